@@ -1,0 +1,1 @@
+"""Keras callbacks: thin adapters over the pure parts."""

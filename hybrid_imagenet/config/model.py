@@ -1,0 +1,45 @@
+"""Flags for the network, its initialization, normalization and precision."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hybrid_imagenet.config.options import option
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Model and precision."""
+
+    model: str = option(
+        "resnet50", "Network.",
+        choices=("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "alexnet_bn"),
+    )
+    image_size: int = option(224, "Side of the square network input.", unit="pixels", minimum=8)
+    initializer: str = option(
+        "kaiming", "Convolution weights (H 2.2.3-2, Table 3.5).", choices=("kaiming", "xavier", "gaussian")
+    )
+    zero_last_gamma: bool = option(True, "Start the last BN scale of each residual block at 0 (H Table 3.6).")
+    batch_norm: str = option(
+        "last",
+        "Statistics used for inference: those of the last iteration averaged over all GPUs (H), a moving average, "
+        "or precise ones from frozen weights.",
+        choices=("last", "moving", "precise"),
+    )
+    sync_batch_norm: bool = option(False, "Training statistics over all GPUs in every step (H Table 3.4).")
+    batch_norm_momentum: float = option(0.9, "Decay of the moving average.", minimum=0, maximum=1)
+    batch_norm_epsilon: float = option(1e-5, "Added to the variance.", minimum=0)
+    precise_batch_norm_batches: int = option(16, "Batches per GPU behind precise statistics.", minimum=1)
+    precision: str = option(
+        "auto",
+        "Compute type; auto is mixed_float16 on a GPU, mixed_bfloat16 on a CPU that has it, else float32.",
+        choices=("auto", "float32", "mixed_float16", "mixed_bfloat16"),
+    )
+    loss_scale: str = option(
+        "auto", "dynamic, a number, or auto: dynamic under mixed_float16, else 1 (see --loss_scale_init)."
+    )
+    loss_scale_init: float = option(32768.0, "First dynamic loss scale.", minimum=1)
+    loss_scale_growth_steps: int = option(2000, "Finite steps before the dynamic scale doubles.", minimum=1)
+    max_skipped_steps: int = option(
+        50, "Stop after so many skipped steps in a row (non-finite gradients).", unit="steps", minimum=1
+    )

@@ -1,0 +1,144 @@
+"""How a configuration field becomes a flag: declaration, parsing and the check of a single value."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from absl import flags
+
+from hybrid_imagenet.errors import UserError
+
+_ALLOWED = (bool, int, float, str)
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What a flag's help shows and what its value must satisfy (bounds are inclusive)."""
+
+    help: str
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+def option(
+    default: Any,
+    help: str,  # noqa: A002 - the word that absl and argparse use
+    *,
+    unit: str = "",
+    choices: Sequence[str] = (),
+    minimum: float | None = None,
+    maximum: float | None = None,
+) -> Any:
+    """Declares a dataclass field that is also a command-line flag of the same name.
+
+    The flag's type is the field's annotation: `bool`, `int`, `float`, `str`, one of these `| None` (the empty
+    string means None), or `tuple[T, ...]` (comma-separated).
+    """
+    return dataclasses.field(
+        default=default,
+        metadata={"option": Option(help, unit, tuple(choices), minimum, maximum)},
+    )
+
+
+def options_of(cls: type) -> dict[str, Option]:
+    """The flags that a configuration class declares, by name, in order of declaration."""
+    return {f.name: f.metadata["option"] for f in dataclasses.fields(cls) if "option" in f.metadata}
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueType:
+    """The parsed form of a field's annotation."""
+
+    base: type
+    optional: bool = False
+    repeated: bool = False
+
+
+def value_type(annotation: Any) -> ValueType:
+    """Reduces an annotation to a base type and whether None or several values are allowed."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        inner = [a for a in typing.get_args(annotation) if a is not type(None)]
+        if len(inner) == 1:
+            return dataclasses.replace(value_type(inner[0]), optional=True)
+    if typing.get_origin(annotation) is tuple:
+        return ValueType(typing.get_args(annotation)[0], repeated=True)
+    if annotation in _ALLOWED:
+        return ValueType(annotation)
+    raise TypeError(f"no flag can hold a value of type {annotation!r}")
+
+
+_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def parse_value(name: str, text: str, kind: ValueType, opt: Option) -> Any:
+    """Converts and checks the text given for a flag.
+
+    Raises:
+      UserError: if the text is not of the flag's type or lies outside its bounds or choices.
+    """
+    if kind.optional and text == "":
+        return None
+    if kind.repeated:
+        return tuple(_parse_one(name, part.strip(), kind.base, opt) for part in text.split(",") if part.strip())
+    return _parse_one(name, text, kind.base, opt)
+
+
+def _parse_one(name: str, text: str, base: type, opt: Option) -> Any:
+    value: Any
+    try:
+        value = _BOOLEANS[text.lower()] if base is bool else base(text)
+    except (KeyError, ValueError):
+        words = {bool: "true or false", int: "a whole number", float: "a number"}
+        raise UserError(f"--{name}={text}: give {words[base]}") from None
+    check_value(name, value, opt)
+    return value
+
+
+def check_value(name: str, value: Any, opt: Option) -> None:
+    """Raises UserError if one parsed value (or an element of a tuple) breaks the option's bounds or choices."""
+    if isinstance(value, tuple):
+        for element in value:
+            check_value(name, element, opt)
+        return
+    if value is None:
+        return
+    if opt.choices and value not in opt.choices:
+        near = difflib.get_close_matches(str(value), opt.choices, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise UserError(f"--{name}={value}: choose one of {', '.join(opt.choices)}{hint}")
+    if isinstance(value, float) and value != value:
+        raise UserError(f"--{name}=nan: give a number")
+    if opt.minimum is not None and value < opt.minimum:
+        raise UserError(f"--{name}={value}: must be at least {opt.minimum:g}")
+    if opt.maximum is not None and value > opt.maximum:
+        raise UserError(f"--{name}={value}: must be at most {opt.maximum:g}")
+
+
+def parse_arguments(arguments: Iterable[str], kinds: Mapping[str, ValueType]) -> dict[str, str]:
+    """Splits `--name=value` arguments with absl's parser into the texts that were given.
+
+    Booleans take absl's forms too: `--name` and `--noname`. The last of several values counts.
+
+    Raises:
+      UserError: for an unknown flag (with the nearest known name), a flag without a value or a stray word.
+    """
+    values = flags.FlagValues()
+    for name, kind in kinds.items():
+        if kind.base is bool and not kind.repeated:
+            flags.DEFINE_boolean(name, None, "", flag_values=values)
+        else:
+            flags.DEFINE_string(name, None, "", flag_values=values)
+    try:
+        rest = values(["hybrid_imagenet", *arguments])
+    except flags.Error as error:
+        raise UserError(" ".join(str(error).split())) from None
+    if len(rest) > 1:
+        raise UserError(f"unexpected argument {rest[1]!r}: flags are written --name=value")
+    return {name: str(values[name].value) for name in kinds if values[name].value is not None}

@@ -1,0 +1,45 @@
+"""Flags for what is run, for how long, where results go, and how the run behaves on the machine."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hybrid_imagenet.config.options import option
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Run and results."""
+
+    recipe: str = option("hybrid", "Named set of defaults, one per published method; `list` prints them all.")
+    run_dir: str | None = option(None, "Directory for results; default runs/<recipe>-<dataset>.")
+    resume: bool = option(False, "Go on in an existing --run_dir from its newest good checkpoint.")
+    epochs: int = option(90, "Passes over the training set.", unit="epochs", minimum=1)
+    stop_at_top1: float | None = option(
+        None, "Stop after the validation that reaches this top-1 accuracy (a fraction).", minimum=0, maximum=1
+    )
+    seed: int = option(0, "Seed of initialization, data order and augmentation.", minimum=0)
+    deterministic: bool = option(False, "Bitwise repeatable runs; slower.")
+    log_every_steps: int = option(
+        20, "Steps between fetches of the training metrics from the device.", unit="steps", minimum=1
+    )
+    progress: str = option(
+        "auto", "How rank 0 shows progress: a live area on a terminal, plain lines elsewhere.",
+        choices=("auto", "live", "plain", "none"),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Evaluation and checkpoints."""
+
+    eval_every_epochs: int = option(1, "Epochs between validations.", unit="epochs", minimum=1)
+    eval_offset_epochs: int = option(0, "Epochs before the first validation counts.", unit="epochs", minimum=0)
+    eval_batch: int | None = option(None, "Validation images per GPU and step; default the training batch.", minimum=1)
+    target: tuple[float, ...] = option(
+        (0.75, 0.759), "Top-1 fractions whose epoch and time are reported.", minimum=0, maximum=1
+    )
+    checkpoint_every_epochs: int = option(1, "Epochs between checkpoints.", unit="epochs", minimum=1)
+    checkpoint_every_steps: int | None = option(None, "Also save every so many steps.", unit="steps", minimum=1)
+    checkpoint_every_seconds: float | None = option(None, "Also save after so long.", unit="s", minimum=1)
+    keep: int = option(2, "Checkpoints that stay on disk.", minimum=1)

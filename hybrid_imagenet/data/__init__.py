@@ -1,0 +1,1 @@
+"""Data sets: sources of encoded images, their order, decoding and augmentation."""

@@ -1,0 +1,1 @@
+"""Metric sums over ranks, logs and the papers' criteria."""

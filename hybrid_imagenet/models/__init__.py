@@ -1,0 +1,1 @@
+"""ResNet and AlexNet with batch normalization, as Keras models."""

@@ -1,0 +1,1 @@
+"""Pure mathematics of the papers: NumPy and the standard library only."""

@@ -1,0 +1,1 @@
+"""Keras optimizers that update all variables of a model together."""

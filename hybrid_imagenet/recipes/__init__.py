@@ -1,0 +1,43 @@
+"""Recipes: one module per published method, holding only what differs from the defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
+
+from hybrid_imagenet.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A published method: where it comes from, on what it ran, what it reached, and the flags that make it."""
+
+    name: str
+    summary: str
+    source: str
+    hardware: str
+    published: str
+    overrides: Mapping[str, Any]
+
+
+def names() -> list[str]:
+    """The names that --recipe takes, sorted."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__))
+
+
+def load(name: str) -> Recipe:
+    """Returns a recipe by name.
+
+    Raises:
+      UserError: for an unknown name, with the nearest known one.
+    """
+    if name not in names():
+        near = difflib.get_close_matches(name, names(), n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise UserError(f"--recipe={name}: choose one of {', '.join(names())}{hint}")
+    recipe: Recipe = importlib.import_module(f"{__name__}.{name}").RECIPE
+    return recipe
