@@ -1,1 +1,73 @@
 """ResNet and AlexNet with batch normalization, as Keras models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.models import alexnet, resnet
+from hybrid_imagenet.models.blocks import Builder
+
+NAMES = (*resnet.DEPTHS, "alexnet_bn")
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
+
+
+def create(
+    name: str,
+    num_classes: int,
+    image_size: int,
+    *,
+    precision: str = "float32",
+    initializer: str = "kaiming",
+    zero_last_gamma: bool = True,
+    batch_norm: str = "last",
+    batch_norm_momentum: float = 0.9,
+    batch_norm_epsilon: float = 1e-5,
+    seed: int = 0,
+    sync_allreduce: Callable[[tf.Tensor, str], tf.Tensor] | None = None,
+) -> keras.Model:
+    """Builds a network that maps images to class scores.
+
+    Args:
+      name: one of `NAMES`.
+      num_classes: number of class scores.
+      image_size: side of the square input in pixels.
+      precision: `float32`, `mixed_float16` or `mixed_bfloat16`. Variables are FP32 in all three.
+      initializer: `kaiming`, `xavier` or `gaussian` (see `initializers`).
+      zero_last_gamma: start the last BN scale of each residual block at 0 (H 2.2.3-2).
+      batch_norm: `last`, `moving` or `precise` (see `normalization.BatchNormalization`).
+      batch_norm_momentum: decay of the moving average.
+      batch_norm_epsilon: added to the variance.
+      seed: seed of the initial weights; each layer draws from its own stream, derived from (seed, layer name).
+      sync_allreduce: `(tensor, name) -> sum over ranks`; given, training statistics cover the batches of all ranks.
+
+    Returns:
+      A functional model from [b, image_size, image_size, 3], normalized, in the compute type of `precision`, to
+      FP32 logits [b, num_classes].
+
+    Raises:
+      UserError: for a name or precision that does not exist, or an image too small for the network.
+    """
+    if name not in NAMES:
+        raise UserError(f"--model={name}: choose one of {', '.join(NAMES)}")
+    if precision not in PRECISIONS:
+        raise UserError(f"--precision={precision}: choose one of {', '.join(PRECISIONS)}")
+    builder = Builder(
+        precision=precision,
+        initializer=initializer,
+        zero_last_gamma=zero_last_gamma,
+        batch_norm=batch_norm,
+        batch_norm_momentum=batch_norm_momentum,
+        batch_norm_epsilon=batch_norm_epsilon,
+        seed=seed,
+        sync_allreduce=sync_allreduce,
+    )
+    if name == "alexnet_bn":
+        return alexnet.build(builder, num_classes, image_size)
+    return resnet.build(builder, name, num_classes, image_size)
+
+
+__all__ = ["NAMES", "PRECISIONS", "create"]

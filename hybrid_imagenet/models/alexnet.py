@@ -1,0 +1,56 @@
+"""AlexNet with batch normalization, as Jia et al. train it."""
+
+from __future__ import annotations
+
+import keras
+
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.models import initializers
+from hybrid_imagenet.models.blocks import Builder
+
+MINIMUM_SIZE = 63  # below it pool5 would have no output
+_DROPOUT = 0.5
+_HIDDEN = 4096
+
+
+def build(builder: Builder, num_classes: int, image_size: int) -> keras.Model:
+    """AlexNet-BN: [b, image_size, image_size, 3] to logits [b, num_classes].
+
+    The five convolutions of Krizhevsky et al. (2012) without groups, batch normalization in place of local response
+    normalization after each, and one more after pool5 (J). J prints no table of layers; the widths are the original's.
+
+    Raises:
+      UserError: if the image is too small for the three poolings.
+    """
+    if image_size < MINIMUM_SIZE:
+        raise UserError(f"--image_size={image_size}: alexnet_bn needs at least {MINIMUM_SIZE} pixels")
+    image = builder.images(image_size)
+    x = builder.conv_norm_relu(image, 96, 11, stride=4, pad=2, name="stage1")
+    x = _pool(builder, x, "pool1")
+    x = builder.conv_norm_relu(x, 256, 5, name="stage2")
+    x = _pool(builder, x, "pool2")
+    x = builder.conv_norm_relu(x, 384, 3, name="stage3")
+    x = builder.conv_norm_relu(x, 384, 3, name="stage4")
+    x = builder.conv_norm_relu(x, 256, 3, name="stage5")
+    x = builder.norm(_pool(builder, x, "pool5"), name="pool5_bn")
+    x = keras.layers.Flatten(dtype=builder.precision, name="flatten")(x)
+    for name in ("hidden6", "hidden7"):
+        x = _hidden(builder, x, name)
+    return keras.Model(image, builder.logits(x, num_classes), name="alexnet_bn")
+
+
+def _pool(builder: Builder, x: keras.KerasTensor, name: str) -> keras.KerasTensor:
+    return keras.layers.MaxPooling2D(3, 2, dtype=builder.precision, name=name)(x)
+
+
+def _hidden(builder: Builder, x: keras.KerasTensor, name: str) -> keras.KerasTensor:
+    """A fully connected layer with ReLU and dropout."""
+    x = keras.layers.Dense(
+        _HIDDEN,
+        activation="relu",
+        kernel_initializer=initializers.convolution(builder.initializer, builder.seed, name),
+        dtype=builder.precision,
+        name=name,
+    )(x)
+    seed = initializers.layer_seed(builder.seed, f"{name}_dropout")
+    return keras.layers.Dropout(_DROPOUT, seed=seed, dtype=builder.precision, name=f"{name}_dropout")(x)

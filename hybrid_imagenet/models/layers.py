@@ -1,0 +1,73 @@
+"""Convolution and pooling with padding that is the same on all sides, as the published ResNet results use it.
+
+TensorFlow's `same` pads a strided window on the far side only when the input is even, which shifts the features by a
+pixel against the reference implementations, so that their weights would not carry over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+@keras.saving.register_keras_serializable(package="hybrid_imagenet")
+class Conv2D(keras.layers.Conv2D):
+    """NHWC convolution that pads `pad` pixels of zeros on each side inside the kernel, without a Pad operation."""
+
+    def __init__(self, filters: int, kernel_size: Any, *, pad: int = 0, **kwargs: Any) -> None:
+        """As keras.layers.Conv2D, except that `pad` replaces `padding`."""
+        kwargs.pop("padding", None)
+        super().__init__(filters, kernel_size, padding="valid", **kwargs)
+        self.pad = pad
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Convolves [b, h, w, c] to [b, (h + 2 pad - k) // stride + 1, ..., filters]."""
+        padding = [[0, 0], [self.pad, self.pad], [self.pad, self.pad], [0, 0]] if self.pad else "VALID"
+        outputs = tf.nn.conv2d(inputs, self.kernel, strides=self.strides, padding=padding)
+        if self.use_bias:
+            outputs = tf.nn.bias_add(outputs, self.bias)
+        return outputs
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
+        """The shape that `call` gives."""
+        batch, height, width, channels = input_shape
+        padded = (batch, height + 2 * self.pad, width + 2 * self.pad, channels)
+        return super().compute_output_shape(padded)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that rebuild the layer."""
+        return super().get_config() | {"pad": self.pad}
+
+
+@keras.saving.register_keras_serializable(package="hybrid_imagenet")
+class MaxPool2D(keras.layers.Layer):
+    """Maximum over `pool_size` windows of non-negative [b, h, w, c], with `pad` pixels of zeros on each side.
+
+    After ReLU a zero border gives the same maxima as the border of minus infinity of the reference networks.
+    """
+
+    def __init__(self, pool_size: int, strides: int, pad: int = 0, **kwargs: Any) -> None:
+        """`pool_size`, `strides` and `pad` are in pixels, the same for height and width."""
+        super().__init__(**kwargs)
+        self.pool_size = pool_size
+        self.strides = strides
+        self.pad = pad
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Pools [b, h, w, c] to [b, (h + 2 pad - pool_size) // strides + 1, ..., c]."""
+        if self.pad:
+            inputs = tf.pad(inputs, [[0, 0], [self.pad, self.pad], [self.pad, self.pad], [0, 0]])
+        return tf.nn.max_pool2d(inputs, self.pool_size, self.strides, "VALID")
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
+        """The shape that `call` gives."""
+        batch, height, width, channels = input_shape
+        sides = [(side + 2 * self.pad - self.pool_size) // self.strides + 1 for side in (height, width)]
+        return (batch, *sides, channels)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that rebuild the layer."""
+        own = {"pool_size": self.pool_size, "strides": self.strides, "pad": self.pad}
+        return super().get_config() | own

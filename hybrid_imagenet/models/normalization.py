@@ -1,0 +1,114 @@
+"""Batch normalization on TensorFlow's fused kernel, with FP32 statistics and the papers' ways of keeping them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.models.synchronized import normalize_over_ranks
+
+MODES = ("last", "moving", "precise")
+
+
+@keras.saving.register_keras_serializable(package="hybrid_imagenet")
+class BatchNormalization(keras.layers.BatchNormalization):
+    """Normalizes each channel of [b, h, w, c]; input and output in the compute type, all statistics in FP32.
+
+    In training the batch's own mean and biased variance are used. `mode` says what is kept for inference:
+    `last` the statistics of this very batch (H 2.2.3-1: no moving average), `moving` their moving average
+    `momentum * old + (1 - momentum) * batch`. `precise` keeps what `last` keeps; the difference is that the caller
+    runs further batches through frozen weights and merges the statistics of all.
+
+    With `statistics_frozen` set, or `trainable` off, training uses and leaves alone the kept statistics.
+
+    With `allreduce`, `(tensor, name) -> sum over ranks`, mean and mean of squares cover the batches of all ranks (S)
+    and the gradient is that of the synchronized function. The function is not part of the layer's configuration: a
+    reloaded layer normalizes alone.
+    """
+
+    def __init__(
+        self,
+        mode: str = "last",
+        momentum: float = 0.9,
+        epsilon: float = 1e-5,
+        allreduce: Callable[[tf.Tensor, str], tf.Tensor] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """As keras.layers.BatchNormalization over the last axis.
+
+        Raises:
+          UserError: for a mode that does not exist.
+        """
+        if mode not in MODES:
+            raise UserError(f"--batch_norm={mode}: choose one of {', '.join(MODES)}")
+        super().__init__(momentum=momentum, epsilon=epsilon, **kwargs)
+        self.mode = mode
+        self.allreduce = allreduce
+        self.statistics_frozen = False
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
+        """Normalizes [b, h, w, c]; in training also updates the kept statistics."""
+        if not training or self.statistics_frozen or not self.trainable:
+            return self._kernel(inputs, self.moving_mean, self.moving_variance, training=False)[0]
+        if self.allreduce is None:
+            outputs, mean, variance = self._batch(inputs)
+        else:
+            outputs, mean, variance = normalize_over_ranks(
+                inputs, self.gamma.value, self.beta.value, self.epsilon, self.allreduce, self.path
+            )
+        if self.mode == "moving":
+            mean = self.momentum * self.moving_mean + (1.0 - self.momentum) * mean
+            variance = self.momentum * self.moving_variance + (1.0 - self.momentum) * variance
+        self.moving_mean.assign(mean)
+        self.moving_variance.assign(variance)
+        return outputs
+
+    def _batch(self, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Normalizes by the batch's statistics; returns outputs, mean and biased variance.
+
+        The kernel's own variance output has Bessel's correction n / (n - 1), which merging over ranks must not see.
+        """
+        outputs, mean, corrected = self._kernel(inputs, tf.zeros([0]), tf.zeros([0]), training=True)
+        shape = tf.shape(inputs)
+        count = tf.cast(shape[0] * shape[1] * shape[2], tf.float32)
+        return outputs, mean, corrected * ((count - 1.0) / count)
+
+    def _kernel(self, inputs: tf.Tensor, mean: Any, variance: Any, *, training: bool) -> tuple[tf.Tensor, ...]:
+        result = tf.raw_ops.FusedBatchNormV3(
+            x=inputs,
+            scale=self.gamma.value,
+            offset=self.beta.value,
+            mean=tf.convert_to_tensor(mean),
+            variance=tf.convert_to_tensor(variance),
+            epsilon=self.epsilon,
+            exponential_avg_factor=1.0,
+            data_format="NHWC",
+            is_training=training,
+        )
+        return result.y, result.batch_mean, result.batch_variance
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that rebuild the layer, without `allreduce`."""
+        return super().get_config() | {"mode": self.mode}
+
+
+def layers_of(model: keras.Model) -> Iterator[BatchNormalization]:
+    """The batch normalization layers of a model, nested ones included, in the order of construction."""
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, BatchNormalization):
+            yield layer
+
+
+def statistics(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
+    """The (mean, biased variance) variables that inference uses, each FP32 [c], one pair per layer."""
+    return [(layer.moving_mean, layer.moving_variance) for layer in layers_of(model)]
+
+
+def freeze_statistics(model: keras.Model, frozen: bool = True) -> None:
+    """Makes training normalize by the kept statistics and leave them alone; call it before the step is traced."""
+    for layer in layers_of(model):
+        layer.statistics_frozen = frozen

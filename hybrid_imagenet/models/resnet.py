@@ -1,0 +1,68 @@
+"""ResNet v1.5 (He et al. 2015, with the stride in the 3x3 convolution as in G): 18, 34, 50, 101 and 152 layers."""
+
+from __future__ import annotations
+
+import keras
+
+from hybrid_imagenet.models.blocks import Builder
+from hybrid_imagenet.models.layers import MaxPool2D
+
+DEPTHS = {
+    "resnet18": (2, 2, 2, 2),
+    "resnet34": (3, 4, 6, 3),
+    "resnet50": (3, 4, 6, 3),
+    "resnet101": (3, 4, 23, 3),
+    "resnet152": (3, 8, 36, 3),
+}
+_BASIC = ("resnet18", "resnet34")
+_WIDTHS = (64, 128, 256, 512)
+_EXPANSION = 4
+
+
+def build(builder: Builder, name: str, num_classes: int, image_size: int) -> keras.Model:
+    """The network `name`: [b, image_size, image_size, 3] to logits [b, num_classes]."""
+    block = _basic if name in _BASIC else _bottleneck
+    image = builder.images(image_size)
+    x = builder.conv_norm_relu(image, 64, 7, stride=2, name="stem")
+    x = MaxPool2D(3, 2, pad=1, dtype=builder.precision, name="stem_pool")(x)
+    for stage, (count, width) in enumerate(zip(DEPTHS[name], _WIDTHS, strict=True), start=1):
+        for index in range(count):
+            stride = 2 if index == 0 and stage > 1 else 1
+            x = block(builder, x, width, stride, f"stage{stage}_block{index + 1}")
+    # The mean over pixels is taken in FP32, like all sums over many values.
+    x = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(x)
+    return keras.Model(image, builder.logits(x, num_classes), name=name)
+
+
+def _bottleneck(builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str) -> keras.KerasTensor:
+    """1x1 down, 3x3 (which carries the stride), 1x1 up to four times the width, plus the shortcut."""
+    shortcut = _shortcut(builder, x, _EXPANSION * width, stride, name)
+    y = builder.conv_norm_relu(x, width, 1, name=f"{name}_1")
+    y = builder.conv_norm_relu(y, width, 3, stride=stride, name=f"{name}_2")
+    y = builder.conv(y, _EXPANSION * width, 1, name=f"{name}_3_conv")
+    return _join(builder, y, shortcut, name, "3")
+
+
+def _basic(builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str) -> keras.KerasTensor:
+    """3x3 (which carries the stride), 3x3, plus the shortcut."""
+    shortcut = _shortcut(builder, x, width, stride, name)
+    y = builder.conv_norm_relu(x, width, 3, stride=stride, name=f"{name}_1")
+    y = builder.conv(y, width, 3, name=f"{name}_2_conv")
+    return _join(builder, y, shortcut, name, "2")
+
+
+def _shortcut(builder: Builder, x: keras.KerasTensor, filters: int, stride: int, name: str) -> keras.KerasTensor:
+    """The identity, or a 1x1 projection where the shape changes."""
+    if stride == 1 and x.shape[-1] == filters:
+        return x
+    x = builder.conv(x, filters, 1, stride=stride, name=f"{name}_shortcut_conv")
+    return builder.norm(x, name=f"{name}_shortcut_bn")
+
+
+def _join(
+    builder: Builder, y: keras.KerasTensor, shortcut: keras.KerasTensor, name: str, last: str
+) -> keras.KerasTensor:
+    """The block's last normalization, the residual sum and its ReLU."""
+    y = builder.norm(y, name=f"{name}_{last}_bn", last=True)
+    y = keras.layers.Add(dtype=builder.precision, name=f"{name}_add")([y, shortcut])
+    return builder.relu(y, name=f"{name}_relu")

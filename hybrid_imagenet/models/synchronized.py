@@ -1,0 +1,62 @@
+"""Batch normalization over the batches of all ranks, with the exact gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+_AXES = [0, 1, 2]
+
+
+def normalize_over_ranks(
+    inputs: tf.Tensor,
+    scale: tf.Tensor,
+    offset: tf.Tensor,
+    epsilon: float,
+    allreduce: Callable[[tf.Tensor, str], tf.Tensor],
+    name: str,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Normalizes [b, h, w, c] by mean and variance over all ranks, which hold batches of the same size.
+
+    Forward, FP32 mean and mean of squares are summed over ranks in one reduction (S). The gradient is that of the sum
+    of all ranks' losses, for which the means of dy and of dy * xhat are summed in one more reduction.
+
+    Args:
+      inputs: activations in any float type.
+      scale: FP32 [c].
+      offset: FP32 [c].
+      epsilon: added to the variance.
+      allreduce: `(tensor, name) -> sum over ranks`.
+      name: unique per layer, the same on all ranks.
+
+    Returns:
+      Outputs in the type of the inputs, mean and biased variance (FP32 [c], clamped at 0).
+    """
+
+    def mean_over_ranks(parts: list[tf.Tensor], label: str) -> list[tf.Tensor]:
+        total = allreduce(tf.concat([*parts, [1.0]], axis=0), f"{name}/{label}")
+        return tf.split(total[:-1] / total[-1], len(parts))
+
+    @tf.custom_gradient
+    def normalize(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple:
+        wide = tf.cast(x, tf.float32)
+        local = [tf.reduce_mean(wide, _AXES), tf.reduce_mean(tf.square(wide), _AXES)]
+        mean, square = mean_over_ranks(local, "moments")
+        variance = tf.maximum(square - tf.square(mean), 0.0)
+        inverse = tf.math.rsqrt(variance + epsilon)
+        outputs = tf.cast((wide - mean) * (inverse * gamma) + beta, x.dtype)
+
+        def gradient(d_outputs: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            dy = tf.cast(d_outputs, tf.float32)
+            normal = (tf.cast(x, tf.float32) - mean) * inverse
+            d_beta = tf.reduce_sum(dy, _AXES)
+            d_gamma = tf.reduce_sum(dy * normal, _AXES)
+            count = tf.cast(tf.size(x) / tf.shape(x)[-1], tf.float32)
+            dy_mean, product_mean = mean_over_ranks([d_beta / count, d_gamma / count], "gradient_moments")
+            dx = (inverse * gamma) * (dy - dy_mean - normal * product_mean)
+            return tf.cast(dx, x.dtype), d_gamma, d_beta
+
+        return (outputs, mean, variance), gradient
+
+    return normalize(inputs, scale, offset)

@@ -1,0 +1,39 @@
+"""Merging the mean and variance of equal parts of a population."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def merge_moments(means: ArrayLike, variances: ArrayLike) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
+    """Mean and biased variance of a population from those of its equally large parts (H 2.2.3-1).
+
+    mu = mean_i(mu_i) and sigma^2 = mean_i(E[x^2]_i) - mu^2 with E[x^2]_i = sigma_i^2 + mu_i^2. The mean of the parts'
+    variances alone would leave out the variance between their means.
+
+    Args:
+      means: [parts, ...], one mean per part.
+      variances: biased variances of the same shape.
+
+    Returns:
+      Mean and variance of shape [...], in the type of the means; the variance is clamped at 0, under which rounding
+      can bring it.
+
+    Raises:
+      ValueError: if the shapes differ or there is no part.
+    """
+    means, variances = np.asarray(means), np.asarray(variances)
+    if means.shape != variances.shape or means.ndim == 0 or len(means) == 0:
+        raise ValueError(f"means {means.shape} and variances {variances.shape} must have one entry per part")
+    return from_raw(np.mean(means, axis=0), np.mean(second_moment(means, variances), axis=0))
+
+
+def second_moment(mean: ArrayLike, variance: ArrayLike) -> NDArray[np.floating]:
+    """E[x^2] from mean and biased variance."""
+    return np.asarray(variance) + np.square(mean)
+
+
+def from_raw(mean: ArrayLike, square: ArrayLike) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
+    """Mean and biased variance from E[x] and E[x^2], the variance clamped at 0."""
+    return np.asarray(mean), np.maximum(np.asarray(square) - np.square(mean), 0)
