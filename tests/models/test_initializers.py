@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+
+from hybrid_imagenet import models
+from hybrid_imagenet.models import initializers
+
+SHAPE = (3, 3, 64, 128)
+FAN_IN, FAN_OUT = 9 * 64, 9 * 128
+
+
+@pytest.mark.parametrize(
+    ("kind", "stddev"),
+    [("kaiming", np.sqrt(2 / FAN_IN)), ("xavier", np.sqrt(2 / (FAN_IN + FAN_OUT))), ("gaussian", 1.0)],
+)
+def test_mean_and_standard_deviation(kind, stddev):
+    values = np.asarray(initializers.convolution(kind, 1, "layer")(SHAPE))
+    count = values.size
+    assert abs(values.mean()) < 5 * stddev / np.sqrt(count)
+    assert abs(values.std() / stddev - 1) < 5 / np.sqrt(count)
+
+
+def test_kaiming_is_a_gaussian_and_not_truncated():
+    values = np.asarray(initializers.convolution("kaiming", 1, "layer")(SHAPE)) / np.sqrt(2 / FAN_IN)
+    assert abs(np.mean(np.abs(values) > 2) - 0.0455) < 0.005  # a truncated one has none beyond 2 deviations
+    assert abs(np.mean(values**4) - 3) < 0.1
+    assert np.abs(values).max() > 3.5
+
+
+def test_classifier_is_gaussian_with_deviation_001_and_zero_bias():
+    dense = models.create("resnet18", 100, 32).get_layer("logits")
+    assert abs(dense.kernel.numpy().std() / 0.01 - 1) < 0.03
+    assert not dense.bias.numpy().any()
+
+
+def test_seeds_repeat_and_differ_by_layer():
+    first = models.create("resnet18", 4, 32, seed=5)
+    again = models.create("resnet18", 4, 32, seed=5)
+    other = models.create("resnet18", 4, 32, seed=6)
+    for a, b, c in zip(first.variables, again.variables, other.variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+        if a.ndim > 1 and "bias" not in a.name:
+            assert not np.array_equal(a.numpy(), c.numpy())
+    kernels = [first.get_layer(f"stage1_block{i}_{j}_conv").kernel.numpy() for i in (1, 2) for j in (1, 2)]
+    assert all(not np.array_equal(kernels[0], k) for k in kernels[1:])
+
+
+def test_weights_depend_on_the_seed_and_the_layer_only():
+    small = models.create("resnet18", 4, 32, seed=5).get_layer("stage1_block1_1_conv").kernel.numpy()
+    large = models.create("resnet34", 9, 64, seed=5).get_layer("stage1_block1_1_conv").kernel.numpy()
+    np.testing.assert_array_equal(small, large)

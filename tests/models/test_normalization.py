@@ -1,0 +1,198 @@
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hybrid_imagenet import models
+from hybrid_imagenet.models import normalization
+from hybrid_imagenet.models.normalization import BatchNormalization
+
+EPSILON = 1e-3
+
+
+def reference(x, gamma, beta, dy, epsilon=EPSILON):
+    """Outputs, gradients, mean and biased variance in float64 (Ioffe and Szegedy 2015, the equations of section 3)."""
+    axes = (0, 1, 2)
+    count = x[..., 0].size
+    mean, variance = x.mean(axes), x.var(axes)
+    normal = (x - mean) / np.sqrt(variance + epsilon)
+    d_normal = dy * gamma
+    d_variance = (d_normal * (x - mean)).sum(axes) * -0.5 * (variance + epsilon) ** -1.5
+    d_mean = -d_normal.sum(axes) / np.sqrt(variance + epsilon) - 2 * d_variance * (x - mean).sum(axes) / count
+    dx = d_normal / np.sqrt(variance + epsilon) + d_variance * 2 * (x - mean) / count + d_mean / count
+    return normal * gamma + beta, (dx, (dy * normal).sum(axes), dy.sum(axes)), mean, variance
+
+
+def draw(shape=(4, 3, 5, 6), seed=0):
+    random = np.random.default_rng(seed)
+    x = random.normal(1.0, 2.0, shape)
+    return x, random.uniform(0.5, 1.5, shape[-1]), random.normal(size=shape[-1]), random.normal(size=shape)
+
+
+def build(gamma, beta, **options):
+    layer = BatchNormalization(epsilon=EPSILON, **options)
+    layer.build((None, None, None, len(gamma)))
+    layer.gamma.assign(gamma)
+    layer.beta.assign(beta)
+    return layer
+
+
+def run(layer, x, dy, training=True):
+    x = tf.constant(x, layer.compute_dtype)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = layer(x, training=training)
+        loss = tf.reduce_sum(tf.cast(y, tf.float32) * tf.constant(dy, tf.float32))
+    return y, tape.gradient(loss, [x, layer.gamma.value, layer.beta.value])
+
+
+@pytest.mark.parametrize(
+    ("policy", "tolerance"), [("float32", 1e-5), ("mixed_bfloat16", 0.03), ("mixed_float16", 0.005)]
+)
+def test_outputs_gradients_and_biased_statistics(policy, tolerance):
+    x, gamma, beta, dy = draw()
+    layer = build(gamma, beta, dtype=policy)
+    x = tf.cast(x, layer.compute_dtype).numpy().astype(np.float64)
+    outputs, gradients = run(layer, x, dy)
+    expected, expected_gradients, mean, variance = reference(x, gamma, beta, dy)
+    assert outputs.dtype == layer.compute_dtype
+    np.testing.assert_allclose(tf.cast(outputs, tf.float32), expected, rtol=tolerance, atol=tolerance)
+    for actual, wanted in zip(gradients, expected_gradients, strict=True):
+        scale = np.abs(wanted).max()
+        np.testing.assert_allclose(tf.cast(actual, tf.float32), wanted, atol=tolerance * scale)
+    # The statistics are sums in FP32 whatever the compute type.
+    np.testing.assert_allclose(layer.moving_mean.numpy(), mean, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["last", "precise"])
+def test_each_training_call_overwrites_the_statistics(mode):
+    layer = build(np.ones(6), np.zeros(6), mode=mode)
+    for seed in (1, 2):
+        x = draw(seed=seed)[0]
+        layer(x.astype(np.float32), training=True)
+        np.testing.assert_allclose(layer.moving_mean.numpy(), x.mean((0, 1, 2)), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(layer.moving_variance.numpy(), x.var((0, 1, 2)), rtol=1e-4)
+
+
+def test_moving_average_of_biased_statistics():
+    layer = build(np.ones(6), np.zeros(6), mode="moving", momentum=0.75)
+    mean, variance = np.zeros(6), np.ones(6)
+    for seed in (1, 2, 3):
+        x = draw(seed=seed)[0]
+        layer(x.astype(np.float32), training=True)
+        mean = 0.75 * mean + 0.25 * x.mean((0, 1, 2))
+        variance = 0.75 * variance + 0.25 * x.var((0, 1, 2))
+    np.testing.assert_allclose(layer.moving_mean.numpy(), mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=1e-5)
+
+
+def test_inference_uses_the_kept_statistics_and_leaves_them():
+    x, gamma, beta, dy = draw()
+    layer = build(gamma, beta)
+    layer.moving_mean.assign(np.full(6, 0.5))
+    layer.moving_variance.assign(np.full(6, 4.0))
+    outputs, (dx, _, _) = run(layer, x, dy, training=False)
+    factor = gamma / np.sqrt(4.0 + EPSILON)
+    np.testing.assert_allclose(outputs, (x - 0.5) * factor + beta, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(dx, dy * factor, rtol=1e-4, atol=1e-5)
+    assert np.all(layer.moving_mean.numpy() == 0.5)
+
+
+def test_frozen_statistics_normalize_each_image_by_itself():
+    model = models.create("resnet18", 3, 32, zero_last_gamma=False)
+    normalization.freeze_statistics(model)
+    before = [m.numpy() for pair in normalization.statistics(model) for m in pair]
+    images = np.random.default_rng(0).normal(size=(4, 32, 32, 3)).astype(np.float32)
+    together = model(images, training=True).numpy()
+    halves = np.concatenate([model(images[:2], training=True), model(images[2:], training=True)])
+    np.testing.assert_allclose(together, halves, rtol=1e-4, atol=1e-5)
+    after = [m.numpy() for pair in normalization.statistics(model) for m in pair]
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    normalization.freeze_statistics(model, False)
+    model(images, training=True)
+    assert not np.array_equal(normalization.statistics(model)[0][0].numpy(), before[0])
+
+
+def test_one_value_per_channel_has_variance_zero():
+    layer = build(np.ones(2), np.zeros(2))
+    outputs = layer(np.array([[[[3.0, -1.0]]]], np.float32), training=True)
+    np.testing.assert_array_equal(layer.moving_mean.numpy(), [3.0, -1.0])
+    np.testing.assert_array_equal(layer.moving_variance.numpy(), [0.0, 0.0])
+    np.testing.assert_array_equal(outputs.numpy().ravel(), [0.0, 0.0])
+
+
+def test_statistics_lists_every_layer_in_order():
+    model = models.create("resnet50", 3, 32)
+    pairs = normalization.statistics(model)
+    assert len(pairs) == 53
+    assert pairs[0][0] is model.get_layer("stem_bn").moving_mean
+    assert all(m.shape == v.shape and m.dtype == v.dtype == "float32" for m, v in pairs)
+
+
+class Ranks:
+    """Sums over threads that stand for ranks: call number k of `allreduce` meets call k of all the others."""
+
+    def __init__(self, size):
+        self.size = size
+        self.barrier = threading.Barrier(size, timeout=60)
+        self.parts = [None] * size
+        self.names = [[] for _ in range(size)]
+
+    def allreduce(self, rank):
+        def summed(tensor, name):
+            self.names[rank].append(name)
+            self.parts[rank] = tensor
+            self.barrier.wait()
+            total = tf.add_n(self.parts)
+            self.barrier.wait()
+            return total
+
+        return summed
+
+    def run(self, work):
+        results = [None] * self.size
+        threads = [threading.Thread(target=lambda r=rank: results.__setitem__(r, work(r))) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(result is not None for result in results)
+        return results
+
+
+@pytest.mark.parametrize(("policy", "tolerance"), [("float32", 1e-5), ("mixed_bfloat16", 0.03)])
+def test_synchronized_ranks_give_what_one_rank_gives_on_all_images(policy, tolerance):
+    x, gamma, beta, dy = draw((6, 3, 5, 4))
+    x = tf.cast(x, tf.bfloat16).numpy().astype(np.float64)
+    ranks = Ranks(3)
+    layers = [build(gamma, beta, dtype=policy, allreduce=ranks.allreduce(r), name="bn") for r in range(3)]
+    results = ranks.run(lambda r: run(layers[r], x[2 * r : 2 * r + 2], dy[2 * r : 2 * r + 2]))
+    expected, (dx, d_gamma, d_beta), mean, variance = reference(x, gamma, beta, dy)
+    outputs = np.concatenate([tf.cast(y, tf.float32) for y, _ in results])
+    np.testing.assert_allclose(outputs, expected, rtol=tolerance, atol=tolerance)
+    inputs = np.concatenate([tf.cast(g[0], tf.float32) for _, g in results])
+    np.testing.assert_allclose(inputs, dx, atol=tolerance * np.abs(dx).max())
+    # Parameters get local gradients: the sum over ranks is left to the exchange of gradients.
+    np.testing.assert_allclose(sum(g[1] for _, g in results), d_gamma, rtol=1e-3, atol=tolerance * 50)
+    np.testing.assert_allclose(sum(g[2] for _, g in results), d_beta, rtol=1e-3, atol=tolerance * 50)
+    for layer in layers:
+        np.testing.assert_allclose(layer.moving_mean.numpy(), mean, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=1e-4)
+    assert ranks.names[0] == ranks.names[1] == ["bn/moments", "bn/gradient_moments"]
+
+
+def test_synchronized_reductions_have_a_name_per_layer():
+    names = []
+
+    def alone(tensor, name):
+        names.append(name)
+        assert tensor.dtype == tf.float32
+        return tensor
+
+    model = models.create("resnet18", 3, 32, sync_allreduce=alone, precision="mixed_bfloat16")
+    model(np.zeros((2, 32, 32, 3)), training=True)
+    assert len(names) == len(set(names)) == 20
+    model(np.zeros((2, 32, 32, 3)), training=False)
+    assert len(names) == 20

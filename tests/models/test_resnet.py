@@ -1,0 +1,130 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hybrid_imagenet import models
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.models.normalization import BatchNormalization
+from tests.references import resnet_reference
+
+PUBLISHED = {  # at 1000 classes
+    "resnet18": 11_689_512,
+    "resnet34": 21_797_672,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+}
+
+
+def trainable_parameters(model):
+    return sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameter_counts_are_the_published_ones(name):
+    assert resnet_reference.parameter_count(name, 1000) == PUBLISHED[name]
+    with keras.StatelessScope():  # no weights are drawn
+        model = models.create(name, 1000, 224)
+    assert trainable_parameters(model) == PUBLISHED[name]
+
+
+def randomized(model, seed):
+    """Gives every variable a value that no initializer gives, so that a swapped pair would show."""
+    random = np.random.default_rng(seed)
+    for variable in model.variables:
+        if variable.ndim == 1:
+            variable.assign(random.uniform(0.5, 1.5, variable.shape))
+    return model
+
+
+def weights_in_order(model):
+    convolutions = []
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.Conv2D):
+            norm = model.get_layer(layer.name.removesuffix("conv") + "bn")
+            values = (layer.kernel, norm.gamma, norm.beta, norm.moving_mean, norm.moving_variance)
+            convolutions.append((layer.name, tuple(np.asarray(v.value, np.float64) for v in values)))
+
+    # He's order: within a block the projection first, as its name says nothing about the place in the graph.
+    def place(item):
+        name = item[0]
+        if name == "stem_conv":
+            return (0, 0, 0)
+        stage, block, part = name.removesuffix("_conv").split("_")
+        return (int(stage[5:]), int(block[5:]), 0 if part == "shortcut" else int(part))
+
+    dense = model.get_layer("logits")
+    ordered = [values for _, values in sorted(convolutions, key=place)]
+    return ordered, (np.asarray(dense.kernel.value), np.asarray(dense.bias.value))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_forward_pass_is_that_of_the_papers(name, training):
+    model = randomized(models.create(name, 7, 40, zero_last_gamma=False, seed=3), 1)
+    images = np.random.default_rng(0).normal(size=(3, 40, 40, 3)).astype(np.float32)
+    convolutions, classifier = weights_in_order(model)
+    expected = resnet_reference.logits(name, images.astype(np.float64), convolutions, classifier, training=training)
+    actual = model(images, training=training).numpy()
+    assert actual.dtype == np.float32
+    np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max())
+
+
+def last_norms(model):
+    return [n for n in model.layers if isinstance(n, BatchNormalization) and n.name.endswith("_3_bn")]
+
+
+@pytest.mark.parametrize(("flag", "gamma"), [(True, 0.0), (False, 1.0)])
+def test_last_scale_of_each_block(flag, gamma):
+    model = models.create("resnet50", 3, 32, zero_last_gamma=flag)
+    norms = last_norms(model)
+    assert len(norms) == 16
+    assert all(np.all(n.gamma.numpy() == gamma) for n in norms)
+    others = [n for n in model.layers if isinstance(n, BatchNormalization) and n not in norms]
+    assert len(others) == 53 - 16
+    assert all(np.all(n.gamma.numpy() == 1) for n in others)
+
+
+def test_stride_is_in_the_3x3_convolution():
+    model = models.create("resnet50", 3, 64)
+    assert model.get_layer("stage2_block1_1_conv").strides == (1, 1)
+    assert model.get_layer("stage2_block1_2_conv").strides == (2, 2)
+    assert model.get_layer("stage4_block3_relu").output.shape == (None, 2, 2, 2048)
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_reduced_precision_keeps_fp32_variables_and_logits(precision):
+    model = models.create("resnet18", 5, 64, precision=precision, zero_last_gamma=False)
+    wide = models.create("resnet18", 5, 64, zero_last_gamma=False)
+    assert model.input.dtype == precision.removeprefix("mixed_")
+    assert {v.dtype for v in model.variables} == {"float32"}
+    images = np.random.default_rng(0).normal(size=(8, 64, 64, 3)).astype(np.float32)
+    narrow = model(tf.cast(images, model.input.dtype), training=True)
+    assert narrow.dtype == tf.float32
+    expected = wide(images, training=True).numpy()
+    assert np.std(narrow.numpy() - expected) < 0.1 * np.std(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("resnet51", {}, "--model=resnet51: choose one of resnet18"),
+        ("resnet18", {"precision": "float64"}, "--precision=float64: choose"),
+        ("resnet18", {"initializer": "orthogonal"}, "--initializer=orthogonal: choose"),
+        ("resnet18", {"batch_norm": "none"}, "--batch_norm=none: choose"),
+        ("alexnet_bn", {}, "--image_size=32: alexnet_bn needs at least 63 pixels"),
+    ],
+)
+def test_wrong_arguments_are_named(name, options, words):
+    with pytest.raises(UserError, match=words):
+        models.create(name, 10, 32, **options)
+
+
+def test_model_survives_a_round_trip_to_a_file(tmp_path):
+    model = randomized(models.create("resnet18", 4, 32, batch_norm="moving"), 2)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
+    np.testing.assert_array_equal(model(images).numpy(), again(images).numpy())
+    assert again.get_layer("stem_bn").mode == "moving"

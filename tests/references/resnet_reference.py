@@ -1,0 +1,91 @@
+"""Oracle for ResNet v1.5: forward pass in NumPy float64, after He et al. 2015 (table 1, fig. 5) and G (5.1).
+
+Weights come in the order in which the network is described: stem, then for each block its projection (if it has one)
+and its convolutions, each followed by the scale and offset (and inference mean and variance) of its normalization,
+and last the classifier's kernel and bias. Kernels are [k, k, in, out].
+"""
+
+import numpy as np
+
+BLOCKS = {
+    "resnet18": (2, (2, 2, 2, 2)),
+    "resnet34": (2, (3, 4, 6, 3)),
+    "resnet50": (3, (3, 4, 6, 3)),
+    "resnet101": (3, (3, 4, 23, 3)),
+    "resnet152": (3, (3, 8, 36, 3)),
+}
+
+
+def convolve(x, kernel, stride, pad):
+    """Cross-correlation of [b, h, w, in] with zeros around it."""
+    size = kernel.shape[0]
+    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(1, 2))[:, ::stride, ::stride]
+    return np.einsum("bhwcij,ijco->bhwo", windows, kernel, optimize=True)
+
+
+def max_pool(x, size, stride, pad):
+    """Maximum over windows of [b, h, w, c] with minus infinity around it."""
+    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=-np.inf)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(1, 2))[:, ::stride, ::stride]
+    return windows.max(axis=(-2, -1))
+
+
+class Network:
+    """Applies the layers; `convolutions` is an iterator over (kernel, scale, offset, mean, variance)."""
+
+    def __init__(self, convolutions, epsilon, training):
+        self.convolutions = iter(convolutions)
+        self.epsilon = epsilon
+        self.training = training
+
+    def unit(self, x, stride):
+        """Convolution (padded by half its kernel) and normalization."""
+        kernel, scale, offset, mean, variance = next(self.convolutions)
+        x = convolve(x, kernel, stride, kernel.shape[0] // 2)
+        if self.training:
+            mean, variance = x.mean(axis=(0, 1, 2)), x.var(axis=(0, 1, 2))
+        return (x - mean) / np.sqrt(variance + self.epsilon) * scale + offset
+
+    def block(self, x, convolutions, stride, projected):
+        """A residual block; the stride is in its 3x3 convolution (the first of two, the second of three)."""
+        shortcut = self.unit(x, stride) if projected else x
+        strided = 0 if convolutions == 2 else 1
+        for index in range(convolutions):
+            x = self.unit(x, stride if index == strided else 1)
+            if index < convolutions - 1:
+                x = np.maximum(x, 0)
+        return np.maximum(x + shortcut, 0)
+
+
+def logits(name, x, convolutions, classifier, *, epsilon=1e-5, training=False):
+    """Class scores of normalized images [b, h, w, 3]; in training mode the batch's own statistics are used."""
+    per_block, counts = BLOCKS[name]
+    network = Network(convolutions, epsilon, training)
+    x = max_pool(np.maximum(network.unit(x, 2), 0), 3, 2, 1)
+    for stage, count in enumerate(counts):
+        for index in range(count):
+            stride = 2 if stage > 0 and index == 0 else 1
+            projected = index == 0 and (per_block == 3 or stage > 0)
+            x = network.block(x, per_block, stride, projected)
+    kernel, bias = classifier
+    return x.mean(axis=(1, 2)) @ kernel + bias
+
+
+def parameter_count(name, classes):
+    """Trainable parameters, counted from table 1 of He et al. 2015."""
+    per_block, counts = BLOCKS[name]
+    total = 7 * 7 * 3 * 64 + 2 * 64
+    inputs = 64
+    for stage, count in enumerate(counts):
+        width = 64 * 2**stage
+        outputs = width if per_block == 2 else 4 * width
+        for index in range(count):
+            if index == 0 and (per_block == 3 or stage > 0):
+                total += inputs * outputs + 2 * outputs
+            if per_block == 2:
+                total += 9 * inputs * width + 9 * width * width + 4 * width
+            else:
+                total += inputs * width + 9 * width * width + width * outputs + 4 * width + 2 * outputs
+            inputs = outputs
+    return total + inputs * classes + classes
