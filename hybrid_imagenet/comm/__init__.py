@@ -1,1 +1,41 @@
-"""Communication between ranks: the only part that imports Horovod."""
+"""Communication between ranks: the only part that imports Horovod.
+
+`start` is called once per process, before TensorFlow is first used, and returns a `Communicator`.
+"""
+
+from __future__ import annotations
+
+from hybrid_imagenet.comm.communicator import Communicator
+from hybrid_imagenet.comm.environment import configure_tensorflow, placement, prepare
+from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.comm.single import SingleProcess
+from hybrid_imagenet.errors import UserError
+
+
+def start(settings: Settings | None = None, *, threads: int | None = None) -> Communicator:
+    """Prepares this process for its place among the ranks and connects it to the others.
+
+    Must come before TensorFlow starts, as it sets the number of threads: by default the cores of the host divided
+    by the ranks on it. Without a launcher, or with one rank, Horovod is neither needed nor imported.
+
+    Args:
+      settings: how gradients travel; the default settings if None.
+      threads: threads of this rank for TensorFlow's operations, if not chosen from the number of cores.
+
+    Raises:
+      UserError: if the launcher's variables are incomplete, Horovod is missing, or a rank has no GPU of its own.
+    """
+    settings = settings or Settings()
+    place = placement()
+    configure_tensorflow(place, prepare(place, threads))
+    if place.size == 1:
+        return SingleProcess()
+    try:
+        from hybrid_imagenet.comm.engine import HorovodCommunicator
+    except ImportError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{place.size} ranks were started, but Horovod cannot be used ({reason}): install it") from None
+    return HorovodCommunicator(settings)
+
+
+__all__ = ["Communicator", "Settings", "SingleProcess", "start"]

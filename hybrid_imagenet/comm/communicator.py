@@ -1,0 +1,119 @@
+"""The interface between ranks, which also works alone at size 1."""
+
+from __future__ import annotations
+
+import abc
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from hybrid_imagenet.errors import UserError
+
+if typing.TYPE_CHECKING:
+    import tensorflow as tf
+
+
+class Communicator(abc.ABC):
+    """Collective operations over all ranks. Every rank calls the same ones in the same order.
+
+    Attributes:
+      rank: number of this process, from 0.
+      size: number of processes.
+      local_rank: number of this process among those of its host.
+      local_size: number of processes on this host.
+      hosts: the name of every rank's host.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    hosts: tuple[str, ...]
+
+    @abc.abstractmethod
+    def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """The sum of a tensor over ranks, with its shape and type. Works in and outside of a graph.
+
+        Args:
+          tensor: float16, float32, float64, int32 or int64 of any shape, which is the same on all ranks.
+          name: pairs the operation with that of the other ranks; unique among operations that run at one time.
+        """
+
+    @abc.abstractmethod
+    def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
+        """The mean of each gradient over ranks, in FP32.
+
+        Each gradient is divided by the number of ranks in FP32 before the sum, so that a sum in FP16 cannot
+        overflow where the mean does not; then it is cast to the wire's type, summed, and cast to FP32.
+
+        Args:
+          grads: one floating-point tensor per variable, of static shape, in the order of the variables.
+          names: the variables' names, unique, for logs and for choosing tensors that stay in FP32 on the wire.
+
+        Raises:
+          TypeError: for sparse gradients (tf.IndexedSlices) or gradients that are not floating-point.
+          ValueError: if the numbers of gradients and names differ, a gradient is None or its shape is not static.
+        """
+
+    @abc.abstractmethod
+    def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
+        """Overwrites the variables of all ranks with those of rank `root`. For use outside of graphs.
+
+        Args:
+          variables: tf.Variable objects (of a Keras variable, its `value`), of any type but string, in the same
+            order with the same shapes and types on all ranks.
+
+        Raises:
+          UserError: if the ranks' variables do not match.
+        """
+
+    @abc.abstractmethod
+    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+        """What rank `root` passed, on all ranks, carried as JSON: tuples come out as lists, keys as strings."""
+
+    @abc.abstractmethod
+    def allgather_object(self, obj: Any) -> list[Any]:
+        """What each rank passed, in the order of ranks, carried as JSON."""
+
+    def agree(self, error: str | None) -> None:
+        """Ends all ranks together when one of them has met an error. Every rank calls it.
+
+        Args:
+          error: this rank's message, or None if all is well.
+
+        Raises:
+          UserError: on all ranks, with the first message by rank; after its rank and host if that is not rank 0.
+        """
+        for rank, message in enumerate(self.allgather_object(error)):
+            if message is not None:
+                where = f"rank {rank} on {self.hosts[rank]}: " if rank else ""
+                raise UserError(where + message)
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it."""
+        self.allgather_object(None)
+
+    @abc.abstractmethod
+    def shutdown(self) -> None:
+        """Ends communication; nothing but the attributes may be used afterwards."""
+
+
+def check_gradients(grads: Sequence[tf.Tensor], names: Sequence[str]) -> None:
+    """Raises what `Communicator.reduce_gradients` lists for gradients it cannot reduce."""
+    import tensorflow as tf
+
+    if len(grads) != len(names) or len(set(names)) != len(names):
+        raise ValueError(
+            f"{len(grads)} gradients need as many unique names, not {len(names)} ({len(set(names))} unique)"
+        )
+    for name, grad in zip(names, grads, strict=True):
+        if grad is None:
+            raise ValueError(f"no gradient reaches {name}")
+        if isinstance(grad, tf.IndexedSlices):
+            raise TypeError(
+                f"the gradient of {name} is sparse (tf.IndexedSlices): convert it with tf.convert_to_tensor"
+            )
+        if not grad.dtype.is_floating:
+            raise TypeError(f"the gradient of {name} is {grad.dtype.name}, not floating-point")
+        if not grad.shape.is_fully_defined():
+            raise ValueError(f"the gradient of {name} has the shape {grad.shape}, which is not static")

@@ -1,0 +1,128 @@
+"""The communicator of several ranks, on Horovod. `start` calls it after the environment has been prepared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from hybrid_imagenet.comm.communicator import Communicator
+from hybrid_imagenet.comm.gradients import GradientReducer, Settings
+
+_PACK_BYTES = 64 << 20  # a broadcast of variables holds no more than this in addition to the variables
+
+
+class HorovodCommunicator(Communicator):
+    """Collectives over all ranks of MPI or Gloo, through Horovod."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Connects to the other ranks."""
+        hvd.init(process_sets="dynamic")
+        self.rank, self.size = hvd.rank(), hvd.size()
+        self._calls = 0
+        keys = [tuple(key) for key in self.allgather_object(_host_key())]
+        self.hosts = _host_names(keys)
+        here = [r for r, key in enumerate(keys) if key == keys[self.rank]]
+        self.local_rank, self.local_size = here.index(self.rank), len(here)
+        self._reducer = GradientReducer(self, settings)
+
+    def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """One all-reduce of Horovod."""
+        return hvd.allreduce(tf.convert_to_tensor(tensor), op=hvd.Sum, name=name)
+
+    def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
+        """One reduction per bucket, started as soon as the bucket's gradients exist."""
+        return self._reducer.reduce(grads, names)
+
+    def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
+        """Sends the variables' bytes, packed, so that the type does not matter and small ones share a message."""
+        table = [[list(v.shape), v.dtype.name] for v in variables]
+        digest = hashlib.sha256(json.dumps(table).encode()).hexdigest()
+        differs = digest != self.broadcast_object(digest, root)
+        self.agree(
+            f"the {len(table)} variables to broadcast differ in number, shape or type from rank {root}'s"
+            if differs
+            else None
+        )
+        pack: list[tf.Variable] = []
+        for variable in variables:
+            pack.append(variable)
+            if sum(_bytes(v) for v in pack) >= _PACK_BYTES:
+                self._broadcast_pack(pack, root)
+                pack = []
+        if pack:
+            self._broadcast_pack(pack, root)
+
+    def _broadcast_pack(self, pack: Sequence[tf.Variable], root: int) -> None:
+        with tf.device("CPU:0"):
+            if self.rank == root:
+                data = np.concatenate([np.frombuffer(v.numpy().tobytes(), np.uint8) for v in pack])
+            else:
+                data = np.zeros(sum(_bytes(v) for v in pack), np.uint8)
+            received = self._broadcast(data, root)
+        start = 0
+        for variable in pack:
+            end = start + _bytes(variable)
+            if self.rank != root:
+                value = received[start:end].view(variable.dtype.as_numpy_dtype).reshape(variable.shape)
+                variable.assign(value)
+            start = end
+
+    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+        """Sends the length, then the text."""
+        text = json.dumps(obj).encode() if self.rank == root else b""
+        length = int(self._broadcast(np.array([len(text)], np.int64), root)[0])
+        data = np.frombuffer(text.ljust(length, b" "), np.uint8)
+        return json.loads(self._broadcast(data, root).tobytes())
+
+    def allgather_object(self, obj: Any) -> list[Any]:
+        """Gathers the texts with their lengths."""
+        text = json.dumps(obj).encode()
+        with tf.device("CPU:0"):
+            lengths = hvd.allgather(tf.constant([len(text)], tf.int64), name=self._name("lengths")).numpy()
+            texts = hvd.allgather(tf.constant(np.frombuffer(text, np.uint8)), name=self._name("texts")).numpy()
+        ends = np.cumsum(lengths)
+        return [json.loads(texts[end - n : end].tobytes()) for end, n in zip(ends, lengths, strict=True)]
+
+    def shutdown(self) -> None:
+        """Leaves the group; the other ranks' later collectives fail."""
+        hvd.shutdown()
+
+    def _broadcast(self, data: np.ndarray, root: int) -> np.ndarray:
+        with tf.device("CPU:0"):
+            return hvd.broadcast(tf.constant(data), root_rank=root, name=self._name("broadcast")).numpy()
+
+    def _name(self, kind: str) -> str:
+        """A name for a collective outside of a graph: the ranks call these in one order, so they count alike."""
+        self._calls += 1
+        return f"{kind}_{self._calls}"
+
+
+def _bytes(variable: tf.Variable) -> int:
+    return variable.shape.num_elements() * np.dtype(variable.dtype.as_numpy_dtype).itemsize
+
+
+def _host_key() -> list[str]:
+    """What tells hosts apart: the name, and the network namespace, as several hosts may share a kernel and a name."""
+    try:
+        namespace = os.readlink("/proc/self/ns/net")  # noqa: PTH115 - the link's text is not a path
+    except OSError:
+        namespace = ""
+    return [socket.gethostname(), namespace]
+
+
+def _host_names(keys: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """One unique name per host: host names, numbered where several hosts share one."""
+    order = list(dict.fromkeys(keys))
+    names = {}
+    for key in order:
+        twins = [other for other in order if other[0] == key[0]]
+        names[key] = key[0] if len(twins) == 1 else f"{key[0]}#{twins.index(key)}"
+    return tuple(names[key] for key in keys)

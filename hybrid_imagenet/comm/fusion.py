@@ -1,0 +1,59 @@
+"""Which gradients travel together: pure arithmetic on sizes and on the order in which gradients appear."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """Gradients that are reduced together.
+
+    Attributes:
+      members: positions in the list of gradients, in the order of appearance.
+      elements: their numbers of elements.
+      wire: name of the type on the wire, the same for all members.
+      bytes: size on the wire.
+    """
+
+    members: tuple[int, ...]
+    elements: tuple[int, ...]
+    wire: str
+    bytes: int
+
+
+WIRE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+
+def pack(order: Sequence[int], elements: Sequence[int], wires: Sequence[str], threshold: int) -> list[Bucket]:
+    """Fills buckets in the order of appearance; a bucket is closed once it holds `threshold` bytes (J, section 3.3).
+
+    Args:
+      order: positions of the gradients by appearance in backpropagation; each position once.
+      elements: number of elements of each gradient, by position.
+      wires: type on the wire of each gradient, by position. Types do not mix within a bucket.
+      threshold: bytes; 0 gives each gradient a bucket of its own.
+
+    Returns:
+      The buckets by the time at which they are complete.
+    """
+    if sorted(order) != list(range(len(elements))):
+        raise ValueError("order must name each gradient once")
+    done: list[Bucket] = []
+    open_members: dict[str, list[int]] = {}
+    sizes: dict[str, int] = {}
+    for position in order:
+        wire = wires[position]
+        open_members.setdefault(wire, []).append(position)
+        sizes[wire] = sizes.get(wire, 0) + elements[position] * WIRE_BYTES[wire]
+        if sizes[wire] >= threshold:
+            done.append(_close(open_members.pop(wire), elements, wire))
+            del sizes[wire]
+    done.extend(_close(members, elements, wire) for wire, members in open_members.items())
+    return done
+
+
+def _close(members: list[int], elements: Sequence[int], wire: str) -> Bucket:
+    counts = tuple(elements[m] for m in members)
+    return Bucket(tuple(members), counts, wire, sum(counts) * WIRE_BYTES[wire])

@@ -1,0 +1,133 @@
+"""Collectives between real ranks."""
+
+import math
+
+import pytest
+
+from tests.distributed.launch import results, run
+
+ALL = """
+import numpy as np
+import sys
+from hybrid_imagenet import comm
+c = comm.start()
+import tensorflow as tf
+out = {"rank": c.rank, "size": c.size, "local": [c.local_rank, c.local_size], "hosts": list(c.hosts)}
+out["horovod"] = "horovod" in sys.modules
+out["threads"] = tf.config.threading.get_intra_op_parallelism_threads()
+out["sum"] = c.allreduce_sum(tf.constant([1.0, 2.0]) * (c.rank + 1), "s").numpy().tolist()
+
+@tf.function
+def in_graph(x):
+    return c.allreduce_sum(x, "t")
+out["graph_sum"] = int(in_graph(tf.constant(c.rank)))
+
+variables = [
+    tf.Variable(tf.cast(tf.fill([3, 2], c.rank + 5), dtype))
+    for dtype in ("float32", "float16", "bfloat16", "uint32", "int64", "bool")
+] + [tf.Variable(float(c.rank)), tf.Variable(tf.zeros([0, 4]))]
+c.broadcast_variables(variables, root=c.size - 1)
+out["variables"] = [np.asarray(v.numpy(), np.float64).ravel().tolist() for v in variables]
+out["object"] = c.broadcast_object({"from": c.rank, "list": [1, None, "ä"]}, root=c.size - 1)
+out["gathered"] = c.allgather_object("x" * c.rank)
+c.barrier()
+
+@tf.function
+def reduce(x):
+    return c.reduce_gradients([x * 2.0, tf.cast(x[0], tf.bfloat16), tf.cast(x, tf.float16)], ["a", "b", "c"])
+grads = reduce(tf.constant([1.0, 2.0, 3.0]) * (c.rank + 1))
+out["grads"] = [[g.dtype.name, g.numpy().tolist()] for g in grads]
+out["eager"] = [g.numpy().tolist() for g in c.reduce_gradients([tf.constant([1.0]) * c.rank], ["d"])]
+c.shutdown()
+report(out)
+"""
+
+
+@pytest.mark.parametrize("ranks", [0, 1, 2, 4])
+def test_collectives(ranks):
+    """Without a launcher (0), and with 1, 2 and 4 ranks."""
+    size = max(ranks, 1)
+    for rank, out in enumerate(results(ranks, ALL)):
+        assert (out["rank"], out["size"], out["local"]) == (rank, size, [rank, size])
+        assert len(out["hosts"]) == size and len(set(out["hosts"])) == 1
+        assert out["horovod"] == (size > 1)
+        total = size * (size + 1) / 2
+        assert out["sum"] == [total, 2 * total]
+        assert out["graph_sum"] == size * (size - 1) / 2
+        assert out["variables"] == [[size + 4] * 6] * 5 + [[1.0] * 6, [size - 1], []]
+        assert out["object"] == {"from": size - 1, "list": [1, None, "ä"]}
+        assert out["gathered"] == ["x" * r for r in range(size)]
+        mean = total / size
+        assert [name for name, _ in out["grads"]] == ["float32"] * 3
+        assert out["grads"][0][1] == [2 * mean, 4 * mean, 6 * mean]
+        assert math.isclose(out["grads"][1][1], mean)
+        assert out["grads"][2][1] == [mean, 2 * mean, 3 * mean]
+        assert out["eager"] == [[(size - 1) / 2]]
+
+
+def test_an_error_of_one_rank_ends_all():
+    code = """
+from hybrid_imagenet import comm
+from hybrid_imagenet.errors import UserError
+c = comm.start()
+c.agree(None)
+try:
+    c.agree({1: "cannot read", 2: "no space"}.get(c.rank))
+except UserError as error:
+    report(str(error))
+"""
+    outcomes = results(3, code)
+    assert len(set(outcomes)) == 1
+    assert outcomes[0].startswith("rank 1 on ") and outcomes[0].endswith(": cannot read")
+
+
+def test_an_error_of_rank_zero_has_no_prefix():
+    code = """
+from hybrid_imagenet import comm
+c = comm.start()
+try:
+    c.agree("--x=1: too small" if c.rank == 0 else None)
+except comm.UserError as error:
+    report(str(error))
+"""
+    assert results(2, code) == ["--x=1: too small"] * 2
+
+
+def test_variables_that_differ_are_named_not_mixed():
+    code = """
+from hybrid_imagenet import comm
+c = comm.start()
+import tensorflow as tf
+try:
+    c.broadcast_variables([tf.Variable(tf.zeros([2 + c.rank]))])
+except comm.UserError as error:
+    report(str(error))
+"""
+    for message in results(2, code):
+        assert "the 1 variables to broadcast differ" in message and message.startswith("rank 1 on ")
+
+
+def test_gradients_that_differ_are_refused_on_all_ranks():
+    code = """
+from hybrid_imagenet import comm
+c = comm.start()
+import tensorflow as tf
+try:
+    c.reduce_gradients([tf.zeros([2])], [f"layer_{c.rank}"])
+except comm.UserError as error:
+    report(str(error))
+"""
+    for message in results(2, code):
+        assert "gradients differ" in message
+
+
+def test_a_rank_that_dies_does_not_leave_the_others_hanging():
+    code = """
+from hybrid_imagenet import comm
+c = comm.start()
+if c.rank == 1:
+    raise SystemExit(3)
+c.allgather_object("waiting")
+"""
+    done = run(2, code, timeout=60)
+    assert done.returncode != 0
