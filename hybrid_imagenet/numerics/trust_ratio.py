@@ -1,0 +1,46 @@
+"""Layer-wise adaptive rate scaling: the factor that each layer's learning rate gets from two norms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+VARIANTS = ("you", "larc", "none")
+EPS_RULES = ("add", "floor")
+
+
+def trust_ratio(
+    weight_norm: Any,
+    gradient_norm: Any,
+    *,
+    eta: float = 0.001,
+    decay: float = 0.0,
+    eps: float = 0.0,
+    eps_rule: str = "add",
+    xp: Any = np,
+) -> Any:
+    """eta |w| / (|g| + decay |w|), and 1 where either norm is 0 (You et al., arXiv 1708.03888, equation 6).
+
+    Args:
+      weight_norm: L2 norms of the weights, one per layer.
+      gradient_norm: L2 norms of the gradients without weight decay, same shape.
+      eta: trust coefficient.
+      decay: coefficient of weight decay, which is part of the denominator.
+      eps: guards the denominator: `add` adds it (MLPerf's reference), `floor` replaces a denominator under eps by
+        eps (the library of S).
+      eps_rule: add or floor.
+      xp: where `where` and `maximum` come from: numpy or tensorflow.
+    """
+    denominator = gradient_norm + decay * weight_norm
+    denominator = xp.maximum(denominator, eps) if eps_rule == "floor" else denominator + eps
+    usable = (weight_norm > 0) & (gradient_norm > 0)
+    return xp.where(usable, eta * weight_norm / xp.where(usable, denominator, 1.0), 1.0)
+
+
+def clip_ratio(ratio: Any, learning_rate: Any, xp: Any = np) -> Any:
+    """LARC's clip, min(ratio / learning_rate, 1): the layer's rate is at most the global one.
+
+    A learning rate of 0 leaves the ratio at 1, which then has no effect.
+    """
+    return xp.where(ratio < learning_rate, ratio / xp.where(learning_rate > 0, learning_rate, 1.0), 1.0)

@@ -1,0 +1,108 @@
+"""AdaBound and AMSBound throughout a run: the adaptive baseline of H's Fig. 3.1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet.numerics.bounds import adabound_bounds
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.updates import adam_step_size, bounded_adam
+
+
+@keras.saving.register_keras_serializable(package="hybrid_imagenet")
+class AdaBound(GroupedOptimizer):
+    """Adam whose step is clipped into bounds that close in on that of SGD (Luo et al., ICLR 2019, algorithm 2).
+
+        m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
+        s = lr sqrt(1 - b2^t) / (1 - b1^t)
+        w -= clip(s / (sqrt(v) + eps), F (1 - 1/(gamma t + 1)), F (1 + 1/(gamma t))) m
+
+    t counts applied updates from 1; F = final_lr lr / learning_rate follows the schedule, as in the authors' code.
+    With `amsbound` the running maximum of v takes its place.
+    """
+
+    slots = ("first_moment", "second_moment")
+
+    def __init__(
+        self,
+        learning_rate: float = 1e-3,
+        *,
+        final_lr: float = 0.1,
+        gamma: float = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        amsbound: bool = False,
+        weight_decay: float = 0.0,
+        decay_all: bool = False,
+        jit_compile: bool = True,
+        name: str = "adabound",
+    ):
+        """See `GroupedOptimizer` for the common arguments.
+
+        Args:
+          learning_rate: that of Adam.
+          final_lr: that of SGD, at which the bounds close.
+          gamma: how fast they close, per step.
+          beta1: decay of the first moment.
+          beta2: decay of the second moment.
+          eps: added to sqrt(v).
+          amsbound: keep the largest v.
+          weight_decay: see the base.
+          decay_all: see the base.
+          jit_compile: let XLA fuse the update.
+          name: of the optimizer.
+
+        Raises:
+          ValueError: for a learning rate that is not positive, since the final rate is scaled by it.
+        """
+        if learning_rate <= 0:
+            raise ValueError(f"learning_rate={learning_rate} must be positive")
+        super().__init__(learning_rate, momentum=beta1, weight_decay=weight_decay, decay_all=decay_all, name=name)
+        self.arguments = {
+            "final_lr": final_lr,
+            "gamma": gamma,
+            "beta1": beta1,
+            "beta2": beta2,
+            "eps": eps,
+            "amsbound": amsbound,
+            "jit_compile": jit_compile,
+        }
+        if amsbound:
+            self.slots = (*self.slots, "largest_second_moment")
+
+    def build(self, variables: Any) -> None:
+        """Creates the moments and compiles the update."""
+        if self.built:
+            return
+        super().build(variables)
+        a = self.arguments
+        self._bounded_update = bounded_adam(
+            self._trainable_variables,
+            self.first_moment,
+            self.second_moment,
+            [self.decay_of(i) for i in range(len(variables))],
+            beta1=a["beta1"],
+            beta2=a["beta2"],
+            eps=a["eps"],
+            largest=self.largest_second_moment if a["amsbound"] else None,
+            jit_compile=a["jit_compile"],
+        )
+
+    def update(
+        self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
+    ) -> None:
+        """One step of AdaBound."""
+        a, step, rate = self.arguments, self.step_number(), hyper["learning_rate"]
+        final = rate * (a["final_lr"] / self._config["learning_rate"])
+        lower, upper = adabound_bounds(step, final, a["gamma"])
+        self._bounded_update(grads, unscale, adam_step_size(step, rate, a["beta1"], a["beta2"]), lower, upper)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        config = super().get_config() | self.arguments
+        config.pop("momentum")
+        return config

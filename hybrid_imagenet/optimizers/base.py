@@ -1,0 +1,183 @@
+"""What all optimizers of this package share: one update of all variables, with scalars that a schedule sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hybrid_imagenet.optimizers.kinds import ParameterKind, classify_by_rank
+
+HYPER_NAMES = ("learning_rate", "momentum", "phase", "lower_bound", "upper_bound")
+
+
+class Hyper:
+    """The scalars of a step: one small float32 variable on the CPU, so that setting all of them is one assignment."""
+
+    def __init__(self, **values: float):
+        """Starts from the given values; the others are 0."""
+        self.names = HYPER_NAMES
+        self._values = np.array([values.get(name, 0.0) for name in self.names], np.float32)
+        self._index = {name: i for i, name in enumerate(self.names)}
+        with tf.device("CPU:0"):
+            self._variable = tf.Variable(self._values, trainable=False, name="hyper")
+
+    def assign(self, values: Mapping[str, float]) -> None:
+        """Sets the named scalars; those not named stay.
+
+        Raises:
+          KeyError: for a name that is not in `names`.
+        """
+        changed = False
+        for name, value in values.items():
+            index, value = self._index[name], np.float32(value)
+            if self._values[index] != value:
+                self._values[index] = value
+                changed = True
+        if changed:
+            self._variable.assign(self._values.copy())
+
+    def read(self) -> dict[str, tf.Tensor]:
+        """The scalars by name, as tensors on the CPU; inside a graph they are read at every execution."""
+        with tf.device("CPU:0"):
+            return dict(zip(self.names, tf.unstack(self._variable.read_value()), strict=True))
+
+    def __getitem__(self, name: str) -> float:
+        """The value last assigned."""
+        return float(self._values[self._index[name]])
+
+
+class GroupedOptimizer(keras.optimizers.Optimizer):
+    """Base of the optimizers: a subclass gives `slots` and `update`.
+
+    All state is float32. Gradients are those of the whole batch, already averaged over ranks. Weight decay is coupled
+    L2 (`g += weight_decay * w`) and spares biases and normalization parameters unless `decay_all` is set (J 3.2).
+    """
+
+    slots: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        learning_rate: float,
+        *,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        decay_all: bool = False,
+        name: str,
+    ):
+        """Sets the first values of the scalars; a schedule may replace them at each step.
+
+        Raises:
+          ValueError: for a negative rate or decay, or a momentum outside [0, 1].
+        """
+        if learning_rate < 0 or weight_decay < 0 or not 0 <= momentum <= 1:
+            raise ValueError(
+                f"learning_rate={learning_rate} and weight_decay={weight_decay} must not be negative, "
+                f"momentum={momentum} must lie within 0 and 1"
+            )
+        super().__init__(learning_rate=lambda: self.hyper["learning_rate"], name=name)
+        self.hyper = Hyper(
+            learning_rate=learning_rate, momentum=momentum, lower_bound=learning_rate, upper_bound=learning_rate
+        )
+        self.decay = float(weight_decay)
+        self.decay_all = decay_all
+        self.kinds: list[ParameterKind] = []
+        self._config = {
+            "name": name,
+            "learning_rate": float(learning_rate),
+            "momentum": float(momentum),
+            "weight_decay": float(weight_decay),
+            "decay_all": decay_all,
+        }
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate last set, by the constructor, a schedule or an assignment."""
+        return self.hyper["learning_rate"]
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.hyper.assign({"learning_rate": float(value)})
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return dict(self._config)
+
+    def set_kinds(self, kinds: Sequence[ParameterKind]) -> None:
+        """Tells what each trainable variable is, in order; without it, vectors count as biases.
+
+        Raises:
+          ValueError: if called after a build with another number of variables.
+        """
+        if self.built and len(kinds) != len(self._trainable_variables):
+            raise ValueError(f"{len(kinds)} kinds for {len(self._trainable_variables)} variables")
+        self.kinds = list(kinds)
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Creates the state: for each of `slots` one float32 variable per trainable variable."""
+        if self.built:
+            return
+        variables = list(variables)
+        if not self.kinds:
+            self.set_kinds(classify_by_rank(variables))
+        if len(self.kinds) != len(variables):
+            raise ValueError(f"{len(self.kinds)} kinds for {len(variables)} variables")
+        for slot in self.slots:
+            setattr(self, slot, self.add_optimizer_variables(variables, slot))
+        super().build(variables)
+
+    def apply(self, grads: Sequence[tf.Tensor], trainable_variables: Sequence[keras.Variable] | None = None) -> None:
+        """Updates the variables from unscaled gradients, one per variable.
+
+        Raises:
+          ValueError: if a gradient is missing, or the variables are not those that the optimizer was built on.
+        """
+        if trainable_variables is not None:
+            self.build(trainable_variables)
+            self._check_variables_are_known(trainable_variables)
+        elif not self.built:
+            raise ValueError("give the variables in the first call, or call build")
+        variables = self._trainable_variables
+        missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
+        if missing:
+            raise ValueError(f"no gradient for {', '.join(missing)}")
+        grads = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in grads]
+        square_sums = tf.stack([2.0 * tf.nn.l2_loss(g) for g in grads])
+        self.apply_reduced(grads, unscale=tf.constant(1.0), square_sums=square_sums)
+
+    def apply_reduced(self, grads: Sequence[tf.Tensor], *, unscale: tf.Tensor, square_sums: tf.Tensor) -> None:
+        """Updates the variables and counts the step; to be called inside a graph, for finite gradients.
+
+        Args:
+          grads: float32 gradients in the order of the variables, multiplied by the loss scale.
+          unscale: float32 scalar, 1 / loss scale.
+          square_sums: float32 [n], the sum of squares of each of `grads` as given.
+        """
+        self.update(list(grads), unscale, square_sums, self.hyper.read())
+        self._iterations.value.assign_add(1)
+
+    def update(
+        self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
+    ) -> None:
+        """The update rule; `hyper` holds the scalars of `HYPER_NAMES`."""
+        raise NotImplementedError
+
+    def decay_of(self, index: int) -> float:
+        """The coefficient of weight decay of variable `index`."""
+        return self.decay if self.decay_all or self.kinds[index] is ParameterKind.KERNEL else 0.0
+
+    def kernel_indices(self) -> list[int]:
+        """The variables that LARS scales: neither biases nor normalization parameters."""
+        return [i for i, kind in enumerate(self.kinds) if kind is ParameterKind.KERNEL]
+
+    def step_number(self) -> tf.Tensor:
+        """The number of this update, from 1, as a float32 scalar."""
+        return tf.cast(self._iterations.value, tf.float32) + 1.0
+
+    def _check_variables_are_known(self, variables: Sequence[keras.Variable]) -> None:
+        known = self._trainable_variables
+        if len(variables) != len(known) or any(a is not b for a, b in zip(variables, known, strict=True)):
+            raise ValueError("these are not the variables that the optimizer was built on, in their order")

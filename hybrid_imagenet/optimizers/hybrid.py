@@ -1,0 +1,177 @@
+"""The hybrid method of H: AdaBound with linear-scaling bounds as the warmup of SGD with LARS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.layerwise import TrustRatio
+from hybrid_imagenet.optimizers.updates import adam_step_size, bounded_adam, momentum_step
+
+HANDOVERS = ("continuous", "reset", "rescale")
+
+
+@keras.saving.register_keras_serializable(package="hybrid_imagenet")
+class Hybrid(GroupedOptimizer):
+    """AdaBound-bounded warmup, then linear-scaling SGD with LARS (Lu, Lu, Liang, 2.2.1).
+
+    Phase 0, epochs 1 to T, with the bounds of `numerics.bounds.hybrid_bounds` in the hyperparameters:
+
+        m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
+        s = alpha sqrt(1 - b2^t) / (1 - b1^t)        t: applied updates; s = alpha without bias correction
+        w -= clip(s / (sqrt(v) + eps), lower, upper) m
+
+    At T both bounds are P = lr N, so the last step is w -= P m: SGD on an averaged gradient.
+
+    Phase 1, with the learning rate a of the schedule and the ratio of LARS for each layer:
+
+        u = momentum u + c a ratio (g + weight_decay w);  w -= u
+
+    The phase is a scalar on the CPU; the switch is a branch inside the compiled step. `handover` says how the
+    velocity u begins, since H does not:
+
+    continuous: u = P m, which is the last step of the warmup itself, and c = 1 - momentum. The new velocity averages
+      as m did: the size of the update does not jump at T (momentum alone would raise it tenfold), and where LARS
+      gives a layer another rate, the update moves to it over some 1 / (1 - momentum) steps.
+    reset: u = 0 and c = 1, SGD with momentum as in G.
+    rescale: u = P m / (1 - b1) and c = 1: the velocity that SGD with momentum would have built up by then.
+
+    m and u share one variable (it holds -u); a counter of the steps of phase 1 tells the device when to hand over,
+    so that skipped steps and resumed runs need no special care. Weight decay is coupled L2 and acts in phase 1 only,
+    unless `decay_in_warmup` is set.
+    """
+
+    slots = ("first_moment", "second_moment")
+
+    def __init__(
+        self,
+        learning_rate: float = 0.1,
+        momentum: float = 0.9,
+        *,
+        alpha: float = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        bias_correction: bool = True,
+        handover: str = "continuous",
+        eta: float = 0.001,
+        lars_eps: float = 0.0,
+        lars_eps_rule: str = "add",
+        lars: str = "you",
+        weight_decay: float = 1e-4,
+        decay_in_warmup: bool = False,
+        decay_all: bool = False,
+        jit_compile: bool = True,
+        name: str = "hybrid",
+    ):
+        """See `GroupedOptimizer` for the common arguments, `layerwise.TrustRatio` for those of LARS.
+
+        Args:
+          learning_rate: the first value of a, and of P and both bounds until a schedule sets them.
+          momentum: of phase 1; 0 is the plain SGD that H's steps show.
+          alpha: learning rate of Adam in phase 0.
+          beta1: decay of the first moment.
+          beta2: decay of the second moment.
+          eps: added to sqrt(v).
+          bias_correction: of the step of Adam; off is the literal reading of H.
+          handover: continuous, reset or rescale.
+          eta: coefficient of LARS.
+          lars_eps: guard of its denominator.
+          lars_eps_rule: add or floor.
+          lars: you, larc or none.
+          weight_decay: L2 coefficient.
+          decay_in_warmup: decay in phase 0 too.
+          decay_all: decay biases and normalization parameters too.
+          jit_compile: let XLA fuse the update of phase 0.
+          name: of the optimizer.
+
+        Raises:
+          ValueError: for an unknown handover or a value out of range.
+        """
+        if handover not in HANDOVERS:
+            raise ValueError(f"handover={handover}: choose one of {', '.join(HANDOVERS)}")
+        super().__init__(learning_rate, momentum=momentum, weight_decay=weight_decay, decay_all=decay_all, name=name)
+        self.ratio = TrustRatio(lars, eta, lars_eps, lars_eps_rule)
+        self.arguments = {
+            "alpha": alpha,
+            "beta1": beta1,
+            "beta2": beta2,
+            "eps": eps,
+            "bias_correction": bias_correction,
+            "handover": handover,
+            "eta": eta,
+            "lars_eps": lars_eps,
+            "lars_eps_rule": lars_eps_rule,
+            "lars": lars,
+            "decay_in_warmup": decay_in_warmup,
+            "jit_compile": jit_compile,
+        }
+
+    def build(self, variables: Any) -> None:
+        """Creates the state and compiles the update of the warmup."""
+        if self.built:
+            return
+        super().build(variables)
+        a = self.arguments
+        self._sgd_steps = self.add_variable(shape=(), dtype="int32", name="sgd_steps")
+        self._warmup_update = bounded_adam(
+            self._trainable_variables,
+            self.first_moment,
+            self.second_moment,
+            [self.decay_of(i) if a["decay_in_warmup"] else 0.0 for i in range(len(variables))],
+            beta1=a["beta1"],
+            beta2=a["beta2"],
+            eps=a["eps"],
+            jit_compile=a["jit_compile"],
+        )
+
+    def update(
+        self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
+    ) -> None:
+        """One step of the phase that `hyper` names."""
+
+        def warmup() -> tf.Tensor:
+            self._bounded_step(grads, unscale, hyper)
+            return tf.constant(0)
+
+        def sgd() -> tf.Tensor:
+            self._sgd_step(grads, unscale, square_sums, hyper)
+            return tf.constant(1)
+
+        tf.cond(hyper["phase"] > 0.5, sgd, warmup)
+
+    def _bounded_step(self, grads: list[tf.Tensor], unscale: tf.Tensor, hyper: dict[str, tf.Tensor]) -> None:
+        a = self.arguments
+        step_size = tf.constant(a["alpha"], tf.float32)
+        if a["bias_correction"]:
+            step_size = adam_step_size(self.step_number(), a["alpha"], a["beta1"], a["beta2"])
+        self._warmup_update(grads, unscale, step_size, hyper["lower_bound"], hyper["upper_bound"])
+
+    def _sgd_step(
+        self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
+    ) -> None:
+        a, momentum = self.arguments, hyper["momentum"]
+        # The first step turns the first moment into -u on the way, as part of the factor that momentum is.
+        begin = {"continuous": 1.0, "reset": 0.0, "rescale": 1.0 / (1.0 - a["beta1"])}[a["handover"]]
+        first = tf.equal(self._sgd_steps.value, 0)
+        carry = tf.where(first, -begin * hyper["upper_bound"] * momentum, momentum)
+        factor = 1.0 - momentum if a["handover"] == "continuous" else tf.constant(1.0)
+        rates = self.ratio.rates(self, square_sums, unscale, hyper["learning_rate"], factor)
+        for i, (grad, w, m) in enumerate(zip(grads, self._trainable_variables, self.first_moment, strict=True)):
+            momentum_step(
+                w,
+                m,
+                grad,
+                rate=rates[i],
+                momentum=carry,
+                unscale=unscale,
+                decay=self.decay_of(i),
+            )
+        self._sgd_steps.value.assign_add(1)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return super().get_config() | self.arguments

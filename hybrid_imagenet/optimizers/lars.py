@@ -1,0 +1,73 @@
+"""LARS: a learning rate of its own for each layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.layerwise import TrustRatio
+from hybrid_imagenet.optimizers.updates import momentum_step
+
+
+@keras.saving.register_keras_serializable(package="hybrid_imagenet")
+class LARS(GroupedOptimizer):
+    """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg, arXiv 1708.03888, algorithm 1).
+
+        ratio = eta |w| / (|grad| + beta |w|)           beta = weight_decay
+        u = m u + lr ratio (grad + beta w);  w -= u     (the state holds -u)
+
+    Biases and normalization parameters have ratio 1 and no decay (J 3.2); so has a layer with a norm of 0, but for
+    the decay. Variants: Nesterov and an added eps as in MLPerf's reference, the clip of LARC, and the eps of S, which
+    replaces smaller denominators. All of it is float32.
+    """
+
+    slots = ("velocity",)
+
+    def __init__(
+        self,
+        learning_rate: float = 1.0,
+        momentum: float = 0.9,
+        *,
+        eta: float = 0.001,
+        eps: float = 0.0,
+        eps_rule: str = "add",
+        variant: str = "you",
+        nesterov: bool = False,
+        weight_decay: float = 1e-4,
+        decay_all: bool = False,
+        name: str = "lars",
+    ):
+        """See `GroupedOptimizer` and `layerwise.TrustRatio` for the arguments."""
+        super().__init__(learning_rate, momentum=momentum, weight_decay=weight_decay, decay_all=decay_all, name=name)
+        self.ratio = TrustRatio(variant, eta, eps, eps_rule)
+        self.nesterov = nesterov
+
+    def update(
+        self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
+    ) -> None:
+        """One step of LARS."""
+        rates = self.ratio.rates(self, square_sums, unscale, hyper["learning_rate"])
+        for i, (grad, w, u) in enumerate(zip(grads, self._trainable_variables, self.velocity, strict=True)):
+            momentum_step(
+                w,
+                u,
+                grad,
+                rate=rates[i],
+                momentum=hyper["momentum"],
+                unscale=unscale,
+                decay=self.decay_of(i),
+                nesterov=self.nesterov,
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return super().get_config() | {
+            "eta": self.ratio.eta,
+            "eps": self.ratio.eps,
+            "eps_rule": self.ratio.eps_rule,
+            "variant": self.ratio.variant,
+            "nesterov": self.nesterov,
+        }

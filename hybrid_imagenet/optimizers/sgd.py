@@ -1,0 +1,55 @@
+"""Stochastic gradient descent with momentum: the baseline of G, H and N."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.updates import classical_step, momentum_step
+
+
+@keras.saving.register_keras_serializable(package="hybrid_imagenet")
+class SGD(GroupedOptimizer):
+    """SGD with momentum and coupled L2 decay, g = grad + weight_decay w.
+
+    Without Nesterov (G, equation 9):  u = m u + g;  w -= lr u.
+    With Nesterov (MLPerf reference):  v = m v - lr g;  w += m v - lr g.
+    """
+
+    slots = ("velocity",)
+
+    def __init__(
+        self,
+        learning_rate: float = 0.1,
+        momentum: float = 0.9,
+        *,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        decay_all: bool = False,
+        name: str = "sgd",
+    ):
+        """See `GroupedOptimizer` for the common arguments."""
+        super().__init__(learning_rate, momentum=momentum, weight_decay=weight_decay, decay_all=decay_all, name=name)
+        self.nesterov = nesterov
+
+    def update(
+        self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
+    ) -> None:
+        """One step of SGD."""
+        common: dict[str, Any] = {
+            "rate": hyper["learning_rate"],
+            "momentum": hyper["momentum"],
+            "unscale": unscale,
+        }
+        for i, (grad, w, u) in enumerate(zip(grads, self._trainable_variables, self.velocity, strict=True)):
+            if self.nesterov:
+                momentum_step(w, u, grad, decay=self.decay_of(i), nesterov=True, **common)
+            else:
+                classical_step(w, u, grad, decay=self.decay_of(i), **common)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return super().get_config() | {"nesterov": self.nesterov}
