@@ -1,0 +1,161 @@
+"""`metrics.jsonl`: one JSON object per line, the source of truth of a run. Every other log and report is made from it.
+
+A record has the key `kind`: `step` (every --log_every_steps steps) or `epoch` (one per pass over the training set,
+with the validation's results when there was one). Values that are not finite are written as null, as JSON has no word
+for them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from hybrid_imagenet.errors import UserError
+
+KEYS: Mapping[str, str] = {
+    "kind": "`step` or `epoch`",
+    "epoch": "epochs finished (epoch records), or the epoch under way, from 1 (step records)",
+    "step": "optimizer steps done since the start of the run",
+    "position": "fractional epochs done",
+    "seconds": "seconds since the start of the run, over all its sessions",
+    "train_loss": "mean training loss in nats, over the epoch or since the last step record",
+    "train_top1": "fraction of training images whose first guess was right",
+    "train_top5": "fraction of training images whose class was among five guesses",
+    "val_loss": "mean validation loss in nats",
+    "val_top1": "validation top-1 accuracy, a fraction",
+    "val_top5": "validation top-5 accuracy, a fraction",
+    "val_count": "validation images counted",
+    "images_per_second": "training images of all GPUs per second, without validation",
+    "train_seconds": "seconds spent in the epoch's training steps",
+    "step_seconds": "mean seconds per optimizer step",
+    "validation_seconds": "seconds spent in validation",
+    "checkpoint_seconds": "seconds for which training waited for a checkpoint",
+    "data_wait_fraction": "fraction of the training time in which rank 0 waited for input",
+    "communication_seconds": "seconds per step of communication that computation did not hide",
+    "slowest_rank_seconds": "seconds per step for which the mean rank waited for the slowest",
+    "bytes_read": "bytes of training data read since the last record, all ranks",
+    "reads": "read operations since the last record, all ranks",
+    "global_batch": "images per optimizer step over all GPUs",
+    "learning_rate": "learning rate of the last step",
+    "momentum": "momentum of the last step",
+    "phase": "`adabound` or `sgd`",
+    "lower_bound": "AdaBound's lower bound Bl",
+    "upper_bound": "AdaBound's upper bound Bu",
+    "loss_scale": "factor on the loss before backpropagation",
+    "skipped_steps": "steps skipped for non-finite gradients since the start of the run",
+    "grad_norm": "Euclidean norm of the averaged, unscaled gradient",
+    "trust_ratios": "LARS trust ratio by layer",
+}
+"""What each key means. A record may hold other keys too; readers pass over those that they do not know."""
+
+KINDS = ("step", "epoch")
+
+
+def clean(value: Any) -> Any:
+    """The value in the types that JSON has: NumPy scalars become numbers, what is not finite becomes None."""
+    if isinstance(value, Mapping):
+        return {str(key): clean(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean(item) for item in value]
+    if hasattr(value, "tolist"):  # NumPy scalars and arrays
+        return clean(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+class MetricsWriter:
+    """Appends records; each is on its way to the disk when `write` returns, and an epoch's is on it."""
+
+    def __init__(self, path: str | os.PathLike[str], *, resume_step: int | None = None):
+        """Opens the file for appending; creates it where there is none.
+
+        Args:
+          path: the file.
+          resume_step: the step that the restored checkpoint holds. Records of later steps are removed first, as
+            these steps are going to be taken again. None keeps every record.
+
+        Raises:
+          UserError: if the file cannot be read or written.
+        """
+        self.path = pathlib.Path(path)
+        try:
+            if self.path.is_file():
+                _mend(self.path, resume_step)
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {error.strerror}") from None
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Appends a record.
+
+        Raises:
+          ValueError: if `kind` is neither step nor epoch.
+          UserError: if the disk does not take it.
+        """
+        if record.get("kind") not in KINDS:
+            raise ValueError(f"record of kind {record.get('kind')!r}: must be one of {', '.join(KINDS)}")
+        try:
+            self._file.write(json.dumps(clean(record), allow_nan=False) + "\n")
+            self._file.flush()
+            if record["kind"] == "epoch":
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {error.strerror}; earlier records are intact") from None
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def __enter__(self) -> MetricsWriter:
+        """The writer itself."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Closes the file."""
+        self.close()
+
+
+def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Reads the records of a file that may still be growing; a torn last line is passed over.
+
+    Raises:
+      UserError: if there is no such file, or if a line before the last is not a JSON object.
+    """
+    path = pathlib.Path(path)
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    records = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError("not an object")
+        except ValueError:
+            if number == len(lines):  # no newline after it: the writer was cut off in the middle
+                break
+            raise UserError(f"{path}, line {number}: not a JSON object; remove the line") from None
+        records.append(record)
+    return records
+
+
+def _mend(path: pathlib.Path, resume_step: int | None) -> None:
+    """Removes a torn last line and the records after `resume_step`, leaving the old file until the new is complete."""
+    records = read(path)
+    kept = [r for r in records if resume_step is None or r.get("step", 0) <= resume_step]
+    if len(kept) == len(records) and path.read_bytes()[-1:] in (b"\n", b""):
+        return
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in kept)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)  # noqa: PTH105 - atomic on POSIX, as documented

@@ -1,0 +1,129 @@
+"""The criteria by which the papers compare distributed training.
+
+H (Lu et al., section 1) measures a method by what one GPU contributes to reaching an accuracy:
+
+    convergence rate                         = 1 / epochs to the target
+    actual training speed                    = rate * single-GPU speed * GPUs * scaling efficiency
+    actual training time                     = 1 / actual training speed
+    actual average single-GPU training speed = rate * single-GPU speed * scaling efficiency
+    actual average single-GPU training time  = 1 / that = actual training time * GPUs
+
+A speed here is in passes over the training set per second, so that the times come out in seconds. Accuracies and
+efficiencies are fractions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+IMAGENET_TRAIN_IMAGES = 1_281_167
+"""Images in ImageNet's training set (ILSVRC 2012)."""
+ROUNDED_TRAIN_IMAGES = 1_280_000
+"""The round figure that H computes its times with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hit:
+    """Where a run first reached a target: epochs finished, and seconds since its start."""
+
+    epoch: float
+    seconds: float | None
+
+
+def first_reaching(records: Iterable[Mapping[str, Any]], metric: str, target: float) -> Hit | None:
+    """The first record whose `metric` is at least `target`, or None.
+
+    Args:
+      records: in order of time, with the keys `epoch`, `metric` and, where known, `seconds`. Records without the
+        metric (no validation after that epoch) are passed over.
+      metric: for example `val_top1`.
+      target: a fraction.
+    """
+    for record in records:
+        value = record.get(metric)
+        if value is not None and value >= target:
+            return Hit(record["epoch"], record.get("seconds"))
+    return None
+
+
+def convergence_rate(epochs_to_target: float) -> float:
+    """H: the reciprocal of the epochs needed; raises ValueError unless they are positive."""
+    return 1 / _positive("epochs_to_target", epochs_to_target)
+
+
+def scaling_efficiency(images_per_second: float, single_gpu_images_per_second: float, gpus: int) -> float:
+    """H, section 3.2.2: actual speed / ideal speed, the ideal being `gpus` times the speed of one GPU alone."""
+    ideal = _positive("single_gpu_images_per_second", single_gpu_images_per_second) * _positive("gpus", gpus)
+    return images_per_second / ideal
+
+
+def actual_training_speed(
+    epochs_to_target: float, single_gpu_images_per_second: float, gpus: int, efficiency: float, images_per_epoch: int
+) -> float:
+    """H: convergence rate * single-GPU speed * GPUs * scaling efficiency, in trainings per second."""
+    single_gpu_speed = single_gpu_images_per_second / _positive("images_per_epoch", images_per_epoch)
+    return convergence_rate(epochs_to_target) * single_gpu_speed * gpus * efficiency
+
+
+def actual_training_seconds(
+    epochs_to_target: float, single_gpu_images_per_second: float, gpus: int, efficiency: float, images_per_epoch: int
+) -> float:
+    """H: the reciprocal of the actual training speed, in seconds."""
+    speed = actual_training_speed(epochs_to_target, single_gpu_images_per_second, gpus, efficiency, images_per_epoch)
+    return 1 / _positive("actual training speed", speed)
+
+
+def actual_average_single_gpu_seconds(
+    epochs_to_target: float, single_gpu_images_per_second: float, efficiency: float, images_per_epoch: int
+) -> float:
+    """H: 1 / (convergence rate * single-GPU speed * scaling efficiency), in GPU seconds."""
+    return actual_training_seconds(epochs_to_target, single_gpu_images_per_second, 1, efficiency, images_per_epoch)
+
+
+def rescaled_gpu_seconds(seconds: float, gpus: int, efficiency: float, common_efficiency: float) -> float:
+    """GPU seconds that a published run would have taken at another scaling efficiency.
+
+    H compares runs of unlike size so (Tables 3.10 and 3.11): time * GPUs * efficiency / common efficiency.
+    """
+    return seconds * gpus * efficiency / _positive("common_efficiency", common_efficiency)
+
+
+def epoch_seconds(images_per_epoch: int, images_per_second: float) -> float:
+    """Seconds for one pass over the training set."""
+    return images_per_epoch / _positive("images_per_second", images_per_second)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """One step down from ideal scaling: its name and the seconds that it cost."""
+
+    name: str
+    seconds: float
+
+
+def waterfall(wall_seconds: float, ideal_seconds: float | None, losses: Mapping[str, float]) -> list[Loss]:
+    """Where the time of a run went; the parts add up to `wall_seconds`.
+
+    Args:
+      wall_seconds: the whole run.
+      ideal_seconds: images / (GPUs * speed of one GPU alone): what it would take if nothing were lost. None where
+        the speed of one GPU is not known; then computation and what cannot be told from it are one part.
+      losses: measured seconds by cause, for example input, exposed communication, evaluation, checkpoints.
+
+    Returns:
+      `computation`, then the losses in the order given, then `other`: what no measurement accounts for. It is
+      negative where the run did better than its ideal, for example after a slow 1-GPU measurement.
+    """
+    known = [Loss(name, seconds) for name, seconds in losses.items()]
+    rest = wall_seconds - sum(loss.seconds for loss in known)
+    if ideal_seconds is None:
+        return [Loss("computation and other", rest), *known]
+    return [Loss("computation", ideal_seconds), *known, Loss("other", rest - ideal_seconds)]
+
+
+def _positive(name: str, value: float) -> float:
+    if not value > 0:
+        raise ValueError(f"{name}={value}: must be positive")
+    return value
