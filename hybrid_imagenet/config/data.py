@@ -19,6 +19,30 @@ class Data:
     augmentation: str = option(
         "alexnet", "Training augmentation.", choices=("none", "alexnet", "inception", "sony", "digits")
     )
+    eval_crop: float | None = option(
+        None,
+        "Side of the central square that is evaluated, as a fraction of the shorter side; default 0.875 (224 of "
+        "256), or 1 with --augmentation=digits.",
+        minimum=0.05,
+        maximum=1,
+    )
+    num_classes: int | None = option(
+        None, "Classes of TFRecord shards that have neither manifest nor labels.txt; else found out.", minimum=1
+    )
+    data_threads: int | None = option(
+        None, "Decoding threads per rank; default the machine's cores divided by its ranks.", minimum=1
+    )
+    data_readers: int = option(4, "Micro-batches read from storage at the same time, per rank.", minimum=1)
+    data_prefetch: int = option(2, "Decoded micro-batches kept ready, per rank.", minimum=1)
+    data_memory_gb: float = option(
+        4.0, "Bound on what one rank reads and decodes ahead, and on its RAM cache.", unit="GB", minimum=0.01
+    )
+    bad_records: str = option(
+        "fail",
+        "What a record that cannot be read or decoded does: end the run, or be counted, logged and replaced.",
+        choices=("fail", "skip"),
+    )
+    max_bad_records: int = option(100, "Skipped records per rank above which the run ends.", minimum=0)
     remainder: str = option(
         "wrap",
         "What a last, partial batch of an epoch becomes: filled up from the next epoch (every example exactly once "

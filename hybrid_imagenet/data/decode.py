@@ -1,0 +1,65 @@
+"""Decoding on the host: one encoded image and one window to a uint8 square, inside tf.data."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from hybrid_imagenet.data import images
+from hybrid_imagenet.numerics import augment
+
+RATIOS = (1, 2, 4, 8)
+OTHER = len(RATIOS)  # the branch of PNG, GIF and BMP; a JPEG takes that of its reduction
+
+
+def branches(
+    kinds: npt.NDArray[np.int64], windows: augment.Windows, side: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """How each image is decoded for an output of `side` pixels.
+
+    Args:
+      kinds: images.JPEG or images.OTHER, int64 [k].
+      windows: (y, x, height, width) in pixels of the stored images, int64 [k, 4].
+      side: pixels.
+
+    Returns:
+      (branch, window): int32 [k], and the windows in pixels of the reduced images, int32 [k, 4].
+    """
+    ratios = np.where(kinds == images.JPEG, augment.decode_ratio(windows, side), 1)
+    branch = np.where(kinds == images.JPEG, np.log2(ratios).astype(np.int32), OTHER)
+    return branch.astype(np.int32), (windows // ratios[:, None]).astype(np.int32)
+
+
+def decode(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, side: int) -> tf.Tensor:
+    """Decodes a window of an image and resizes it bilinearly, uint8 [side, side, 3].
+
+    JPEGs are cropped while they are decoded: rows below the window and blocks beside it are not transformed.
+    The fast integer DCT is within one or two grey levels of the slow one.
+    """
+
+    def jpeg(ratio: int) -> tf.Tensor:
+        return tf.io.decode_and_crop_jpeg(
+            content, window, channels=3, ratio=ratio, dct_method="INTEGER_FAST", fancy_upscaling=False
+        )
+
+    def other() -> tf.Tensor:
+        pixels = tf.io.decode_image(content, channels=3, expand_animations=False)
+        return tf.slice(pixels, [window[0], window[1], 0], [window[2], window[3], 3])
+
+    cases = [lambda ratio=ratio: jpeg(ratio) for ratio in RATIOS]
+    cropped = tf.switch_case(branch, [*cases, other])
+    return resize(cropped, window, side)
+
+
+def resize(pixels: tf.Tensor, window: tf.Tensor, side: int) -> tf.Tensor:
+    """Bilinear resize of uint8 [h, w, 3] to uint8 [side, side, 3], rounded; the image itself if it fits."""
+    resized = tf.cond(
+        tf.reduce_all(tf.equal(window[2:], side)),
+        lambda: pixels,
+        lambda: tf.cast(
+            tf.raw_ops.ResizeBilinear(images=pixels[None], size=(side, side), half_pixel_centers=True)[0] + 0.5,
+            tf.uint8,
+        ),
+    )
+    return tf.ensure_shape(resized, (side, side, 3))

@@ -1,0 +1,60 @@
+"""What an encoded image is, from its first bytes: format and size, without decoding."""
+
+from __future__ import annotations
+
+import struct
+
+JPEG, OTHER = 0, 1
+_SIZED = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})  # start-of-frame markers
+_BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
+
+
+def probe(data: bytes) -> tuple[int, int, int]:
+    """The format (JPEG or OTHER), height and width of an encoded image.
+
+    Raises:
+      ValueError: if it is empty, truncated, or of no format that is read here (JPEG, PNG, GIF, BMP).
+    """
+    if data[:2] == b"\xff\xd8":
+        if b"\xff\xd9" not in data[-64:]:
+            raise ValueError("the JPEG is truncated: it has no end-of-image marker")
+        return (JPEG, *_jpeg_size(data))
+    if data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) >= 24:
+        if b"IEND" not in data[-64:]:
+            raise ValueError("the PNG is truncated: it has no end chunk")
+        width, height = struct.unpack_from(">II", data, 16)
+    elif data[:4] == b"GIF8" and len(data) >= 10:
+        width, height = struct.unpack_from("<HH", data, 6)
+    elif data[:2] == b"BM" and len(data) >= 26:
+        width, height = struct.unpack_from("<ii", data, 18)
+        height = abs(height)
+    elif not data:
+        raise ValueError("the image is empty")
+    else:
+        raise ValueError(f"is no JPEG, PNG, GIF or BMP image (it begins with {data[:4]!r})")
+    return _positive(OTHER, height, width)
+
+
+def _positive(kind: int, height: int, width: int) -> tuple[int, int, int]:
+    if height < 1 or width < 1:
+        raise ValueError(f"the image has {height} x {width} pixels")
+    return kind, height, width
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    at = 2
+    end = len(data) - 9
+    while at < end:
+        if data[at] != 0xFF:
+            break
+        marker = data[at + 1]
+        if marker == 0xFF:  # fill byte
+            at += 1
+        elif marker in _BARE:
+            at += 2
+        elif marker in _SIZED:
+            height, width = struct.unpack_from(">HH", data, at + 5)
+            return _positive(JPEG, height, width)[1:]
+        else:
+            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    raise ValueError("the JPEG has no frame header")

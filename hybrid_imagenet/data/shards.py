@@ -1,0 +1,158 @@
+"""Sets of TFRecord shards: which files make up a split, where each record lies, and the manifest beside them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybrid_imagenet.data import records
+from hybrid_imagenet.errors import UserError
+
+MANIFEST = "manifest.json"
+# What a split is called in the names of shards: by our own writer, TensorFlow's ImageNet scripts, and TFDS.
+SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val", "test")}
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})(\.tfrecord)?$")
+_INDEX_VERSION = 1
+
+
+def cache_root() -> Path:
+    """Where generated data and indices are kept: $XDG_CACHE_HOME/hybrid_imagenet, by default under ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "hybrid_imagenet"
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardIndex:
+    """Where each record of a split lies.
+
+    Attributes:
+      files: the shards, sorted.
+      shard, offset, length: int64 [n] each; the file number, first byte and bytes (with framing) of each record.
+      damaged: (file, offset, reason) for each shard whose end cannot be read.
+    """
+
+    files: tuple[Path, ...]
+    shard: npt.NDArray[np.int64]
+    offset: npt.NDArray[np.int64]
+    length: npt.NDArray[np.int64]
+    damaged: tuple[tuple[str, int, str], ...] = ()
+
+
+def find(directory: Path, split: str) -> tuple[Path, ...]:
+    """The shards of `split` ("train" or "validation") in a directory.
+
+    Raises:
+      UserError: if the directory does not exist, holds no shard of the split, or lacks one of a numbered set.
+    """
+    if not directory.is_dir():
+        raise UserError(f"--data_dir={directory}: no such directory")
+    sets: dict[tuple[str, int], dict[int, Path]] = {}
+    for path in sorted(directory.iterdir()):
+        match = _SHARD.match(path.name)
+        if match:
+            stem = match["stem"].removesuffix(".tfrecord").rsplit("-", 1)[-1]
+            sets.setdefault((stem, int(match["count"])), {})[int(match["number"])] = path
+    wanted = [key for name in SPLIT_NAMES[split] for key in sets if key[0] == name]
+    if not wanted:
+        raise UserError(f"--data_dir={directory}: holds no {split} shards (names like {split}-00000-of-01024)")
+    name, count = wanted[0]
+    found = sets[wanted[0]]
+    others = ", ".join(str(key[1]) for key in wanted[1:] if key[0] == name)
+    if others:
+        raise UserError(f"--data_dir={directory}: holds several sets of {name} shards, of {count}, {others} files")
+    missing = [number for number in range(count) if number not in found]
+    if missing:
+        first = f"{len(missing)} of {count} {name} shards are missing, the first is number {missing[0]}"
+        raise UserError(f"--data_dir={directory}: {first}")
+    return tuple(found[number] for number in range(count))
+
+
+def index(files: Sequence[Path]) -> ShardIndex:
+    """The index of some shards, from the cache if they have not changed since they were scanned."""
+    key = hashlib.sha256(repr([_INDEX_VERSION, *map(_fingerprint, files)]).encode()).hexdigest()[:24]
+    cached = cache_root() / "index" / f"{key}.npz"
+    try:
+        with np.load(cached) as stored:
+            damaged = tuple((f, int(o), r) for f, o, r in json.loads(str(stored["damaged"])))
+            return ShardIndex(tuple(files), stored["shard"], stored["offset"], stored["length"], damaged)
+    except (OSError, KeyError, ValueError):
+        pass  # absent, or cut short by a full disk: scan again
+    built = _scan_all(files)
+    try:
+        with replacing(cached) as temporary, temporary.open("wb") as file:
+            text = np.array(json.dumps(built.damaged))
+            np.savez(file, damaged=text, shard=built.shard, offset=built.offset, length=built.length)
+    except OSError:
+        pass  # a read-only or full cache costs only the next scan
+    return built
+
+
+def _fingerprint(path: Path) -> tuple[str, int, int]:
+    status = path.stat()
+    return str(path.resolve()), status.st_size, status.st_mtime_ns
+
+
+def _scan_all(files: Sequence[Path]) -> ShardIndex:
+    with concurrent.futures.ThreadPoolExecutor(min(16, len(files))) as pool:
+        scans = list(pool.map(records.scan, files))
+    shard = np.repeat(np.arange(len(files), dtype=np.int64), [len(offsets) for offsets, _, _ in scans])
+    damaged = tuple((str(path), *bad) for path, (_, _, bad) in zip(files, scans, strict=True) if bad)
+    return ShardIndex(
+        tuple(files), shard, np.concatenate([s[0] for s in scans]), np.concatenate([s[1] for s in scans]), damaged
+    )
+
+
+class replacing:  # noqa: N801 - used like a function
+    """A context that gives a temporary path beside `target` and moves it there, whole, at the end.
+
+    Several processes may write the same target at once: each has a file of its own, the last one stays. After an
+    error the temporary file is removed and the target left alone.
+    """
+
+    def __init__(self, target: Path) -> None:
+        """Takes the path that is to be written."""
+        self._target = target
+
+    def __enter__(self) -> Path:
+        """Makes the directory and a temporary file."""
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=self._target.parent, prefix=f".{self._target.name}.")
+        os.close(handle)
+        self._temporary = Path(name)
+        return self._temporary
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Moves the file to its place, or removes it after an error."""
+        if kind is None:
+            self._temporary.chmod(0o644)
+            self._temporary.replace(self._target)
+        else:
+            self._temporary.unlink(missing_ok=True)
+
+
+def read_manifest(directory: Path) -> dict[str, Any] | None:
+    """The manifest that `data prepare` writes, or None.
+
+    Raises:
+      UserError: if there is one that cannot be read.
+    """
+    path = directory / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        manifest["splits"], manifest["class_names"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: is not a readable manifest ({error!r}); prepare the data set again") from None
+    return manifest

@@ -1,0 +1,1 @@
+"""Sources: one module per form in which people keep images."""

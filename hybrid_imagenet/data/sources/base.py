@@ -1,0 +1,137 @@
+"""What every source of images offers: random access, a name for each record's place, and counters of what it read."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+_OPEN_FILES = 512  # below the usual limit of 1,024 descriptors per process
+
+
+class BadRecord(Exception):  # noqa: N818 - it names the record, not the error
+    """A record that cannot be used: its file, its place there (bytes, or a row number) and the reason."""
+
+    def __init__(self, file: str, offset: int, reason: str) -> None:
+        """Keeps the three parts; the message is one line of them."""
+        super().__init__(f"{file}, offset {offset}: {reason}")
+        self.file = file
+        self.offset = offset
+        self.reason = reason
+
+
+@dataclasses.dataclass(frozen=True)
+class IoStatistics:
+    """What has been read from storage since the source was opened."""
+
+    bytes_read: int = 0
+    operations: int = 0
+    seconds: float = 0.0  # time inside read calls, summed over threads
+
+    def __sub__(self, earlier: IoStatistics) -> IoStatistics:
+        """What was read since `earlier`."""
+        return IoStatistics(
+            self.bytes_read - earlier.bytes_read, self.operations - earlier.operations, self.seconds - earlier.seconds
+        )
+
+
+class IoCounter:
+    """Adds up reads from several threads."""
+
+    def __init__(self) -> None:
+        """Starts at zero."""
+        self._lock = threading.Lock()
+        self._total = IoStatistics()
+
+    def add(self, bytes_read: int, operations: int, seconds: float) -> None:
+        """Counts some read operations."""
+        with self._lock:
+            total = self._total
+            self._total = IoStatistics(
+                total.bytes_read + bytes_read, total.operations + operations, total.seconds + seconds
+            )
+
+    def total(self) -> IoStatistics:
+        """The sums so far."""
+        return self._total
+
+
+class Source(abc.ABC):
+    """Random access to the encoded images of one split, safe to use from several threads.
+
+    Attributes:
+      num_examples: images in the split.
+      num_classes: labels lie in [0, num_classes).
+      class_names: one name per class, in the order of the labels.
+      stored_side: side in pixels if all images are squares of one size, else None.
+    """
+
+    num_examples: int
+    num_classes: int
+    class_names: tuple[str, ...]
+    stored_side: int | None = None
+
+    def __init__(self) -> None:
+        """Starts the counters."""
+        self.io = IoCounter()
+
+    @abc.abstractmethod
+    def read_one(self, index: int) -> tuple[bytes, int]:
+        """The encoded image and the label of one example.
+
+        Raises:
+          BadRecord: if the record cannot be read, or its label is not a class.
+        """
+
+    @abc.abstractmethod
+    def locate(self, index: int) -> tuple[str, int]:
+        """The file of an example and its place there: byte offset, or row number."""
+
+    def read(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> tuple[list[bytes], npt.NDArray[np.int32]]:
+        """Encoded images and their labels, int32 [k]; raises BadRecord at the first record that cannot be used."""
+        images, labels = [], []
+        for index in indices:
+            image, label = self.read_one(int(index))
+            images.append(image)
+            labels.append(label)
+        return images, np.array(labels, np.int32)
+
+    def io_statistics(self) -> IoStatistics:
+        """Bytes and operations read so far, and the time they took."""
+        return self.io.total()
+
+    def _checked_label(self, index: int, label: int) -> int:
+        if not 0 <= label < self.num_classes:
+            raise BadRecord(*self.locate(index), f"label {label} is not one of {self.num_classes} classes")
+        return label
+
+
+@functools.lru_cache(maxsize=_OPEN_FILES)
+def _opened(path: str) -> BinaryIO:
+    """An open file; one that falls out of the cache is closed when the last thread that reads from it lets go."""
+    return Path(path).open("rb", buffering=0)
+
+
+def read_at(path: str, offset: int, length: int, counter: IoCounter) -> bytes:
+    """Reads `length` bytes at `offset`, counted; shorter only at the end of the file."""
+    started = time.perf_counter()
+    file = _opened(path)
+    data = os.pread(file.fileno(), length, offset)
+    operations = 1
+    while len(data) < length:  # a signal or a network file system may cut a read short
+        more = os.pread(file.fileno(), length - len(data), offset + len(data))
+        operations += 1
+        if not more:
+            break
+        data += more
+    counter.add(len(data), operations, time.perf_counter() - started)
+    return data

@@ -1,0 +1,146 @@
+"""TFRecord shards: TensorFlow's ImageNet layout, the plain TFDS form, and those that `data prepare` writes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybrid_imagenet.data import records, shards
+from hybrid_imagenet.data.sources.base import BadRecord, Source, read_at
+from hybrid_imagenet.errors import UserError
+
+_KEYS = ("image/encoded", "image/class/label", "image", "label")
+
+
+class ShardSource(Source):
+    """Random access to the records of a split's shards.
+
+    Two forms of Example are read: `image/encoded` with `image/class/label` counted from 1, and `image` with `label`
+    counted from 0. Checksums are verified at every read.
+
+    Args:
+      files: the shards in order.
+      class_names: names in the order of the labels.
+      ignore_damage: go on with the readable part of damaged shards instead of raising.
+      expected: number of records that a manifest promises.
+
+    Raises:
+      UserError: for a damaged shard, no records at all, or another number than `expected`.
+    """
+
+    def __init__(
+        self,
+        files: tuple[Path, ...],
+        class_names: tuple[str, ...],
+        *,
+        ignore_damage: bool = False,
+        expected: int | None = None,
+    ) -> None:
+        """Loads or builds the index."""
+        super().__init__()
+        self.index = shards.index(files)
+        if self.index.damaged and not ignore_damage:
+            file, offset, reason = self.index.damaged[0]
+            raise UserError(f"{file}, offset {offset}: {reason}; restore the file or give --bad_records=skip")
+        self.num_examples = len(self.index.offset)
+        if not self.num_examples:
+            raise UserError(f"{files[0].parent}: its {len(files)} shards hold no records")
+        if expected is not None and expected != self.num_examples and not self.index.damaged:
+            raise UserError(
+                f"{files[0].parent}: its shards hold {self.num_examples} records, the manifest says {expected}; "
+                "prepare the data set again"
+            )
+        self.class_names = class_names
+        self.num_classes = len(class_names)
+        self._names = [str(path) for path in files]
+
+    def locate(self, index: int) -> tuple[str, int]:
+        """The shard of a record and its byte offset there."""
+        return self._names[self.index.shard[index]], int(self.index.offset[index])
+
+    def read_one(self, index: int) -> tuple[bytes, int]:
+        """Reads one record with a single operation."""
+        image, label = self.read_unchecked(index)
+        return image, self._checked_label(index, label)
+
+    def read_unchecked(self, index: int) -> tuple[bytes, int]:
+        """The image and the label from 0, which may not be that of any class.
+
+        Raises:
+          BadRecord: if the record cannot be read.
+        """
+        file, offset = self.locate(index)
+        try:
+            record = read_at(file, offset, int(self.index.length[index]), self.io)
+            features = records.decode_example(records.unframe(record), _KEYS)
+        except (records.RecordError, OSError) as error:
+            raise BadRecord(file, offset, str(error)) from None
+        return _image_and_label(features, file, offset)
+
+
+def _image_and_label(features: dict[str, Any], file: str, offset: int) -> tuple[bytes, int]:
+    for image_key, label_key, first in (("image/encoded", "image/class/label", 1), ("image", "label", 0)):
+        image, label = features.get(image_key), features.get(label_key)
+        if isinstance(image, bytes) and isinstance(label, int):
+            return image, label - first
+    raise BadRecord(file, offset, "has neither image/encoded with image/class/label nor image with label")
+
+
+def open_directory(
+    directory: Path, split: str, *, num_classes: int | None = None, ignore_damage: bool = False
+) -> ShardSource:
+    """Opens the shards of a directory.
+
+    Class names come from the manifest, else from `labels.txt` (one a line), else they are numbers; how many there
+    are is then `num_classes`, or found by reading all training labels once.
+
+    Raises:
+      UserError: for a directory, set of shards or manifest that cannot be used.
+    """
+    manifest = shards.read_manifest(directory)
+    files = shards.find(directory, split)
+    if manifest is None:
+        names = _class_names(directory, num_classes)
+        return ShardSource(files, names, ignore_damage=ignore_damage)
+    entry = manifest["splits"].get(split)
+    if entry is None:
+        raise UserError(f"--data_dir={directory}: its manifest knows no {split} split")
+    return ShardSource(
+        files, tuple(manifest["class_names"]), ignore_damage=ignore_damage, expected=entry["num_examples"]
+    )
+
+
+def _class_names(directory: Path, num_classes: int | None) -> tuple[str, ...]:
+    labels = next((p for p in (directory / "labels.txt", *sorted(directory.glob("*label*.txt"))) if p.is_file()), None)
+    if labels is not None:
+        return tuple(line.strip() for line in labels.read_text("utf-8").splitlines() if line.strip())
+    return tuple(str(number) for number in range(num_classes or _count_classes(shards.find(directory, "train"))))
+
+
+def _count_classes(files: tuple[Path, ...]) -> int:
+    """The largest training label plus one, from reading every record once; remembered in the cache."""
+    source = ShardSource(files, ("",), ignore_damage=True)
+    key = hashlib.sha256(repr([(str(p.resolve()), p.stat().st_mtime_ns) for p in files]).encode()).hexdigest()[:24]
+    cached = shards.cache_root() / "index" / f"{key}.classes"
+    if cached.exists() and cached.read_text().isdigit():
+        return int(cached.read_text())
+
+    def largest(part: np.ndarray[Any, Any]) -> int:
+        found = -1
+        for number in part:
+            try:
+                found = max(found, source.read_unchecked(int(number))[1])
+            except BadRecord:
+                continue  # reported when it is read for training
+        return found
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        parts = np.array_split(np.arange(source.num_examples), 8)
+        count = max(pool.map(largest, parts)) + 1
+    with shards.replacing(cached) as temporary:
+        temporary.write_text(str(count))
+    return count
