@@ -24,7 +24,7 @@ class AdaBound(GroupedOptimizer):
     With `amsbound` the running maximum of v takes its place.
     """
 
-    slots = ("first_moment", "second_moment")
+    slots: tuple[str, ...] = ("first_moment", "second_moment")
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class AdaBound(GroupedOptimizer):
         if learning_rate <= 0:
             raise ValueError(f"learning_rate={learning_rate} must be positive")
         super().__init__(learning_rate, momentum=beta1, weight_decay=weight_decay, decay_all=decay_all, name=name)
-        self.arguments = {
+        self.arguments: dict[str, Any] = {
             "final_lr": final_lr,
             "gamma": gamma,
             "beta1": beta1,
@@ -72,7 +72,7 @@ class AdaBound(GroupedOptimizer):
             "jit_compile": jit_compile,
         }
         if amsbound:
-            self.slots = (*self.slots, "largest_second_moment")
+            self.slots += ("largest_second_moment",)
 
     def build(self, variables: Any) -> None:
         """Creates the moments and compiles the update."""

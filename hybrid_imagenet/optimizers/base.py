@@ -33,12 +33,12 @@ class Hyper:
         """
         changed = False
         for name, value in values.items():
-            index, value = self._index[name], np.float32(value)
-            if self._values[index] != value:
-                self._values[index] = value
+            index, new = self._index[name], np.float32(value)
+            if self._values[index] != new:
+                self._values[index] = new
                 changed = True
         if changed:
-            self._variable.assign(self._values.copy())
+            self._variable.assign(tf.constant(self._values.copy()), read_value=False)
 
     def read(self) -> dict[str, tf.Tensor]:
         """The scalars by name, as tensors on the CPU; inside a graph they are read at every execution."""
@@ -58,6 +58,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     """
 
     slots: tuple[str, ...] = ()
+    """The kinds of state that `build` creates, one variable per trainable variable; an attribute for each."""
 
     def __init__(
         self,
@@ -78,10 +79,11 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                 f"learning_rate={learning_rate} and weight_decay={weight_decay} must not be negative, "
                 f"momentum={momentum} must lie within 0 and 1"
             )
-        super().__init__(learning_rate=lambda: self.hyper["learning_rate"], name=name)
-        self.hyper = Hyper(
+        hyper = Hyper(
             learning_rate=learning_rate, momentum=momentum, lower_bound=learning_rate, upper_bound=learning_rate
         )
+        super().__init__(learning_rate=lambda: hyper["learning_rate"], name=name)
+        self.hyper = hyper
         self.decay = float(weight_decay)
         self.decay_all = decay_all
         self.kinds: list[ParameterKind] = []

@@ -95,7 +95,7 @@ class Hybrid(GroupedOptimizer):
             raise ValueError(f"handover={handover}: choose one of {', '.join(HANDOVERS)}")
         super().__init__(learning_rate, momentum=momentum, weight_decay=weight_decay, decay_all=decay_all, name=name)
         self.ratio = TrustRatio(lars, eta, lars_eps, lars_eps_rule)
-        self.arguments = {
+        self.arguments: dict[str, Any] = {
             "alpha": alpha,
             "beta1": beta1,
             "beta2": beta2,
@@ -154,10 +154,10 @@ class Hybrid(GroupedOptimizer):
         self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
     ) -> None:
         a, momentum = self.arguments, hyper["momentum"]
-        # The first step turns the first moment into -u on the way, as part of the factor that momentum is.
-        begin = {"continuous": 1.0, "reset": 0.0, "rescale": 1.0 / (1.0 - a["beta1"])}[a["handover"]]
+        # The first step turns the first moment into -u on the way: P, where both bounds meet, joins the factor.
+        begin: float = {"continuous": 1.0, "reset": 0.0, "rescale": 1.0 / (1.0 - a["beta1"])}[a["handover"]]
         first = tf.equal(self._sgd_steps.value, 0)
-        carry = tf.where(first, -begin * hyper["upper_bound"] * momentum, momentum)
+        carry = tf.where(first, -begin * hyper["lower_bound"] * momentum, momentum)
         factor = 1.0 - momentum if a["handover"] == "continuous" else tf.constant(1.0)
         rates = self.ratio.rates(self, square_sums, unscale, hyper["learning_rate"], factor)
         for i, (grad, w, m) in enumerate(zip(grads, self._trainable_variables, self.first_moment, strict=True)):

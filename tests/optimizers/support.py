@@ -1,0 +1,79 @@
+"""Small problems on which an optimizer and its oracle can be run side by side."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hybrid_imagenet.optimizers.kinds import ParameterKind
+from tests.references import optimizers_reference as reference
+
+SHAPES = ((3, 3, 2, 4), (4,), (4,), (5, 4), (4,))
+KINDS = (
+    ParameterKind.KERNEL,
+    ParameterKind.NORM_SCALE,
+    ParameterKind.NORM_OFFSET,
+    ParameterKind.KERNEL,
+    ParameterKind.BIAS,
+)
+KERNELS = [kind is ParameterKind.KERNEL for kind in KINDS]
+
+
+class Problem:
+    """A noisy quadratic: the gradient at w is curvature * (w - target) + noise(step), noise fixed by the seed."""
+
+    def __init__(self, shapes=SHAPES, seed=0):
+        random = np.random.default_rng(seed)
+        self.start = [random.normal(0, 0.5, s).astype(np.float32) for s in shapes]
+        self.target = [random.normal(0, 0.5, s) for s in shapes]
+        self.curvature = [10 ** random.uniform(-2, 0, s) for s in shapes]
+        self.noise = [[random.normal(0, 0.05, s) for s in shapes] for _ in range(256)]
+
+    def grads(self, weights, step):
+        parts = zip(weights, self.target, self.curvature, self.noise[step % 256], strict=True)
+        return [c * (np.asarray(w, np.float64) - t) + n for w, t, c, n in parts]
+
+    def layers(self):
+        return reference.layers_of(self.start, KERNELS)
+
+    def variables(self):
+        return [keras.Variable(w) for w in self.start]
+
+
+class Runner:
+    """Runs an optimizer through one compiled function, with gradients multiplied by a loss scale."""
+
+    def __init__(self, optimizer, problem, loss_scale=1.0, kinds=KINDS):
+        self.optimizer, self.problem, self.loss_scale = optimizer, problem, loss_scale
+        self.variables = problem.variables()
+        optimizer.set_kinds(kinds)
+        optimizer.build(self.variables)
+        self.count = 0
+
+        @tf.function
+        def step(grads, finite):
+            def update():
+                sums = tf.stack([tf.reduce_sum(g * g) for g in grads])
+                optimizer.apply_reduced(grads, unscale=tf.constant(1.0 / loss_scale), square_sums=sums)
+                return True
+
+            return tf.cond(finite, update, lambda: False)
+
+        self.function = step
+
+    def weights(self):
+        return [v.numpy() for v in self.variables]
+
+    def step(self, hyper=None, grads=None, finite=True):
+        if hyper:
+            self.optimizer.hyper.assign(hyper)
+        if grads is None:
+            grads = self.problem.grads(self.weights(), self.count)
+        self.function([tf.constant(g * self.loss_scale, tf.float32) for g in grads], tf.constant(finite))
+        self.count += finite
+
+
+def assert_close(actual, layers, tolerance=1e-5):
+    """Every tensor within `tolerance` of the oracle's, relative to its size."""
+    for value, layer in zip(actual, layers, strict=True):
+        assert np.linalg.norm(value - layer["w"]) <= tolerance * np.linalg.norm(layer["w"])
+        np.testing.assert_allclose(value, layer["w"], rtol=tolerance, atol=tolerance * np.abs(layer["w"]).max())

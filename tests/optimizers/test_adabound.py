@@ -1,0 +1,57 @@
+import numpy as np
+import pytest
+
+from hybrid_imagenet.optimizers.adabound import AdaBound
+from hybrid_imagenet.optimizers.kinds import ParameterKind
+from tests.optimizers.support import KERNELS, Problem, Runner, assert_close
+from tests.references.optimizers_reference import bounded_adam_step, luo_bounds
+
+
+@pytest.mark.parametrize("amsbound", [False, True])
+def test_200_steps_follow_the_oracle(amsbound):
+    problem = Problem()
+    optimizer = AdaBound(2e-3, final_lr=0.2, gamma=0.01, amsbound=amsbound, weight_decay=0.01)
+    runner = Runner(optimizer, problem, loss_scale=256.0)
+    layers = problem.layers()
+    for step in range(200):
+        factor = 1.0 if step < 120 else 0.1
+        runner.step({"learning_rate": 2e-3 * factor})
+        bounds = luo_bounds(step + 1, 0.2 * factor, 0.01)
+        grads = problem.grads([layer["w"] for layer in layers], step)
+        for layer, grad, kernel in zip(layers, grads, KERNELS, strict=True):
+            decay = 0.01 if kernel else 0.0
+            bounded_adam_step(layer, grad, step + 1, 2e-3 * factor, *bounds, amsbound=amsbound, decay=decay)
+        if step in (0, 1, 119, 120, 199):
+            assert_close(runner.weights(), layers)
+
+
+def test_first_step_by_hand():
+    # gamma 1, t = 1: bounds F/2 and 2F = 0.1 and 0.4. m = 0.1 g; s / sqrt(v) = lr / |g|, here 0.002, is raised to 0.1.
+    runner = Runner(AdaBound(1e-3, final_lr=0.2, gamma=1.0), Problem(shapes=((1, 1),)), kinds=[ParameterKind.KERNEL])
+    runner.variables[0].assign([[1.0]])
+    runner.step(grads=[np.array([[0.5]])])
+    np.testing.assert_allclose(runner.weights()[0], [[1.0 - 0.1 * 0.05]], rtol=1e-6)
+
+
+def test_amsbound_keeps_the_largest_second_moment():
+    runner = Runner(AdaBound(amsbound=True), Problem(shapes=((1, 1),)), kinds=[ParameterKind.KERNEL])
+    for value in (10.0, 0.0, 0.0):
+        runner.step(grads=[np.array([[value]])])
+    assert runner.optimizer.largest_second_moment[0].numpy() == pytest.approx(0.1, rel=1e-5)
+    assert runner.optimizer.second_moment[0].numpy() == pytest.approx(0.1 * 0.999**2, rel=1e-5)
+
+
+def test_a_gradient_that_is_always_zero_moves_nothing():
+    problem = Problem()
+    runner = Runner(AdaBound(), problem)
+    for _ in range(3):
+        runner.step(grads=[np.zeros_like(w, np.float64) for w in problem.start])
+    for a, b in zip(runner.weights(), problem.start, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_configuration_survives_a_round_trip():
+    optimizer = AdaBound(2e-3, final_lr=0.3, gamma=0.1, amsbound=True, eps=1e-7, weight_decay=0.1)
+    assert AdaBound.from_config(optimizer.get_config()).get_config() == optimizer.get_config()
+    with pytest.raises(ValueError, match="learning_rate=0"):
+        AdaBound(0.0)

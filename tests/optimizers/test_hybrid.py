@@ -1,0 +1,187 @@
+import numpy as np
+import pytest
+
+from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.optimizers.hybrid import Hybrid
+from hybrid_imagenet.optimizers.kinds import ParameterKind
+from tests.optimizers.support import KERNELS, Problem, Runner, assert_close
+from tests.references.optimizers_reference import HybridReference, layers_of, lu_bounds
+
+EPOCH_STEPS, WARMUP, PEAK = 25, 4, 0.4
+SWITCH = EPOCH_STEPS * WARMUP
+KINDS_OF_ONE = (ParameterKind.KERNEL,)
+
+
+def schedule():
+    return schedules.create(
+        schedule="exponential",
+        lr=0.1,
+        workers=4,
+        base_batch=64,
+        epochs=8,
+        warmup_epochs=WARMUP,
+        bounded_warmup=True,
+    )
+
+
+def run_both(steps, optimizer_arguments, reference_arguments):
+    problem = Problem()
+    runner = Runner(Hybrid(PEAK, **optimizer_arguments), problem, loss_scale=1024.0)
+    oracle = HybridReference(
+        problem.layers(), warmup_steps=SWITCH, epoch_steps=EPOCH_STEPS, peak=PEAK, **reference_arguments
+    )
+    values = schedule()
+    for step in range(steps):
+        epoch_after = max(0, step - SWITCH) // EPOCH_STEPS
+        runner.step(values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64))
+        oracle.step(problem.grads([layer["w"] for layer in oracle.layers], step), PEAK * 0.9**epoch_after)
+        if step + 1 in (1, 2, SWITCH - 1, SWITCH, SWITCH + 1, steps):
+            assert_close(runner.weights(), oracle.layers)
+    return runner
+
+
+@pytest.mark.parametrize("handover", ["continuous", "reset", "rescale"])
+@pytest.mark.parametrize("lars", ["you", "larc", "none"])
+def test_200_steps_follow_the_oracle_through_the_switch(handover, lars):
+    runner = run_both(200, {"handover": handover, "lars": lars}, {"handover": handover, "lars": lars})
+    assert runner.function.experimental_get_tracing_count() == 1
+    assert int(runner.optimizer.iterations) == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reference_arguments"),
+    [
+        ({"bias_correction": False}, {"corrected": False}),
+        ({"momentum": 0.0}, {"momentum": 0.0}),
+        ({"decay_in_warmup": True, "weight_decay": 0.01}, {"decay_in_warmup": True, "decay": 0.01}),
+        ({"decay_all": True, "weight_decay": 0.01}, {"decay_all": True, "decay": 0.01}),
+        ({"alpha": 4e-3}, {"alpha": 4e-3}),
+        ({"jit_compile": False}, {}),
+    ],
+)
+def test_every_open_point_of_the_paper_follows_the_oracle(arguments, reference_arguments):
+    problem = Problem()
+    runner = Runner(Hybrid(PEAK, **arguments), problem)
+    oracle = HybridReference(
+        problem.layers(), warmup_steps=SWITCH, epoch_steps=EPOCH_STEPS, peak=PEAK, **reference_arguments
+    )
+    values = schedule()
+    for step in range(SWITCH + 30):
+        hyper = values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64)
+        runner.step(hyper | {"momentum": arguments.get("momentum", 0.9)})
+        rate = PEAK * 0.9 ** (max(0, step - SWITCH) // EPOCH_STEPS)
+        oracle.step(problem.grads([layer["w"] for layer in oracle.layers], step), rate)
+    assert_close(runner.weights(), oracle.layers)
+
+
+def test_first_step_by_hand():
+    # t = 1/10 epoch of T = 1, lr N = 2.4: bounds 0.24 and 2.4 + 10000 - 1000. g = 2: m = 0.2, v = 0.004,
+    # s = 0.001 sqrt(0.001) / 0.1 = 3.1623e-4; s / sqrt(v) = 0.005 is raised to 0.24: w = 1 - 0.24 * 0.2.
+    lower, upper = lu_bounds(0.1, 1.0, 2.4)
+    problem = Problem(shapes=((1, 1),))
+    runner = Runner(Hybrid(2.4), problem, kinds=KINDS_OF_ONE)
+    runner.variables[0].assign([[1.0]])
+    runner.step({"lower_bound": lower, "upper_bound": upper}, [np.array([[2.0]])])
+    np.testing.assert_allclose(runner.weights()[0], [[1.0 - 0.24 * 0.2]], rtol=1e-6)
+
+
+def test_sgd_step_by_hand():
+    # From m = 0: u = 0.1 * lr * ratio * g, ratio = 0.001 |w| / (|g| + 0.5 |w|), decay 0.5: g' = 2 + 0.5 * 4 = 4.
+    problem = Problem(shapes=((1, 1),))
+    runner = Runner(Hybrid(2.4, weight_decay=0.5), problem, kinds=KINDS_OF_ONE)
+    runner.variables[0].assign([[4.0]])
+    runner.step({"phase": 1.0, "learning_rate": 100.0}, [np.array([[2.0]])])
+    np.testing.assert_allclose(runner.weights()[0], [[4.0 - 0.1 * 100 * 0.001 * 4 / (2 + 2) * 4]], rtol=1e-6)
+
+
+def test_the_continuous_handover_has_no_jump_where_the_others_do():
+    problem = Problem(shapes=((6, 5),))
+    grads = [problem.grads(problem.start, 0)[0]]
+    growth = {}
+    for handover in ("continuous", "reset", "rescale"):
+        runner = Runner(Hybrid(PEAK, handover=handover, lars="none", weight_decay=0.0), problem, kinds=KINDS_OF_ONE)
+        values, sizes = schedule(), []
+        for step in range(SWITCH + 30):
+            before = runner.weights()[0].astype(np.float64)
+            runner.step(values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64) | {"learning_rate": PEAK}, grads)
+            sizes.append(np.linalg.norm(runner.weights()[0] - before))
+        last = sizes[SWITCH - 1]
+        growth[handover] = (sizes[SWITCH] / last, sizes[-1] / last)
+    np.testing.assert_allclose(growth["continuous"], (1.0, 1.0), rtol=1e-3)
+    np.testing.assert_allclose(growth["rescale"], (10.0, 10.0), rtol=1e-3)
+    assert growth["reset"][0] == pytest.approx(1.0, rel=1e-3)
+    assert growth["reset"][1] == pytest.approx(10.0 * (1 - 0.9**30), rel=1e-3)
+
+
+def test_a_skipped_step_at_the_switch_does_not_lose_the_handover():
+    problem = Problem()
+    plain = Runner(Hybrid(PEAK), problem)
+    skipping = Runner(Hybrid(PEAK), problem)
+    values = schedule()
+    for step in range(SWITCH + 5):
+        hyper = values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64)
+        grads = problem.grads(problem.start, step)
+        plain.step(hyper, grads)
+        if step == SWITCH:
+            before = skipping.weights()
+            skipping.step(hyper, [g * np.nan for g in grads], finite=False)
+            for a, b in zip(before, skipping.weights(), strict=True):
+                np.testing.assert_array_equal(a, b)
+        skipping.step(hyper, grads)
+    for a, b in zip(plain.weights(), skipping.weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_saved_state_continues_exactly_after_the_switch():
+    problem = Problem()
+    first = Runner(Hybrid(PEAK), problem)
+    values = schedule()
+
+    def advance(runner, begin, end):
+        for step in range(begin, end):
+            hyper = values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64)
+            runner.step(hyper, problem.grads(problem.start, step))
+
+    advance(first, 0, SWITCH + 3)
+    second = Runner(Hybrid.from_config(first.optimizer.get_config()), problem)
+    for a, b in zip(
+        second.optimizer.variables + second.variables, first.optimizer.variables + first.variables, strict=True
+    ):
+        a.assign(b.numpy())
+    advance(first, SWITCH + 3, SWITCH + 10)
+    advance(second, SWITCH + 3, SWITCH + 10)
+    for a, b in zip(first.weights(), second.weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_zero_gradients_and_zero_weights_stay_finite():
+    problem = Problem()
+    runner = Runner(Hybrid(PEAK), problem)
+    runner.variables[0].assign(np.zeros(problem.start[0].shape))
+    zeros = [np.zeros_like(w, np.float64) for w in problem.start]
+    before = runner.weights()
+    runner.step({"lower_bound": 0.0, "upper_bound": np.inf}, zeros)
+    for a, b in zip(before, runner.weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    runner.step({"phase": 1.0, "lower_bound": PEAK, "upper_bound": PEAK}, zeros)
+    grads = problem.grads(problem.start, 0)
+    layers = layers_of(runner.weights(), KERNELS)
+    runner.step({}, grads)
+    assert all(np.isfinite(w).all() for w in runner.weights())
+    # |w| = 0: the ratio is 1, so the layer moves by (1 - momentum) lr g.
+    np.testing.assert_allclose(runner.weights()[0], layers[0]["w"] - 0.1 * PEAK * grads[0], rtol=1e-5)
+
+
+def test_state_is_float32_and_configuration_survives_a_round_trip():
+    optimizer = Hybrid(0.3, 0.8, alpha=2e-3, handover="rescale", lars="larc", eta=0.02, decay_all=True)
+    again = Hybrid.from_config(optimizer.get_config())
+    assert again.get_config() == optimizer.get_config()
+    assert again.learning_rate == pytest.approx(0.3)
+    runner = Runner(again, Problem())
+    assert {v.dtype for v in again.first_moment + again.second_moment} == {"float32"}
+    assert runner.optimizer.hyper["momentum"] == pytest.approx(0.8)
+
+
+def test_unknown_handover_is_refused():
+    with pytest.raises(ValueError, match="handover=jump"):
+        Hybrid(handover="jump")

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from hybrid_imagenet.optimizers.kinds import ParameterKind
+from hybrid_imagenet.optimizers.lars import LARS
+from tests.optimizers.support import Problem, Runner, assert_close
+from tests.references.optimizers_reference import lars_step
+
+VARIANTS = [
+    {},
+    {"nesterov": True, "weight_decay": 2e-4},
+    {"variant": "larc", "eta": 0.02},
+    {"eta": 0.01, "eps": 1e-6, "eps_rule": "floor"},
+    {"eps": 0.5},
+    {"eps": 2.0, "eps_rule": "floor"},
+]
+
+
+@pytest.mark.parametrize("arguments", VARIANTS)
+def test_200_steps_follow_the_oracle(arguments):
+    problem = Problem()
+    runner = Runner(LARS(4.0, 0.9, **arguments), problem, loss_scale=512.0)
+    layers = problem.layers()
+    options = dict(arguments)
+    options["decay"] = options.pop("weight_decay", 1e-4)
+    for step in range(200):
+        rate = 4.0 * (1 - step / 200) ** 2
+        runner.step({"learning_rate": rate, "momentum": 0.9})
+        grads = problem.grads([layer["w"] for layer in layers], step)
+        for layer, grad in zip(layers, grads, strict=True):
+            lars_step(layer, grad, rate, 0.9, **options)
+        if step in (0, 1, 199):
+            assert_close(runner.weights(), layers)
+
+
+def test_one_step_by_hand():
+    # |w| = 5, |g| = 1, decay 0.2: ratio = 0.001 * 5 / (1 + 1) = 0.0025; w -= 10 * 0.0025 * (g + 0.2 w).
+    problem = Problem(shapes=((1, 2),))
+    runner = Runner(LARS(10.0, weight_decay=0.2), problem, kinds=[ParameterKind.KERNEL])
+    runner.variables[0].assign([[3.0, 4.0]])
+    runner.step(grads=[np.array([[0.6, 0.8]])])
+    np.testing.assert_allclose(runner.weights()[0], [[3 - 0.025 * 1.2, 4 - 0.025 * 1.6]], rtol=1e-6)
+    np.testing.assert_allclose(runner.optimizer.velocity[0].numpy(), [[-0.025 * 1.2, -0.025 * 1.6]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [ParameterKind.BIAS, ParameterKind.NORM_SCALE, ParameterKind.NORM_OFFSET])
+def test_other_kinds_take_the_plain_step_whatever_their_shape(kind):
+    runner = Runner(LARS(0.5, weight_decay=0.2), Problem(shapes=((2, 2),)), kinds=[kind])
+    before, grad = runner.weights()[0], np.full((2, 2), 0.25)
+    runner.step(grads=[grad])
+    np.testing.assert_allclose(runner.weights()[0], before - 0.5 * grad, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("weight", "grad"), [(0.0, 2.0), (3.0, 0.0), (0.0, 0.0)])
+def test_a_norm_of_zero_gives_ratio_one(weight, grad):
+    runner = Runner(LARS(0.5, weight_decay=0.2), Problem(shapes=((2, 2),)), kinds=[ParameterKind.KERNEL])
+    runner.variables[0].assign(np.full((2, 2), weight, np.float32))
+    runner.step(grads=[np.full((2, 2), grad)])
+    expected = weight - 0.5 * (grad + 0.2 * weight)
+    np.testing.assert_allclose(runner.weights()[0], np.full((2, 2), expected), rtol=1e-6)
+
+
+def test_larc_never_raises_the_global_rate():
+    runner = Runner(
+        LARS(0.01, eta=0.02, variant="larc", weight_decay=0.0),
+        Problem(shapes=((1, 1),)),
+        kinds=[ParameterKind.KERNEL],
+    )
+    runner.variables[0].assign([[100.0]])
+    runner.step(grads=[np.array([[1.0]])])
+    np.testing.assert_allclose(runner.weights()[0], [[100.0 - 0.01]], rtol=1e-7)
+
+
+def test_a_rate_of_zero_changes_nothing():
+    for variant in ("you", "larc"):
+        runner = Runner(LARS(0.0, variant=variant), Problem())
+        before = runner.weights()
+        runner.step()
+        for a, b in zip(before, runner.weights(), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_configuration_survives_a_round_trip():
+    optimizer = LARS(3.0, 0.7, eta=0.02, eps=1e-6, eps_rule="floor", variant="larc", nesterov=True, weight_decay=5e-5)
+    assert LARS.from_config(optimizer.get_config()).get_config() == optimizer.get_config()
+    with pytest.raises(ValueError, match="lars"):
+        LARS(variant="lars")

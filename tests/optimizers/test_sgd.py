@@ -1,0 +1,74 @@
+import keras
+import numpy as np
+import pytest
+
+from hybrid_imagenet.optimizers.kinds import ParameterKind
+from hybrid_imagenet.optimizers.sgd import SGD
+from tests.optimizers.support import Problem, Runner, assert_close
+from tests.references.optimizers_reference import sgd_step
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_200_steps_follow_the_oracle(nesterov, momentum):
+    problem = Problem()
+    runner = Runner(SGD(0.1, momentum, nesterov=nesterov, weight_decay=0.01), problem, loss_scale=2.0**15)
+    layers = problem.layers()
+    for step in range(200):
+        rate = 0.1 if step < 100 else 0.01
+        runner.step({"learning_rate": rate})
+        grads = problem.grads([layer["w"] for layer in layers], step)
+        for layer, grad in zip(layers, grads, strict=True):
+            sgd_step(layer, grad, rate, momentum, decay=0.01, nesterov=nesterov)
+    assert_close(runner.weights(), layers)
+
+
+@pytest.mark.parametrize(("nesterov", "expected"), [(False, (0.8, 0.42)), (True, (0.62, 0.078))])
+def test_two_steps_by_hand(nesterov, expected):
+    # lr 0.1, momentum 0.9, g = 2 twice. Plain: u = 2, 3.8. Nesterov: v = -.2, -.38; w += .9 v - .2.
+    runner = Runner(SGD(0.1, 0.9, nesterov=nesterov), Problem(shapes=((1, 1),)), kinds=[ParameterKind.KERNEL])
+    runner.variables[0].assign([[1.0]])
+    for value in expected:
+        runner.step(grads=[np.array([[2.0]])])
+        np.testing.assert_allclose(runner.weights()[0], [[value]], rtol=1e-6)
+
+
+def test_decay_spares_biases_and_normalization_unless_told():
+    for decay_all in (False, True):
+        problem = Problem()
+        runner = Runner(SGD(0.1, weight_decay=0.5, decay_all=decay_all), problem)
+        runner.step(grads=[np.zeros_like(w, np.float64) for w in problem.start])
+        moved = [bool(np.any(a != b)) for a, b in zip(runner.weights(), problem.start, strict=True)]
+        assert moved == ([True] * 5 if decay_all else [True, False, False, True, False])
+
+
+def test_it_trains_a_keras_model_through_fit():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    optimizer = SGD(0.1, 0.5)
+    model.compile(optimizer, "mse")
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    y = x @ np.ones((4, 1), np.float32)
+    history = model.fit(x, y, epochs=10, batch_size=16, verbose=0)
+    assert history.history["loss"][-1] < 1e-3 * history.history["loss"][0]
+    assert int(optimizer.iterations) == 40
+    optimizer.learning_rate = 0.125
+    assert optimizer.learning_rate == 0.125
+
+
+def test_wrong_use_is_named():
+    with pytest.raises(ValueError, match=r"momentum=1\.5"):
+        SGD(momentum=1.5)
+    optimizer = SGD()
+    a, b = keras.Variable(np.zeros((2, 2))), keras.Variable(np.zeros(2))
+    with pytest.raises(ValueError, match="call build"):
+        optimizer.apply([np.zeros((2, 2))])
+    with pytest.raises(ValueError, match="no gradient for"):
+        optimizer.apply([None, np.zeros(2)], [a, b])
+    with pytest.raises(ValueError, match="in their order"):
+        optimizer.apply([np.zeros(2), np.zeros((2, 2))], [b, a])
+    with pytest.raises(ValueError, match="3 kinds for 2 variables"):
+        optimizer.set_kinds([ParameterKind.KERNEL] * 3)
+    with pytest.raises(KeyError, match="learning_rat"):
+        optimizer.hyper.assign({"learning_rat": 1.0})
+    assert SGD.from_config(optimizer.get_config()).get_config() == optimizer.get_config()

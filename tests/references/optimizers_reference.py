@@ -1,0 +1,111 @@
+"""Oracles for the optimizers, in float64, written from the papers' formulas step by step.
+
+A layer is a dictionary: "w" (array), "kernel" (whether weight decay and LARS apply) and the state. Each class has
+`step(layers, grads, ...)`, which changes the layers in place.
+"""
+
+import numpy as np
+
+
+def layers_of(weights, kernels):
+    return [
+        {"w": np.array(w, np.float64), "kernel": k, "m": np.zeros(np.shape(w)), "v": np.zeros(np.shape(w))}
+        for w, k in zip(weights, kernels, strict=True)
+    ]
+
+
+def luo_bounds(t, final_lr, gamma):
+    """Luo et al., algorithm 2 and section 4: eta_l(t), eta_u(t)."""
+    return final_lr * (1 - 1 / (gamma * t + 1)), final_lr * (1 + 1 / (gamma * t))
+
+
+def lu_bounds(t, warmup, peak, beta2=0.999):
+    """Lu, Lu, Liang, 2.2.1: Bl = t/T lr N, Bu = lr N + 1/((1 - b2) t) - 1/((1 - b2) T)."""
+    return t / warmup * peak, peak + 1 / ((1 - beta2) * t) - 1 / ((1 - beta2) * warmup)
+
+
+def bounded_adam_step(
+    layer, grad, t, alpha, lower, upper, *, beta1=0.9, beta2=0.999, eps=1e-8, corrected=True, amsbound=False, decay=0.0
+):
+    """m, v, then w -= clip(s / (sqrt(v) + eps), lower, upper) m."""
+    g = grad + decay * layer["w"]
+    layer["m"] = beta1 * layer["m"] + (1 - beta1) * g
+    layer["v"] = beta2 * layer["v"] + (1 - beta2) * g * g
+    s = alpha * np.sqrt(1 - beta2**t) / (1 - beta1**t) if corrected else alpha
+    v = layer["v"]
+    if amsbound:
+        v = layer["top"] = np.maximum(layer.get("top", 0.0), v)
+    layer["w"] = layer["w"] - np.clip(s / (np.sqrt(v) + eps), lower, max(upper, lower)) * layer["m"]
+
+
+def lars_ratio(w, grad, eta, decay, eps=0.0, eps_rule="add"):
+    """You, Gitman, Ginsburg, equation 6; 1 where a norm is zero."""
+    wn, gn = np.sqrt((w * w).sum()), np.sqrt((grad * grad).sum())
+    if wn == 0 or gn == 0:
+        return 1.0
+    denominator = gn + decay * wn
+    if eps_rule == "add":
+        return eta * wn / (denominator + eps)
+    return eta * wn / (eps if denominator < eps else denominator)
+
+
+def layer_rate(layer, grad, lr, *, variant="you", eta=0.001, decay=1e-4, eps=0.0, eps_rule="add"):
+    if variant == "none" or not layer["kernel"]:
+        return lr
+    ratio = lars_ratio(layer["w"], grad, eta, decay, eps, eps_rule)
+    if variant == "larc":
+        return lr * min(ratio / lr, 1.0)
+    return lr * ratio
+
+
+def lars_step(layer, grad, lr, momentum, *, decay=1e-4, nesterov=False, **ratio_arguments):
+    """You et al., algorithm 1: v = m v + lr ratio (g + beta w); w -= v. Nesterov: v = m v - lr g; w += m v - lr g."""
+    rate = layer_rate(layer, grad, lr, decay=decay, **ratio_arguments)
+    g = grad + (decay if layer["kernel"] else 0.0) * layer["w"]
+    if nesterov:
+        layer["m"] = momentum * layer["m"] - rate * g
+        layer["w"] = layer["w"] + momentum * layer["m"] - rate * g
+    else:
+        layer["m"] = momentum * layer["m"] + rate * g
+        layer["w"] = layer["w"] - layer["m"]
+
+
+def sgd_step(layer, grad, lr, momentum, *, decay=0.0, nesterov=False):
+    """Goyal et al., equation 9: u = m u + g; w -= lr u. Nesterov as above."""
+    g = grad + (decay if layer["kernel"] else 0.0) * layer["w"]
+    if nesterov:
+        layer["m"] = momentum * layer["m"] - lr * g
+        layer["w"] = layer["w"] + momentum * layer["m"] - lr * g
+    else:
+        layer["m"] = momentum * layer["m"] + g
+        layer["w"] = layer["w"] - lr * layer["m"]
+
+
+class HybridReference:
+    """Lu, Lu, Liang, 2.2.1: bounded AdaBound for `warmup_steps` steps, then SGD with LARS."""
+
+    def __init__(self, layers, *, warmup_steps, epoch_steps, peak, alpha=1e-3, momentum=0.9, **options):
+        self.layers = layers
+        self.warmup_steps, self.epoch_steps, self.peak, self.alpha = warmup_steps, epoch_steps, peak, alpha
+        self.momentum = momentum
+        self.options = {"handover": "continuous", "lars": "you", "corrected": True, "decay": 1e-4} | options
+        self.t = 0
+
+    def step(self, grads, lr):
+        self.t += 1
+        o = self.options
+        if self.t <= self.warmup_steps:
+            lower, upper = lu_bounds(self.t / self.epoch_steps, self.warmup_steps / self.epoch_steps, self.peak)
+            for layer, grad in zip(self.layers, grads, strict=True):
+                decay = o["decay"] if o.get("decay_in_warmup") and (layer["kernel"] or o.get("decay_all")) else 0.0
+                bounded_adam_step(layer, grad, self.t, self.alpha, lower, upper, corrected=o["corrected"], decay=decay)
+            return
+        for layer, grad in zip(self.layers, grads, strict=True):
+            if self.t == self.warmup_steps + 1:
+                start = {"continuous": self.peak, "reset": 0.0, "rescale": self.peak / (1 - 0.9)}[o["handover"]]
+                layer["m"] = start * layer["m"]
+            share = 1 - self.momentum if o["handover"] == "continuous" else 1.0
+            rate = layer_rate(layer, grad, lr, variant=o["lars"], decay=o["decay"])
+            g = grad + (o["decay"] if layer["kernel"] or o.get("decay_all") else 0.0) * layer["w"]
+            layer["m"] = self.momentum * layer["m"] + share * rate * g
+            layer["w"] = layer["w"] - layer["m"]
