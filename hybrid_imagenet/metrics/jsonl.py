@@ -42,7 +42,7 @@ KEYS: Mapping[str, str] = {
     "global_batch": "images per optimizer step over all GPUs",
     "learning_rate": "learning rate of the last step",
     "momentum": "momentum of the last step",
-    "phase": "`adabound` or `sgd`",
+    "phase": "0 in the AdaBound-bounded warmup, 1 under SGD",
     "lower_bound": "AdaBound's lower bound Bl",
     "upper_bound": "AdaBound's upper bound Bu",
     "loss_scale": "factor on the loss before backpropagation",
