@@ -10,6 +10,7 @@ from hybrid_imagenet.comm.environment import configure_tensorflow, placement, pr
 from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.comm.single import SingleProcess
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics.torus import parse_grid
 
 
 def start(settings: Settings | None = None, *, threads: int | None = None) -> Communicator:
@@ -23,10 +24,16 @@ def start(settings: Settings | None = None, *, threads: int | None = None) -> Co
       threads: threads of this rank for TensorFlow's operations, if not chosen from the number of cores.
 
     Raises:
-      UserError: if the launcher's variables are incomplete, Horovod is missing, or a rank has no GPU of its own.
+      UserError: if the launcher's variables are incomplete, Horovod is missing, a rank has no GPU of its own, or the
+        algorithm or grid does not fit the ranks and hosts.
     """
     settings = settings or Settings()
     place = placement()
+    if settings.torus_grid:
+        try:
+            parse_grid(settings.torus_grid, place.size)
+        except ValueError as error:
+            raise UserError(f"--torus_grid={settings.torus_grid}: {error}") from None
     configure_tensorflow(place, prepare(place, threads))
     if place.size == 1:
         return SingleProcess()

@@ -12,6 +12,8 @@ from hybrid_imagenet.errors import UserError
 if typing.TYPE_CHECKING:
     import tensorflow as tf
 
+    from hybrid_imagenet.comm.health import LayerHealth
+
 
 class Communicator(abc.ABC):
     """Collective operations over all ranks. Every rank calls the same ones in the same order.
@@ -92,6 +94,24 @@ class Communicator(abc.ABC):
     def barrier(self) -> None:
         """Returns when every rank has called it."""
         self.allgather_object(None)
+
+    def statistics(self) -> dict[str, Any]:
+        """What the reduction of gradients costs.
+
+        Returns:
+          Nothing at size 1, else `buckets` (list of bytes, number of tensors, type on the wire and algorithm each),
+          `bytes` per step, and since the last call `steps` and `exposed_ms`: the mean time per step from the last
+          gradient to the last sum, None without steps. On a GPU it is the time between the launches of kernels.
+        """
+        return {}
+
+    def wire_health(self) -> list[LayerHealth]:
+        """What gradients lost in 16 bits on the wire since the last call, by layer. Every rank calls it.
+
+        Returns:
+          Nothing at size 1 or if counting is off (`Settings.wire_health_every_steps`).
+        """
+        return []
 
     @abc.abstractmethod
     def shutdown(self) -> None:

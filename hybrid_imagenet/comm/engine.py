@@ -14,7 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet.comm.communicator import Communicator
-from hybrid_imagenet.comm.gradients import GradientReducer, Settings
+from hybrid_imagenet.comm.gradients import GradientReducer
+from hybrid_imagenet.comm.health import LayerHealth
+from hybrid_imagenet.comm.selection import Selector
+from hybrid_imagenet.comm.settings import Settings
 
 _PACK_BYTES = 64 << 20  # a broadcast of variables holds no more than this in addition to the variables
 
@@ -23,7 +26,12 @@ class HorovodCommunicator(Communicator):
     """Collectives over all ranks of MPI or Gloo, through Horovod."""
 
     def __init__(self, settings: Settings) -> None:
-        """Connects to the other ranks."""
+        """Connects to the other ranks.
+
+        Raises:
+          UserError: if the algorithm or grid does not fit the ranks and their hosts.
+        """
+        built_in = _set_engine(settings)
         hvd.init(process_sets="dynamic")
         self.rank, self.size = hvd.rank(), hvd.size()
         self._calls = 0
@@ -31,7 +39,7 @@ class HorovodCommunicator(Communicator):
         self.hosts = _host_names(keys)
         here = [r for r, key in enumerate(keys) if key == keys[self.rank]]
         self.local_rank, self.local_size = here.index(self.rank), len(here)
-        self._reducer = GradientReducer(self, settings)
+        self._reducer = GradientReducer(self, settings, Selector(self, settings, built_in))
 
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """One all-reduce of Horovod."""
@@ -40,6 +48,14 @@ class HorovodCommunicator(Communicator):
     def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
         """One reduction per bucket, started as soon as the bucket's gradients exist."""
         return self._reducer.reduce(grads, names)
+
+    def statistics(self) -> dict[str, Any]:
+        """The buckets, and the time for which steps waited for them since the last call."""
+        return self._reducer.statistics()
+
+    def wire_health(self) -> list[LayerHealth]:
+        """The counts of all ranks since the last call."""
+        return self._reducer.wire_health()
 
     def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
         """Sends the variables' bytes, packed, so that the type does not matter and small ones share a message."""
@@ -103,6 +119,30 @@ class HorovodCommunicator(Communicator):
         """A name for a collective outside of a graph: the ranks call these in one order, so they count alike."""
         self._calls += 1
         return f"{kind}_{self._calls}"
+
+
+def _set_engine(settings: Settings) -> bool:
+    """Sets Horovod's own options; returns whether its all-reduce itself does what `settings.allreduce` asks for.
+
+    Horovod reads them when it starts. What the launcher or the user has set stays.
+    """
+    os.environ.setdefault("HOROVOD_CYCLE_TIME", f"{settings.cycle_time_ms:g}")
+    if settings.autotune:
+        os.environ.setdefault("HOROVOD_AUTOTUNE", "1")
+    else:
+        # A bucket is one group. Groups must not be merged, or sums would be rounded differently from run to run,
+        # nor split: a bucket of several gradients holds less than twice the threshold.
+        os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
+        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(2 * settings.fusion_bytes))
+    if not (hvd.nccl_built() and tf.config.get_visible_devices("GPU")):
+        return False
+    if settings.allreduce == "hierarchical":
+        os.environ.setdefault("HOROVOD_HIERARCHICAL_ALLREDUCE", "1")
+        return True
+    if settings.allreduce == "torus" and not settings.torus_grid:  # its grid is hosts x local size
+        os.environ.setdefault("HOROVOD_TORUS_ALLREDUCE", "1")
+        return True
+    return False
 
 
 def _bytes(variable: tf.Variable) -> int:

@@ -27,7 +27,10 @@ WIRE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 def pack(order: Sequence[int], elements: Sequence[int], wires: Sequence[str], threshold: int) -> list[Bucket]:
-    """Fills buckets in the order of appearance; a bucket is closed once it holds `threshold` bytes (J, section 3.3).
+    """Fills buckets in the order of appearance; a bucket is closed once it holds `threshold` bytes (Jia et al.).
+
+    A gradient that reaches the threshold by itself gets a bucket of its own, which needs no packing. So no bucket
+    holds 2 * `threshold` bytes or more unless it has a single member. Empty gradients are in no bucket.
 
     Args:
       order: positions of the gradients by appearance in backpropagation; each position once.
@@ -41,16 +44,21 @@ def pack(order: Sequence[int], elements: Sequence[int], wires: Sequence[str], th
     if sorted(order) != list(range(len(elements))):
         raise ValueError("order must name each gradient once")
     done: list[Bucket] = []
-    open_members: dict[str, list[int]] = {}
+    waiting: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
     for position in order:
-        wire = wires[position]
-        open_members.setdefault(wire, []).append(position)
-        sizes[wire] = sizes.get(wire, 0) + elements[position] * WIRE_BYTES[wire]
+        wire, size = wires[position], elements[position] * WIRE_BYTES[wires[position]]
+        if size == 0:
+            continue
+        if size >= threshold:
+            done.append(_close([position], elements, wire))
+            continue
+        waiting.setdefault(wire, []).append(position)
+        sizes[wire] = sizes.get(wire, 0) + size
         if sizes[wire] >= threshold:
-            done.append(_close(open_members.pop(wire), elements, wire))
+            done.append(_close(waiting.pop(wire), elements, wire))
             del sizes[wire]
-    done.extend(_close(members, elements, wire) for wire, members in open_members.items())
+    done.extend(_close(members, elements, wire) for wire, members in waiting.items())
     return done
 
 

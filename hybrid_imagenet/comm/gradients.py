@@ -5,54 +5,99 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import typing
 from collections.abc import Sequence
+from typing import Any
 
-import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hybrid_imagenet.comm import fusion
 from hybrid_imagenet.comm.communicator import check_gradients
+from hybrid_imagenet.comm.health import LayerHealth, WireHealth
 from hybrid_imagenet.comm.order import appearance
+from hybrid_imagenet.comm.selection import Choice, Selector
 from hybrid_imagenet.comm.settings import Settings
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.communicator import Communicator
 
+_log = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How one list of gradients is reduced; the same on all ranks."""
+    """How one list of gradients is reduced; the same on all ranks.
+
+    Attributes:
+      buckets: by the time at which they are complete.
+      choices: the algorithm for each bucket.
+      narrow: positions of the gradients that travel in 16 bits.
+      health: counts what those lose, if asked for.
+    """
 
     buckets: tuple[fusion.Bucket, ...]
+    choices: tuple[Choice, ...]
+    narrow: tuple[int, ...]
+    health: WireHealth | None
 
 
 class GradientReducer:
     """Reduces lists of gradients over all ranks of a communicator."""
 
-    def __init__(self, communicator: Communicator, settings: Settings) -> None:
+    def __init__(self, communicator: Communicator, settings: Settings, selector: Selector) -> None:
         """Nothing is exchanged before the first `reduce`."""
-        self._communicator = communicator
-        self._settings = settings
+        self._communicator, self._settings, self._selector = communicator, settings, selector
         self._plans: dict[str, Plan] = {}
+        with tf.device("CPU:0"):
+            self._exposed = tf.Variable(tf.zeros([2], tf.float64), trainable=False)  # seconds, steps
 
     def reduce(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
         """See `Communicator.reduce_gradients`. The first call for a list of names must be made on all ranks."""
         check_gradients(grads, names)
         plan = self._plan(grads, names)
-        reduced: dict[int, tf.Tensor] = {}
-        for number, bucket in enumerate(plan.buckets):
-            sent = [self._to_wire(grads[m], bucket.wire) for m in bucket.members]
-            received = self._sum(sent, f"gradients_{number}")
+        scaled = [tf.cast(grad, tf.float32) / float(self._communicator.size) for grad in grads]
+        reduced = list(scaled)  # empty gradients are in no bucket
+        for number, (bucket, choice) in enumerate(zip(plan.buckets, plan.choices, strict=True)):
+            sent = [tf.cast(scaled[m], bucket.wire) for m in bucket.members]
+            received = choice.algorithm.sum(sent, f"gradients_{number}")
             for member, tensor in zip(bucket.members, received, strict=True):
                 reduced[member] = tf.cast(tensor, tf.float32)
-        return [reduced[position] for position in range(len(grads))]
+        if plan.health is not None and plan.narrow:
+            wires = [self._settings.wire(names[i]) for i in plan.narrow]
+            plan.health.observe([scaled[i] for i in plan.narrow], wires)
+        self._time(scaled, reduced)
+        return reduced
 
-    def _to_wire(self, grad: tf.Tensor, wire: str) -> tf.Tensor:
-        return tf.cast(tf.cast(grad, tf.float32) / float(self._communicator.size), wire)
+    def _time(self, before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]) -> None:
+        """Adds the time from the last gradient to the last sum: communication that nothing hides."""
+        with tf.device("CPU:0"):
+            with tf.control_dependencies(before):
+                start = tf.timestamp()
+            with tf.control_dependencies([*after, start]):
+                end = tf.timestamp()
+            self._exposed.assign_add([end - start, 1.0])
 
-    def _sum(self, tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
-        return hvd.grouped_allreduce(tensors, op=hvd.Sum, name=name, ignore_name_scope=True)
+    def statistics(self) -> dict[str, Any]:
+        """What travels per step and how long the step waits for it; see `Communicator.statistics`."""
+        seconds, steps = self._exposed.numpy()
+        self._exposed.assign(tf.zeros_like(self._exposed))
+        buckets = [
+            {"bytes": bucket.bytes, "tensors": len(bucket.members), "wire": bucket.wire, "algorithm": choice.name}
+            for plan in self._plans.values()
+            for bucket, choice in zip(plan.buckets, plan.choices, strict=True)
+        ]
+        return {
+            "buckets": buckets,
+            "bytes": sum(bucket["bytes"] for bucket in buckets),
+            "steps": int(steps),
+            "exposed_ms": 1000 * float(seconds / steps) if steps else None,
+        }
+
+    def wire_health(self) -> list[LayerHealth]:
+        """See `Communicator.wire_health`."""
+        plans = [plan for plan in self._plans.values() if plan.health is not None]
+        return [row for plan in plans for row in plan.health.collect(self._communicator)]  # type: ignore[union-attr]
 
     def _plan(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> Plan:
         """The plan for these gradients, made once, from rank 0's order: a retrace must not wait for other ranks."""
@@ -62,10 +107,21 @@ class GradientReducer:
             with tf.init_scope():
                 self._check_alike(key)
                 order = self._communicator.broadcast_object(appearance(grads))
-            elements = [grad.shape.num_elements() for grad in grads]
-            wires = [self._settings.wire(name) for name in names]
-            self._plans[key] = Plan(tuple(fusion.pack(order, elements, wires, self._settings.fusion_bytes)))
+                self._plans[key] = self._make_plan(order, [g.shape.num_elements() for g in grads], names)
         return self._plans[key]
+
+    def _make_plan(self, order: Sequence[int], elements: Sequence[int], names: Sequence[str]) -> Plan:
+        wires = [self._settings.wire(name) for name in names]
+        buckets = fusion.pack(order, elements, wires, self._settings.fusion_bytes)
+        choices = self._selector.select(buckets)
+        narrow = [i for i, wire in enumerate(wires) if wire != "float32" and elements[i]]
+        every = self._settings.wire_health_every_steps
+        health = WireHealth([names[i] for i in narrow], [elements[i] for i in narrow], every) if every else None
+        if self._communicator.rank == 0:
+            used = sorted({choice.name for choice in choices})
+            total = sum(bucket.bytes for bucket in buckets) / 2**20
+            _log.info("gradients: %d in %d buckets, %.3g MiB per step, by %s", len(names), len(buckets), total, used)
+        return Plan(tuple(buckets), tuple(choices), tuple(narrow), health)
 
     def _check_alike(self, key: str) -> None:
         differs = self._communicator.broadcast_object(key) != key

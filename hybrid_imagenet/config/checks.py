@@ -5,6 +5,7 @@ from __future__ import annotations
 import typing
 
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics import torus
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.config import Config
@@ -24,4 +25,21 @@ def _warmup_fits(config: Config) -> None:
         )
 
 
-RULES = (_warmup_fits,)
+def _allreduce_fits(config: Config) -> None:
+    if config.compression == "bf16" and config.allreduce not in ("ring", "auto"):
+        raise UserError(
+            f"--compression=bf16 has its own exchange: leave out --allreduce={config.allreduce} or use fp16"
+        )
+    if config.autotune and config.allreduce != "ring":
+        raise UserError(f"--autotune works with --allreduce=ring only, not {config.allreduce}")
+    if config.torus_grid is not None:
+        try:
+            torus.parse_grid(config.torus_grid)
+        except ValueError as error:
+            raise UserError(f"--torus_grid: {error}") from None
+
+
+RULES = (
+    _warmup_fits,
+    _allreduce_fits,
+)

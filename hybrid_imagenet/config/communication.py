@@ -11,4 +11,26 @@ from hybrid_imagenet.config.options import option
 class Communication:
     """Communication."""
 
-    compression: str = option("fp16", "Type of gradients on the wire.", choices=("none", "fp16"))
+    allreduce: str = option(
+        "ring",
+        "How gradients are summed over GPUs; auto measures the others at the first step.",
+        choices=("ring", "hierarchical", "masters", "torus", "hybrid", "auto"),
+    )
+    torus_grid: str | None = option(
+        None, "Rows x columns of GPUs (VxH) for torus, masters and hybrid; default hosts x GPUs per host."
+    )
+    hybrid_threshold_kb: int = option(
+        256, "With --allreduce=hybrid, smaller buckets go by masters and larger ones by ring.", unit="KiB", minimum=0
+    )
+    compression: str = option("fp16", "Type of gradients on the wire.", choices=("none", "fp16", "bf16"))
+    fp32_gradients: tuple[str, ...] = option(
+        (), "Send gradients of variables whose names contain one of these texts in FP32."
+    )
+    fusion_threshold_mb: float = option(
+        16.0, "Send a bucket of gradients once it holds so much; 0 sends each by itself.", unit="MiB", minimum=0
+    )
+    cycle_time_ms: float = option(1.0, "Pause between Horovod's looks at its queue.", unit="ms", minimum=0.1)
+    autotune: bool = option(False, "Let Horovod choose fusion and cycle time while it trains.")
+    wire_health_every_steps: int = option(
+        0, "Count what FP16 on the wire loses, per layer, at every so many steps; 0 for never.", unit="steps", minimum=0
+    )

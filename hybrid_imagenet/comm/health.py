@@ -1,0 +1,94 @@
+"""What gradients lose in 16 bits on the wire: counts per layer and rank, made at some steps and gathered on request."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+if typing.TYPE_CHECKING:
+    from hybrid_imagenet.comm.communicator import Communicator
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerHealth:
+    """What the 16-bit wire did to one gradient, over all ranks and all counted steps.
+
+    Attributes:
+      name: the variable.
+      elements: number of elements counted: those of the gradient times ranks times counted steps.
+      overflow: finite values that became infinite.
+      underflow: non-zero values that became zero.
+      nonfinite: values that were infinite or NaN before they were cast.
+      first_rank: the lowest rank that sent an infinite value or NaN; None if none did.
+    """
+
+    name: str
+    elements: int
+    overflow: int
+    underflow: int
+    nonfinite: int
+    first_rank: int | None
+
+
+class WireHealth:
+    """Counts inside of the step; `collect` gathers them."""
+
+    def __init__(self, names: Sequence[str], elements: Sequence[int], every: int) -> None:
+        """Counts gradients of these names and numbers of elements at every `every`-th step, from the first on."""
+        self._names, self._elements, self._every = list(names), list(elements), every
+        with tf.device("CPU:0"):
+            self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self._counts = tf.Variable(tf.zeros([len(names), 3], tf.int64), trainable=False)
+            self._counted = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def observe(self, scaled: Sequence[tf.Tensor], wires: Sequence[str]) -> None:
+        """Adds this step's counts, if it is one of those to be counted.
+
+        Args:
+          scaled: gradients in FP32, divided by the number of ranks, as they are about to be cast.
+          wires: the type to which each is cast.
+        """
+
+        def count() -> tf.Tensor:
+            rows = tf.stack([_losses(g, wire) for g, wire in zip(scaled, wires, strict=True)])
+            with tf.device("CPU:0"):
+                self._counts.assign_add(rows)
+                return self._counted.assign_add(1)
+
+        with tf.device("CPU:0"):
+            due = tf.equal(self._step % self._every, 0)
+            self._step.assign_add(1)
+        tf.cond(due, count, lambda: self._counted.read_value())
+
+    def collect(self, communicator: Communicator) -> list[LayerHealth]:
+        """The counts of all ranks since the last call, by layer, and starts anew. Every rank calls it."""
+        mine = [self._counts.numpy().tolist(), int(self._counted.numpy())]
+        self._counts.assign(tf.zeros_like(self._counts))
+        self._counted.assign(0)
+        gathered = communicator.allgather_object(mine)
+        counts = np.array([rows for rows, _ in gathered], np.int64).reshape(len(gathered), len(self._names), 3)
+        steps = sum(counted for _, counted in gathered)
+        result = []
+        for i, name in enumerate(self._names):
+            overflow, underflow, nonfinite = (int(x) for x in counts[:, i].sum(0))
+            bad = np.flatnonzero(counts[:, i, 0] + counts[:, i, 2])
+            first = int(bad[0]) if bad.size else None
+            result.append(LayerHealth(name, self._elements[i] * steps, overflow, underflow, nonfinite, first))
+        return result
+
+
+def _losses(scaled: tf.Tensor, wire: str) -> tf.Tensor:
+    """Overflow, underflow and non-finite values: int64 [3]."""
+    carried = tf.cast(tf.cast(scaled, wire), tf.float32)
+    finite = tf.math.is_finite(scaled)
+    return tf.stack(
+        [
+            tf.math.count_nonzero(tf.logical_and(finite, tf.logical_not(tf.math.is_finite(carried)))),
+            tf.math.count_nonzero(tf.logical_and(tf.not_equal(scaled, 0.0), tf.equal(carried, 0.0))),
+            tf.math.count_nonzero(tf.logical_not(finite)),
+        ]
+    )
