@@ -17,7 +17,11 @@ class UserError(Exception):
     exit_code = EXIT_USAGE
 
 
-class NumericsError(UserError):
+class SharedError(UserError):
+    """A UserError that every rank raises at the same point, so that rank 0 alone prints it."""
+
+
+class NumericsError(SharedError):
     """Training cannot go on because of non-finite or diverging values."""
 
     exit_code = EXIT_NUMERICS

@@ -48,9 +48,7 @@ class Config(Communication, Optimization, Model, Data, Evaluation, Run):
 
 
 OPTIONS = options_of(Config)
-KINDS = {
-    name: value_type(hint) for name, hint in typing.get_type_hints(Config).items() if name in OPTIONS
-}
+KINDS = {name: value_type(hint) for name, hint in typing.get_type_hints(Config).items() if name in OPTIONS}
 
 
 def resolve(arguments: Sequence[str]) -> Config:

@@ -13,11 +13,18 @@ class Data:
 
     dataset: str = option(
         "imagenet2012",
-        "digits, synthetic, tfrecord, folder, parquet, or the name of a TFDS image classification set.",
+        "digits, synthetic (JPEGs), synthetic_tensors (nothing to decode), tfrecord, folder, parquet, or the name of a "
+        "TFDS image classification set.",
     )
     data_dir: str | None = option(None, "Where the data set lies (TFDS data_dir, shard directory or image tree).")
     augmentation: str = option(
         "alexnet", "Training augmentation.", choices=("none", "alexnet", "inception", "sony", "digits")
+    )
+    augment_brightness: float = option(
+        0.0, "Largest brightness offset of --augmentation=sony, for pixels in [0, 1].", minimum=0, maximum=1
+    )
+    augment_noise: float = option(
+        0.0, "Largest deviation of the pixel noise of --augmentation=sony, in [0, 1].", minimum=0, maximum=1
     )
     eval_crop: float | None = option(
         None,
@@ -26,6 +33,7 @@ class Data:
         minimum=0.05,
         maximum=1,
     )
+    num_examples: int | None = option(None, "Training images of a synthetic set; default ImageNet's.", minimum=1)
     num_classes: int | None = option(
         None, "Classes of TFRecord shards that have neither manifest nor labels.txt; else found out.", minimum=1
     )

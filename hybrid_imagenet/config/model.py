@@ -12,7 +12,8 @@ class Model:
     """Model and precision."""
 
     model: str = option(
-        "resnet50", "Network.",
+        "resnet50",
+        "Network.",
         choices=("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "alexnet_bn"),
     )
     image_size: int = option(224, "Side of the square network input.", unit="pixels", minimum=8)

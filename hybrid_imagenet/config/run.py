@@ -13,6 +13,8 @@ class Run:
 
     recipe: str = option("hybrid", "Named set of defaults, one per published method; `list` prints them all.")
     run_dir: str | None = option(None, "Directory for results; default runs/<recipe>-<dataset>.")
+    print_config: bool = option(False, "Print every setting, what set it, and the schedule by epoch; then exit.")
+    check_only: bool = option(False, "Check the flags and exit: 0 if they are good, 2 with one line if not.")
     resume: bool = option(False, "Go on in an existing --run_dir from its newest good checkpoint.")
     epochs: int = option(90, "Passes over the training set.", unit="epochs", minimum=1)
     stop_at_top1: float | None = option(
@@ -24,7 +26,8 @@ class Run:
         20, "Steps between fetches of the training metrics from the device.", unit="steps", minimum=1
     )
     progress: str = option(
-        "auto", "How rank 0 shows progress: a live area on a terminal, plain lines elsewhere.",
+        "auto",
+        "How rank 0 shows progress: a live area on a terminal, plain lines elsewhere.",
         choices=("auto", "live", "plain", "none"),
     )
 

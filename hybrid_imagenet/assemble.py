@@ -1,0 +1,202 @@
+"""From a configuration to the parts of a run: the one place that knows both the flags and the constructors."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet import data, models, optimizers
+from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet.config import Config
+from hybrid_imagenet.data import device, pipeline
+from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.numerics.sampling import SampleOrder
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.optimizers.kinds import classify
+from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.step import Batch
+
+
+def sources(config: Config) -> tuple[Source, Source]:
+    """The training and validation splits.
+
+    Raises:
+      UserError: if they cannot be used.
+    """
+    train, validation = (
+        data.open_source(config.dataset, config.data_dir, split, num_classes=config.num_classes)
+        for split in ("train", "validation")
+    )
+    if train.num_classes != validation.num_classes:
+        raise UserError(
+            f"--dataset={config.dataset}: {train.num_classes} classes for training but {validation.num_classes} for "
+            "validation; check the directories of the two splits"
+        )
+    return train, validation
+
+
+def check_batch(config: Config, source: Source, world_size: int) -> None:
+    """Raises UserError if one step over all ranks needs more images than there are."""
+    global_batch = config.per_gpu_batch * world_size
+    if global_batch > source.num_examples:
+        raise UserError(
+            f"--per_gpu_batch={config.per_gpu_batch} on {world_size} ranks makes a batch of {global_batch}, but "
+            f"--dataset={config.dataset} has {source.num_examples} training images: lower the batch"
+        )
+
+
+def sample_order(config: Config, source: Source) -> SampleOrder:
+    """The order of training examples."""
+    return SampleOrder(source.num_examples, config.seed, config.remainder)
+
+
+def model(config: Config, precision: str, num_classes: int, communicator: Communicator) -> keras.Model:
+    """The network."""
+    return models.create(
+        config.model,
+        num_classes,
+        config.image_size,
+        precision=precision,
+        initializer=config.initializer,
+        zero_last_gamma=config.zero_last_gamma,
+        batch_norm=config.batch_norm,
+        batch_norm_momentum=config.batch_norm_momentum,
+        batch_norm_epsilon=config.batch_norm_epsilon,
+        seed=config.seed,
+        sync_allreduce=communicator.allreduce_sum if config.sync_batch_norm and communicator.size > 1 else None,
+    )
+
+
+def schedule(config: Config, world_size: int) -> schedules.Schedule:
+    """Learning rate, momentum and bounds by fractional epoch."""
+    return schedules.create(
+        schedule=config.lr_schedule,
+        lr=config.lr,
+        epochs=config.epochs,
+        workers=world_size,
+        base_batch=config.per_gpu_batch * world_size,
+        scaling=config.lr_scaling,
+        warmup_epochs=config.warmup_epochs,
+        bounded_warmup=config.optimizer == "hybrid",
+        warmup_start_lr=config.warmup_start_lr,
+        kappa=config.lr_decay,
+        exponent=config.lr_decay_exponent,
+        milestones=config.lr_steps,
+        factor=config.lr_step_factor,
+        power=config.lr_power,
+        final_lr=config.lr_final,
+        momentum=config.momentum,
+        momentum_rule=config.momentum_rule,
+        bound_time=config.bound_time,
+        beta2=config.adabound_beta2,
+    )
+
+
+def inner_optimizer(config: Config, peak: float, world_size: int) -> GroupedOptimizer:
+    """The update rule; `peak` is the scaled learning rate."""
+    decay = {"weight_decay": config.weight_decay, "decay_all": config.decay_all}
+    alpha = config.adabound_lr * (world_size if config.adabound_lr_scaling else 1)
+    moments = {"beta1": config.adabound_beta1, "beta2": config.adabound_beta2, "eps": config.adabound_eps}
+    if config.optimizer == "hybrid":
+        return optimizers.create(
+            "hybrid",
+            learning_rate=peak,
+            momentum=config.momentum,
+            alpha=alpha,
+            bias_correction=config.bias_correction,
+            handover=config.handover,
+            eta=config.lars_eta,
+            lars_eps=config.lars_eps,
+            lars_eps_rule=config.lars_eps_rule,
+            lars=config.lars,
+            decay_in_warmup=config.decay_in_warmup,
+            **moments,
+            **decay,
+        )
+    if config.optimizer == "adabound":
+        return optimizers.create(
+            "adabound",
+            learning_rate=alpha,
+            final_lr=peak,
+            gamma=config.adabound_gamma,
+            amsbound=config.amsbound,
+            **moments,
+            **decay,
+        )
+    classic = {"learning_rate": peak, "momentum": config.momentum, "nesterov": config.nesterov, **decay}
+    if config.optimizer == "sgd":
+        return optimizers.create("sgd", **classic)
+    return optimizers.create(
+        "lars",
+        eta=config.lars_eta,
+        eps=config.lars_eps,
+        eps_rule=config.lars_eps_rule,
+        variant=config.lars,
+        **classic,
+    )
+
+
+def optimizer(
+    config: Config, precision: str, network: keras.Model, peak: float, communicator: Communicator
+) -> DistributedOptimizer:
+    """The update rule behind the reduction over ranks."""
+    inner = inner_optimizer(config, peak, communicator.size)
+    inner.set_kinds(classify(network))
+    return DistributedOptimizer(inner, communicator, loss_scale(config, precision))
+
+
+def loss_scale(config: Config, precision: str) -> LossScale:
+    """The loss scale that --loss_scale asks for.
+
+    Raises:
+      UserError: if it is neither auto, dynamic nor a positive number.
+    """
+    kind = config.loss_scale
+    if kind == "auto":
+        kind = "dynamic" if precision == "mixed_float16" else "1"
+    if kind == "dynamic":
+        return LossScale(config.loss_scale_init, dynamic=True, growth_steps=config.loss_scale_growth_steps)
+    try:
+        return LossScale(float(kind))
+    except ValueError:
+        raise UserError(f"--loss_scale={config.loss_scale}: give auto, dynamic or a positive number") from None
+
+
+def train_preprocess(config: Config, dtype: str) -> Callable[[Batch], tf.Tensor]:
+    """The device's part of the training augmentation."""
+    return lambda batch: device.augment(batch["image"], batch["seed"], config.augmentation, dtype)
+
+
+def evaluation_preprocess(dtype: str) -> Callable[[Batch], tf.Tensor]:
+    """The device's part of the preparation of validation images."""
+    return lambda batch: device.normalize(batch["image"], dtype)
+
+
+def host_options(config: Config, threads: int) -> pipeline.HostOptions:
+    """How the host reads and decodes."""
+    return pipeline.HostOptions(
+        threads=config.data_threads or threads,
+        readers=config.data_readers,
+        prefetch=config.data_prefetch,
+        memory_bytes=int(config.data_memory_gb * 1e9),
+        bad_records=config.bad_records,
+        max_bad_records=config.max_bad_records,
+    )
+
+
+def evaluation_crop(config: Config) -> float:
+    """Side of the square that is evaluated, as a fraction of the shorter side."""
+    if config.eval_crop is not None:
+        return config.eval_crop
+    return 1.0 if config.augmentation == "digits" else 0.875
+
+
+def run_path(config: Config) -> pathlib.Path:
+    """The run directory that is asked for, before a free name is chosen."""
+    return pathlib.Path(config.run_dir) if config.run_dir else pathlib.Path("runs", f"{config.recipe}-{config.dataset}")

@@ -1,0 +1,30 @@
+"""The same initial state on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+
+class Broadcaster(Protocol):
+    """What this callback needs of a communicator."""
+
+    def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
+        """Overwrites the variables with those of rank `root`."""
+
+
+class BroadcastInitialState(keras.callbacks.Callback):
+    """Sends weights, optimizer state and BN statistics of rank 0 to all ranks when training begins (H 2.2.3-3)."""
+
+    def __init__(self, communicator: Broadcaster, variables: Callable[[], Sequence[keras.Variable]]):
+        """`variables` lists everything to send, in the same order on every rank."""
+        super().__init__()
+        self._communicator = communicator
+        self._variables = variables
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Broadcasts."""
+        self._communicator.broadcast_variables([v.value for v in self._variables()])

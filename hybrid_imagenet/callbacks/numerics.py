@@ -1,0 +1,84 @@
+"""Watches over the numbers: skipped steps, loss scale, and equal weights on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet.errors import NumericsError
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+
+
+class NumericsGuard(keras.callbacks.Callback):
+    """Adds loss scale, skipped steps and gradient norm to the records; stops a run that only skips.
+
+    The verdict on each step is the same on every rank, and all ranks look at the same steps, so all stop together.
+    """
+
+    def __init__(self, optimizer: DistributedOptimizer, max_skipped_steps: int):
+        """Stops after `max_skipped_steps` skipped steps in a row."""
+        super().__init__()
+        self._optimizer = optimizer
+        self._limit = max_skipped_steps
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """At a step whose metrics are fetched: reads the counters.
+
+        Raises:
+          NumericsError: if the limit is reached.
+        """
+        if not logs or "train_loss" not in logs:
+            return
+        self._read(logs)
+        in_a_row = int(self._optimizer.loss_scale.skipped_in_a_row.numpy())
+        if in_a_row >= self._limit:
+            raise NumericsError(
+                f"step {batch}: the last {in_a_row} steps had non-finite gradients (loss {logs['train_loss']:.4g}, "
+                f"loss scale {logs['loss_scale']:g}); the newest checkpoint is still good: lower --lr, lengthen "
+                "--warmup_epochs or use --precision=float32, and start again with --resume"
+            )
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the counters to the epoch's record."""
+        if logs is not None:
+            self._read(logs)
+
+    def _read(self, logs: dict[str, Any]) -> None:
+        scale = self._optimizer.loss_scale
+        logs["loss_scale"] = float(scale.scale.numpy())
+        logs["skipped_steps"] = int(scale.skipped_steps.numpy())
+        logs["grad_norm"] = float(self._optimizer.grad_norm.numpy())
+
+
+class WeightCheck(keras.callbacks.Callback):
+    """Compares a checksum of all weights over ranks after every epoch, and names the ranks that differ."""
+
+    def __init__(self, allgather: Callable[[Any], list[Any]], variables: Sequence[keras.Variable]):
+        """`allgather` collects one small object per rank, in the order of ranks."""
+        super().__init__()
+        self._allgather = allgather
+        self._variables = list(variables)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Compares.
+
+        Raises:
+          NumericsError: on every rank, if the weights are not the same everywhere.
+        """
+        sums = self._allgather(int(self._checksum().numpy()))
+        differing = [rank for rank, value in enumerate(sums) if value != max(sums, key=sums.count)]
+        if differing:
+            raise NumericsError(
+                f"epoch {epoch + 1}: the weights of rank {', '.join(map(str, differing))} differ from those of the "
+                "other ranks; check that host's memory and drivers, and start again with --resume"
+            )
+
+    @tf.function
+    def _checksum(self) -> tf.Tensor:
+        """Sum of the weights' bit patterns modulo 2^64, which does not depend on the order of addition."""
+        parts = [tf.reduce_sum(tf.cast(tf.bitcast(v.value, tf.int32), tf.int64)) for v in self._variables]
+        weights = [2 * i + 1 for i in range(len(parts))]
+        return tf.add_n([part * weight for part, weight in zip(parts, weights, strict=True)])

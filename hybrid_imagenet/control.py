@@ -1,0 +1,72 @@
+"""Requests to stop or save that one rank may raise and all ranks must follow at the same step."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+import types
+
+import tensorflow as tf
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What all ranks do after a step."""
+
+    stop: bool
+    save: bool
+
+
+class Control:
+    """Collects this rank's requests and carries them in a small vector that each step adds up over ranks.
+
+    A first SIGTERM or SIGINT asks for a stop after the current step; a second ends the process at once.
+    """
+
+    def __init__(self, save_every_seconds: float | None = None):
+        """Without `save_every_seconds` no checkpoint is asked for by time; pass it on one rank only."""
+        self._stop = False
+        self._save_every_seconds = save_every_seconds
+        self._last_save = time.monotonic()
+        self._previous: dict[int, object] = {}
+        # One constant for each of the four words, so that a step issues no host-to-device copy of its own.
+        self._words = {(s, c): tf.constant([s, c], tf.int32) for s in (0, 1) for c in (0, 1)}
+
+    def install_signal_handlers(self) -> None:
+        """Catches SIGTERM and SIGINT; does nothing outside the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                self._previous[number] = signal.signal(number, self._on_signal)
+
+    def restore_signal_handlers(self) -> None:
+        """Puts back what `install_signal_handlers` replaced."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._previous.clear()
+
+    def request_stop(self) -> None:
+        """Asks all ranks to stop after a step."""
+        self._stop = True
+
+    def _on_signal(self, number: int, frame: types.FrameType | None) -> None:
+        if self._stop:
+            os._exit(128 + number)
+        self._stop = True
+
+    def word(self) -> tf.Tensor:
+        """This rank's requests, int32 [2]: stop, save."""
+        save = self._save_every_seconds is not None and (time.monotonic() - self._last_save >= self._save_every_seconds)
+        if save:
+            self._last_save = time.monotonic()
+        return self._words[int(self._stop), int(save)]
+
+    @staticmethod
+    def read(total: tf.Tensor) -> Verdict:
+        """The verdict in the sum of all ranks' words."""
+        stop, save = total.numpy().tolist()
+        return Verdict(stop > 0, save > 0)

@@ -1,0 +1,68 @@
+"""What the machine offers: the precision to choose and a description for the log."""
+
+from __future__ import annotations
+
+import pathlib
+import platform
+
+import tensorflow as tf
+
+from hybrid_imagenet.errors import UserError
+
+_BF16_FEATURES = {"avx512_bf16", "amx_bf16"}
+_FP16_ON_CPU = ("resnet18",)
+
+
+def has_gpu() -> bool:
+    """Whether TensorFlow sees a GPU."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def cpu_features() -> set[str]:
+    """The processor's feature flags as Linux lists them; empty elsewhere."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
+
+
+def choose_precision(requested: str, model: str) -> str:
+    """Resolves `auto`: mixed_float16 on a GPU, mixed_bfloat16 on a processor with BF16 instructions, else float32.
+
+    Raises:
+      UserError: for mixed_float16 on a CPU, except for a small model: convolutions in FP16 have no kernels there.
+    """
+    if requested == "auto":
+        if has_gpu():
+            return "mixed_float16"
+        return "mixed_bfloat16" if cpu_features() & _BF16_FEATURES else "float32"
+    if requested == "mixed_float16" and not has_gpu() and model not in _FP16_ON_CPU:
+        raise UserError(
+            f"--precision=mixed_float16 with --model={model} needs a GPU: use --precision=auto, or "
+            f"--model={_FP16_ON_CPU[0]} to try FP16 on a CPU"
+        )
+    return requested
+
+
+def describe() -> dict[str, str]:
+    """Host, processor, GPU and versions, for the log of a run."""
+    import keras
+
+    gpus = [tf.config.experimental.get_device_details(g) for g in tf.config.list_physical_devices("GPU")]
+    return {
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "cpu": _cpu_name(),
+        "gpu": gpus[0].get("device_name", "unknown") if gpus else "none",
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

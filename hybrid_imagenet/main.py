@@ -1,0 +1,77 @@
+"""`python -m hybrid_imagenet.main`: trains; started once, or once per rank by horovodrun."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from hybrid_imagenet import config as configuration
+from hybrid_imagenet import recipes
+from hybrid_imagenet.config import help as flag_help
+from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, EXIT_PREEMPTED, SharedError, UserError
+
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK")
+
+
+def launcher_rank() -> int:
+    """The rank that the launcher announced, 0 without one."""
+    return next((int(os.environ[name]) for name in _RANK_VARIABLES if name in os.environ), 0)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line and returns the exit code (see `hybrid_imagenet.errors`)."""
+    if {"-h", "--help", "--helpfull", "--helpshort"} & set(arguments):
+        print(flag_help.text())
+        return EXIT_OK
+    if "--recipe=list" in arguments:
+        print(recipes.table())
+        return EXIT_OK
+    try:
+        config = configuration.resolve(arguments)
+    except UserError as error:
+        if launcher_rank() == 0:
+            print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if config.check_only:
+        return EXIT_OK
+    return _train(config)
+
+
+def _train(config: configuration.Config) -> int:
+    # Imported late: a wrong flag answers without TensorFlow, and TensorFlow starts with the threads that comm sets.
+    from hybrid_imagenet import comm
+
+    try:
+        communicator = comm.start(comm.Settings(compression=config.compression))
+        from hybrid_imagenet import train
+
+        outcome = train.run(config, communicator)
+    except UserError as error:
+        _report(error)
+        return _leave(error.exit_code)
+    except Exception:
+        print(f"rank {launcher_rank()}: unexpected error\n{traceback.format_exc()}", file=sys.stderr)
+        return _leave(EXIT_FAILURE)
+    communicator.shutdown()
+    return EXIT_PREEMPTED if outcome == "preempted" else EXIT_OK
+
+
+def _report(error: UserError) -> None:
+    rank = launcher_rank()
+    if rank == 0:
+        print(f"error: {error}", file=sys.stderr)
+    elif not isinstance(error, SharedError):
+        print(f"error: rank {rank}: {error}", file=sys.stderr)
+
+
+def _leave(code: int) -> int:
+    """Ends the process at once: a rank that failed must not wait in a collective of the others."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,113 @@
+"""The optimizer that every rank calls: reduction of scaled gradients, one verdict on finiteness, one update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.loss_scale import LossScale
+
+
+class GradientReducer(Protocol):
+    """What the optimizer needs of a communicator."""
+
+    def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
+        """Means over ranks, float32, in the order given."""
+
+
+class DistributedOptimizer(keras.optimizers.Optimizer):
+    """Averages gradients over ranks, then lets an inner optimizer update the variables once.
+
+    In the graph, for gradients g_i of a loss that was multiplied by the loss scale S:
+
+        r_i    = sum over ranks of wire(g_i / N)            one reduction per bucket, as gradients appear
+        finite = isfinite(sum_i ||r_i||^2)                  after the reduction: the same verdict on every rank
+        if finite: inner.apply_reduced(r, unscale=1/S)      float32
+        S      = next(S, finite)
+
+    The division by N comes before the sum, so that a sum over ranks in FP16 overflows only where the mean does
+    (H 2.2.2-3). A skipped step changes no variable but the loss scale and its counters.
+
+    It also works as the optimizer of `keras.Model.compile`: `scale_loss` and `apply` follow Keras's protocol.
+    """
+
+    def __init__(
+        self,
+        inner: GroupedOptimizer,
+        communicator: GradientReducer,
+        loss_scale: LossScale | None = None,
+        name: str = "distributed",
+    ):
+        """Wraps `inner`; without `loss_scale` the loss is not scaled."""
+        super().__init__(learning_rate=0.0, name=name)
+        self.inner = inner
+        self.loss_scale = loss_scale or LossScale()
+        self._communicator = communicator
+        self.grad_norm = keras.Variable(0.0, dtype="float32", trainable=False, name="grad_norm")
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Creates the inner optimizer's state for these trainable variables."""
+        if not self.built:
+            self.inner.build(list(variables))
+            super().build(list(variables))
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """State to save: the inner optimizer's and the loss scale's."""
+        return [*self.inner.variables, *self.loss_scale.variables]
+
+    @property
+    def iterations(self) -> keras.Variable:
+        """Updates applied so far; skipped steps do not count."""
+        return self.inner.iterations
+
+    @property
+    def learning_rate(self) -> Any:
+        """The inner optimizer's learning rate."""
+        return self.inner.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.inner.learning_rate = value
+
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """The loss to differentiate, float32."""
+        return self.loss_scale.multiply(loss)
+
+    def apply(self, grads: Sequence[tf.Tensor], trainable_variables: Sequence[keras.Variable] | None = None) -> None:
+        """Reduces gradients of the scaled loss over ranks and updates the variables, or skips the step.
+
+        Args:
+          grads: this rank's gradients, one per trainable variable.
+          trainable_variables: the variables, needed at the first call only.
+
+        Raises:
+          ValueError: if a gradient is missing.
+        """
+        if trainable_variables is not None:
+            self.build(trainable_variables)
+        variables = self._trainable_variables
+        missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
+        if missing:
+            raise ValueError(f"no gradient for {', '.join(missing)}")
+        reduced = self._communicator.reduce_gradients(list(grads), [v.path for v in variables])
+        self.apply_reduced(reduced)
+
+    def apply_reduced(self, reduced: Sequence[tf.Tensor]) -> None:
+        """Updates the variables from gradients that are already means over ranks (float32, still scaled)."""
+        square_sums = tf.stack([2.0 * tf.nn.l2_loss(g) for g in reduced])
+        total = tf.reduce_sum(square_sums)
+        finite = tf.math.is_finite(total)
+        unscale = self.loss_scale.inverse()
+        self.grad_norm.assign(tf.sqrt(total) * unscale)
+
+        def update() -> tf.Tensor:
+            self.inner.apply_reduced(reduced, unscale=unscale, square_sums=square_sums)
+            return tf.constant(True)
+
+        tf.cond(finite, update, lambda: tf.constant(False))
+        self.loss_scale.update(finite)

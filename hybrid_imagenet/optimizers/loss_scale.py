@@ -1,0 +1,63 @@
+"""Loss scaling for FP16 gradients (H 2.2.2; Micikevicius et al., Mixed Precision Training)."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+_LARGEST_SCALE = 2.0**24
+
+
+class LossScale:
+    """The factor by which the loss is multiplied before backpropagation, kept on the device.
+
+    dynamic: halved after a step whose gradients are not finite, doubled after `growth_steps` finite steps in a row.
+    fixed: never changed; steps with non-finite gradients are skipped all the same.
+
+    Attributes (scalars, `keras.Variable`):
+      scale: the factor, float32, within [1, 2^24] where dynamic.
+      good_steps: finite steps since the factor last changed.
+      skipped_steps: all steps skipped so far.
+      skipped_in_a_row: steps skipped since the last one that was taken.
+    """
+
+    def __init__(self, initial: float = 1.0, *, dynamic: bool = False, growth_steps: int = 2000):
+        """Creates the state.
+
+        Raises:
+          ValueError: if `initial` or `growth_steps` is not positive.
+        """
+        if initial <= 0 or growth_steps <= 0:
+            raise ValueError(f"loss scale {initial} and growth steps {growth_steps} must be positive")
+        self.dynamic = dynamic
+        self.growth_steps = growth_steps
+        self.scale = keras.Variable(initial, dtype="float32", trainable=False, name="scale")
+        self.good_steps = keras.Variable(0, dtype="int32", trainable=False, name="good_steps")
+        self.skipped_steps = keras.Variable(0, dtype="int32", trainable=False, name="skipped_steps")
+        self.skipped_in_a_row = keras.Variable(0, dtype="int32", trainable=False, name="skipped_in_a_row")
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """All state, in a fixed order."""
+        return [self.scale, self.good_steps, self.skipped_steps, self.skipped_in_a_row]
+
+    def multiply(self, loss: tf.Tensor) -> tf.Tensor:
+        """Scales a float32 loss."""
+        return loss * self.scale.value
+
+    def inverse(self) -> tf.Tensor:
+        """The factor that turns scaled gradients into gradients, float32 scalar."""
+        return 1.0 / self.scale.value
+
+    def update(self, finite: tf.Tensor) -> None:
+        """Accounts for one step; `finite` (bool scalar) must be the same on every rank."""
+        skipped = tf.cast(tf.logical_not(finite), tf.int32)
+        self.skipped_steps.assign_add(skipped)
+        self.skipped_in_a_row.assign((self.skipped_in_a_row.value + skipped) * skipped)
+        if not self.dynamic:
+            return
+        good = (self.good_steps.value + 1) * (1 - skipped)
+        grow = tf.greater_equal(good, self.growth_steps)
+        factor = tf.where(finite, tf.where(grow, 2.0, 1.0), 0.5)
+        self.scale.assign(tf.clip_by_value(self.scale.value * factor, 1.0, _LARGEST_SCALE))
+        self.good_steps.assign(tf.where(grow, 0, good))

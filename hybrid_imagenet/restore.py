@@ -1,0 +1,50 @@
+"""From a checkpoint back into variables and sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import keras
+
+from hybrid_imagenet.checkpoint import Checkpoint
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.metrics.accumulators import ClassificationSums
+
+
+def restore_arrays(checkpoint: Checkpoint, variables: Mapping[str, keras.Variable]) -> None:
+    """Assigns every array of a checkpoint to the variable of its name.
+
+    Raises:
+      UserError: if names or shapes differ, that is, the checkpoint belongs to another model or optimizer; nothing is
+        assigned then.
+    """
+    names, expected = set(checkpoint.arrays), set(variables)
+    if names != expected:
+        odd = sorted(names ^ expected)[0]
+        where = "the checkpoint" if odd in names else "this run"
+        raise UserError(
+            f"{checkpoint.path} was written with --model={checkpoint.meta.get('model')} --optimizer="
+            f"{checkpoint.meta.get('optimizer')}: only {where} has {odd}; resume with the flags it was started with"
+        )
+    for name, variable in variables.items():
+        if checkpoint.arrays[name].shape != tuple(variable.shape):
+            raise UserError(
+                f"{checkpoint.path}: {name} has shape {checkpoint.arrays[name].shape}, this run needs "
+                f"{tuple(variable.shape)} (the checkpoint has {checkpoint.meta.get('num_classes')} classes); resume "
+                "with the model and data it was started with"
+            )
+    for name, variable in variables.items():
+        variable.assign(checkpoint.arrays[name])
+
+
+def restore_sums(epoch_sums: Sequence[Sequence[float]], rank: int, size: int) -> ClassificationSums:
+    """This rank's share of the sums of an epoch under way.
+
+    With as many ranks as before each gets its own back, so that additions go on in the same order; otherwise rank 0
+    gets the total.
+    """
+    if len(epoch_sums) == size:
+        return ClassificationSums(*epoch_sums[rank])
+    if rank:
+        return ClassificationSums(0.0, 0.0, 0.0, 0.0)
+    return ClassificationSums(*(sum(column) for column in zip(*epoch_sums, strict=True)))
