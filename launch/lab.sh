@@ -1,0 +1,205 @@
+#!/usr/bin/env bash
+# launch/lab.sh [--hosts=3] [--slots=8] [--rate=1gbit] -- COMMAND ...
+#
+# A cluster on one machine, for trying launchers and slow networks. Each host is a set of Linux namespaces with its own
+# name (lab1, lab2, ...), processes, loopback, address (10.99.0.1, ...) on eth0, and sshd; the files are shared. All
+# hosts hang on one bridge, and each link is limited to --rate in both directions. COMMAND runs on lab1 with
+# HOSTS=lab1:8,lab2:8,... and INTERFACE=eth0, which launch/cluster1.sh and launch/cluster2.sh read:
+#
+#   launch/lab.sh --hosts=2 --slots=2 --rate=1gbit -- launch/cluster1.sh --flagfile=flags/digits.flags --epochs=1
+#
+# The exit code is COMMAND's. Everything is removed at the end, on Ctrl-C and on a kill. Needs root, iproute2, util-linux
+# and openssh-server.
+#
+#   --hosts=N    number of hosts, 1 to 64
+#   --slots=N    ranks per host in HOSTS
+#   --rate=RATE  such as 100mbit or 10gbit; none: no limit
+set -euo pipefail
+# shellcheck source=launch/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+NETWORK=10.99.0
+
+main() {
+  local hosts=3 slots=8 rate=1gbit
+  while (($#)); do
+    case $1 in
+      -h | --help) help_of "${BASH_SOURCE[0]}" && exit 0 ;;
+      --hosts=*) hosts=${1#*=} ;;
+      --slots=*) slots=${1#*=} ;;
+      --rate=*) rate=${1#*=} ;;
+      --) shift && break ;;
+      *) usage_error "$1: unknown option; write -- before the command (see launch/lab.sh --help)" ;;
+    esac
+    shift
+  done
+  (($#)) || usage_error "no command: write it after -- (see launch/lab.sh --help)"
+  check_number "$hosts" --hosts 64
+  check_number "$slots" --slots 1024
+  [[ $rate == none || $rate =~ ^[1-9][0-9]{0,5}[kmg]bit$ ]] ||
+    usage_error "--rate '$rate': give a number with kbit, mbit or gbit, or none"
+  check_tools
+  remove_leftovers
+  lab_dir=$(mktemp -d "${TMPDIR:-/tmp}/hybrid_imagenet_lab.XXXXXX")
+  echo $$ >"$lab_dir/pid"
+  host_pids=() command_pid=''
+  trap remove_lab EXIT
+  trap 'stop_command 130' INT
+  trap 'stop_command 143' TERM HUP
+  write_ssh_files "$hosts"
+  start_switch
+  local i
+  for ((i = 1; i <= hosts; i++)); do start_host "$i" "$rate"; done
+  for ((i = 1; i <= hosts; i++)); do await_sshd "$i"; done
+  run_command "$hosts" "$slots" "$@"
+}
+
+check_tools() {
+  local tool missing=()
+  [[ $(id -u) == 0 ]] || die "launch/lab.sh needs root, to make network namespaces"
+  for tool in ip tc unshare nsenter setpriv ssh-keygen; do command -v "$tool" >/dev/null || missing+=("$tool"); done
+  sshd=$(command -v sshd || echo /usr/sbin/sshd)
+  [[ -x $sshd ]] || missing+=(sshd)
+  ((!${#missing[@]})) || die "missing: ${missing[*]} (Debian: apt install iproute2 util-linux openssh-server)"
+  unshare --net --uts --mount --pid --fork true 2>/dev/null || die "this machine does not allow network namespaces"
+}
+
+# remove_leftovers: namespaces end with their processes, which end with the lab; only files can outlive a kill -9.
+remove_leftovers() {
+  local directory owner
+  for directory in "${TMPDIR:-/tmp}"/hybrid_imagenet_lab.*/; do
+    owner=$(cat "$directory/pid" 2>/dev/null) || continue
+    [[ -e /proc/$owner && $(tr '\0' ' ' <"/proc/$owner/cmdline") == *lab.sh* ]] || rm -rf "$directory"
+  done
+}
+
+# shellcheck disable=SC2329  # called by a trap
+remove_lab() {
+  local pid
+  trap '' INT TERM HUP
+  # The first process of a host takes all others of that host with it, and the last one its network.
+  for pid in "${host_pids[@]}"; do kill -KILL "$pid" 2>/dev/null || true; done
+  for pid in "${host_pids[@]}"; do wait "$pid" 2>/dev/null || true; done
+  rm -rf "$lab_dir"
+}
+
+# stop_command CODE: asks the command to stop, gives it a moment, and leaves.
+# shellcheck disable=SC2329  # called by a trap
+stop_command() {
+  trap '' INT TERM HUP
+  local inner second
+  inner=$(children_of "$command_pid")
+  if [[ -n $inner ]]; then
+    kill -TERM "$inner" 2>/dev/null || true
+    for ((second = 0; second < 100; second++)); do
+      kill -0 "$command_pid" 2>/dev/null || break
+      sleep 0.1
+    done
+  fi
+  exit "$1"
+}
+
+children_of() { [[ -n $1 ]] && cat "/proc/$1/task/$1/children" 2>/dev/null || true; }
+
+# write_ssh_files HOSTS: a key of the lab's own, and the client and server settings that use it.
+write_ssh_files() {
+  local i
+  ssh-keygen -q -t ed25519 -N '' -f "$lab_dir/key"
+  mkdir "$lab_dir/ssh_config.d"
+  cat >"$lab_dir/ssh_config.d/lab.conf" <<CLIENT
+Host *
+  IdentityFile $lab_dir/key
+  IdentitiesOnly yes
+  StrictHostKeyChecking no
+  UserKnownHostsFile /dev/null
+  LogLevel ERROR
+CLIENT
+  cat >"$lab_dir/sshd_config" <<SERVER
+HostKey $lab_dir/key
+AuthorizedKeysFile $lab_dir/key.pub
+PermitRootLogin prohibit-password
+StrictModes no
+UsePAM no
+PidFile none
+MaxStartups 100
+SERVER
+  { echo '127.0.0.1 localhost' && for ((i = 1; i <= $1; i++)); do echo "$NETWORK.$i lab$i"; done; } >"$lab_dir/hosts"
+  mkdir -p /run/sshd # sshd insists on this directory
+}
+
+# start_namespaces NAME FLAG... -- COMMAND...: the process that holds them; they end when it, or this script, ends.
+start_namespaces() {
+  setpriv --pdeathsig KILL unshare --net --uts --mount --pid --fork --kill-child=KILL --mount-proc "$@" \
+    </dev/null >>"$lab_dir/log" 2>&1 &
+  host_pids+=($!)
+  # The first process inside exists once the namespaces do.
+  local tries
+  for ((tries = 0; tries < 100; tries++)); do
+    [[ -z $(children_of "$!") ]] || return 0
+    sleep 0.05
+  done
+  die "the namespaces of a host did not start: $(tail -n 1 "$lab_dir/log")"
+}
+
+start_switch() {
+  start_namespaces sleep infinity
+  in_network 0 ip link add br0 type bridge
+  in_network 0 ip link set br0 up
+}
+
+# in_network INDEX COMMAND...: in the network of the switch (0) or of a host.
+in_network() {
+  local index=$1
+  shift
+  nsenter --net="/proc/${host_pids[index]}/ns/net" "$@"
+}
+
+# start_host INDEX RATE: a cable from the switch, an address, a name, sshd.
+start_host() {
+  local index=$1 rate=$2
+  # shellcheck disable=SC2016  # for the shell inside
+  start_namespaces sh -c '
+    hostname "$1" && mount --bind "$2/hosts" /etc/hosts && mount --bind "$2/ssh_config.d" /etc/ssh/ssh_config.d &&
+      mount -t tmpfs -o size=50% tmpfs /dev/shm && exec "$3" -D -e -f "$2/sshd_config"' \
+    sh "lab$index" "$lab_dir" "$sshd"
+  in_network 0 ip link add "port$index" type veth peer name eth0 netns "${host_pids[index]}"
+  in_network 0 ip link set "port$index" master br0 up
+  in_network "$index" ip link set lo up
+  in_network "$index" ip address add "$NETWORK.$index/24" dev eth0
+  in_network "$index" ip link set eth0 up
+  if [[ $rate != none ]]; then
+    limit "$index" eth0 "$rate" # what the host sends
+    limit 0 "port$index" "$rate" # what it receives
+  fi
+}
+
+# limit INDEX DEVICE RATE: a token bucket that holds 10 ms of traffic, and at least the largest packet of the kernel.
+limit() {
+  local number=${3%[kmg]bit} bytes
+  case $3 in *kbit) bytes=$((number * 1000 / 800)) ;; *mbit) bytes=$((number * 1000000 / 800)) ;; *) bytes=$((number * 1000000000 / 800)) ;; esac
+  ((bytes >= 70000)) || bytes=70000
+  in_network "$1" tc qdisc add dev "$2" root tbf rate "$3" burst "$bytes" latency 50ms
+}
+
+await_sshd() {
+  local tries
+  for ((tries = 0; tries < 100; tries++)); do
+    in_network "$1" bash -c ": </dev/tcp/$NETWORK.$1/22" 2>/dev/null && return 0
+    sleep 0.1
+  done
+  die "sshd of lab$1 does not answer: $(tail -n 1 "$lab_dir/log")"
+}
+
+# run_command HOSTS SLOTS COMMAND...: on lab1, in all its namespaces, in this directory.
+run_command() {
+  local count=$1 slots=$2 i list=() code=0 inner
+  shift 2
+  for ((i = 1; i <= count; i++)); do list+=("lab$i:$slots"); done
+  inner=$(children_of "${host_pids[1]}")
+  HOSTS=$(IFS=, && echo "${list[*]}") INTERFACE=eth0 nsenter --all --target "${inner%% *}" --wd="$PWD" -- "$@" &
+  command_pid=$!
+  wait "$command_pid" || code=$?
+  exit "$code"
+}
+
+main "$@"

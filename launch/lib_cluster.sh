@@ -1,0 +1,120 @@
+# shellcheck shell=bash
+# What launch/cluster1.sh and launch/cluster2.sh share: arguments, checks of the hosts, the horovodrun command. Sourced.
+#
+# The sourcing script sets default_slots and flagfile, exports its network settings with default_setting, and calls
+# cluster_main "$@".
+
+# shellcheck source=launch/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+SSH_SECONDS=10
+: "${default_slots:?}" "${flagfile:?}"
+
+# default_setting NAME VALUE: exported to all ranks unless the user has set NAME. horovodrun carries the environment over.
+default_setting() {
+  if [[ -z ${!1+x} ]]; then
+    export "$1=$2"
+  fi
+  settings+=("$1")
+}
+
+cluster_main() {
+  local argument dry_run=0 ssh_port='' interface=${INTERFACE:-} specs=() flags=() own_flags=1
+  for argument in "$@"; do
+    if ((!own_flags)); then
+      flags+=("$argument")
+      continue
+    fi
+    case $argument in
+      -h | --help) help_of "$0" && exit 0 ;;
+      --dry-run) dry_run=1 ;;
+      --slots=*) default_slots=${argument#*=} ;;
+      --ssh-port=*) ssh_port=${argument#*=} ;;
+      --interface=*) interface=${argument#*=} ;;
+      --) own_flags=0 ;;
+      -*=* | --*) flags+=("$argument") ;;
+      -*) usage_error "$argument: unknown option (see $0 --help)" ;;
+      *) specs+=("$argument") ;;
+    esac
+  done
+  check_number "$default_slots" --slots 1024
+  [[ -z $ssh_port ]] || check_number "$ssh_port" --ssh-port 65535
+  [[ -z $interface ]] || check_name "$interface" --interface
+  ((${#specs[@]})) || [[ -z ${HOSTS:-} ]] || specs=("$HOSTS")
+  ((${#specs[@]})) || usage_error "no hosts: name them as arguments or in HOSTS (see $0 --help)"
+  parse_hosts "$default_slots" "${specs[@]}"
+  check_path "$venv_dir" "the environment's directory"
+  build_command
+  if ((dry_run)); then
+    print_command . "$launch_dir/env.sh"
+    show_settings
+    print_command "${command[@]}"
+    exit 0
+  fi
+  run_cluster
+}
+
+# build_command: the horovodrun command line in the array command. Everything in it that horovodrun hands to a shell
+# unquoted (hosts, interface, --mpi-args) has been checked to hold no special character.
+build_command() {
+  # --prefix tells Open MPI where it lies on the other hosts; --quiet drops its report after a rank's own error message.
+  local mpi_args="--prefix $venv_dir --quiet"
+  command=(horovodrun -np "$(total_slots)" -H "$(hosts_argument)" --mpi --disable-cache)
+  [[ -z $ssh_port ]] || command+=(--ssh-port "$ssh_port")
+  if [[ -n $interface ]]; then
+    command+=(--network-interfaces "$interface")
+    mpi_args+=" --mca oob_tcp_if_include $interface"
+  fi
+  command+=("--mpi-args=$mpi_args")
+  command+=("$venv_dir/bin/python" -m hybrid_imagenet.main "--flagfile=$flagfile" "${flags[@]}")
+}
+
+show_settings() {
+  local name words=()
+  for name in "${settings[@]}"; do words+=("$name=${!name}"); done
+  printf 'export %s\n' "$(print_command "${words[@]}")"
+}
+
+run_cluster() {
+  local code=0
+  # shellcheck source=launch/env.sh
+  . "$launch_dir/env.sh"
+  "$venv_dir/bin/python" -m hybrid_imagenet.main "--flagfile=$flagfile" "${flags[@]}" --check_only || exit $?
+  check_hosts
+  terminal_environment
+  supervise "${command[@]}" || code=$?
+  exit "$code"
+}
+
+# check_hosts: each remote host answers over ssh without a password and has the environment, the checkout and the
+# interface. All are asked at once; every host with a problem gets its line.
+check_hosts() {
+  local host children=() child bad=0
+  for host in "${host_names[@]}"; do
+    check_host "$host" &
+    children+=($!)
+  done
+  for child in "${children[@]}"; do wait "$child" || bad=1; done
+  ((!bad)) || exit "$EXIT_USAGE"
+}
+
+# check_host HOST: one line and status 1 if ranks cannot be started there.
+check_host() {
+  local script answer code=0 ask=(bash -s)
+  script=$(printf '%s\n' "[ -x $venv_dir/bin/python ] || { echo no environment at $venv_dir: run launch/setup.sh there; exit 9; }" \
+    "[ -r $flagfile ] || { echo no checkout at $root_dir: put it at the same place on all hosts; exit 9; }" \
+    "[ -z '$interface' ] || [ -e '/sys/class/net/$interface' ] || { echo no network interface $interface: it has \$(ls /sys/class/net | tr '\n' ' '); exit 9; }")
+  if ! is_local "$1"; then
+    ask=(ssh -o BatchMode=yes -o "ConnectTimeout=$SSH_SECONDS" -o StrictHostKeyChecking=no)
+    [[ -z $ssh_port ]] || ask+=(-p "$ssh_port")
+    ask+=("$1" bash -s)
+  fi
+  answer=$(timeout $((SSH_SECONDS + 10)) "${ask[@]}" <<<"$script" 2>&1) || code=$?
+  case $code in
+    0) return 0 ;;
+    9) say "error: host $1: $(tail -n 1 <<<"$answer")" ;;
+    124) say "error: host $1: no answer over ssh within $((SSH_SECONDS + 10)) s: check its name, network and sshd" ;;
+    *) say "error: host $1: ssh failed (${answer:-exit $code}): a login without a password must work" ;;
+  esac
+  return 1
+}
