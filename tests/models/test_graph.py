@@ -1,0 +1,95 @@
+"""What the traced training graph must look like for a GPU to run it well; tracing needs no GPU."""
+
+import collections
+
+import keras
+import pytest
+import tensorflow as tf
+
+from hybrid_imagenet import models
+
+HALF = {"mixed_float16": tf.float16, "mixed_bfloat16": tf.bfloat16}
+
+
+def traced_nodes(precision, name="resnet50"):
+    """The operations of forward and backward pass over normalized images in the compute type."""
+    model = models.create(name, 10, 64, precision=precision)
+    variables = [v.value for v in model.trainable_variables]
+
+    @tf.function
+    def gradients(images, labels):
+        with tf.GradientTape() as tape:
+            logits = model(images, training=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        return tape.gradient(loss, variables)
+
+    images = tf.TensorSpec([2, 64, 64, 3], model.input.dtype)
+    graph = gradients.get_concrete_function(images, tf.TensorSpec([2], tf.int32)).graph
+    convolutions = sum(isinstance(layer, keras.layers.Conv2D) for layer in model.layers)
+    return graph.get_operations(), convolutions
+
+
+@pytest.fixture(scope="module", params=HALF)
+def traced(request):
+    operations, convolutions = traced_nodes(request.param)
+    return operations, convolutions, HALF[request.param]
+
+
+def of_type(operations, *types):
+    return [op for op in operations if op.type in types]
+
+
+def test_every_convolution_computes_in_half_precision_nhwc(traced):
+    operations, count, half = traced
+    forward = of_type(operations, "Conv2D")
+    backward = of_type(operations, "Conv2DBackpropInput", "Conv2DBackpropFilter")
+    assert len(forward) == count == 53
+    assert len(backward) == 2 * count  # that of the images is traced, and pruned when the graph is compiled
+    for op in forward + backward:
+        assert op.get_attr("T") == half, op.name
+        assert op.get_attr("data_format") == b"NHWC", op.name
+
+
+def test_normalization_is_fused_with_float_statistics(traced):
+    operations, count, half = traced
+    forward = of_type(operations, "FusedBatchNormV3")
+    backward = of_type(operations, "FusedBatchNormGradV3")
+    assert len(forward) == len(backward) == count
+    for op in forward + backward:
+        assert (op.get_attr("T"), op.get_attr("U")) == (half, tf.float32), op.name
+        assert op.get_attr("data_format") == b"NHWC", op.name
+
+
+def test_casts_are_those_of_the_kernels_and_of_the_end_only(traced):
+    """One cast per kernel and one per kernel gradient; activations change type once, before the last mean."""
+    operations, count, half = traced
+    kinds = collections.Counter()
+    for op in of_type(operations, "Cast"):
+        source, target = op.get_attr("SrcT"), op.get_attr("DstT")
+        if not source.is_floating or not target.is_floating:
+            continue  # sizes
+        producer = op.inputs[0].op.type
+        kinds[source, target, producer] += 1
+    assert kinds[tf.float32, half, "ReadVariableOp"] == count
+    assert kinds[half, tf.float32, "Conv2DBackpropFilter"] == count
+    del kinds[tf.float32, half, "ReadVariableOp"], kinds[half, tf.float32, "Conv2DBackpropFilter"]
+    rest = sorted((source.name, target.name) for source, target, _ in kinds.elements())
+    assert rest == sorted([(half.name, "float32"), ("float32", half.name)])  # into the mean, and its gradient
+
+
+def test_nothing_between_the_layers_is_wider_than_the_compute_type(traced):
+    operations, _, half = traced
+    for op in of_type(operations, "Relu", "ReluGrad", "AddV2", "AddN", "MaxPool", "MaxPoolGrad", "Pad"):
+        if op.outputs[0].shape.rank == 4:
+            assert op.outputs[0].dtype == half, op.name
+
+
+def test_no_layout_changes_and_no_padding_but_that_of_strided_layers(traced):
+    operations, _, _ = traced
+    assert not of_type(operations, "Transpose")
+    assert len(of_type(operations, "Pad", "PadV2")) == 1 + 1 + 3  # stem, its pooling, three strided 3x3 convolutions
+
+
+def test_float32_has_no_casts_between_float_types():
+    operations, _ = traced_nodes("float32", "resnet18")
+    assert not [op for op in of_type(operations, "Cast") if op.get_attr("SrcT").is_floating]
