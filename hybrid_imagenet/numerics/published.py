@@ -97,12 +97,11 @@ EFFICIENCIES = (
     Efficiency("S 6", "abci", 2048, 32, "fp16", 2, "torus", 0.8310, 1091357),
     Efficiency("S 6", "abci", 3456, 32, "fp16", 2, "torus", 0.7408, 1641853),
     Efficiency("S 6", "abci", 4096, 32, "fp16", 2, "torus", 0.7344, 1929054),
+    Efficiency("N", "hal", 64, 208, "fp16", 2, "ring", 0.57),
 )
 
 S_FOUR_GPUS = 2565.0
 """S, Table 6: images per second of one node (4 GPUs), the yardstick of its efficiencies."""
-TORUS_GRIDS = {1024: (32, 32), 2048: (32, 64), 2176: (34, 64), 3456: (48, 72), 4096: (64, 64)}
-"""S, Table 4: vertical x horizontal size of the 2D torus by number of GPUs."""
 N_IO_BANDWIDTH_GB_S = 3.30
 N_IOPS = 36500.0
 """N: mean file-system bandwidth and operations per second with 64 GPUs, epochs 10 to 60."""

@@ -106,10 +106,6 @@ def test_sony_efficiencies_are_relative_to_one_node():
             )
 
 
-def test_grids_have_as_many_places_as_gpus():
-    assert all(v * h_ == n for n, (v, h_) in published.TORUS_GRIDS.items())
-
-
 @pytest.mark.parametrize(
     ("batch", "epochs"),
     [(1632, 35.0), (3264, 35.2), (4096, 40), (6144, 41), (8192, 42), (65536, 84.5), (40960, 62), (1631, None),

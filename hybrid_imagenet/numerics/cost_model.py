@@ -1,0 +1,181 @@
+"""What an all-reduce costs: the alpha-beta model, for one link and for hosts with several GPUs.
+
+Sending n bytes over a link takes alpha + n * beta seconds. On p ranks, n bytes of gradients take
+
+    ring              2 (p-1) a + 2 (p-1)/p n b
+    halving-doubling  2 log2(p) a + 2 (p-1)/p n b                               (p a power of two)
+    masters           2 (k-1) ai + 2 n bi + 2 (q-1) ae + 2 (q-1)/q n be         (groups of k, q = p/k; Jia et al.)
+    torus             2 (X-1) ah + 2 (X-1)/X n bh + 2 (Y-1) av + 2 (Y-1)/Y n/X bv      (X * Y = p; Mikami et al.)
+
+with a, b of the link inside a host (i), between hosts (e), along rows (h), along columns (v).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybrid_imagenet.numerics.torus import Grid, nearest_square
+
+ALGORITHMS = ("ring", "halving-doubling", "hierarchical", "masters", "torus", "hybrid")
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A link: `latency` in seconds per message, `seconds_per_byte` the reciprocal of its bandwidth."""
+
+    latency: float
+    seconds_per_byte: float
+
+    @classmethod
+    def of(cls, gigabytes_per_second: float, microseconds: float) -> Link:
+        """From a bandwidth in GB/s (10^9 bytes) and a latency in microseconds."""
+        return cls(microseconds * 1e-6, 1e-9 / gigabytes_per_second)
+
+    def shared(self, flows: int) -> Link:
+        """The link as one of several simultaneous flows sees it."""
+        return Link(self.latency, self.seconds_per_byte * flows)
+
+
+def ring(size: float, ranks: int, link: Link) -> float:
+    """Seconds for `size` bytes around a ring."""
+    if ranks == 1:
+        return 0.0
+    return 2 * (ranks - 1) * link.latency + 2 * (ranks - 1) / ranks * size * link.seconds_per_byte
+
+
+def halving_doubling(size: float, ranks: int, link: Link) -> float:
+    """Seconds by recursive halving and doubling; raises ValueError unless `ranks` is a power of two."""
+    if ranks & (ranks - 1):
+        raise ValueError(f"halving-doubling takes a power of two, not {ranks} ranks")
+    if ranks == 1:
+        return 0.0
+    return 2 * math.log2(ranks) * link.latency + 2 * (ranks - 1) / ranks * size * link.seconds_per_byte
+
+
+def masters(size: float, groups: int, group_size: int, inside: Link, between: Link) -> float:
+    """Seconds for reduce in each group, ring over the masters, broadcast in each group."""
+    within = 2 * (group_size - 1) * inside.latency + 2 * size * inside.seconds_per_byte if group_size > 1 else 0.0
+    return within + ring(size, groups, between)
+
+
+def torus(size: float, grid: Grid, horizontal: Link, vertical: Link) -> float:
+    """Seconds for reduce-scatter in rows, all-reduce in columns, all-gather in rows."""
+    return ring(size, grid.horizontal, horizontal) + ring(size / grid.horizontal, grid.vertical, vertical)
+
+
+def bus_bandwidth(size: float, seconds: float, ranks: int) -> float:
+    """Bytes per second as nccl-tests define it: (n/t) 2 (p-1)/p, the load of each link of a ring."""
+    return size / seconds * 2 * (ranks - 1) / ranks
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Hosts of equal GPUs; ranks are numbered host by host.
+
+    Attributes:
+      hosts: number of hosts.
+      local_size: GPUs per host.
+      inside: link between GPUs of a host.
+      between: link of a host to the others, shared by its GPUs.
+      column: latency in seconds of a hop along a torus column between hosts; None takes that of `between`.
+    """
+
+    hosts: int
+    local_size: int
+    inside: Link
+    between: Link
+    column: float | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Number of GPUs."""
+        return self.hosts * self.local_size
+
+    def along(self, neighbors: int) -> Link:
+        """The slowest link of rings of `neighbors` consecutive ranks each, of which one at most leaves a host."""
+        return self.inside if self.local_size % neighbors == 0 or self.hosts == 1 else self.between
+
+    def torus_links(self, grid: Grid) -> tuple[Link, Link]:
+        """Links of rows and of columns of a grid, whose rows are consecutive ranks.
+
+        A row that crosses hosts is one flow through each; the columns of a row's part on one host share its link.
+        """
+        if self.hosts == 1:
+            return self.inside, self.inside
+        vertical = self.between.shared(min(grid.horizontal, self.local_size))
+        return self.along(grid.horizontal), Link(self.column or vertical.latency, vertical.seconds_per_byte)
+
+
+def allreduce(
+    algorithm: str, size: float, topology: Topology, grid: Grid | None = None, threshold: float = 256 * 1024
+) -> float:
+    """Seconds for an all-reduce of `size` bytes over a whole topology.
+
+    Args:
+      algorithm: one of ALGORITHMS. `hierarchical` is Horovod's: a torus whose rows are the hosts. `hybrid` sends
+        up to `threshold` bytes by masters and more by ring.
+      size: bytes on the wire per rank.
+      topology: the GPUs.
+      grid: of `torus`, by default the one nearest to a square; of `masters`, rows are the groups, by default hosts.
+      threshold: bytes, for `hybrid`.
+
+    Raises:
+      ValueError: for an unknown algorithm, or a number of ranks that it cannot take.
+    """
+    ranks, hosts = topology.ranks, Grid(topology.hosts, topology.local_size)
+    flat = topology.along(ranks)
+    if algorithm == "ring":
+        return ring(size, ranks, flat)
+    if algorithm == "halving-doubling":
+        return halving_doubling(size, ranks, flat)
+    if algorithm == "hierarchical":
+        return torus(size, hosts, *topology.torus_links(hosts))
+    if algorithm == "torus":
+        grid = grid or nearest_square(ranks)
+        return torus(size, grid, *topology.torus_links(grid))
+    if algorithm == "masters":
+        groups = grid or hosts
+        inner = topology.along(groups.horizontal)
+        return masters(size, groups.vertical, groups.horizontal, inner, flat)
+    if algorithm == "hybrid":
+        return allreduce("masters" if size < threshold else "ring", size, topology, grid)
+    raise ValueError(f"all-reduce {algorithm!r}: must be one of {', '.join(ALGORITHMS)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A link fitted to measured all-reduces, and the median and largest relative error of the fit."""
+
+    link: Link
+    median_error: float
+    largest_error: float
+    points: int
+
+
+def fit_ring(sizes: Sequence[float], seconds: Sequence[float], ranks: int) -> Fit:
+    """Fits latency and bandwidth of a ring to measurements, by least squares of the relative error, both >= 0.
+
+    Args:
+      sizes: bytes.
+      seconds: for each size, positive.
+      ranks: p.
+
+    Raises:
+      ValueError: with fewer than two sizes, fewer than two ranks, or a time that is not positive.
+    """
+    n, t = np.asarray(sizes, np.float64), np.asarray(seconds, np.float64)
+    if ranks < 2 or len(set(sizes)) < 2 or not (t > 0).all():
+        raise ValueError(f"{len(set(sizes))} sizes on {ranks} ranks: needs two sizes, two ranks and positive times")
+    columns = np.stack([np.full(len(n), 2.0 * (ranks - 1)), 2 * (ranks - 1) / ranks * n], axis=1) / t[:, None]
+    scale = np.linalg.norm(columns, axis=0)
+    solution = np.linalg.lstsq(columns / scale, np.ones(len(n)), rcond=None)[0] / scale
+    for other, negative in ((0, 1), (1, 0)):  # with two unknowns, the bound solution leaves out the negative one
+        if solution[negative] < 0:
+            solution[negative] = 0.0
+            solution[other] = columns[:, other].sum() / (columns[:, other] ** 2).sum()
+    errors = np.abs(columns @ solution - 1)
+    return Fit(Link(*map(float, solution)), float(np.median(errors)), float(errors.max()), len(n))
