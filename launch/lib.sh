@@ -100,6 +100,24 @@ hosts_argument() {
   printf '%s\n' "${list[*]}"
 }
 
+# resume_flag RUN_DIR: sets resume to --resume if an earlier start of this job has left a run there.
+# shellcheck disable=SC2034
+resume_flag() {
+  resume=()
+  [[ ! -e $1/config.json ]] || resume=(--resume)
+}
+
+# mpi_command PROGRAM...: fills command with the mpirun line for the hosts of parse_hosts, for schedulers that start Open MPI's daemons
+# in their own way. Variables that the ranks need on other hosts are handed over by name.
+mpi_command() {
+  local name
+  command=(mpirun "${MPI_ARGUMENTS[@]}" --prefix "$venv_dir" --tag-output -np "$(total_slots)" -H "$(hosts_argument)")
+  while IFS= read -r name; do
+    command+=(-x "$name")
+  done < <(compgen -e | grep -E '^(PATH|LD_LIBRARY_PATH|OPAL_PREFIX|VIRTUAL_ENV|(NCCL|HOROVOD|TF|HYBRID_IMAGENET)_.*)$')
+  command+=("$@")
+}
+
 # is_local HOST: whether ranks on HOST start without ssh.
 is_local() { [[ $1 == localhost || $1 == 127.* || $1 == "$(hostname)" ]]; }
 
@@ -117,7 +135,7 @@ terminal_environment() {
 
 # supervise COMMAND...: runs a launcher (mpirun, or horovodrun which becomes mpirun) and returns its exit code.
 #
-# Ctrl-C or TERM once: mpirun hands SIGUSR1 to every rank on every host, which saves and stops; a TERM sent to mpirun
+# Ctrl-C, TERM or USR1 once: mpirun hands SIGUSR1 to every rank on every host, which saves and stops; a TERM sent to mpirun
 # itself would kill the ranks within a second. A second signal ends everything at once.
 supervise() {
   local child code signals=0
@@ -128,7 +146,7 @@ supervise() {
   fi
   "${wrapper[@]}" "$@" </dev/null &
   child=$!
-  trap 'stop_ranks "$child"' INT TERM HUP
+  trap 'stop_ranks "$child"' INT TERM HUP USR1
   while :; do
     wait "$child" && code=0 || code=$?
     # wait returns early when a signal was trapped; go on until the launcher is really gone.
@@ -136,7 +154,7 @@ supervise() {
   done
   # The status of a wait that a signal interrupted is not the launcher's: ask again, which answers at once.
   if ((signals)); then wait "$child" 2>/dev/null && code=0 || code=$?; fi
-  trap - INT TERM HUP
+  trap - INT TERM HUP USR1
   return "$code"
 }
 

@@ -133,7 +133,7 @@ interrupted() {
 
 # last_error FILE: the line most likely to tell what went wrong.
 last_error() {
-  grep -iE '(^|[^a-z])(error|fatal)[:!]|No space left|killed' "$1" | tail -n 1 | cut -c1-300 | grep . ||
+  grep -iE '(^|[^a-z])(error|fatal)[:!]|undefined symbol|No space left|killed' "$1" | tail -n 1 | cut -c1-300 | grep . ||
     tail -n 1 "$1" | cut -c1-300
 }
 
@@ -182,6 +182,8 @@ horovod_title() {
 # check_ranks KIND: what was built has the parts it should have, and two ranks add up their numbers.
 check_ranks() {
   local parts part
+  # A library that does not load says why only when it is imported; --check-build just shows an empty box.
+  "$venv_dir/bin/python" -c 'import horovod.tensorflow' || return 1
   # shellcheck source=launch/env.sh
   parts=$(. "$launch_dir/env.sh" && horovodrun --check-build) || return 1
   printf '%s\n' "$parts"

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=hybrid-imagenet
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --time=04:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=slurm-%j.log
+#SBATCH --signal=B:USR1@300
+# launch/slurm.sh as a batch script; the paper's cluster 1 unless options of sbatch say otherwise:
+#
+#   sbatch launch/slurm.sh --data_dir=/data/imagenet
+#   sbatch --nodes=6 --ntasks-per-node=4 --gpus-per-node=4 launch/slurm.sh --flagfile=flags/cluster2.flags --data_dir=...
+#   DRY_RUN=1 sbatch launch/slurm.sh ...        (writes the command to the log, runs nothing)
+#
+# Submit it from the checkout, which all nodes must see at the same path, with the environment (launch/setup.sh --gpu). One
+# rank per task. Five minutes before the time limit, and on preemption, all ranks save and stop; the job is then queued
+# again and goes on from the checkpoint. Words after the script are flags of the program; the run directory is
+# runs/slurm-JOBID unless --run_dir is among them.
+set -euo pipefail
+# Slurm runs a copy of this file, so the checkout is where the job was submitted.
+if [[ -n ${SLURM_SUBMIT_DIR:-} && -e $SLURM_SUBMIT_DIR/launch/lib.sh ]]; then
+  scripts=$SLURM_SUBMIT_DIR/launch
+else
+  scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+fi
+# shellcheck source=launch/lib.sh
+. "$scripts/lib.sh"
+
+case ${1:-} in -h | --help) awk 'NR > 1 && !/^#/ { exit } /^# |^#$/ { sub(/^# ?/, ""); print }' "$scripts/slurm.sh" && exit 0 ;; esac
+[[ -n ${SLURM_JOB_ID:-} ]] || usage_error "not inside a Slurm job: submit it with  sbatch launch/slurm.sh"
+
+tasks=${SLURM_NTASKS_PER_NODE:-8}
+check_number "$tasks" SLURM_NTASKS_PER_NODE 1024
+mapfile -t nodes < <(scontrol show hostnames "${SLURM_JOB_NODELIST:?}")
+parse_hosts "$tasks" "${nodes[@]}"
+
+run_dir=runs/slurm-$SLURM_JOB_ID
+for argument in "$@"; do
+  case $argument in --run_dir=*) run_dir=${argument#*=} ;; esac
+done
+resume_flag "$run_dir" # a job that was queued again goes on in its directory
+program=("$venv_dir/bin/python" -m hybrid_imagenet.main "--flagfile=$root_dir/flags/cluster1.flags" "--run_dir=$run_dir"
+  "$@" "${resume[@]}")
+mpi_command "${program[@]}"
+if [[ -n ${DRY_RUN:-} ]]; then
+  print_command "${command[@]}"
+  exit 0
+fi
+# shellcheck source=launch/env.sh
+. "$scripts/env.sh"
+mpi_command "${program[@]}" # again, now with the variables that the environment sets
+"${program[@]}" --check_only || exit $?
+terminal_environment
+# Slurm's USR1 reaches this script alone (B: above); supervise hands it to all ranks.
+code=0
+supervise "${command[@]}" || code=$?
+if ((code == 75)); then # stopped by a signal after saving
+  scontrol requeue "$SLURM_JOB_ID" && exit 0
+fi
+exit "$code"
