@@ -61,8 +61,6 @@ class Ring(Algorithm):
 
     def sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """One grouped all-reduce."""
-        if len(tensors) == 1:
-            return [hvd.allreduce(tensors[0], op=hvd.Sum, name=name, ignore_name_scope=True)]
         return hvd.grouped_allreduce(list(tensors), op=hvd.Sum, name=name, ignore_name_scope=True)
 
 

@@ -13,6 +13,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+from hybrid_imagenet.comm.algorithms import ProcessSets
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.gradients import GradientReducer
 from hybrid_imagenet.comm.health import LayerHealth
@@ -39,7 +40,7 @@ class HorovodCommunicator(Communicator):
         self.hosts = _host_names(keys)
         here = [r for r, key in enumerate(keys) if key == keys[self.rank]]
         self.local_rank, self.local_size = here.index(self.rank), len(here)
-        self._reducer = GradientReducer(self, settings, Selector(self, settings, built_in))
+        self._reducer = GradientReducer(self, settings, Selector(self, settings, ProcessSets(self.size), built_in))
 
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """One all-reduce of Horovod."""

@@ -44,12 +44,15 @@ class Choice:
 class Selector:
     """Makes the algorithms that the settings ask for and chooses among them. The same on all ranks."""
 
-    def __init__(self, communicator: Communicator, settings: Settings, engine_does_it: bool = False) -> None:
+    def __init__(
+        self, communicator: Communicator, settings: Settings, sets: ProcessSets, engine_does_it: bool = False
+    ) -> None:
         """Makes the sets of ranks.
 
         Args:
           communicator: for the ranks, their hosts, and for agreeing on measurements.
           settings: the algorithm, grid and threshold.
+          sets: where the sets of ranks are made; one per process, as Horovod refuses duplicates.
           engine_does_it: Horovod's own all-reduce has been set to the algorithm, so that nothing need be composed.
 
         Raises:
@@ -57,7 +60,7 @@ class Selector:
           ValueError: if the grid does not hold all ranks.
         """
         self._communicator, self._settings = communicator, settings
-        self._sets = ProcessSets(communicator.size)
+        self._sets = sets
         self._exchange = Choice("exchange", SixteenBitExchange(communicator.size))
         text, hosts = settings.torus_grid, communicator.hosts
         self.grid = torus.parse_grid(text, communicator.size) if text else torus.default_grid(hosts)
@@ -115,24 +118,31 @@ class Selector:
         return found
 
     def _measure(self, sizes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Choice]:
-        """Times each candidate at each size; the ring stays unless another is clearly faster."""
-        deadline = time.monotonic() + MEASUREMENT_SECONDS
+        """Times each candidate at each size, the largest first; the ring stays unless another is clearly faster.
+
+        Sizes for which no time is left get the choice of the next larger one that was measured.
+        """
+        start = time.monotonic()
         chosen: dict[tuple[str, int], Choice] = {}
-        for place, (wire, size) in enumerate(sizes):
-            seconds: dict[str, float] = {}
-            if len(self._candidates) > 1:
-                share = (deadline - time.monotonic()) / ((len(sizes) - place) * len(self._candidates))
-                for name, algorithm in self._candidates.items():
-                    run = _summation(algorithm, wire, size // WIRE_BYTES[wire], f"auto_{name}_{wire}_{size}")
-                    seconds[name] = timed(self._communicator, run, share)
-            chosen[wire, size] = self._decide(wire, size, seconds)
-        used = [ranks for choice in chosen.values() for ranks in choice.algorithm.sets]
-        self._sets.keep(used)
+        last: Choice | None = None
+        for place, (wire, size) in enumerate(sorted(sizes, key=lambda item: -item[1])):
+            left = MEASUREMENT_SECONDS - (time.monotonic() - start)
+            left = self._communicator.broadcast_object(left)
+            if len(self._candidates) == 1:
+                last = Choice("ring", self._candidates["ring"], "no other algorithm is of use on these ranks")
+            elif last is None or left > 0:
+                share = left / ((len(sizes) - place) * len(self._candidates))
+                last = self._compare(wire, size, share)
+            chosen[wire, size] = last
+        self._sets.keep([ranks for choice in chosen.values() for ranks in choice.algorithm.sets])
         return chosen
 
-    def _decide(self, wire: str, size: int, seconds: dict[str, float]) -> Choice:
-        if not seconds:
-            return Choice("ring", self._candidates["ring"], "no other algorithm is of use on these ranks")
+    def _compare(self, wire: str, size: int, share: float) -> Choice:
+        """Times the candidates at one size, with `share` seconds for each."""
+        seconds: dict[str, float] = {}
+        for name, algorithm in self._candidates.items():
+            run = summation(algorithm, wire, size // WIRE_BYTES[wire], f"auto_{name}_{wire}_{size}")
+            seconds[name] = timed(self._communicator, run, share)
         best = min(seconds, key=lambda name: seconds[name])
         if seconds[best] > CLEARLY_FASTER * seconds["ring"]:
             best = "ring"
@@ -144,34 +154,34 @@ class Selector:
         return Choice(best, self._candidates[best], reason)
 
 
-def _summation(algorithm: Algorithm, wire: str, elements: int, name: str) -> Callable[[], object]:
+def summation(algorithm: Algorithm, wire: str, elements: int, name: str) -> Callable[[], object]:
+    """A function that sums one tensor of zeros over all ranks and waits for the result."""
+
     @tf.function(autograph=False)
     def run(tensor: tf.Tensor) -> tf.Tensor:
         return algorithm.sum([tensor], name)[0]
 
     tensor = tf.zeros([elements], wire)
-    return lambda: run(tensor)[:1].numpy()
+    traced = run.get_concrete_function(tensor)
+    return lambda: traced(tensor)[:1].numpy()
 
 
 def timed(communicator: Communicator, run: Callable[[], object], budget: float, most: int = 7) -> float:
-    """The median time of a collective operation in seconds; of the slowest rank, so the same on all ranks.
+    """The median time of a collective operation in seconds, on the slowest rank; the same on all ranks.
 
     Args:
-      communicator: the ranks.
-      run: the operation; it is called twice before the timed calls.
-      budget: seconds to spend; at least one call is timed.
-      most: the largest number of timed calls.
+      communicator: the ranks, all of which call this.
+      run: the operation.
+      budget: seconds to spend, within which the first call does not count; if one call takes longer, it has to do.
+      most: the largest number of calls that count.
     """
-    run()
-    communicator.barrier()
-    start = time.perf_counter()
-    run()
-    once = time.perf_counter() - start
-    repeats = communicator.broadcast_object(max(1, min(most, int(budget / max(once, 1e-6)) - 2)))
-    samples = []
-    for _ in range(repeats):
+    samples: list[float] = []
+    repeats = 0
+    while len(samples) <= repeats:
         communicator.barrier()
         start = time.perf_counter()
         run()
         samples.append(time.perf_counter() - start)
-    return max(communicator.allgather_object(statistics.median(samples)))
+        if len(samples) == 1:
+            repeats = communicator.broadcast_object(max(0, min(most, int(budget / max(samples[0], 1e-6)) - 1)))
+    return max(communicator.allgather_object(statistics.median(samples[1:] or samples)))

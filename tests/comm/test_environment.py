@@ -1,0 +1,84 @@
+"""What a rank concludes from its launcher's variables and the cores it may use."""
+
+import os
+
+import pytest
+
+from hybrid_imagenet.comm import Settings, environment, start
+from hybrid_imagenet.comm.environment import Placement
+from hybrid_imagenet.errors import UserError
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+GLOO = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1"}
+
+
+def test_placement():
+    assert environment.placement({}) == Placement(0, 1, 0, 1)
+    assert environment.placement(OPEN_MPI) == Placement(5, 8, 1, 4)
+    assert environment.placement(GLOO) == Placement(1, 2, 0, 1)
+    assert environment.placement(GLOO | OPEN_MPI) == Placement(5, 8, 1, 4)
+
+
+def test_incomplete_variables_are_named():
+    with pytest.raises(UserError, match="HOROVOD_LOCAL_SIZE="):
+        environment.placement({k: v for k, v in GLOO.items() if k != "HOROVOD_LOCAL_SIZE"})
+    with pytest.raises(UserError, match="OMPI_COMM_WORLD_RANK=five"):
+        environment.placement(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "five"})
+
+
+@pytest.mark.parametrize(
+    ("own", "shared", "local_size", "expected"),
+    [
+        (8, 8, 1, 8),
+        (8, 8, 4, 2),
+        (8, 8, 3, 2),
+        (2, 2, 8, 1),  # more ranks than cores
+        (2, 8, 4, 2),  # bound by the launcher to two cores each
+        (1, 8, 4, 1),  # bound to one core each
+        (4, 8, 4, 2),  # bound to sockets of four cores, two ranks on each
+        (2, 2, 1, 2),  # a container with two cores
+    ],
+)
+def test_threads_per_rank(monkeypatch, own, shared, local_size, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(own)))
+    monkeypatch.setattr(environment, "_launcher_cores", lambda: shared)
+    assert environment.threads_per_rank(Placement(local_size=local_size)) == expected
+
+
+def test_the_launcher_is_the_nearest_process_without_a_rank():
+    assert environment._launcher_cores() == len(os.sched_getaffinity(os.getppid()))
+
+
+def test_variables_of_the_user_stay(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    assert environment.prepare(Placement(), threads=3) == 3
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
+
+
+def test_settings_refuse_what_they_do_not_know():
+    with pytest.raises(ValueError, match="allreduce=star: choose one of ring"):
+        Settings(allreduce="star")
+    with pytest.raises(ValueError, match="compression=fp8"):
+        Settings(compression="fp8")
+
+
+def test_names_in_fp32():
+    settings = Settings(compression="fp16", fp32_gradients=("gamma", "dense/bias"))
+    assert [settings.wire(n) for n in ("conv/kernel", "bn/gamma", "dense/bias")] == ["float16", "float32", "float32"]
+    assert Settings(compression="bf16").wire("x") == "bfloat16"
+    assert Settings(autotune=True).fusion_bytes == 0
+
+
+def test_without_ranks_horovod_is_said_to_be_missing(monkeypatch):
+    for name, value in OPEN_MPI.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(__import__("sys").modules, "hybrid_imagenet.comm.engine", None)
+    with pytest.raises(UserError, match="8 ranks were started, but Horovod cannot be used"):
+        start()

@@ -1,0 +1,129 @@
+"""The traced reduction: order, overlap with backpropagation, and what is refused. Nothing is sent here."""
+
+import pytest
+import tensorflow as tf
+
+from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.comm.algorithms import ProcessSets
+from hybrid_imagenet.comm.gradients import GradientReducer
+from hybrid_imagenet.comm.order import appearance
+from hybrid_imagenet.comm.selection import Selector
+from hybrid_imagenet.comm.settings import Settings
+
+LAYERS = 6
+
+
+class TwoAlike(SingleProcess):
+    """Rank 0 of two ranks that always agree."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 2
+        self.hosts *= 2
+
+
+def trace(settings, rescale=False):
+    """The graph of a chain of layers with its gradients reduced; returns it with the gradients' and sums' names."""
+    communicator = TwoAlike()
+    reducer = GradientReducer(communicator, settings, Selector(communicator, settings, ProcessSets(2)))
+    weights = [tf.Variable(tf.ones([4, 4])) for _ in range(LAYERS)]
+    seen = {}
+
+    @tf.function(autograph=False)
+    def step(x):
+        with tf.GradientTape() as tape:
+            for w in weights:
+                x = tf.tanh(x @ w)
+            loss = tf.reduce_sum(x)
+        grads = tape.gradient(loss, weights)
+        if rescale:
+            grads = [g * 2.0 for g in grads]  # adds operations in the order of the variables, not of appearance
+        seen["order"] = appearance(grads)
+        reduced = reducer.reduce(grads, [f"w{i}" for i in range(LAYERS)])
+        seen["grads"] = [g.op for g in grads]
+        seen["reduced"] = [r.op for r in reduced]
+        return reduced
+
+    step.get_concrete_function(tf.ones([2, 4]))
+    return seen
+
+
+def ancestors(op):
+    found, queue = set(), [op]
+    while queue:
+        op = queue.pop()
+        if op.name not in found:
+            found.add(op.name)
+            queue += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+    return found
+
+
+@pytest.mark.parametrize("rescale", [False, True])
+def test_late_layers_come_first(rescale):
+    assert trace(Settings(), rescale)["order"] == list(range(LAYERS))[::-1]
+
+
+def test_gradients_outside_of_a_graph_come_last_first():
+    assert appearance([tf.zeros([1])] * 3) == [2, 1, 0]
+
+
+@pytest.mark.parametrize("settings", [Settings(fusion_threshold_mb=2 * 32 / 2**20), Settings(autotune=True)])
+@pytest.mark.parametrize("rescale", [False, True])
+def test_late_layers_are_sent_before_early_gradients_exist(settings, rescale):
+    """Buckets of two gradients, or none: a sum depends on no gradient of an earlier bucket's layers."""
+    seen = trace(settings, rescale)
+    members = 1 if settings.autotune else 2
+    for layer in range(LAYERS):
+        before = ancestors(seen["reduced"][layer])
+        assert seen["grads"][layer].name in before
+        first_of_bucket = layer - layer % members
+        for earlier in range(first_of_bucket):
+            assert seen["grads"][earlier].name not in before
+
+
+def test_one_operation_of_horovod_per_bucket():
+    seen = trace(Settings(fusion_threshold_mb=2 * 32 / 2**20))
+    graph = seen["grads"][0].graph
+    operations = [op for op in graph.get_operations() if "allreduce" in op.type.lower()]
+    assert [len(op.outputs) for op in operations] == [2, 2, 2]
+
+
+class TestRefused:
+    @pytest.fixture(params=["alone", "two"])
+    def reduce(self, request):
+        if request.param == "alone":
+            return SingleProcess().reduce_gradients
+        communicator, settings = TwoAlike(), Settings()
+        return GradientReducer(communicator, settings, Selector(communicator, settings, ProcessSets(2))).reduce
+
+    def test_sparse_gradients(self, reduce):
+        with pytest.raises(TypeError, match="gradient of table is sparse"):
+            reduce([tf.IndexedSlices(tf.zeros([1, 2]), tf.constant([0]))], ["table"])
+
+    def test_missing_gradients(self, reduce):
+        with pytest.raises(ValueError, match="no gradient reaches w"):
+            reduce([None], ["w"])
+
+    def test_integers(self, reduce):
+        with pytest.raises(TypeError, match="w is int32, not floating-point"):
+            reduce([tf.constant([1])], ["w"])
+
+    def test_names(self, reduce):
+        with pytest.raises(ValueError, match="2 gradients need as many unique names"):
+            reduce([tf.zeros([1]), tf.zeros([1])], ["w", "w"])
+
+    def test_unknown_shapes(self, reduce):
+        @tf.function(input_signature=[tf.TensorSpec([None])], autograph=False)
+        def step(grad):
+            return reduce([grad], ["w"])
+
+        with pytest.raises(ValueError, match="not static"):
+            step(tf.zeros([3]))
+
+
+def test_alone_gradients_are_only_cast():
+    communicator = SingleProcess()
+    got = communicator.reduce_gradients([tf.constant([1.5], tf.float16), tf.constant(1e-9)], ["a", "b"])
+    assert [g.dtype for g in got] == [tf.float32] * 2
+    assert float(got[0][0]) == 1.5 and float(got[1]) == pytest.approx(1e-9)
+    assert communicator.statistics() == {} and communicator.wire_health() == []

@@ -1,0 +1,64 @@
+"""Every algorithm gives the ring's sum: real ranks, many shapes in each start."""
+
+import pytest
+
+from tests.distributed.launch import results
+
+# Sums of small integers are exact in every type, so they must be right to the last bit; the sums of random numbers are
+# compared with FP64 within one rounding per rank.
+CODE = """
+import os
+import numpy as np
+from hybrid_imagenet import comm
+from hybrid_imagenet.comm import Settings
+c = comm.start(Settings(compression="none"))
+import tensorflow as tf
+from hybrid_imagenet.comm.algorithms import Masters, ProcessSets, Ring, SixteenBitExchange, Torus
+from hybrid_imagenet.numerics import torus
+sets = ProcessSets(c.size)
+found = {"ring": Ring(), "exchange": SixteenBitExchange(c.size)}
+for v in [v for v in range(1, c.size + 1) if c.size % v == 0]:
+    grid = torus.Grid(v, c.size // v)
+    rows = torus.rows(c.hosts, grid)
+    found[f"torus {grid}"] = Torus(c.rank, rows, sets)
+    found[f"masters {grid}"] = Masters(c.rank, rows, sets)
+# rows that are not contiguous, as with ranks dealt out over hosts
+if c.size in (4, 6, 8):
+    rows = torus.rows([f"h{r % 2}" for r in range(c.size)], torus.Grid(2, c.size // 2))
+    assert rows[0] == list(range(0, c.size, 2))
+    found["torus dealt"] = Torus(c.rank, rows, sets)
+    found["masters dealt"] = Masters(c.rank, rows, sets)
+lists = [[()], [(1,), (0, 3)], [(3, 5), (), (2,)], [(c.size * 8 + 1,), (5,)], [(1023,), (17, 3), (1,)]]
+wrong = []
+for name, algorithm in found.items():
+    for number, shapes in enumerate(lists):
+        dtype = "bfloat16" if name == "exchange" else ("float16", "float32")[(number + len(name)) % 2]
+        bits = {"float16": 11, "float32": 24, "bfloat16": 8}[dtype]
+        rng = np.random.default_rng([number, 1])
+        whole = [[rng.integers(-16, 16, s) for s in shapes] for _ in range(c.size)]
+        rough = [[rng.normal(size=s) for s in shapes] for _ in range(c.size)]
+        sent = [
+            [tf.cast(tf.constant(x, tf.float64), dtype) for x in a + b] for a, b in zip(whole, rough)
+        ]
+        got = algorithm.sum(sent[c.rank], f"{name}_{number}".replace(" ", "_"))
+        for k, tensor in enumerate(got):
+            parts = np.stack([np.asarray(rank[k].numpy(), np.float64) for rank in sent])
+            exact = k < len(shapes)
+            bound = 0.0 if exact else c.size * 2.0**-bits * np.abs(parts).sum(0)
+            error = np.abs(np.asarray(tensor.numpy(), np.float64) - parts.sum(0))
+            if tensor.shape != (shapes * 2)[k] or tensor.dtype.name != dtype or (error > bound).any():
+                wrong.append([name, exact, number, dtype, list(tensor.shape), float(error.max())])
+        # all ranks hold the same bits
+        bits_here = [np.asarray(t.numpy()).tobytes().hex() for t in got]
+        if c.allgather_object(bits_here) != [bits_here] * c.size:
+            wrong.append([name, number, dtype, "ranks differ"])
+report({"algorithms": sorted(found), "wrong": wrong})
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8])
+def test_all_algorithms_sum_like_the_ring(ranks):
+    outcomes = results(ranks, CODE, timeout=240)
+    names = outcomes[0]["algorithms"]
+    assert {"ring", "exchange", f"torus 1x{ranks}", f"masters {ranks}x1"} <= set(names)
+    assert [out["wrong"] for out in outcomes] == [[]] * ranks
