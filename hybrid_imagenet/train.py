@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -78,6 +79,19 @@ def _open_run(config: Config) -> run_dir.RunDirectory:
     return run_dir.RunDirectory(path, resume=config.resume)
 
 
+def _view_mode(config: Config, communicator: Communicator) -> str:
+    """Resolves `auto` where a launcher stands between us and the user's terminal.
+
+    Open MPI gives every rank a pseudo-terminal, whatever it writes to itself; so a rank believes in a terminal only if
+    the launch script, which sees the real one, says so.
+    """
+    if communicator.rank:
+        return "none"
+    if config.progress == "auto" and communicator.size > 1:
+        return "live" if os.environ.get("HYBRID_IMAGENET_TERMINAL") == "1" else "plain"
+    return config.progress
+
+
 class _Session:
     """One start of a run on this rank: the parts and how they are wired."""
 
@@ -112,7 +126,7 @@ class _Session:
         self.evaluation = EvaluationStep(self.model, assemble.evaluation_preprocess(dtype))
         self.options = assemble.host_options(config, tf.config.threading.get_intra_op_parallelism_threads() or 1)
         self.control = Control(config.checkpoint_every_seconds if communicator.rank == 0 else None)
-        self.view = live.make_view(config.progress if communicator.rank == 0 else "none", sys.stdout, config.epochs)
+        self.view = live.make_view(_view_mode(config, communicator), sys.stdout, config.epochs)
         self.store = CheckpointStore(directory.path / "checkpoints", config.keep) if directory else None
         self.writer: jsonl.MetricsWriter | None = None
 

@@ -1,0 +1,132 @@
+"""Runs the program on a tiny data set, with one or several ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from tests.data.support import jpeg, write_shards
+from tests.distributed.launch import MPIRUN, ROOT
+
+TRAIN, VALIDATION, CLASSES = 64, 13, 4
+FLAGS = (
+    "--dataset=tfrecord",
+    f"--num_classes={CLASSES}",
+    "--model=resnet18",
+    "--image_size=32",
+    "--augmentation=digits",
+    "--per_gpu_batch=8",
+    "--precision=float32",
+    "--epochs=3",
+    "--warmup_epochs=1",
+    "--log_every_steps=2",
+    "--deterministic",
+)
+
+
+def make_data(folder: pathlib.Path) -> pathlib.Path:
+    """TFRecord shards whose classes differ in brightness, so that a few steps learn something."""
+    for split, count, first in (("train", TRAIN, 0), ("validation", VALIDATION, 1000)):
+        pairs = [(jpeg(first + number, 40, 40), number % CLASSES) for number in range(count)]
+        write_shards(folder, split, pairs)
+    return folder
+
+
+def command(ranks: int, *flags: str) -> list[str]:
+    start = [str(MPIRUN), "--quiet", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)] if ranks > 1 else []
+    return [*start, sys.executable, "-m", "hybrid_imagenet.main", *flags]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        # mpirun would otherwise kill its ranks one second after it passed a signal on.
+        "OMPI_MCA_odls_base_sigkill_timeout": "30",
+        "PYTHONPATH": str(ROOT),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+
+
+def train(ranks: int, data: pathlib.Path, run_dir: pathlib.Path, *flags: str, timeout: float = 240):
+    """Runs to the end; returns the finished process."""
+    return subprocess.run(
+        command(ranks, *FLAGS, f"--data_dir={data}", f"--run_dir={run_dir}", *flags),
+        env=environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+class Running:
+    """A training run under way, in a process group of its own."""
+
+    def __init__(self, ranks: int, data: pathlib.Path, run_dir: pathlib.Path, *flags: str):
+        self.run_dir = run_dir
+        self.process = subprocess.Popen(
+            command(ranks, *FLAGS, f"--data_dir={data}", f"--run_dir={run_dir}", *flags),
+            env=environment(),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait_for_step(self, step: int, timeout: float = 240) -> None:
+        """Returns once metrics.jsonl holds a record of this step or a later one."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if max((r["step"] for r in records(self.run_dir)), default=0) >= step:
+                return
+            if self.process.poll() is not None:
+                raise AssertionError(f"ended early: {self.process.communicate()[0]}")
+            time.sleep(0.02)
+        raise AssertionError("no such step in time")
+
+    def kill(self) -> None:
+        """SIGKILL to the launcher and all ranks."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+    def finish(self, timeout: float = 240) -> tuple[int, str]:
+        """Exit code and output."""
+        output, _ = self.process.communicate(timeout=timeout)
+        return self.process.returncode, output
+
+
+def records(run_dir: pathlib.Path) -> list[dict]:
+    path = run_dir / "metrics.jsonl"
+    if not path.exists():
+        return []
+    result = []
+    for line in path.read_text().splitlines():
+        try:
+            result.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return result
+
+
+def arrays(run_dir: pathlib.Path) -> dict[str, np.ndarray]:
+    """The arrays of the newest checkpoint, read without the package."""
+    newest = sorted((run_dir / "checkpoints").glob("step-*.npz"))[-1]
+    with np.load(newest) as archive:
+        return {name: archive[name] for name in archive.files if name.startswith("array/")}
+
+
+_TIMES = {"seconds", "images_per_second", "train_seconds", "validation_seconds", "step_seconds", "data_wait_fraction"}
+
+
+def without_times(run_dir: pathlib.Path) -> list[dict]:
+    """The records without what a clock has measured."""
+    return [{k: v for k, v in r.items() if k not in _TIMES} for r in records(run_dir) if r["kind"] == "epoch"]

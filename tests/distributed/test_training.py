@@ -1,0 +1,157 @@
+"""The whole program on real ranks: equal updates, exact resume, signals, bad input."""
+
+import json
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from tests.distributed import program
+from tests.distributed.launch import results
+
+EQUAL = """
+import numpy as np
+from hybrid_imagenet import comm
+c = comm.start(comm.Settings(compression="none"))
+import tensorflow as tf
+from hybrid_imagenet import models, optimizers
+from hybrid_imagenet.models import normalization
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.optimizers.kinds import classify
+from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.step import TrainStep
+BATCH = 8
+model = models.create("resnet18", 5, 32, zero_last_gamma=False, seed=3)
+normalization.freeze_statistics(model)
+inner = optimizers.create("hybrid", learning_rate=0.05, momentum=0.9)
+inner.set_kinds(classify(model))
+optimizer = DistributedOptimizer(inner, c, LossScale(64.0))
+step = TrainStep(model, optimizer, lambda batch: batch["image"], c)
+if MICRO > 1:
+    step.prepare_accumulation()
+generator = np.random.default_rng(0)
+control = tf.constant([0, 0])
+for number in range(4):
+    images = generator.normal(size=(BATCH, 32, 32, 3)).astype(np.float32)
+    labels = generator.integers(0, 5, BATCH).astype(np.int32)
+    inner.hyper.assign({"phase": float(number >= 2), "lower_bound": 0.02, "upper_bound": 0.5, "learning_rate": 0.05})
+    own = BATCH // c.size // MICRO
+    parts = []
+    for micro in range(MICRO):
+        at = slice((c.rank * MICRO + micro) * own, (c.rank * MICRO + micro + 1) * own)
+        parts.append({"image": tf.constant(images[at]), "label": tf.constant(labels[at])})
+    for part in parts[:-1]:
+        step.accumulate(part)
+    step.single(parts[-1], control) if MICRO == 1 else step.last(parts[-1], control, tf.constant(float(MICRO)))
+report([v.numpy().astype(float).ravel()[:200].tolist() for v in model.trainable_variables])
+"""
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    return results(0, f"MICRO = 1\n{EQUAL}")[0]
+
+
+@pytest.mark.parametrize(("ranks", "micro"), [(2, 1), (4, 1), (0, 4), (2, 2)])
+def test_ranks_and_micro_batches_equal_one_large_batch(one_process, ranks, micro):
+    for values in results(ranks, f"MICRO = {micro}\n{EQUAL}"):
+        for ours, reference in zip(values, one_process, strict=True):
+            np.testing.assert_allclose(ours, reference, rtol=2e-4, atol=2e-6)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return program.make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("runs") / "undisturbed"
+    done = program.train(2, data, run_dir)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return run_dir, done.stdout
+
+
+def test_a_run_leaves_its_results(undisturbed):
+    run_dir, output = undisturbed
+    summary = json.loads((run_dir / "summary.json").read_text())
+    epochs = [r for r in program.records(run_dir) if r["kind"] == "epoch"]
+    assert [r["epoch"] for r in epochs] == [1, 2, 3]
+    assert [r["step"] for r in epochs] == [4, 8, 12]
+    assert all(r["val_count"] == program.VALIDATION for r in epochs)
+    assert [r["phase"] for r in epochs] == [0.0, 1.0, 1.0]
+    assert [round(r["learning_rate"], 6) for r in epochs] == [0.2, 0.2, 0.18]
+    assert summary["world_size"] == 2
+    assert summary["epochs"] == 3
+    assert summary["val_top1"] == epochs[-1]["val_top1"]
+    assert {"val_top5", "best_val_top1", "val_loss", "epochs_to_target", "images_per_second", "wall_seconds"} <= set(
+        summary
+    )
+    assert json.loads((run_dir / "config.json").read_text())["flags"]["per_gpu_batch"] == 8
+    assert output.count("epoch 3/3 done") == 1  # rank 0 alone speaks
+
+
+def test_killed_and_resumed_equals_undisturbed(data, undisturbed, tmp_path):
+    expected_run, _ = undisturbed
+    run_dir = tmp_path / "killed"
+    flags = ("--checkpoint_every_steps=1",)
+    generator = random.Random(5)
+    for session, step in enumerate((4, 10)):
+        running = program.Running(2, data, run_dir, *flags, *(["--resume"] if session else []))
+        running.wait_for_step(step)
+        time.sleep(generator.random() * 0.3)
+        running.kill()
+    done = program.train(2, data, run_dir, *flags, "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resumed at epoch" in done.stdout
+    expected, ours = program.arrays(expected_run), program.arrays(run_dir)
+    assert expected.keys() == ours.keys()
+    assert [name for name in expected if not np.array_equal(expected[name], ours[name])] == []
+    assert program.without_times(run_dir) == program.without_times(expected_run)
+
+
+def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(data, tmp_path):
+    run_dir = tmp_path / "stopped"
+    running = program.Running(2, data, run_dir, "--checkpoint_every_epochs=50", "--epochs=30")
+    running.wait_for_step(6)
+    os.kill(running.process.pid, signal.SIGTERM)
+    code, output = running.finish(60)
+    assert code == 75, output
+    stopped_at = max(r["step"] for r in program.records(run_dir))
+    done = program.train(1, data, run_dir, "--resume", "--epochs=30", "--stop_at_top1=0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resumed at epoch" in done.stdout
+    later = [r for r in program.records(run_dir) if r["kind"] == "epoch"]
+    # 16 images per step on 2 ranks and 8 on 1: what was read before counts in examples.
+    assert later[-1]["epoch"] == stopped_at * 16 // program.TRAIN + 1
+    assert json.loads((run_dir / "summary.json").read_text())["world_size"] == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--epochs=0"], "--epochs=0: must be at least 1"),
+        (["--data_dir=/nonexistent"], "/nonexistent"),
+        (["--per_gpu_batch=40"], "--per_gpu_batch=40 on 2 ranks makes a batch of 80"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2_on_all_ranks(data, tmp_path, flags, words):
+    done = program.train(2, data, tmp_path / "run", *flags, timeout=60)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error:")]
+    assert done.returncode == 2
+    assert len(errors) == 1, lines
+    assert words in errors[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_an_existing_run_is_not_overwritten(data, undisturbed):
+    run_dir, _ = undisturbed
+    before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.name != "lock"}
+    done = program.train(2, data, run_dir, timeout=60)
+    assert done.returncode == 2
+    assert "--resume" in done.stderr + done.stdout
+    assert before == {path: path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.name != "lock"}
