@@ -8,6 +8,7 @@ from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.errors import UserError
 
 SPLITS = ("train", "validation")
+_NEED_DIRECTORY = ("tfrecord", "folder", "parquet")
 
 
 def open_source(
@@ -16,29 +17,54 @@ def open_source(
     split: str = "train",
     *,
     num_classes: int | None = None,
+    num_examples: int | None = None,
     ignore_damage: bool = False,
+    memory_bytes: int = 1 << 30,
 ) -> Source:
     """Opens one split of a data set.
 
     Args:
-      name: `digits` or `tfrecord`.
+      name: `digits`, `synthetic` (JPEGs), `synthetic_tensors` (pixels that are ready), `tfrecord`, `folder`, `parquet`,
+        or the name of a TFDS image classification set.
       data_dir: where it lies; for `digits` where it is written, by default the user's cache.
       split: "train" or "validation".
-      num_classes: of TFRecord shards without a manifest.
+      num_classes: of synthetic images, or of shards that do not tell.
+      num_examples: of the training split of a synthetic set.
       ignore_damage: use the readable part of damaged shards.
+      memory_bytes: bound on Parquet row groups that are kept in memory.
 
     Raises:
       UserError: if there is no such data set or it cannot be used.
     """
     directory = Path(data_dir).expanduser() if data_dir else None
+    if name in _NEED_DIRECTORY:
+        if directory is None:
+            raise UserError(f"--dataset={name}: give the directory where it lies as --data_dir")
+        return _open_files(name, directory, split, num_classes, ignore_damage, memory_bytes)
     if name == "digits":
         from hybrid_imagenet.data.sources import digits
 
         return digits.open_digits(directory, split)
-    if name == "tfrecord":
-        from hybrid_imagenet.data.sources import tfrecord
+    if name in ("synthetic", "synthetic_tensors"):
+        from hybrid_imagenet.data.sources import synthetic
 
-        if directory is None:
-            raise UserError("--dataset=tfrecord: give the directory of the shards as --data_dir")
-        return tfrecord.open_directory(directory, split, num_classes=num_classes, ignore_damage=ignore_damage)
-    raise UserError(f"--dataset={name}: no such data set")
+        return synthetic.SyntheticSource(split, num_examples, num_classes, ready=name == "synthetic_tensors")
+    from hybrid_imagenet.data.sources import tfds
+
+    return tfds.open_tfds(name, directory, split, ignore_damage=ignore_damage)
+
+
+def _open_files(
+    name: str, directory: Path, split: str, num_classes: int | None, ignore_damage: bool, memory_bytes: int
+) -> Source:
+    if name == "folder":
+        from hybrid_imagenet.data.sources import folder
+
+        return folder.FolderSource(directory, split)
+    if name == "parquet":
+        from hybrid_imagenet.data.sources import parquet
+
+        return parquet.ParquetSource(directory, split, num_classes, memory_bytes)
+    from hybrid_imagenet.data.sources import tfrecord
+
+    return tfrecord.open_directory(directory, split, num_classes=num_classes, ignore_damage=ignore_damage)

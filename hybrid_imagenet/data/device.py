@@ -7,7 +7,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.numerics import augment as constants
+from hybrid_imagenet.numerics import augment as ranges
 
 # Channel means and deviations of ImageNet's training images, for pixels in [0, 1].
 MEAN = (0.485, 0.456, 0.406)
@@ -24,7 +24,7 @@ def normalize(images: tf.Tensor, dtype: tf.DType | str = tf.float32) -> tf.Tenso
     return tf.cast(tf.cast(images, tf.float32) * scale.astype(np.float32) + offset.astype(np.float32), dtype)
 
 
-def uniforms(seeds: tf.Tensor, count: int, start: int = constants.DEVICE_STREAM) -> tf.Tensor:
+def uniforms(seeds: tf.Tensor, count: int, start: int = ranges.DEVICE_STREAM) -> tf.Tensor:
     """Draws [start, start + count) of each image, float32 [b, count] in [0, 1); the numbers of `sampling.uniforms`.
 
     Args:
@@ -33,7 +33,7 @@ def uniforms(seeds: tf.Tensor, count: int, start: int = constants.DEVICE_STREAM)
       start: number of the first draw.
     """
     golden = 0x9E3779B97F4A7C15
-    steps = tf.constant([_signed((start + k) * golden) for k in range(1, count + 1)], tf.int64)
+    steps = tf.range(start + 1, start + count + 1, dtype=tf.int64) * _signed(golden)
     words = _mix(tf.bitwise.bitwise_xor(_mix(seeds[:, :1] + steps), seeds[:, 1:]))
     return tf.cast(_shifted(words, 40), tf.float32) * 2.0**-24
 
@@ -55,28 +55,52 @@ def _mix(words: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(words, _shifted(words, 31))
 
 
-def augment(images: tf.Tensor, seeds: tf.Tensor, augmentation: str, dtype: tf.DType | str = tf.float32) -> tf.Tensor:
+def normals(seeds: tf.Tensor, count: int, start: int) -> tf.Tensor:
+    """`count` normal numbers per image, float32 [b, count], from 2 * count draws (Box and Muller)."""
+    draws = uniforms(seeds, 2 * count, start)
+    return tf.sqrt(-2 * tf.math.log(1 - draws[:, :count])) * tf.cos(2 * math.pi * draws[:, count:])
+
+
+def augment(
+    images: tf.Tensor,
+    seeds: tf.Tensor,
+    augmentation: str,
+    dtype: tf.DType | str = tf.float32,
+    *,
+    sony: ranges.SonyRanges = ranges.SONY,
+) -> tf.Tensor:
     """The device's part of a training augmentation, then `normalize`.
 
     Args:
       images: uint8 [b, side, side, 3] as `pipeline.training` hands them over.
       seeds: int64 [b, 2].
-      augmentation: none, alexnet, inception or digits.
+      augmentation: none, alexnet, inception, sony or digits.
       dtype: type of the network's input.
+      sony: ranges of the sony augmentation.
 
     Returns:
       [b, s, s, 3] of `dtype`.
     """
     if augmentation == "digits":
         return normalize(_digits(images, seeds), dtype)
+    if augmentation == "sony":
+        return normalize(_sony(images, seeds, sony), dtype)
     if augmentation in ("alexnet", "inception"):
         images = _flip(images, uniforms(seeds, 1)[:, 0])
+    if augmentation == "alexnet":
+        images = tf.cast(images, tf.float32) + 255 * _color_noise(seeds)[:, None, None, :]
     return normalize(images, dtype)
 
 
 def _flip(images: tf.Tensor, uniform: tf.Tensor) -> tf.Tensor:
     """Mirrors the images whose number (float32 [b]) is below one half."""
     return tf.where(uniform[:, None, None, None] < 0.5, tf.reverse(images, [2]), images)
+
+
+def _color_noise(seeds: tf.Tensor) -> tf.Tensor:
+    """AlexNet's offset along the principal components of color, one draw per image, float32 [b, 3] for [0, 1]."""
+    weights = normals(seeds, 3, ranges.DEVICE_STREAM + 1) * ranges.PCA_DEVIATION * tf.constant(ranges.PCA_VALUES)
+    return tf.matmul(weights, tf.constant(ranges.PCA_VECTORS), transpose_b=True)
 
 
 # Bounds of the digits' augmentation, small enough that no digit turns into another.
@@ -106,3 +130,64 @@ def _digits(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
         interpolation="BILINEAR",
         fill_mode="CONSTANT",
     )
+
+
+def _sony(images: tf.Tensor, seeds: tf.Tensor, bounds: ranges.SonyRanges) -> tf.Tensor:
+    """Geometry and contrast of S. uint8 [b, side, side, 3] to FP32 [b, s, s, 3], 0 to 255 before contrast."""
+    stored = images.shape[1]
+    side = ranges.input_side("sony", stored)
+    draws = uniforms(seeds, 12)
+    x, y = _sony_positions(draws, bounds, stored, side)
+    pixels = _bilinear(images, x, y) / 255
+    contrast = tf.pow(bounds.contrast, 2 * draws[:, 8:11] - 1)[:, None, None, :]
+    brightness = (bounds.brightness * (2 * draws[:, 7] - 1))[:, None, None, None]
+    pixels = (pixels + brightness - 0.5) * contrast + 0.5
+    if bounds.noise:
+        noise = tf.reshape(normals(seeds, side * side * 3, ranges.DEVICE_STREAM + 16), tf.shape(pixels))
+        pixels += noise * (bounds.noise * draws[:, 11])[:, None, None, None]
+    return pixels * 255
+
+
+def _sony_positions(draws: tf.Tensor, bounds: ranges.SonyRanges, stored: int, side: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Where each output pixel lies in the stored image: x and y, float32 [b, side, side] each.
+
+    draws: flip, scale, aspect, rotation, center x, center y, distortion, then those of color.
+    """
+    flip, zoom, stretch, turn, right, down, bulge = (draws[:, k, None, None] for k in range(7))
+    low, high = bounds.scale
+    scale = low * tf.pow(high / low, zoom)
+    scale_x = scale * tf.pow(bounds.aspect, stretch - 0.5)
+    scale_y = scale * tf.pow(bounds.aspect, 0.5 - stretch)
+    angle = bounds.rotation * (2 * turn - 1)
+    distortion = tf.exp(bounds.distortion * (2 * bulge - 1)) - 1
+    half = (side - 1) / 2
+    offset = tf.range(side, dtype=tf.float32) - half
+    dx, dy = offset[None, None, :], offset[None, :, None]
+    radial = (1 + distortion * (dx**2 + dy**2) / (side / 2) ** 2) / (1 + distortion)
+    dx = dx * radial * tf.where(flip < 0.5, -1.0, 1.0)
+    dy = dy * radial
+    center_x = (right * (stored * scale_x - side) + half) / scale_x
+    center_y = (down * (stored * scale_y - side) + half) / scale_y
+    cosine, sine = tf.cos(angle), tf.sin(angle)
+    return (
+        center_x + cosine * dx / scale_x - sine * dy / scale_y,
+        center_y + sine * dx / scale_x + cosine * dy / scale_y,
+    )
+
+
+def _bilinear(images: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Interpolated pixels at positions float32 [b, h, w], clamped to the image; float32 [b, h, w, 3]."""
+    side = images.shape[1]
+    flat = tf.reshape(images, [-1, side * side, 3])
+    x, y = tf.clip_by_value(x, 0.0, side - 1.0), tf.clip_by_value(y, 0.0, side - 1.0)
+    left, top = tf.floor(x), tf.floor(y)
+    across, below = (x - left)[..., None], (y - top)[..., None]
+    column, row = tf.cast(left, tf.int32), tf.cast(top, tf.int32)
+
+    def corner(step_x: int, step_y: int) -> tf.Tensor:
+        at = tf.minimum(row + step_y, side - 1) * side + tf.minimum(column + step_x, side - 1)
+        return tf.cast(tf.gather(flat, at, batch_dims=1), tf.float32)
+
+    upper = corner(0, 0) * (1 - across) + corner(1, 0) * across
+    lower = corner(0, 1) * (1 - across) + corner(1, 1) * across
+    return upper * (1 - below) + lower * below

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 
@@ -78,10 +79,9 @@ class BadRecords:
         """Notes a bad record; raises UserError under "fail", or when there are too many."""
         if self._options.bad_records == "fail":
             raise UserError(f"{error}; mend it, or give --bad_records=skip")
-        if index in self.known:
-            return
-        self.known[index] = str(error)
-        _log.warning("skipped a bad record (%d so far): %s", len(self.known), error)
+        if index not in self.known:
+            self.known[index] = error.reason
+            _log.warning("skipped a bad record (%d so far): %s", len(self.known), error)
         if len(self.known) > self._options.max_bad_records:
             limit = self._options.max_bad_records
             raise UserError(f"more than --max_bad_records={limit} bad records; the last: {error}")
@@ -127,6 +127,9 @@ class Batches:
     def __iter__(self) -> Iterator[Element]:
         """Yields the elements; raises UserError for a record that cannot be used."""
         for stage in self._stages():
+            if self._source.ready:
+                yield from self._repeated(stage)
+                continue
             done = 0
             while done < stage.count:  # again only after an image that did not decode was skipped
                 elements = iter(self._dataset(stage, done))
@@ -136,6 +139,17 @@ class Batches:
                         yield element
                 except tf.errors.OpError as error:
                     self._explain(stage.request(done), error)
+
+    def _repeated(self, stage: _Stage) -> Iterator[Element]:
+        """The pixels of one batch with the labels, seeds and weights of all."""
+        first = next(iter(self._dataset(dataclasses.replace(stage, count=1), 0)))
+        for number in range(stage.count):
+            request = stage.request(number)
+            element = {"image": first["image"], "label": tf.constant(self._source.read(request.examples)[1])}
+            if self._weighted:
+                yield {**element, "weight": tf.constant(request.weights)}
+            else:
+                yield {**element, "seed": tf.constant(sampling.seeds(self._seed, request.epochs, request.examples))}
 
     def _timed(self, elements: Iterator[Element]) -> Iterator[Element]:
         while True:
@@ -151,22 +165,27 @@ class Batches:
         if self._failure:
             raise self._failure from None
         before = len(self.bad.known)
-        for index in np.unique(request.examples):
-            if int(index) in self.bad.known:
-                continue
+        for requested in np.unique(request.examples):
+            index = int(requested)
+            while index in self.bad.known:
+                index = self._neighbor(index)
             try:
-                self._check_decodes(int(index))
+                self._check_decodes(index)
             except BadRecord as bad:
-                self.bad.add(int(index), bad)
+                self.bad.add(index, bad)
         if len(self.bad.known) == before:
             raise error
 
+    def _neighbor(self, index: int) -> int:
+        return (index + 1) % self._source.num_examples
+
     def _check_decodes(self, index: int) -> None:
-        content, _ = self._source.read_one(index)
+        content, _, (kind, height, width) = self._usable(index)
+        branch, window = decode.branches(np.array([kind]), np.array([[0, 0, height, width]]), max(height, width))
         try:
-            tf.io.decode_image(content, channels=3, expand_animations=False)
+            decode.decode(tf.constant(content), tf.constant(branch[0]), tf.constant(window[0]), self.side)
         except tf.errors.OpError as error:
-            reason = str(error.message).splitlines()[0][:200]
+            reason = re.sub(r"\{\{.*?\}\} ?|\[Op:.*", "", str(error.message).splitlines()[0]).strip()
             raise BadRecord(*self._source.locate(index), f"the image does not decode ({reason})") from None
 
     def _dataset(self, stage: _Stage, start: int) -> tf.data.Dataset:
@@ -241,7 +260,7 @@ class Batches:
                 except BadRecord as error:
                     self.bad.add(attempt, error)
                     weights[place] = 0
-                    attempt = (attempt + 1) % self._source.num_examples
+                    attempt = self._neighbor(attempt)
         return contents, probed, labels, weights
 
     def _usable(self, index: int) -> tuple[bytes, int, tuple[int, int, int]]:

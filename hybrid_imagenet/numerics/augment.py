@@ -23,6 +23,34 @@ INCEPTION_TRIES = 10
 INCEPTION_AREA = (0.08, 1.0)
 INCEPTION_ASPECT = (3 / 4, 4 / 3)
 
+# AlexNet's color noise (Krizhevsky et al., 4.1) for pixels in [0, 1]: the principal components of ImageNet's colors as
+# columns, and their deviations.
+PCA_VECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
+PCA_VALUES = (0.2175, 0.0188, 0.0045)
+PCA_DEVIATION = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class SonyRanges:
+    """The augmentation of S: random ranges as in the published ImageNet example of the library that S used.
+
+    Scale and aspect are log-uniform, rotation is uniform, distortion is exp(uniform) - 1, contrast is log-uniform per
+    channel about 0.5. Brightness (uniform, one draw per image) and noise (normal, its deviation uniform up to the
+    bound) are off there.
+    """
+
+    stored: int = 320  # pixels, for an output of 224
+    scale: tuple[float, float] = (0.77, 1.54)
+    rotation: float = 0.5  # radians, either way
+    aspect: float = 1.3
+    distortion: float = 0.2
+    contrast: float = 1.1
+    brightness: float = 0.0
+    noise: float = 0.0
+
+
+SONY = SonyRanges()
+
 # The host's draws of an image come from stream 0 of its seeds, the device's from this one on.
 DEVICE_STREAM = 64
 
@@ -38,12 +66,23 @@ class HostStage:
 def host_stage(augmentation: str, image_size: int) -> HostStage:
     """What the host does for an augmentation with network inputs of `image_size`.
 
-    The Sony augmentation rotates and scales on the device, from a square of 320 pixels for an input of 224.
+    The Sony augmentation rotates and scales on the device, from a square of 320 pixels for an input of 224
+    (`input_side` is the way back).
     """
     if augmentation == "sony":
-        return HostStage(0, round(image_size * 320 / 224))
+        return HostStage(0, round(image_size * SONY.stored / 224))
     draws = {"alexnet": 2, "inception": 4 * INCEPTION_TRIES}.get(augmentation, 0)
     return HostStage(draws, image_size)
+
+
+def input_side(augmentation: str, side: int) -> int:
+    """The side of the network's input for what the host hands over."""
+    return round(side * 224 / SONY.stored) if augmentation == "sony" else side
+
+
+def evaluation_fraction(augmentation: str) -> float:
+    """The part of the shorter side that is evaluated, unless told otherwise: digits fill their images to the edge."""
+    return 1.0 if augmentation == "digits" else EVALUATION_FRACTION
 
 
 def windows(augmentation: str, sizes: Sizes, uniform: Uniforms) -> Windows:

@@ -72,13 +72,13 @@ class Source(abc.ABC):
       num_examples: images in the split.
       num_classes: labels lie in [0, num_classes).
       class_names: one name per class, in the order of the labels.
-      stored_side: side in pixels if all images are squares of one size, else None.
+      ready: the pipeline may decode one batch and repeat its pixels, so that batches cost nothing.
     """
 
     num_examples: int
     num_classes: int
     class_names: tuple[str, ...]
-    stored_side: int | None = None
+    ready: bool = False
 
     def __init__(self) -> None:
         """Starts the counters."""

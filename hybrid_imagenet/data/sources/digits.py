@@ -34,9 +34,7 @@ def open_digits(data_dir: Path | None, split: str) -> ShardSource:
             _write(directory)
         except OSError as error:
             raise UserError(f"--data_dir={directory.parent}: cannot write the digits there ({error})") from None
-    source = ShardSource(shards.find(directory, split), CLASS_NAMES)
-    source.stored_side = SIDE
-    return source
+    return ShardSource(shards.find(directory, split), CLASS_NAMES)
 
 
 def _write(directory: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,18 @@ from hybrid_imagenet.data import records, shards
 from hybrid_imagenet.data.sources.base import BadRecord, Source, read_at
 from hybrid_imagenet.errors import UserError
 
-_KEYS = ("image/encoded", "image/class/label", "image", "label")
+
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """The features of an Example that hold the image and its label, and the number of the first label."""
+
+    image: str
+    label: str
+    first: int
+
+
+IMAGENET_KEYS = Keys("image/encoded", "image/class/label", 1)
+PLAIN_KEYS = Keys("image", "label", 0)
 
 
 class ShardSource(Source):
@@ -25,6 +37,7 @@ class ShardSource(Source):
     Args:
       files: the shards in order.
       class_names: names in the order of the labels.
+      keys: the forms of Example to look for, in this order.
       ignore_damage: go on with the readable part of damaged shards instead of raising.
       expected: number of records that a manifest promises.
 
@@ -37,6 +50,7 @@ class ShardSource(Source):
         files: tuple[Path, ...],
         class_names: tuple[str, ...],
         *,
+        keys: tuple[Keys, ...] = (IMAGENET_KEYS, PLAIN_KEYS),
         ignore_damage: bool = False,
         expected: int | None = None,
     ) -> None:
@@ -56,6 +70,8 @@ class ShardSource(Source):
             )
         self.class_names = class_names
         self.num_classes = len(class_names)
+        self._keys = keys
+        self._wanted = [name for form in keys for name in (form.image, form.label)]
         self._names = [str(path) for path in files]
 
     def locate(self, index: int) -> tuple[str, int]:
@@ -76,18 +92,21 @@ class ShardSource(Source):
         file, offset = self.locate(index)
         try:
             record = read_at(file, offset, int(self.index.length[index]), self.io)
-            features = records.decode_example(records.unframe(record), _KEYS)
+            features = records.decode_example(records.unframe(record), self._wanted)
         except (records.RecordError, OSError) as error:
             raise BadRecord(file, offset, str(error)) from None
-        return _image_and_label(features, file, offset)
+        return image_and_label(features, self._keys, file, offset)
 
 
-def _image_and_label(features: dict[str, Any], file: str, offset: int) -> tuple[bytes, int]:
-    for image_key, label_key, first in (("image/encoded", "image/class/label", 1), ("image", "label", 0)):
-        image, label = features.get(image_key), features.get(label_key)
+def image_and_label(
+    features: dict[str, bytes | int], keys: tuple[Keys, ...], file: str, offset: int
+) -> tuple[bytes, int]:
+    """The image and the label, from 0, of a decoded Example; raises BadRecord if it has neither form."""
+    for form in keys:
+        image, label = features.get(form.image), features.get(form.label)
         if isinstance(image, bytes) and isinstance(label, int):
-            return image, label - first
-    raise BadRecord(file, offset, "has neither image/encoded with image/class/label nor image with label")
+            return image, label - form.first
+    raise BadRecord(file, offset, f"lacks {' and '.join(f'{form.image} with {form.label}' for form in keys)}")
 
 
 def open_directory(

@@ -1,0 +1,93 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hybrid_imagenet.data import device
+from hybrid_imagenet.numerics import augment, sampling
+from tests.references import augment_reference
+
+SEEDS = sampling.seeds(5, np.zeros(16, np.int64), np.arange(16))
+IMAGES = np.random.default_rng(0).integers(0, 256, (16, 20, 20, 3), np.uint8)
+
+
+def denormalized(images):
+    return images.numpy() * np.array(device.DEVIATION) + np.array(device.MEAN)
+
+
+def test_normalize():
+    got = device.normalize(IMAGES)
+    assert got.dtype == tf.float32
+    expected = (IMAGES / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+    assert device.normalize(IMAGES, "float16").dtype == tf.float16
+
+
+@pytest.mark.parametrize("start", [0, 64])
+def test_the_device_draws_the_same_numbers_as_the_host(start):
+    seeds = np.concatenate([SEEDS, [[0, 0], [-1, 1], [2**63 - 1, -(2**63)]]])
+    np.testing.assert_array_equal(device.uniforms(seeds, 7, start), sampling.uniforms(seeds, 7, start))
+
+
+def test_normal_numbers():
+    seeds = sampling.seeds(1, np.zeros(20000, np.int64), np.arange(20000))
+    values = device.normals(tf.constant(seeds), 3, 100).numpy()
+    np.testing.assert_allclose(values.mean(axis=0), 0, atol=0.03)
+    np.testing.assert_allclose(np.cov(values.T), np.eye(3), atol=0.04)
+    np.testing.assert_allclose((values**4).mean(axis=0), 3, atol=0.25)
+
+
+def test_inception_flips_about_half_of_the_images_and_changes_nothing_else():
+    got = denormalized(device.augment(IMAGES, SEEDS, "inception")) * 255
+    flips = sampling.uniforms(SEEDS, 1, augment.DEVICE_STREAM)[:, 0] < 0.5
+    assert 3 < flips.sum() < 13
+    for image, original, flip in zip(got, IMAGES, flips, strict=True):
+        np.testing.assert_allclose(image, original[:, ::-1] if flip else original, atol=1e-2)
+
+
+def test_alexnet_adds_one_offset_along_the_colors_of_imagenet_per_image():
+    got = denormalized(device.augment(IMAGES, SEEDS, "alexnet")) - denormalized(
+        device.augment(IMAGES, SEEDS, "inception")
+    )
+    u = sampling.uniforms(SEEDS, 6, augment.DEVICE_STREAM + 1).astype(np.float64)
+    alphas = 0.1 * np.sqrt(-2 * np.log(1 - u[:, :3])) * np.cos(2 * np.pi * u[:, 3:])
+    for offset, alpha in zip(got, alphas, strict=True):
+        expected = np.broadcast_to(augment_reference.pca_noise(alpha), offset.shape)
+        np.testing.assert_allclose(offset, expected, atol=1e-6)
+
+
+def test_sony_against_the_oracle():
+    got = denormalized(device.augment(IMAGES, SEEDS, "sony"))
+    assert got.shape == (16, 14, 14, 3)
+    u = sampling.uniforms(SEEDS, 11, augment.DEVICE_STREAM).astype(np.float64)
+    for image, original, draws in zip(got, IMAGES, u, strict=True):
+        np.testing.assert_allclose(image, augment_reference.sony(original / 255, 14, draws), atol=2e-4)
+
+
+def test_sony_noise_and_brightness_when_asked_for():
+    plain = denormalized(device.augment(IMAGES, SEEDS, "sony"))
+    still = augment.SonyRanges(contrast=1.0)
+    calm = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=still))
+    bright = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augment.SonyRanges(contrast=1.0, brightness=0.2)))
+    noisy = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augment.SonyRanges(contrast=1.0, noise=0.1)))
+    assert np.abs(plain - calm).max() > 0.01
+    u = sampling.uniforms(SEEDS, 12, augment.DEVICE_STREAM)
+    expected = np.broadcast_to((0.2 * (2 * u[:, 7] - 1))[:, None, None, None], calm.shape)
+    np.testing.assert_allclose(bright - calm, expected, atol=1e-5)
+    measured = (noisy - calm).std(axis=(1, 2, 3))
+    np.testing.assert_allclose(measured, 0.1 * u[:, 11], rtol=0.15, atol=1e-4)
+
+
+def test_digits_move_a_little_and_never_flip():
+    arrow = np.zeros((16, 33, 33, 3), np.uint8)
+    arrow[:, 14:19, 16:28] = 255  # points right
+    got = device.augment(np.repeat(arrow, 1, axis=0), SEEDS, "digits")
+    pixels = denormalized(got)[..., 0]
+    columns = np.arange(33)
+    middle = (pixels.sum(axis=1) * columns).sum(axis=1) / pixels.sum(axis=(1, 2))
+    assert (middle > 17).all()
+    assert middle.std() > 0.3
+    assert got.shape == (16, 33, 33, 3)
+
+
+def test_evaluation_and_none_change_only_the_scale():
+    np.testing.assert_array_equal(device.augment(IMAGES, SEEDS, "none"), device.normalize(IMAGES))

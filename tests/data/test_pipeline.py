@@ -1,0 +1,240 @@
+import collections
+import io
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from hybrid_imagenet.data import decode, images, pipeline
+from hybrid_imagenet.data.pipeline import HostOptions
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from tests.data import support
+from tests.data.support import MemorySource
+from tests.references import augment_reference
+
+N = 1003
+SOURCE = MemorySource(N)
+
+
+def labels(batches):
+    return [element["label"].numpy().tolist() for element in batches]
+
+
+def train(source, order, start, sizes, rank, size, epochs=1, **options):
+    return pipeline.training(
+        source, order, start, sizes, rank, size,
+        epochs=epochs, image_size=8, augmentation="inception", options=HostOptions(**options),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_an_epoch_on_several_ranks_sees_each_of_1003_examples_exactly_once(size):
+    order = SampleOrder(N, seed=2)
+    per_rank = [labels(train(SOURCE, order, Cursor(), (16, 2), rank, size)) for rank in range(size)]
+    assert len({len(elements) for elements in per_rank}) == 1
+    seen = []
+    for step in range(0, len(per_rank[0]), 2):
+        for elements in per_rank:
+            seen += elements[step] + elements[step + 1]
+    assert sorted(seen[:N]) == list(range(N))
+    assert seen[N:] == order.at(1, np.arange(len(seen) - N)).tolist()  # the last step goes on into the next epoch
+
+
+def test_the_remainder_can_be_dropped():
+    batches = labels(train(SOURCE, SampleOrder(N, remainder="drop"), Cursor(), (100, 1), 0, 1, epochs=2))
+    assert len(batches) == 20
+    for epoch in (batches[:10], batches[10:]):
+        assert len({label for batch in epoch for label in batch}) == 1000
+
+
+def test_batch_and_accumulation_may_change_between_epochs_and_ranks_agree():
+    order = SampleOrder(N, seed=4)
+    sizes = {0: (32, 1), 1: (48, 1), 2: (32, 3)}.__getitem__
+    ranks = [labels(train(SOURCE, order, Cursor(), sizes, rank, 3, epochs=3)) for rank in range(3)]
+    lengths = [[len(element) for element in elements] for elements in ranks]
+    assert lengths[0] == lengths[1] == lengths[2]
+    counts = collections.Counter(label for elements in ranks for element in elements for label in element)
+    total = sum(counts.values())
+    assert set(counts.values()) <= {3, 4}
+    assert len(counts) == N
+    assert total - 3 * N < 3 * 32 * 3  # only the last step reaches beyond the third epoch
+    cursor, steps = Cursor(), collections.Counter()
+    while cursor.epoch < 3:
+        batch, accumulation = sizes(cursor.epoch)
+        steps[batch, accumulation] += accumulation
+        cursor = order.advance(cursor, 3 * batch * accumulation)
+    assert lengths[0] == [batch for (batch, _), count in steps.items() for _ in range(count)]
+
+
+def test_a_run_that_stops_and_goes_on_with_other_ranks_sees_exactly_the_rest():
+    order = SampleOrder(N, seed=9)
+    seen, cursor = [], Cursor()
+    for stop, size, batch in ((7, 2, 10), (3, 4, 16), (10**6, 3, 11)):
+        ranks = [iter(train(SOURCE, order, cursor, (batch, 1), rank, size)) for rank in range(size)]
+        for _ in range(stop):
+            if cursor.epoch:
+                break
+            for rank in ranks:
+                seen += next(rank)["label"].numpy().tolist()
+            cursor = order.advance(cursor, size * batch)
+    assert sorted(seen[:N]) == list(range(N))
+
+
+def test_starting_anywhere_reads_nothing_of_what_came_before():
+    source = MemorySource(N)
+    batches = iter(train(source, SampleOrder(N), Cursor(3, 900), (4, 1), 0, 1, epochs=4, readers=1, prefetch=1))
+    next(batches)
+    assert source.reads <= 40  # the batch, and what is read ahead
+
+
+def test_pixels_depend_on_neither_the_number_of_ranks_nor_of_threads():
+    order = SampleOrder(N, seed=1)
+    alone = next(iter(train(SOURCE, order, Cursor(2, 50), (12, 1), 0, 1, epochs=3, threads=1)))
+    shared = [next(iter(train(SOURCE, order, Cursor(2, 50), (4, 1), r, 3, epochs=3, threads=3))) for r in range(3)]
+    for key in ("image", "label", "seed"):
+        np.testing.assert_array_equal(alone[key], np.concatenate([element[key] for element in shared]))
+    other_epoch = next(iter(train(SOURCE, order, Cursor(3, 50), (12, 1), 0, 1, epochs=4)))
+    assert not set(alone["seed"].numpy()[:, 0]) & set(other_epoch["seed"].numpy()[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "batch"), [(1, 4, 3), (12, 3, 4), (13, 3, 4), (100, 2, 7), (5, 1, 8), (31, 4, 8)]
+)
+def test_evaluation_counts_each_image_once_in_the_same_number_of_steps(n, size, batch):
+    source = MemorySource(n)
+    counts, steps = collections.Counter(), set()
+    for rank in range(size):
+        elements = list(pipeline.evaluation(source, batch, rank, size, image_size=8))
+        steps.add(len(elements))
+        for element in elements:
+            assert element["image"].shape == (batch, 8, 8, 3)
+            for label, weight in zip(element["label"].numpy(), element["weight"].numpy(), strict=True):
+                counts[int(label)] += float(weight)
+    assert len(steps) == 1
+    assert counts == dict.fromkeys(range(n), 1.0)
+
+
+def test_evaluation_is_the_center_crop_of_the_resized_image():
+    image = support.jpeg(3, 60, 90)
+    source = MemorySource(1)
+    source.images = [image]
+    got = next(iter(pipeline.evaluation(source, 1, image_size=16)))["image"][0].numpy().astype(float)
+    pixels = np.asarray(Image.open(io.BytesIO(image))).astype(float)
+    side = round(60 * 0.875)
+    window = pixels[(60 - side) // 2 :, (90 - side) // 2 :][:side, :side]
+    reduced = window[:52, :52].reshape(26, 2, 26, 2, 3).mean(axis=(1, 3))  # at half scale, as the decoder may
+    expected = augment_reference.resize(reduced, 16, 16)
+    assert np.abs(got - expected).mean() < 4
+    assert np.abs(got - expected).max() < 25
+
+
+@pytest.mark.parametrize("kind", ["bad", "undecodable"])
+def test_a_bad_record_ends_the_run_with_its_file_and_offset(kind):
+    source = MemorySource(60, **{kind: {17}})
+    order = SampleOrder(60, seed=1)
+    with pytest.raises(UserError, match=r"memory, offset 17000: .*--bad_records=skip"):
+        labels(train(source, order, Cursor(), (8, 1), 0, 1))
+    with pytest.raises(UserError, match="offset 17000"):
+        list(pipeline.evaluation(source, 8, image_size=8))
+
+
+@pytest.mark.parametrize("kind", ["bad", "undecodable"])
+def test_skipped_records_are_counted_logged_and_replaced_with_the_same_steps(kind, caplog):
+    source = MemorySource(60, **{kind: {17, 18, 44}})
+    order = SampleOrder(60, seed=1)
+    with caplog.at_level(logging.WARNING):
+        runs = [train(source, order, Cursor(), (8, 1), rank, 2, epochs=2, bad_records="skip") for rank in range(2)]
+        seen = [labels(run) for run in runs]
+    assert len(seen[0]) == len(seen[1]) == 8
+    flat = [label for steps in zip(*seen, strict=True) for batch in steps for label in batch]
+    taken = order.take(Cursor(), 128)[0].tolist()
+    assert flat == [{17: 19, 18: 19, 44: 45}.get(label, label) for label in taken]
+    assert {bad for run in runs for bad in run.bad.known} == {17, 18, 44}
+    assert "memory, offset 44000" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["bad", "undecodable"])
+def test_evaluation_gives_bad_records_no_weight(kind):
+    batches = pipeline.evaluation(
+        MemorySource(20, **{kind: {3, 19}}), 8, image_size=8, options=HostOptions(bad_records="skip")
+    )
+    elements = list(batches)
+    assert len(elements) == 3
+    weighted = [
+        int(label)
+        for element in elements
+        for label, weight in zip(element["label"].numpy(), element["weight"].numpy(), strict=True)
+        if weight
+    ]
+    assert weighted == [label for label in range(20) if label not in (3, 19)]
+
+
+def test_too_many_bad_records_fail():
+    source = MemorySource(60, bad=range(10, 20))
+    with pytest.raises(UserError, match="max_bad_records=4"):
+        labels(train(source, SampleOrder(60), Cursor(), (8, 1), 0, 1, bad_records="skip", max_bad_records=4))
+    with pytest.raises(UserError, match="every record is bad"):
+        labels(train(MemorySource(5, bad=range(5)), SampleOrder(5), Cursor(), (2, 1), 0, 1, bad_records="skip"))
+
+
+def decoded(content, window, side):
+    kind, _, _ = images.probe(content)
+    branch, scaled = decode.branches(np.array([kind]), np.array([window]), side)
+    return decode.decode(tf.constant(content), tf.constant(branch[0]), tf.constant(scaled[0]), side).numpy()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "CMYK", "L"])
+def test_jpegs_of_every_color_space_decode_to_what_pillow_sees(mode):
+    content = support.jpeg(5, 40, 48, mode)
+    pixels = np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).astype(float)
+    expected = augment_reference.resize(pixels[6:38, 4:36], 20, 20)
+    assert np.abs(decoded(content, (6, 4, 32, 32), 20) - expected).mean() < 4
+
+
+def test_a_png_named_jpeg_decodes():
+    content = support.png(5, 40, 48)
+    pixels = np.asarray(Image.open(io.BytesIO(content))).astype(float)
+    np.testing.assert_allclose(
+        decoded(content, (6, 4, 32, 32), 20), augment_reference.resize(pixels[6:38, 4:36], 20, 20), atol=0.51
+    )
+    np.testing.assert_array_equal(decoded(content, (1, 2, 20, 20), 20), pixels[1:21, 2:22])
+
+
+@pytest.mark.parametrize("extent", [(64, 64), (70, 100), (200, 128), (260, 300)])
+def test_reduced_decoding_stays_close_to_a_full_decode_with_area_averaging(extent):
+    content = support.jpeg(7, 280, 320)
+    height, width = extent
+    pixels = np.asarray(Image.open(io.BytesIO(content)))[8 : 8 + height, 8 : 8 + width]
+    area = np.asarray(Image.fromarray(pixels).resize((32, 32), Image.Resampling.BOX)).astype(float)
+    assert (
+        np.abs(decoded(content, (8, 8, height, width), 32) - area).mean() < 4
+    )  # the window is rounded to blocks: up to half an output pixel
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty"),
+        (b"hello", "no JPEG"),
+        (support.jpeg(0)[:-80], "truncated"),
+        (support.png(0)[:-80], "truncated"),
+        (b"\xff\xd8\xff\xd9", "no frame header"),
+    ],
+)
+def test_what_is_no_image_is_told_from_its_first_and_last_bytes(content, reason):
+    with pytest.raises(ValueError, match=reason):
+        images.probe(content)
+
+
+def test_probe_tells_height_and_width():
+    assert images.probe(support.jpeg(0, 31, 57)) == (images.JPEG, 31, 57)
+    assert images.probe(support.png(0, 31, 57)) == (images.OTHER, 31, 57)
+
+
+def test_read_ahead_is_bounded_by_memory():
+    small = train(SOURCE, SampleOrder(N), Cursor(), (64, 1), 0, 1, memory_bytes=1 << 20, readers=8, prefetch=8)
+    assert small._ahead(64) == (1, 8)
+    assert small._ahead(4096) == (1, 1)

@@ -1,0 +1,251 @@
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hybrid_imagenet import data
+from hybrid_imagenet.data import pipeline, records, shards
+from hybrid_imagenet.data.sources.base import BadRecord
+from hybrid_imagenet.errors import UserError
+from tests.data import support
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def write_tfds(directory):
+    """The tiny set as TFDS stores imagenet2012, written with its own writer."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    builder = tfds.builder("imagenet2012", data_dir=directory)
+    Path(builder.data_dir).mkdir(parents=True)
+    writer = tfds.core.SequentialWriter(builder.info, max_examples_per_shard=7)
+    splits = ("train", "validation")
+    writer.initialize_splits(splits)
+    for split in splits:
+        examples = [
+            {"image": io.BytesIO(image), "label": label, "file_name": f"{number}.JPEG"}
+            for number, (image, label) in enumerate(support.tiny(split))
+        ]
+        writer.add_examples({split: examples})
+    writer.close_all()
+
+
+def make(form, directory):
+    """Writes the tiny set in a form; returns the name under which it is opened."""
+    if form == "tfds":
+        write_tfds(directory)
+        return "imagenet2012"
+    for split in data.SPLITS:
+        pairs = support.tiny(split)
+        if form in ("imagenet", "plain"):
+            support.write_shards(directory, split, pairs, plain=form == "plain")
+        elif form == "folder":
+            support.write_folder(directory, split, pairs)
+        else:
+            support.write_parquet(directory / "data", split, pairs)
+    if form in ("imagenet", "plain"):
+        (directory / "labels.txt").write_text("\n".join(support.CLASSES) + "\n")
+        return "tfrecord"
+    return form
+
+
+@pytest.mark.parametrize("form", ["imagenet", "plain", "folder", "parquet", "tfds"])
+def test_images_labels_and_classes_agree_between_all_forms(form, tmp_path):
+    directory = tmp_path / "set"
+    directory.mkdir()
+    name = make(form, directory)
+    for split in data.SPLITS:
+        source = data.open_source(name, str(directory), split)
+        images, labels = source.read(np.arange(source.num_examples))
+        expected = sorted((label, image) for image, label in support.tiny(split))
+        assert sorted(zip(labels.tolist(), images, strict=True)) == expected
+        assert labels.dtype == np.int32
+        if form == "tfds":
+            assert source.num_classes == 1000
+            assert source.class_names[0] == "n01440764"
+        else:
+            assert source.class_names == support.CLASSES
+        statistics = source.io_statistics()
+        assert statistics.operations >= 1
+        assert statistics.bytes_read >= sum(map(len, images)) * (form != "parquet")
+
+
+def test_the_number_of_classes_is_found_or_given(tmp_path):
+    for split in data.SPLITS:
+        support.write_shards(tmp_path, split, support.tiny(split))
+    assert data.open_source("tfrecord", str(tmp_path), "validation").num_classes == 3
+    assert data.open_source("tfrecord", str(tmp_path), num_classes=7).num_classes == 7
+    few = data.open_source("tfrecord", str(tmp_path), num_classes=2)
+    with pytest.raises(BadRecord, match="label 2 is not one of 2 classes"):
+        few.read(range(14))
+
+
+def test_digits(tmp_path):
+    train = data.open_source("digits", str(tmp_path))
+    held_out = data.open_source("digits", str(tmp_path), "validation")
+    assert (train.num_examples, held_out.num_examples, train.num_classes) == (1500, 297, 10)
+    images, labels = train.read(range(1500))
+    assert np.bincount(labels).min() > 140
+    more, held_labels = held_out.read(range(297))
+    assert set(np.bincount(held_labels)) == {29, 30}
+    assert len({*images, *more}) == 1797
+
+
+def test_digits_are_written_once_by_several_processes_at_the_same_time(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from hybrid_imagenet.data.sources import digits;"
+        "print(digits.open_digits(Path(sys.argv[1]), 'train').num_examples)"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    assert [process.communicate(timeout=60)[0].strip() for process in started] == ["1500"] * 3
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["digits-1"]
+
+
+def test_synthetic_sets():
+    source = data.open_source("synthetic", num_examples=50, num_classes=4)
+    images, labels = source.read(range(50))
+    assert labels.tolist() == [number % 4 for number in range(50)]
+    assert len(set(images)) == 50
+    assert 90_000 < np.mean([len(image) for image in images]) < 130_000
+    assert data.open_source("synthetic_tensors", split="validation").num_examples == 50_000
+
+
+def test_ready_tensors_repeat_pixels_but_count_labels_and_weights():
+    source = data.open_source("synthetic_tensors", split="validation", num_examples=200)
+    elements = list(pipeline.evaluation(source, 3, 0, 1, image_size=16))
+    assert sum(float(element["weight"].numpy().sum()) for element in elements) == source.num_examples == 7
+    assert [int(label) for element in elements for label in element["label"]][:7] == list(range(7))
+    assert all(element["image"] is elements[0]["image"] for element in elements)
+
+
+def test_examples_are_those_of_tensorflow():
+    tf = pytest.importorskip("tensorflow")
+    ours = records.encode_example({"image": b"abc", "label": -5, "text": b""})
+    theirs = tf.train.Example.FromString(ours).features.feature
+    assert theirs["image"].bytes_list.value[0] == b"abc"
+    assert theirs["label"].int64_list.value[0] == -5
+    assert records.decode_example(ours, ["image", "label", "none"]) == {"image": b"abc", "label": -5}
+
+
+def test_records_are_those_of_tensorflow(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    payloads = [bytes([number]) * (number * 7) for number in range(5)]
+    with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as writer:
+        for payload in payloads:
+            writer.write(payload)
+    data_bytes = (tmp_path / "theirs").read_bytes()
+    assert data_bytes == b"".join(map(records.frame, payloads))
+    offsets, lengths, damage = records.scan(tmp_path / "theirs")
+    assert damage is None
+    got = [records.unframe(data_bytes[o : o + n]) for o, n in zip(offsets, lengths, strict=True)]
+    assert got == payloads
+
+
+def flipped(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_flipped_bit_is_found_with_file_and_offset(tmp_path):
+    support.write_shards(tmp_path, "train", support.tiny("train"))
+    path = tmp_path / "train-00001-of-00002"
+    offsets, lengths, _ = records.scan(path)
+    flipped(path, int(offsets[3] + lengths[3] // 2))
+    source = data.open_source("tfrecord", str(tmp_path), num_classes=3)
+    with pytest.raises(BadRecord, match="checksum of the data") as caught:
+        source.read(range(14))
+    assert (caught.value.file, caught.value.offset) == (str(path), offsets[3])
+
+
+@pytest.mark.parametrize("damage", ["cut", "length"])
+def test_a_damaged_shard_is_refused_or_read_as_far_as_it_goes(tmp_path, damage):
+    support.write_shards(tmp_path, "train", support.tiny("train"))
+    path = tmp_path / "train-00001-of-00002"
+    offset = int(records.scan(path)[0][5])
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[: offset + 50])
+    else:
+        flipped(path, offset)
+    with pytest.raises(UserError, match=rf"train-00001-of-00002, offset {offset}: .*--bad_records=skip"):
+        data.open_source("tfrecord", str(tmp_path), num_classes=3)
+    source = data.open_source("tfrecord", str(tmp_path), num_classes=3, ignore_damage=True)
+    assert source.num_examples == 12
+    assert source.index.damaged[0][:2] == (str(path), offset)
+
+
+def test_the_index_is_remembered_until_a_file_changes(tmp_path, monkeypatch):
+    support.write_shards(tmp_path, "train", support.tiny("train"))
+    files = shards.find(tmp_path, "train")
+    first = shards.index(files)
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "scan", None)
+        again = shards.index(files)
+    np.testing.assert_array_equal(first.offset, again.offset)
+    files[0].write_bytes(b"")
+    assert len(shards.index(files).offset) == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "prepare", "message"),
+    [
+        ("tfrecord", None, "--dataset=tfrecord: give the directory"),
+        ("tfrecord", lambda d: d.rmdir(), "no such directory"),
+        ("folder", lambda d: d.rmdir(), "no such directory"),
+        ("parquet", lambda d: d.rmdir(), "no such directory"),
+        ("tfrecord", lambda d: None, "holds no train shards"),
+        ("folder", lambda d: None, "has no directory train"),
+        ("parquet", lambda d: None, "holds no train Parquet files"),
+        ("folder", lambda d: (d / "train").mkdir(), "has no class directories"),
+        ("folder", lambda d: (d / "train" / "n01").mkdir(parents=True), "hold no images"),
+        ("tfrecord", lambda d: (d / "train-00000-of-00002").touch(), "1 of 2 train shards are missing"),
+        ("tfrecord", lambda d: (d / "train-00000-of-00001").touch(), "hold no records"),
+        ("tfrecord", lambda d: (d / "manifest.json").write_text("{}"), "not a readable manifest"),
+        ("parquet", lambda d: (d / "train.parquet").write_text("no"), "no readable Parquet file"),
+        ("no_such_set", lambda d: None, "--dataset=no_such_set: is neither"),
+        ("imagenet2012", lambda d: None, "is not prepared in"),
+    ],
+)
+def test_what_cannot_be_opened_gets_one_line(name, prepare, message, tmp_path):
+    directory = tmp_path / "set"
+    directory.mkdir()
+    if prepare:
+        prepare(directory)
+    with pytest.raises(UserError, match=message) as caught:
+        data.open_source(name, str(directory) if prepare else None)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_validation_class_that_training_lacks_is_named(tmp_path):
+    make("folder", tmp_path)
+    (tmp_path / "validation" / "n99").mkdir()
+    with pytest.raises(UserError, match="n99: no class of this name"):
+        data.open_source("folder", str(tmp_path), "validation")
+
+
+def test_a_file_that_vanished_is_a_bad_record(tmp_path):
+    make("folder", tmp_path)
+    source = data.open_source("folder", str(tmp_path))
+    file, _ = source.locate(2)
+    Path(file).unlink()
+    with pytest.raises(BadRecord, match="No such file"):
+        source.read([2])
+
+
+def test_parquet_row_groups_in_memory_are_bounded(tmp_path):
+    make("parquet", tmp_path)
+    small = data.open_source("parquet", str(tmp_path), memory_bytes=1)
+    large = data.open_source("parquet", str(tmp_path))
+    for source in (small, large):
+        for _ in range(2):
+            source.read(range(source.num_examples))
+    assert large.io_statistics().operations == 6  # 14 rows in groups of 3, two files
+    assert small.io_statistics().operations == 12
