@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import traceback
@@ -44,7 +45,8 @@ def _train(config: configuration.Config) -> int:
     from hybrid_imagenet import comm
 
     try:
-        communicator = comm.start(comm.Settings(compression=config.compression))
+        settings = comm.Settings(**{f.name: getattr(config, f.name) for f in dataclasses.fields(comm.Settings)})
+        communicator = comm.start(settings)
         from hybrid_imagenet import train
 
         outcome = train.run(config, communicator)

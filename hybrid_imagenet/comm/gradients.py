@@ -66,7 +66,8 @@ class GradientReducer:
         if plan.health is not None and plan.narrow:
             wires = [self._settings.wire(names[i]) for i in plan.narrow]
             plan.health.observe([scaled[i] for i in plan.narrow], wires)
-        self._time(scaled, reduced)
+        if not self._settings.deterministic:
+            self._time(scaled, reduced)
         return reduced
 
     def _time(self, before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]) -> None:

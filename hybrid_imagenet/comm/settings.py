@@ -23,6 +23,7 @@ class Settings:
       cycle_time_ms: pause of Horovod's thread between looks at its queue.
       autotune: Horovod chooses fusion and cycle time while training; gradients are then sent one by one.
       wire_health_every_steps: steps between counts of what the 16-bit wire loses; 0 for never.
+      deterministic: read no clocks inside the step, which TensorFlow refuses in deterministic mode.
     """
 
     allreduce: str = "ring"
@@ -34,6 +35,7 @@ class Settings:
     cycle_time_ms: float = 1.0
     autotune: bool = False
     wire_health_every_steps: int = 0
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         """Refuses what no choice of ranks could make work."""
