@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import typing
 
+from hybrid_imagenet.config.derived import batches
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import torus
+from hybrid_imagenet.numerics.schedules import FIXED
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.config import Config
@@ -39,7 +41,59 @@ def _allreduce_fits(config: Config) -> None:
             raise UserError(f"--torus_grid: {error}") from None
 
 
+def _optimizer_has_its_flags(config: Config) -> None:
+    if config.nesterov and config.optimizer not in ("sgd", "lars"):
+        raise UserError(f"--nesterov does not go with --optimizer={config.optimizer}: choose sgd or lars")
+    if config.amsbound and config.optimizer != "adabound":
+        raise UserError(f"--amsbound does not go with --optimizer={config.optimizer}: choose adabound")
+    if config.optimizer == "adabound" and (config.adabound_lr == 0 or config.adabound_gamma == 0):
+        flag = "adabound_lr" if config.adabound_lr == 0 else "adabound_gamma"
+        raise UserError(f"--{flag}=0 with --optimizer=adabound: give a positive number")
+
+
+def _schedule_is_possible(config: Config) -> None:
+    if config.lr_schedule in FIXED and config.optimizer in ("hybrid", "adabound"):
+        raise UserError(
+            f"--lr_schedule={config.lr_schedule} brings its own warmup and cannot follow --optimizer="
+            f"{config.optimizer}: choose sgd or lars, or another schedule"
+        )
+    if list(config.lr_steps) != sorted(set(config.lr_steps)):
+        raise UserError(f"--lr_steps={','.join(f'{e:g}' for e in config.lr_steps)}: give the epochs in ascending order")
+
+
+def _batches_are_possible(config: Config) -> None:
+    try:
+        schedule = batches(config)
+    except ValueError as error:
+        raise UserError(f"--batch_schedule: {error}") from None
+    if config.sync_batch_norm and any(stage.accumulation > 1 for stage in schedule.stages):
+        raise UserError(
+            "--accumulation above 1 does not go with --sync_batch_norm: statistics over all images of an update would "
+            "need all micro-batches at once; lower one or switch off the other"
+        )
+
+
+def check_data(config: Config, num_examples: int, world_size: int) -> None:
+    """Checks the batches of all epochs against the data set and the number of GPUs.
+
+    Raises:
+      UserError: if an update needs more images than an epoch has.
+    """
+    for stage in batches(config).stages:
+        batch = stage.global_batch(world_size)
+        if batch > num_examples:
+            micro = f" x {stage.accumulation} micro-batches" if stage.accumulation > 1 else ""
+            flag = "batch_schedule" if stage.epoch else "per_gpu_batch"
+            raise UserError(
+                f"--{flag}: {stage.per_gpu_batch} images{micro} on {world_size} GPUs make a batch of {batch} from "
+                f"epoch {stage.epoch} on, but there are {num_examples} training images: lower the batch"
+            )
+
+
 RULES = (
     _warmup_fits,
     _allreduce_fits,
+    _optimizer_has_its_flags,
+    _schedule_is_possible,
+    _batches_are_possible,
 )

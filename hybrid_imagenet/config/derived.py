@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hybrid_imagenet.numerics import batch_schedule
+from hybrid_imagenet.numerics.batch_schedule import BatchSchedule
 from hybrid_imagenet.numerics.schedules import peak_rate
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import Config
 
 
+def batches(config: Config) -> BatchSchedule:
+    """The batch by epoch.
+
+    Raises:
+      ValueError: for a --batch_schedule that cannot be read.
+    """
+    return batch_schedule.parse(
+        config.batch_schedule, config.per_gpu_batch, config.accumulation, config.batch_growth, config.epochs
+    )
+
+
 def base_batch(config: Config, workers: int) -> int:
     """Images per update of all workers at the start of the run."""
-    return config.per_gpu_batch * workers
+    return batches(config).at(0).global_batch(workers)
 
 
 def schedule_arguments(config: Config, workers: int) -> dict[str, Any]:

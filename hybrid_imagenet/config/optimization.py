@@ -11,7 +11,20 @@ from hybrid_imagenet.config.options import option
 class Batch:
     """Batch."""
 
-    per_gpu_batch: int = option(256, "Images per GPU and micro-batch.", unit="images", minimum=1)
+    per_gpu_batch: int = option(
+        256, "Images per GPU and micro-batch: what batch normalization sees.", unit="images", minimum=1
+    )
+    accumulation: int = option(1, "Micro-batches per update, reduced once.", minimum=1)
+    batch_schedule: tuple[str, ...] = option(
+        (),
+        "Batch by epoch (S Table 3): flash_exp1 to flash_exp4, or entries EPOCH:IMAGES, EPOCH:IMAGESxACCUMULATION or "
+        "EPOCH:*FACTOR; images are per GPU, epochs count from 0, factors refer to the first batch.",
+    )
+    batch_growth: str = option(
+        "per_gpu",
+        "What a factor of --batch_schedule enlarges: the batch of a GPU, or the number of micro-batches.",
+        choices=("per_gpu", "accumulation"),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +32,7 @@ class Optimizer:
     """Optimizer."""
 
     optimizer: str = option("hybrid", "Update rule.", choices=("hybrid", "adabound", "sgd", "lars"))
-    momentum: float = option(0.9, "Momentum of SGD (G; H's steps show none: 0).", minimum=0, maximum=1)
+    momentum: float = option(0.9, "Momentum of SGD (G; H's steps show none: 0).", minimum=0, maximum=0.9999)
     nesterov: bool = option(False, "Nesterov's momentum in MLPerf's form (sgd and lars).")
     weight_decay: float = option(1e-4, "Coupled L2 decay.", minimum=0)
     decay_in_warmup: bool = option(False, "Decay in the AdaBound warmup too (H: in SGD).")
@@ -59,8 +72,8 @@ class Schedules:
     )
     lr_schedule: str = option(
         "exponential",
-        "Learning rate after the warmup; sony_a and sony_b fix it throughout.",
-        choices=("exponential", "step", "poly", "cosine", "constant", "sony_a", "sony_b"),
+        "Learning rate after the warmup; sony_a, sony_b and mlperf (by batch) fix it throughout.",
+        choices=("exponential", "step", "poly", "cosine", "constant", "sony_a", "sony_b", "mlperf"),
     )
     warmup_epochs: float = option(10.0, "T: epochs of the AdaBound or linear warmup.", unit="epochs", minimum=0)
     warmup_start_lr: float = option(0.1, "Where a linear warmup starts (not above its end).", minimum=0)

@@ -41,3 +41,17 @@ def load(name: str) -> Recipe:
         raise UserError(f"--recipe={name}: choose one of {', '.join(names())}{hint}")
     recipe: Recipe = importlib.import_module(f"{__name__}.{name}").RECIPE
     return recipe
+
+
+def table() -> str:
+    """All recipes with what they do, where they come from, and what was reached on what, as plain text."""
+    recipes = [load(name) for name in names()]
+    width = max(len(recipe.name) for recipe in recipes)
+    lines = []
+    for recipe in recipes:
+        lines += [
+            f"{recipe.name:<{width}}  {recipe.summary}",
+            f"{'':<{width}}  published: {recipe.published}; {recipe.hardware}",
+            f"{'':<{width}}  source: {recipe.source}",
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,121 @@
+"""What a configuration comes to: every setting with its origin, and the schedule by epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from hybrid_imagenet.config.checks import check_data
+from hybrid_imagenet.config.derived import batches, schedule_arguments
+from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+
+if TYPE_CHECKING:
+    from hybrid_imagenet.config import Config
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochPlan:
+    """One epoch of a run.
+
+    Attributes:
+      epoch: number, from 1.
+      phase: the rule at its first step: AdaBound, SGD or LARS.
+      learning_rate: at its first step.
+      last_learning_rate: at its last step.
+      bounds: lower and upper bound at its last step, where AdaBound has any.
+      momentum: of SGD.
+      per_gpu_batch: images per GPU and micro-batch.
+      accumulation: micro-batches per update.
+      global_batch: images of all GPUs per update.
+      steps: updates that begin in it.
+    """
+
+    epoch: int
+    phase: str
+    learning_rate: float
+    last_learning_rate: float
+    bounds: tuple[float, float] | None
+    momentum: float
+    per_gpu_batch: int
+    accumulation: int
+    global_batch: int
+    steps: int
+
+
+def plan(config: Config, num_examples: int, world_size: int) -> list[EpochPlan]:
+    """Every epoch of a run on `num_examples` images with `world_size` GPUs.
+
+    Raises:
+      UserError: if a batch does not fit the data set.
+    """
+    check_data(config, num_examples, world_size)
+    schedule = schedules.create(**schedule_arguments(config, world_size))
+    stages, order = batches(config), SampleOrder(num_examples, config.seed, config.remainder)
+    cursor, rows = Cursor(0, 0), []
+    for epoch in range(config.epochs):
+        stage = stages.at(epoch)
+        batch = stage.global_batch(world_size)
+        steps = order.batches_in_epoch(batch, cursor.offset if cursor.epoch == epoch else 0)
+        last = order.advance(cursor, batch, steps - 1) if steps > 1 else cursor
+        cursor_after = order.advance(cursor, batch, steps) if steps else cursor
+        first = schedule(order.position(cursor), order.position(order.advance(cursor, batch)), batch)
+        end = schedule(order.position(last), order.position(cursor_after), batch)
+        rows.append(
+            EpochPlan(
+                epoch=epoch + 1,
+                phase=_phase(config.optimizer, first["phase"]),
+                learning_rate=first["learning_rate"],
+                last_learning_rate=end["learning_rate"],
+                bounds=None if end["phase"] else (end["lower_bound"], end["upper_bound"]),
+                momentum=first["momentum"],
+                per_gpu_batch=stage.per_gpu_batch,
+                accumulation=stage.accumulation,
+                global_batch=batch,
+                steps=steps,
+            )
+        )
+        cursor = cursor_after
+    return rows
+
+
+def _phase(optimizer: str, phase: float) -> str:
+    if optimizer == "hybrid":
+        return "SGD" if phase else "AdaBound"
+    return {"adabound": "AdaBound", "sgd": "SGD", "lars": "LARS"}[optimizer]
+
+
+def describe(config: Config, num_examples: int, world_size: int) -> str:
+    """The settings with what set each one, then learning rate, momentum, batch and steps of each epoch."""
+    settings = [f for f in dataclasses.fields(config) if f.name != "origins"]
+    texts = {f.name: _text(getattr(config, f.name)) for f in settings}
+    width, value_width = max(map(len, texts)), max(map(len, texts.values()))
+    lines = [f"{name:<{width}}  {text:<{value_width}}  {config.origins[name]}" for name, text in texts.items()]
+    rows = plan(config, num_examples, world_size)
+    lines += ["", f"{num_examples} training images, {world_size} GPUs, {sum(row.steps for row in rows)} steps", ""]
+    lines.append(
+        f"{'epoch':>5}  {'phase':<8}  {'learning rate':>23}  {'AdaBound bounds':>21}  {'momentum':>8}  "
+        f"{'per GPU':>9}  {'batch':>7}  {'steps':>6}"
+    )
+    lines += [_row(row) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _row(row: EpochPlan) -> str:
+    rates = f"{row.learning_rate:.5g}"
+    if row.last_learning_rate != row.learning_rate:
+        rates += f" to {row.last_learning_rate:.5g}"
+    bounds = "{:.4g} to {:.5g}".format(*row.bounds) if row.bounds else ""
+    images = f"{row.per_gpu_batch}" + (f" x {row.accumulation}" if row.accumulation > 1 else "")
+    return (
+        f"{row.epoch:>5}  {row.phase:<8}  {rates:>23}  {bounds:>21}  {row.momentum:>8.4f}  "
+        f"{images:>9}  {row.global_batch:>7}  {row.steps:>6}"
+    )
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

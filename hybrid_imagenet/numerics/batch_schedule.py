@@ -1,0 +1,131 @@
+"""The batch by epoch: batch-size control (S 2.1) with gradient accumulation.
+
+A worker takes `accumulation` micro-batches of `per_gpu_batch` images per update. Batch normalization sees the
+micro-batch; learning rate and momentum follow the global batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+PRESETS: dict[str, tuple[tuple[int, Fraction], ...]] = {
+    "flash_exp1": ((0, Fraction(1)), (30, Fraction(2))),
+    "flash_exp2": ((0, Fraction(1)),),
+    "flash_exp3": ((0, Fraction(1)), (30, Fraction(65536, 55296))),
+    "flash_exp4": ((0, Fraction(1)), (30, Fraction(2)), (45, Fraction(5, 2)), (75, Fraction(7, 2))),
+}
+"""S, Table 3, as factors of the first batch, because S changes the number of workers and we do not.
+
+On 2176 workers, experiment 4 with 16 images each is 34816, 69632, 87040 and 121856 images; experiment 3 goes from
+55296 to 65536, so the first batch of a worker must be a multiple of 27.
+"""
+GROWTHS = ("per_gpu", "accumulation")
+_ENTRY = re.compile(r"(\d+):(?:(\d+)(?:x(\d+))?|\*(\d+(?:\.\d+)?(?:/\d+)?))")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """The batch from an epoch (counted from 0) on."""
+
+    epoch: int
+    per_gpu_batch: int
+    accumulation: int = 1
+
+    @property
+    def images(self) -> int:
+        """Images of one worker per update."""
+        return self.per_gpu_batch * self.accumulation
+
+    def global_batch(self, workers: int) -> int:
+        """Images of all workers per update."""
+        return self.images * workers
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSchedule:
+    """Stages in ascending order of epochs, the first at epoch 0."""
+
+    stages: tuple[Stage, ...]
+
+    def at(self, epoch: int) -> Stage:
+        """The stage of an epoch counted from 0."""
+        return [stage for stage in self.stages if stage.epoch <= epoch][-1]
+
+
+def parse(
+    entries: Sequence[str],
+    per_gpu_batch: int,
+    accumulation: int = 1,
+    growth: str = "per_gpu",
+    epochs: int | None = None,
+) -> BatchSchedule:
+    """Reads a batch schedule.
+
+    Args:
+      entries: a single name of `PRESETS`, or entries EPOCH:IMAGES, EPOCH:IMAGESxACCUMULATION or EPOCH:*FACTOR, where
+        IMAGES are those of one worker and micro-batch, and FACTOR multiplies the first batch. None at all gives one
+        stage.
+      per_gpu_batch: images of one worker and micro-batch at epoch 0.
+      accumulation: micro-batches per update, where an entry says nothing else.
+      growth: what a factor enlarges: the batch of a worker, or the number of micro-batches, which then stay as
+        close below their first size as they divide evenly.
+      epochs: length of the run; entries behind it are left out.
+
+    Raises:
+      ValueError: one line that names the entry.
+    """
+    first = Stage(0, per_gpu_batch, accumulation)
+    if len(entries) == 1 and entries[0] in PRESETS:
+        stages = [_enlarged(first, epoch, factor, growth, entries[0]) for epoch, factor in PRESETS[entries[0]]]
+    else:
+        stages = [_stage(entry, first, growth) for entry in entries]
+    if not stages or stages[0].epoch > 0:
+        stages.insert(0, first)
+    for before, after in itertools.pairwise(stages):
+        if after.epoch <= before.epoch:
+            raise ValueError(f"epoch {after.epoch} follows {before.epoch}: give the epochs in ascending order")
+    return BatchSchedule(tuple(s for s in stages if epochs is None or s.epoch < epochs))
+
+
+def _stage(entry: str, first: Stage, growth: str) -> Stage:
+    match = _ENTRY.fullmatch(entry)
+    if match is None:
+        known = ", ".join(PRESETS)
+        raise ValueError(f"{entry!r}: give EPOCH:IMAGES, EPOCH:IMAGESxACCUMULATION, EPOCH:*FACTOR or one of {known}")
+    epoch, images, micro_batches, factor = match.groups()
+    if factor is not None:
+        return _enlarged(first, int(epoch), Fraction(factor) if "/" not in factor else _ratio(factor), growth, entry)
+    stage = Stage(int(epoch), int(images), int(micro_batches or first.accumulation))
+    if stage.images == 0:
+        raise ValueError(f"{entry!r}: a batch needs at least one image")
+    return stage
+
+
+def _ratio(text: str) -> Fraction:
+    numerator, denominator = text.split("/")
+    if int(denominator) == 0:
+        raise ValueError(f"*{text}: the factor divides by 0")
+    return Fraction(numerator) / int(denominator)
+
+
+def _enlarged(first: Stage, epoch: int, factor: Fraction, growth: str, entry: str) -> Stage:
+    """The stage whose worker takes `factor` times as many images per update as `first`."""
+    images = first.images * factor
+    if images.denominator != 1 or images == 0:
+        raise ValueError(
+            f"{entry!r}: {factor} times {first.images} images is not a whole number: let --per_gpu_batch be a "
+            f"multiple of {factor.denominator}"
+        )
+    if factor == 1:
+        return dataclasses.replace(first, epoch=epoch)
+    total = int(images)
+    if growth == "per_gpu":
+        if total % first.accumulation:
+            raise ValueError(f"{entry!r}: {total} images cannot be split into {first.accumulation} micro-batches")
+        return Stage(epoch, total // first.accumulation, first.accumulation)
+    micro_batches = next(k for k in range(-(-total // first.per_gpu_batch), total + 1) if total % k == 0)
+    return Stage(epoch, total // micro_batches, micro_batches)

@@ -1,0 +1,27 @@
+"""Experiment 2 of S: label smoothing alone, batch 54K throughout.
+
+S halves the workers at epoch 45 and doubles their batch; with a fixed number of workers nothing changes.
+"""
+
+from hybrid_imagenet.recipes import Recipe
+
+RECIPE = Recipe(
+    name="flash_exp2",
+    summary="configuration B, batch 54K, label smoothing",
+    source="Mikami et al., ImageNet/ResNet-50 in a Flash, Tables 3 and 5",
+    hardware="3456 V100 (ABCI)",
+    published="75.29 % top-1 in 122 s",
+    overrides={
+        "optimizer": "lars",
+        "lars_eps": 1e-06,
+        "lars_eps_rule": "floor",
+        "augmentation": "sony",
+        "allreduce": "torus",
+        "lr_schedule": "sony_b",
+        "warmup_epochs": 5.0,
+        "momentum_rule": "noise_scale",
+        "per_gpu_batch": 16,
+        "label_smoothing": 0.1,
+        "batch_schedule": ("flash_exp2",),
+    },
+)

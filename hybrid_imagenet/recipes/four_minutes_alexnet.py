@@ -1,0 +1,22 @@
+"""Mixed-precision training with LARS at batch 64K: AlexNet of J, with BN after pool5 too.
+
+J gives no learning rates; those of MLPerf"s LARS reference for this batch stand in.
+"""
+
+from hybrid_imagenet.recipes import Recipe
+
+RECIPE = Recipe(
+    name="four_minutes_alexnet",
+    summary="AlexNet with batch normalization, LARS, hybrid all-reduce",
+    source="Jia et al., Training ImageNet in Four Minutes, 3",
+    hardware="1024 P40, 100 Gbit/s Ethernet",
+    published="58.7 % top-1 in 4 min (95 epochs, batch 65536)",
+    overrides={
+        "model": "alexnet_bn",
+        "optimizer": "lars",
+        "lr_schedule": "mlperf",
+        "per_gpu_batch": 64,
+        "epochs": 95,
+        "allreduce": "hybrid",
+    },
+)

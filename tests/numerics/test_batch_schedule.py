@@ -1,0 +1,83 @@
+import pytest
+
+from hybrid_imagenet.numerics.batch_schedule import PRESETS, BatchSchedule, Stage, parse
+
+
+def batches(name, workers, per_gpu_batch, **arguments):
+    return [(s.epoch, s.global_batch(workers)) for s in parse((name,), per_gpu_batch, **arguments).stages]
+
+
+# S, Table 3, exact products of images per worker and workers
+TABLE_3 = [
+    ("flash_exp1", 2176, 16, [(0, 34816), (30, 69632)]),
+    ("flash_exp2", 3456, 16, [(0, 55296)]),
+    ("flash_exp3", 2048, 27, [(0, 55296), (30, 65536)]),
+    ("flash_exp4", 2176, 16, [(0, 34816), (30, 69632), (45, 87040), (75, 121856)]),
+]
+
+
+@pytest.mark.parametrize("growth", ["per_gpu", "accumulation"])
+@pytest.mark.parametrize(("name", "workers", "images", "expected"), TABLE_3)
+def test_the_four_experiments(name, workers, images, expected, growth):
+    assert batches(name, workers, images, growth=growth) == expected
+
+
+def test_accumulation_keeps_micro_batches_at_or_under_the_first_size():
+    stages = parse(("flash_exp4",), 16, growth="accumulation").stages
+    assert [(s.per_gpu_batch, s.accumulation) for s in stages] == [(16, 1), (16, 2), (10, 4), (14, 4)]
+
+
+def test_entries_in_all_forms():
+    schedule = parse(("2:16", "4:8x6", "6:*2", "7:*1/2", "8:*1.5"), 8, accumulation=2, growth="per_gpu")
+    assert schedule.stages == (
+        Stage(0, 8, 2),
+        Stage(2, 16, 2),
+        Stage(4, 8, 6),
+        Stage(6, 16, 2),
+        Stage(7, 4, 2),
+        Stage(8, 12, 2),
+    )
+
+
+def test_the_stage_of_each_epoch_around_its_borders():
+    schedule = parse(("flash_exp4",), 16)
+    found = [schedule.at(epoch).images for epoch in (0, 29, 30, 44, 45, 74, 75, 89)]
+    assert found == [16, 16, 32, 32, 40, 40, 56, 56]
+
+
+def test_nothing_given_is_one_stage():
+    assert parse((), 32, 4) == BatchSchedule((Stage(0, 32, 4),))
+
+
+def test_stages_behind_the_end_are_left_out():
+    assert len(parse(("flash_exp4",), 16, epochs=45).stages) == 2
+
+
+@pytest.mark.parametrize(
+    ("entries", "images", "words"),
+    [
+        (("flash_exp5",), 16, "flash_exp5"),
+        (("30:",), 16, "30:"),
+        (("30:0",), 16, "at least one image"),
+        (("30:4x0",), 16, "at least one image"),
+        (("5:8", "5:16"), 16, "ascending"),
+        (("0:8", "9:16", "3:4"), 16, "ascending"),
+        (("flash_exp4",), 1, "multiple of 2"),
+        (("flash_exp3",), 16, "multiple of 27"),
+        (("3:*0",), 16, "whole number"),
+        (("3:*1/0",), 16, "divides by 0"),
+    ],
+)
+def test_impossible_entries_are_named(entries, images, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        parse(entries, images)
+    assert "\n" not in str(caught.value)
+
+
+def test_micro_batches_must_divide_the_batch():
+    with pytest.raises(ValueError, match="cannot be split into 3"):
+        parse(("1:*1/9",), 3, accumulation=3)
+
+
+def test_presets_start_at_epoch_0():
+    assert all(stages[0] == (0, 1) for stages in PRESETS.values())

@@ -1,0 +1,78 @@
+import pytest
+
+from hybrid_imagenet import config
+from hybrid_imagenet.config import checks, report
+from hybrid_imagenet.errors import UserError
+
+FLAGS = ["--epochs=6", "--warmup_epochs=3", "--per_gpu_batch=32"]
+
+
+def test_every_setting_appears_with_what_set_it(tmp_path):
+    flagfile = tmp_path / "some.flags"
+    flagfile.write_text("--seed=7\n")
+    resolved = config.resolve(["--recipe=hybrid_p40", f"--flagfile={flagfile}", *FLAGS])
+    lines = {line.split()[0]: line for line in report.describe(resolved, 1437, 2).splitlines() if line}
+    assert lines["precision"].split() == ["precision", "float32", "recipe", "hybrid_p40"]
+    assert lines["seed"].split() == ["seed", "7", "flagfile"]
+    assert lines["epochs"].split() == ["epochs", "6", "command", "line"]
+    assert lines["momentum"].split() == ["momentum", "0.9", "default"]
+    assert lines["batch_schedule"].split() == ["batch_schedule", "none", "default"]
+    assert set(config.OPTIONS) <= set(lines)
+
+
+def test_the_table_gives_rate_momentum_batch_and_steps_of_each_epoch():
+    text = report.describe(config.resolve([*FLAGS, "--batch_schedule=2:*2,4:64x4"]), 1437, 2)
+    rows = text.split("\n\n")[-1].splitlines()[1:]
+    assert rows[0].split() == ["1", "AdaBound", "0.2", "0.06829", "to", "643.09", "0.9000", "32", "64", "23"]
+    assert rows[3].split() == ["4", "SGD", "0.4", "0.9000", "64", "128", "11"]
+    assert rows[4].split() == ["5", "SGD", "1.44", "0.9000", "64", "x", "4", "512", "3"]
+
+
+@pytest.mark.parametrize("remainder", ["wrap", "drop"])
+def test_steps_are_those_of_a_walk_over_the_examples(remainder):
+    resolved = config.resolve([*FLAGS, f"--remainder={remainder}", "--batch_schedule=2:*2,4:64x4"])
+    rows = report.plan(resolved, 1437, 2)
+    offset, expected = 0, []
+    for epoch in range(6):
+        batch = 2 * (32 if epoch < 2 else 64 if epoch < 4 else 256)
+        if remainder == "drop":
+            expected.append(1437 // batch)
+            continue
+        steps = 0
+        while offset < 1437:
+            offset, steps = offset + batch, steps + 1
+        offset -= 1437
+        expected.append(steps)
+    assert [row.steps for row in rows] == expected
+
+
+def test_a_batch_larger_than_the_data_is_named():
+    resolved = config.resolve([*FLAGS, "--batch_schedule=3:512x2"])
+    checks.check_data(resolved, 2048, 2)
+    with pytest.raises(UserError, match=r"--batch_schedule: 512 images x 2 .*batch of 2048 from epoch 3 .*1437"):
+        report.plan(resolved, 1437, 2)
+    with pytest.raises(UserError, match=r"--per_gpu_batch: 32 images on 64 GPUs make a batch of 2048 from epoch 0"):
+        checks.check_data(resolved, 1437, 64)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--nesterov"], "--nesterov does not go with --optimizer=hybrid"),
+        (["--amsbound"], "--amsbound does not go with --optimizer=hybrid"),
+        (["--optimizer=adabound", "--adabound_lr=0"], "--adabound_lr=0"),
+        (["--optimizer=adabound", "--adabound_gamma=0"], "--adabound_gamma=0"),
+        (["--lr_schedule=sony_b"], "--lr_schedule=sony_b"),
+        (["--lr_schedule=mlperf", "--optimizer=adabound"], "--lr_schedule=mlperf"),
+        (["--lr_steps=30,20"], "--lr_steps=30,20"),
+        (["--batch_schedule=flash_exp9"], "--batch_schedule: 'flash_exp9'"),
+        (["--sync_batch_norm", "--accumulation=2"], "--accumulation above 1 does not go with --sync_batch_norm"),
+        (["--sync_batch_norm", "--batch_schedule=3:16x2"], "--sync_batch_norm"),
+        (["--momentum=1"], "--momentum=1"),
+    ],
+)
+def test_impossible_combinations_get_one_line(flags, words):
+    with pytest.raises(UserError) as caught:
+        config.resolve(flags)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
