@@ -128,8 +128,13 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         if len(self.kinds) != len(variables):
             raise ValueError(f"{len(self.kinds)} kinds for {len(variables)} variables")
         for slot in self.slots:
-            setattr(self, slot, self.add_optimizer_variables(variables, slot))
+            setattr(self, slot, self.add_slot(variables, slot))
         super().build(variables)
+
+    def add_slot(self, variables: Sequence[keras.Variable], slot: str) -> list[keras.Variable]:
+        """Creates zeros in the shape of each variable."""
+        state: list[keras.Variable] = self.add_optimizer_variables(variables, slot)
+        return state
 
     def apply(self, grads: Sequence[tf.Tensor], trainable_variables: Sequence[keras.Variable] | None = None) -> None:
         """Updates the variables from unscaled gradients, one per variable.
@@ -160,6 +165,13 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         """
         self.update(list(grads), unscale, square_sums, self.hyper.read())
         self._iterations.value.assign_add(1)
+
+    def enter_phase(self, phase: float) -> None:
+        """Frees the state that steps of this phase and later ones do not use.
+
+        To be called between steps, on every rank alike: when the schedule's phase changes, and on a resumed run before
+        its state is restored. Without it all works, only with more memory.
+        """
 
     def update(
         self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.layerwise import TrustRatio
+from hybrid_imagenet.optimizers.state import ReleasableVariable
 from hybrid_imagenet.optimizers.updates import adam_step_size, bounded_adam, momentum_step
 
 HANDOVERS = ("continuous", "reset", "rescale")
@@ -127,6 +129,24 @@ class Hybrid(GroupedOptimizer):
             eps=a["eps"],
             jit_compile=a["jit_compile"],
         )
+
+    def add_slot(self, variables: Sequence[keras.Variable], slot: str) -> list[keras.Variable]:
+        """As in the base; the second moment can be released."""
+        if slot != "second_moment":
+            return super().add_slot(variables, slot)
+        state = []
+        for v in variables:
+            name = f"{v.path.replace('/', '_')}_{slot}"
+            with keras.name_scope(self.name, caller=self):
+                state.append(ReleasableVariable("zeros", shape=v.shape, dtype="float32", trainable=False, name=name))
+            self._track_variable(state[-1])
+        return state
+
+    def enter_phase(self, phase: float) -> None:
+        """Frees the second moment in phase 1, where SGD keeps one moment only."""
+        if phase > 0.5:
+            for v in self.second_moment:
+                v.release()
 
     def update(
         self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]

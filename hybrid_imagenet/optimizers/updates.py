@@ -103,7 +103,7 @@ def bounded_adam(
             if decay:
                 g += decay * w.value
             m_new = beta1 * m.value + (1.0 - beta1) * g
-            v_new = beta2 * v.value + (1.0 - beta2) * tf.square(g)
+            v_new = beta2 * tf.ensure_shape(v.value, w.shape) + (1.0 - beta2) * tf.square(g)
             m.value.assign(m_new)
             v.value.assign(v_new)
             if top is not None:
