@@ -59,22 +59,22 @@ class TrainStep:
         self._label_smoothing = label_smoothing
         self._variables = [v.value for v in model.trainable_variables]
         self._accumulators: list[tf.Variable] = []
-        self._gradients = tf.function(self._loss_and_gradients, jit_compile=True) if xla else self._loss_and_gradients
+        self._gradients = tf.function(self._loss_and_gradients, autograph=False, jit_compile=True) if xla else self._loss_and_gradients
         optimizer.build(model.trainable_variables)
 
-    @tf.function(reduce_retracing=False)
+    @tf.function(autograph=False)
     def single(self, batch: Batch, control: tf.Tensor) -> tf.Tensor:
         """One update from one batch; returns the sum of `control` (int32 [k]) over ranks."""
         self.optimizer.apply(self._forward_backward(batch))
         return self._reduce_control(control)
 
-    @tf.function(reduce_retracing=False)
+    @tf.function(autograph=False)
     def accumulate(self, batch: Batch) -> None:
         """Adds the gradients of one micro-batch."""
         for total, grad in zip(self._accumulators, self._forward_backward(batch), strict=True):
             total.assign_add(tf.cast(grad, tf.float32))
 
-    @tf.function(reduce_retracing=False)
+    @tf.function(autograph=False)
     def last(self, batch: Batch, control: tf.Tensor, micro_batches: tf.Tensor) -> tf.Tensor:
         """One update from the mean over `micro_batches` (float32 scalar) micro-batches, this one included."""
         grads = []
@@ -116,7 +116,7 @@ class EvaluationStep:
         self.sums = SumAccumulator("validation_sums")
         self._preprocess = preprocess
 
-    @tf.function(reduce_retracing=False)
+    @tf.function(autograph=False)
     def __call__(self, batch: Batch) -> None:
         """Adds the examples of {"image", "label", "weight"} whose weight is not 0."""
         logits = self.model(self._preprocess(batch), training=False)

@@ -38,7 +38,7 @@ class BatchNormSync(keras.callbacks.Callback):
         if self._statistics and self._size > 1:
             self._merge()
 
-    @tf.function
+    @tf.function(autograph=False)
     def _merge(self) -> None:
         means = tf.concat([tf.cast(mean.value, tf.float32) for mean, _ in self._statistics], axis=0)
         variances = tf.concat([tf.cast(variance.value, tf.float32) for _, variance in self._statistics], axis=0)

@@ -76,7 +76,7 @@ class WeightCheck(keras.callbacks.Callback):
                 "other ranks; check that host's memory and drivers, and start again with --resume"
             )
 
-    @tf.function
+    @tf.function(autograph=False)
     def _checksum(self) -> tf.Tensor:
         """Sum of the weights' bit patterns modulo 2^64, which does not depend on the order of addition."""
         parts = [tf.reduce_sum(tf.cast(tf.bitcast(v.value, tf.int32), tf.int64)) for v in self._variables]
