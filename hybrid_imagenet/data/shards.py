@@ -9,7 +9,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,20 @@ def index(files: Sequence[Path]) -> ShardIndex:
     except OSError:
         pass  # a read-only or full cache costs only the next scan
     return built
+
+
+def stored_index(
+    directory: Path, split: str, files: Sequence[Path], promised: Sequence[Mapping[str, Any]]
+) -> ShardIndex | None:
+    """The index that `data prepare` wrote beside the shards, if these still have the sizes that it promised."""
+    sizes = [path.stat().st_size for path in files]
+    if sizes != [entry["bytes"] for entry in promised]:
+        return None
+    try:
+        with np.load(directory / f"{split}.index.npz") as stored:
+            return ShardIndex(tuple(files), stored["shard"], stored["offset"], stored["length"])
+    except (OSError, KeyError, ValueError):
+        return None
 
 
 def _fingerprint(path: Path) -> tuple[str, int, int]:

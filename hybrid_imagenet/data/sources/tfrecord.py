@@ -39,6 +39,7 @@ class ShardSource(Source):
       class_names: names in the order of the labels.
       keys: the forms of Example to look for, in this order.
       ignore_damage: go on with the readable part of damaged shards instead of raising.
+      index: where the records lie, if that is known.
       expected: number of records that a manifest promises.
 
     Raises:
@@ -53,10 +54,11 @@ class ShardSource(Source):
         keys: tuple[Keys, ...] = (IMAGENET_KEYS, PLAIN_KEYS),
         ignore_damage: bool = False,
         expected: int | None = None,
+        index: shards.ShardIndex | None = None,
     ) -> None:
         """Loads or builds the index."""
         super().__init__()
-        self.index = shards.index(files)
+        self.index = index or shards.index(files)
         if self.index.damaged and not ignore_damage:
             file, offset, reason = self.index.damaged[0]
             raise UserError(f"{file}, offset {offset}: {reason}; restore the file or give --bad_records=skip")
@@ -128,8 +130,13 @@ def open_directory(
     entry = manifest["splits"].get(split)
     if entry is None:
         raise UserError(f"--data_dir={directory}: its manifest knows no {split} split")
+    index = shards.stored_index(directory, split, files, entry["shards"])
     return ShardSource(
-        files, tuple(manifest["class_names"]), ignore_damage=ignore_damage, expected=entry["num_examples"]
+        files,
+        tuple(manifest["class_names"]),
+        ignore_damage=ignore_damage,
+        expected=entry["num_examples"],
+        index=index,
     )
 
 

@@ -1,0 +1,121 @@
+"""Work on a source in several processes, with progress, for the programs that prepare and check data sets."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import concurrent.futures.process
+import dataclasses
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TextIO, TypeVar
+
+from hybrid_imagenet import data
+from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.errors import UserError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceName:
+    """What opens a source in another process: the arguments of `data.open_source`."""
+
+    name: str
+    data_dir: str | None
+    split: str
+    num_classes: int | None = None
+    num_examples: int | None = None
+
+    def open(self) -> Source:
+        """Opens the source; damaged shards are read as far as they go, and reported by those who check."""
+        return data.open_source(
+            self.name,
+            self.data_dir,
+            self.split,
+            num_classes=self.num_classes,
+            num_examples=self.num_examples,
+            ignore_damage=True,
+        )
+
+
+_source: Source | None = None
+
+
+def _start(name: SourceName) -> None:
+    """Opens the source in a worker, and makes the worker end when its parent is gone, even if that was killed."""
+    global _source
+    _source = name.open()
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def _call(function: Callable[[Source, Any], Any], task: Any) -> Any:
+    if _source is None:
+        raise RuntimeError("the worker has no source")
+    return function(_source, task)
+
+
+def run(
+    function: Callable[[Source, Task], Result], name: SourceName, tasks: Sequence[Task], workers: int
+) -> Iterator[tuple[Task, Result]]:
+    """Applies a module-level function to (source, task) for all tasks; yields pairs as they are done."""
+    if workers == 1 or len(tasks) <= 1:
+        source = name.open()
+        for task in tasks:
+            yield task, function(source, task)
+        return
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(
+        min(workers, len(tasks)), mp_context=context, initializer=_start, initargs=(name,)
+    ) as pool:
+        futures = {pool.submit(_call, function, task): task for task in tasks}
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                yield futures[future], future.result()
+        except concurrent.futures.process.BrokenProcessPool:
+            raise UserError("a worker process died (out of memory?): give fewer --workers and start again") from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Progress:
+    """A bar on a terminal, a line per tenth elsewhere."""
+
+    def __init__(self, title: str, total: int, stream: TextIO | None = None) -> None:
+        """Shows nothing before the first `add`."""
+        self._title = title
+        self._total = max(1, total)
+        self._stream = stream or sys.stderr
+        self._terminal = self._stream.isatty()
+        self._done = 0
+        self._shown = -1
+        self._started = time.monotonic()
+
+    def add(self, count: int) -> None:
+        """Counts `count` more images."""
+        self._done += count
+        tenth = 10 * self._done // self._total
+        if not self._terminal and tenth == self._shown:
+            return
+        self._shown = tenth
+        rate = self._done / max(1e-9, time.monotonic() - self._started)
+        left = (self._total - self._done) / max(rate, 1e-9)
+        text = f"{self._title}: {self._done} of {self._total} images, {rate:.0f}/s, {left:.0f} s left"
+        if self._terminal:
+            filled = 30 * self._done // self._total
+            end = "\n" if self._done >= self._total else ""
+            self._stream.write(f"\r[{'#' * filled}{'.' * (30 - filled)}] {text}\x1b[K{end}")
+        else:
+            self._stream.write(text + "\n")
+        self._stream.flush()
