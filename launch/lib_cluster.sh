@@ -110,9 +110,10 @@ check_host() {
     ask+=("$1" bash -s)
   fi
   answer=$(timeout $((SSH_SECONDS + 10)) "${ask[@]}" <<<"$script" 2>&1) || code=$?
+  answer=$(tr -d '\r' <<<"$answer" | grep . | tail -n 1) # what a login script or ssh itself said before is not the reason
   case $code in
     0) return 0 ;;
-    9) say "error: host $1: $(tail -n 1 <<<"$answer")" ;;
+    9) say "error: host $1: $answer" ;;
     124) say "error: host $1: no answer over ssh within $((SSH_SECONDS + 10)) s: check its name, network and sshd" ;;
     *) say "error: host $1: ssh failed (${answer:-exit $code}): a login without a password must work" ;;
   esac

@@ -74,13 +74,13 @@ find_python() {
   [[ -z ${HYBRID_IMAGENET_PYTHON:-} ]] || candidates=("$HYBRID_IMAGENET_PYTHON")
   for candidate in "${candidates[@]}"; do
     # A shim on the PATH may stand for a version that is not installed: only one that runs counts.
-    found=$("$candidate" -c 'import sys; print(sys.executable, "%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
+    found=$("$candidate" -ISc 'import sys; print(sys.executable, "%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
     case ${found##* } in 3.10 | 3.11 | 3.12) ;; *)
       reason="${reason:+$reason, }$candidate is ${found##* }"
       continue
       ;;
     esac
-    if ! "$candidate" -c 'import venv, ensurepip' 2>/dev/null; then
+    if ! "$candidate" -ISc 'import venv, ensurepip' 2>/dev/null; then
       reason="${reason:+$reason, }$candidate has no venv module (Debian: install python${found##* }-venv)"
       continue
     fi
@@ -121,6 +121,7 @@ step() {
   fi
 }
 
+# shellcheck disable=SC2329  # called by a trap
 # interrupted CODE: ends the running step with everything that it started.
 interrupted() {
   trap '' INT TERM HUP
@@ -179,6 +180,7 @@ horovod_title() {
   fi
 }
 
+# shellcheck disable=SC2329  # called by step
 # check_ranks KIND: what was built has the parts it should have, and two ranks add up their numbers.
 check_ranks() {
   local parts part
@@ -195,4 +197,5 @@ check_ranks() {
     "$venv_dir/bin/python" "$launch_dir/check_ranks.py")
 }
 
-main "$@"
+# On one line: bash must not read on when this file has changed meanwhile.
+main "$@"; exit

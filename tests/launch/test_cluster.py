@@ -1,0 +1,225 @@
+"""launch/local.sh and the two cluster scripts: commands, host lists, hostile words, failing hosts, signals."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launch.shell import LAUNCH, ROOT, environment, error_line, run
+
+CLUSTER1 = LAUNCH / "cluster1.sh"
+CLUSTER2 = LAUNCH / "cluster2.sh"
+
+
+def _command(result: subprocess.CompletedProcess[str]) -> list[str]:
+    """The words of the command that a dry run printed last."""
+    assert result.returncode == 0, result.stderr
+    return shlex.split(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("script", "hosts", "expected"),
+    [
+        (CLUSTER1, ["a", "b", "c"], ("24", "a:8,b:8,c:8")),
+        (CLUSTER2, ["a", "b", "c", "d", "e", "f"], ("24", "a:4,b:4,c:4,d:4,e:4,f:4")),
+        (CLUSTER1, ["a:2,b", "c:1"], ("11", "a:2,b:8,c:1")),
+        (CLUSTER1, ["--slots=3", "node-1.example.org", "10.0.0.7"], ("6", "node-1.example.org:3,10.0.0.7:3")),
+        (CLUSTER1, ["localhost:2"], ("2", "localhost:2")),
+    ],
+)
+def test_dry_run_shows_ranks_and_hosts(script, hosts, expected):
+    words = _command(run(script, "--dry-run", *hosts))
+    assert words[0] == "horovodrun"
+    assert (words[words.index("-np") + 1], words[words.index("-H") + 1]) == expected
+    assert f"--flagfile={ROOT}/flags/{script.stem}.flags" in words
+
+
+def test_hosts_come_from_the_environment_unless_named():
+    assert "x:8,y:2" in _command(run(CLUSTER1, "--dry-run", HOSTS="x, y:2"))
+    assert "z:8" in _command(run(CLUSTER1, "--dry-run", "z", HOSTS="x,y"))
+
+
+def test_flags_of_the_program_arrive_unchanged():
+    flags = ["--run_dir=a b; touch $HOME/x `id` 'q' \"d\"", "--epochs=3"]
+    words = _command(run(CLUSTER1, "a", "--dry-run", *flags, "--", "--slots=9", "-v"))
+    assert words[-4:] == [*flags, "--slots=9", "-v"]
+
+
+def test_local_run_passes_flags_unchanged_and_takes_ranks():
+    words = _command(run(LAUNCH / "local.sh", "--dry-run", "--run_dir=a b;$x", RANKS="4"))
+    assert words[0] == "mpirun"
+    assert "localhost:4" in words
+    assert words[-1] == "--run_dir=a b;$x"
+    for wrong in ("0", "two", "1;id", ""):
+        result = run(LAUNCH / "local.sh", "--dry-run", RANKS=wrong)
+        assert result.returncode == (0 if wrong == "" else 2)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a;touch x"],
+        ["$(touch x)"],
+        ["`touch x`"],
+        ["a b|c"],
+        ["-oProxyCommand=touch"],
+        ["a:8;x"],
+        ["a:0"],
+        ["a:-1"],
+        ["a:"],
+        ["a:1:2"],
+        ["a,,b"],
+        ["*"],
+        ["7"],
+        ["a", "a"],
+        ["a:2,a:3"],
+        ["../a"],
+        [],
+        ["a", "--slots=x"],
+        ["a", "--slots=0"],
+        ["a", "--ssh-port=22;x"],
+        ["a", "--ssh-port=70000"],
+        ["a", "--interface=eth0 --mca x"],
+        ["a", "--interface=$(x)"],
+    ],
+)
+def test_hosts_and_options_that_are_none_are_refused_in_one_line(words, tmp_path):
+    result = run(CLUSTER1, "--dry-run", *words, cwd=tmp_path)
+    assert result.returncode == 2
+    error_line(result)
+    assert result.stdout == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_with_a_blank_is_refused(tmp_path):
+    result = run(CLUSTER1, "--dry-run", "a", HYBRID_IMAGENET_VENV=str(tmp_path / "my venv"))
+    assert result.returncode == 1
+    assert "my venv" in error_line(result)
+
+
+def test_settings_of_the_user_stay():
+    lines = run(CLUSTER1, "--dry-run", "a", NCCL_IB_GID_INDEX="5").stdout.splitlines()
+    exported = next(line for line in lines if line.startswith("export "))
+    assert "NCCL_IB_GID_INDEX=5" in exported
+    assert "NCCL_NET_GDR_LEVEL=PHB" in exported
+    assert "NCCL_NET_GDR_LEVEL=LOC" in run(CLUSTER2, "--dry-run", "a").stdout
+
+
+def test_a_host_that_does_not_exist_is_named_in_one_line():
+    result = run(CLUSTER1, "no-such-host.invalid:2", "--dataset=digits", "--augmentation=digits", timeout=30)
+    assert result.returncode == 2
+    assert "no-such-host.invalid" in error_line(result)
+
+
+def test_a_wrong_flag_is_reported_once_before_any_rank_starts():
+    for script, hosts in ((CLUSTER1, ["localhost:2"]), (CLUSTER2, ["no-such-host.invalid"])):
+        result = run(script, *hosts, "--epoch=3")
+        assert result.returncode == 2
+        assert "epoch" in error_line(result)
+
+
+# Runs supervise on a program of two ranks, with everything that local.sh does around it.
+_SUPERVISED = """
+set -euo pipefail
+. launch/lib.sh
+. launch/env.sh
+terminal_environment
+supervise mpirun "${MPI_ARGUMENTS[@]}" -np 2 -H localhost:2 "$@"
+"""
+
+_RANK = """
+import os, signal, sys, time
+def leave(number, frame):
+    time.sleep(0.5)
+    os.write(1, b"saved\\n")
+    sys.exit(75)
+if sys.argv[1] == "polite":
+    signal.signal(signal.SIGUSR1, leave)
+else:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+os.write(1, b"ready %d\\n" % os.getpid())
+for _ in range(300):
+    time.sleep(0.1)
+"""
+
+
+class _Job:
+    """Two ranks under supervise, in a process group of their own."""
+
+    def __init__(self, manner: str):
+        self.process = subprocess.Popen(
+            ["bash", "-c", _SUPERVISED, "job", sys.executable, "-c", _RANK, manner],
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.ranks = [int(self.process.stdout.readline().split()[1]) for _ in range(2)]
+        self.children = psutil.Process(self.process.pid).children(recursive=True)
+
+    def finish(self) -> tuple[int, str]:
+        """Exit code and the rest of the output, after every process of the job has gone."""
+        output, _ = self.process.communicate(timeout=30)
+        gone, alive = psutil.wait_procs(self.children, timeout=15)
+        assert not alive
+        assert {p.pid for p in gone} >= set(self.ranks)
+        return self.process.returncode, output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_first_signal_lets_the_ranks_save(number):
+    job = _Job("polite")
+    os.killpg(job.process.pid, number)  # as a terminal does with Ctrl-C
+    code, output = job.finish()
+    assert code == 75
+    assert output.count("saved") == 2
+    assert "stopping" in output
+
+
+def test_a_second_signal_ends_ranks_that_do_not_listen():
+    job = _Job("deaf")
+    os.killpg(job.process.pid, signal.SIGINT)
+    time.sleep(1)
+    os.killpg(job.process.pid, signal.SIGINT)
+    code, _ = job.finish()
+    assert code not in (0, 75)
+
+
+def test_a_killed_script_leaves_no_ranks():
+    job = _Job("deaf")
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.finish()
+
+
+def test_the_exit_code_of_the_ranks_is_passed_on_without_a_report():
+    result = run(
+        "bash", "-c", _SUPERVISED, "job", sys.executable, "-c",
+        "import os, sys; int(os.environ['OMPI_COMM_WORLD_RANK']) or print('error: bad', file=sys.stderr); sys.exit(2)",
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert result.stderr.strip() == "error: bad"
+
+
+def test_ranks_learn_that_they_do_not_write_to_a_terminal():
+    result = run("bash", "-c", _SUPERVISED, "job", "printenv", "HYBRID_IMAGENET_TERMINAL")
+    assert result.stdout.split() == ["0", "0"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "flags").glob("*.flags")), ids=lambda p: p.name)
+def test_flag_files_say_what_they_are_for_and_are_good(path: Path):
+    head = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    text = "\n".join(head)
+    for word in ("Command:", "Hardware:"):
+        assert word in text
+    assert "Expected:" in text or "Published:" in text
+    result = run(sys.executable, "-m", "hybrid_imagenet.main", f"--flagfile={path}", "--check_only")
+    assert result.returncode == 0, result.stderr

