@@ -10,13 +10,12 @@ import tensorflow as tf
 
 from hybrid_imagenet import data, models, optimizers
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import Config
+from hybrid_imagenet.config import Config, derived
 from hybrid_imagenet.data import device, pipeline
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.numerics.sampling import SampleOrder
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
 from hybrid_imagenet.optimizers.loss_scale import LossScale
@@ -39,16 +38,6 @@ def sources(config: Config) -> tuple[Source, Source]:
             "validation; check the directories of the two splits"
         )
     return train, validation
-
-
-def check_batch(config: Config, source: Source, world_size: int) -> None:
-    """Raises UserError if one step over all ranks needs more images than there are."""
-    global_batch = config.per_gpu_batch * world_size
-    if global_batch > source.num_examples:
-        raise UserError(
-            f"--per_gpu_batch={config.per_gpu_batch} on {world_size} ranks makes a batch of {global_batch}, but "
-            f"--dataset={config.dataset} has {source.num_examples} training images: lower the batch"
-        )
 
 
 def sample_order(config: Config, source: Source) -> SampleOrder:
@@ -75,78 +64,12 @@ def model(config: Config, precision: str, num_classes: int, communicator: Commun
 
 def schedule(config: Config, world_size: int) -> schedules.Schedule:
     """Learning rate, momentum and bounds by fractional epoch."""
-    return schedules.create(
-        schedule=config.lr_schedule,
-        lr=config.lr,
-        epochs=config.epochs,
-        workers=world_size,
-        base_batch=config.per_gpu_batch * world_size,
-        scaling=config.lr_scaling,
-        warmup_epochs=config.warmup_epochs,
-        bounded_warmup=config.optimizer == "hybrid",
-        warmup_start_lr=config.warmup_start_lr,
-        kappa=config.lr_decay,
-        exponent=config.lr_decay_exponent,
-        milestones=config.lr_steps,
-        factor=config.lr_step_factor,
-        power=config.lr_power,
-        final_lr=config.lr_final,
-        momentum=config.momentum,
-        momentum_rule=config.momentum_rule,
-        bound_time=config.bound_time,
-        beta2=config.adabound_beta2,
-    )
+    return schedules.create(**derived.schedule_arguments(config, world_size))
 
 
-def inner_optimizer(config: Config, peak: float, world_size: int) -> GroupedOptimizer:
-    """The update rule; `peak` is the scaled learning rate."""
-    decay = {"weight_decay": config.weight_decay, "decay_all": config.decay_all}
-    alpha = config.adabound_lr * (world_size if config.adabound_lr_scaling else 1)
-    moments = {"beta1": config.adabound_beta1, "beta2": config.adabound_beta2, "eps": config.adabound_eps}
-    if config.optimizer == "hybrid":
-        return optimizers.create(
-            "hybrid",
-            learning_rate=peak,
-            momentum=config.momentum,
-            alpha=alpha,
-            bias_correction=config.bias_correction,
-            handover=config.handover,
-            eta=config.lars_eta,
-            lars_eps=config.lars_eps,
-            lars_eps_rule=config.lars_eps_rule,
-            lars=config.lars,
-            decay_in_warmup=config.decay_in_warmup,
-            **moments,
-            **decay,
-        )
-    if config.optimizer == "adabound":
-        return optimizers.create(
-            "adabound",
-            learning_rate=alpha,
-            final_lr=peak,
-            gamma=config.adabound_gamma,
-            amsbound=config.amsbound,
-            **moments,
-            **decay,
-        )
-    classic = {"learning_rate": peak, "momentum": config.momentum, "nesterov": config.nesterov, **decay}
-    if config.optimizer == "sgd":
-        return optimizers.create("sgd", **classic)
-    return optimizers.create(
-        "lars",
-        eta=config.lars_eta,
-        eps=config.lars_eps,
-        eps_rule=config.lars_eps_rule,
-        variant=config.lars,
-        **classic,
-    )
-
-
-def optimizer(
-    config: Config, precision: str, network: keras.Model, peak: float, communicator: Communicator
-) -> DistributedOptimizer:
+def optimizer(config: Config, precision: str, network: keras.Model, communicator: Communicator) -> DistributedOptimizer:
     """The update rule behind the reduction over ranks."""
-    inner = inner_optimizer(config, peak, communicator.size)
+    inner = optimizers.create(**derived.optimizer_arguments(config, communicator.size))
     inner.set_kinds(classify(network))
     return DistributedOptimizer(inner, communicator, loss_scale(config, precision))
 

@@ -23,7 +23,7 @@ _NAME = re.compile(r"step-(\d{9})\.npz")
 Arrays = Mapping[str, np.ndarray]
 
 
-class DamagedCheckpoint(Exception):
+class DamagedCheckpointError(Exception):
     """A checkpoint file that is cut short, altered or not one of ours; the message says what is wrong."""
 
 
@@ -67,7 +67,7 @@ def read(path: pathlib.Path) -> Checkpoint:
     """Reads and verifies a checkpoint.
 
     Raises:
-      DamagedCheckpoint: if it is not complete and intact.
+      DamagedCheckpointError: if it is not complete and intact.
       OSError: if it cannot be opened.
     """
     try:
@@ -76,9 +76,9 @@ def read(path: pathlib.Path) -> Checkpoint:
         meta = json.loads(bytes(content.pop(_META)))
         arrays = {name.removeprefix("array/"): value for name, value in content.items()}
         if meta["format"] != FORMAT:
-            raise DamagedCheckpoint(f"{path}: format {meta['format']}, this version reads {FORMAT}")
+            raise DamagedCheckpointError(f"{path}: format {meta['format']}, this version reads {FORMAT}")
     except (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, NotImplementedError) as error:
-        raise DamagedCheckpoint(f"{path}: {' '.join(str(error).split()) or type(error).__name__}") from None
+        raise DamagedCheckpointError(f"{path}: {' '.join(str(error).split()) or type(error).__name__}") from None
     return Checkpoint(path, arrays, meta)
 
 
@@ -140,7 +140,7 @@ class CheckpointStore:
         for path in self.paths():
             try:
                 yield read(path)
-            except (DamagedCheckpoint, OSError) as error:
+            except (DamagedCheckpointError, OSError) as error:
                 report(f"damaged checkpoint passed over: {error}")
 
     def _write(self, step: int, arrays: Arrays, meta: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from hybrid_imagenet import recipes
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, EXIT_PREEMPTED, SharedError, UserError
 
+_KNOWN_SIZES = {"imagenet2012": 1281167, "digits": 1500}  # training images; the plan of a run needs no data set
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK")
 
 
@@ -37,7 +38,26 @@ def main(arguments: Sequence[str]) -> int:
         return error.exit_code
     if config.check_only:
         return EXIT_OK
+    if config.print_config:
+        return _print_config(config)
     return _train(config)
+
+
+def _print_config(config: configuration.Config) -> int:
+    from hybrid_imagenet import data
+    from hybrid_imagenet.comm import placement
+    from hybrid_imagenet.config import report
+
+    try:
+        examples = (
+            _KNOWN_SIZES.get(config.dataset)
+            or data.open_source(config.dataset, config.data_dir, "train", num_classes=config.num_classes).num_examples
+        )
+        print(report.describe(config, examples, config.print_config_gpus or placement().size))
+    except UserError as error:
+        _report(error)
+        return error.exit_code
+    return EXIT_OK
 
 
 def _train(config: configuration.Config) -> int:

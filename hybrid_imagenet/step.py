@@ -59,7 +59,9 @@ class TrainStep:
         self._label_smoothing = label_smoothing
         self._variables = [v.value for v in model.trainable_variables]
         self._accumulators: list[tf.Variable] = []
-        self._gradients = tf.function(self._loss_and_gradients, autograph=False, jit_compile=True) if xla else self._loss_and_gradients
+        self._gradients = self._loss_and_gradients
+        if xla:
+            self._gradients = tf.function(self._loss_and_gradients, autograph=False, jit_compile=True)
         optimizer.build(model.trainable_variables)
 
     @tf.function(autograph=False)

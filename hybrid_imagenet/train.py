@@ -23,7 +23,7 @@ from hybrid_imagenet.callbacks.schedules import HyperparameterSchedule
 from hybrid_imagenet.callbacks.stop import BestAndTarget
 from hybrid_imagenet.checkpoint import Checkpoint, CheckpointStore
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import Config
+from hybrid_imagenet.config import Config, checks, derived
 from hybrid_imagenet.control import Control
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.errors import SharedError, UserError
@@ -51,7 +51,7 @@ def run(config: Config, communicator: Communicator) -> str:
     with _together(communicator):
         precision = hardware.choose_precision(config.precision, config.model)
         train_source, validation_source = assemble.sources(config)
-        assemble.check_batch(config, train_source, communicator.size)
+        checks.check_data(config, train_source.num_examples, communicator.size)
     with _together(communicator):
         directory = _open_run(config) if communicator.rank == 0 else None
     session = _Session(config, communicator, directory, precision, train_source, validation_source)
@@ -111,10 +111,11 @@ class _Session:
         self.train_source = train_source
         self.validation_source = validation_source
         self.state = RunState()
+        self.batches = derived.batches(config)
         self.order = assemble.sample_order(config, train_source)
         self.model = assemble.model(config, precision, train_source.num_classes, communicator)
         self.schedule = assemble.schedule(config, communicator.size)
-        self.optimizer = assemble.optimizer(config, precision, self.model, self.schedule.peak, communicator)
+        self.optimizer = assemble.optimizer(config, precision, self.model, communicator)
         dtype = self.model.compute_dtype if precision == "float32" else precision.removeprefix("mixed_")
         self.step = TrainStep(
             self.model,
@@ -134,9 +135,10 @@ class _Session:
         """Restores, trains, sums up."""
         with _together(self.communicator):
             checkpoint = self._find_checkpoint()
+        self._share_state(checkpoint)
+        with _together(self.communicator):
             if checkpoint is not None:
                 restore_arrays(checkpoint, self.variables())
-        self._share_state(checkpoint)
         if self.directory is not None:
             self._start_records()
         self.control.install_signal_handlers()
@@ -168,6 +170,7 @@ class _Session:
         meta = self.communicator.broadcast_object(checkpoint.meta if checkpoint else None)
         if meta is not None:
             self.state = RunState.from_dict(meta["state"])
+            self.optimizer.inner.enter_phase(meta["phase"])
             self.step.sums.restore(restore_sums(meta["epoch_sums"], self.communicator.rank, self.communicator.size))
 
     def _start_records(self) -> None:
@@ -180,8 +183,8 @@ class _Session:
             {
                 "world_size": self.communicator.size,
                 "images_per_epoch": self.train_source.num_examples,
-                "steps_per_epoch": self.order.batches_in_epoch(self.config.per_gpu_batch * self.communicator.size),
-                "global_batch": self.config.per_gpu_batch * self.communicator.size,
+                "steps_per_epoch": self.order.batches_in_epoch(self._global_batch()),
+                "global_batch": self._global_batch(),
                 "step": self.state.step,
                 "epochs": self.order.position(self.state.cursor),
                 "target": self.config.target[0] if self.config.target else None,
@@ -201,7 +204,7 @@ class _Session:
 
     def _rate_now(self) -> float:
         start = self.order.position(self.state.cursor)
-        return self.schedule(start, start, self.config.per_gpu_batch * self.communicator.size)["learning_rate"]
+        return self.schedule(start, start, self._global_batch())["learning_rate"]
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -232,7 +235,7 @@ class _Session:
             state=self.state,
             step=self.step,
             order=self.order,
-            batches=lambda epoch: (config.per_gpu_batch, 1),
+            batches=self._batch_sizes,
             data=self._training_data,
             validate=self._validate,
             validate_after=self._validate_after,
@@ -246,12 +249,10 @@ class _Session:
     def _callbacks(self) -> list[keras.callbacks.Callback]:
         """In the order of calls: what adds to a record stands before what writes it, and that before what saves."""
         config, communicator = self.config, self.communicator
-        statistics = BatchNormSync(
-            communicator.allreduce_sum, communicator.size, normalization.statistics(self.model)
-        )
+        statistics = BatchNormSync(communicator.allreduce_sum, communicator.size, normalization.statistics(self.model))
         callbacks: list[keras.callbacks.Callback] = [
             BroadcastInitialState(communicator, lambda: list(self.variables().values())),
-            HyperparameterSchedule(self.schedule, self.optimizer.inner.hyper),
+            HyperparameterSchedule(self.schedule, self.optimizer.inner),
             statistics,
             MetricAverage(communicator.allreduce_sum),
             NumericsGuard(self.optimizer, config.max_skipped_steps),
@@ -281,6 +282,7 @@ class _Session:
             "num_classes": self.train_source.num_classes,
             "image_size": self.config.image_size,
             "optimizer": self.config.optimizer,
+            "phase": self.optimizer.inner.hyper["phase"],
             "world_size": self.communicator.size,
             "epoch_sums": self.communicator.allgather_object([sums.loss, sums.top1, sums.top5, sums.count]),
             "version": __version__,
@@ -293,7 +295,7 @@ class _Session:
                 self.train_source,
                 self.order,
                 cursor,
-                (config.per_gpu_batch, 1),
+                self._batch_sizes,
                 self.communicator.rank,
                 self.communicator.size,
                 epochs=config.epochs,
@@ -303,11 +305,19 @@ class _Session:
             )
         )
 
+    def _batch_sizes(self, epoch: int) -> tuple[int, int]:
+        stage = self.batches.at(epoch)
+        return stage.per_gpu_batch, stage.accumulation
+
+    def _global_batch(self) -> int:
+        return self.batches.at(self.state.cursor.epoch).global_batch(self.communicator.size)
+
     def _validate_after(self, epoch: int) -> bool:
         done = epoch + 1
-        due = done > self.config.eval_offset_epochs and (done - self.config.eval_offset_epochs) % (
-            self.config.eval_every_epochs
-        ) == 0
+        due = (
+            done > self.config.eval_offset_epochs
+            and (done - self.config.eval_offset_epochs) % (self.config.eval_every_epochs) == 0
+        )
         return due or done == self.config.epochs
 
     def _validate(self) -> dict[str, float]:

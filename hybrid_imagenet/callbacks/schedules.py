@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 
-
-class Hyperparameters(Protocol):
-    """The optimizer's scalars."""
-
-    def assign(self, values: Mapping[str, float]) -> None:
-        """Sets the named scalars."""
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
 
 
 class HyperparameterSchedule(keras.callbacks.Callback):
@@ -22,11 +17,11 @@ class HyperparameterSchedule(keras.callbacks.Callback):
     images processed; so it holds when the batch or the number of ranks changes.
     """
 
-    def __init__(self, schedule: Callable[[float, float, int], Mapping[str, float]], hyper: Hyperparameters):
-        """`schedule(start, end, global_batch)` gives the values; `hyper` takes them in one assignment."""
+    def __init__(self, schedule: Callable[[float, float, int], Mapping[str, float]], optimizer: GroupedOptimizer):
+        """`schedule(start, end, global_batch)` gives the values; the optimizer takes them in one assignment."""
         super().__init__()
         self._schedule = schedule
-        self._hyper = hyper
+        self._optimizer = optimizer
         self._global_batch = 0
         self.current: Mapping[str, float] = {}
 
@@ -37,8 +32,11 @@ class HyperparameterSchedule(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Sets the values for the step that covers the fractional epochs logs["start"] to logs["end"]."""
         logs = logs or {}
+        phase = self.current.get("phase")
         self.current = self._schedule(logs["start"], logs["end"], self._global_batch)
-        self._hyper.assign(self.current)
+        if self.current["phase"] != phase:
+            self._optimizer.enter_phase(self.current["phase"])
+        self._optimizer.hyper.assign(self.current)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the values to a step record."""

@@ -14,6 +14,9 @@ class Run:
     recipe: str = option("hybrid", "Named set of defaults, one per published method; `list` prints them all.")
     run_dir: str | None = option(None, "Directory for results; default runs/<recipe>-<dataset>.")
     print_config: bool = option(False, "Print every setting, what set it, and the schedule by epoch; then exit.")
+    print_config_gpus: int | None = option(
+        None, "Number of GPUs for --print_config; default those started.", unit="GPUs", minimum=1
+    )
     check_only: bool = option(False, "Check the flags and exit: 0 if they are good, 2 with one line if not.")
     resume: bool = option(False, "Go on in an existing --run_dir from its newest good checkpoint.")
     epochs: int = option(90, "Passes over the training set.", unit="epochs", minimum=1)

@@ -26,6 +26,7 @@ class ClassificationSums:
         }
 
     def __sub__(self, other: ClassificationSums) -> ClassificationSums:
+        """The sums of the examples that came after those of `other`."""
         return ClassificationSums(
             self.loss - other.loss, self.top1 - other.top1, self.top5 - other.top5, self.count - other.count
         )
