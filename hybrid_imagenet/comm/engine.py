@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import socket
 from collections.abc import Sequence
@@ -60,7 +61,7 @@ class HorovodCommunicator(Communicator):
 
     def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
         """Sends the variables' bytes, packed, so that the type does not matter and small ones share a message."""
-        table = [[list(v.shape), v.dtype.name] for v in variables]
+        table = [[_shape(v), v.dtype.name] for v in variables]
         digest = hashlib.sha256(json.dumps(table).encode()).hexdigest()
         differs = digest != self.broadcast_object(digest, root)
         self.agree(
@@ -88,7 +89,7 @@ class HorovodCommunicator(Communicator):
         for variable in pack:
             end = start + _bytes(variable)
             if self.rank != root:
-                value = received[start:end].view(variable.dtype.as_numpy_dtype).reshape(variable.shape)
+                value = received[start:end].view(variable.dtype.as_numpy_dtype).reshape(_shape(variable))
                 variable.assign(value)
             start = end
 
@@ -146,8 +147,14 @@ def _set_engine(settings: Settings) -> bool:
     return False
 
 
+def _shape(variable: tf.Variable) -> list[int]:
+    """The shape of what it holds now, also where its declared shape is open (state that can be released)."""
+    shape = variable.shape if variable.shape.is_fully_defined() else tf.shape(variable.read_value()).numpy()
+    return [int(n) for n in shape]
+
+
 def _bytes(variable: tf.Variable) -> int:
-    return variable.shape.num_elements() * np.dtype(variable.dtype.as_numpy_dtype).itemsize
+    return math.prod(_shape(variable)) * variable.dtype.size
 
 
 def _host_key() -> list[str]:
