@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet import __version__, assemble, hardware, run_dir
+from hybrid_imagenet import __version__, assemble, hardware
 from hybrid_imagenet.callbacks.batch_norm import BatchNormSync
 from hybrid_imagenet.callbacks.broadcast import BroadcastInitialState
 from hybrid_imagenet.callbacks.checkpoints import CheckpointCallback
+from hybrid_imagenet.callbacks.costs import Costs, WireHealthLog
 from hybrid_imagenet.callbacks.logs import RecordLog
 from hybrid_imagenet.callbacks.metrics import MetricAverage
 from hybrid_imagenet.callbacks.numerics import NumericsGuard, WeightCheck
 from hybrid_imagenet.callbacks.schedules import HyperparameterSchedule
 from hybrid_imagenet.callbacks.stop import BestAndTarget
-from hybrid_imagenet.checkpoint import Checkpoint, CheckpointStore
+from hybrid_imagenet.checkpoint import Checkpoint
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import Config, checks, derived
 from hybrid_imagenet.control import Control
 from hybrid_imagenet.data import pipeline
-from hybrid_imagenet.errors import SharedError, UserError
+from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.loop import Loop
-from hybrid_imagenet.metrics import jsonl, live, summary
-from hybrid_imagenet.metrics.accumulators import ClassificationSums, from_vector
 from hybrid_imagenet.models import normalization
 from hybrid_imagenet.numerics.sampling import Cursor
+from hybrid_imagenet.recording import Recording
 from hybrid_imagenet.restore import restore_arrays, restore_sums
 from hybrid_imagenet.state import RunState
 from hybrid_imagenet.step import Batch, EvaluationStep, TrainStep
+from hybrid_imagenet.validation import Validation
 
 
 def run(config: Config, communicator: Communicator) -> str:
@@ -53,9 +52,8 @@ def run(config: Config, communicator: Communicator) -> str:
         train_source, validation_source = assemble.sources(config)
         checks.check_data(config, train_source.num_examples, communicator.size)
     with _together(communicator):
-        directory = _open_run(config) if communicator.rank == 0 else None
-    session = _Session(config, communicator, directory, precision, train_source, validation_source)
-    return session.run()
+        recording = Recording(config, communicator.rank, communicator.size)
+    return _Session(config, communicator, recording, precision, train_source, validation_source).run()
 
 
 @contextlib.contextmanager
@@ -66,30 +64,7 @@ def _together(communicator: Communicator) -> Iterator[None]:
         yield
     except UserError as error:
         message = str(error)
-    try:
-        communicator.agree(message)
-    except UserError as error:
-        raise SharedError(str(error)) from None
-
-
-def _open_run(config: Config) -> run_dir.RunDirectory:
-    path = assemble.run_path(config)
-    if config.run_dir is None:
-        path = run_dir.newest_name(path) if config.resume else run_dir.free_name(path)
-    return run_dir.RunDirectory(path, resume=config.resume)
-
-
-def _view_mode(config: Config, communicator: Communicator) -> str:
-    """Resolves `auto` where a launcher stands between us and the user's terminal.
-
-    Open MPI gives every rank a pseudo-terminal, whatever it writes to itself; so a rank believes in a terminal only if
-    the launch script, which sees the real one, says so.
-    """
-    if communicator.rank:
-        return "none"
-    if config.progress == "auto" and communicator.size > 1:
-        return "live" if os.environ.get("HYBRID_IMAGENET_TERMINAL") == "1" else "plain"
-    return config.progress
+    communicator.agree(message)
 
 
 class _Session:
@@ -99,71 +74,78 @@ class _Session:
         self,
         config: Config,
         communicator: Communicator,
-        directory: run_dir.RunDirectory | None,
+        recording: Recording,
         precision: str,
-        train_source: assemble.Source,
-        validation_source: assemble.Source,
+        train_source: Source,
+        validation_source: Source,
     ):
         self.config = config
         self.communicator = communicator
-        self.directory = directory
-        self.precision = precision
+        self.recording = recording
         self.train_source = train_source
-        self.validation_source = validation_source
         self.state = RunState()
         self.batches = derived.batches(config)
         self.order = assemble.sample_order(config, train_source)
         self.model = assemble.model(config, precision, train_source.num_classes, communicator)
         self.schedule = assemble.schedule(config, communicator.size)
         self.optimizer = assemble.optimizer(config, precision, self.model, communicator)
-        dtype = self.model.compute_dtype if precision == "float32" else precision.removeprefix("mixed_")
+        compute = precision.removeprefix("mixed_")
         self.step = TrainStep(
             self.model,
             self.optimizer,
-            assemble.train_preprocess(config, dtype),
+            assemble.train_preprocess(config, compute),
             communicator,
             label_smoothing=config.label_smoothing,
         )
-        self.evaluation = EvaluationStep(self.model, assemble.evaluation_preprocess(dtype))
         self.options = assemble.host_options(config, tf.config.threading.get_intra_op_parallelism_threads() or 1)
-        self.control = Control(config.checkpoint_every_seconds if communicator.rank == 0 else None)
-        self.view = live.make_view(_view_mode(config, communicator), sys.stdout, config.epochs)
-        self.store = CheckpointStore(directory.path / "checkpoints", config.keep) if directory else None
-        self.writer: jsonl.MetricsWriter | None = None
+        self.validation = Validation(
+            EvaluationStep(self.model, assemble.evaluation_preprocess(compute)),
+            validation_source,
+            communicator,
+            batch=config.eval_batch or config.per_gpu_batch,
+            image_size=config.image_size,
+            crop_fraction=assemble.evaluation_crop(config),
+            options=self.options,
+        )
+        self.facts = {
+            "world_size": communicator.size,
+            "precision": precision,
+            "hosts": list(communicator.hosts),
+            "train_images": train_source.num_examples,
+            "validation_images": validation_source.num_examples,
+            "num_classes": train_source.num_classes,
+            **hardware.describe(),
+        }
 
     def run(self) -> str:
         """Restores, trains, sums up."""
         with _together(self.communicator):
-            checkpoint = self._find_checkpoint()
+            checkpoint = self.recording.find_checkpoint()
         self._share_state(checkpoint)
         with _together(self.communicator):
             if checkpoint is not None:
                 restore_arrays(checkpoint, self.variables())
-        if self.directory is not None:
-            self._start_records()
-        self.control.install_signal_handlers()
+            self.recording.start(self.facts, self._info(), self.state.seconds)
+        if self.state.step:
+            self.recording.view.message(self._resumed())
+        control = Control(self.config.checkpoint_every_seconds if self.communicator.rank == 0 else None)
+        control.install_signal_handlers()
         try:
-            self._loop().run()
+            self._loop(control).run()
         finally:
-            self.control.restore_signal_handlers()
-        if self.directory is not None:
-            self._finish_records()
+            control.restore_signal_handlers()
+        self.recording.finish(
+            world_size=self.communicator.size,
+            train_images=self.train_source.num_examples,
+            seconds=self.state.seconds,
+            stop=self.state.stop,
+        )
         return self.state.stop
 
     def variables(self) -> dict[str, keras.Variable]:
         """Everything that training changes, by a stable name."""
         parts = {"model": self.model.variables, "optimizer": self.optimizer.variables}
         return {f"{part}/{i:04d}/{v.path}": v for part, values in parts.items() for i, v in enumerate(values)}
-
-    def _find_checkpoint(self) -> Checkpoint | None:
-        if self.store is None or self.directory is None or not self.config.resume:
-            return None
-        checkpoint = self.store.newest_good(self.view.message)
-        if checkpoint is None and self.store.paths():
-            raise UserError(f"--run_dir={self.directory.path}: none of its checkpoints can be read; start a new run")
-        if checkpoint is None:
-            self.view.message(f"no checkpoint in {self.directory.path}: starting from the beginning")
-        return checkpoint
 
     def _share_state(self, checkpoint: Checkpoint | None) -> None:
         """Gives every rank the restored position and sums; the variables follow with the initial broadcast."""
@@ -173,63 +155,26 @@ class _Session:
             self.optimizer.inner.enter_phase(meta["phase"])
             self.step.sums.restore(restore_sums(meta["epoch_sums"], self.communicator.rank, self.communicator.size))
 
-    def _start_records(self) -> None:
-        assert self.directory is not None
-        values = json.loads(self.config.to_json())
-        self.directory.write_json("config.json", {"flags": values, "version": __version__, **self._facts()})
-        resume_step = self.state.step if self.directory.resumed else None
-        self.writer = jsonl.MetricsWriter(self.directory.path / "metrics.jsonl", resume_step=resume_step)
-        self.view.run_started(
-            {
-                "world_size": self.communicator.size,
-                "images_per_epoch": self.train_source.num_examples,
-                "steps_per_epoch": self.order.batches_in_epoch(self._global_batch()),
-                "global_batch": self._global_batch(),
-                "step": self.state.step,
-                "epochs": self.order.position(self.state.cursor),
-                "target": self.config.target[0] if self.config.target else None,
-            }
-        )
-        facts = self._facts()
-        self.view.message(
-            f"{self.config.model}, {self.config.dataset} ({self.train_source.num_examples} training and "
-            f"{self.validation_source.num_examples} validation images), {facts['world_size']} ranks x "
-            f"{self.config.per_gpu_batch} images, {self.precision}, results in {self.directory.path}"
-        )
-        if self.state.step:
-            self.view.message(
-                f"resumed at epoch {self.order.position(self.state.cursor):.3f}, step {self.state.step}, learning rate "
-                f"{self._rate_now():.4g}"
-            )
-
-    def _rate_now(self) -> float:
-        start = self.order.position(self.state.cursor)
-        return self.schedule(start, start, self._global_batch())["learning_rate"]
-
-    def _facts(self) -> dict[str, Any]:
+    def _info(self) -> dict[str, Any]:
+        """What the view knows beforehand."""
+        imagenet = self.config.model == "resnet50" and self.train_source.num_classes == 1000
         return {
             "world_size": self.communicator.size,
-            "precision": self.precision,
-            "hosts": list(self.communicator.hosts),
-            **hardware.describe(),
+            "images_per_epoch": self.train_source.num_examples,
+            "steps_per_epoch": self.order.batches_in_epoch(self._global_batch()),
+            "global_batch": self._global_batch(),
+            "reference_batch": self._global_batch() if imagenet else None,
+            "step": self.state.step,
+            "epochs": self.order.position(self.state.cursor),
+            "target": self.config.target[0] if self.config.target else None,
         }
 
-    def _finish_records(self) -> None:
-        assert self.directory is not None and self.writer is not None
-        self.writer.close()
-        values = summary.summarize(
-            jsonl.read(self.writer.path),
-            world_size=self.communicator.size,
-            images_per_epoch=self.train_source.num_examples,
-            targets=self.config.target,
-            wall_seconds=self.state.seconds,
-            stop=self.state.stop or "finished",
-            run_dir=str(self.directory.path),
-        )
-        self.directory.write_json("summary.json", values)
-        self.view.run_finished(values)
+    def _resumed(self) -> str:
+        start = self.order.position(self.state.cursor)
+        rate = self.schedule(start, start, self._global_batch())["learning_rate"]
+        return f"resumed at epoch {start:.3f}, step {self.state.step}, learning rate {rate:.4g}"
 
-    def _loop(self) -> Loop:
+    def _loop(self, control: Control) -> Loop:
         config = self.config
         return Loop(
             state=self.state,
@@ -237,9 +182,9 @@ class _Session:
             order=self.order,
             batches=self._batch_sizes,
             data=self._training_data,
-            validate=self._validate,
+            validate=self.validation.run,
             validate_after=self._validate_after,
-            control=self.control,
+            control=control,
             world_size=self.communicator.size,
             epochs=config.epochs,
             log_every=config.log_every_steps,
@@ -248,22 +193,22 @@ class _Session:
 
     def _callbacks(self) -> list[keras.callbacks.Callback]:
         """In the order of calls: what adds to a record stands before what writes it, and that before what saves."""
-        config, communicator = self.config, self.communicator
+        config, communicator, recording = self.config, self.communicator, self.recording
         statistics = BatchNormSync(communicator.allreduce_sum, communicator.size, normalization.statistics(self.model))
-        callbacks: list[keras.callbacks.Callback] = [
+        log = [RecordLog(recording.writer, recording.view)] if recording.writer is not None else []
+        return [
             BroadcastInitialState(communicator, lambda: list(self.variables().values())),
             HyperparameterSchedule(self.schedule, self.optimizer.inner),
             statistics,
             MetricAverage(communicator.allreduce_sum),
             NumericsGuard(self.optimizer, config.max_skipped_steps),
             WeightCheck(communicator.allgather_object, self.model.trainable_variables),
+            Costs(communicator, self.train_source.io_statistics),
+            WireHealthLog(communicator, recording.view.message),
             BestAndTarget(self.state, config.stop_at_top1),
-        ]
-        if self.writer is not None:
-            callbacks.append(RecordLog(self.writer, self.view))
-        callbacks.append(
+            *log,
             CheckpointCallback(
-                store=self.store,
+                store=recording.store,
                 state=self.state,
                 variables=self.variables,
                 description=self._checkpoint_meta,
@@ -271,16 +216,17 @@ class _Session:
                 every_epochs=config.checkpoint_every_epochs,
                 every_steps=config.checkpoint_every_steps,
                 last_epoch=config.epochs,
-            )
-        )
-        return callbacks
+            ),
+        ]
 
     def _checkpoint_meta(self) -> Mapping[str, Any]:
         sums = self.step.sums.read()
         return {
             "model": self.config.model,
             "num_classes": self.train_source.num_classes,
+            "class_names": list(self.train_source.class_names),
             "image_size": self.config.image_size,
+            "crop_fraction": assemble.evaluation_crop(self.config),
             "optimizer": self.config.optimizer,
             "phase": self.optimizer.inner.hyper["phase"],
             "world_size": self.communicator.size,
@@ -289,7 +235,6 @@ class _Session:
         }
 
     def _training_data(self, cursor: Cursor) -> Iterator[Batch]:
-        config = self.config
         return iter(
             pipeline.training(
                 self.train_source,
@@ -298,9 +243,9 @@ class _Session:
                 self._batch_sizes,
                 self.communicator.rank,
                 self.communicator.size,
-                epochs=config.epochs,
-                image_size=config.image_size,
-                augmentation=config.augmentation,
+                epochs=self.config.epochs,
+                image_size=self.config.image_size,
+                augmentation=self.config.augmentation,
                 options=self.options,
             )
         )
@@ -314,26 +259,5 @@ class _Session:
 
     def _validate_after(self, epoch: int) -> bool:
         done = epoch + 1
-        due = (
-            done > self.config.eval_offset_epochs
-            and (done - self.config.eval_offset_epochs) % (self.config.eval_every_epochs) == 0
-        )
-        return due or done == self.config.epochs
-
-    def _validate(self) -> dict[str, float]:
-        self.evaluation.sums.reset()
-        batches = pipeline.evaluation(
-            self.validation_source,
-            self.config.eval_batch or self.config.per_gpu_batch,
-            self.communicator.rank,
-            self.communicator.size,
-            image_size=self.config.image_size,
-            crop_fraction=assemble.evaluation_crop(self.config),
-            options=self.options,
-        )
-        for batch in batches:
-            self.evaluation(batch)
-        total: ClassificationSums = from_vector(
-            self.communicator.allreduce_sum(self.evaluation.sums.variable.read_value(), "validation_sums")
-        )
-        return {**total.means("val"), "val_count": int(total.count)}
+        since = done - self.config.eval_offset_epochs
+        return done == self.config.epochs or (since > 0 and since % self.config.eval_every_epochs == 0)

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import SharedError
 
 if typing.TYPE_CHECKING:
     import tensorflow as tf
@@ -84,12 +84,12 @@ class Communicator(abc.ABC):
           error: this rank's message, or None if all is well.
 
         Raises:
-          UserError: on all ranks, with the first message by rank; after its rank and host if that is not rank 0.
+          SharedError: on all ranks, with the first message by rank; after its rank and host if that is not rank 0.
         """
         for rank, message in enumerate(self.allgather_object(error)):
             if message is not None:
                 where = f"rank {rank} on {self.hosts[rank]}: " if rank else ""
-                raise UserError(where + message)
+                raise SharedError(where + message)
 
     def barrier(self) -> None:
         """Returns when every rank has called it."""

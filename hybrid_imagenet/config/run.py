@@ -33,6 +33,10 @@ class Run:
         "How rank 0 shows progress: a live area on a terminal, plain lines elsewhere.",
         choices=("auto", "live", "plain", "none"),
     )
+    tensorboard: bool = option(False, "Write TensorBoard events to RUN_DIR/tensorboard.")
+    tracker: str = option(
+        "none", "Also send metrics to this experiment tracker, if installed.", choices=("none", "wandb", "mlflow")
+    )
 
 
 @dataclasses.dataclass(frozen=True)

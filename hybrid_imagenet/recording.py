@@ -1,0 +1,134 @@
+"""What rank 0 keeps of a run: its directory, records, view and summary. Other ranks have a recording that is silent."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hybrid_imagenet import __version__, assemble, run_dir
+from hybrid_imagenet.checkpoint import Checkpoint, CheckpointStore
+from hybrid_imagenet.config import Config
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.metrics import jsonl, live, standard_logs, summary, trackers
+
+
+class Recording:
+    """The run directory and everything that is written to it or shown.
+
+    Attributes:
+      store: the checkpoints; None on ranks other than 0.
+      writer: metrics.jsonl, open between `start` and `finish`; None on ranks other than 0.
+      view: shows the run; silent on ranks other than 0.
+    """
+
+    def __init__(self, config: Config, rank: int, size: int):
+        """Creates or re-opens the run directory on rank 0.
+
+        Raises:
+          UserError: if it cannot be used.
+        """
+        self._config = config
+        self._directory = _open(config) if rank == 0 else None
+        self.view = self._make_view(rank, size)
+        self.writer: jsonl.MetricsWriter | None = None
+        self.store: CheckpointStore | None = None
+        if self._directory is not None:
+            self.store = CheckpointStore(self._directory.path / "checkpoints", config.keep)
+
+    def find_checkpoint(self) -> Checkpoint | None:
+        """The newest good checkpoint on rank 0, if the run is to be resumed.
+
+        Raises:
+          UserError: if there are checkpoints, but none can be read.
+        """
+        if self.store is None or self._directory is None or not self._config.resume:
+            return None
+        checkpoint = self.store.newest_good(self.view.message)
+        if checkpoint is None and self.store.paths():
+            raise UserError(f"--run_dir={self._directory.path}: none of its checkpoints can be read; start a new run")
+        if checkpoint is None:
+            self.view.message(f"no checkpoint in {self._directory.path}: starting from the beginning")
+        return checkpoint
+
+    def start(self, facts: Mapping[str, Any], info: Mapping[str, Any], seconds: float) -> None:
+        """Writes config.json and opens metrics.jsonl.
+
+        Args:
+          facts: world size, precision, hosts, hardware, versions and numbers of images, for config.json.
+          info: what the view needs beforehand, see `metrics.progress.Status`.
+          seconds: wall time of earlier sessions.
+        """
+        if self._directory is None:
+            return
+        flags = json.loads(self._config.to_json())
+        started = time.time() - seconds
+        self._directory.write_json(
+            "config.json",
+            {
+                "flags": flags,
+                "origins": dict(self._config.origins),
+                "version": __version__,
+                "started": started,
+                **facts,
+            },
+        )
+        resume_step = info["step"] if self._directory.resumed else None
+        self.writer = jsonl.MetricsWriter(self._directory.path / "metrics.jsonl", resume_step=resume_step)
+        self.view.run_started(info)
+        self.view.message(
+            f"{self._config.model}, {self._config.dataset} ({facts['train_images']} training and "
+            f"{facts['validation_images']} validation images), {facts['world_size']} ranks x "
+            f"{self._config.per_gpu_batch} images, {facts['precision']}, results in {self._directory.path}"
+        )
+
+    def finish(self, *, world_size: int, train_images: int, seconds: float, stop: str) -> None:
+        """Closes metrics.jsonl, writes summary.json and the standard logs, and shows the summary."""
+        if self._directory is None or self.writer is None:
+            return
+        self.writer.close()
+        values = summary.summarize(
+            jsonl.read(self.writer.path),
+            world_size=world_size,
+            images_per_epoch=train_images,
+            targets=self._config.target,
+            wall_seconds=seconds,
+            stop=stop or "finished",
+            run_dir=str(self._directory.path),
+        )
+        self._directory.write_json("summary.json", values)
+        standard_logs.write(self._directory.path)
+        self.view.run_finished(values)
+
+    def _make_view(self, rank: int, size: int) -> live.View:
+        view = live.make_view(_view_mode(self._config, rank, size), sys.stdout, self._config.epochs)
+        sinks = [view]
+        if self._directory is not None and self._config.tensorboard:
+            sinks.append(trackers.TensorBoard(str(self._directory.path / "tensorboard")))
+        if self._directory is not None and self._config.tracker != "none":
+            flags = json.loads(self._config.to_json())
+            sinks.append(trackers.Tracker(self._config.tracker, self._directory.path.name, flags))
+        return trackers.Fanout(sinks) if len(sinks) > 1 else view
+
+
+def _open(config: Config) -> run_dir.RunDirectory:
+    path = assemble.run_path(config)
+    if config.run_dir is None:
+        path = run_dir.newest_name(path) if config.resume else run_dir.free_name(path)
+    return run_dir.RunDirectory(path, resume=config.resume)
+
+
+def _view_mode(config: Config, rank: int, size: int) -> str:
+    """Resolves `auto` where a launcher stands between us and the user's terminal.
+
+    Open MPI gives every rank a pseudo-terminal, whatever it writes to itself; so a rank believes in a terminal only if
+    the launch script, which sees the real one, says so.
+    """
+    if rank:
+        return "none"
+    if config.progress == "auto" and size > 1:
+        return "live" if os.environ.get("HYBRID_IMAGENET_TERMINAL") == "1" else "plain"
+    return config.progress

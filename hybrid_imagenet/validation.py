@@ -1,0 +1,64 @@
+"""One pass over the validation images of all ranks."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import tensorflow as tf
+
+from hybrid_imagenet.data import pipeline
+from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.metrics.accumulators import from_vector
+from hybrid_imagenet.step import EvaluationStep
+
+
+class Ranks(Protocol):
+    """What validation needs of a communicator."""
+
+    rank: int
+    size: int
+
+    def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Sum over ranks."""
+
+
+class Validation:
+    """Evaluates every validation image exactly once, whatever the number of ranks and the batch."""
+
+    def __init__(
+        self,
+        step: EvaluationStep,
+        source: Source,
+        ranks: Ranks,
+        *,
+        batch: int,
+        image_size: int,
+        crop_fraction: float,
+        options: pipeline.HostOptions,
+    ):
+        """`batch` images per rank and step; for the rest see `data.pipeline.evaluation`."""
+        self._step = step
+        self._source = source
+        self._ranks = ranks
+        self._batch = batch
+        self._image_size = image_size
+        self._crop_fraction = crop_fraction
+        self._options = options
+
+    def run(self) -> dict[str, float]:
+        """Returns `val_loss` (nats), `val_top1`, `val_top5` (fractions) and `val_count` over all ranks."""
+        self._step.sums.reset()
+        batches = pipeline.evaluation(
+            self._source,
+            self._batch,
+            self._ranks.rank,
+            self._ranks.size,
+            image_size=self._image_size,
+            crop_fraction=self._crop_fraction,
+            options=self._options,
+        )
+        for batch in batches:
+            self._step(batch)
+        vector = self._ranks.allreduce_sum(self._step.sums.variable.read_value(), "validation_sums")
+        total = from_vector(vector)
+        return {**total.means("val"), "val_count": int(total.count)}
