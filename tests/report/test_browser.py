@@ -12,7 +12,7 @@ from tests.report.synthetic import make_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--enable-logging=stderr"]  # fmt: skip
+         "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--hide-scrollbars"]  # fmt: skip
 PROBE = """<script>addEventListener("load", () => {
   const chart = document.querySelector("svg.chart"), box = chart.getBoundingClientRect();
   chart.dispatchEvent(new PointerEvent("pointermove", {clientX: box.left + 50, clientY: box.top + 50}));
