@@ -11,6 +11,7 @@
 #   --slots=N         ranks on hosts without :SLOTS (4, one for each GPU)
 #   --interface=NAME  network interface for start-up and TCP (default $INTERFACE); name it on hosts with several
 #   --ssh-port=N      port of sshd on the hosts
+#   --module=NAME     run this Python module instead, such as hybrid_imagenet.benchmarks; its words come after --
 #   --                everything after it goes to the program
 #
 # Every other word with dashes is a flag of the program (python -m hybrid_imagenet.main --help) and is written --name=value.

@@ -160,7 +160,7 @@ start_host() {
   # shellcheck disable=SC2016  # for the shell inside
   start_namespaces sh -c '
     hostname "$1" && mount --bind "$2/hosts" /etc/hosts && mount --bind "$2/ssh_config.d" /etc/ssh/ssh_config.d &&
-      mount -t tmpfs -o size=50% tmpfs /dev/shm && exec "$3" -D -e -f "$2/sshd_config"' \
+      mount -t tmpfs -o size=50% tmpfs /dev/shm && mount -t sysfs sysfs /sys && exec "$3" -D -e -f "$2/sshd_config"' \
     sh "lab$index" "$lab_dir" "$sshd"
   in_network 0 ip link add "port$index" type veth peer name eth0 netns "${host_pids[index]}"
   in_network 0 ip link set "port$index" master br0 up

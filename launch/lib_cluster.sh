@@ -19,7 +19,7 @@ default_setting() {
 }
 
 cluster_main() {
-  local argument dry_run=0 ssh_port='' interface=${INTERFACE:-} specs=() flags=() own_flags=1
+  local program argument dry_run=0 ssh_port='' interface=${INTERFACE:-} module='' specs=() flags=() own_flags=1
   for argument in "$@"; do
     if ((!own_flags)); then
       flags+=("$argument")
@@ -31,6 +31,7 @@ cluster_main() {
       --slots=*) default_slots=${argument#*=} ;;
       --ssh-port=*) ssh_port=${argument#*=} ;;
       --interface=*) interface=${argument#*=} ;;
+      --module=*) module=${argument#*=} ;;
       --) own_flags=0 ;;
       -*=* | --*) flags+=("$argument") ;;
       -*) usage_error "$argument: unknown option (see $0 --help)" ;;
@@ -40,10 +41,14 @@ cluster_main() {
   check_number "$default_slots" --slots 1024
   [[ -z $ssh_port ]] || check_number "$ssh_port" --ssh-port 65535
   [[ -z $interface ]] || check_name "$interface" --interface
+  [[ -z $module || $module =~ ^[A-Za-z_][A-Za-z0-9_.]*$ ]] || usage_error "--module '$module': give the name of a Python module"
   ((${#specs[@]})) || [[ -z ${HOSTS:-} ]] || specs=("$HOSTS")
   ((${#specs[@]})) || usage_error "no hosts: name them as arguments or in HOSTS (see $0 --help)"
   parse_hosts "$default_slots" "${specs[@]}"
   check_path "$venv_dir" "the environment's directory"
+  program=("$venv_dir/bin/python" -m "${module:-hybrid_imagenet.main}")
+  [[ -n $module ]] || program+=("--flagfile=$flagfile")
+  program+=("${flags[@]}")
   build_command
   if ((dry_run)); then
     print_command . "$launch_dir/env.sh"
@@ -66,7 +71,7 @@ build_command() {
     mpi_args+=" --mca oob_tcp_if_include $interface"
   fi
   command+=("--mpi-args=$mpi_args")
-  command+=("$venv_dir/bin/python" -m hybrid_imagenet.main "--flagfile=$flagfile" "${flags[@]}")
+  command+=("${program[@]}")
 }
 
 show_settings() {
@@ -79,7 +84,7 @@ run_cluster() {
   local code=0
   # shellcheck source=launch/env.sh
   . "$launch_dir/env.sh"
-  "$venv_dir/bin/python" -m hybrid_imagenet.main "--flagfile=$flagfile" "${flags[@]}" --check_only || exit $?
+  [[ -n $module ]] || "${program[@]}" --check_only || exit $?
   check_hosts
   terminal_environment
   supervise "${command[@]}" || code=$?
@@ -110,7 +115,8 @@ check_host() {
     ask+=("$1" bash -s)
   fi
   answer=$(timeout $((SSH_SECONDS + 10)) "${ask[@]}" <<<"$script" 2>&1) || code=$?
-  answer=$(tr -d '\r' <<<"$answer" | grep . | tail -n 1) # what a login script or ssh itself said before is not the reason
+  # What a login script or ssh said before is not the reason.
+  answer=$(tr -d '\r' <<<"$answer" | grep . | tail -n 1 || true)
   case $code in
     0) return 0 ;;
     9) say "error: host $1: $answer" ;;

@@ -1,0 +1,159 @@
+"""launch/lab.sh: a cluster of namespaces. Needs root and the tools it names; the first tests run everywhere."""
+
+import functools
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launch.shell import LAUNCH, ROOT, environment, error_line, run
+
+LAB = LAUNCH / "lab.sh"
+
+
+@functools.cache
+def _refusal() -> str:
+    """Why this machine cannot make the namespaces; empty where it can."""
+    if os.getuid() != 0:
+        return "needs root"
+    if not (shutil.which("sshd") or Path("/usr/sbin/sshd").exists()):
+        return "needs openssh-server"
+    if not all(map(shutil.which, ("ip", "tc", "unshare", "nsenter", "setpriv"))):
+        return "needs iproute2 and util-linux"
+    allowed = subprocess.run(["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "true"], capture_output=True)
+    return "" if allowed.returncode == 0 else "namespaces are not allowed here"
+
+
+namespaces = pytest.mark.skipif(_refusal() != "", reason=_refusal() or "allowed")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "no command"),
+        (("--hosts=2",), "no command"),
+        (("--hosts=0", "--", "true"), "--hosts '0'"),
+        (("--hosts=65", "--", "true"), "from 1 to 64"),
+        (("--slots=x", "--", "true"), "--slots 'x'"),
+        (("--rate=1g", "--", "true"), "--rate '1g'"),
+        (("--rate=1mbit;x", "--", "true"), "--rate"),
+        (("true",), "write -- before the command"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(arguments, text):
+    result = run(LAB, *arguments)
+    assert result.returncode == 2
+    assert text in error_line(result)
+
+
+def test_missing_tools_are_named_with_their_packages(tmp_path):
+    for tool in ("bash", "env", "dirname", "id", "awk"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    result = run(LAB, "--", "true", PATH=str(tmp_path))
+    assert result.returncode == 1
+    assert ("apt install iproute2" if os.getuid() == 0 else "needs root") in error_line(result)
+
+
+@namespaces
+def test_hosts_have_names_addresses_limited_links_and_reach_each_other(tmp_path):
+    show = (
+        "hostname; ssh lab2 hostname; ssh lab2 ip -o -4 address show eth0; echo $HOSTS $INTERFACE; "
+        "tc qdisc show dev eth0; ssh lab2 tc qdisc show dev eth0; exit 3"
+    )
+    result = run(LAB, "--hosts=2", "--slots=4", "--rate=50mbit", "--", "bash", "-c", show, TMPDIR=str(tmp_path))
+    assert result.returncode == 3, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[:2] == ["lab1", "lab2"]
+    assert "10.99.0.2/24" in lines[2]
+    assert lines[3] == "lab1:4,lab2:4 eth0"
+    assert len(re.findall(r"tbf .* rate 50Mbit", result.stdout)) == 2
+    assert not list(tmp_path.iterdir())
+
+
+class _Lab:
+    """A lab whose command waits; `processes` are all that belong to it."""
+
+    def __init__(self, folder: Path):
+        self.process = subprocess.Popen(
+            [LAB, "--hosts=2", "--", "sh", "-c", "echo ready; exec sleep 300"],
+            env=environment(TMPDIR=str(folder)),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.process.stdout.readline() == "ready\n"
+        self.processes = psutil.Process(self.process.pid).children(recursive=True)
+        assert len(self.processes) >= 8
+
+    def finish(self) -> int:
+        code = self.process.wait(timeout=30)
+        _, alive = psutil.wait_procs(self.processes, timeout=15)
+        assert not alive
+        return code
+
+
+@namespaces
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_lab_is_removed(number, code, tmp_path):
+    lab = _Lab(tmp_path)
+    os.killpg(lab.process.pid, number)
+    assert lab.finish() == code
+    assert not list(tmp_path.iterdir())
+
+
+@namespaces
+def test_a_killed_lab_takes_its_hosts_along_and_the_next_one_removes_its_files(tmp_path):
+    lab = _Lab(tmp_path)
+    os.kill(lab.process.pid, signal.SIGKILL)
+    lab.finish()
+    assert len(list(tmp_path.iterdir())) == 1
+    assert run(LAB, "--hosts=1", "--", "true", TMPDIR=str(tmp_path)).returncode == 0
+    assert not list(tmp_path.iterdir())
+
+
+@namespaces
+def test_two_labs_at_once_do_not_meet(tmp_path):
+    first = _Lab(tmp_path)
+    try:
+        result = run(LAB, "--hosts=2", "--", "ssh", "lab2", "ps", "ax", TMPDIR=str(tmp_path))
+        assert result.returncode == 0, result.stderr
+        assert "sleep 300" not in result.stdout
+    finally:
+        os.killpg(first.process.pid, signal.SIGTERM)
+        first.finish()
+
+
+@namespaces
+def test_ranks_on_two_hosts_add_up_through_the_cluster_script(tmp_path):
+    command = (LAUNCH / "cluster1.sh", "--module=check_ranks")
+    result = run(
+        LAB, "--hosts=2", "--slots=2", "--rate=1gbit", "--", *command,
+        timeout=180, TMPDIR=str(tmp_path), PYTHONPATH=str(LAUNCH),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert {f"rank {rank} of 4: sum 10.0" in result.stdout for rank in range(4)} == {True}
+
+
+@namespaces
+def test_an_unknown_interface_and_a_dead_host_are_named(tmp_path):
+    script = (
+        f"{LAUNCH}/cluster1.sh --interface=eth7 --module=check_ranks; echo code $?; "
+        f"HOSTS=lab1,10.99.0.9 {LAUNCH}/cluster1.sh --module=check_ranks; echo code $?; "
+        "python -m hybrid_imagenet.doctor -H lab1:1,lab2:1,10.99.0.9:1 --interface=eth0 --run_dir=$TMPDIR; echo code $?"
+    )
+    result = run(LAB, "--hosts=2", "--slots=1", "--", "bash", "-c", script, timeout=120, TMPDIR=str(tmp_path))
+    output = result.stdout + result.stderr
+    assert "error: host lab1: no network interface eth7: it has eth0 lo" in output
+    assert "error: host lab2: no network interface eth7" in output
+    assert "error: host 10.99.0.9: " in output
+    assert re.search(r"fail  host 10\.99\.0\.9: ssh failed", output)
+    assert "pass  host lab2" in output
+    assert "pass  MTU of eth0: 1500" in output
+    assert re.findall(r"code (\d)", output) == ["2", "2", "1"]
