@@ -37,6 +37,7 @@ KEYS: Mapping[str, str] = {
     "data_wait_fraction": "fraction of the training time in which rank 0 waited for input",
     "communication_seconds": "seconds per step of communication that computation did not hide",
     "slowest_rank_seconds": "seconds per step for which the mean rank waited for the slowest",
+    "slowest_rank": "rank for which the others waited most in the epoch",
     "bytes_read": "bytes of training data read since the last record, all ranks",
     "reads": "read operations since the last record, all ranks",
     "global_batch": "images per optimizer step over all GPUs",

@@ -17,6 +17,8 @@ from hybrid_imagenet.plan.clusters import CLUSTERS, GPUS, INSIDE, LINKS, Cluster
 from hybrid_imagenet.plan.layers import MODELS, layers_of
 from hybrid_imagenet.plan.predict import MIB, Job, Way
 
+_WIRE = {"none": 4, "fp16": 2, "bf16": 2}  # bytes of a gradient element
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -36,7 +38,7 @@ class Plan:
     model: str = option("resnet50", "Network.", choices=MODELS)
     batch: int | None = option(None, "Images per GPU and step.", minimum=1, maximum=1_000_000)
     precision: str | None = option(None, "Arithmetic on the GPU.", choices=("fp16", "fp32"))
-    compression: str = option("fp16", "Type of gradients on the wire.", choices=("none", "fp16"))
+    compression: str = option("fp16", "Type of gradients on the wire.", choices=tuple(_WIRE))
     gpu: str | None = option(None, "GPU whose published speed is used.", choices=tuple(GPUS))
     images_per_second: float | None = option(
         None, "Speed of one GPU alone at --batch, in place of a published one.", minimum=1e-3
@@ -133,7 +135,7 @@ def _job(plan: Plan, cluster: Cluster) -> Job:
         layers=layers,
         compute_seconds=_compute_seconds(plan, cluster, batch),
         batch=batch,
-        element_bytes=2 if plan.compression == "fp16" else 4,
+        element_bytes=_WIRE[plan.compression],
         jitter=cluster.jitter,
         images_per_epoch=IMAGENET_TRAIN_IMAGES,
         epochs=plan.epochs,
@@ -157,7 +159,7 @@ def _compute_seconds(plan: Plan, cluster: Cluster, batch: int) -> float:
 def read_calibration(path: str, compression: str) -> Fit:
     """Fits a ring to the rows of a benchmark's JSON: a list of rows, or an object with the list under `rows`.
 
-    Rows have `algorithm`, `compression`, `bytes`, `seconds`, and `ranks` (or the object has). Rows with the wanted
+    Rows have `algorithm`, `compression`, `bytes` (in FP32), `seconds`, and `ranks` (or the object has). Rows with the wanted
     compression are used if there are any, else those without compression.
 
     Raises:
@@ -173,8 +175,9 @@ def read_calibration(path: str, compression: str) -> Fit:
         ranks = {int(row.get("ranks", header.get("ranks", 0))) for row in chosen}
         if len(ranks) != 1:
             raise UserError(f"--calibrate={path}: needs rows of algorithm ring, all on the same number of ranks")
-        wire = 2 if chosen[0].get("compression") == "fp16" else 4
-        sizes = [float(row["bytes"]) * wire / 4 for row in chosen]
+        sizes = [
+            float(row.get("wire_bytes") or row["bytes"] * _WIRE[row.get("compression", "none")] / 4) for row in chosen
+        ]
         return fit_ring(sizes, [float(row["seconds"]) for row in chosen], ranks.pop())
     except OSError as error:
         raise UserError(f"--calibrate={path}: {error.strerror}") from None
