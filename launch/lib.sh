@@ -138,14 +138,17 @@ terminal_environment() {
 # Ctrl-C, TERM or USR1 once: mpirun hands SIGUSR1 to every rank on every host, which saves and stops; a TERM sent to mpirun
 # itself would kill the ranks within a second. A second signal ends everything at once.
 supervise() {
-  local child code signals=0
+  local child code signals=0 errors filter
   # A session of its own keeps the terminal's Ctrl-C from reaching mpirun before us; if we are killed, it dies too.
   local wrapper=(setsid)
   if command -v setpriv >/dev/null && setpriv --pdeathsig TERM true 2>/dev/null; then
     wrapper=(setsid setpriv --pdeathsig TERM)
   fi
-  "${wrapper[@]}" "$@" </dev/null &
+  exec {errors}> >(trap '' INT TERM HUP USR1 && drop_greetings >&2)
+  filter=$!
+  "${wrapper[@]}" "$@" </dev/null 2>&"$errors" &
   child=$!
+  exec {errors}>&-
   trap 'stop_ranks "$child"' INT TERM HUP USR1
   while :; do
     wait "$child" && code=0 || code=$?
@@ -154,8 +157,15 @@ supervise() {
   done
   # The status of a wait that a signal interrupted is not the launcher's: ask again, which answers at once.
   if ((signals)); then wait "$child" 2>/dev/null && code=0 || code=$?; fi
+  wait "$filter" 2>/dev/null || true # it may have lines left to write
   trap - INT TERM HUP USR1
   return "$code"
+}
+
+# drop_greetings: TensorFlow greets on standard error before its log settings count, twice for every rank.
+drop_greetings() {
+  exec sed -u -e '/WARNING: All log messages before absl::InitializeLog() is called are written to STDERR/d' \
+    -e '/ port\.cc:[0-9]*\] oneDNN custom operations are on/d'
 }
 
 # stop_ranks PID: what supervise does on a signal.

@@ -149,6 +149,10 @@ for _ in range(300):
 """
 
 
+def _catchable_interrupt() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class _Job:
     """Two ranks under supervise, in a process group of their own."""
 
@@ -162,13 +166,21 @@ class _Job:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # Whoever runs the tests in the background has SIGINT ignored, and bash cannot catch what it inherits so.
+            preexec_fn=_catchable_interrupt,
         )
         self.ranks = [int(self.process.stdout.readline().split()[1]) for _ in range(2)]
         self.children = psutil.Process(self.process.pid).children(recursive=True)
 
     def finish(self) -> tuple[int, str]:
         """Exit code and the rest of the output, after every process of the job has gone."""
-        output, _ = self.process.communicate(timeout=30)
+        try:
+            output, _ = self.process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            for child in self.children:
+                child.kill()
+            raise
         gone, alive = psutil.wait_procs(self.children, timeout=15)
         assert not alive
         assert {p.pid for p in gone} >= set(self.ranks)
@@ -207,6 +219,18 @@ def test_the_exit_code_of_the_ranks_is_passed_on_without_a_report():
     )  # fmt: skip
     assert result.returncode == 2
     assert result.stderr.strip() == "error: bad"
+
+
+def test_greetings_are_dropped_and_everything_else_on_standard_error_stays():
+    lines = [
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "I0000 00:00:1 7 port.cc:153] oneDNN custom operations are on. You may see",
+        "W0000 00:00:1 7 other.cc:1] something else",
+    ]
+    words = ["printf", "%s\\n", *lines]
+    result = run("bash", "-c", '. launch/lib.sh; supervise bash -c \'"$@" >&2\' x "$@"', "x", *words)
+    assert result.stderr.splitlines() == lines[2:]
+    assert result.returncode == 0
 
 
 def test_ranks_learn_that_they_do_not_write_to_a_terminal():

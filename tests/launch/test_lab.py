@@ -75,6 +75,11 @@ def test_hosts_have_names_addresses_limited_links_and_reach_each_other(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
+def _catchable_interrupt() -> None:
+    # Whoever runs the tests in the background has SIGINT ignored, and bash cannot catch what it inherits so.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class _Lab:
     """A lab whose command waits; `processes` are all that belong to it."""
 
@@ -87,6 +92,7 @@ class _Lab:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=_catchable_interrupt,
         )
         assert self.process.stdout.readline() == "ready\n"
         self.processes = psutil.Process(self.process.pid).children(recursive=True)
