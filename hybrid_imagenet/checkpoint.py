@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -39,13 +40,14 @@ class Checkpoint:
 def write(path: pathlib.Path, arrays: Arrays, meta: Mapping[str, Any]) -> None:
     """Writes a checkpoint so that `path` holds either all of it or what it held before.
 
-    The file is an uncompressed NumPy archive, whose members carry CRC-32 checksums. It is written under a temporary
+    The file is an uncompressed NumPy archive. Its members carry CRC-32 checksums, and one of them lists the others, whose
+    names have none. It is written under a temporary
     name, flushed to the disk and renamed; the directory entry is flushed too.
 
     Raises:
       OSError: if the disk is full or not writable; the temporary file is removed.
     """
-    text = json.dumps({"format": FORMAT, **meta}).encode()
+    text = json.dumps({"format": FORMAT, "arrays": sorted(arrays), **meta}).encode()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -75,10 +77,16 @@ def read(path: pathlib.Path) -> Checkpoint:
             content = {name: archive[name] for name in archive.files}
         meta = json.loads(bytes(content.pop(_META)))
         arrays = {name.removeprefix("array/"): value for name, value in content.items()}
+        if meta.pop("arrays") != sorted(arrays):
+            raise DamagedCheckpointError(f"{path}: its table of contents does not match its content")
         if meta["format"] != FORMAT:
             raise DamagedCheckpointError(f"{path}: format {meta['format']}, this version reads {FORMAT}")
     except (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, NotImplementedError) as error:
         raise DamagedCheckpointError(f"{path}: {' '.join(str(error).split()) or type(error).__name__}") from None
+    except OSError as error:
+        if error.errno not in (None, errno.EINVAL):  # a damaged table of contents leads to impossible places
+            raise
+        raise DamagedCheckpointError(f"{path}: {error}") from None
     return Checkpoint(path, arrays, meta)
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from hybrid_imagenet.comm.quiet import without_greeting
 from hybrid_imagenet.errors import UserError
 
 # (rank, size, local rank, local size) as mpirun and as horovodrun with Gloo name them.
@@ -102,7 +103,8 @@ def configure_tensorflow(place: Placement, threads: int) -> None:
     Raises:
       UserError: if there are GPUs, but fewer than ranks on this host.
     """
-    import tensorflow as tf
+    with without_greeting():
+        import tensorflow as tf
 
     try:
         tf.config.threading.set_intra_op_parallelism_threads(threads)

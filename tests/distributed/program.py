@@ -124,9 +124,12 @@ def arrays(run_dir: pathlib.Path) -> dict[str, np.ndarray]:
         return {name: archive[name] for name in archive.files if name.startswith("array/")}
 
 
-_TIMES = {"seconds", "images_per_second", "train_seconds", "validation_seconds", "step_seconds", "data_wait_fraction"}
+_MEASURED = {
+    *("seconds", "images_per_second", "train_seconds", "validation_seconds", "step_seconds", "data_wait_fraction"),
+    *("communication_seconds", "slowest_rank", "slowest_rank_seconds", "bytes_read", "reads"),
+}
 
 
 def without_times(run_dir: pathlib.Path) -> list[dict]:
-    """The records without what a clock has measured."""
-    return [{k: v for k, v in r.items() if k not in _TIMES} for r in records(run_dir) if r["kind"] == "epoch"]
+    """The epochs' records without what was measured of this session: times, and what it read."""
+    return [{k: v for k, v in r.items() if k not in _MEASURED} for r in records(run_dir) if r["kind"] == "epoch"]

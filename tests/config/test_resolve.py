@@ -1,0 +1,85 @@
+"""Which source of a value wins, and what a mistake says."""
+
+import subprocess
+import sys
+
+import pytest
+
+from hybrid_imagenet import config, recipes
+from hybrid_imagenet.config import help as flag_help
+from hybrid_imagenet.errors import UserError
+
+
+def test_later_sources_win(tmp_path):
+    inner = tmp_path / "inner.flags"
+    inner.write_text("# a comment\n--seed=4\n--epochs=20\n")
+    outer = tmp_path / "outer.flags"
+    outer.write_text(f"--flagfile={inner}\n--recipe=hal\n--momentum=0.8\n")
+    resolved = config.resolve(["--flagfile", str(outer), "--epochs=30", "--nozero_last_gamma"])
+    assert (resolved.epochs, resolved.origins["epochs"]) == (30, "command line")
+    assert (resolved.seed, resolved.origins["seed"]) == (4, "flagfile")
+    assert (resolved.momentum, resolved.origins["momentum"]) == (0.8, "flagfile")
+    assert (resolved.per_gpu_batch, resolved.origins["per_gpu_batch"]) == (208, "recipe hal")
+    assert resolved.origins["image_size"] == "default"
+    assert resolved.zero_last_gamma is False
+
+
+def test_types():
+    resolved = config.resolve(["--target=.5,0.6", "--run_dir=", "--stop_at_top1=0.7", "--resume=true"])
+    assert resolved.target == (0.5, 0.6)
+    assert resolved.run_dir is None
+    assert resolved.stop_at_top1 == 0.7
+    assert resolved.resume is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--epoch=3"], ["epoch", "epochs"]),
+        (["--epochs=three"], ["--epochs=three", "whole number"]),
+        (["--epochs=0"], ["--epochs=0", "at least 1"]),
+        (["--momentum=2"], ["--momentum=2", "at most"]),
+        (["--lr=nan"], ["--lr=nan"]),
+        (["--model=resnet5"], ["--model=resnet5", "did you mean resnet50"]),
+        (["--resume=perhaps"], ["--resume=perhaps"]),
+        (["words"], ["'words'", "--name=value"]),
+        (["--recipe=hybird"], ["--recipe=hybird", "did you mean hybrid"]),
+        (["--flagfile=/nonexistent.flags"], ["/nonexistent.flags"]),
+        (["--flagfile"], ["--flagfile"]),
+        (["--warmup_epochs=5", "--epochs=3"], ["--warmup_epochs=5", "--epochs=3"]),
+        (["--target=1.5"], ["--target=1.5", "at most 1"]),
+    ],
+)
+def test_a_mistake_is_one_line_with_value_and_remedy(arguments, words):
+    with pytest.raises(UserError) as caught:
+        config.resolve(arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+    assert caught.value.exit_code == 2
+
+
+def test_every_recipe_names_flags_that_exist():
+    for name in recipes.names():
+        assert set(recipes.load(name).overrides) <= set(config.OPTIONS), name
+
+
+def test_help_names_every_flag_with_its_default():
+    text = flag_help.text()
+    for name in config.OPTIONS:
+        assert f"--{name}" in text or f"--[no]{name}" in text
+    assert "(default 90, in epochs)" in " ".join(text.split())
+
+
+def test_flags_answer_without_tensorflow():
+    code = (
+        "import sys\n"
+        "from hybrid_imagenet import main\n"
+        "codes = [main.main(a) for a in (['--help'], ['--check_only'], ['--recipe=list'], ['--lr=x'], "
+        "['--print_config', '--print_config_gpus=24'])]\n"
+        "assert codes == [0, 0, 0, 2, 0], codes\n"
+        "assert not [m for m in sys.modules if m.split('.')[0] in ('tensorflow', 'keras', 'horovod')]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip() == "error: --lr=x: give a number"
