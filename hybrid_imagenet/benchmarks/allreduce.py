@@ -1,0 +1,215 @@
+"""Time and bus bandwidth of the all-reduce algorithms by size, beside a plain MPI_Allreduce of the same bytes.
+
+    horovodrun -np 2 python -m hybrid_imagenet.benchmarks allreduce --sizes=64K,1M,64M --algorithms=ring,torus
+
+A size is that of a gradient in FP32. With a compression, the time includes the casts from FP32 and back, and fewer
+bytes travel. As in nccl-tests, bandwidth is that of the bytes that travel: busbw = bytes / time * 2 (p - 1) / p for p
+ranks, which is what each link carries in the best case. Times are medians, on the slowest rank; at each size the
+candidates take turns, so that what else the machine does strikes all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+import time
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hybrid_imagenet import comm
+from hybrid_imagenet.errors import UserError
+
+if typing.TYPE_CHECKING:
+    from hybrid_imagenet.comm.communicator import Communicator
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+_WIRES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
+Run = Callable[[], object]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the benchmark; rank 0 prints the table and writes the JSON."""
+    try:
+        options = _parse(argv)
+        communicator = comm.start()
+        if communicator.size == 1:
+            raise UserError("one rank has nothing to reduce: start with horovodrun -np 2 (or more) python -m ...")
+        rows = measure(communicator, options)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    if communicator.rank == 0:
+        if options.json:
+            Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+        print(table(rows, communicator))
+    communicator.shutdown()
+    return 0
+
+
+def measure(communicator: Communicator, options: argparse.Namespace) -> list[dict[str, object]]:
+    """A row for each algorithm, compression and size.
+
+    Raises:
+      UserError: if an algorithm does not fit the ranks.
+    """
+    from hybrid_imagenet.comm.algorithms import ProcessSets
+
+    sets = ProcessSets(communicator.size)
+    rows = []
+    for size in options.sizes:
+        runs: dict[tuple[str, str], tuple[Run, int]] = {}
+        for algorithm in options.algorithms:
+            for compression in options.compression:
+                if algorithm == "mpi":
+                    if compression == options.compression[0]:
+                        runs["mpi", "none"] = _plain_mpi(size), size
+                elif compression != "bf16" or algorithm == "ring":
+                    runs[algorithm, compression] = _ours(communicator, options, algorithm, compression, size, sets)
+        seconds = _medians(communicator, {key: run for key, (run, _) in runs.items()}, options.seconds)
+        for (algorithm, compression), (_, wire_bytes) in runs.items():
+            t = seconds[algorithm, compression]
+            rows.append(_row(communicator.size, algorithm, compression, size, wire_bytes, t))
+    return rows
+
+
+def _row(ranks: int, algorithm: str, compression: str, size: int, wire_bytes: int, t: float) -> dict[str, object]:
+    algorithm_bandwidth = wire_bytes / t / 1e9
+    return {
+        "algorithm": algorithm,
+        "compression": compression,
+        "bytes": size,
+        "wire_bytes": wire_bytes,
+        "ranks": ranks,
+        "seconds": t,
+        "algbw_gb_s": algorithm_bandwidth,
+        "busbw_gb_s": algorithm_bandwidth * 2 * (ranks - 1) / ranks,
+    }
+
+
+def _ours(
+    communicator: Communicator,
+    options: argparse.Namespace,
+    algorithm: str,
+    compression: str,
+    size: int,
+    sets: typing.Any,
+) -> tuple[Run, int]:
+    """A function that reduces `size` bytes of FP32 in `options.tensors` tensors, and the bytes that travel."""
+    import tensorflow as tf
+
+    from hybrid_imagenet.comm.fusion import WIRE_BYTES, Bucket
+    from hybrid_imagenet.comm.selection import Selector
+
+    wire = _WIRES[compression]
+    elements = max(size // 4, options.tensors)
+    counts = [elements // options.tensors + (i < elements % options.tensors) for i in range(options.tensors)]
+    wire_bytes = elements * WIRE_BYTES[wire]
+    settings = comm.Settings(
+        allreduce=algorithm,
+        compression=compression,
+        torus_grid=options.torus_grid,
+        hybrid_threshold_kb=options.hybrid_kb,
+    )
+    bucket = Bucket(tuple(range(len(counts))), tuple(counts), wire, wire_bytes)
+    chosen = Selector(communicator, settings, sets).select([bucket])[0].algorithm
+
+    @tf.function(autograph=False)
+    def reduce(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        sums = chosen.sum([tf.cast(t, wire) for t in tensors], f"benchmark_{algorithm}_{wire}_{size}")
+        return [tf.cast(s, tf.float32) for s in sums]
+
+    tensors = [tf.ones([count]) for count in counts]
+    traced = reduce.get_concrete_function(tensors)
+    return lambda: [total[:1].numpy() for total in traced(*tensors)], wire_bytes
+
+
+def _plain_mpi(size: int) -> Run:
+    """MPI_Allreduce of `size` bytes of FP32 between buffers that are made once."""
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        raise UserError("the yardstick needs mpi4py: install it, or leave mpi out of --algorithms") from None
+    import numpy as np
+
+    sent = np.ones(max(size // 4, 1), np.float32)
+    received = np.empty_like(sent)
+    return lambda: MPI.COMM_WORLD.Allreduce(sent, received, MPI.SUM)
+
+
+def _medians(
+    communicator: Communicator, runs: dict[tuple[str, str], Run], budget: float
+) -> dict[tuple[str, str], float]:
+    """Median seconds of each function, on the slowest rank; they take turns after two calls each that do not count."""
+    samples: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
+    repeats, done = 5, -2
+    while done < repeats:
+        round_start = time.perf_counter()
+        for key, run in runs.items():
+            communicator.barrier()
+            start = time.perf_counter()
+            run()
+            samples[key].append(time.perf_counter() - start)
+        if done == -1:
+            mine = budget / (time.perf_counter() - round_start)
+            repeats = communicator.broadcast_object(int(min(max(mine, 5), 200)))
+        done += 1
+    everyone = communicator.allgather_object([statistics.median(samples[key][2:]) for key in runs])
+    return {key: max(rank[i] for rank in everyone) for i, key in enumerate(runs)}
+
+
+def table(rows: Sequence[dict[str, typing.Any]], communicator: Communicator) -> str:
+    """The rows as text."""
+    lines = [
+        f"{communicator.size} ranks on {len(set(communicator.hosts))} host(s)",
+        f"{'bytes':>12} {'algorithm':>13} {'wire':>5} {'ms':>10} {'algbw GB/s':>11} {'busbw GB/s':>11}",
+    ]
+    lines += [
+        f"{row['bytes']:>12} {row['algorithm']:>13} {row['compression']:>5} {1000 * row['seconds']:>10.3f} "
+        f"{row['algbw_gb_s']:>11.3f} {row['busbw_gb_s']:>11.3f}"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    from hybrid_imagenet.comm.settings import ALGORITHMS, COMPRESSIONS
+
+    parser = argparse.ArgumentParser(prog="benchmarks allreduce", description=__doc__.split("\n")[0])
+    parser.add_argument("--sizes", default="4K,64K,1M,16M,64M", help="bytes of FP32 gradients, with K, M or G")
+    parser.add_argument("--algorithms", default="mpi,ring", help=f"of mpi, {', '.join(ALGORITHMS)}")
+    parser.add_argument("--compression", default="none,fp16", help=f"of {', '.join(COMPRESSIONS)}")
+    parser.add_argument("--torus_grid", help="rows x columns, VxH")
+    parser.add_argument("--hybrid_kb", type=int, default=256, help="threshold of hybrid in KiB")
+    parser.add_argument("--tensors", type=int, default=1, help="tensors into which a size is divided")
+    parser.add_argument("--seconds", type=float, default=5.0, help="time to spend on each size")
+    parser.add_argument("--json", help="file for the rows")
+    options = parser.parse_args(argv)
+    options.sizes = [parse_size(text) for text in options.sizes.split(",") if text]
+    for name, known in (("algorithms", ("mpi", *ALGORITHMS)), ("compression", COMPRESSIONS)):
+        given = [text.strip() for text in getattr(options, name).split(",") if text.strip()]
+        for text in given:
+            if text not in known:
+                raise UserError(f"--{name}={text}: choose from {', '.join(known)}")
+        setattr(options, name, given)
+    if options.tensors < 1:
+        raise UserError(f"--tensors={options.tensors}: give at least 1")
+    if not (options.sizes and options.algorithms and options.compression):
+        raise UserError("--sizes, --algorithms and --compression each need at least one value")
+    return options
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as 64K, 1M, 64MB or 4096; K, M and G are powers of 1024.
+
+    Raises:
+      UserError: for anything else, or less than 4 bytes.
+    """
+    match = re.fullmatch(r"(\d+)\s*([kmg]?)i?b?", text.strip().lower())
+    size = int(match[1]) * _UNITS[match[2]] if match else 0
+    if size < 4:
+        raise UserError(f"--sizes={text}: give bytes as in 64K, 1M or 4096, at least 4")
+    return size

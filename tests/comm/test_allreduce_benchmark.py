@@ -1,0 +1,45 @@
+"""Sizes, choices and the definition of bus bandwidth."""
+
+import pytest
+
+from hybrid_imagenet.benchmarks import allreduce
+from hybrid_imagenet.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("4096", 4096), ("64K", 2**16), ("1m", 2**20), ("64MB", 2**26), ("2GiB", 2**31)]
+)
+def test_sizes(text, expected):
+    assert allreduce.parse_size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "3", "-4K", "1.5M", "4T", "M"])
+def test_what_is_not_a_size(text):
+    with pytest.raises(UserError, match="give bytes as in 64K"):
+        allreduce.parse_size(text)
+
+
+def test_bandwidth_as_nccl_tests_define_it():
+    row = allreduce._row(4, "ring", "fp16", 8_000_000, 4_000_000, 0.002)
+    assert (row["bytes"], row["wire_bytes"], row["ranks"]) == (8_000_000, 4_000_000, 4)
+    assert row["algbw_gb_s"] == pytest.approx(2.0)
+    assert row["busbw_gb_s"] == pytest.approx(2.0 * 2 * 3 / 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--algorithms=star"], "--algorithms=star: choose from mpi, ring"),
+        (["--compression=fp8"], "--compression=fp8"),
+        (["--tensors=0"], "--tensors=0"),
+        (["--sizes="], "need at least one value"),
+    ],
+)
+def test_wrong_options(words, message, capsys):
+    assert allreduce.main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_one_rank_has_nothing_to_reduce(capsys):
+    assert allreduce.main(["--sizes=4K"]) == 2
+    assert "start with horovodrun" in capsys.readouterr().err

@@ -1,0 +1,25 @@
+"""The all-reduce benchmark on two real ranks."""
+
+import json
+
+import pytest
+
+from tests.distributed import launch
+
+
+def test_rows_for_every_choice(tmp_path):
+    target = tmp_path / "rows.json"
+    words = ["allreduce", "--sizes=4K,1M", "--algorithms=mpi,ring,torus", "--compression=none,fp16", "--tensors=3"]
+    call = f"sys.exit(main({[*words, f'--json={target}']!r}))"
+    done = launch.run(2, f"import sys\nfrom hybrid_imagenet.benchmarks.__main__ import main\n{call}\n", timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(target.read_text())
+    expected = {("mpi", "none")} | {(a, c) for a in ("ring", "torus") for c in ("none", "fp16")}
+    for size in (4096, 2**20):
+        here = [row for row in rows if row["bytes"] == size]
+        assert {(row["algorithm"], row["compression"]) for row in here} == expected
+        for row in here:
+            assert row["seconds"] > 0 and row["ranks"] == 2
+            assert row["wire_bytes"] == size // (2 if row["compression"] == "fp16" else 1)
+            assert row["busbw_gb_s"] == pytest.approx(row["wire_bytes"] / row["seconds"] / 1e9)
+    assert "busbw GB/s" in done.stdout
