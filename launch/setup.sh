@@ -127,7 +127,8 @@ interrupted() {
   trap '' INT TERM HUP
   printf 'interrupted\n' >&2
   if [[ -n $step_group ]]; then
-    kill -TERM -- "-$step_group" 2>/dev/null && wait "$step_group" 2>/dev/null
+    kill -TERM -- "-$step_group" 2>/dev/null || true
+    wait "$step_group" 2>/dev/null || true
   fi
   exit "$1"
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launch.shell import LAUNCH, ROOT, environment, error_line, run
+from tests.launch.shell import LAUNCH, ROOT, catchable_interrupt, environment, error_line, run
 
 CLUSTER1 = LAUNCH / "cluster1.sh"
 CLUSTER2 = LAUNCH / "cluster2.sh"
@@ -149,10 +149,6 @@ for _ in range(300):
 """
 
 
-def _catchable_interrupt() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 class _Job:
     """Two ranks under supervise, in a process group of their own."""
 
@@ -166,8 +162,7 @@ class _Job:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            # Whoever runs the tests in the background has SIGINT ignored, and bash cannot catch what it inherits so.
-            preexec_fn=_catchable_interrupt,
+            preexec_fn=catchable_interrupt,
         )
         self.ranks = [int(self.process.stdout.readline().split()[1]) for _ in range(2)]
         self.children = psutil.Process(self.process.pid).children(recursive=True)

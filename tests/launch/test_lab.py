@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launch.shell import LAUNCH, ROOT, environment, error_line, run
+from tests.launch.shell import LAUNCH, ROOT, catchable_interrupt, environment, error_line, run
 
 LAB = LAUNCH / "lab.sh"
 
@@ -75,11 +75,6 @@ def test_hosts_have_names_addresses_limited_links_and_reach_each_other(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def _catchable_interrupt() -> None:
-    # Whoever runs the tests in the background has SIGINT ignored, and bash cannot catch what it inherits so.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 class _Lab:
     """A lab whose command waits; `processes` are all that belong to it."""
 
@@ -92,7 +87,7 @@ class _Lab:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=_catchable_interrupt,
+            preexec_fn=catchable_interrupt,
         )
         assert self.process.stdout.readline() == "ready\n"
         self.processes = psutil.Process(self.process.pid).children(recursive=True)

