@@ -1,0 +1,88 @@
+"""Loss scaling and skipped steps, without other ranks; tests/distributed has those."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hybrid_imagenet import optimizers
+from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.optimizers.loss_scale import LossScale
+
+
+def make(scale):
+    variable = keras.Variable(np.array([1.0, 2.0], np.float32), name="w")
+    inner = optimizers.create("sgd", learning_rate=0.5, momentum=0.0)
+    optimizer = DistributedOptimizer(inner, SingleProcess(), scale)
+    optimizer.build([variable])
+
+    @tf.function(autograph=False)
+    def step(grad):
+        optimizer.apply([optimizer.scale_loss(grad)])
+
+    return variable, optimizer, step
+
+
+def test_the_scale_cancels():
+    variable, optimizer, step = make(LossScale(1024.0))
+    step(tf.constant([2.0, -4.0]))
+    np.testing.assert_array_equal(variable.numpy(), [0.0, 4.0])
+    assert optimizer.grad_norm.numpy() == pytest.approx(20**0.5)
+    assert optimizer.iterations.numpy() == 1
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_a_step_that_is_not_finite_changes_nothing_but_the_scale(bad):
+    variable, optimizer, step = make(LossScale(1024.0, dynamic=True))
+    step(tf.constant([2.0, bad]))
+    np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
+    assert optimizer.iterations.numpy() == 0
+    assert optimizer.loss_scale.scale.numpy() == 512.0
+    assert (optimizer.loss_scale.skipped_steps.numpy(), optimizer.loss_scale.skipped_in_a_row.numpy()) == (1, 1)
+    step(tf.constant([2.0, 0.0]))
+    assert (optimizer.loss_scale.skipped_steps.numpy(), optimizer.loss_scale.skipped_in_a_row.numpy()) == (1, 0)
+    np.testing.assert_array_equal(variable.numpy(), [0.0, 2.0])
+
+
+def test_the_dynamic_scale_follows_its_rule():
+    """Doubled after 3 finite steps, halved after a bad one, never below 1 or above 2^24; written out by hand."""
+    scale = LossScale(4.0, dynamic=True, growth_steps=3)
+    seen = []
+    for finite in [1, 1, 1, 1, 0, 1, 1, 1, 0, 0, 0, 0, 0]:
+        scale.update(tf.constant(bool(finite)))
+        seen.append(float(scale.scale.numpy()))
+    assert seen == [4, 4, 8, 8, 4, 4, 4, 8, 4, 2, 1, 1, 1]
+    top = LossScale(2.0**24, dynamic=True, growth_steps=1)
+    top.update(tf.constant(True))
+    assert top.scale.numpy() == 2.0**24
+
+
+def test_a_fixed_scale_stays():
+    scale = LossScale(8.0)
+    scale.update(tf.constant(False))
+    assert scale.scale.numpy() == 8.0
+    assert scale.skipped_steps.numpy() == 1
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="positive"):
+        LossScale(0.0)
+    _, optimizer, _ = make(None)
+    with pytest.raises(ValueError, match="no gradient for w"):
+        optimizer.apply([None])
+
+
+def test_it_serves_keras_fit():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(64, 3)).astype(np.float32)
+    y = (x.sum(axis=1) > 0).astype(np.int32)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    inner = optimizers.create("sgd", learning_rate=0.5, momentum=0.9)
+    model.compile(
+        DistributedOptimizer(inner, SingleProcess(), LossScale(16.0)),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    history = model.fit(x, y, batch_size=16, epochs=8, verbose=0).history["loss"]
+    assert history[-1] < 0.3 * history[0]
+    assert inner.iterations.numpy() == 32
