@@ -11,19 +11,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-
-def pad_sides(images: tf.Tensor, pad: int) -> tf.Tensor:
-    """Adds `pad` pixels of zeros on all four sides of [b, h, w, c]."""
-    return tf.pad(images, [[0, 0], [pad, pad], [pad, pad], [0, 0]])
+from hybrid_imagenet.models import kernels
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class Conv2D(keras.layers.Conv2D):
-    """NHWC convolution with `pad` pixels of zeros on each side.
-
-    The gradients of a convolution with explicit padding have no oneDNN kernel (measured: 80 times slower in BF16), so
-    the padding is `SAME` where that means the same, else an operation of its own.
-    """
+    """NHWC convolution of a square kernel, the same stride both ways and `pad` pixels of zeros on each side."""
 
     def __init__(self, filters: int, kernel_size: Any, *, pad: int = 0, **kwargs: Any) -> None:
         """As keras.layers.Conv2D, except that `pad` replaces `padding`."""
@@ -33,11 +26,7 @@ class Conv2D(keras.layers.Conv2D):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Convolves [b, h, w, c] to [b, (h + 2 pad - k) // stride + 1, ..., filters]."""
-        same = self.strides == (1, 1) and all(size == 2 * self.pad + 1 for size in self.kernel_size)
-        padding = "SAME" if same else "VALID"
-        if self.pad and not same:
-            inputs = pad_sides(inputs, self.pad)
-        outputs = tf.nn.conv2d(inputs, self.kernel, strides=self.strides, padding=padding)
+        outputs = kernels.conv2d(inputs, tf.convert_to_tensor(self.kernel), self.strides[0], self.pad)
         if self.use_bias:
             outputs = tf.nn.bias_add(outputs, self.bias)
         return outputs
@@ -69,9 +58,7 @@ class MaxPool2D(keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Pools [b, h, w, c] to [b, (h + 2 pad - pool_size) // strides + 1, ..., c]."""
-        if self.pad:
-            inputs = pad_sides(inputs, self.pad)
-        return tf.nn.max_pool2d(inputs, self.pool_size, self.strides, "VALID")
+        return tf.nn.max_pool2d(kernels.pad_sides(inputs, self.pad), self.pool_size, self.strides, "VALID")
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         """The shape that `call` gives."""

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet import models
+from hybrid_imagenet.models import kernels
 
 HALF = {"mixed_float16": tf.float16, "mixed_bfloat16": tf.bfloat16}
 
@@ -31,7 +32,9 @@ def traced_nodes(precision, name="resnet50"):
 
 @pytest.fixture(scope="module", params=HALF)
 def traced(request):
-    operations, convolutions = traced_nodes(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "on_cpu", lambda: False)
+        operations, convolutions = traced_nodes(request.param)
     return operations, convolutions, HALF[request.param]
 
 

@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from hybrid_imagenet.models import kernels
 from hybrid_imagenet.models.layers import Conv2D, MaxPool2D
 from tests.references import resnet_reference
 
@@ -25,3 +27,76 @@ def test_pooling_of_non_negative_values(size):
     np.testing.assert_array_equal(outputs, resnet_reference.max_pool(x, 3, 2, 1))
     assert layer.compute_output_shape(x.shape) == outputs.shape
     assert MaxPool2D.from_config(layer.get_config()).pad == 1
+
+
+def gradients(convolve, x, kernel, dy):
+    with tf.GradientTape() as tape:
+        tape.watch([x, kernel])
+        outputs = convolve(x, kernel)
+    return outputs, *tape.gradient(outputs, [x, kernel], dy)
+
+
+@pytest.mark.parametrize("batch_known", [True, False])
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "pad", "channels", "dtype"),
+    [
+        (6, 1, 1, 0, 8, tf.float32),
+        (6, 1, 2, 0, 8, tf.float32),
+        (5, 1, 2, 0, 8, tf.float32),
+        (6, 3, 1, 1, 8, tf.float32),
+        (6, 3, 2, 1, 8, tf.float32),
+        (5, 3, 2, 1, 8, tf.float32),
+        (4, 3, 1, 1, 256, tf.bfloat16),
+        (6, 3, 2, 1, 16, tf.bfloat16),
+        (8, 7, 2, 3, 3, tf.float32),
+        (8, 11, 4, 2, 3, tf.float32),
+    ],
+)
+def test_cpu_forms_have_the_values_and_gradients_of_the_plain_one(
+    size, kernel, stride, pad, channels, dtype, batch_known
+):
+    random = np.random.default_rng(0)
+    x = tf.cast(random.normal(size=(2, size, size, channels)), dtype)
+    weights = tf.cast(random.normal(size=(kernel, kernel, channels, 12)), dtype)
+
+    def plain(x, k):
+        sides = [[0, 0], [pad, pad], [pad, pad], [0, 0]]
+        return tf.nn.conv2d(tf.pad(tf.cast(x, tf.float32), sides), tf.cast(k, tf.float32), stride, "VALID")
+
+    dy = tf.cast(random.normal(size=plain(x, weights).shape), dtype)
+    batch = [2 if batch_known else None]
+    signature = [tf.TensorSpec(batch + list(t.shape[1:]), dtype) for t in (x, dy)]
+    ours = tf.function(
+        lambda x, dy: gradients(lambda x, k: kernels.conv2d(x, k, stride, pad), x, weights, dy),
+        input_signature=signature,
+    )
+    expected = gradients(plain, x, weights, tf.cast(dy, tf.float32))
+    for actual, wanted in zip(ours(x, dy), expected, strict=True):
+        assert actual.dtype == dtype
+        wanted = tf.cast(wanted, tf.float32).numpy()
+        tolerance = 1e-5 if dtype == tf.float32 else 0.02
+        np.testing.assert_allclose(tf.cast(actual, tf.float32), wanted, atol=tolerance * np.abs(wanted).max())
+
+
+def operations_of(size, kernel, stride, channels, dtype):
+    def function(x, k, dy):
+        return gradients(lambda x, k: kernels.conv2d(x, k, stride, kernel // 2), x, k, dy)
+
+    shapes = [(2, size, size, channels), (kernel, kernel, channels, channels)]
+    shapes.append((2, size // stride, size // stride, channels))
+    specs = [tf.TensorSpec(shape, dtype) for shape in shapes]
+    return [op.type for op in tf.function(function).get_concrete_function(*specs).graph.get_operations()]
+
+
+def test_which_form_is_taken_on_a_cpu_and_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(kernels, "on_cpu", lambda: True)
+    assert not any(op.startswith("Conv2D") for op in operations_of(4, 1, 2, 8, tf.float32))
+    strided = operations_of(4, 3, 2, 8, tf.float32)
+    assert strided.count("MatMul") == 9
+    assert "Conv2DBackpropFilter" not in strided
+    assert "MatMul" in operations_of(4, 3, 1, 256, tf.bfloat16)
+    assert "MatMul" not in operations_of(4, 3, 1, 128, tf.bfloat16)
+    assert "MatMul" not in operations_of(4, 3, 1, 256, tf.float32)
+    monkeypatch.setattr(kernels, "on_cpu", lambda: False)
+    for kernel, stride in ((1, 1), (1, 2), (3, 1), (3, 2)):
+        assert "MatMul" not in operations_of(4, kernel, stride, 256, tf.bfloat16)

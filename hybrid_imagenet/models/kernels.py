@@ -1,0 +1,108 @@
+"""Convolutions in the form that oneDNN runs fastest on a CPU; a GPU gets the plain operation.
+
+All forms compute the same sums. What each is for was measured on AVX512-BF16 (see docs/performance.md):
+
+* A 1x1 convolution is a matrix product over pixels; a strided one takes every second pixel first. The gradient of its
+  kernel runs at 350 GFLOP/s per core as a product and at 250 as a convolution.
+* The kernel gradient of a 3x3 convolution is nine products, one for each offset between input and output. In BF16
+  oneDNN's own falls to 150 GFLOP/s and less where maps are small and channels many, and with stride 2.
+* A convolution with explicit padding has no oneDNN gradient at all (80 times slower in BF16), so padding is `SAME`
+  where that means the same, else an operation of its own.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+_MANY_CHANNELS = 256  # from here on nine products beat the BF16 kernel gradient at stride 1
+
+
+def on_cpu() -> bool:
+    """Whether this process sees no GPU."""
+    return not tf.config.get_visible_devices("GPU")
+
+
+def pad_sides(images: tf.Tensor, pad: int) -> tf.Tensor:
+    """Adds `pad` pixels of zeros on all four sides of [b, h, w, c]."""
+    return tf.pad(images, [[0, 0], [pad, pad], [pad, pad], [0, 0]]) if pad else images
+
+
+def conv2d(images: tf.Tensor, kernel: tf.Tensor, stride: int, pad: int) -> tf.Tensor:
+    """Convolves [b, h, w, c] with [k, k, c, f] to [b, (h + 2 pad - k) // stride + 1, ..., f].
+
+    The kernel has the type of the images. Height and width must be known when the graph is built for the CPU forms to
+    be used; the batch need not.
+    """
+    _, height, width, channels = images.shape
+    divides = height is not None and width is not None and height % stride == 0 and width % stride == 0
+    size = kernel.shape[0]
+    if on_cpu() and divides and stride <= 2:
+        if size == 1 and pad == 0:
+            return _conv_1x1(images, kernel, stride)
+        few = stride == 1 and (images.dtype == tf.float32 or channels < _MANY_CHANNELS)
+        if size == 3 and pad == 1 and not few:
+            return _conv_3x3(images, kernel, stride)
+    return _plain(images, kernel, stride, pad)
+
+
+def _plain(images: tf.Tensor, kernel: tf.Tensor, stride: int, pad: int) -> tf.Tensor:
+    if stride == 1 and kernel.shape[0] == 2 * pad + 1:
+        return tf.nn.conv2d(images, kernel, 1, "SAME")
+    return tf.nn.conv2d(pad_sides(images, pad), kernel, stride, "VALID")
+
+
+def _conv_1x1(images: tf.Tensor, kernel: tf.Tensor, stride: int) -> tf.Tensor:
+    """The product of every `stride`-th pixel with the kernel."""
+    _, height, width, channels = images.shape
+    filters = kernel.shape[-1]
+    rows, columns = height // stride, width // stride
+    if stride == 2:
+        # A slice of pairs is 5 times faster than one with a step, and tf.slice's gradient than that of indexing.
+        pairs = tf.reshape(images, [-1, rows, 2, columns, 2, channels])
+        images = tf.slice(pairs, [0] * 6, [-1, rows, 1, columns, 1, channels])
+    products = tf.matmul(tf.reshape(images, [-1, channels]), tf.reshape(kernel, [channels, filters]))
+    return tf.reshape(products, [-1, rows, columns, filters])
+
+
+def _conv_3x3(images: tf.Tensor, kernel: tf.Tensor, stride: int) -> tf.Tensor:
+    """oneDNN's convolution, with the gradient of the kernel as nine products."""
+    shape = images.shape
+
+    @tf.custom_gradient
+    def convolve(x: tf.Tensor, k: tf.Tensor) -> tuple:
+        padded = pad_sides(x, 1) if stride == 2 else x
+        padding = "VALID" if stride == 2 else "SAME"
+        strides = [1, stride, stride, 1]
+
+        def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            dx = tf.raw_ops.Conv2DBackpropInput(
+                input_sizes=tf.shape(padded), filter=k, out_backprop=dy, strides=strides, padding=padding
+            )
+            if stride == 2:
+                dx = tf.slice(dx, [0, 1, 1, 0], [-1, *shape[1:]])
+            return dx, _kernel_gradient_3x3(padded if stride == 2 else pad_sides(x, 1), dy, stride)
+
+        return tf.raw_ops.Conv2D(input=padded, filter=k, strides=strides, padding=padding), gradient
+
+    return convolve(images, kernel)
+
+
+def _kernel_gradient_3x3(padded: tf.Tensor, dy: tf.Tensor, stride: int) -> tf.Tensor:
+    """Sums x[b, stride i + r, stride j + s, c] dy[b, i, j, f] over b, i and j: [3, 3, c, f].
+
+    Args:
+      padded: [b, stride h + 2, stride w + 2, c], the input with one pixel of zeros around it.
+      dy: [b, h, w, f].
+      stride: 1 or 2.
+    """
+    _, rows, columns, filters = dy.shape
+    _, height, width, channels = padded.shape
+    outputs = tf.reshape(dy, [-1, filters])
+    cells = tf.reshape(padded, [-1, height // stride, stride, width // stride, stride, channels])
+    products = []
+    for r in range(3):
+        for s in range(3):
+            begin = [0, r // stride, r % stride, s // stride, s % stride, 0]
+            inputs = tf.slice(cells, begin, [-1, rows, 1, columns, 1, channels])
+            products.append(tf.matmul(tf.reshape(inputs, [-1, channels]), outputs, transpose_a=True))
+    return tf.reshape(tf.stack(products), [3, 3, channels, filters])
