@@ -1,0 +1,1 @@
+"""Contestants: small scripts, each in a process of its own."""

@@ -1,0 +1,21 @@
+"""Contestant: this package's ResNet-50."""
+
+import keras
+import tensorflow as tf
+from step_protocol import serve, settings
+from step_tensorflow import batch_of, limit_threads, training_step
+
+from hybrid_imagenet import models
+
+
+def main() -> None:
+    """Builds the model and serves steps."""
+    options = settings()
+    limit_threads(options)
+    model = models.create("resnet50", 1000, options["image_size"], precision=options["precision"])
+    images, labels = batch_of(options)
+    step = training_step(model, images, labels, model.input.dtype)
+    serve(step, name="hybrid_imagenet", version=f"tensorflow {tf.__version__}, keras {keras.__version__}")
+
+
+main()

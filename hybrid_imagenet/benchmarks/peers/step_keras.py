@@ -1,0 +1,23 @@
+"""Contestant: keras.applications.ResNet50 as Keras 3 ships it."""
+
+import keras
+import tensorflow as tf
+from step_protocol import serve, settings
+from step_tensorflow import batch_of, limit_threads, training_step
+
+
+def main() -> None:
+    """Builds the model and serves steps."""
+    options = settings()
+    limit_threads(options)
+    keras.mixed_precision.set_global_policy(options["precision"])
+    size = options["image_size"]
+    model = keras.applications.ResNet50(
+        weights=None, input_shape=(size, size, 3), classes=1000, classifier_activation=None
+    )
+    images, labels = batch_of(options)
+    step = training_step(model, images, labels, "float32")
+    serve(step, name="keras.applications", version=f"tensorflow {tf.__version__}, keras {keras.__version__}")
+
+
+main()

@@ -1,0 +1,163 @@
+"""`benchmarks step`: images per second of one ResNet-50 training step, beside what a user would pick instead.
+
+Every contestant is a process of its own that is warmed up first; then they take turns, a few steps each, so that
+whatever else the machine does meets all of them. The figure is the median over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hybrid_imagenet.benchmarks.peers.step_protocol import MARK
+from hybrid_imagenet.errors import UserError
+
+PEERS = pathlib.Path(__file__).parent / "peers"
+OURS = "hybrid"
+_ROOT = PEERS.parent.parent.parent
+
+
+class Contestant:
+    """A process that runs steps when told to."""
+
+    def __init__(self, name: str, python: str, settings: dict[str, Any]) -> None:
+        """Starts the process; `python` is the interpreter that has the contestant's framework."""
+        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS=str(settings["threads"]))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+        self.name = name
+        self.process = subprocess.Popen(
+            [python, str(PEERS / f"step_{name}.py"), json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.rounds: list[float] = []
+        self.cpu_rounds: list[float] = []
+        self.peak_bytes = 0
+        self.description = self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(MARK):
+                return json.loads(line[len(MARK) :])
+        raise UserError(f"step benchmark: {self.name} ended with exit code {self.process.wait()}; see its error above")
+
+    def run(self, steps: int) -> None:
+        """Runs some steps and keeps the seconds per step."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.flush()
+        answer = self._answer()
+        self.rounds.append(answer["seconds"] / steps)
+        self.cpu_rounds.append(answer["cpu_seconds"] / steps)
+        self.peak_bytes = max(self.peak_bytes, answer["peak_bytes"])
+
+    def end(self) -> None:
+        """Lets the process finish, or kills it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+    def result(self, batch: int) -> dict[str, Any]:
+        """What was measured."""
+        median = statistics.median(self.rounds)
+        return {
+            "images_per_second": batch / median,
+            "seconds_per_step": median,
+            "best_seconds_per_step": min(self.rounds),
+            "cpu_seconds_per_step": statistics.median(self.cpu_rounds),
+            "peak_bytes": self.peak_bytes,
+            "version": self.description["version"],
+        }
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(prog="python -m hybrid_imagenet.benchmarks step", description=__doc__)
+    parser.add_argument("--batch", type=int, default=16, help="images per step")
+    parser.add_argument("--image_size", type=int, default=224, help="pixels")
+    parser.add_argument("--precision", default="mixed_bfloat16", choices=("float32", "mixed_float16", "mixed_bfloat16"))
+    parser.add_argument("--steps", type=int, default=3, help="steps per turn")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads per contestant")
+    parser.add_argument("--peers", default="keras,torch", help="comma-separated: keras, torch, or nothing")
+    parser.add_argument("--torch_python", default=sys.executable, help="interpreter that has PyTorch")
+    parser.add_argument("--json", help="file for the result")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the benchmark and prints the table."""
+    options = parse(argv)
+    settings = {key: getattr(options, key) for key in ("batch", "image_size", "precision", "threads")}
+    contestants: list[Contestant] = []
+    try:
+        for name in [OURS, *filter(None, options.peers.split(","))]:
+            contestant = Contestant(name, options.torch_python if name == "torch" else sys.executable, settings)
+            contestants.append(contestant)
+            if "skipped" in contestant.description:
+                print(f"{name}: skipped, {contestant.description['skipped']}")
+        running = [c for c in contestants if "skipped" not in c.description]
+        for _ in range(options.rounds):
+            for contestant in running:
+                contestant.run(options.steps)
+    finally:
+        for contestant in contestants:
+            contestant.end()
+    report = summarize(running, settings)
+    print_table(report)
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+def summarize(running: Sequence[Contestant], settings: dict[str, Any]) -> dict[str, Any]:
+    """The result as a JSON object: our figures at the top, the others under `peers` with our advantage as `ratio`."""
+    results = {c.name: c.result(settings["batch"]) for c in running}
+    ours = results.pop(OURS)
+    for peer in results.values():
+        peer["ratio"] = ours["images_per_second"] / peer["images_per_second"]
+    return {
+        "benchmark": "step",
+        **settings,
+        **ours,
+        "peers": results,
+        "machine": f"{platform.machine()}, {processor()}, {os.cpu_count()} cores",
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def processor() -> str:
+    """The processor's name as the kernel gives it."""
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def print_table(report: dict[str, Any]) -> None:
+    """Prints one line per contestant."""
+    print(
+        f"ResNet-50 step, batch {report['batch']}, {report['image_size']} px, {report['precision']}, "
+        f"{report['threads']} threads: {report['machine']}"
+    )
+    for name, row in {"ours": report, **report["peers"]}.items():
+        ratio = f"ours is {row['ratio']:.2f} times as fast" if "ratio" in row else ""
+        print(
+            f"{name:>8} {row['images_per_second']:8.2f} images/s {row['cpu_seconds_per_step']:7.3f} core-s/step "
+            f"{row['peak_bytes'] / 2**30:6.2f} GiB peak  {ratio}"
+        )
