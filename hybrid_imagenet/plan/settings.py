@@ -159,8 +159,8 @@ def _compute_seconds(plan: Plan, cluster: Cluster, batch: int) -> float:
 def read_calibration(path: str, compression: str) -> Fit:
     """Fits a ring to the rows of a benchmark's JSON: a list of rows, or an object with the list under `rows`.
 
-    Rows have `algorithm`, `compression`, `bytes` (in FP32), `seconds`, and `ranks` (or the object has). Rows with the wanted
-    compression are used if there are any, else those without compression.
+    Rows have `algorithm`, `compression`, `bytes` (in FP32), `seconds`, and `ranks` (or the object has). Rows with the
+    wanted compression are used if there are any, else those without compression.
 
     Raises:
       UserError: if the file cannot be read, or does not hold ring measurements of two sizes on two ranks.
