@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.metrics import summary
 
 TOP1 = [0.40, 0.76, 0.70, 0.80]
@@ -61,6 +62,18 @@ def test_one_rank_is_its_own_yardstick():
     result = summary.summarize(records(), world_size=1, images_per_epoch=1000)
     assert result["scaling_efficiency"] == 1
     assert result["single_gpu_images_per_second"] == 200
+
+
+def test_single_gpu_speed_is_a_number_or_a_run_on_one_rank(tmp_path):
+    assert summary.single_gpu_speed("1542") == 1542
+    for ranks in (1, 2):
+        (tmp_path / str(ranks)).mkdir()
+        result = summary.summarize(records(), world_size=ranks, images_per_epoch=1000)
+        (tmp_path / str(ranks) / "summary.json").write_text(json.dumps(result))
+    assert summary.single_gpu_speed(str(tmp_path / "1")) == 200
+    for wrong in (str(tmp_path / "2"), str(tmp_path), "-3", "nan", "inf", "0", "/absent"):
+        with pytest.raises(UserError, match="--single_gpu="):
+            summary.single_gpu_speed(wrong)
 
 
 def test_time_by_cause_adds_up_to_the_wall_time():
