@@ -1,0 +1,235 @@
+"""`benchmarks scaling`: training throughput on 1, 2, ... N ranks, with computation and exposed communication apart.
+
+    python -m hybrid_imagenet.benchmarks scaling --ranks=1,2 -- --flagfile=flags/digits.flags
+
+starts a job for each number of ranks; what follows `--` are flags of the training program. Each rank holds one batch of
+random images in memory, so reading and decoding do not count. Every round times a few full steps and then as many
+whose gradients are left where they are; both on all ranks at once, so that what ranks share (cores, memory, power) is
+shared in both. The difference is the communication that nothing hides. Times are medians over rounds, on the slowest
+rank. Efficiency is throughput over that of the smallest job scaled by the number of ranks (H, Tables 3.2 and 3.3).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hybrid_imagenet.errors import UserError
+
+if typing.TYPE_CHECKING:
+    from hybrid_imagenet.comm.communicator import Communicator
+    from hybrid_imagenet.config import Config
+
+_MARK = "scaling-result "
+Row = dict[str, typing.Any]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Starts the jobs and prints the table; with --worker, is one rank of a job."""
+    words, flags = _split(argv)
+    options = _parser().parse_args(words)
+    try:
+        if options.worker:
+            return _worker(options, flags)
+        rows = [_job(ranks, options, flags) for ranks in _counts(options.ranks)]
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    add_efficiency(rows)
+    print(table(rows))
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    if options.plot:
+        plot(rows, options.plot)
+    return 0
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    words = list(argv)
+    place = words.index("--") if "--" in words else len(words)
+    return words[:place], words[place + 1 :]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="benchmarks scaling", description=__doc__.split("\n")[0])
+    parser.add_argument("--ranks", default="1,2", help="numbers of ranks, smallest first")
+    parser.add_argument("--launcher", default="horovodrun -np {ranks}", help="command that starts {ranks} ranks")
+    parser.add_argument(
+        "--threads", type=int, help="threads per rank; default the cores divided by the ranks on a host"
+    )
+    parser.add_argument("--steps", type=int, default=5, help="steps per round")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that count")
+    parser.add_argument("--classes", type=int, default=1000, help="classes of the model")
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds that a job may take")
+    parser.add_argument("--json", help="file for the rows")
+    parser.add_argument("--plot", help="PNG file of throughput over ranks")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        counts = [int(word) for word in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1 or counts != sorted(set(counts)):
+        raise UserError(f"--ranks={text}: give increasing whole numbers, as in 1,2,4")
+    return counts
+
+
+def _job(ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> Row:
+    """Runs one job and returns what its rank 0 measured.
+
+    Raises:
+      UserError: if it cannot be started, fails or takes too long.
+    """
+    command = shlex.split(options.launcher.format(ranks=ranks)) if ranks > 1 else []
+    command += [sys.executable, "-m", "hybrid_imagenet.benchmarks", "scaling", "--worker"]
+    command += [f"--{name}={getattr(options, name)}" for name in ("steps", "rounds", "classes")]
+    command += [f"--threads={options.threads}"] if options.threads else []
+    try:
+        done = subprocess.run([*command, "--", *flags], capture_output=True, text=True, timeout=options.timeout)
+    except FileNotFoundError:
+        raise UserError(f"--launcher={options.launcher}: {command[0]} is not there") from None
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{ranks} ranks took more than --timeout={options.timeout:g} s") from None
+    # horovodrun puts the rank before each line
+    marked = [line.partition(_MARK)[2] for line in done.stdout.splitlines() if _MARK in line]
+    if done.returncode or not marked:
+        reason = (done.stderr or done.stdout).strip().splitlines()[-8:]
+        raise UserError(f"the job of {ranks} ranks failed (exit code {done.returncode}): " + " | ".join(reason))
+    return json.loads(marked[0])
+
+
+def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
+    from hybrid_imagenet import comm
+    from hybrid_imagenet import config as configuration
+
+    config = configuration.resolve(flags)
+    settings = comm.Settings(**{name: getattr(config, name) for name in comm.Settings.__dataclass_fields__})
+    communicator = comm.start(settings, threads=options.threads)
+    row = measure(config, communicator, options.steps, options.rounds, options.classes)
+    if communicator.rank == 0:
+        print(_MARK + json.dumps(row), flush=True)
+    communicator.shutdown()
+    return 0
+
+
+def measure(config: Config, communicator: Communicator, steps: int, rounds: int, classes: int) -> Row:
+    """Times training steps with and without the reduction of gradients; every rank calls it."""
+    from hybrid_imagenet import hardware
+    from hybrid_imagenet.comm import SingleProcess
+
+    precision = hardware.choose_precision(config.precision, config.model)
+    steps_to_time = [_step(config, communicator, communicator, precision, classes)]
+    if communicator.size > 1:
+        steps_to_time.append(_step(config, communicator, SingleProcess(), precision, classes))
+    samples: list[list[float]] = [[] for _ in steps_to_time]
+    for number in range(rounds + 1):  # the first traces and does not count
+        for step, seconds in zip(steps_to_time, samples, strict=True):
+            step()
+            communicator.barrier()
+            start = time.perf_counter()
+            for _ in range(steps):
+                step()
+            if number:
+                seconds.append((time.perf_counter() - start) / steps)
+    everyone = communicator.allgather_object([statistics.median(seconds) for seconds in samples])
+    step_seconds = max(rank[0] for rank in everyone)
+    compute_seconds = max(rank[-1] for rank in everyone)
+    return {
+        "ranks": communicator.size,
+        "hosts": len(set(communicator.hosts)),
+        "model": config.model,
+        "precision": precision,
+        "image_size": config.image_size,
+        "batch_per_rank": config.per_gpu_batch,
+        "allreduce": config.allreduce,
+        "compression": config.compression,
+        "step_seconds": step_seconds,
+        "compute_seconds": compute_seconds,
+        "exposed_seconds": max(0.0, step_seconds - compute_seconds),
+        "images_per_second": communicator.size * config.per_gpu_batch / step_seconds,
+    }
+
+
+def _step(
+    config: Config, everyone: Communicator, reducer: Communicator, precision: str, classes: int
+) -> Callable[[], object]:
+    """A training step on a batch in memory whose gradients go through `reducer`; it returns when the step is done."""
+    import numpy as np
+    import tensorflow as tf
+
+    from hybrid_imagenet import assemble
+    from hybrid_imagenet.step import TrainStep
+
+    model = assemble.model(config, precision, classes, everyone)
+    optimizer = assemble.optimizer(config, precision, model, reducer)
+    preprocess = assemble.train_preprocess(config, precision.removeprefix("mixed_"))
+    train = TrainStep(model, optimizer, preprocess, reducer, label_smoothing=config.label_smoothing)
+    random = np.random.default_rng(everyone.rank)
+    shape = [config.per_gpu_batch, config.image_size, config.image_size, 3]
+    batch = {
+        "image": tf.constant(random.integers(0, 256, shape, dtype=np.uint8)),
+        "label": tf.constant(random.integers(0, classes, shape[:1], dtype=np.int32)),
+        "seed": tf.constant(random.integers(0, 2**31, [shape[0], 2])),
+    }
+    control = tf.zeros([1], tf.int32)
+    last = model.trainable_variables[0].value
+
+    def run() -> object:
+        train.single(batch, control)
+        return tf.reshape(last, [-1])[0].numpy()  # waits for the update of the first layer, which comes last
+
+    return run
+
+
+def add_efficiency(rows: Sequence[Row]) -> None:
+    """Adds `efficiency` to each row: throughput per rank over that of the first row."""
+    base = rows[0]["images_per_second"] / rows[0]["ranks"]
+    for row in rows:
+        row["efficiency"] = row["images_per_second"] / row["ranks"] / base
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as text, in the form of H, Tables 3.2 and 3.3, and S, Table 6."""
+    first = rows[0]
+    lines = [
+        f"{first['model']}, {first['image_size']} pixels, batch {first['batch_per_rank']} per rank, "
+        f"{first['precision']}, {first['allreduce']} all-reduce, compression {first['compression']}",
+        f"{'ranks':>6} {'images/s':>10} {'per rank':>10} {'efficiency':>11} {'step ms':>9} {'compute ms':>11} "
+        f"{'exposed ms':>11}",
+    ]
+    lines += [
+        f"{r['ranks']:>6} {r['images_per_second']:>10.1f} {r['images_per_second'] / r['ranks']:>10.2f} "
+        f"{100 * r['efficiency']:>10.1f}% {1000 * r['step_seconds']:>9.1f} {1000 * r['compute_seconds']:>11.1f} "
+        f"{1000 * r['exposed_seconds']:>11.1f}"
+        for r in rows
+    ]
+    return "\n".join(lines)
+
+
+def plot(rows: Sequence[Row], path: str) -> None:
+    """Throughput over ranks beside ideal scaling, as in H, Figures 3.5 to 3.7."""
+    from matplotlib.figure import Figure
+
+    ranks = [row["ranks"] for row in rows]
+    base = rows[0]["images_per_second"] / rows[0]["ranks"]
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(ranks, [base * n for n in ranks], "--", color="gray", label="ideal")
+    axes.plot(ranks, [row["images_per_second"] for row in rows], "o-", label="measured")
+    for row in rows:
+        place = (row["ranks"], row["images_per_second"])
+        axes.annotate(f"{100 * row['efficiency']:.1f} %", place, textcoords="offset points", xytext=(4, -12))
+    axes.set(xlabel="ranks", ylabel="images per second", xticks=ranks, xlim=(0, 1.15 * max(ranks)), ylim=(0, None))
+    axes.legend()
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,61 @@
+"""Numbers of ranks, efficiency and failures of the scaling benchmark."""
+
+import pytest
+
+from hybrid_imagenet.benchmarks import scaling
+from hybrid_imagenet.errors import UserError
+
+
+def row(ranks, rate, step=0.1, compute=0.08):
+    return {
+        "ranks": ranks,
+        "images_per_second": rate,
+        "step_seconds": step,
+        "compute_seconds": compute,
+        "exposed_seconds": step - compute,
+        "model": "resnet50",
+        "image_size": 224,
+        "batch_per_rank": 128,
+        "precision": "mixed_float16",
+        "allreduce": "ring",
+        "compression": "fp16",
+    }
+
+
+def test_efficiency_of_published_throughputs():
+    """H, Table 3.3: 36,082 images/s on 24 GPUs of 1,542 each are 97.5 %."""
+    rows = [row(1, 1542.0), row(24, 36082.0)]
+    scaling.add_efficiency(rows)
+    assert rows[0]["efficiency"] == 1.0
+    assert rows[1]["efficiency"] == pytest.approx(0.975, abs=5e-4)
+    text = scaling.table(rows)
+    assert "97.5%" in text and "20.0" in text
+
+
+def test_efficiency_from_a_first_job_of_several_ranks():
+    rows = [row(4, 400.0), row(8, 600.0)]
+    scaling.add_efficiency(rows)
+    assert rows[1]["efficiency"] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("text", ["", "0", "2,1", "1,1", "a", "-1"])
+def test_numbers_of_ranks(text):
+    with pytest.raises(UserError, match="increasing whole numbers"):
+        scaling._counts(text)
+
+
+def test_a_launcher_that_is_not_there(capsys):
+    assert scaling.main(["--ranks=2", "--launcher=/nowhere/run {ranks}"]) == 2
+    assert "/nowhere/run is not there" in capsys.readouterr().err
+
+
+def test_a_job_that_fails_says_why(capsys):
+    assert scaling.main(["--ranks=1", "--", "--no_such_flag=1"]) == 2
+    assert "the job of 1 ranks failed" in capsys.readouterr().err
+
+
+def test_the_plot_is_a_picture(tmp_path):
+    rows = [row(1, 100.0), row(2, 190.0)]
+    scaling.add_efficiency(rows)
+    scaling.plot(rows, str(tmp_path / "scaling.png"))
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
