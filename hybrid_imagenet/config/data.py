@@ -43,7 +43,20 @@ class Data:
     data_readers: int = option(4, "Micro-batches read from storage at the same time, per rank.", minimum=1)
     data_prefetch: int = option(2, "Decoded micro-batches kept ready, per rank.", minimum=1)
     data_memory_gb: float = option(
-        4.0, "Bound on what one rank reads and decodes ahead, and on its RAM cache.", unit="GB", minimum=0.01
+        4.0,
+        "Bound on the memory for reading and decoding ahead (half) and for row groups or the cache (half), per rank.",
+        unit="GB",
+        minimum=0.01,
+    )
+    data_cache: str = option(
+        "none",
+        "Keep images after they were first read: encoded as they are, or decoded to pixels (no decoding later, about "
+        "five times the room).",
+        choices=("none", "encoded", "decoded"),
+    )
+    data_cache_dir: str | None = option(
+        None,
+        "Local directory for --data_cache, shared by the ranks of a machine; default memory, half of --data_memory_gb.",
     )
     bad_records: str = option(
         "fail",

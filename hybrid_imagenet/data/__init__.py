@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from hybrid_imagenet.data.sources.base import Source
@@ -20,6 +21,8 @@ def open_source(
     num_examples: int | None = None,
     ignore_damage: bool = False,
     memory_bytes: int = 1 << 30,
+    cache: str = "none",
+    cache_dir: str | None = None,
 ) -> Source:
     """Opens one split of a data set.
 
@@ -31,12 +34,38 @@ def open_source(
       num_classes: of synthetic images, or of shards that do not tell.
       num_examples: of the training split of a synthetic set.
       ignore_damage: use the readable part of damaged shards.
-      memory_bytes: bound on Parquet row groups that are kept in memory.
+      memory_bytes: bound on what is kept in memory: Parquet row groups, or the cache.
+      cache: "encoded" or "decoded" keeps images that were read once, as they are or as pixels; "none" keeps nothing.
+      cache_dir: keeps them on disk there instead of in memory, as far as its file system has room.
 
     Raises:
       UserError: if there is no such data set or it cannot be used.
     """
     directory = Path(data_dir).expanduser() if data_dir else None
+    source = _open(name, directory, split, num_classes, num_examples, ignore_damage, memory_bytes)
+    if cache == "none" or source.ready:
+        return source
+    from hybrid_imagenet.data.cache import CachedSource
+
+    place = Path(cache_dir).expanduser() if cache_dir else None
+    return CachedSource(source, cache, _room(place) if place else memory_bytes, place)
+
+
+def _room(directory: Path) -> int:
+    """Bytes that may be stored in a directory: nine tenths of what its file system has free."""
+    existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free * 9 // 10
+
+
+def _open(
+    name: str,
+    directory: Path | None,
+    split: str,
+    num_classes: int | None,
+    num_examples: int | None,
+    ignore_damage: bool,
+    memory_bytes: int,
+) -> Source:
     if name in _NEED_DIRECTORY:
         if directory is None:
             raise UserError(f"--dataset={name}: give the directory where it lies as --data_dir")

@@ -11,6 +11,7 @@ from hybrid_imagenet.numerics import augment
 
 RATIOS = (1, 2, 4, 8)
 OTHER = len(RATIOS)  # the branch of PNG, GIF and BMP; a JPEG takes that of its reduction
+RAW = OTHER + 1
 
 
 def branches(
@@ -19,7 +20,7 @@ def branches(
     """How each image is decoded for an output of `side` pixels.
 
     Args:
-      kinds: images.JPEG or images.OTHER, int64 [k].
+      kinds: images.JPEG, OTHER or RAW, int64 [k].
       windows: (y, x, height, width) in pixels of the stored images, int64 [k, 4].
       side: pixels.
 
@@ -27,7 +28,7 @@ def branches(
       (branch, window): int32 [k], and the windows in pixels of the reduced images, int32 [k, 4].
     """
     ratios = np.where(kinds == images.JPEG, augment.decode_ratio(windows, side), 1)
-    branch = np.where(kinds == images.JPEG, np.log2(ratios).astype(np.int32), OTHER)
+    branch = np.where(kinds == images.JPEG, np.log2(ratios), np.where(kinds == images.RAW, RAW, OTHER))
     return branch.astype(np.int32), (windows // ratios[:, None]).astype(np.int32)
 
 
@@ -39,27 +40,25 @@ def decode(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, side: int) 
     """
 
     def jpeg(ratio: int) -> tf.Tensor:
-        return tf.io.decode_and_crop_jpeg(
-            content, window, channels=3, ratio=ratio, dct_method="INTEGER_FAST", fancy_upscaling=False
-        )
+        return tf.io.decode_and_crop_jpeg(content, window, channels=3, ratio=ratio, dct_method="INTEGER_FAST")
 
     def other() -> tf.Tensor:
-        pixels = tf.io.decode_image(content, channels=3, expand_animations=False)
+        return cut(tf.io.decode_image(content, channels=3, expand_animations=False))
+
+    def raw() -> tf.Tensor:
+        size = tf.io.decode_raw(tf.strings.substr(content, 4, 8), tf.int32)
+        pixels = tf.io.decode_raw(tf.strings.substr(content, 12, size[0] * size[1] * 3), tf.uint8)
+        return cut(tf.reshape(pixels, [size[0], size[1], 3]))
+
+    def cut(pixels: tf.Tensor) -> tf.Tensor:
         return tf.slice(pixels, [window[0], window[1], 0], [window[2], window[3], 3])
 
     cases = [lambda ratio=ratio: jpeg(ratio) for ratio in RATIOS]
-    cropped = tf.switch_case(branch, [*cases, other])
-    return resize(cropped, window, side)
+    cropped = tf.switch_case(branch, [*cases, other, raw])
+    return resize(cropped, side)
 
 
-def resize(pixels: tf.Tensor, window: tf.Tensor, side: int) -> tf.Tensor:
-    """Bilinear resize of uint8 [h, w, 3] to uint8 [side, side, 3], rounded; the image itself if it fits."""
-    resized = tf.cond(
-        tf.reduce_all(tf.equal(window[2:], side)),
-        lambda: pixels,
-        lambda: tf.cast(
-            tf.raw_ops.ResizeBilinear(images=pixels[None], size=(side, side), half_pixel_centers=True)[0] + 0.5,
-            tf.uint8,
-        ),
-    )
-    return tf.ensure_shape(resized, (side, side, 3))
+def resize(pixels: tf.Tensor, side: int) -> tf.Tensor:
+    """Bilinear resize of uint8 [h, w, 3] to uint8 [side, side, 3], rounded; an image of that size stays as it is."""
+    resized = tf.raw_ops.ResizeBilinear(images=pixels[None], size=(side, side), half_pixel_centers=True)[0]
+    return tf.ensure_shape(tf.cast(resized + 0.5, tf.uint8), (side, side, 3))

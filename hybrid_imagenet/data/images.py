@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING
 
-JPEG, OTHER = 0, 1
+if TYPE_CHECKING:
+    from PIL import Image
+
+JPEG, OTHER, RAW = 0, 1, 2
+RAW_MARK = b"\x00RAW"  # then height and width as 32-bit integers, little-endian, then RGB pixels
 _SIZED = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})  # start-of-frame markers
 _BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
 
 
 def probe(data: bytes) -> tuple[int, int, int]:
-    """The format (JPEG or OTHER), height and width of an encoded image.
+    """The format (JPEG, OTHER or RAW), height and width of an encoded image.
 
     Raises:
       ValueError: if it is empty, truncated, or of no format that is read here (JPEG, PNG, GIF, BMP).
@@ -19,6 +24,8 @@ def probe(data: bytes) -> tuple[int, int, int]:
         if b"\xff\xd9" not in data[-64:]:
             raise ValueError("the JPEG is truncated: it has no end-of-image marker")
         return (JPEG, *_jpeg_size(data))
+    if data[:4] == RAW_MARK:
+        return (RAW, *struct.unpack_from("<ii", data, 4))
     if data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) >= 24:
         if b"IEND" not in data[-64:]:
             raise ValueError("the PNG is truncated: it has no end chunk")
@@ -33,6 +40,11 @@ def probe(data: bytes) -> tuple[int, int, int]:
     else:
         raise ValueError(f"is no JPEG, PNG, GIF or BMP image (it begins with {data[:4]!r})")
     return _positive(OTHER, height, width)
+
+
+def raw(picture: Image.Image) -> bytes:
+    """The pixels of an RGB picture in the form that `decode` takes as it is."""
+    return b"".join((RAW_MARK, struct.pack("<ii", picture.height, picture.width), picture.tobytes()))
 
 
 def _positive(kind: int, height: int, width: int) -> tuple[int, int, int]:

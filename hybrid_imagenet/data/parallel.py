@@ -104,6 +104,8 @@ class Progress:
 
     def add(self, count: int) -> None:
         """Counts `count` more images."""
+        if not count:
+            return
         self._done += count
         tenth = 10 * self._done // self._total
         if not self._terminal and tenth == self._shown:

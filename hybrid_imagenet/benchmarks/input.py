@@ -1,0 +1,216 @@
+"""Input speed: images per second and core, CPU per image, bytes and operations read, and how long a trainer waits.
+
+    python -m hybrid_imagenet.benchmarks input --json=input.json
+    python -m hybrid_imagenet.benchmarks input --source=tfrecord --data_dir=/data/shards --peers=
+
+Without --source it makes 500x375 JPEGs of about 110 kB from scikit-learn's sample photographs and compares: this
+package on the files and on prepared shards of two sizes, and the peers, each in a process of its own on the same files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybrid_imagenet import data
+from hybrid_imagenet.data import prepare, shards
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError
+
+PEERS = ("official", "pillow", "dali")
+_PHOTOGRAPHS = "benchmark-photographs-1"
+_COUNT = 1000
+_WARM_UP = 3  # batches
+
+
+def main(argv: list[str]) -> int:
+    """Runs the benchmark; prints a table and writes --json."""
+    arguments = _parse(argv)
+    try:
+        rows = list(_measure_all(arguments))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    if arguments.json:
+        report = {"machine": _machine(), "threads": arguments.threads, "batch": arguments.batch, "rows": rows}
+        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
+    return EXIT_OK
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m hybrid_imagenet.benchmarks input", description=__doc__)
+    parser.add_argument("--source", help="a data set as --dataset takes it; default: made photographs")
+    parser.add_argument("--data_dir", help="where the source lies")
+    parser.add_argument("--augmentation", default="inception", help="(%(default)s)")
+    parser.add_argument("--image_size", type=int, default=224, help="pixels (%(default)s)")
+    parser.add_argument("--batch", type=int, default=64, help="images (%(default)s)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="decoding threads (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=10, help="length of each measurement (%(default)s)")
+    parser.add_argument("--peers", default=",".join(PEERS), help="peers to run, from %(default)s")
+    parser.add_argument("--dali_python", default=sys.executable, help="a Python that has nvidia-dali (this one)")
+    parser.add_argument("--json", help="file for the results")
+    return parser.parse_args(argv)
+
+
+def _measure_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    print(f"{'':34}{'images/s':>10}{'per core':>10}{'CPU ms':>8}{'MB/s':>8}{'reads/s':>9}{'wait':>7}")
+    if arguments.source:
+        yield _shown(_ours(arguments.source, arguments.source, arguments.data_dir, arguments))
+        return
+    photographs = _photographs()
+    reduced = _prepared(photographs, 256)
+    yield _shown(_ours("files", "folder", str(photographs), arguments))
+    yield _shown(_ours("shards", "tfrecord", str(_prepared(photographs, None)), arguments))
+    yield _shown(_ours("shards, shorter side 256", "tfrecord", str(reduced), arguments))
+    for peer in filter(None, arguments.peers.split(",")):
+        yield _shown(_peer(peer, photographs, arguments))
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    if "error" in row:
+        print(f"{row['name']:34}{row['error']}", flush=True)
+        return row
+    optional = [f"{row.get(key, float('nan')) * scale:.{digits}f}" for key, scale, digits in _OPTIONAL]
+    print(
+        f"{row['name']:34}{row['images_per_second']:10.0f}{row['images_per_second_per_core']:10.0f}"
+        f"{row['cpu_ms_per_image']:8.2f}{optional[0]:>8}{optional[1]:>9}{optional[2]:>6}%",
+        flush=True,
+    )
+    return row
+
+
+_OPTIONAL = (("bytes_per_second", 1e-6, 1), ("operations_per_second", 1, 0), ("wait_share", 100, 1))
+
+
+def _ours(title: str, name: str, data_dir: str | None, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measures this package's pipeline at full speed, then under a trainer that takes 80 % of that."""
+    source = data.open_source(name, data_dir)
+    batches = _endless(source, arguments)
+    elements = iter(batches)
+    for _ in range(_WARM_UP):
+        next(elements)
+    before, cpu, start = source.io_statistics(), time.process_time(), time.perf_counter()
+    images = 0
+    while (seconds := time.perf_counter() - start) < arguments.seconds:
+        next(elements)
+        images += arguments.batch
+    read = source.io_statistics() - before
+    row = _row(f"hybrid_imagenet: {title}", images, seconds, time.process_time() - cpu, arguments.threads)
+    return row | {
+        "bytes_per_second": read.bytes_read / seconds,
+        "operations_per_second": read.operations / seconds,
+        "wait_share": _wait_share(source, arguments, 0.8 * images / seconds),
+    }
+
+
+def _endless(source: data.Source, arguments: argparse.Namespace) -> Any:
+    from hybrid_imagenet.data import pipeline
+    from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+
+    return pipeline.training(
+        source,
+        SampleOrder(source.num_examples),
+        Cursor(),
+        (arguments.batch, 1),
+        epochs=1000,
+        image_size=arguments.image_size,
+        augmentation=arguments.augmentation,
+        options=pipeline.HostOptions(threads=arguments.threads),
+    )
+
+
+def _wait_share(source: data.Source, arguments: argparse.Namespace, rate: float) -> float:
+    """The share of time that a trainer waits which computes `rate` images per second, on a device of its own."""
+    batches = _endless(source, arguments)
+    elements = iter(batches)
+    for _ in range(_WARM_UP):
+        next(elements)
+    waited, start = batches.wait_seconds, time.perf_counter()
+    while time.perf_counter() - start < arguments.seconds / 2:
+        next(elements)
+        time.sleep(arguments.batch / rate)
+    return (batches.wait_seconds - waited) / (time.perf_counter() - start)
+
+
+def _row(name: str, images: int, seconds: float, cpu: float, threads: int) -> dict[str, Any]:
+    cores = min(threads, os.cpu_count() or 1)
+    return {
+        "name": name,
+        "images_per_second": images / seconds,
+        "images_per_second_per_core": images / seconds / cores,
+        "cpu_ms_per_image": 1000 * cpu / images,
+    }
+
+
+def _peer(name: str, photographs: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Runs one peer's script, which prints {"images", "seconds", "cpu_seconds"} as its last line."""
+    script = Path(__file__).parent / "peers" / f"input_{name}.py"
+    if not script.is_file():
+        raise UserError(f"--peers={name}: choose from {','.join(PEERS)}")
+    python = arguments.dali_python if name == "dali" else sys.executable
+    shard_directory = str(_prepared(photographs, None))
+    values = [photographs / "train", shard_directory, arguments.batch, arguments.threads, arguments.seconds]
+    command = [python, str(script), *map(str, values), str(arguments.image_size)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        return {"name": name, "error": f"did not run: {reason[:150]}"}
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    return _row(name, result["images"], result["seconds"], result["cpu_seconds"], arguments.threads)
+
+
+def _prepared(photographs: Path, resize: int | None) -> Path:
+    directory = photographs.with_name(f"{photographs.name}-shards-{resize or 'full'}")
+    if not (directory / shards.MANIFEST).is_file():
+        settings = prepare.Settings(resize=resize, per_shard=128)
+        prepare.prepare("folder", str(photographs), directory, settings, workers=os.cpu_count() or 1)
+    return directory
+
+
+def _photographs() -> Path:
+    """A folder set of 1,000 JPEGs in the user's cache, made once: varied crops of two photographs, with noise."""
+    directory = shards.cache_root() / _PHOTOGRAPHS
+    if directory.is_dir():
+        return directory
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
+        made = Path(temporary) / "made"
+        for split, count in (("train", _COUNT), ("validation", 10)):
+            for number, content in enumerate(_made_photographs(count)):
+                path = made / split / f"class{number % 10}" / f"{number:04d}.JPEG"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+        made.rename(directory)
+    return directory
+
+
+def _made_photographs(count: int) -> Iterator[bytes]:
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    originals = [Image.fromarray(image) for image in load_sample_images().images]  # 640 x 427 each
+    generator = np.random.default_rng(0)
+    for number in range(count):
+        scale = generator.uniform(0.6, 1.1)
+        width, height = int(500 * scale), int(375 * scale)
+        x, y = (int(generator.integers(0, limit - side + 1)) for limit, side in ((640, width), (427, height)))
+        crop = originals[number % 2].resize((500, 375), Image.Resampling.BICUBIC, (x, y, x + width, y + height))
+        pixels = np.clip(np.asarray(crop) + generator.normal(0, 11, (375, 500, 3)), 0, 255).astype(np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "JPEG", quality=94)
+        yield buffer.getvalue()
+
+
+def _machine() -> dict[str, Any]:
+    return {"cores": os.cpu_count(), "platform": platform.platform(), "load_average": os.getloadavg()[0]}
