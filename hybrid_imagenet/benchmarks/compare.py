@@ -1,0 +1,100 @@
+"""`benchmarks compare OLD.json NEW.json`: what became slower or larger between two runs of a benchmark.
+
+Where both files hold the same peers, the machine's own drift, judged by them, is taken out of the rates first.
+The exit code is 1 when anything is worse by more than the tolerance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hybrid_imagenet.errors import UserError
+
+HIGHER_IS_BETTER = ("images_per_second", "bytes_per_second", "operations_per_second", "busbw_gb_s")
+LOWER_IS_BETTER = ("milliseconds", "step_seconds", "cpu_seconds_per_step", "peak_bytes")
+SETTINGS = ("benchmark", "batch", "image_size", "precision", "threads", "ranks", "model")
+
+
+def measures(report: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """The measured numbers in a report, by path; members of a list go by their `name` where they have one."""
+    if isinstance(report, list):
+        for index, item in enumerate(report):
+            name = item.get("name", index) if isinstance(item, dict) else index
+            yield from measures(item, f"{path}{name}/")
+    elif isinstance(report, dict):
+        for key, value in report.items():
+            if isinstance(value, dict | list):
+                yield from measures(value, f"{path}{key}/")
+            elif key in HIGHER_IS_BETTER + LOWER_IS_BETTER and isinstance(value, int | float):
+                yield path + key, float(value)
+
+
+def drift(old: dict[str, float], new: dict[str, float]) -> float:
+    """How much faster the machine was in the new run: the median change of the peers' rates, 1 without peers."""
+    shared = [p for p in old if p.startswith("peers/") and p.endswith("images_per_second") and p in new]
+    return statistics.median(new[p] / old[p] for p in shared) if shared else 1.0
+
+
+def compare(old: Any, new: Any) -> list[tuple[str, float, float, float]]:
+    """Rows (path, old, new, gain) for all measures of ours that both reports hold, peers left out.
+
+    The gain is the factor by which the new value is better, after the machine's drift: under 1 is worse.
+
+    Raises:
+      UserError: if the reports are of different benchmarks or settings, or share no measure.
+    """
+    for key in SETTINGS:
+        if isinstance(old, dict) and isinstance(new, dict) and old.get(key) != new.get(key):
+            raise UserError(f"benchmarks compare: {key} is {old.get(key)} in one file and {new.get(key)} in the other")
+    before, after = dict(measures(old)), dict(measures(new))
+    factor = drift(before, after)
+    rows = []
+    for path, value in before.items():
+        if path.startswith("peers/") or path not in after or not value or not after[path]:
+            continue
+        gain = after[path] / value
+        name = path.rpartition("/")[2]
+        if name in LOWER_IS_BETTER:
+            gain = 1 / gain
+        if name == "images_per_second":
+            gain /= factor
+        rows.append((path, value, after[path], gain))
+    if not rows:
+        raise UserError("benchmarks compare: the two files have no measure in common")
+    return rows
+
+
+def load(path: str) -> Any:
+    """Reads a report.
+
+    Raises:
+      UserError: if the file cannot be read or is not JSON.
+    """
+    try:
+        return json.loads(pathlib.Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"benchmarks compare: {path}: {getattr(error, 'strerror', None) or 'not a JSON file'}"
+        ) from None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the table and tells by the exit code whether anything became worse."""
+    parser = argparse.ArgumentParser(prog="python -m hybrid_imagenet.benchmarks compare", description=__doc__)
+    parser.add_argument("old", help="JSON file of the earlier run")
+    parser.add_argument("new", help="JSON file of the later run")
+    parser.add_argument("--tolerance", type=float, default=0.05, help="share by which a measure may be worse")
+    options = parser.parse_args(argv)
+    rows = compare(load(options.old), load(options.new))
+    worse = 0
+    for path, old, new, gain in rows:
+        slower = gain < 1 - options.tolerance
+        worse += slower
+        print(f"{path:50} {old:14.5g} {new:14.5g}  {100 * (gain - 1):+6.1f} %{'  WORSE' if slower else ''}")
+    print(f"{worse} of {len(rows)} measures worse by more than {100 * options.tolerance:g} %")
+    return 1 if worse else 0

@@ -1,0 +1,29 @@
+import json
+import sys
+from unittest import mock
+
+import pytest
+
+from hybrid_imagenet.benchmarks import step
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+def test_contestants_take_turns_and_the_report_holds_ours_and_each_peer(tmp_path, capsys, precision):
+    path = tmp_path / "step.json"
+    arguments = ["--batch=2", "--image_size=32", "--steps=1", "--rounds=2", "--threads=1", "--peers=keras"]
+    assert step.main([*arguments, f"--precision={precision}", f"--json={path}"]) == 0
+    report = json.loads(path.read_text())
+    peer = report["peers"]["keras"]
+    assert report["images_per_second"] > 0 and report["peak_bytes"] > 2**26
+    assert peer["ratio"] == report["images_per_second"] / peer["images_per_second"]
+    assert (report["benchmark"], report["batch"], report["precision"]) == ("step", 2, precision)
+    assert "times as fast" in capsys.readouterr().out
+
+
+def test_a_peer_whose_framework_is_absent_is_skipped_with_a_message(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('hidden')")
+    with mock.patch.dict("os.environ", PYTHONPATH=str(tmp_path)):
+        settings = {"batch": 1, "image_size": 32, "precision": "float32", "threads": 1}
+        contestant = step.Contestant("torch", sys.executable, settings)
+        contestant.end()
+    assert "--torch_python=PATH" in contestant.description["skipped"]
