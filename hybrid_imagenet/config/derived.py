@@ -65,50 +65,27 @@ def adam_rate(config: Config, workers: int) -> float:
 def optimizer_arguments(config: Config, workers: int) -> dict[str, Any]:
     """Arguments of `optimizers.create`."""
     peak = peak_rate(config.lr, config.lr_scaling, workers, base_batch(config, workers))
-    common: dict[str, Any] = {
+    alpha = adam_rate(config, workers)
+    arguments: dict[str, Any] = {
         "optimizer": config.optimizer,
+        "learning_rate": alpha if config.optimizer == "adabound" else peak,
         "weight_decay": config.weight_decay,
         "decay_all": config.decay_all,
     }
-    sgd = {"learning_rate": peak, "momentum": config.momentum}
-    adam = {"beta1": config.adabound_beta1, "beta2": config.adabound_beta2, "eps": config.adabound_eps}
-    if config.optimizer == "sgd":
-        return common | sgd | {"nesterov": config.nesterov}
+    if config.optimizer != "adabound":
+        arguments |= {"momentum": config.momentum}
+    if config.optimizer in ("sgd", "lars"):
+        arguments |= {"nesterov": config.nesterov}
+    if config.optimizer in ("hybrid", "adabound"):
+        arguments |= {"beta1": config.adabound_beta1, "beta2": config.adabound_beta2, "eps": config.adabound_eps}
     if config.optimizer == "adabound":
-        return (
-            common
-            | adam
-            | {
-                "learning_rate": adam_rate(config, workers),
-                "final_lr": peak,
-                "gamma": config.adabound_gamma,
-                "amsbound": config.amsbound,
-            }
-        )
+        arguments |= {"final_lr": peak, "gamma": config.adabound_gamma, "amsbound": config.amsbound}
     if config.optimizer == "lars":
-        return (
-            common
-            | sgd
-            | {
-                "nesterov": config.nesterov,
-                "variant": config.lars,
-                "eta": config.lars_eta,
-                "eps": config.lars_eps,
-                "eps_rule": config.lars_eps_rule,
-            }
-        )
-    return (
-        common
-        | sgd
-        | adam
-        | {
-            "alpha": adam_rate(config, workers),
-            "bias_correction": config.bias_correction,
-            "handover": config.handover,
-            "lars": config.lars,
-            "eta": config.lars_eta,
-            "lars_eps": config.lars_eps,
-            "lars_eps_rule": config.lars_eps_rule,
-            "decay_in_warmup": config.decay_in_warmup,
-        }
-    )
+        arguments |= {"variant": config.lars, "eta": config.lars_eta}
+        arguments |= {"eps": config.lars_eps, "eps_rule": config.lars_eps_rule}
+    if config.optimizer == "hybrid":
+        arguments |= {"lars": config.lars, "eta": config.lars_eta}
+        arguments |= {"lars_eps": config.lars_eps, "lars_eps_rule": config.lars_eps_rule}
+        arguments |= {"alpha": alpha, "bias_correction": config.bias_correction}
+        arguments |= {"handover": config.handover, "decay_in_warmup": config.decay_in_warmup}
+    return arguments

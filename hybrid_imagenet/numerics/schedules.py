@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 
 from hybrid_imagenet.numerics.bounds import hybrid_bounds
 
+Rate = Callable[[float], float]
+
 NAMES = ("exponential", "step", "poly", "cosine", "constant", "sony_a", "sony_b", "mlperf")
 FIXED = ("sony_a", "sony_b", "mlperf")  # peak and warmup are part of the schedule
 EXPONENTS = ("epoch-T-1", "epoch-T", "epoch")
@@ -119,7 +121,7 @@ class Schedule:
       scales_with_batch: whether rate and peak follow the batch.
     """
 
-    rate: Callable[[float], float]
+    rate: Rate
     base_batch: int
     momentum: Callable[[int], float]
     peak: float
@@ -209,43 +211,45 @@ def create(
     Raises:
       ValueError: for a name that does not exist.
     """
-    for value, allowed in (
-        (schedule, NAMES),
-        (exponent, EXPONENTS),
-        (momentum_rule, MOMENTUM_RULES),
-        (scaling, SCALINGS),
-        (bound_time, BOUND_TIMES),
-    ):
-        if value not in allowed:
-            raise ValueError(f"{value!r}: choose one of {', '.join(allowed)}")
+    _require((schedule, NAMES), (exponent, EXPONENTS), (scaling, SCALINGS), (bound_time, BOUND_TIMES))
     peak = peak_rate(lr, scaling, workers, base_batch)
     start, end = warmup_epochs, max(epochs, warmup_epochs + 1e-9)
-    decays: dict[str, Callable[[float], float]] = {
-        "exponential": lambda e: exponential(e, peak, kappa, warmup_epochs, exponent),
+    decay: Rate = {
+        "exponential": lambda e: exponential(e, peak, kappa, start, exponent),
         "step": lambda e: step_decay(e, peak, milestones, factor),
         "poly": lambda e: polynomial(e, peak, start, end, power, final_lr),
         "cosine": lambda e: cosine(e, peak, start, end, final_lr),
         "constant": lambda e: peak,
-        "sony_a": lambda e: sony_a(e, warmup_epochs, end),
+        "sony_a": lambda e: sony_a(e, start, end),
         "sony_b": lambda e: sony_b(e, end),
         "mlperf": lambda e: mlperf(e, base_batch, epochs),
-    }
-    decay = decays[schedule]
-    own = schedule in FIXED
-    linear = warmup_epochs > 0 and not bounded_warmup and not own
-    first = min(warmup_start_lr, peak)
-    rules: dict[str, Callable[[int], float]] = {
-        "constant": lambda batch: momentum,
-        "noise_scale": noise_scale_momentum,
-        "noise_scale_inverse": lambda batch: noise_scale_momentum(batch, inverse=True),
-    }
+    }[schedule]
+    if warmup_epochs > 0 and not bounded_warmup and schedule not in FIXED:
+        decay = _after_warmup(decay, min(warmup_start_lr, peak), peak, warmup_epochs)
     return Schedule(
-        rate=(lambda e: warmup(e, first, peak, warmup_epochs) if e < warmup_epochs else decay(e)) if linear else decay,
+        rate=decay,
         base_batch=base_batch,
-        momentum=rules[momentum_rule],
+        momentum=_momentum(momentum_rule, momentum),
         peak=peak,
         bounded_epochs=warmup_epochs if bounded_warmup else 0.0,
         bound_time=bound_time,
         beta2=beta2,
-        scales_with_batch=scaling != "none" and not own,
+        scales_with_batch=scaling != "none" and schedule not in FIXED,
     )
+
+
+def _require(*choices: tuple[str, Sequence[str]]) -> None:
+    for value, allowed in choices:
+        if value not in allowed:
+            raise ValueError(f"{value!r}: choose one of {', '.join(allowed)}")
+
+
+def _after_warmup(decay: Rate, first: float, peak: float, epochs: float) -> Rate:
+    return lambda e: warmup(e, first, peak, epochs) if e < epochs else decay(e)
+
+
+def _momentum(rule: str, momentum: float) -> Callable[[int], float]:
+    _require((rule, MOMENTUM_RULES))
+    if rule == "constant":
+        return lambda batch: momentum
+    return lambda batch: noise_scale_momentum(batch, inverse=rule == "noise_scale_inverse")
