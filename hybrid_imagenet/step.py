@@ -87,6 +87,10 @@ class TrainStep:
             total.assign(tf.zeros_like(total))
         return self._reduce_control(control)
 
+    def forward(self, batch: Batch) -> tf.Tensor:
+        """The logits in training mode, float32 [b, classes]; updates nothing but statistics of normalization."""
+        return self.model(self._preprocess(batch), training=True)
+
     def prepare_accumulation(self) -> None:
         """Creates the accumulators (float32, as large as the weights); needed before `accumulate`."""
         if not self._accumulators:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet import __version__, assemble, hardware
-from hybrid_imagenet.callbacks.batch_norm import BatchNormSync
+from hybrid_imagenet.callbacks.batch_norm import BatchNormSync, PreciseStatistics
 from hybrid_imagenet.callbacks.broadcast import BroadcastInitialState
 from hybrid_imagenet.callbacks.checkpoints import CheckpointCallback
 from hybrid_imagenet.callbacks.costs import Costs, WireHealthLog
@@ -194,7 +195,10 @@ class _Session:
     def _callbacks(self) -> list[keras.callbacks.Callback]:
         """In the order of calls: what adds to a record stands before what writes it, and that before what saves."""
         config, communicator, recording = self.config, self.communicator, self.recording
-        statistics = BatchNormSync(communicator.allreduce_sum, communicator.size, normalization.statistics(self.model))
+        layers = normalization.statistics(self.model)
+        precise = PreciseStatistics(self.step.forward, layers, self._statistics_batches, lambda: self.state.step)
+        collect = precise.collect if config.batch_norm == "precise" else None
+        statistics = BatchNormSync(communicator.allreduce_sum, communicator.size, layers, collect)
         log = [RecordLog(recording.writer, recording.view)] if recording.writer is not None else []
         return [
             BroadcastInitialState(communicator, lambda: list(self.variables().values())),
@@ -234,7 +238,7 @@ class _Session:
             "version": __version__,
         }
 
-    def _training_data(self, cursor: Cursor) -> Iterator[Batch]:
+    def _training_data(self, cursor: Cursor, epochs: int | None = None) -> Iterator[Batch]:
         return iter(
             pipeline.training(
                 self.train_source,
@@ -243,12 +247,18 @@ class _Session:
                 self._batch_sizes,
                 self.communicator.rank,
                 self.communicator.size,
-                epochs=self.config.epochs,
+                epochs=epochs or self.config.epochs,
                 image_size=self.config.image_size,
                 augmentation=self.config.augmentation,
                 options=self.options,
             )
         )
+
+    def _statistics_batches(self) -> Iterator[Batch]:
+        """The first training batches of the epoch under way, for precise statistics."""
+        epoch = self.state.finished_epochs
+        batches = self._training_data(Cursor(epoch, 0), epochs=epoch + 2)
+        return itertools.islice(batches, self.config.precise_batch_norm_batches)
 
     def _batch_sizes(self, epoch: int) -> tuple[int, int]:
         stage = self.batches.at(epoch)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 Pairs = Sequence[tuple[keras.Variable, keras.Variable]]
@@ -22,12 +23,23 @@ class BatchNormSync(keras.callbacks.Callback):
     travel in one all-reduce. A checkpoint calls `synchronize` too.
     """
 
-    def __init__(self, allreduce_sum: Callable[[tf.Tensor, str], tf.Tensor], size: int, statistics: Pairs):
-        """Takes the sum over `size` ranks and the (mean, variance) variables of every layer."""
+    def __init__(
+        self,
+        allreduce_sum: Callable[[tf.Tensor, str], tf.Tensor],
+        size: int,
+        statistics: Pairs,
+        collect: Callable[[], None] | None = None,
+    ):
+        """Takes the sum over `size` ranks and the (mean, variance) variables of every layer.
+
+        `collect` is called first, to gather this rank's statistics where training has not left them
+        (`PreciseStatistics`).
+        """
         super().__init__()
         self._allreduce_sum = allreduce_sum
         self._size = size
         self._statistics = list(statistics)
+        self._collect = collect
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Synchronizes before validation."""
@@ -35,6 +47,8 @@ class BatchNormSync(keras.callbacks.Callback):
 
     def synchronize(self) -> None:
         """Merges the statistics; every rank must call it."""
+        if self._collect is not None:
+            self._collect()
         if self._statistics and self._size > 1:
             self._merge()
 
@@ -50,3 +64,53 @@ class BatchNormSync(keras.callbacks.Callback):
         for (mean_variable, variance_variable), (new_mean, new_variance) in zip(self._statistics, merged, strict=True):
             mean_variable.assign(new_mean)
             variance_variable.assign(new_variance)
+
+
+class PreciseStatistics:
+    """Statistics of several batches under frozen weights, in place of those of the last iteration.
+
+    Each batch is run forward in training mode, which leaves its mean mu_j and biased variance var_j; kept are
+
+        mu = mean_j(mu_j),   var = max(mean_j(var_j + mu_j^2) - mu^2, 0)
+
+    as if the batches were one (Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3).
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[Mapping[str, tf.Tensor]], Any],
+        statistics: Pairs,
+        batches: Callable[[], Iterable[Mapping[str, tf.Tensor]]],
+        step: Callable[[], int],
+    ):
+        """Takes the parts.
+
+        Args:
+          forward: runs a batch in training mode and updates nothing but the statistics.
+          statistics: (mean, variance) of every layer.
+          batches: the batches to use.
+          step: the number of steps done; nothing is run twice for the same weights.
+        """
+        self._forward = tf.function(forward, autograph=False)
+        self._statistics = list(statistics)
+        self._batches = batches
+        self._step = step
+        self._collected_at: int | None = None
+
+    def collect(self) -> None:
+        """Replaces this rank's statistics."""
+        if self._collected_at == self._step():
+            return
+        self._collected_at = self._step()
+        totals = [np.zeros((2, mean.shape[0]), np.float64) for mean, _ in self._statistics]
+        count = 0
+        for batch in self._batches():
+            self._forward(batch)
+            count += 1
+            for total, (mean, variance) in zip(totals, self._statistics, strict=True):
+                mu = mean.numpy().astype(np.float64)
+                total += [mu, variance.numpy() + mu**2]
+        for total, (mean, variance) in zip(totals, self._statistics, strict=True):
+            mu, square = total / count
+            mean.assign(mu.astype(np.float32))
+            variance.assign(np.maximum(square - mu**2, 0.0).astype(np.float32))

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet import optimizers
+from hybrid_imagenet.callbacks.batch_norm import PreciseStatistics
 from hybrid_imagenet.callbacks.checkpoints import CheckpointCallback
 from hybrid_imagenet.callbacks.metrics import MetricAverage
 from hybrid_imagenet.callbacks.numerics import NumericsGuard, WeightCheck
@@ -13,8 +14,10 @@ from hybrid_imagenet.checkpoint import CheckpointStore
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.errors import NumericsError
 from hybrid_imagenet.metrics.accumulators import ClassificationSums
+from hybrid_imagenet.models.normalization import BatchNormalization
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.state import RunState
+from tests.references.moments_reference import population_moments
 
 
 def variable(*values):
@@ -115,3 +118,27 @@ def test_checkpoints_are_saved_when_due_and_once(tmp_path):
     newest = store.newest_good(print)
     assert newest.meta["state"]["finished_epochs"] == 3
     assert newest.arrays["w"] == [12.0]
+
+
+def test_precise_statistics_are_those_of_all_batches_together():
+    layer = BatchNormalization(mode="precise")
+    layer.build([None, None, None, 2])
+    generator = np.random.default_rng(4)
+    batches = [generator.normal(shift, 1 + shift, (3, 4, 4, 2)).astype(np.float32) for shift in range(4)]
+    step, runs = [5], []
+    precise = PreciseStatistics(
+        lambda batch: layer(batch["image"], training=True),
+        [(layer.moving_mean, layer.moving_variance)],
+        lambda: runs.append(1) or [{"image": tf.constant(images)} for images in batches],
+        lambda: step[0],
+    )
+    precise.collect()
+    precise.collect()
+    assert len(runs) == 1
+    for channel in range(2):
+        mean, variance = population_moments([images[..., channel].ravel().tolist() for images in batches])
+        np.testing.assert_allclose(layer.moving_mean.numpy()[channel], mean, rtol=1e-5)
+        np.testing.assert_allclose(layer.moving_variance.numpy()[channel], variance, rtol=1e-5)
+    step[0] = 6
+    precise.collect()
+    assert len(runs) == 2
