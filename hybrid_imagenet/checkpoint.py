@@ -40,9 +40,9 @@ class Checkpoint:
 def write(path: pathlib.Path, arrays: Arrays, meta: Mapping[str, Any]) -> None:
     """Writes a checkpoint so that `path` holds either all of it or what it held before.
 
-    The file is an uncompressed NumPy archive. Its members carry CRC-32 checksums, and one of them lists the names of the
-    others, which have none. It is written under a temporary name, flushed to the disk and renamed; the directory entry
-    is flushed too.
+    The file is an uncompressed NumPy archive. Its members carry CRC-32 checksums, and one of them lists the names of
+    the others, which have none. It is written under a temporary name, flushed to the disk and renamed; the directory
+    entry is flushed too.
 
     Raises:
       OSError: if the disk is full or not writable; the temporary file is removed.
