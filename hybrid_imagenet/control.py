@@ -11,7 +11,8 @@ import types
 
 import tensorflow as tf
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# SIGUSR1 is the one that mpirun passes on to the ranks without killing them a second later.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Verdict:
 class Control:
     """Collects this rank's requests and carries them in a small vector that each step adds up over ranks.
 
-    A first SIGTERM or SIGINT asks for a stop after the current step; a second ends the process at once.
+    A first SIGTERM, SIGINT or SIGUSR1 asks for a stop after the current step; a second ends the process at once.
     """
 
     def __init__(self, save_every_seconds: float | None = None):
@@ -38,7 +39,7 @@ class Control:
         self._words = {(s, c): tf.constant([s, c], tf.int32) for s in (0, 1) for c in (0, 1)}
 
     def install_signal_handlers(self) -> None:
-        """Catches SIGTERM and SIGINT; does nothing outside the main thread."""
+        """Catches SIGTERM, SIGINT and SIGUSR1; does nothing outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 self._previous[number] = signal.signal(number, self._on_signal)
