@@ -21,6 +21,11 @@ if [[ $(id -u) == 0 ]]; then
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
 
+# Without a way to other hosts Open MPI refuses to start ranks even on this one, unless told that there is only this one.
+if ! command -v ssh >/dev/null && ! command -v rsh >/dev/null && ! command -v srun >/dev/null; then
+  export OMPI_MCA_plm=${OMPI_MCA_plm:-isolated}
+fi
+
 # The number of threads is the program's choice (cores of the host over its ranks). TensorFlow's own log starts at
 # warnings.
 export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}

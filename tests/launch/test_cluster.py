@@ -216,6 +216,14 @@ def test_the_exit_code_of_the_ranks_is_passed_on_without_a_report():
     assert result.stderr.strip() == "error: bad"
 
 
+def test_ranks_of_this_host_start_without_ssh(tmp_path):
+    for tool in Path("/usr/bin").iterdir():
+        if tool.name not in ("ssh", "rsh", "srun"):
+            (tmp_path / tool.name).symlink_to(tool)
+    result = run("bash", "-c", _SUPERVISED, "job", "echo", "here", PATH=str(tmp_path))
+    assert result.stdout.split() == ["here", "here"], result.stderr
+
+
 def test_greetings_are_dropped_and_everything_else_on_standard_error_stays():
     lines = [
         "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
