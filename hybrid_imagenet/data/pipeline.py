@@ -35,6 +35,7 @@ class HostOptions:
       threads: decoding threads of this rank.
       readers: micro-batches that are read from storage at the same time.
       prefetch: finished micro-batches kept ready.
+      device: where finished micro-batches are copied ahead of the trainer ("/gpu:0"); None leaves them on the host.
       memory_bytes: bound on what is read and decoded ahead; lowers `readers` and `prefetch` to 1 at least.
       bad_records: "fail" or "skip", see `training`.
       max_bad_records: bad records of this rank above which skipping fails.
@@ -43,6 +44,7 @@ class HostOptions:
     threads: int = 2
     readers: int = 2
     prefetch: int = 2
+    device: str | None = None
     memory_bytes: int = 4 << 30
     bad_records: str = "fail"
     max_bad_records: int = 100
@@ -220,7 +222,10 @@ class Batches:
         settings.threading.private_threadpool_size = options.threads
         settings.threading.max_intra_op_parallelism = 1
         settings.autotune.enabled = False
-        return data.with_options(settings)
+        data = data.with_options(settings)
+        if options.device:
+            return data.apply(tf.data.experimental.prefetch_to_device(options.device, buffer_size=1))
+        return data
 
     def _ahead(self, batch: int) -> tuple[int, int]:
         """Concurrent reads and finished batches that fit the memory bound; an encoded image counts as 256 KiB."""

@@ -1,6 +1,11 @@
 import collections
 import io
+import json
 import logging
+import random
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -232,6 +237,36 @@ def test_what_is_no_image_is_told_from_its_first_and_last_bytes(content, reason)
 def test_probe_tells_height_and_width():
     assert images.probe(support.jpeg(0, 31, 57)) == (images.JPEG, 31, 57)
     assert images.probe(support.png(0, 31, 57)) == (images.OTHER, 31, 57)
+
+
+def test_batches_can_be_copied_to_a_device_ahead():
+    order = SampleOrder(N, seed=1)
+    ahead = next(iter(train(SOURCE, order, Cursor(), (4, 1), 0, 1, device="/cpu:0")))
+    plain = next(iter(train(SOURCE, order, Cursor(), (4, 1), 0, 1)))
+    for key, value in plain.items():
+        np.testing.assert_array_equal(ahead[key], value)
+
+
+@pytest.mark.parametrize("remainder", ["wrap", "drop"])
+def test_a_killed_process_goes_on_with_exactly_the_rest(remainder, tmp_path):
+    record = tmp_path / "steps.jsonl"
+    command = [sys.executable, "-m", "tests.data.recorder", str(record), remainder]
+    killed = subprocess.Popen(command)
+    stop = random.Random(0).randrange(5, 60)
+    deadline = time.monotonic() + 90
+    while not record.exists() or record.read_bytes().count(b"\n") < stop:
+        assert killed.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    killed.kill()
+    killed.wait()
+    assert subprocess.run(command, timeout=90, check=True).returncode == 0
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    starts = [line["start"] for line in lines]
+    assert 0 < starts.index(1) < len(starts) - 1
+    seen = [label for line in lines for label in line["labels"]]
+    expected = SampleOrder(N, seed=6, remainder=remainder)
+    assert seen == expected.take(Cursor(), N - N % 10 if remainder == "drop" else 1010)[0].tolist()
 
 
 def test_read_ahead_is_bounded_by_memory():

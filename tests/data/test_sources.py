@@ -18,12 +18,12 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def write_tfds(directory):
+def write_tfds(directory, file_format="tfrecord"):
     """The tiny set as TFDS stores imagenet2012, written with its own writer."""
     tfds = pytest.importorskip("tensorflow_datasets")
-    builder = tfds.builder("imagenet2012", data_dir=directory)
+    builder = tfds.builder("imagenet2012", data_dir=directory, file_format=file_format)
     Path(builder.data_dir).mkdir(parents=True)
-    writer = tfds.core.SequentialWriter(builder.info, max_examples_per_shard=7)
+    writer = tfds.core.SequentialWriter(builder.info, max_examples_per_shard=7, file_format=file_format)
     splits = ("train", "validation")
     writer.initialize_splits(splits)
     for split in splits:
@@ -37,8 +37,8 @@ def write_tfds(directory):
 
 def make(form, directory):
     """Writes the tiny set in a form; returns the name under which it is opened."""
-    if form == "tfds":
-        write_tfds(directory)
+    if form in ("tfds", "tfds array_record"):
+        write_tfds(directory, "array_record" if "array" in form else "tfrecord")
         return "imagenet2012"
     for split in data.SPLITS:
         pairs = support.tiny(split)
@@ -54,7 +54,7 @@ def make(form, directory):
     return form
 
 
-@pytest.mark.parametrize("form", ["imagenet", "plain", "folder", "parquet", "tfds"])
+@pytest.mark.parametrize("form", ["imagenet", "plain", "folder", "parquet", "tfds", "tfds array_record"])
 def test_images_labels_and_classes_agree_between_all_forms(form, tmp_path):
     directory = tmp_path / "set"
     directory.mkdir()
@@ -65,7 +65,7 @@ def test_images_labels_and_classes_agree_between_all_forms(form, tmp_path):
         expected = sorted((label, image) for image, label in support.tiny(split))
         assert sorted(zip(labels.tolist(), images, strict=True)) == expected
         assert labels.dtype == np.int32
-        if form == "tfds":
+        if "tfds" in form:
             assert source.num_classes == 1000
             assert source.class_names[0] == "n01440764"
         else:
