@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from hybrid_imagenet.data import device, pipeline
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.numerics.augment import SONY
 from hybrid_imagenet.numerics.sampling import SampleOrder
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
@@ -29,7 +31,16 @@ def sources(config: Config) -> tuple[Source, Source]:
       UserError: if they cannot be used.
     """
     train, validation = (
-        data.open_source(config.dataset, config.data_dir, split, num_classes=config.num_classes)
+        data.open_source(
+            config.dataset,
+            config.data_dir,
+            split,
+            num_classes=config.num_classes,
+            num_examples=config.num_examples,
+            memory_bytes=_half_memory(config),
+            cache=config.data_cache,
+            cache_dir=config.data_cache_dir,
+        )
         for split in ("train", "validation")
     )
     if train.num_classes != validation.num_classes:
@@ -93,7 +104,8 @@ def loss_scale(config: Config, precision: str) -> LossScale:
 
 def train_preprocess(config: Config, dtype: str) -> Callable[[Batch], tf.Tensor]:
     """The device's part of the training augmentation."""
-    return lambda batch: device.augment(batch["image"], batch["seed"], config.augmentation, dtype)
+    sony = dataclasses.replace(SONY, brightness=config.augment_brightness, noise=config.augment_noise)
+    return lambda batch: device.augment(batch["image"], batch["seed"], config.augmentation, dtype, sony=sony)
 
 
 def evaluation_preprocess(dtype: str) -> Callable[[Batch], tf.Tensor]:
@@ -107,7 +119,8 @@ def host_options(config: Config, threads: int) -> pipeline.HostOptions:
         threads=config.data_threads or threads,
         readers=config.data_readers,
         prefetch=config.data_prefetch,
-        memory_bytes=int(config.data_memory_gb * 1e9),
+        device="/gpu:0" if tf.config.list_physical_devices("GPU") else None,
+        memory_bytes=_half_memory(config),
         bad_records=config.bad_records,
         max_bad_records=config.max_bad_records,
     )
@@ -123,3 +136,8 @@ def evaluation_crop(config: Config) -> float:
 def run_path(config: Config) -> pathlib.Path:
     """The run directory that is asked for, before a free name is chosen."""
     return pathlib.Path(config.run_dir) if config.run_dir else pathlib.Path("runs", f"{config.recipe}-{config.dataset}")
+
+
+def _half_memory(config: Config) -> int:
+    """Bytes for reading ahead, and as many for row groups or the cache."""
+    return int(config.data_memory_gb * 1e9 / 2)
