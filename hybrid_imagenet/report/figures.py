@@ -188,8 +188,8 @@ def step_time(runs: Sequence[Run]) -> list[tuple[str, dict[str, float]]]:
         ]
         parts = {
             "input": statistics.fmean(waits) if waits else 0.0,
-            "exposed communication": _mean(records, "communication_seconds"),
-            "slowest rank": _mean(records, "slowest_rank_seconds"),
+            "exposed communication": _mean([*records, *run.epochs], "communication_seconds"),
+            "slowest rank": _mean([*records, *run.epochs], "slowest_rank_seconds"),
         }
         known = {name: 1e3 * seconds for name, seconds in parts.items() if seconds > 0}
         rows.append((run.name, {"computation and other": 1e3 * total - sum(known.values()), **known}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import os
 import pathlib
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.metrics import jsonl, summary
 from hybrid_imagenet.metrics.standard_logs import read_json
 
-_NOT_ENVIRONMENT = ("flags",)
+_NOT_ENVIRONMENT = ("flags", "origins", "started")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +63,16 @@ def load(path: str | os.PathLike[str]) -> Run:
     if not records:
         raise UserError(f"{directory}: no record yet; wait for the first")
     flags = dict(config.get("flags", {}))
+    environment = {key: value for key, value in config.items() if key not in _NOT_ENVIRONMENT}
+    if config.get("started"):
+        began = datetime.datetime.fromtimestamp(config["started"], datetime.timezone.utc)
+        environment["started"] = f"{began:%Y-%m-%d %H:%M} UTC"
     finished = (directory / "summary.json").exists()
     values = read_json(directory / "summary.json") if finished else _so_far(records, config, flags)
     return Run(
         name=directory.resolve().name,
         flags=flags,
-        environment={key: value for key, value in config.items() if key not in _NOT_ENVIRONMENT},
+        environment=environment,
         steps=[r for r in records if r.get("kind") == "step"],
         epochs=[r for r in records if r.get("kind") == "epoch"],
         summary=values,

@@ -94,7 +94,7 @@ def stacked_bars(title: str, rows: Sequence[tuple[str, dict[str, float]]], unit:
         for part, value in parts.items():
             if value > 0:
                 start, end = scale(edge), scale(edge + value)
-                tip = html.escape(f"{part}: {value:.3g} {unit} ({100 * value / totals[index]:.1f} %)")
+                tip = html.escape(f"{part}: {_amount(value)} {unit} ({100 * value / totals[index]:.1f} %)")
                 marks.append(
                     f'<rect x="{start:.1f}" y="{top + 14}" width="{max(end - start - 1, 0.5):.1f}" height="20" '
                     f'class="f{colors[part] % COLORS}"><title>{tip}</title></rect>'
@@ -131,6 +131,10 @@ def heat_map(title: str, rows: Sequence[tuple[str, Sequence[float | None]]], col
     drawing = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{html.escape(title)}">{"".join(marks)}</svg>'
     low, high = (min(values), max(values)) if values else (0.0, 0.0)
     return figure(f"{title} (from {low:.2g}, pale, to {high:.2g}, full)", drawing)
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _visible(series: Series, log_x: bool, log_y: bool) -> Series:

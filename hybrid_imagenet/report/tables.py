@@ -46,10 +46,10 @@ def _own(run: Run, goal: dict[str, Any]) -> list[str]:
     epochs = goal.get("epochs")
     return [
         run.name,
-        f"{metric} {percent(goal['target'])}" + ("" if epochs else ", not reached"),
+        f"{metric} {percent(goal['target'])}",
         str(summary["world_size"]),
         str(batch) if batch else DASH,
-        DASH if epochs is None else f"{epochs:g}",
+        "not reached" if epochs is None else f"{epochs:g}",
         DASH if epochs is None else f"{goal['convergence_rate']:.4f}",
         duration(goal.get("seconds")) if epochs else DASH,
         number(summary.get("steady_images_per_second")),
