@@ -90,7 +90,9 @@ def stacked_bars(title: str, rows: Sequence[tuple[str, dict[str, float]]], unit:
     height, marks = 12 + 46 * len(rows) + 22, []
     for index, (name, parts) in enumerate(rows):
         top, edge = 12 + 46 * index, 0.0
-        marks.append(f'<text x="8" y="{top + 8}" class="name">{html.escape(name)}: {totals[index]:.3g} {unit}</text>')
+        marks.append(
+            f'<text x="8" y="{top + 8}" class="name">{html.escape(name)}: {_amount(sum(parts.values()))} {unit}</text>'
+        )
         for part, value in parts.items():
             if value > 0:
                 start, end = scale(edge), scale(edge + value)
