@@ -1,4 +1,6 @@
 import json
+import pathlib
+import re
 import subprocess
 import sys
 
@@ -43,6 +45,15 @@ def test_two_latencies_meet_all_of_sonys_efficiencies():
 def test_contradictory_efficiency_of_cluster_2_is_met_as_its_throughput_has_it():
     (row,) = [r for r in residuals.residuals() if r.row.printed == 0.94]
     assert row.predicted == pytest.approx(row.row.images_per_second / (24 * published.H_SINGLE_P40), abs=0.01)
+
+
+def test_table_in_the_documentation_is_what_the_planner_predicts():
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+    shown = [(float(p), float(d.strip("*"))) for p, d in re.findall(r"\| ([\d.]+) \| (\S+) \|$", text, re.M)]
+    two = [r for r in residuals.residuals(residuals.TWO_LATENCIES) if r.row.cluster == "abci"]
+    one = residuals.residuals()
+    expected = [*one[:-1], *two, one[-1]]
+    assert shown == [(round(100 * r.predicted, 2), round(r.points, 2)) for r in expected]
 
 
 def job(**changes):
