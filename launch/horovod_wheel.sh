@@ -53,6 +53,7 @@ check_machine() {
   if [[ $kind == gpu ]]; then
     [[ -x $(cuda_home)/bin/nvcc ]] ||
       die "nvcc not found: install the CUDA toolkit and set CUDA_HOME, or use --cpu"
+    check_gpus
   fi
   [[ ! -e $(wheel_path) ]] || return 0
   command -v g++ >/dev/null || die "no C++ compiler: install g++ (Debian: apt install g++ make)"
@@ -63,6 +64,24 @@ check_machine() {
   mkdir -p "$wheels_dir" || die "cannot write to $wheels_dir: set XDG_CACHE_HOME to a directory that you own"
   free=$(df -Pk "$wheels_dir" | awk 'NR == 2 { print int($4 / 1048576) }')
   ((free >= BUILD_GB)) || die "$wheels_dir has $free GB free and building Horovod needs $BUILD_GB GB: make room"
+}
+
+# check_gpus: on a machine with GPUs, the compiler must suit them and their driver.
+check_gpus() {
+  local driver known capability architecture
+  command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1 || return 0
+  driver=$(nvidia-smi | sed -n 's/.*CUDA Version: \([0-9]*\)\..*/\1/p')
+  [[ -z $driver ]] || (($(cuda_version | cut -d. -f1) <= driver)) ||
+    die "nvcc is of CUDA $(cuda_version) and the driver is for CUDA $driver: install an older toolkit, or a newer driver"
+  known=$("$(cuda_home)/bin/nvcc" --list-gpu-arch | tr -dc '0-9\n')
+  for capability in $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | tr -d .); do
+    # Code runs on the generation it was made for (the first digits), from that model on.
+    for architecture in $known; do
+      if ((architecture / 10 == capability / 10 && architecture <= capability)); then continue 2; fi
+    done
+    die "nvcc of CUDA $(cuda_version) makes no code for this GPU (compute capability" \
+      "${capability%?}.${capability: -1}): install another toolkit; V100 and P40 need CUDA 12"
+  done
 }
 
 build() {

@@ -110,6 +110,20 @@ def test_the_gpu_kind_needs_nvcc(machine):
     assert "nvcc not found" in error_line(result)
 
 
+def test_the_gpu_kind_needs_a_compiler_for_these_gpus_and_their_driver(machine):
+    machine.add_python()
+    machine.add("nvcc", "case $1 in --list*) echo compute_75; echo compute_80;; *) echo 'release 13.0, V13.0.1';; esac")
+    smi = "case $1 in --query*) echo {};; *) echo '| Driver Version: 580.1   CUDA Version: {}.2 |';; esac"
+    home = {"CUDA_HOME": str(machine.tools.parent)}
+    machine.add("nvidia-smi", smi.format("8.0", "12"))
+    assert "nvcc is of CUDA 13.0 and the driver is for CUDA 12" in error_line(machine.setup("--gpu", **home))
+    for capability in ("7.0", "6.1", "9.0"):
+        machine.add("nvidia-smi", smi.format(capability, "13"))
+        assert f"compute capability {capability}" in error_line(machine.setup("--gpu", **home))
+    machine.add("nvidia-smi", smi.format("8.6", "13"))
+    assert "no C++ compiler" in error_line(machine.setup("--gpu", **home)), "it went on to the next check"
+
+
 @pytest.mark.parametrize("argument", ["--tpu", "x", "--cpu=1"])
 def test_unknown_options_are_refused(machine, argument):
     result = machine.setup(argument)
