@@ -43,11 +43,11 @@ report(out)
 """
 
 
-@pytest.mark.parametrize("ranks", [0, 1, 2, 4])
-def test_collectives(ranks):
-    """Without a launcher (0), and with 1, 2 and 4 ranks."""
+@pytest.mark.parametrize(("ranks", "gloo"), [(0, False), (1, False), (2, False), (4, False), (2, True)])
+def test_collectives(ranks, gloo):
+    """Without a launcher (0), with 1, 2 and 4 ranks of MPI, and with Gloo."""
     size = max(ranks, 1)
-    for rank, out in enumerate(results(ranks, ALL)):
+    for rank, out in enumerate(results(ranks, ALL, gloo=gloo)):
         assert (out["rank"], out["size"], out["local"]) == (rank, size, [rank, size])
         assert len(out["hosts"]) == size and len(set(out["hosts"])) == 1
         assert out["horovod"] == (size > 1)
