@@ -82,7 +82,9 @@ def optimizer(config: Config, precision: str, network: keras.Model, communicator
     """The update rule behind the reduction over ranks."""
     inner = optimizers.create(**derived.optimizer_arguments(config, communicator.size))
     inner.set_kinds(classify(network))
-    return DistributedOptimizer(inner, communicator, loss_scale(config, precision))
+    return DistributedOptimizer(
+        inner, communicator, loss_scale(config, precision), measure_noise=config.gradient_noise_scale
+    )
 
 
 def loss_scale(config: Config, precision: str) -> LossScale:

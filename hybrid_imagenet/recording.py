@@ -39,6 +39,11 @@ class Recording:
         if self._directory is not None:
             self.store = CheckpointStore(self._directory.path / "checkpoints", config.keep)
 
+    def announce(self, text: str) -> None:
+        """Shows what all ranks know alike, once: on rank 0."""
+        if self._directory is not None:
+            self.view.message(text)
+
     def find_checkpoint(self) -> Checkpoint | None:
         """The newest good checkpoint on rank 0, if the run is to be resumed.
 

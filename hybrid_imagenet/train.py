@@ -17,7 +17,8 @@ from hybrid_imagenet.callbacks.checkpoints import CheckpointCallback
 from hybrid_imagenet.callbacks.costs import Costs, WireHealthLog
 from hybrid_imagenet.callbacks.logs import RecordLog
 from hybrid_imagenet.callbacks.metrics import MetricAverage
-from hybrid_imagenet.callbacks.numerics import NumericsGuard, WeightCheck
+from hybrid_imagenet.callbacks.numerics import NoiseScaleLog, NumericsGuard, TrustRatioLog, WeightCheck
+from hybrid_imagenet.callbacks.progress import NoteProgress
 from hybrid_imagenet.callbacks.schedules import HyperparameterSchedule
 from hybrid_imagenet.callbacks.stop import BestAndTarget
 from hybrid_imagenet.checkpoint import Checkpoint
@@ -35,6 +36,7 @@ from hybrid_imagenet.restore import restore_arrays, restore_sums
 from hybrid_imagenet.state import RunState
 from hybrid_imagenet.step import Batch, EvaluationStep, TrainStep
 from hybrid_imagenet.validation import Validation
+from hybrid_imagenet.watchdog import Watchdog
 
 
 def run(config: Config, communicator: Communicator) -> str:
@@ -85,6 +87,7 @@ class _Session:
         self.recording = recording
         self.train_source = train_source
         self.state = RunState()
+        self.watchdog = Watchdog(communicator, config.stall_seconds)
         self.batches = derived.batches(config)
         self.order = assemble.sample_order(config, train_source)
         self.model = assemble.model(config, precision, train_source.num_classes, communicator)
@@ -120,6 +123,7 @@ class _Session:
 
     def run(self) -> str:
         """Restores, trains, sums up."""
+        self.watchdog.start()
         with _together(self.communicator):
             checkpoint = self.recording.find_checkpoint()
         self._share_state(checkpoint)
@@ -128,13 +132,14 @@ class _Session:
                 restore_arrays(checkpoint, self.variables())
             self.recording.start(self.facts, self._info(), self.state.seconds)
         if self.state.step:
-            self.recording.view.message(self._resumed())
+            self.recording.announce(self._resumed())
         control = Control(self.config.checkpoint_every_seconds if self.communicator.rank == 0 else None)
         control.install_signal_handlers()
         try:
             self._loop(control).run()
         finally:
             control.restore_signal_handlers()
+            self.watchdog.stop()
         self.recording.finish(
             world_size=self.communicator.size,
             train_images=self.train_source.num_examples,
@@ -183,7 +188,7 @@ class _Session:
             order=self.order,
             batches=self._batch_sizes,
             data=self._training_data,
-            validate=self.validation.run,
+            validate=lambda: self.validation.run(self.watchdog.note),
             validate_after=self._validate_after,
             control=control,
             world_size=self.communicator.size,
@@ -199,16 +204,24 @@ class _Session:
         precise = PreciseStatistics(self.step.forward, layers, self._statistics_batches, lambda: self.state.step)
         collect = precise.collect if config.batch_norm == "precise" else None
         statistics = BatchNormSync(communicator.allreduce_sum, communicator.size, layers, collect)
+        noise = []
+        if config.gradient_noise_scale:
+            noise = [
+                NoiseScaleLog(self.optimizer, communicator.allgather_object, self._batch_sizes, recording.announce)
+            ]
         log = [RecordLog(recording.writer, recording.view)] if recording.writer is not None else []
         return [
+            NoteProgress(self.watchdog.note),
             BroadcastInitialState(communicator, lambda: list(self.variables().values())),
             HyperparameterSchedule(self.schedule, self.optimizer.inner),
             statistics,
             MetricAverage(communicator.allreduce_sum),
             NumericsGuard(self.optimizer, config.max_skipped_steps),
+            TrustRatioLog(self.optimizer.inner, self.model.trainable_variables),
+            *noise,
             WeightCheck(communicator.allgather_object, self.model.trainable_variables),
             Costs(communicator, self.train_source.io_statistics),
-            WireHealthLog(communicator, recording.view.message),
+            WireHealthLog(communicator, recording.announce),
             BestAndTarget(self.state, config.stop_at_top1),
             *log,
             CheckpointCallback(

@@ -9,6 +9,8 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.errors import NumericsError
+from hybrid_imagenet.numerics import noise_scale
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 
 
@@ -82,3 +84,56 @@ class WeightCheck(keras.callbacks.Callback):
         parts = [tf.reduce_sum(tf.cast(tf.bitcast(v.value, tf.int32), tf.int64)) for v in self._variables]
         weights = [2 * i + 1 for i in range(len(parts))]
         return tf.add_n([part * weight for part, weight in zip(parts, weights, strict=True)])
+
+
+class TrustRatioLog(keras.callbacks.Callback):
+    """Adds `trust_ratios`, the LARS ratio of each layer in the last step, to the epoch records of the SGD phase."""
+
+    def __init__(self, optimizer: GroupedOptimizer, variables: Sequence[keras.Variable]):
+        """`variables` are those that the optimizer was built on."""
+        super().__init__()
+        self._optimizer = optimizer
+        self._names = [variables[i].path for i in optimizer.kernel_indices()]
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Fetches the ratios."""
+        if logs is not None and self._optimizer.hyper["phase"] > 0:
+            logs["trust_ratios"] = dict(zip(self._names, self._optimizer.trust_ratios.numpy().tolist(), strict=True))
+
+
+class NoiseScaleLog(keras.callbacks.Callback):
+    """Estimates the gradient noise scale from each epoch's square norms and says whether a larger batch would pay.
+
+    The square norms of all ranks' gradients and of their mean are averaged over ranks and steps before the estimate
+    (McCandlish et al., appendix A.1); b is a rank's batch and B the global one.
+    """
+
+    def __init__(
+        self,
+        optimizer: DistributedOptimizer,
+        allgather: Callable[[Any], list[Any]],
+        batch_sizes: Callable[[int], tuple[int, int]],
+        message: Callable[[str], None],
+    ):
+        """`batch_sizes(epoch)` gives images per rank and micro-batch, and micro-batches per step."""
+        super().__init__()
+        self._optimizer = optimizer
+        self._allgather = allgather
+        self._batch_sizes = batch_sizes
+        self._message = message
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds `noise_scale` (images) to the record; every rank calls it."""
+        own = self._optimizer.square_norms.numpy().tolist()
+        self._optimizer.square_norms.assign(tf.zeros([3], tf.float64))
+        rows = self._allgather(own)
+        ranks = len(rows)
+        small, big, steps = (sum(column) for column in zip(*rows, strict=True))
+        if not steps or ranks == 1 or logs is None:
+            return
+        images, micro_batches = self._batch_sizes(epoch)
+        batch = images * micro_batches
+        scale = noise_scale.NoiseScale(decay=0.0)
+        scale.add(small / steps, big / steps, batch, batch * ranks)
+        logs["noise_scale"] = scale.value
+        self._message(f"epoch {epoch + 1}: {noise_scale.advice(scale.value, batch * ranks)}")

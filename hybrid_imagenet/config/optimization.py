@@ -60,6 +60,9 @@ class Optimizer:
     lars_eps_rule: str = option(
         "add", "Add eps (MLPerf), or replace smaller denominators by it (S).", choices=("add", "floor")
     )
+    gradient_noise_scale: bool = option(
+        False, "Estimate how large a batch pays from the gradients of the ranks (McCandlish et al.), once per epoch."
+    )
 
 
 @dataclasses.dataclass(frozen=True)

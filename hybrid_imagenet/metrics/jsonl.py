@@ -50,6 +50,7 @@ KEYS: Mapping[str, str] = {
     "loss_scale": "factor on the loss before backpropagation",
     "skipped_steps": "steps skipped for non-finite gradients since the start of the run",
     "grad_norm": "Euclidean norm of the averaged, unscaled gradient",
+    "noise_scale": "gradient noise scale in images, if it is measured",
     "trust_ratios": "LARS trust ratio by layer",
 }
 """What each key means. A record may hold other keys too; readers pass over those that they do not know."""

@@ -40,14 +40,26 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         inner: GroupedOptimizer,
         communicator: GradientReducer,
         loss_scale: LossScale | None = None,
+        *,
+        measure_noise: bool = False,
         name: str = "distributed",
     ):
-        """Wraps `inner`; without `loss_scale` the loss is not scaled."""
+        """Wraps `inner`.
+
+        Args:
+          inner: updates the variables.
+          communicator: reduces gradients.
+          loss_scale: without it the loss is not scaled.
+          measure_noise: add up the square norms behind the gradient noise scale (McCandlish et al.) in `square_norms`,
+            float64 [3]: of this rank's gradients, of their mean over ranks, and the finite steps counted.
+        """
         super().__init__(learning_rate=0.0, name=name)
         self.inner = inner
         self.loss_scale = loss_scale or LossScale()
         self._communicator = communicator
         self.grad_norm = keras.Variable(0.0, dtype="float32", trainable=False, name="grad_norm")
+        self.square_norms = tf.Variable(tf.zeros([3], tf.float64), trainable=False, name="square_norms")
+        self._measure_noise = measure_noise
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the inner optimizer's state for these trainable variables."""
@@ -95,7 +107,10 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         if missing:
             raise ValueError(f"no gradient for {', '.join(missing)}")
         reduced = self._communicator.reduce_gradients(list(grads), [v.path for v in variables])
+        unscale = self.loss_scale.inverse()  # of this step: the next line may change the scale
         self.apply_reduced(reduced)
+        if self._measure_noise:
+            self._add_square_norms(grads, unscale)
 
     def apply_reduced(self, reduced: Sequence[tf.Tensor]) -> None:
         """Updates the variables from gradients that are already means over ranks (float32, still scaled)."""
@@ -111,3 +126,11 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
         tf.cond(finite, update, lambda: tf.constant(False))
         self.loss_scale.update(finite)
+
+    def _add_square_norms(self, grads: Sequence[tf.Tensor], unscale: tf.Tensor) -> None:
+        """Adds a step's square norms, unscaled; a step that is not finite counts as none."""
+        own = tf.add_n([2.0 * tf.nn.l2_loss(tf.cast(g, tf.float32)) for g in grads]) * tf.square(unscale)
+        mean = tf.square(self.grad_norm.value)
+        row = tf.cast(tf.stack([own, mean, 1.0]), tf.float64)
+        finite = tf.math.is_finite(own) & tf.math.is_finite(mean)
+        self.square_norms.assign_add(tf.where(finite, row, tf.zeros_like(row)))

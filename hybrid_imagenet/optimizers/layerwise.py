@@ -64,6 +64,7 @@ class TrustRatio:
         )
         if self.variant == "larc":
             ratio = clip_ratio(ratio, learning_rate, xp=tf)
+        optimizer.trust_ratios.assign(ratio)
         for i, rate in zip(kernels, tf.unstack(factor * learning_rate * ratio), strict=True):
             rates[i] = rate
         return rates
