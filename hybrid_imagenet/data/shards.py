@@ -118,8 +118,11 @@ def _fingerprint(path: Path) -> tuple[str, int, int]:
 
 
 def _scan_all(files: Sequence[Path]) -> ShardIndex:
-    with concurrent.futures.ThreadPoolExecutor(min(16, len(files))) as pool:
-        scans = list(pool.map(records.scan, files))
+    try:
+        with concurrent.futures.ThreadPoolExecutor(min(16, len(files))) as pool:
+            scans = list(pool.map(records.scan, files))
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from None
     shard = np.repeat(np.arange(len(files), dtype=np.int64), [len(offsets) for offsets, _, _ in scans])
     damaged = tuple((str(path), *bad) for path, (_, _, bad) in zip(files, scans, strict=True) if bad)
     return ShardIndex(

@@ -36,8 +36,11 @@ class FolderSource(Source):
         unknown = sorted(set(_classes(root)) - set(self.class_names))
         if unknown:
             raise UserError(f"{root / unknown[0]}: no class of this name in the training split")
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            listed = list(pool.map(lambda name: _images(root / name), self.class_names))
+        try:
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                listed = list(pool.map(lambda name: _images(root / name), self.class_names))
+        except OSError as error:
+            raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from None
         self._root = str(root)
         self._names = [f"{name}/{file}" for name, files in zip(self.class_names, listed, strict=True) for file in files]
         self._labels = np.repeat(np.arange(self.num_classes, dtype=np.int32), [len(files) for files in listed])

@@ -1,0 +1,272 @@
+"""Batches of one rank: reads, decodes and crops ahead of the trainer, and deals with records that are bad."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from hybrid_imagenet.data import decode, images
+from hybrid_imagenet.data.sources.base import BadRecord, Source
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics import augment, sampling
+
+Element = dict[str, tf.Tensor]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class HostOptions:
+    """How the host works.
+
+    Attributes:
+      threads: decoding threads of this rank.
+      readers: micro-batches that are read from storage at the same time.
+      prefetch: finished micro-batches kept ready.
+      device: where finished micro-batches are copied ahead of the trainer ("/gpu:0"); None leaves them on the host.
+      memory_bytes: bound on what is read and decoded ahead; lowers `readers` and `prefetch` to 1 at least.
+      bad_records: "fail" or "skip", see `training`.
+      max_bad_records: bad records of this rank above which skipping fails.
+    """
+
+    threads: int = 2
+    readers: int = 2
+    prefetch: int = 2
+    device: str | None = None
+    memory_bytes: int = 4 << 30
+    bad_records: str = "fail"
+    max_bad_records: int = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """The examples of one micro-batch of one rank."""
+
+    examples: sampling.Indices
+    epochs: sampling.Indices
+    weights: np.ndarray  # float32 [b]; 0 marks padding
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A run of micro-batches of one size."""
+
+    batch: int
+    count: int
+    request: Callable[[int], Request]
+
+
+class BadRecords:
+    """The records that turned out bad: failing at the first, or counted, logged and replaced."""
+
+    def __init__(self, source: Source, options: HostOptions) -> None:
+        """Starts with none."""
+        self._source = source
+        self._options = options
+        self.known: dict[int, str] = {}
+
+    def add(self, index: int, error: BadRecord) -> None:
+        """Notes a bad record; raises UserError under "fail", or when there are too many."""
+        if self._options.bad_records == "fail":
+            raise UserError(f"{error}; mend it, or give --bad_records=skip")
+        if index not in self.known:
+            self.known[index] = error.reason
+            _log.warning("skipped a bad record (%d so far): %s", len(self.known), error)
+        if len(self.known) > self._options.max_bad_records:
+            limit = self._options.max_bad_records
+            raise UserError(f"more than --max_bad_records={limit} bad records; the last: {error}")
+        if len(self.known) == self._source.num_examples:
+            raise UserError(f"every record is bad; the last: {error}")
+
+
+class Batches:
+    """Micro-batches as dictionaries of tensors; each `iter()` starts from the beginning.
+
+    Attributes:
+      side: pixels of the square images that come from the host.
+      bad: what was skipped so far.
+      wait_seconds: time that the consumer has waited for batches.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        stages: Callable[[], Iterator[Stage]],
+        *,
+        augmentation: str,
+        crop_fraction: float | None,
+        image_size: int,
+        seed: int,
+        options: HostOptions,
+        weighted: bool,
+    ) -> None:
+        """See `training` and `evaluation`."""
+        self.side = image_size if crop_fraction else augment.host_stage(augmentation, image_size).side
+        self.bad = BadRecords(source, options)
+        self.wait_seconds = 0.0
+        self._source = source
+        self._stages = stages
+        self._options = options
+        self._weighted = weighted
+        self._seed = seed
+        self._draws = 0 if crop_fraction else augment.host_stage(augmentation, image_size).draws
+        self._augmentation = augmentation
+        self._crop_fraction = crop_fraction
+        self._failure: UserError | None = None
+
+    def __iter__(self) -> Iterator[Element]:
+        """Yields the elements; raises UserError for a record that cannot be used."""
+        for stage in self._stages():
+            if self._source.ready:
+                yield from self._repeated(stage)
+                continue
+            done = 0
+            while done < stage.count:  # again only after an image that did not decode was skipped
+                elements = iter(self._dataset(stage, done))
+                try:
+                    for element in self._timed(elements):
+                        done += 1
+                        yield element
+                except tf.errors.OpError as error:
+                    self._explain(stage.request(done), error)
+
+    def _repeated(self, stage: Stage) -> Iterator[Element]:
+        """The pixels of one batch with the labels, seeds and weights of all."""
+        first = next(iter(self._dataset(dataclasses.replace(stage, count=1), 0)))
+        for number in range(stage.count):
+            request = stage.request(number)
+            element = {"image": first["image"], "label": tf.constant(self._source.read(request.examples)[1])}
+            if self._weighted:
+                yield {**element, "weight": tf.constant(request.weights)}
+            else:
+                yield {**element, "seed": tf.constant(sampling.seeds(self._seed, request.epochs, request.examples))}
+
+    def _timed(self, elements: Iterator[Element]) -> Iterator[Element]:
+        while True:
+            started = time.perf_counter()
+            element = next(elements, None)
+            self.wait_seconds += time.perf_counter() - started
+            if element is None:
+                return
+            yield element
+
+    def _explain(self, request: Request, error: Exception) -> None:
+        """Finds the record behind a failure; returns if it is one to skip from now on."""
+        if self._failure:
+            raise self._failure from None
+        before = len(self.bad.known)
+        for requested in np.unique(request.examples):
+            index = int(requested)
+            while index in self.bad.known:
+                index = self._neighbor(index)
+            try:
+                self._check_decodes(index)
+            except BadRecord as bad:
+                self.bad.add(index, bad)
+        if len(self.bad.known) == before:
+            raise error
+
+    def _neighbor(self, index: int) -> int:
+        return (index + 1) % self._source.num_examples
+
+    def _check_decodes(self, index: int) -> None:
+        content, _, (kind, height, width) = self._usable(index)
+        branch, window = decode.branches(np.array([kind]), np.array([[0, 0, height, width]]), max(height, width))
+        try:
+            decode.decode(tf.constant(content), tf.constant(branch[0]), tf.constant(window[0]), self.side)
+        except tf.errors.OpError as error:
+            reason = re.sub(r"\{\{.*?\}\} ?|\[Op:.*", "", str(error.message).splitlines()[0]).strip()
+            raise BadRecord(*self._source.locate(index), f"the image does not decode ({reason})") from None
+
+    def _dataset(self, stage: Stage, start: int) -> tf.data.Dataset:
+        options = self._options
+        types = (tf.string, tf.int32, tf.int32, tf.int32, tf.int64, tf.float32)
+        shapes = ((), (), (4,), (), (2,), ())
+
+        def read(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            arrays = tf.numpy_function(lambda number: self._read(stage.request(int(number))), [step], types)
+            for array, shape in zip(arrays, shapes, strict=True):
+                array.set_shape((stage.batch, *shape))
+            return tuple(arrays)
+
+        def finish(
+            content: tf.Tensor,
+            branch: tf.Tensor,
+            window: tf.Tensor,
+            label: tf.Tensor,
+            seed: tf.Tensor,
+            weight: tf.Tensor,
+        ) -> Element:
+            image = decode.decode(content, branch, window, self.side)
+            extra = {"weight": weight} if self._weighted else {"seed": seed}
+            return {"image": image, "label": label, **extra}
+
+        readers, prefetch = self._ahead(stage.batch)
+        data = tf.data.Dataset.range(start, stage.count)
+        data = data.map(read, num_parallel_calls=readers, deterministic=True)
+        data = data.unbatch().map(finish, num_parallel_calls=options.threads, deterministic=True)
+        data = data.batch(stage.batch, drop_remainder=True).prefetch(prefetch)
+        settings = tf.data.Options()
+        settings.threading.private_threadpool_size = options.threads
+        settings.threading.max_intra_op_parallelism = 1
+        settings.autotune.enabled = False
+        data = data.with_options(settings)
+        if options.device:
+            return data.apply(tf.data.experimental.prefetch_to_device(options.device, buffer_size=1))
+        return data
+
+    def _ahead(self, batch: int) -> tuple[int, int]:
+        """Concurrent reads and finished batches that fit the memory bound; an encoded image counts as 256 KiB."""
+        decoded, encoded = batch * self.side**2 * 3, batch << 18
+        prefetch = min(self._options.prefetch, self._options.memory_bytes // (2 * decoded))
+        readers = min(self._options.readers, self._options.memory_bytes // (2 * encoded))
+        return max(1, readers), max(1, prefetch)
+
+    def _read(self, request: Request) -> tuple[np.ndarray, ...]:
+        """Encoded images and what is to be done with each, for one micro-batch."""
+        try:
+            contents, probed, labels, weights = self._contents(request)
+        except UserError as error:
+            self._failure = error
+            raise
+        seeds = sampling.seeds(self._seed, request.epochs, request.examples)
+        sizes = probed[:, 1:]
+        if self._crop_fraction:
+            windows = augment.center(sizes, self._crop_fraction)
+        else:
+            windows = augment.windows(self._augmentation, sizes, sampling.uniforms(seeds, self._draws))
+        branch, window = decode.branches(probed[:, 0], windows, self.side)
+        return contents, branch, window, labels, seeds, weights
+
+    def _contents(self, request: Request) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        count = len(request.examples)
+        contents = np.empty(count, object)
+        probed = np.empty((count, 3), np.int64)
+        labels = np.empty(count, np.int32)
+        weights = request.weights.copy()
+        for place, index in enumerate(request.examples):
+            attempt = int(index)
+            while True:  # a bad record's neighbor takes its place; `bad.add` ends this when there are too many
+                try:
+                    contents[place], labels[place], probed[place] = self._usable(attempt)
+                    break
+                except BadRecord as error:
+                    self.bad.add(attempt, error)
+                    weights[place] = 0
+                    attempt = self._neighbor(attempt)
+        return contents, probed, labels, weights
+
+    def _usable(self, index: int) -> tuple[bytes, int, tuple[int, int, int]]:
+        if index in self.bad.known:
+            raise BadRecord(*self._source.locate(index), self.bad.known[index])
+        content, label = self._source.read_one(index)
+        try:
+            return content, label, images.probe(content)
+        except ValueError as error:
+            raise BadRecord(*self._source.locate(index), str(error)) from None
