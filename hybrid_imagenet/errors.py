@@ -4,6 +4,7 @@ EXIT_OK = 0
 EXIT_FAILURE = 1  # an unexpected error, with a traceback
 EXIT_USAGE = 2  # a flag, a path or a data set that cannot be used
 EXIT_NUMERICS = 3  # too many skipped steps, or divergence
+EXIT_STALLED = 4  # a rank hung for --stall_seconds; start again with --resume
 EXIT_PREEMPTED = 75  # stopped by a signal after saving; start again with --resume
 
 

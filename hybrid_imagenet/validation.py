@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import tensorflow as tf
@@ -45,8 +46,11 @@ class Validation:
         self._crop_fraction = crop_fraction
         self._options = options
 
-    def run(self) -> dict[str, float]:
-        """Returns `val_loss` (nats), `val_top1`, `val_top5` (fractions) and `val_count` over all ranks."""
+    def run(self, note: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """Returns `val_loss` (nats), `val_top1`, `val_top5` (fractions) and `val_count` over all ranks.
+
+        `note` is called after every batch.
+        """
         self._step.sums.reset()
         batches = pipeline.evaluation(
             self._source,
@@ -59,6 +63,7 @@ class Validation:
         )
         for batch in batches:
             self._step(batch)
+            note()
         vector = self._ranks.allreduce_sum(self._step.sums.variable.read_value(), "validation_sums")
         total = from_vector(vector)
         return {**total.means("val"), "val_count": int(total.count)}

@@ -28,6 +28,9 @@ class Run:
     log_every_steps: int = option(
         20, "Steps between fetches of the training metrics from the device.", unit="steps", minimum=1
     )
+    stall_seconds: float = option(
+        300.0, "End the job when a rank has hung for so long; it is named before. 0 never does.", unit="s", minimum=0
+    )
     progress: str = option(
         "auto",
         "How rank 0 shows progress: a live area on a terminal, plain lines elsewhere.",

@@ -1,0 +1,215 @@
+"""Who hangs: the verdict from the last beats, and the exchange between real processes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from hybrid_imagenet import heartbeats, watchdog
+from hybrid_imagenet.heartbeats import Beat, Ledger
+from tests.distributed.launch import ROOT
+
+WAITS = ("hybrid_imagenet/step.py:65 single", "hybrid_imagenet/loop.py:120 _one_step")
+READS = ("/usr/lib/python3/os.py:10 pread", "hybrid_imagenet/loop.py:127 _next")
+
+
+def beat(rank, step=7, idle=0.0, stack=WAITS, mean=0.1, **more):
+    return Beat(rank, f"node{rank}", 100 + rank, step, idle, mean, stack, **more)
+
+
+def ledger(*beats, at=0.0, patience=10.0):
+    result = Ledger(patience)
+    for one in beats:
+        result.heard(one, at)
+    return result
+
+
+def test_a_silent_rank_is_named_with_host_process_step_and_stack():
+    ours = ledger(beat(0), beat(1, stack=READS), beat(2))
+    assert ours.stall(9.9) is None
+    ours.heard(beat(0), 10.5)
+    ours.heard(beat(2), 10.5)
+    stall = ours.stall(11.0)
+    assert stall.ranks == (1,)
+    assert stall.seconds == 11.0
+    first, *stack = stall.text.splitlines()
+    assert first == "stall: rank 1 on node1 (process 101) is silent for 11 s, after step 7; it was in"
+    assert stack == [f"stall:   {frame}" for frame in READS]
+
+
+def test_silence_counts_before_the_first_step_and_lack_of_progress_does_not():
+    ours = ledger(beat(0, step=None), beat(1, step=None))
+    ours.heard(beat(0, step=None), 20.0)
+    assert ours.stall(20.0).ranks == (1,)
+    ours.heard(beat(1, step=None), 21.0)
+    assert ours.stall(22.0) is None
+
+
+@pytest.mark.parametrize(
+    ("beats", "culprits"),
+    [
+        ([beat(0, idle=11), beat(1, idle=11, step=6), beat(2, idle=11)], (1,)),  # behind the others
+        ([beat(0, idle=11), beat(1, idle=11, stack=READS)], (1,)),  # does not wait for others
+        ([beat(0, idle=11), beat(1, idle=11)], (0, 1)),  # all alike
+        ([beat(0, idle=11), beat(1, idle=2, stack=READS)], None),  # one advances
+        ([beat(0, idle=11, mean=5.0), beat(1, idle=11, mean=5.0)], None),  # steps take long here
+        ([beat(0, idle=21, mean=5.0), beat(1, idle=21, mean=5.0)], (0, 1)),
+    ],
+)
+def test_without_progress_the_culprits_are_told_from_those_that_wait(beats, culprits):
+    stall = ledger(*beats).stall(0.0)
+    assert (stall and stall.ranks) == culprits
+
+
+def test_a_rank_that_left_or_was_never_heard_is_not_missed():
+    ours = ledger(beat(0), beat(1))
+    ours.heard(beat(1, leaving=True), 1.0)
+    ours.heard(beat(0), 30.0)
+    assert ours.stall(30.0) is None
+    assert ours.silence(1, 30.0) == ours.silence(5, 30.0) == 0.0
+
+
+def test_a_beat_survives_the_wire_and_fits_a_datagram():
+    original = beat(3, stack=heartbeats.main_stack())
+    data = original.encode("secret")
+    assert Beat.decode(data, "secret") == original
+    assert len(data) < 8192
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"{}",
+        b'["secret"]',
+        b'["secret", {}]',
+        b'["secret", {"rank": 1}]',
+        b'["secret", 5]',
+        beat(1).encode("other"),
+        json.dumps(["secret", {**json.loads(beat(1).encode("secret"))[1], "stack": 5}]).encode(),
+        json.dumps(["secret", {**json.loads(beat(1).encode("secret"))[1], "idle": "long"}]).encode(),
+        json.dumps(["secret", {**json.loads(beat(1).encode("secret"))[1], "evil": 1}]).encode(),
+    ],
+)
+def test_strange_datagrams_are_passed_over(data):
+    assert Beat.decode(data, "secret") is None
+
+
+def test_the_stack_is_that_of_the_main_thread_innermost_first():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(heartbeats.main_stack()))
+    thread.start()
+    thread.join()
+    assert found[0][0].endswith(("wait", "join", "_wait_for_tstate_lock", "start"))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"), [("a", (0,)), ("aa", (0, 1)), ("aabb", (0, 2)), ("aaaa", (0, 1)), ("abc", (0, 1))]
+)
+def test_the_deputy_sits_on_another_host_if_there_is_one(hosts, expected):
+    assert watchdog.listeners(tuple(hosts)) == expected
+
+
+# Ranks without MPI: what the watchdog needs of a communicator, over files.
+RANK = """
+import json, pathlib, sys, time
+from hybrid_imagenet.watchdog import Watchdog
+folder, rank, size, limit = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+class Files:
+    def __init__(self):
+        self.rank, self.size, self.hosts, self.calls = rank, size, ("here",) * size, 0
+    def allgather_object(self, value):
+        self.calls += 1
+        mine = folder / f"{self.calls}-{rank}"
+        mine.with_suffix(".part").write_text(json.dumps(value))
+        mine.with_suffix(".part").rename(mine)
+        paths = [folder / f"{self.calls}-{r}" for r in range(size)]
+        while not all(path.exists() for path in paths):
+            time.sleep(0.01)
+        return [json.loads(path.read_text()) for path in paths]
+    def broadcast_object(self, value, root=0):
+        return self.allgather_object(value)[root]
+ranks = Files()
+dog = Watchdog(ranks, limit)
+dog.start()
+def step_that_hangs():
+    time.sleep(600)
+for step in range(1, 10 ** 6):
+    time.sleep(0.05)
+    ranks.allgather_object(None)
+    dog.note(step)
+    if step == 5:
+        print("training", flush=True)
+    if step == 10 and str(rank) in sys.argv[5:]:
+        step_that_hangs()
+"""
+
+
+def start(folder, size, limit, *hanging):
+    arguments = [str(folder), None, str(size), str(limit), *map(str, hanging)]
+    processes = []
+    for rank in range(size):
+        arguments[1] = str(rank)
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", RANK, *arguments],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return processes
+
+
+def finish(processes, number):
+    try:
+        output = processes[number].communicate(timeout=60)
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+    for process in processes:
+        process.communicate()
+    return processes[number].returncode, output[1]
+
+
+@pytest.mark.parametrize(("stopped", "reporter"), [(1, 0), (0, 1)])
+def test_a_stopped_rank_is_named_and_the_job_ends(tmp_path, stopped, reporter):
+    processes = start(tmp_path, 3, 4)
+    for process in processes:
+        assert process.stdout.readline() == "training\n"
+    time.sleep(0.6)  # a beat of the steps
+    os.kill(processes[stopped].pid, signal.SIGSTOP)
+    code, errors = finish(processes, reporter)
+    assert code == 4
+    assert re.search(rf"stall: rank {stopped} on here \(process {processes[stopped].pid}\) is silent for \d+ s", errors)
+    assert "<module>" in errors or "allgather_object" in errors  # where its main thread was
+    assert f"error: rank {stopped} on here hung for" in errors
+    assert "--stall_seconds=4" in errors
+    assert errors.count("stall: rank") == 1  # told once
+
+
+def test_a_hanging_main_thread_is_told_from_those_that_wait(tmp_path):
+    code, errors = finish(start(tmp_path, 3, 3, 2), 0)
+    assert code == 4
+    assert "rank 2 on here" in errors
+    assert "without progress" in errors
+    assert "step_that_hangs" in errors
+
+
+def test_nothing_is_said_about_ranks_that_work(tmp_path):
+    processes = start(tmp_path, 2, 2)
+    time.sleep(4)
+    assert all(process.poll() is None for process in processes)
+    for process in processes:
+        process.kill()
+    assert [process.communicate()[1] for process in processes] == ["", ""]
