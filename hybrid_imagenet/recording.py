@@ -89,6 +89,11 @@ class Recording:
             f"{facts['validation_images']} validation images), {facts['world_size']} ranks x "
             f"{self._config.per_gpu_batch} images, {facts['precision']}, results in {self._directory.path}"
         )
+        if self._config.warmup_epochs >= self._config.epochs and self._config.optimizer == "hybrid":
+            self.view.message(
+                f"all {self._config.epochs} epochs lie inside of the warmup of {self._config.warmup_epochs:g} epochs: "
+                "SGD will not be reached"
+            )
 
     def finish(self, *, world_size: int, train_images: int, seconds: float, stop: str) -> None:
         """Closes metrics.jsonl, writes summary.json and the standard logs, and shows the summary."""

@@ -48,8 +48,6 @@ def environment() -> dict[str, str]:
     return os.environ | {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        # mpirun would otherwise kill its ranks one second after it passed a signal on.
-        "OMPI_MCA_odls_base_sigkill_timeout": "30",
         "PYTHONPATH": str(ROOT),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
