@@ -1,0 +1,64 @@
+"""What Horovod is told before it starts, and the names of hosts."""
+
+import os
+from unittest import mock
+
+import pytest
+
+from hybrid_imagenet.comm import engine
+from hybrid_imagenet.comm.settings import Settings
+
+
+@pytest.fixture
+def options(monkeypatch):
+    """Calls _set_engine as if Horovod had NCCL or not; returns its answer and what it set."""
+
+    def call(settings, nccl=False, **given):
+        monkeypatch.setattr(engine.hvd, "nccl_built", lambda: nccl)
+        monkeypatch.setattr(engine.tf.config, "get_visible_devices", lambda kind: ["GPU:0"] if nccl else [])
+        rest = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
+        with mock.patch.dict(os.environ, rest | given, clear=True):
+            answer = engine._set_engine(settings)
+            return answer, {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+
+    return call
+
+
+def test_one_bucket_is_one_message(options):
+    answer, found = options(Settings(fusion_threshold_mb=4, cycle_time_ms=2.5))
+    assert not answer
+    assert found == {
+        "HOROVOD_CYCLE_TIME": "2.5",
+        "HOROVOD_DISABLE_GROUP_FUSION": "1",
+        "HOROVOD_FUSION_THRESHOLD": str(8 * 2**20),
+    }
+
+
+def test_the_tuner_decides_on_fusion(options):
+    assert options(Settings(autotune=True))[1] == {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_AUTOTUNE": "1"}
+
+
+def test_what_the_launcher_set_stays(options):
+    assert options(Settings(), HOROVOD_CYCLE_TIME="7")[1]["HOROVOD_CYCLE_TIME"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (Settings(allreduce="hierarchical"), "HOROVOD_HIERARCHICAL_ALLREDUCE"),
+        (Settings(allreduce="torus"), "HOROVOD_TORUS_ALLREDUCE"),
+        (Settings(allreduce="torus", torus_grid="2x2"), None),  # a grid of one's own is composed
+        (Settings(allreduce="masters"), None),
+        (Settings(), None),
+    ],
+)
+def test_with_nccl_horovod_does_what_it_can_itself(options, settings, expected):
+    answer, found = options(settings, nccl=True)
+    assert answer == (expected is not None)
+    assert [name for name in found if name.endswith("_ALLREDUCE")] == ([expected] if expected else [])
+    assert not options(settings, nccl=False)[0]
+
+
+def test_host_names():
+    assert engine._host_names([("a", "1"), ("b", "2"), ("a", "1")]) == ("a", "b", "a")
+    assert engine._host_names([("a", "1"), ("a", "2"), ("b", "3"), ("a", "1")]) == ("a#0", "a#1", "b", "a#0")
