@@ -119,6 +119,7 @@ class Batches:
         self._augmentation = augmentation
         self._crop_fraction = crop_fraction
         self._failure: UserError | None = None
+        self._built: tuple[Stage, int, tf.data.Dataset] | None = None
 
     def __iter__(self) -> Iterator[Element]:
         """Yields the elements; raises UserError for a record that cannot be used."""
@@ -185,6 +186,12 @@ class Batches:
             raise BadRecord(*self._source.locate(index), f"the image does not decode ({reason})") from None
 
     def _dataset(self, stage: Stage, start: int) -> tf.data.Dataset:
+        """The elements of a stage from number `start`; the last one built is kept, for repeated evaluation."""
+        if self._built is None or self._built[:2] != (stage, start):
+            self._built = (stage, start, self._build(stage, start))
+        return self._built[2]
+
+    def _build(self, stage: Stage, start: int) -> tf.data.Dataset:
         options = self._options
         types = (tf.string, tf.int32, tf.int32, tf.int32, tf.int64, tf.float32)
         shapes = ((), (), (4,), (), (2,), ())

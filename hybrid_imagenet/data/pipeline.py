@@ -108,9 +108,10 @@ def evaluation(
         real = positions < source.num_examples
         return Request(np.where(real, positions, 0), np.zeros_like(positions), real.astype(np.float32))
 
+    stage = Stage(batch, steps, request)
     return Batches(
         source,
-        lambda: iter([Stage(batch, steps, request)]),
+        lambda: iter([stage]),
         augmentation="none",
         crop_fraction=crop_fraction,
         image_size=image_size,
