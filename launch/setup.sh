@@ -194,7 +194,7 @@ check_ranks() {
     [[ $parts == *"[X] $part"* ]] || { echo "error: Horovod was built without $part" && return 1; }
   done
   # shellcheck source=launch/env.sh
-  (. "$launch_dir/env.sh" && CUDA_VISIBLE_DEVICES='' timeout 120 mpirun "${MPI_ARGUMENTS[@]}" -np 2 -H localhost:2 \
+  (. "$launch_dir/env.sh" && CUDA_VISIBLE_DEVICES='' timeout 300 mpirun "${MPI_ARGUMENTS[@]}" -np 2 -H localhost:2 \
     "$venv_dir/bin/python" "$launch_dir/check_ranks.py")
 }
 
