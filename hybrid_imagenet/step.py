@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.losses import cross_entropy
 from hybrid_imagenet.metrics.accumulators import SumAccumulator
+from hybrid_imagenet.mixup import mix
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 
 Batch = Mapping[str, tf.Tensor]
@@ -39,6 +40,7 @@ class TrainStep:
         communicator: ControlReducer,
         *,
         label_smoothing: float = 0.0,
+        mixup: float = 0.0,
         xla: bool = False,
     ):
         """Builds the optimizer's state for the model.
@@ -49,6 +51,7 @@ class TrainStep:
           preprocess: augments a batch {"image": uint8, ...} on the device; images in the compute type.
           communicator: adds up the control word over ranks.
           label_smoothing: see `losses.cross_entropy`.
+          mixup: alpha of `mixup.mix`; 0 for none. The metrics are those of the mixed images and their first labels.
           xla: compile forward and backward with XLA; reduction stays outside, so it no longer overlaps with them.
         """
         self.model = model
@@ -57,6 +60,7 @@ class TrainStep:
         self._preprocess = preprocess
         self._communicator = communicator
         self._label_smoothing = label_smoothing
+        self._mixup = mixup
         self._variables = [v.value for v in model.trainable_variables]
         self._accumulators: list[tf.Variable] = []
         self._gradients = self._loss_and_gradients
@@ -97,15 +101,23 @@ class TrainStep:
             self._accumulators = [tf.Variable(tf.zeros(v.shape), trainable=False) for v in self._variables]
 
     def _forward_backward(self, batch: Batch) -> list[tf.Tensor]:
-        losses, logits, grads = self._gradients(self._preprocess(batch), batch["label"])
+        images, share = self._preprocess(batch), tf.constant(1.0)
+        if self._mixup:
+            images, share = mix(images, batch["seed"], self._mixup)
+        losses, logits, grads = self._gradients(images, batch["label"], share)
         self.sums.add(losses, logits, batch["label"])
         return grads
 
-    def _loss_and_gradients(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+    def _loss_and_gradients(
+        self, images: tf.Tensor, labels: tf.Tensor, share: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
             logits = self.model(images, training=True)
             losses = cross_entropy(logits, labels, self._label_smoothing)
+            if self._mixup:
+                others = cross_entropy(logits, tf.reverse(labels, [0]), self._label_smoothing)
+                losses = share * losses + (1.0 - share) * others
             scaled = self.optimizer.scale_loss(tf.reduce_mean(losses))
         return losses, logits, tape.gradient(scaled, self._variables)
 

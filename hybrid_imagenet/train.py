@@ -100,6 +100,8 @@ class _Session:
             assemble.train_preprocess(config, compute),
             communicator,
             label_smoothing=config.label_smoothing,
+            mixup=config.mixup,
+            xla=config.xla,
         )
         self.options = assemble.host_options(config, tf.config.threading.get_intra_op_parallelism_threads() or 1)
         self.validation = Validation(

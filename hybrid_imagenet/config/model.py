@@ -44,3 +44,6 @@ class Model:
     max_skipped_steps: int = option(
         50, "Stop after so many skipped steps in a row (non-finite gradients).", unit="steps", minimum=1
     )
+    xla: bool = option(
+        False, "Compile forward and backward with XLA; gradients are then reduced after them, not beside them."
+    )
