@@ -28,6 +28,7 @@ def create(
     batch_norm_epsilon: float = 1e-5,
     seed: int = 0,
     sync_allreduce: Callable[[tf.Tensor, str], tf.Tensor] | None = None,
+    stride_in_1x1: bool = False,
 ) -> keras.Model:
     """Builds a network that maps images to class scores.
 
@@ -43,6 +44,8 @@ def create(
       batch_norm_epsilon: added to the variance.
       seed: seed of the initial weights; each layer draws from its own stream, derived from (seed, layer name).
       sync_allreduce: `(tensor, name) -> sum over ranks`; given, training statistics cover the batches of all ranks.
+      stride_in_1x1: ResNets of 50 and more layers stride in the first 1x1 convolution of a block instead of the 3x3, as
+        He et al. (2015) and keras.applications do.
 
     Returns:
       A functional model from [b, image_size, image_size, 3], normalized, in the compute type of `precision`, to
@@ -64,6 +67,7 @@ def create(
         batch_norm_epsilon=batch_norm_epsilon,
         seed=seed,
         sync_allreduce=sync_allreduce,
+        stride_in_1x1=stride_in_1x1,
     )
     if name == "alexnet_bn":
         return alexnet.build(builder, num_classes, image_size)

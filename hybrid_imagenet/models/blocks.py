@@ -25,6 +25,7 @@ class Builder:
     batch_norm_epsilon: float
     seed: int
     sync_allreduce: Callable[[tf.Tensor, str], tf.Tensor] | None
+    stride_in_1x1: bool = False
 
     def images(self, size: int) -> keras.KerasTensor:
         """The input: [b, size, size, 3] in the compute type."""

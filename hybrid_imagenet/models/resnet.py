@@ -35,10 +35,11 @@ def build(builder: Builder, name: str, num_classes: int, image_size: int) -> ker
 
 
 def _bottleneck(builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str) -> keras.KerasTensor:
-    """1x1 down, 3x3 (which carries the stride), 1x1 up to four times the width, plus the shortcut."""
+    """1x1 down, 3x3 (with the stride, unless told otherwise), 1x1 up to four times the width, plus the shortcut."""
     shortcut = _shortcut(builder, x, _EXPANSION * width, stride, name)
-    y = builder.conv_norm_relu(x, width, 1, name=f"{name}_1")
-    y = builder.conv_norm_relu(y, width, 3, stride=stride, name=f"{name}_2")
+    first, second = (stride, 1) if builder.stride_in_1x1 else (1, stride)
+    y = builder.conv_norm_relu(x, width, 1, stride=first, name=f"{name}_1")
+    y = builder.conv_norm_relu(y, width, 3, stride=second, name=f"{name}_2")
     y = builder.conv(y, _EXPANSION * width, 1, name=f"{name}_3_conv")
     return _join(builder, y, shortcut, name, "3")
 
