@@ -29,6 +29,7 @@ def create(
     seed: int = 0,
     sync_allreduce: Callable[[tf.Tensor, str], tf.Tensor] | None = None,
     stride_in_1x1: bool = False,
+    recompute: bool = False,
 ) -> keras.Model:
     """Builds a network that maps images to class scores.
 
@@ -46,6 +47,7 @@ def create(
       sync_allreduce: `(tensor, name) -> sum over ranks`; given, training statistics cover the batches of all ranks.
       stride_in_1x1: ResNets of 50 and more layers stride in the first 1x1 convolution of a block instead of the 3x3, as
         He et al. (2015) and keras.applications do.
+      recompute: compute the activations inside residual blocks again in the backward pass instead of keeping them.
 
     Returns:
       A functional model from [b, image_size, image_size, 3], normalized, in the compute type of `precision`, to
@@ -70,8 +72,10 @@ def create(
         stride_in_1x1=stride_in_1x1,
     )
     if name == "alexnet_bn":
+        if recompute:
+            raise UserError("--recompute: alexnet_bn has no residual blocks; leave it out")
         return alexnet.build(builder, num_classes, image_size)
-    return resnet.build(builder, name, num_classes, image_size)
+    return resnet.build(builder, name, num_classes, image_size, recompute=recompute)
 
 
 __all__ = ["NAMES", "PRECISIONS", "create"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +14,18 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.synchronized import normalize_over_ranks
 
 MODES = ("last", "moving", "precise")
+
+_kept: contextvars.ContextVar[bool] = contextvars.ContextVar("statistics_kept", default=False)
+
+
+@contextlib.contextmanager
+def statistics_kept() -> Iterator[None]:
+    """Inside, training passes normalize by their batch as ever but do not touch the kept statistics."""
+    token = _kept.set(True)
+    try:
+        yield
+    finally:
+        _kept.reset(token)
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -60,12 +74,18 @@ class BatchNormalization(keras.layers.BatchNormalization):
             outputs, mean, variance = normalize_over_ranks(
                 inputs, self.gamma.value, self.beta.value, self.epsilon, self.allreduce, self.path
             )
+        self._keep(mean, variance)
+        return outputs
+
+    def _keep(self, mean: tf.Tensor, variance: tf.Tensor) -> None:
+        """Updates the kept statistics by those of a batch."""
+        if _kept.get():
+            return
         if self.mode == "moving":
             mean = self.momentum * self.moving_mean + (1.0 - self.momentum) * mean
             variance = self.momentum * self.moving_variance + (1.0 - self.momentum) * variance
         self.moving_mean.assign(mean)
         self.moving_variance.assign(variance)
-        return outputs
 
     def _batch(self, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Normalizes by the batch's statistics; returns outputs, mean and biased variance.

@@ -6,6 +6,7 @@ import keras
 
 from hybrid_imagenet.models.blocks import Builder
 from hybrid_imagenet.models.layers import MaxPool2D
+from hybrid_imagenet.models.recompute import RecomputingModel
 
 DEPTHS = {
     "resnet18": (2, 2, 2, 2),
@@ -19,19 +20,27 @@ _WIDTHS = (64, 128, 256, 512)
 _EXPANSION = 4
 
 
-def build(builder: Builder, name: str, num_classes: int, image_size: int) -> keras.Model:
-    """The network `name`: [b, image_size, image_size, 3] to logits [b, num_classes]."""
+def build(builder: Builder, name: str, num_classes: int, image_size: int, *, recompute: bool = False) -> keras.Model:
+    """The network `name`: [b, image_size, image_size, 3] to logits [b, num_classes].
+
+    With `recompute`, training keeps the activations between residual blocks only.
+    """
     block = _basic if name in _BASIC else _bottleneck
     image = builder.images(image_size)
     x = builder.conv_norm_relu(image, 64, 7, stride=2, name="stem")
     x = MaxPool2D(3, 2, pad=1, dtype=builder.precision, name="stem_pool")(x)
+    boundaries = [x]
     for stage, (count, width) in enumerate(zip(DEPTHS[name], _WIDTHS, strict=True), start=1):
         for index in range(count):
             stride = 2 if index == 0 and stage > 1 else 1
             x = block(builder, x, width, stride, f"stage{stage}_block{index + 1}")
+            boundaries.append(x)
     # The mean over pixels is taken in FP32, like all sums over many values.
     x = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(x)
-    return keras.Model(image, builder.logits(x, num_classes), name=name)
+    logits = builder.logits(x, num_classes)
+    if recompute:
+        return RecomputingModel(image, logits, name=name).cut(boundaries)
+    return keras.Model(image, logits, name=name)
 
 
 def _bottleneck(builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str) -> keras.KerasTensor:
