@@ -97,4 +97,7 @@ def _leave(code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        os._exit(EXIT_OK)
