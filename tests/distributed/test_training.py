@@ -141,7 +141,7 @@ def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(data, tmp_path):
     [
         (["--epochs=0"], "--epochs=0: must be at least 1"),
         (["--data_dir=/nonexistent"], "/nonexistent"),
-        (["--per_gpu_batch=40"], "--per_gpu_batch=40 on 2 ranks makes a batch of 80"),
+        (["--per_gpu_batch=40"], "--per_gpu_batch=40: 40 images on 2 GPUs make a batch of 80"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2_on_all_ranks(data, tmp_path, flags, words):
