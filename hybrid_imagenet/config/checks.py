@@ -85,11 +85,12 @@ def check_data(config: Config, num_examples: int, world_size: int) -> None:
         batch = stage.global_batch(world_size)
         if batch > num_examples:
             micro = f" x {stage.accumulation} micro-batches" if stage.accumulation > 1 else ""
-            asked = ",".join(config.batch_schedule) if stage.epoch else config.per_gpu_batch
+            flag = f"batch_schedule={','.join(config.batch_schedule)}"
+            if not stage.epoch:
+                flag = f"per_gpu_batch={config.per_gpu_batch}"
             raise UserError(
-                f"--{'batch_schedule' if stage.epoch else 'per_gpu_batch'}={asked}: {stage.per_gpu_batch} images{micro} "
-                f"on {world_size} GPUs make a batch of {batch} from epoch {stage.epoch} on, but there are {num_examples} "
-                "training images: lower the batch"
+                f"--{flag}: {stage.per_gpu_batch} images{micro} on {world_size} GPUs make a batch of {batch} from "
+                f"epoch {stage.epoch} on, but there are {num_examples} training images: lower the batch"
             )
 
 
