@@ -5,6 +5,7 @@ import pkgutil
 import sys
 
 from hybrid_imagenet import benchmarks
+from hybrid_imagenet.comm.environment import restart_with_huge_pages
 
 
 def main(argv: list[str]) -> int:
@@ -18,4 +19,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages()
     sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,8 @@
 """What a rank concludes from its launcher's variables and the cores it may use."""
 
 import os
+import subprocess
+import sys
 from unittest import mock
 
 import pytest
@@ -83,3 +85,39 @@ def test_without_ranks_horovod_is_said_to_be_missing(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "hybrid_imagenet.comm.engine", None)
     with pytest.raises(UserError, match="8 ranks were started, but Horovod cannot be used"):
         start()
+
+
+RESTART = """
+import os, sys
+from pathlib import Path
+from hybrid_imagenet.comm import environment
+environment.HUGE_PAGES = Path(sys.argv[1])
+before = os.getpid()
+environment.restart_with_huge_pages()
+print(os.environ.get("GLIBC_TUNABLES"), sys.argv[2:], before == os.getpid(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "given", "expected"),
+    [
+        ("always [madvise] never", None, "glibc.malloc.hugetlb=1"),
+        ("[always] madvise never", None, "None"),
+        ("always madvise [never]", None, "None"),
+        (None, None, "None"),
+        ("always [madvise] never", "glibc.malloc.check=1", "glibc.malloc.check=1"),
+    ],
+)
+def test_a_program_restarts_once_with_huge_pages(tmp_path, mode, given, expected):
+    if mode is not None:
+        (tmp_path / "enabled").write_text(mode)
+    variables = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    variables |= {"GLIBC_TUNABLES": given} if given else {}
+    done = subprocess.run(
+        [sys.executable, "-c", RESTART, str(tmp_path / "enabled"), "a b", "--c"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == f"{expected} ['a b', '--c'] True\n", done.stderr
