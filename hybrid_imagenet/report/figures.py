@@ -59,7 +59,7 @@ def curves(runs: Sequence[Run], what: str, by: str) -> Chart | None:
 
 def learning_rate(run: Run, number: int) -> Chart | None:
     """Learning rate, with AdaBound's bounds as long as they hold; `number` tells the charts of several runs apart."""
-    steps = any(r.get("learning_rate") is not None for r in run.steps)
+    steps = len(run.series("learning_rate", steps=True)[0]) > len(run.series("learning_rate")[0])
     bounded = dataclasses.replace(
         run, steps=[r for r in run.steps if r.get("phase") == 0], epochs=[r for r in run.epochs if r.get("phase") == 0]
     )
@@ -80,16 +80,26 @@ def throughput(runs: Sequence[Run]) -> Chart | None:
     )
 
 
+_SAME_WORK = ("model", "dataset", "image_size", "per_gpu_batch", "precision")
+
+
+def comparable(runs: Sequence[Run]) -> list[Run]:
+    """The largest group of runs that differ in the number of GPUs and not in the work of each; the first of equals."""
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        if run.summary.get("steady_images_per_second"):
+            groups.setdefault(tuple(str(run.flags.get(name)) for name in _SAME_WORK), []).append(run)
+    return max(groups.values(), key=lambda group: len({run.summary["world_size"] for run in group}), default=[])
+
+
 def scaling(runs: Sequence[Run]) -> list[Chart]:
-    """Throughput and efficiency by GPUs (as H, Figure 3.5), from runs of at least two sizes; else nothing.
+    """Throughput and efficiency by GPUs (as H, Figure 3.5), from comparable runs of at least two sizes; else nothing.
 
     Efficiency is relative to the speed per GPU of the smallest size.
     """
     speeds: dict[int, list[float]] = {}
-    for run in runs:
-        rate = run.summary.get("steady_images_per_second")
-        if rate:
-            speeds.setdefault(int(run.summary["world_size"]), []).append(rate)
+    for run in comparable(runs):
+        speeds.setdefault(int(run.summary["world_size"]), []).append(run.summary["steady_images_per_second"])
     if len(speeds) < 2:
         return []
     gpus = sorted(speeds)
@@ -153,7 +163,8 @@ def trust_ratios(run: Run) -> tuple[list[tuple[str, list[float | None]]], list[f
         return None
     columns = sorted(by_epoch)
     layers = list(by_epoch[columns[-1]])
-    return [(layer, [by_epoch[c].get(layer) for c in columns]) for layer in layers], columns
+    ending = "/kernel" if all(layer.endswith("/kernel") for layer in layers) else ""
+    return [(n.removesuffix(ending), [by_epoch[c].get(n) for c in columns]) for n in layers], columns
 
 
 CAUSES = {
@@ -171,7 +182,8 @@ CAUSES = {
 
 def run_time(runs: Sequence[Run]) -> list[tuple[str, dict[str, float]]]:
     """Seconds of each run by cause."""
-    return [(run.name, run.summary["time_by_cause"]) for run in runs if run.summary.get("time_by_cause")]
+    known = [(run.name, run.summary["time_by_cause"]) for run in runs if run.summary.get("time_by_cause")]
+    return [(name, {cause: parts[cause] for cause in CAUSES if cause in parts}) for name, parts in known]
 
 
 def step_time(runs: Sequence[Run]) -> list[tuple[str, dict[str, float]]]:

@@ -78,8 +78,10 @@ def _note(runs: Sequence[Run]) -> str:
 
 
 def _speed_note(runs: Sequence[Run]) -> str:
-    sizes = {run.summary.get("world_size") for run in runs}
-    return "" if len(sizes) > 1 else "Efficiency by number of GPUs needs runs of at least two sizes."
+    if figures.scaling(runs):
+        used = ", ".join(run.name for run in figures.comparable(runs))
+        return f"By number of GPUs: {used}, which do the same work per GPU."
+    return "Efficiency by number of GPUs needs runs of at least two sizes with the same work per GPU."
 
 
 def _trust(runs: Sequence[Run]) -> str:

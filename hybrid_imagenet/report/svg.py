@@ -112,11 +112,11 @@ def heat_map(title: str, rows: Sequence[tuple[str, Sequence[float | None]]], col
     """Rows of positive values by column, on a logarithmic ramp; a missing value stays empty."""
     values = [v for _, row in rows for v in row if v is not None and v > 0]
     ramp = scales.fit(values, 0.06, 1.0, log=True)
-    left, cell = 130.0, 12
+    left, cell = 165.0, 12
     width = (WIDTH - left - 8) / max(len(columns), 1)
     height, marks = cell * len(rows) + 34, []
     for index, (name, row) in enumerate(rows):
-        short = name if len(name) <= 24 else "…" + name[-23:]
+        short = name if len(name) <= 28 else "…" + name[-27:]
         marks.append(f'<text x="{left - 4}" y="{index * cell + 9}" class="cell end">{html.escape(short)}</text>')
         for column, value in enumerate(row):
             if value is not None and value > 0:

@@ -136,6 +136,22 @@ def test_efficiency_by_gpus_is_relative_to_the_smallest(runs):
     assert figures.scaling(load.load_all(runs[:1])) == []
 
 
+def test_runs_that_do_other_work_are_not_compared_by_gpus(tmp_path):
+    for number, (size, batch) in enumerate([(1, 16), (2, 32), (4, 32), (8, 64)]):
+        make_run(tmp_path / str(number), world_size=size, per_gpu_batch=batch, epochs=2)
+    loaded = load.load_all([str(tmp_path / str(number)) for number in range(4)])
+    assert [run.name for run in figures.comparable(loaded)] == ["1", "2"]
+    assert figures.scaling(loaded)[0].series[0].xs == [2, 4]
+    assert figures.scaling([loaded[0], loaded[3]]) == []
+
+
+def test_learning_rate_comes_from_the_records_that_have_more(runs):
+    run = load.load(runs[1])
+    del run.steps[3:]
+    (rate,) = [s for s in figures.learning_rate(run, 1).series if s.name == "learning rate"]
+    assert len(rate.xs) == 12
+
+
 def test_step_time_adds_up(runs):
     run = load.load(runs[1])
     ((_, parts),) = figures.step_time([run])
