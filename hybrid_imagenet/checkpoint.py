@@ -153,7 +153,7 @@ class CheckpointStore:
 
     def _write(self, step: int, arrays: Arrays, meta: Mapping[str, Any]) -> None:
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(exist_ok=True)  # not its parents: a run directory that was deleted stays so
             for leftover in self.directory.glob(".*.tmp"):
                 leftover.unlink(missing_ok=True)
             write(self.directory / f"step-{step:09d}.npz", arrays, meta)

@@ -1,11 +1,30 @@
 """Errors that are meant for the user, and the exit codes of the program."""
 
+import re
+
 EXIT_OK = 0
 EXIT_FAILURE = 1  # an unexpected error, with a traceback
 EXIT_USAGE = 2  # a flag, a path or a data set that cannot be used
 EXIT_NUMERICS = 3  # too many skipped steps, or divergence
 EXIT_STALLED = 4  # a rank hung for --stall_seconds; start again with --resume
 EXIT_PREEMPTED = 75  # stopped by a signal after saving; start again with --resume
+
+_LONGEST = 2000  # characters of a message
+_PASSWORD = re.compile(r"(?<=://)[^/@\s]*(?=@)")
+_TOKEN = re.compile(r"(?i)([?&;][^=&\s]*(?:token|key|secret|sig|password|credential)[^=&\s]*=)[^&\s]+?(?=[&\s]|: |$)")
+
+
+def without_secrets(text: str) -> str:
+    """The text with `***` for user names and passwords in URLs and for the values of tokens in their queries."""
+    return _TOKEN.sub(r"\1***", _PASSWORD.sub("***", text))
+
+
+def _one_line(text: str) -> str:
+    """Printable text without secrets: control characters escaped, the middle of a very long one left out."""
+    text = without_secrets(text)
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST - 500]} ... {text[-500:]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class UserError(Exception):
@@ -16,6 +35,10 @@ class UserError(Exception):
     """
 
     exit_code = EXIT_USAGE
+
+    def __init__(self, message: str):
+        """Keeps the message as one printable line without secrets, whatever values it quotes."""
+        super().__init__(_one_line(message))
 
 
 class SharedError(UserError):

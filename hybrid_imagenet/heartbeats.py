@@ -85,6 +85,10 @@ class Ledger:
         else:
             self._beats[beat.rank] = (beat, now)
 
+    def forgive(self, seconds: float) -> None:
+        """Leaves a time out of account in which this process could not listen."""
+        self._beats = {rank: (beat, heard + seconds) for rank, (beat, heard) in self._beats.items()}
+
     def silence(self, rank: int, now: float) -> float:
         """Seconds since a rank was heard; 0 for one that was never heard or has left."""
         return now - self._beats[rank][1] if rank in self._beats else 0.0

@@ -12,7 +12,7 @@ from typing import Any
 from hybrid_imagenet import __version__, assemble, run_dir
 from hybrid_imagenet.checkpoint import Checkpoint, CheckpointStore
 from hybrid_imagenet.config import Config
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.metrics import jsonl, live, standard_logs, summary, trackers
 
 
@@ -69,7 +69,7 @@ class Recording:
         """
         if self._directory is None:
             return
-        flags = json.loads(self._config.to_json())
+        flags = _shown(self._config)
         started = time.time() - seconds
         self._directory.write_json(
             "config.json",
@@ -119,9 +119,15 @@ class Recording:
         if self._directory is not None and self._config.tensorboard:
             sinks.append(trackers.TensorBoard(str(self._directory.path / "tensorboard")))
         if self._directory is not None and self._config.tracker != "none":
-            flags = json.loads(self._config.to_json())
+            flags = _shown(self._config)
             sinks.append(trackers.Tracker(self._config.tracker, self._directory.path.name, flags))
         return trackers.Fanout(sinks) if len(sinks) > 1 else view
+
+
+def _shown(config: Config) -> dict[str, Any]:
+    """The flags as they may be stored and sent: without passwords and tokens."""
+    flags = json.loads(config.to_json())
+    return {name: without_secrets(value) if isinstance(value, str) else value for name, value in flags.items()}
 
 
 def _open(config: Config) -> run_dir.RunDirectory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -60,6 +61,8 @@ class RunDirectory:
             temporary.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
             os.replace(temporary, target)  # noqa: PTH105 - atomic on POSIX, as documented
         except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise UserError(f"cannot write {target}: {error.strerror}; earlier results are intact") from None
         return target
 

@@ -117,10 +117,15 @@ class Watchdog:
         self._socket.close()
 
     def _watch(self) -> None:
+        last = time.monotonic()
         while not self._stop.wait(self._interval):
+            now = time.monotonic()
+            if now - last > self._patience:  # this process was stopped itself and knows nothing of the time between
+                self._ledger.forgive(now - last)
+                self._progress += now - last
+            last = now
             beat = self._beat()
             self._send(beat)
-            now = time.monotonic()
             self._ledger.heard(beat, now)
             self._receive(now)
             if self._rank in self._listeners:
@@ -163,7 +168,7 @@ class Watchdog:
         if stall is None:
             self._told = ()
             return
-        if self._rank and 0 not in stall.ranks:
+        if self._rank and self._ledger.silence(0, now) <= self._patience:
             return
         if stall.ranks != self._told:
             self._told = stall.ranks

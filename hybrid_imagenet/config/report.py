@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hybrid_imagenet.config.checks import check_data
 from hybrid_imagenet.config.derived import batches, schedule_arguments
+from hybrid_imagenet.errors import without_secrets
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 
@@ -118,4 +119,4 @@ def _text(value: object) -> str:
         return "not set"
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else without_secrets(str(value))

@@ -169,7 +169,19 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
         return None
     try:
         manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        manifest["splits"], manifest["class_names"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        _check_manifest(manifest)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: is not a readable manifest ({error!r}); prepare the data set again") from None
     return manifest
+
+
+def _check_manifest(manifest: dict[str, Any]) -> None:
+    """Raises ValueError, KeyError, TypeError or AttributeError if what readers use is missing or of another kind."""
+    names = manifest["class_names"]
+    counts = [entry["num_examples"] for entry in manifest["splits"].values()]
+    sizes = [shard["bytes"] for entry in manifest["splits"].values() for shard in entry["shards"]]
+    sums = [shard["crc32c"] for entry in manifest["splits"].values() for shard in entry["shards"]]
+    if not isinstance(names, list) or not all(isinstance(text, str) for text in [*names, *sums]):
+        raise TypeError("class_names and crc32c hold texts")
+    if not all(type(number) is int for number in [*counts, *sizes]):
+        raise TypeError("num_examples and bytes hold whole numbers")

@@ -105,6 +105,8 @@ class MetricsWriter:
         try:
             self._file.write(json.dumps(clean(record), allow_nan=False) + "\n")
             self._file.flush()
+            if os.fstat(self._file.fileno()).st_nlink == 0:
+                raise UserError(f"{self.path} was deleted during the run: nothing more can be recorded; start anew")
             if record["kind"] == "epoch":
                 os.fsync(self._file.fileno())
         except OSError as error:

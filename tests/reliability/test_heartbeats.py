@@ -75,6 +75,13 @@ def test_a_rank_that_left_or_was_never_heard_is_not_missed():
     assert ours.silence(1, 30.0) == ours.silence(5, 30.0) == 0.0
 
 
+def test_a_listener_that_was_stopped_itself_blames_nobody():
+    ours = ledger(beat(0), beat(1))
+    ours.forgive(100.0)
+    assert ours.stall(105.0) is None
+    assert ours.stall(111.0).ranks == (0, 1)
+
+
 def test_a_beat_survives_the_wire_and_fits_a_datagram():
     original = beat(3, stack=heartbeats.main_stack())
     data = original.encode("secret")

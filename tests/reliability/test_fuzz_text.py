@@ -1,0 +1,131 @@
+"""Malformed flags, flag files and manifests: every one is refused with a line, or taken; none crashes."""
+
+import json
+import pathlib
+import random
+import string
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hybrid_imagenet import config
+from hybrid_imagenet.data import shards
+from hybrid_imagenet.data.sources import tfrecord
+from hybrid_imagenet.data.sources.base import BadRecord
+from hybrid_imagenet.errors import UserError
+from tests.data.support import CLASSES, jpeg, write_shards
+from tests.reliability.counts import Counts
+
+COMMON = settings(
+    deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+NASTY = (
+    *("", " ", "\n", "\x00", "=", "--", "-", "nan", "inf", "-inf", "1e999", "-1", "0", "0x10", "1_000", "9" * 400),
+    *("٣", "½", "½,1", ",", ",,1,,", "true", "None", "null", "[]", "{}", "'", '"', "$(id)", "`id`", "; rm -rf x", "%s"),
+    *("\ud800", "💥" * 50, "../../..", "/dev/null", "1x1x1", "0x0", "-1x-1", "2:", ":2", "1:2:3", "a" * 5000),
+)
+values = st.one_of(st.sampled_from(NASTY), st.text(max_size=30), st.floats().map(str), st.integers().map(str))
+names = st.one_of(st.sampled_from(sorted(config.OPTIONS)), st.text(string.ascii_lowercase + "_-=", max_size=12))
+
+
+def line_of(error: UserError) -> str:
+    """The message, which must be one non-empty line that can be printed."""
+    text = str(error)
+    assert text.strip()
+    assert "\n" not in text
+    text.encode(errors="backslashreplace")
+    return text
+
+
+def attempt(counts: Counts, action) -> None:
+    try:
+        action()
+    except UserError as error:
+        line_of(error)
+        counts.refused += 1
+    except BadRecord as error:
+        assert str(error)
+        counts.refused += 1
+    else:
+        counts.taken += 1
+
+
+@pytest.fixture(scope="module")
+def counts():
+    counted = Counts("flags, flag files and manifests")
+    yield counted
+    counted.show()
+
+
+@settings(COMMON, max_examples=300)
+@given(st.lists(st.tuples(names, values), min_size=1, max_size=3))
+def test_flags(counts, pairs):
+    arguments = [f"--{name}={value}" for name, value in pairs]
+    attempt(counts, lambda: config.resolve(arguments))
+
+
+@pytest.mark.parametrize("name", sorted(config.OPTIONS))
+def test_every_flag_with_every_nasty_value(counts, name):
+    for value in NASTY:
+        attempt(counts, lambda value=value: config.resolve([f"--{name}={value}"]))
+
+
+@settings(COMMON, max_examples=150)
+@given(st.one_of(st.binary(max_size=200), st.lists(st.tuples(names, values), max_size=5)))
+def test_flag_files(counts, tmp_path, content):
+    path = tmp_path / "file.flags"
+    if isinstance(content, list):
+        content = "\n".join(f"--{name}={value}" for name, value in content).encode(errors="surrogatepass")
+    path.write_bytes(content)
+    attempt(counts, lambda: config.resolve([f"--flagfile={path}"]))
+
+
+def test_a_flag_file_that_names_itself_ends(counts, tmp_path):
+    path = tmp_path / "loop.flags"
+    path.write_text(f"--flagfile={path}\n--epochs=3\n")
+    attempt(counts, lambda: config.resolve([f"--flagfile={path}"]))
+    attempt(counts, lambda: config.resolve([f"--flagfile={tmp_path}"]))
+
+
+def good_manifest(directory: pathlib.Path) -> dict:
+    write_shards(directory, "train", [(jpeg(number), number % 3) for number in range(4)], plain=True)
+    entries = [
+        {"file": path.name, "bytes": path.stat().st_size, "crc32c": "00000000", "num_examples": 2}
+        for path in shards.find(directory, "train")
+    ]
+    split = {"num_examples": 4, "shards": entries}
+    return {"class_names": list(CLASSES), "splits": {"train": split}}
+
+
+def altered(value, generator: random.Random):
+    """The value with one part of it removed, or replaced by something of another kind."""
+    replacements = [None, -1, 10**30, 1.5, True, "", "x", [], {}, [[]], {"a": None}]
+    if isinstance(value, dict) and value and generator.random() < 0.8:
+        key = generator.choice(sorted(value))
+        if generator.random() < 0.2:
+            return {k: v for k, v in value.items() if k != key}
+        return {**value, key: altered(value[key], generator)}
+    if isinstance(value, list) and value and generator.random() < 0.8:
+        place = generator.randrange(len(value))
+        if generator.random() < 0.2:
+            return value[:place] + value[place + 1 :]
+        return [*value[:place], altered(value[place], generator), *value[place + 1 :]]
+    return generator.choice(replacements)
+
+
+def test_manifests(counts, tmp_path):
+    manifest = good_manifest(tmp_path)
+    path = tmp_path / shards.MANIFEST
+    good = json.dumps(manifest).encode()
+    path.write_bytes(good)
+    assert tfrecord.open_directory(tmp_path, "train").num_examples == 4
+    generator = random.Random(7)
+    for number in range(200):
+        if number % 4:
+            content = json.dumps(altered(manifest, generator)).encode()
+        else:
+            place = generator.randrange(len(good))
+            content = good[:place] + bytes([generator.randrange(256)]) + good[place + generator.randrange(1, 9) :]
+        path.write_bytes(content)
+        attempt(counts, lambda: tfrecord.open_directory(tmp_path, "train").read([0, 3]))

@@ -1,0 +1,50 @@
+"""Passwords and tokens do not reach messages, records or trackers."""
+
+import json
+
+import pytest
+
+from hybrid_imagenet import config
+from hybrid_imagenet.errors import SharedError, UserError, without_secrets
+from hybrid_imagenet.recording import Recording
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://ann:hunter2@host/data", "https://***@host/data"),
+        ("s3://KEYID@bucket/x", "s3://***@bucket/x"),
+        ("https://h/d?x=1&token=abc&y=2", "https://h/d?x=1&token=***&y=2"),
+        ("https://h/d?X-Amz-Signature=abc", "https://h/d?X-Amz-Signature=***"),
+        ("https://h/d?ACCESS_KEY=abc more", "https://h/d?ACCESS_KEY=*** more"),
+        ("ann@host:/data", "ann@host:/data"),
+        ("/data/token=5/x", "/data/token=5/x"),
+        ("https://host/a@b", "https://host/a@b"),
+    ],
+)
+def test_secrets_are_masked_and_nothing_else(text, shown):
+    assert without_secrets(text) == shown
+    assert str(UserError(f"--data_dir={text}: no such directory")) == f"--data_dir={shown}: no such directory"
+    assert str(SharedError(text)) == shown
+
+
+def test_a_message_is_one_printable_line():
+    assert str(UserError("a\nb\x1b[31mc\ud800")) == "a\\nb\\x1b[31mc\\ud800"
+    long = str(UserError("start " + "x" * 10000 + " remedy"))
+    assert len(long) < 2100
+    assert long.startswith("start ")
+    assert long.endswith(" remedy")
+
+
+def test_the_files_of_a_run_hold_no_secrets(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "from-the-environment")
+    secret = "https://ann:hunter2@host/data?token=abcdef"
+    flags = [f"--data_dir={secret}", f"--run_dir={tmp_path / 'run'}", "--progress=plain"]
+    recording = Recording(config.resolve(flags), 0, 1)
+    facts = {"train_images": 1, "validation_images": 1, "world_size": 1, "precision": "float32"}
+    recording.start(facts, {"step": 0, "epochs": 0.0}, 0.0)
+    recording.writer.close()
+    written = "".join(path.read_text() for path in (tmp_path / "run").iterdir()) + "".join(capsys.readouterr())
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["flags"]["data_dir"].startswith("https://***@")
+    for word in ("hunter2", "abcdef", "from-the-environment"):
+        assert word not in written

@@ -1,0 +1,86 @@
+"""Stopped ranks, a killed launcher and impatient users, with the whole program."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hybrid_imagenet import checkpoint
+from tests.distributed import program
+from tests.distributed.launch import ROOT
+from tests.reliability import processes
+
+# Little to save, and not often: what is tested is how a run ends.
+FLAGS = ("--optimizer=sgd", "--checkpoint_every_epochs=4")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return program.make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def running(data, tmp_path):
+    """A run of two ranks that would go on for long, past its first step."""
+    run = program.Running(2, data, tmp_path / "run", "--epochs=5000", "--stall_seconds=12", *FLAGS)
+    ranks = {}
+    try:
+        run.wait_for_step(8)
+        ranks = processes.ranks(run.process.pid)
+        assert sorted(ranks) == [0, 1]
+        yield run, ranks
+    finally:
+        for process in (run.process.pid, *ranks.values()):
+            if processes.alive(process):
+                os.kill(process, signal.SIGKILL)
+        if not run.process.stdout.closed:
+            run.process.communicate()
+
+
+@pytest.mark.parametrize("stopped", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_stopped_rank_is_named_and_ends_the_job(running, stopped):
+    run, ranks = running
+    os.kill(ranks[stopped], signal.SIGSTOP)
+    code, output = run.finish(90)
+    assert code == 4, output
+    lines = [line for line in output.splitlines() if line.startswith(("stall:", "error:"))]
+    assert f"rank {stopped} on " in lines[0]
+    assert f"process {ranks[stopped]}" in lines[0]
+    assert any("hybrid_imagenet/loop.py" in line for line in lines)
+    assert f"error: rank {stopped} on " in lines[-1], output
+    assert "--stall_seconds=12" in lines[-1]
+    assert processes.gone_within(ranks.values(), 10)
+
+
+def test_no_rank_outlives_a_killed_launcher(running):
+    run, ranks = running
+    os.kill(run.process.pid, signal.SIGKILL)
+    assert processes.gone_within(ranks.values(), 15)
+    newest = sorted((run.run_dir / "checkpoints").glob("step-*.npz"))[-1]
+    assert checkpoint.read(newest).arrays
+
+
+CONTROL = """
+import os, signal, sys, time
+from hybrid_imagenet.control import Control
+control = Control()
+control.install_signal_handlers()
+for _ in range(int(sys.argv[1])):
+    os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+    time.sleep(0.1)
+print(control.word().numpy().tolist())
+"""
+
+
+@pytest.mark.parametrize(("count", "name", "code"), [(1, "SIGTERM", 0), (2, "SIGTERM", 143), (2, "SIGINT", 130)])
+def test_a_second_signal_ends_at_once(count, name, code):
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", CONTROL, str(count), name], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ("[1, 0]\n" if count == 1 else "")
+    assert time.monotonic() - started < 120
