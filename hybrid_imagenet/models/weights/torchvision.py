@@ -1,0 +1,123 @@
+"""State dictionaries of torchvision's ResNets, as .safetensors or .pth files.
+
+torchvision's networks are those of this package (v1.5: the stride in the 3x3 convolution; padding on all sides;
+epsilon 1e-5; images normalized by ImageNet's means and deviations), so weights carry over unchanged. Only the order of
+axes differs: PyTorch's kernels are [out, in, k, k], its classifier [classes, features].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.models.resnet import DEPTHS
+from hybrid_imagenet.models.weights.layers import CLASSIFIER, NORM_VARIABLES, Weights, units
+
+EPSILON = 1e-5
+_NORM = dict(zip(NORM_VARIABLES, ("weight", "bias", "running_mean", "running_var"), strict=True))
+_COUNTER = "num_batches_tracked"
+_WRAPPERS = ("state_dict", "model")  # under which training programs keep the weights beside other things
+
+
+def read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
+    """Reads a file; returns the name of the network and its weights.
+
+    Raises:
+      UserError: if it cannot be read, or does not hold one of torchvision's ResNets.
+    """
+    tensors = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    tensors = {name: value for name, value in tensors.items() if not name.endswith(_COUNTER)}
+    for model in DEPTHS:
+        if set(_names(model)) == set(tensors):
+            return model, {here: _from_torch(tensors[there]) for there, here in _names(model).items()}
+    raise UserError(f"{path}: does not hold the weights of torchvision's {', '.join(DEPTHS)}{_example(tensors)}")
+
+
+def write(path: Path, model: str, weights: Weights) -> None:
+    """Writes the weights of a ResNet with epsilon 1e-5 for `load_state_dict`.
+
+    Raises:
+      UserError: if the library for the kind of file is missing.
+    """
+    tensors = {there: _to_torch(weights[here]) for there, here in _names(model).items()}
+    for unit in units(model):
+        tensors[f"{unit.torchvision[1]}.{_COUNTER}"] = np.array(0, np.int64)
+    if path.suffix == ".safetensors":
+        _safetensors(path).numpy.save_file(tensors, path)
+        return
+    torch = _torch(path)
+    torch.save({name: torch.from_numpy(value) for name, value in tensors.items()}, path)
+
+
+def _names(model: str) -> dict[str, str]:
+    """Paths of variables by the names that torchvision gives them."""
+    names = {}
+    for unit in units(model):
+        conv, norm = unit.torchvision
+        names[f"{conv}.weight"] = f"{unit.here}_conv/kernel"
+        names |= {f"{norm}.{there}": f"{unit.here}_bn/{here}" for here, there in _NORM.items()}
+    return names | {"fc.weight": f"{CLASSIFIER}/kernel", "fc.bias": f"{CLASSIFIER}/bias"}
+
+
+def _from_torch(value: np.ndarray) -> np.ndarray:
+    """[out, in, ...] to [..., in, out]."""
+    order = {4: (2, 3, 1, 0), 2: (1, 0)}.get(value.ndim)
+    return np.ascontiguousarray(value.transpose(order) if order else value, np.float32)
+
+
+def _to_torch(value: np.ndarray) -> np.ndarray:
+    """[..., in, out] to [out, in, ...]."""
+    order = {4: (3, 2, 0, 1), 2: (1, 0)}.get(value.ndim)
+    return np.ascontiguousarray(value.transpose(order) if order else value, np.float32)
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    safetensors = _safetensors(path)
+    try:
+        return dict(safetensors.numpy.load_file(path))
+    except (OSError, TypeError, KeyError, safetensors.SafetensorError) as error:
+        raise UserError(f"{path}: is no safetensors file that can be read ({_line(error)})") from None
+
+
+def _read_torch(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a .pth file; `weights_only` keeps PyTorch from building any other object of a pickle."""
+    torch = _torch(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file makes PyTorch raise errors of many types
+        reason = "it holds other objects than tensors" if "weights_only" in str(error) else _line(error)
+        raise UserError(f"{path}: cannot be read as weights ({reason}); save its state_dict alone") from None
+    for key in _WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not all(torch.is_tensor(value) for value in content.values()):
+        raise UserError(f"{path}: is no state dictionary; save its state_dict alone")
+    return {str(name): value.float().numpy() for name, value in content.items()}
+
+
+def _safetensors(path: Path) -> Any:
+    try:
+        import safetensors.numpy
+    except ImportError:
+        raise UserError(f"{path}: {path.suffix} files need the package safetensors; install it") from None
+    return safetensors
+
+
+def _torch(path: Path) -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise UserError(f"{path}: {path.suffix} files need PyTorch; install torch, or use .safetensors") from None
+    return torch
+
+
+def _example(tensors: Mapping[str, np.ndarray]) -> str:
+    return f" (its first tensor is {sorted(tensors)[0]})" if tensors else " (it is empty)"
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

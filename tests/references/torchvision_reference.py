@@ -1,0 +1,126 @@
+"""Oracle for torchvision's ResNets: their state dictionaries, and the forward pass written with their names.
+
+The names and layouts are those of `torchvision.models.resnet`: kernels [out, in, k, k], classifier [classes, features].
+"""
+
+import numpy as np
+
+from tests.references.resnet_reference import BLOCKS, convolve, max_pool
+
+EPSILON = 1e-5
+
+
+def state_dict(name, classes, seed=0):
+    """Random weights under torchvision's names, scaled so that activations neither vanish nor grow."""
+    rng = np.random.default_rng(seed)
+    tensors = {}
+
+    def conv(key, outputs, inputs, size):
+        deviation = (2 / (inputs * size * size)) ** 0.5
+        tensors[f"{key}.weight"] = rng.normal(0, deviation, (outputs, inputs, size, size)).astype(np.float32)
+
+    def norm(key, channels):
+        tensors[f"{key}.weight"] = rng.uniform(0.5, 1.0, channels).astype(np.float32)
+        tensors[f"{key}.bias"] = rng.normal(0, 0.2, channels).astype(np.float32)
+        tensors[f"{key}.running_mean"] = rng.normal(0, 0.2, channels).astype(np.float32)
+        tensors[f"{key}.running_var"] = rng.uniform(0.7, 1.5, channels).astype(np.float32)
+        tensors[f"{key}.num_batches_tracked"] = np.array(17, np.int64)
+
+    per_block, counts = BLOCKS[name]
+    conv("conv1", 64, 3, 7)
+    norm("bn1", 64)
+    inputs = 64
+    for stage, count in enumerate(counts):
+        width = 64 * 2**stage
+        outputs = width * (4 if per_block == 3 else 1)
+        for block in range(count):
+            prefix = f"layer{stage + 1}.{block}"
+            shapes = [(width, inputs, 3), (width, width, 3)]
+            if per_block == 3:
+                shapes = [(width, inputs, 1), (width, width, 3), (outputs, width, 1)]
+            for number, shape in enumerate(shapes, start=1):
+                conv(f"{prefix}.conv{number}", *shape)
+                norm(f"{prefix}.bn{number}", shape[0])
+            if block == 0 and inputs != outputs:
+                conv(f"{prefix}.downsample.0", outputs, inputs, 1)
+                norm(f"{prefix}.downsample.1", outputs)
+            inputs = outputs
+    tensors["fc.weight"] = rng.normal(0, 0.05, (classes, inputs)).astype(np.float32)
+    tensors["fc.bias"] = rng.normal(0, 0.5, classes).astype(np.float32)
+    return tensors
+
+
+def logits(name, tensors, images):
+    """Class scores of normalized images [b, h, w, 3], in float64."""
+    per_block, counts = BLOCKS[name]
+
+    def unit(x, conv, norm, stride=1):
+        kernel = tensors[f"{conv}.weight"].astype(np.float64).transpose(2, 3, 1, 0)
+        scale, offset, mean, variance = (
+            tensors[f"{norm}.{key}"].astype(np.float64) for key in ("weight", "bias", "running_mean", "running_var")
+        )
+        x = convolve(x, kernel, stride, kernel.shape[0] // 2)
+        return (x - mean) / np.sqrt(variance + EPSILON) * scale + offset
+
+    x = max_pool(np.maximum(unit(images, "conv1", "bn1", 2), 0), 3, 2, 1)
+    for stage, count in enumerate(counts, start=1):
+        for block in range(count):
+            prefix = f"layer{stage}.{block}"
+            stride = 2 if stage > 1 and block == 0 else 1
+            shortcut = x
+            if f"{prefix}.downsample.0.weight" in tensors:
+                shortcut = unit(x, f"{prefix}.downsample.0", f"{prefix}.downsample.1", stride)
+            for number in range(1, per_block + 1):
+                strided = number == (1 if per_block == 2 else 2)
+                x = unit(x, f"{prefix}.conv{number}", f"{prefix}.bn{number}", stride if strided else 1)
+                if number < per_block:
+                    x = np.maximum(x, 0)
+            x = np.maximum(x + shortcut, 0)
+    return x.mean(axis=(1, 2)) @ tensors["fc.weight"].T.astype(np.float64) + tensors["fc.bias"]
+
+
+def torch_network(torch, classes):
+    """torchvision's ResNet-50 as a PyTorch module with its names; `torch` is the imported package."""
+    nn = torch.nn
+
+    class Block(nn.Module):
+        def __init__(self, inputs, width, stride):
+            super().__init__()
+            self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+            self.bn1 = nn.BatchNorm2d(width)
+            self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+            self.bn2 = nn.BatchNorm2d(width)
+            self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
+            self.bn3 = nn.BatchNorm2d(4 * width)
+            self.downsample = None
+            if stride != 1 or inputs != 4 * width:
+                projection = nn.Conv2d(inputs, 4 * width, 1, stride, bias=False)
+                self.downsample = nn.Sequential(projection, nn.BatchNorm2d(4 * width))
+
+        def forward(self, x):
+            y = self.bn1(self.conv1(x)).relu()
+            y = self.bn2(self.conv2(y)).relu()
+            return (self.bn3(self.conv3(y)) + (self.downsample(x) if self.downsample else x)).relu()
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+            self.bn1 = nn.BatchNorm2d(64)
+            inputs = 64
+            for stage, count in enumerate(BLOCKS["resnet50"][1]):
+                width = 64 * 2**stage
+                blocks = []
+                for block in range(count):
+                    blocks.append(Block(inputs, width, 2 if stage > 0 and block == 0 else 1))
+                    inputs = 4 * width
+                setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
+            self.fc = nn.Linear(inputs, classes)
+
+        def forward(self, x):
+            x = nn.functional.max_pool2d(self.bn1(self.conv1(x)).relu(), 3, 2, 1)
+            for stage in range(1, 5):
+                x = getattr(self, f"layer{stage}")(x)
+            return self.fc(x.mean(dim=(2, 3)))
+
+    return Network().eval()
