@@ -14,9 +14,9 @@
 #   --module=NAME     run this Python module instead, such as hybrid_imagenet.benchmarks; its words come after --
 #   --                everything after it goes to the program
 #
-# Every other word with dashes is a flag of the program (python -m hybrid_imagenet.main --help) and is written --name=value.
-# The checkout and the environment must lie at the same path on all hosts (a shared file system, or launch/setup.sh --gpu
-# on each), and ssh to them must work without a password. Local rank r takes GPU r. Ctrl-C once saves and stops.
+# Every other word with dashes is a flag of the program (python -m hybrid_imagenet.main --help), written --name=value.
+# The checkout and the environment must lie at the same path on all hosts (a shared file system, or launch/setup.sh
+# --gpu on each), and ssh to them must work without a password. Local rank r takes GPU r. Ctrl-C once saves and stops.
 #
 # Settings below are defaults: a variable that you have set stays.
 set -euo pipefail

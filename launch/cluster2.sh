@@ -14,9 +14,9 @@
 #   --module=NAME     run this Python module instead, such as hybrid_imagenet.benchmarks; its words come after --
 #   --                everything after it goes to the program
 #
-# Every other word with dashes is a flag of the program (python -m hybrid_imagenet.main --help) and is written --name=value.
-# The checkout and the environment must lie at the same path on all hosts (a shared file system, or launch/setup.sh --gpu
-# on each), and ssh to them must work without a password. Local rank r takes GPU r. Ctrl-C once saves and stops.
+# Every other word with dashes is a flag of the program (python -m hybrid_imagenet.main --help), written --name=value.
+# The checkout and the environment must lie at the same path on all hosts (a shared file system, or launch/setup.sh
+# --gpu on each), and ssh to them must work without a password. Local rank r takes GPU r. Ctrl-C once saves and stops.
 #
 # Settings below are defaults: a variable that you have set stays.
 set -euo pipefail
@@ -32,10 +32,10 @@ default_setting NCCL_IB_DISABLE 0
 default_setting NCCL_IB_GID_INDEX 3
 # Traffic class of RoCE packets. Lossless Ethernet sorts by it; 106 (DSCP 26) is what most switches are set up for.
 default_setting NCCL_IB_TC 106
-# GPUDirect RDMA is off: P40 cards behind these adapters cannot use it (H 3.1), and NCCL's attempt would cost start-up time.
+# GPUDirect RDMA is off: P40 cards behind these adapters cannot use it (H 3.1), and NCCL's attempt would cost time.
 default_setting NCCL_NET_GDR_LEVEL LOC
-# The cards have PCIe only. NCCL copies between two of them directly up to the same CPU socket (PHB); across sockets host
-# memory is faster.
+# The cards have PCIe only. NCCL copies between two of them directly on one CPU socket (PHB); across sockets host memory
+# is faster.
 default_setting NCCL_P2P_LEVEL PHB
 # A failing network shows as an error with its reason, not as a silent hang.
 default_setting NCCL_DEBUG WARN

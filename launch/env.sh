@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# . launch/env.sh - activates the environment and sets what its programs need. For bash; every variable that you have set
-# stays as it is.
+# . launch/env.sh - activates the environment and sets what its programs need. For bash; every variable that you have
+# set stays as it is.
 
 hybrid_imagenet_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 hybrid_imagenet_venv=${HYBRID_IMAGENET_VENV:-$hybrid_imagenet_root/.venv}
@@ -21,7 +21,7 @@ if [[ $(id -u) == 0 ]]; then
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
 
-# Without a way to other hosts Open MPI refuses to start ranks even on this one, unless told that there is only this one.
+# Without a way to other hosts Open MPI refuses to start ranks even on this one, unless told that there is no other.
 if ! command -v ssh >/dev/null && ! command -v rsh >/dev/null && ! command -v srun >/dev/null; then
   export OMPI_MCA_plm=${OMPI_MCA_plm:-isolated}
 fi

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # launch/horovod_wheel.sh --check|--build|--path|--print-key cpu|gpu PYTHON
 #
-# Builds Horovod from its source distribution against the TensorFlow and Open MPI of the environment of PYTHON, and keeps
-# the wheel in the user's cache under a name made of everything that it depends on.
+# Builds Horovod from its source distribution against the TensorFlow and Open MPI of the environment of PYTHON, and
+# keeps the wheel in the user's cache under a name made of everything that it depends on.
 #
 #   --check      fail in one line if the machine cannot build it (and it is not in the cache already)
 #   --build      build it unless it is in the cache
@@ -72,7 +72,7 @@ check_gpus() {
   command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1 || return 0
   driver=$(nvidia-smi | sed -n 's/.*CUDA Version: \([0-9]*\)\..*/\1/p')
   [[ -z $driver ]] || (($(cuda_version | cut -d. -f1) <= driver)) ||
-    die "nvcc is of CUDA $(cuda_version) and the driver is for CUDA $driver: install an older toolkit, or a newer driver"
+    die "nvcc is of CUDA $(cuda_version) and the driver for CUDA $driver: install an older toolkit, or a newer driver"
   known=$("$(cuda_home)/bin/nvcc" --list-gpu-arch | tr -dc '0-9\n')
   for capability in $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | tr -d .); do
     # Code runs on the generation it was made for (the first digits), from that model on.
@@ -113,7 +113,7 @@ unpack_source() {
     "horovod==$(pinned horovod)"
   # A build rewrites files of the source tree in place, so each one gets a tree of its own.
   mkdir source && tar -xzf sdist/horovod-*.tar.gz -C source --strip-components=1
-  # This file holds only the XLA operations, which are off by default, and does not compile against TensorFlow's headers.
+  # This file holds only the XLA operations, off by default, and does not compile against TensorFlow's headers.
   [[ -s source/horovod/tensorflow/xla_mpi_ops.cc ]] || die "xla_mpi_ops.cc: not in this version of Horovod's source"
   : >source/horovod/tensorflow/xla_mpi_ops.cc
   # TensorFlow no longer exports the function that gives a stream's CUDA handle, so a GPU build links and then does not

@@ -107,8 +107,8 @@ resume_flag() {
   [[ ! -e $1/config.json ]] || resume=(--resume)
 }
 
-# mpi_command PROGRAM...: fills command with the mpirun line for the hosts of parse_hosts, for schedulers that start Open MPI's daemons
-# in their own way. Variables that the ranks need on other hosts are handed over by name.
+# mpi_command PROGRAM...: fills command with the mpirun line for the hosts of parse_hosts, for schedulers that start Open
+# MPI's daemons in their own way. Variables that the ranks need on other hosts are handed over by name.
 mpi_command() {
   local name
   command=(mpirun "${MPI_ARGUMENTS[@]}" --prefix "$venv_dir" --tag-output -np "$(total_slots)" -H "$(hosts_argument)")
@@ -146,7 +146,7 @@ supervise() {
   fi
   exec {errors}> >(trap '' INT TERM HUP USR1 && drop_greetings >&2)
   filter=$!
-  "${wrapper[@]}" "$@" </dev/null 2>&"$errors" &
+  "${wrapper[@]}" "$@" </dev/null 2>&"$errors" {errors}>&- &
   child=$!
   exec {errors}>&-
   trap 'stop_ranks "$child"' INT TERM HUP USR1

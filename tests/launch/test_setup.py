@@ -116,7 +116,7 @@ def test_the_gpu_kind_needs_a_compiler_for_these_gpus_and_their_driver(machine):
     smi = "case $1 in --query*) echo {};; *) echo '| Driver Version: 580.1   CUDA Version: {}.2 |';; esac"
     home = {"CUDA_HOME": str(machine.tools.parent)}
     machine.add("nvidia-smi", smi.format("8.0", "12"))
-    assert "nvcc is of CUDA 13.0 and the driver is for CUDA 12" in error_line(machine.setup("--gpu", **home))
+    assert "nvcc is of CUDA 13.0 and the driver for CUDA 12" in error_line(machine.setup("--gpu", **home))
     for capability in ("7.0", "6.1", "9.0"):
         machine.add("nvidia-smi", smi.format(capability, "13"))
         assert f"compute capability {capability}" in error_line(machine.setup("--gpu", **home))
