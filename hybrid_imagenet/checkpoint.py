@@ -77,11 +77,20 @@ def read(path: pathlib.Path) -> Checkpoint:
             content = {name: archive[name] for name in archive.files}
         meta = json.loads(bytes(content.pop(_META)))
         arrays = {name.removeprefix("array/"): value for name, value in content.items()}
-        if meta.pop("arrays") != sorted(arrays):
+        if meta.pop("arrays") != sorted(arrays) or not all(isinstance(a, np.ndarray) for a in arrays.values()):
             raise DamagedCheckpointError(f"{path}: its table of contents does not match its content")
         if meta["format"] != FORMAT:
             raise DamagedCheckpointError(f"{path}: format {meta['format']}, this version reads {FORMAT}")
-    except (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, NotImplementedError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        NotImplementedError,
+    ) as error:
         raise DamagedCheckpointError(f"{path}: {' '.join(str(error).split()) or type(error).__name__}") from None
     except OSError as error:
         if error.errno not in (None, errno.EINVAL):  # a damaged table of contents leads to impossible places

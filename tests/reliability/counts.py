@@ -1,21 +1,27 @@
 """How many malformed inputs were tried."""
 
+import contextlib
 import dataclasses
-import sys
+from collections.abc import Iterator
+
+import pytest
 
 
 @dataclasses.dataclass
 class Counts:
     """Inputs that were refused with a message, and those that were harmless."""
 
-    what: str
     refused: int = 0
     taken: int = 0
 
-    def show(self) -> None:
-        """Prints the counts past pytest's capture."""
+
+@contextlib.contextmanager
+def counted(what: str, request: pytest.FixtureRequest) -> Iterator[Counts]:
+    """Gives counts to fill, and prints them on the terminal, past pytest's capture."""
+    counts = Counts()
+    yield counts
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        total = counts.refused + counts.taken
         print(
-            f"\nfuzzing {self.what}: {self.refused + self.taken} inputs, {self.refused} refused, {self.taken} taken",
-            file=sys.__stdout__,
-            flush=True,
+            f"\nfuzzing {what}: {total} malformed inputs, {counts.refused} refused, {counts.taken} harmless", flush=True
         )

@@ -15,7 +15,7 @@ from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.errors import UserError
 from tests.data.support import CLASSES, jpeg, write_shards
-from tests.reliability.counts import Counts
+from tests.reliability.counts import Counts, counted
 
 COMMON = settings(
     deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -52,10 +52,9 @@ def attempt(counts: Counts, action) -> None:
 
 
 @pytest.fixture(scope="module")
-def counts():
-    counted = Counts("flags, flag files and manifests")
-    yield counted
-    counted.show()
+def counts(request):
+    with counted("flags, flag files and manifests", request) as counts:
+        yield counts
 
 
 @settings(COMMON, max_examples=300)
