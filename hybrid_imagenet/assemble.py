@@ -69,6 +69,7 @@ def model(config: Config, precision: str, num_classes: int, communicator: Commun
         batch_norm_momentum=config.batch_norm_momentum,
         batch_norm_epsilon=config.batch_norm_epsilon,
         seed=config.seed,
+        recompute=config.recompute,
         sync_allreduce=communicator.allreduce_sum if config.sync_batch_norm and communicator.size > 1 else None,
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet import recipes
+from hybrid_imagenet.comm.environment import restart_with_huge_pages
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, EXIT_PREEMPTED, SharedError, UserError
 
@@ -97,6 +98,7 @@ def _leave(code: int) -> int:
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages()
     try:
         sys.exit(main(sys.argv[1:]))
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
