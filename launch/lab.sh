@@ -8,8 +8,8 @@
 #
 #   launch/lab.sh --hosts=2 --slots=2 --rate=1gbit -- launch/cluster1.sh --flagfile=flags/digits.flags --epochs=1
 #
-# The exit code is COMMAND's. Everything is removed at the end, on Ctrl-C and on a kill. Needs root, iproute2, util-linux
-# and openssh-server.
+# The exit code is COMMAND's. Everything is removed at the end, on Ctrl-C and on a kill. Needs root, iproute2,
+# util-linux and openssh-server.
 #
 #   --hosts=N    number of hosts, 1 to 64
 #   --slots=N    ranks per host in HOSTS
@@ -176,7 +176,11 @@ start_host() {
 # limit INDEX DEVICE RATE: a token bucket that holds 10 ms of traffic, and at least the largest packet of the kernel.
 limit() {
   local number=${3%[kmg]bit} bytes
-  case $3 in *kbit) bytes=$((number * 1000 / 800)) ;; *mbit) bytes=$((number * 1000000 / 800)) ;; *) bytes=$((number * 1000000000 / 800)) ;; esac
+  case $3 in
+    *kbit) bytes=$((number * 1000 / 800)) ;;
+    *mbit) bytes=$((number * 1000000 / 800)) ;;
+    *gbit) bytes=$((number * 1000000000 / 800)) ;;
+  esac
   ((bytes >= 70000)) || bytes=70000
   in_network "$1" tc qdisc add dev "$2" root tbf rate "$3" burst "$bytes" latency 50ms
 }

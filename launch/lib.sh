@@ -107,8 +107,8 @@ resume_flag() {
   [[ ! -e $1/config.json ]] || resume=(--resume)
 }
 
-# mpi_command PROGRAM...: fills command with the mpirun line for the hosts of parse_hosts, for schedulers that start Open
-# MPI's daemons in their own way. Variables that the ranks need on other hosts are handed over by name.
+# mpi_command PROGRAM...: fills command with the mpirun line for the hosts of parse_hosts, for schedulers that start
+# Open MPI's daemons in their own way. Variables that the ranks need on other hosts are handed over by name.
 mpi_command() {
   local name
   command=(mpirun "${MPI_ARGUMENTS[@]}" --prefix "$venv_dir" --tag-output -np "$(total_slots)" -H "$(hosts_argument)")
@@ -135,8 +135,8 @@ terminal_environment() {
 
 # supervise COMMAND...: runs a launcher (mpirun, or horovodrun which becomes mpirun) and returns its exit code.
 #
-# Ctrl-C, TERM or USR1 once: mpirun hands SIGUSR1 to every rank on every host, which saves and stops; a TERM sent to mpirun
-# itself would kill the ranks within a second. A second signal ends everything at once.
+# Ctrl-C, TERM or USR1 once: mpirun hands SIGUSR1 to every rank on every host, which saves and stops; a TERM sent to
+# mpirun itself would kill the ranks within a second. A second signal ends everything at once.
 supervise() {
   local child code signals=0 errors filter
   # A session of its own keeps the terminal's Ctrl-C from reaching mpirun before us; if we are killed, it dies too.

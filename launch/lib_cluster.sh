@@ -10,7 +10,7 @@
 SSH_SECONDS=10
 : "${default_slots:?}" "${flagfile:?}"
 
-# default_setting NAME VALUE: exported to all ranks unless the user has set NAME. horovodrun carries the environment over.
+# default_setting NAME VALUE: exported to all ranks unless the user has set NAME. horovodrun carries it over.
 default_setting() {
   if [[ -z ${!1+x} ]]; then
     export "$1=$2"
@@ -41,7 +41,8 @@ cluster_main() {
   check_number "$default_slots" --slots 1024
   [[ -z $ssh_port ]] || check_number "$ssh_port" --ssh-port 65535
   [[ -z $interface ]] || check_name "$interface" --interface
-  [[ -z $module || $module =~ ^[A-Za-z_][A-Za-z0-9_.]*$ ]] || usage_error "--module '$module': give the name of a Python module"
+  [[ -z $module || $module =~ ^[A-Za-z_][A-Za-z0-9_.]*$ ]] ||
+    usage_error "--module '$module': give the name of a Python module"
   ((${#specs[@]})) || [[ -z ${HOSTS:-} ]] || specs=("$HOSTS")
   ((${#specs[@]})) || usage_error "no hosts: name them as arguments or in HOSTS (see $0 --help)"
   parse_hosts "$default_slots" "${specs[@]}"
@@ -106,9 +107,12 @@ check_hosts() {
 # check_host HOST: one line and status 1 if ranks cannot be started there.
 check_host() {
   local script answer code=0 ask=(bash -s)
-  script=$(printf '%s\n' "[ -x $venv_dir/bin/python ] || { echo no environment at $venv_dir: run launch/setup.sh there; exit 9; }" \
-    "[ -r $flagfile ] || { echo no checkout at $root_dir: put it at the same place on all hosts; exit 9; }" \
-    "[ -z '$interface' ] || [ -e '/sys/class/net/$interface' ] || { echo no network interface $interface: it has \$(ls /sys/class/net | tr '\n' ' '); exit 9; }")
+  script="
+    fail() { echo \"\$*\"; exit 9; }
+    [ -x $venv_dir/bin/python ] || fail 'no environment at $venv_dir: run launch/setup.sh there'
+    [ -r $flagfile ] || fail 'no checkout at $root_dir: put it at the same place on all hosts'
+    [ -z '$interface' ] || [ -e '/sys/class/net/$interface' ] ||
+      fail no network interface '$interface': it has \$(ls /sys/class/net)"
   if ! is_local "$1"; then
     ask=(ssh -o BatchMode=yes -o "ConnectTimeout=$SSH_SECONDS" -o StrictHostKeyChecking=no)
     [[ -z $ssh_port ]] || ask+=(-p "$ssh_port")

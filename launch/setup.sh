@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # launch/setup.sh [--cpu|--gpu] [--print-key]
 #
-# Makes everything that training needs, without root: a virtual environment with TensorFlow, Keras, Open MPI (its wheel),
-# Horovod (built from source once, then kept in the user's cache) and this package. Running it again takes a moment.
+# Makes everything that training needs, without root: a virtual environment with TensorFlow, Keras, Open MPI (its
+# wheel), Horovod (built from source once, then kept in the user's cache) and this package. A second run takes a moment.
 #
 #   --cpu        tensorflow-cpu, Horovod on MPI and Gloo (what a first run without an option makes)
 #   --gpu        tensorflow[and-cuda], Horovod with NCCL as well; needs nvcc (CUDA_HOME or /usr/local/cuda)
@@ -17,7 +17,7 @@ set -euo pipefail
 # shellcheck source=launch/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-EXTRAS=mpi,datasets,report,test
+EXTRAS=mpi,datasets,export,report,test
 ENVIRONMENT_GB_CPU=4
 ENVIRONMENT_GB_GPU=14
 
@@ -74,7 +74,8 @@ find_python() {
   [[ -z ${HYBRID_IMAGENET_PYTHON:-} ]] || candidates=("$HYBRID_IMAGENET_PYTHON")
   for candidate in "${candidates[@]}"; do
     # A shim on the PATH may stand for a version that is not installed: only one that runs counts.
-    found=$("$candidate" -ISc 'import sys; print(sys.executable, "%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
+    found=$("$candidate" -ISc 'import sys; print(sys.executable, "%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
+      continue
     case ${found##* } in 3.10 | 3.11 | 3.12) ;; *)
       reason="${reason:+$reason, }$candidate is ${found##* }"
       continue
@@ -135,7 +136,8 @@ interrupted() {
 
 # last_error FILE: the line most likely to tell what went wrong.
 last_error() {
-  grep -iE '(^|[^a-z])(error|fatal)[:!]|undefined symbol|No space left|killed' "$1" | tail -n 1 | cut -c1-300 | grep . ||
+  grep -iE '(^|[^a-z])(error|fatal)[:!]|undefined symbol|No space left|killed' "$1" |
+    tail -n 1 | cut -c1-300 | grep . ||
     tail -n 1 "$1" | cut -c1-300
 }
 
@@ -145,7 +147,9 @@ install_all() {
   if [[ -e $venv_dir && ! -e $venv_dir/pyvenv.cfg ]]; then
     die "$venv_dir exists and is not a virtual environment: move it away, or set HYBRID_IMAGENET_VENV"
   fi
-  if [[ -e $stamp_file && $(sed -n 's/^kind //p' "$stamp_file") != "$kind" ]] || ! "$venv_dir/bin/python" -c '' 2>/dev/null; then
+  local present
+  present=$(sed -n 's/^kind //p' "$stamp_file" 2>/dev/null || true)
+  if [[ ${present:-$kind} != "$kind" ]] || ! "$venv_dir/bin/python" -c '' 2>/dev/null; then
     # The two kinds of TensorFlow overwrite each other's files: a clean start is the only sound way.
     [[ ! -e $venv_dir ]] || say "making $venv_dir anew"
     find_python

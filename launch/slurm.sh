@@ -12,11 +12,11 @@
 # launch/slurm.sh as a batch script; the paper's cluster 1 unless options of sbatch say otherwise:
 #
 #   sbatch launch/slurm.sh --data_dir=/data/imagenet
-#   sbatch --nodes=6 --ntasks-per-node=4 --gpus-per-node=4 launch/slurm.sh --flagfile=flags/cluster2.flags --data_dir=...
+#   sbatch --nodes=6 --ntasks-per-node=4 --gpus-per-node=4 launch/slurm.sh --flagfile=flags/cluster2.flags ...
 #   DRY_RUN=1 sbatch launch/slurm.sh ...        (writes the command to the log, runs nothing)
 #
-# Submit it from the checkout, which all nodes must see at the same path, with the environment (launch/setup.sh --gpu). One
-# rank per task. Five minutes before the time limit, and on preemption, all ranks save and stop; the job is then queued
+# Submit it from the checkout, which all nodes must see at the same path, with the environment (launch/setup.sh --gpu).
+# One rank per task. Five minutes before the time limit, and on preemption, all ranks save and stop; the job then queues
 # again and goes on from the checkpoint. Words after the script are flags of the program; the run directory is
 # runs/slurm-JOBID unless --run_dir is among them.
 set -euo pipefail
@@ -29,7 +29,9 @@ fi
 # shellcheck source=launch/lib.sh
 . "$scripts/lib.sh"
 
-case ${1:-} in -h | --help) awk 'NR > 1 && !/^#/ { exit } /^# |^#$/ { sub(/^# ?/, ""); print }' "$scripts/slurm.sh" && exit 0 ;; esac
+case ${1:-} in
+  -h | --help) awk 'NR > 1 && !/^#/ { exit } /^# |^#$/ { sub(/^# ?/, ""); print }' "$scripts/slurm.sh" && exit 0 ;;
+esac
 [[ -n ${SLURM_JOB_ID:-} ]] || usage_error "not inside a Slurm job: submit it with  sbatch launch/slurm.sh"
 
 tasks=${SLURM_NTASKS_PER_NODE:-8}

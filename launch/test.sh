@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # launch/test.sh [ARGUMENT ...]
 #
-# Sets everything up (launch/setup.sh), then runs the tests. Arguments go to pytest: launch/test.sh tests/launch -k hosts
+# Sets everything up (launch/setup.sh), then runs the tests. Arguments go to pytest:
+#
+#   launch/test.sh tests/launch -k hosts
 set -euo pipefail
 # shellcheck source=launch/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

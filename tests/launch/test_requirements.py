@@ -29,6 +29,7 @@ OPTIONAL = {"nvidia", "torch", "torchvision"}
 WITH_OTHERS = {
     "cloudpickle",
     "google",
+    "h5py",
     "ml_dtypes",
     "packaging",
     "psutil",
@@ -90,7 +91,8 @@ def test_every_import_of_the_package_is_asked_for(metadata):
 def test_every_import_of_the_tests_is_asked_for(metadata):
     asked = set(_requirements(metadata)) | {"tensorflow"}
     local = {p.stem for p in (ROOT / "tests").rglob("*.py")} | {"references"}
-    names = {canonicalize_name(DISTRIBUTIONS.get(n, n)) for n in _imported(ROOT / "tests") - WITH_OTHERS - local}
+    imported = _imported(ROOT / "tests") - OPTIONAL - WITH_OTHERS - local
+    names = {canonicalize_name(DISTRIBUTIONS.get(n, n)) for n in imported}
     assert not names - asked
 
 
