@@ -120,9 +120,10 @@ class Watchdog:
         last = time.monotonic()
         while not self._stop.wait(self._interval):
             now = time.monotonic()
-            if now - last > self._patience:  # this process was stopped itself and knows nothing of the time between
-                self._ledger.forgive(now - last)
-                self._progress += now - last
+            # What this process was late itself, stopped or starved of its processor, it cannot hold against others.
+            late = max(0.0, now - last - self._interval)
+            self._ledger.forgive(late)
+            self._progress += late
             last = now
             beat = self._beat()
             self._send(beat)

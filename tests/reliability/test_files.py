@@ -1,0 +1,135 @@
+"""Full disks, directories that vanish or cannot be written, files that are lost, two runs in one place."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hybrid_imagenet import checkpoint
+from tests.data.support import jpeg
+from tests.distributed import program
+from tests.distributed.launch import ROOT
+from tests.reliability import processes
+
+FLAGS = ("--epochs=5000", "--optimizer=sgd")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return program.make_data(tmp_path_factory.mktemp("data"))
+
+
+def wait_for_checkpoint(run: program.Running, timeout: float = 240) -> None:
+    deadline = time.monotonic() + timeout
+    while not list((run.run_dir / "checkpoints").glob("step-*.npz")):
+        assert run.process.poll() is None, run.process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def finish(run: program.Running, timeout: float = 240) -> tuple[int, str]:
+    """Exit code and the one line that begins with `error:`; there must be no traceback."""
+    try:
+        code, output = run.finish(timeout)
+    finally:
+        if run.process.poll() is None:
+            run.kill()
+    assert "Traceback" not in output
+    errors = [line for line in output.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1, output
+    return code, errors[0]
+
+
+def newest_is_good(run_dir) -> int:
+    """The step of the newest checkpoint; what was begun and not finished is gone."""
+    names = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    assert all(name.startswith("step-") for name in names)
+    return checkpoint.read(run_dir / "checkpoints" / names[-1]).meta["state"]["step"]
+
+
+def test_a_full_disk_ends_the_run_and_after_making_room_it_goes_on(data, tmp_path):
+    with processes.small_disk(tmp_path / "disk", 130) as remount:
+        run_dir = tmp_path / "disk" / "run"
+        run = program.Running(1, data, run_dir, *FLAGS)
+        wait_for_checkpoint(run)
+        if remount is None:  # not allowed to mount: a limit on the size of files stands in for the full disk
+            resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (20 << 20, 20 << 20))
+        code, error = finish(run)
+        assert code == 2
+        assert f"cannot write a checkpoint to {run_dir / 'checkpoints'}: " in error
+        assert ("No space left on device" if remount else "File too large") in error
+        assert "--resume" in error
+        step = newest_is_good(run_dir)
+        assert json.loads((run_dir / "config.json").read_text())["flags"]["epochs"] == 5000
+        assert remount is None or remount("size=600m")
+        done = program.train(1, data, run_dir, "--optimizer=sgd", f"--epochs={step // 8 + 1}", "--resume")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"step {step}" in done.stdout
+        assert newest_is_good(run_dir) > step
+
+
+def test_two_runs_and_a_deleted_directory(data, tmp_path):
+    run_dir = tmp_path / "run"
+    run = program.Running(1, data, run_dir, *FLAGS, "--checkpoint_every_epochs=100")
+    run.wait_for_step(2)
+    second = program.train(1, data, run_dir, "--resume", timeout=120)
+    assert second.returncode == 2
+    assert f"error: --run_dir={run_dir} is in use by another run" in second.stderr
+    assert run.process.poll() is None
+    shutil.rmtree(run_dir)
+    code, error = finish(run)
+    assert code == 2
+    assert "was deleted during the run" in error
+    assert not run_dir.exists()
+
+
+def test_lost_image_files_are_named(tmp_path):
+    for split, count in (("train", 64), ("val", 8)):
+        for number in range(count):
+            path = tmp_path / "data" / split / f"class{number % 4}" / f"{number}.jpeg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(jpeg(number, 40, 40))
+    flags = ("--dataset=folder", "--num_classes=", "--checkpoint_every_epochs=100")
+    run = program.Running(2, tmp_path / "data", tmp_path / "run", *FLAGS, *flags)
+    run.wait_for_step(4)
+    ranks = processes.ranks(run.process.pid)
+    shutil.rmtree(tmp_path / "data" / "train" / "class2")
+    try:
+        code, output = run.finish()
+    finally:
+        for process in ranks.values():
+            if processes.alive(process):
+                os.kill(process, 9)
+    assert code == 2
+    assert "Traceback" not in output
+    errors = [line for line in output.splitlines() if line.startswith("error:")]
+    assert errors
+    for error in errors:  # both ranks may have met a lost file before one ended the other
+        assert "class2" in error
+        assert "No such file or directory" in error
+        assert "--bad_records=skip" in error
+
+
+@pytest.mark.parametrize("place", ["read-only disk", "no such device", "permission"])
+def test_a_directory_that_cannot_be_written_is_named_before_training(tmp_path, place):
+    with processes.small_disk(tmp_path / "disk", 1, "ro") as mounted:
+        path = {"read-only disk": tmp_path / "disk", "no such device": "/proc/self", "permission": "/sys"}[place]
+        if place == "read-only disk" and mounted is None:
+            pytest.skip("not allowed to mount")
+        code = (
+            "import sys, pathlib\nfrom hybrid_imagenet import errors, run_dir\n"
+            "try:\n    run_dir.RunDirectory(pathlib.Path(sys.argv[1]), resume=False)\n"
+            "except errors.UserError as error:\n    sys.exit(str(error))\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, f"{path}/run"], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"--run_dir={path}/run: ")
+    assert done.stderr.endswith("give a directory that can be written\n")
+    assert done.stderr.count("\n") == 1
