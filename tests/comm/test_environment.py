@@ -118,6 +118,6 @@ def test_a_program_restarts_once_with_huge_pages(tmp_path, mode, given, expected
         env=variables,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert done.stdout == f"{expected} ['a b', '--c'] True\n", done.stderr

@@ -14,7 +14,7 @@ HOROVODRUN = Path(sys.prefix) / "bin" / "horovodrun"
 ROOT = Path(__file__).parents[2]
 
 
-def run(ranks: int, code: str, *, timeout: float = 120, gloo: bool = False):
+def run(ranks: int, code: str, *, timeout: float = 300, gloo: bool = False):
     """Runs Python code on several ranks of this machine; returns the finished process with its output as text.
 
     Args:

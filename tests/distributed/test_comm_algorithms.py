@@ -58,7 +58,7 @@ report({"algorithms": sorted(found), "wrong": wrong})
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8])
 def test_all_algorithms_sum_like_the_ring(ranks):
-    outcomes = results(ranks, CODE, timeout=240)
+    outcomes = results(ranks, CODE)
     names = outcomes[0]["algorithms"]
     assert {"ring", "exchange", f"torus 1x{ranks}", f"masters {ranks}x1"} <= set(names)
     assert [out["wrong"] for out in outcomes] == [[]] * ranks

@@ -151,7 +151,7 @@ except comm.UserError as error:
 """
     )
     for ranks in (0, 2):
-        done = run(ranks, code, timeout=30)
+        done = run(ranks, code)
         assert done.returncode == 2
         expected = f"--torus_grid=2x2: 2x2 holds 4 ranks, not {max(ranks, 1)}: use 1x{max(ranks, 1)}"
         assert expected in done.stdout.splitlines()
