@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import platform
+import subprocess
 
 import tensorflow as tf
 
@@ -47,7 +48,7 @@ def choose_precision(requested: str, model: str) -> str:
 
 
 def describe() -> dict[str, str]:
-    """Host, processor, GPU and versions, for the log of a run."""
+    """Host, processor, GPU, versions and commit of this package, for the log of a run."""
     import keras
 
     gpus = [tf.config.experimental.get_device_details(g) for g in tf.config.list_physical_devices("GPU")]
@@ -57,6 +58,7 @@ def describe() -> dict[str, str]:
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "cpu": _cpu_name(),
+        "commit": _commit(),
         "gpu": gpus[0].get("device_name", "unknown") if gpus else "none",
     }
 
@@ -67,3 +69,14 @@ def _cpu_name() -> str:
     except OSError:
         return platform.processor() or platform.machine()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit() -> str:
+    """The commit of the checkout that this package runs from, with `+` if it was changed since; "" outside of one."""
+    folder = pathlib.Path(__file__).parent
+    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

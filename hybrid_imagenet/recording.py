@@ -23,6 +23,7 @@ class Recording:
       store: the checkpoints; None on ranks other than 0.
       writer: metrics.jsonl, open between `start` and `finish`; None on ranks other than 0.
       view: shows the run; silent on ranks other than 0.
+      single_gpu: images per second of one GPU alone (--single_gpu), or None.
     """
 
     def __init__(self, config: Config, rank: int, size: int):
@@ -32,6 +33,7 @@ class Recording:
           UserError: if it cannot be used.
         """
         self._config = config
+        self.single_gpu = summary.single_gpu_speed(config.single_gpu) if config.single_gpu else None
         self._directory = _open(config) if rank == 0 else None
         self.view = self._make_view(rank, size)
         self.writer: jsonl.MetricsWriter | None = None
@@ -106,6 +108,7 @@ class Recording:
             images_per_epoch=train_images,
             targets=self._config.target,
             wall_seconds=seconds,
+            single_gpu_images_per_second=self.single_gpu,
             stop=stop or "finished",
             run_dir=str(self._directory.path),
         )

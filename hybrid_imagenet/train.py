@@ -175,6 +175,7 @@ class _Session:
             "step": self.state.step,
             "epochs": self.order.position(self.state.cursor),
             "target": self.config.target[0] if self.config.target else None,
+            "single_gpu_images_per_second": self.recording.single_gpu,
         }
 
     def _resumed(self) -> str:
@@ -222,20 +223,11 @@ class _Session:
             TrustRatioLog(self.optimizer.inner, self.model.trainable_variables),
             *noise,
             WeightCheck(communicator.allgather_object, self.model.trainable_variables),
-            Costs(communicator, self.train_source.io_statistics),
+            Costs(communicator, self.train_source.io_statistics, checkpoints.take_seconds),
             WireHealthLog(communicator, recording.announce),
             BestAndTarget(self.state, config.stop_at_top1),
             *log,
-            CheckpointCallback(
-                store=recording.store,
-                state=self.state,
-                variables=self.variables,
-                description=self._checkpoint_meta,
-                synchronize=statistics.synchronize,
-                every_epochs=config.checkpoint_every_epochs,
-                every_steps=config.checkpoint_every_steps,
-                last_epoch=config.epochs,
-            ),
+            checkpoints,
         ]
 
     def _checkpoint_meta(self) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,6 +53,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._every_steps = every_steps
         self._last_epoch = last_epoch
         self._saved = (state.step, state.finished_epochs)
+        self._seconds = 0.0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves after a step where it is due."""
@@ -76,8 +78,15 @@ class CheckpointCallback(keras.callbacks.Callback):
         if self._saved == position:
             return
         self._saved = position
+        began = time.perf_counter()
         self._synchronize()
         description = self._description()
         if self._store is not None:
             arrays = {name: np.array(variable.numpy()) for name, variable in self._variables().items()}
             self._store.save(self._state.step, arrays, {"state": self._state.to_dict(), **description})
+        self._seconds += time.perf_counter() - began
+
+    def take_seconds(self) -> float:
+        """The time for which training has waited for checkpoints since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds

@@ -12,15 +12,22 @@ from hybrid_imagenet.data.sources.base import IoStatistics
 
 
 class Costs(keras.callbacks.Callback):
-    """Adds `communication_seconds`, `slowest_rank`, `slowest_rank_seconds`, `bytes_read` and `reads` to epoch records.
+    """Adds `communication_seconds`, `slowest_rank`, `slowest_rank_seconds`, `bytes_read`, `reads` and
+    `checkpoint_seconds` (of checkpoints since the last record) to epoch records.
 
     All ranks leave a reduction at the same time; the slowest enters it last and so waits least. The mean of what the
     others wait longer is the time that a step loses to it.
     """
 
-    def __init__(self, communicator: Communicator, io_statistics: Callable[[], IoStatistics]):
-        """`io_statistics` gives the training data's counters of this rank."""
+    def __init__(
+        self,
+        communicator: Communicator,
+        io_statistics: Callable[[], IoStatistics],
+        checkpoint_seconds: Callable[[], float],
+    ):
+        """Takes the training data's counters of this rank, and the time that checkpoints took since the last call."""
         super().__init__()
+        self._checkpoint_seconds = checkpoint_seconds
         self._communicator = communicator
         self._io_statistics = io_statistics
         self._read = io_statistics()
@@ -35,6 +42,7 @@ class Costs(keras.callbacks.Callback):
         if logs is None:
             return
         logs["bytes_read"], logs["reads"] = sum(read_bytes), sum(reads)
+        logs["checkpoint_seconds"] = self._checkpoint_seconds()
         if None not in waits:
             seconds = [wait / 1000 for wait in waits]
             logs["communication_seconds"] = min(seconds)

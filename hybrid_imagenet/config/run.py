@@ -52,6 +52,9 @@ class Evaluation:
     target: tuple[float, ...] = option(
         (0.75, 0.759), "Top-1 fractions whose epoch and time are reported.", minimum=0, maximum=1
     )
+    single_gpu: str | None = option(
+        None, "Images per second of one GPU alone, or a run directory with one rank: the measure of scaling efficiency."
+    )
     checkpoint_every_epochs: int = option(1, "Epochs between checkpoints.", unit="epochs", minimum=1)
     checkpoint_every_steps: int | None = option(None, "Also save every so many steps.", unit="steps", minimum=1)
     checkpoint_every_seconds: float | None = option(None, "Also save after so long.", unit="s", minimum=1)
