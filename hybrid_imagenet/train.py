@@ -213,6 +213,16 @@ class _Session:
                 NoiseScaleLog(self.optimizer, communicator.allgather_object, self._batch_sizes, recording.announce)
             ]
         log = [RecordLog(recording.writer, recording.view)] if recording.writer is not None else []
+        checkpoints = CheckpointCallback(
+            store=recording.store,
+            state=self.state,
+            variables=self.variables,
+            description=self._checkpoint_meta,
+            synchronize=statistics.synchronize,
+            every_epochs=config.checkpoint_every_epochs,
+            every_steps=config.checkpoint_every_steps,
+            last_epoch=config.epochs,
+        )
         return [
             NoteProgress(self.watchdog.note),
             BroadcastInitialState(communicator, lambda: list(self.variables().values())),
