@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from hybrid_imagenet import trained
 from hybrid_imagenet.errors import UserError
@@ -72,8 +73,6 @@ def _write_saved_model(network: Trained, path: pathlib.Path) -> None:
 
 
 def _open_saved_model(_: Trained, path: pathlib.Path) -> Outputs:
-    import tensorflow as tf
-
     loaded = tf.saved_model.load(str(path))
     return lambda pixels: loaded.serve(pixels).numpy()
 
@@ -82,9 +81,10 @@ def _write_onnx(network: Trained, path: pathlib.Path) -> None:
     """Keras' own conversion by tf2onnx; then names for output and batch, which it leaves to chance."""
     onnx = _onnx_module("onnx")
     _onnx_module("tf2onnx")
+    signature = tf.TensorSpec((None, network.image_size, network.image_size, 3), tf.float32, name="image")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of NumPy, about a name that the converter asks for
-        _stock(network).export(path, format="onnx", verbose=False)
+        _stock(network).export(path, format="onnx", verbose=False, input_signature=[signature])
     model = onnx.load(path)
     (output,) = model.graph.output
     for node in model.graph.node:

@@ -1,0 +1,91 @@
+"""Evaluation of a checkpoint: the same numbers on any number of ranks as training itself found."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hybrid_imagenet import evaluate
+from tests.distributed import program
+from tests.distributed.launch import MPIRUN, ROOT
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of one epoch on one rank, and its data."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    data = program.make_data(folder / "data")
+    done = program.train(1, data, folder / "run", "--epochs=1", "--warmup_epochs=0", "--batch_norm_epsilon=0.001")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def start(ranks, *arguments):
+    launcher = [str(MPIRUN), "--quiet", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
+    return subprocess.run(
+        [*launcher, sys.executable, "-m", "hybrid_imagenet.evaluate", *arguments],
+        env=program.environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def recorded(run):
+    record = next(r for r in program.records(run / "run") if r["kind"] == "epoch")
+    return {name: record[f"val_{name}"] for name in ("loss", "top1", "top5", "count")}
+
+
+def assert_same(result, expected):
+    """Counts are exact; losses are sums of the same numbers in another order."""
+    assert result["count"] == expected["count"] == program.VALIDATION
+    assert round(result["top1"] * result["count"]) == round(expected["top1"] * result["count"])
+    assert round(result["top5"] * result["count"]) == round(expected["top5"] * result["count"])
+    assert result["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+
+
+def flags(run):
+    return "--data=tfrecord", f"--data_dir={run / 'data'}", "--precision=float32", "--json"
+
+
+def test_one_rank_finds_what_training_recorded(run, capsys):
+    newest = max((run / "run" / "checkpoints").glob("step-*.npz"))
+    for batch in ("8", "5"):
+        assert evaluate.main([str(newest), *flags(run), f"--batch={batch}"]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["checkpoint"] == str(newest)
+        assert_same(result, recorded(run))
+
+
+def test_three_ranks_find_the_same(run):
+    done = start(3, str(run / "run"), *flags(run), "--batch=2")
+    assert done.returncode == 0, done.stderr
+    assert_same(json.loads(done.stdout), recorded(run))
+
+
+def test_all_ranks_end_with_one_line(run):
+    done = start(2, str(run / "none"), *flags(run))
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert "none: no such file or directory" in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data=digits"], "--data=digits: 10 classes, but"),
+        (["--data=tfrecord"], "--dataset=tfrecord: give the directory"),
+        (["--data=tfrecord", "--data_dir=none"], "none"),
+        (["--data=digits", "--crop=2"], "argument --crop: 2: give a number above 0, at most 1"),
+        ([], "the following arguments are required: --data"),
+    ],
+)
+def test_bad_input_is_one_line(run, tmp_path, capsys, arguments, message):
+    assert evaluate.main([str(run / "run"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert message in error
