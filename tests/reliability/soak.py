@@ -44,7 +44,7 @@ class Session:
         self.output = ""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 600
         while max((r["step"] for r in program.records(run_dir)), default=0) < before + 2 * STEPS:
             if self.run.process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"the run did not get going:\n{self.output}")
@@ -69,7 +69,7 @@ class Session:
             time.sleep(1)
         return self.run.process.poll() is None
 
-    def end(self, timeout: float = 120) -> int:
+    def end(self, timeout: float = 300) -> int:
         """The exit code; the ranks must be gone with it."""
         code = self.run.process.wait(timeout)
         if not processes.gone_within(self.ranks.values(), 15):

@@ -1,0 +1,75 @@
+"""Ranks whose launcher is killed, without TensorFlow: mpirun, and horovodrun with either controller."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.distributed import program
+from tests.distributed.launch import MPIRUN, ROOT
+from tests.reliability import processes
+
+RANK = """
+import os, pathlib, sys, time
+from hybrid_imagenet.watchdog import follow_launcher
+follow_launcher()
+pathlib.Path(sys.argv[1], str(os.getpid())).touch()
+time.sleep(300)
+"""
+HOROVODRUN = str(Path(sys.prefix) / "bin" / "horovodrun")
+LAUNCHERS = {
+    "mpirun": [str(MPIRUN), "--oversubscribe", "-np", "2"],
+    "horovodrun, MPI": [HOROVODRUN, "--mpi", "-np", "2"],
+    "horovodrun, Gloo": [HOROVODRUN, "--gloo", "-np", "2"],
+}
+
+
+def start(command, folder):
+    (folder / "rank.py").write_text(RANK)
+    (folder / "pids").mkdir()
+    return subprocess.Popen(
+        [*command, sys.executable, str(folder / "rank.py"), str(folder / "pids")],
+        env=program.environment(),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def wait_for_ranks(folder, count):
+    deadline = time.monotonic() + 120
+    while len(found := list((folder / "pids").iterdir())) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return [int(path.name) for path in found]
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_no_rank_outlives_its_launcher(tmp_path, name):
+    launcher = start(LAUNCHERS[name], tmp_path)
+    ranks = wait_for_ranks(tmp_path, 2)
+    try:
+        assert all(map(processes.alive, ranks))
+        os.kill(launcher.pid, signal.SIGKILL)
+        assert processes.gone_within(ranks, 15)
+    finally:
+        launcher.wait()
+        for rank in ranks:
+            if processes.alive(rank):
+                os.kill(rank, signal.SIGKILL)
+
+
+def test_a_process_without_a_launcher_outlives_its_shell(tmp_path):
+    shell = start(["sh", "-c", '"$0" "$@" & wait'], tmp_path)
+    [rank] = wait_for_ranks(tmp_path, 1)
+    try:
+        os.kill(shell.pid, signal.SIGKILL)
+        shell.wait()
+        assert not processes.gone_within([rank], 3)
+    finally:
+        os.kill(rank, signal.SIGKILL)
