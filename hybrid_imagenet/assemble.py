@@ -37,6 +37,7 @@ def sources(config: Config) -> tuple[Source, Source]:
             split,
             num_classes=config.num_classes,
             num_examples=config.num_examples,
+            ignore_damage=config.bad_records == "skip",
             memory_bytes=_half_memory(config),
             cache=config.data_cache,
             cache_dir=config.data_cache_dir,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -86,6 +87,9 @@ class Recording:
         resume_step = info["step"] if self._directory.resumed else None
         self.writer = jsonl.MetricsWriter(self._directory.path / "metrics.jsonl", resume_step=resume_step)
         self.view.run_started(info)
+        log = logging.getLogger("hybrid_imagenet")
+        log.setLevel(logging.INFO)
+        log.addHandler(_ToView(self.view))
         self.view.message(
             f"{self._config.model}, {self._config.dataset} ({facts['train_images']} training and "
             f"{facts['validation_images']} validation images), {facts['world_size']} ranks x "
@@ -131,6 +135,18 @@ def _shown(config: Config) -> dict[str, Any]:
     """The flags as they may be stored and sent: without passwords and tokens."""
     flags = json.loads(config.to_json())
     return {name: without_secrets(value) if isinstance(value, str) else value for name, value in flags.items()}
+
+
+class _ToView(logging.Handler):
+    """Shows what the parts log, such as why --allreduce=auto chose as it did."""
+
+    def __init__(self, view: live.View):
+        super().__init__()
+        self._view = view
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Shows one message."""
+        self._view.message(record.getMessage())
 
 
 def _open(config: Config) -> run_dir.RunDirectory:

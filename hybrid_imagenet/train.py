@@ -233,7 +233,7 @@ class _Session:
             TrustRatioLog(self.optimizer.inner, self.model.trainable_variables),
             *noise,
             WeightCheck(communicator.allgather_object, self.model.trainable_variables),
-            Costs(communicator, self.train_source.io_statistics, checkpoints.take_seconds),
+            Costs(communicator, self.train_source.io_statistics, self._bad_records, checkpoints.take_seconds),
             WireHealthLog(communicator, recording.announce),
             BestAndTarget(self.state, config.stop_at_top1),
             *log,
@@ -255,27 +255,35 @@ class _Session:
             "version": __version__,
         }
 
-    def _training_data(self, cursor: Cursor, epochs: int | None = None) -> Iterator[Batch]:
-        return iter(
-            pipeline.training(
-                self.train_source,
-                self.order,
-                cursor,
-                self._batch_sizes,
-                self.communicator.rank,
-                self.communicator.size,
-                epochs=epochs or self.config.epochs,
-                image_size=self.config.image_size,
-                augmentation=self.config.augmentation,
-                options=self.options,
-            )
+    def _training_data(self, cursor: Cursor) -> Iterator[Batch]:
+        self.training_batches = self._batches_from(cursor, self.config.epochs)
+        return iter(self.training_batches)
+
+    def _batches_from(self, cursor: Cursor, epochs: int) -> pipeline.Batches:
+        return pipeline.training(
+            self.train_source,
+            self.order,
+            cursor,
+            self._batch_sizes,
+            self.communicator.rank,
+            self.communicator.size,
+            epochs=epochs,
+            image_size=self.config.image_size,
+            augmentation=self.config.augmentation,
+            options=self.options,
         )
+
+    def _bad_records(self) -> int:
+        """Training records that this rank has skipped."""
+        return len(self.training_batches.bad.known) if self.training_batches else 0
 
     def _statistics_batches(self) -> Iterator[Batch]:
         """The first training batches of the epoch under way, for precise statistics."""
         epoch = self.state.finished_epochs
-        batches = self._training_data(Cursor(epoch, 0), epochs=epoch + 2)
-        return itertools.islice(batches, self.config.precise_batch_norm_batches)
+        batches = self._batches_from(Cursor(epoch, 0), epoch + 2)
+        for batch in itertools.islice(batches, self.config.precise_batch_norm_batches):
+            self.watchdog.note()
+            yield batch
 
     def _batch_sizes(self, epoch: int) -> tuple[int, int]:
         stage = self.batches.at(epoch)

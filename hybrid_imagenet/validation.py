@@ -39,12 +39,16 @@ class Validation:
     ):
         """`batch` images per rank and step; for the rest see `data.pipeline.evaluation`."""
         self._step = step
-        self._source = source
         self._ranks = ranks
-        self._batch = batch
-        self._image_size = image_size
-        self._crop_fraction = crop_fraction
-        self._options = options
+        self._batches = pipeline.evaluation(
+            source,
+            batch,
+            ranks.rank,
+            ranks.size,
+            image_size=image_size,
+            crop_fraction=crop_fraction,
+            options=options,
+        )
 
     def run(self, note: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Returns `val_loss` (nats), `val_top1`, `val_top5` (fractions) and `val_count` over all ranks.
@@ -52,16 +56,7 @@ class Validation:
         `note` is called after every batch.
         """
         self._step.sums.reset()
-        batches = pipeline.evaluation(
-            self._source,
-            self._batch,
-            self._ranks.rank,
-            self._ranks.size,
-            image_size=self._image_size,
-            crop_fraction=self._crop_fraction,
-            options=self._options,
-        )
-        for batch in batches:
+        for batch in self._batches:
             self._step(batch)
             note()
         vector = self._ranks.allreduce_sum(self._step.sums.variable.read_value(), "validation_sums")

@@ -41,6 +41,7 @@ KEYS: Mapping[str, str] = {
     "slowest_rank": "rank for which the others waited most in the epoch",
     "bytes_read": "bytes of training data read since the last record, all ranks",
     "reads": "read operations since the last record, all ranks",
+    "bad_records": "training records skipped so far in this session, all ranks",
     "global_batch": "images per optimizer step over all GPUs",
     "learning_rate": "learning rate of the last step",
     "momentum": "momentum of the last step",
