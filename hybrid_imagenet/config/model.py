@@ -33,7 +33,7 @@ class Model:
     precise_batch_norm_batches: int = option(16, "Batches per GPU behind precise statistics.", minimum=1)
     precision: str = option(
         "auto",
-        "Compute type; auto is mixed_float16 on a GPU, mixed_bfloat16 on a CPU with AMX, else float32.",
+        "Compute type; auto is mixed_float16 on a GPU, mixed_bfloat16 on a CPU with BF16 instructions, else float32.",
         choices=("auto", "float32", "mixed_float16", "mixed_bfloat16"),
     )
     loss_scale: str = option(
