@@ -162,10 +162,11 @@ supervise() {
   return "$code"
 }
 
-# drop_greetings: TensorFlow greets on standard error before its log settings count, twice for every rank.
+# drop_greetings: what TensorFlow writes to standard error whatever its log settings, once or twice for every rank.
 drop_greetings() {
   exec sed -u -e '/WARNING: All log messages before absl::InitializeLog() is called are written to STDERR/d' \
-    -e '/ port\.cc:[0-9]*\] oneDNN custom operations are on/d'
+    -e '/ port\.cc:[0-9]*\] oneDNN custom operations are on/d' \
+    -e '/ util\.cc:[0-9]*\] oneDNN supports DT_HALF only on platforms/d'
 }
 
 # stop_ranks PID: what supervise does on a signal.

@@ -119,7 +119,7 @@ class GradientReducer:
         every = self._settings.wire_health_every_steps
         health = WireHealth([names[i] for i in narrow], [elements[i] for i in narrow], every) if every else None
         if self._communicator.rank == 0:
-            used = sorted({choice.name for choice in choices})
+            used = ", ".join(sorted({choice.name for choice in choices}))
             total = sum(bucket.bytes for bucket in buckets) / 2**20
             _log.info("gradients: %d in %d buckets, %.3g MiB per step, by %s", len(names), len(buckets), total, used)
         return Plan(tuple(buckets), tuple(choices), tuple(narrow), health)
