@@ -113,10 +113,12 @@ def _onnx_module(name: str) -> Any:
 def _write_torchvision(network: Trained, path: pathlib.Path) -> None:
     usual = (trained.device.MEAN, trained.device.DEVIATION)
     if not network.model.startswith("resnet"):
-        raise UserError(f"--to={path}: torchvision has no {network.model} with batch normalization; export to .onnx")
+        raise UserError(
+            f"{network.origin}: torchvision has no {network.model} with batch normalization; export to .onnx"
+        )
     if network.stride_in_1x1 or (network.pixel_mean, network.pixel_deviation) != usual:
         raise UserError(
-            f"--to={path}: {network.origin} is a network of keras.applications (stride in the 1x1 convolution, other "
+            f"{network.origin}: this is a network of keras.applications (stride in the 1x1 convolution, other "
             "preprocessing), which torchvision does not have; export to .onnx"
         )
     weights = with_epsilon(network.weights or {}, network.batch_norm_epsilon, torchvision.EPSILON)
@@ -126,7 +128,7 @@ def _write_torchvision(network: Trained, path: pathlib.Path) -> None:
 def _write_applications(network: Trained, path: pathlib.Path) -> None:
     if not network.stride_in_1x1:
         raise UserError(
-            f"--to={path}: {network.model} has its strides in the 3x3 convolutions, keras.applications in the 1x1, so "
+            f"{network.origin}: {network.model} has its strides in the 3x3 convolutions, keras.applications in the 1x1, so "
             "no weights make them equal; export to .keras"
         )
     weights = with_epsilon(network.weights or {}, network.batch_norm_epsilon, applications.EPSILON)

@@ -29,7 +29,7 @@ def start(ranks, *arguments):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
     )
 
 

@@ -69,7 +69,7 @@ def write(path: Path, model: str, weights: Weights, *, bgr: bool = True) -> None
       UserError: if keras.applications has no such network.
     """
     if model not in _NETWORKS:
-        raise UserError(f"{path}: keras.applications has no {model}, only {', '.join(_NETWORKS)}; export to .keras")
+        raise UserError(f"keras.applications has no {model}, only {', '.join(_NETWORKS)}; export to .keras")
     weights = _turned(weights) if bgr else weights
     network = _network(model, len(weights[f"{CLASSIFIER}/bias"]))
     for unit in units(model):

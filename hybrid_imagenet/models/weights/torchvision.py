@@ -103,7 +103,7 @@ def _safetensors(path: Path) -> Any:
     try:
         import safetensors.numpy
     except ImportError:
-        raise UserError(f"{path}: {path.suffix} files need the package safetensors; install it") from None
+        raise UserError(f"{path.suffix} files need the package safetensors; install it") from None
     return safetensors
 
 
@@ -111,7 +111,7 @@ def _torch(path: Path) -> Any:
     try:
         import torch
     except ImportError:
-        raise UserError(f"{path}: {path.suffix} files need PyTorch; install torch, or use .safetensors") from None
+        raise UserError(f"{path.suffix} files need PyTorch; install torch, or use .safetensors") from None
     return torch
 
 
