@@ -46,7 +46,8 @@ def _clone(layer: keras.layers.Layer) -> keras.layers.Layer:
     """Keras' own layer in place of one of the package's, with the settings that both have."""
     if isinstance(layer, MaxPool2D):
         return keras.layers.MaxPooling2D(layer.pool_size, layer.strides, name=layer.name)
-    for own, stock in ((Conv2D, keras.layers.Conv2D), (BatchNormalization, keras.layers.BatchNormalization)):
-        if isinstance(layer, own):
-            return stock.from_config(super(own, layer).get_config())
+    if isinstance(layer, Conv2D):
+        return keras.layers.Conv2D.from_config(super(Conv2D, layer).get_config())
+    if isinstance(layer, BatchNormalization):
+        return keras.layers.BatchNormalization.from_config(super(BatchNormalization, layer).get_config())
     return type(layer).from_config(layer.get_config())

@@ -128,8 +128,8 @@ def _write_torchvision(network: Trained, path: pathlib.Path) -> None:
 def _write_applications(network: Trained, path: pathlib.Path) -> None:
     if not network.stride_in_1x1:
         raise UserError(
-            f"{network.origin}: {network.model} has its strides in the 3x3 convolutions, keras.applications in the 1x1, so "
-            "no weights make them equal; export to .keras"
+            f"{network.origin}: {network.model} has its strides in the 3x3 convolutions, keras.applications in "
+            "the 1x1, so no weights make them equal; export to .keras"
         )
     weights = with_epsilon(network.weights or {}, network.batch_norm_epsilon, applications.EPSILON)
     applications.write(path, network.model, weights, bgr=_takes_bgr(network))
