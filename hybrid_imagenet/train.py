@@ -247,6 +247,7 @@ class _Session:
             "num_classes": self.train_source.num_classes,
             "class_names": list(self.train_source.class_names),
             "image_size": self.config.image_size,
+            "batch_norm_epsilon": self.config.batch_norm_epsilon,
             "crop_fraction": assemble.evaluation_crop(self.config),
             "optimizer": self.config.optimizer,
             "phase": self.optimizer.inner.hyper["phase"],

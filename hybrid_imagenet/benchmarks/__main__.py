@@ -6,6 +6,7 @@ import sys
 
 from hybrid_imagenet import benchmarks
 from hybrid_imagenet.comm.environment import restart_with_huge_pages
+from hybrid_imagenet.errors import UserError
 
 
 def main(argv: list[str]) -> int:
@@ -15,7 +16,11 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0] not in names:
         print(f"usage: python -m hybrid_imagenet.benchmarks NAME [options]; NAME is one of {', '.join(names)}")
         return 0 if argv[:1] in (["-h"], ["--help"]) else 2
-    return int(importlib.import_module(f"hybrid_imagenet.benchmarks.{argv[0]}").main(argv[1:]) or 0)
+    try:
+        return int(importlib.import_module(f"hybrid_imagenet.benchmarks.{argv[0]}").main(argv[1:]) or 0)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
 
 
 if __name__ == "__main__":

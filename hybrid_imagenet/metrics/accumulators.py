@@ -17,7 +17,7 @@ class ClassificationSums:
     count: float
 
     def means(self, prefix: str) -> dict[str, float]:
-        """Averages under the names `<prefix>_loss`, `<prefix>_top1`, `<prefix>_top5` (fractions); NaN without examples."""
+        """Averages under the names `<prefix>_loss`, `<prefix>_top1`, `<prefix>_top5` (fractions); NaN if empty."""
         count = self.count or float("nan")
         return {
             f"{prefix}_loss": self.loss / count,

@@ -36,7 +36,6 @@ KEYS: Mapping[str, str] = {
     "checkpoint_seconds": "seconds for which training waited for a checkpoint",
     "data_wait_fraction": "fraction of the training time in which rank 0 waited for input",
     "communication_seconds": "seconds per step of communication that computation did not hide",
-    "slowest_rank": "the rank that the others waited for most",
     "slowest_rank_seconds": "seconds per step for which the mean rank waited for the slowest",
     "slowest_rank": "rank for which the others waited most in the epoch",
     "bytes_read": "bytes of training data read since the last record, all ranks",

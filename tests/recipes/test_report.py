@@ -49,7 +49,9 @@ def test_steps_are_those_of_a_walk_over_the_examples(remainder):
 def test_a_batch_larger_than_the_data_is_named():
     resolved = config.resolve([*FLAGS, "--batch_schedule=3:512x2"])
     checks.check_data(resolved, 2048, 2)
-    with pytest.raises(UserError, match=r"--batch_schedule=3:512x2: 512 images x 2 .*batch of 2048 from epoch 3 .*1437"):
+    with pytest.raises(
+        UserError, match=r"--batch_schedule=3:512x2: 512 images x 2 .*batch of 2048 from epoch 3 .*1437"
+    ):
         report.plan(resolved, 1437, 2)
     with pytest.raises(UserError, match=r"--per_gpu_batch=32: 32 images on 64 GPUs make a batch of 2048 from epoch 0"):
         checks.check_data(resolved, 1437, 64)
