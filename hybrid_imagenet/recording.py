@@ -24,6 +24,7 @@ class Recording:
       store: the checkpoints; None on ranks other than 0.
       writer: metrics.jsonl, open between `start` and `finish`; None on ranks other than 0.
       view: shows the run; silent on ranks other than 0.
+      board: TensorBoard's files on rank 0, if they are asked for; else None.
       single_gpu: images per second of one GPU alone (--single_gpu), or None.
     """
 
@@ -36,6 +37,7 @@ class Recording:
         self._config = config
         self.single_gpu = summary.single_gpu_speed(config.single_gpu) if config.single_gpu else None
         self._directory = _open(config) if rank == 0 else None
+        self.board: trackers.TensorBoard | None = None
         self.view = self._make_view(rank, size)
         self.writer: jsonl.MetricsWriter | None = None
         self.store: CheckpointStore | None = None
@@ -124,7 +126,8 @@ class Recording:
         view = live.make_view(_view_mode(self._config, rank, size), sys.stdout, self._config.epochs)
         sinks = [view]
         if self._directory is not None and self._config.tensorboard:
-            sinks.append(trackers.TensorBoard(str(self._directory.path / "tensorboard")))
+            self.board = trackers.TensorBoard(str(self._directory.path / "tensorboard"))
+            sinks.append(self.board)
         if self._directory is not None and self._config.tracker != "none":
             flags = _shown(self._config)
             sinks.append(trackers.Tracker(self._config.tracker, self._directory.path.name, flags))

@@ -15,6 +15,7 @@ from hybrid_imagenet.callbacks.batch_norm import BatchNormSync, PreciseStatistic
 from hybrid_imagenet.callbacks.broadcast import BroadcastInitialState
 from hybrid_imagenet.callbacks.checkpoints import CheckpointCallback
 from hybrid_imagenet.callbacks.costs import Costs, WireHealthLog
+from hybrid_imagenet.callbacks.histograms import Histograms
 from hybrid_imagenet.callbacks.logs import RecordLog
 from hybrid_imagenet.callbacks.metrics import MetricAverage
 from hybrid_imagenet.callbacks.numerics import NoiseScaleLog, NumericsGuard, TrustRatioLog, WeightCheck
@@ -212,6 +213,9 @@ class _Session:
             noise = [
                 NoiseScaleLog(self.optimizer, communicator.allgather_object, self._batch_sizes, recording.announce)
             ]
+        histograms = []
+        if config.histograms and recording.board is not None:
+            histograms = [Histograms(recording.board.histogram, self._distributions())]
         log = [RecordLog(recording.writer, recording.view)] if recording.writer is not None else []
         checkpoints = CheckpointCallback(
             store=recording.store,
@@ -237,8 +241,16 @@ class _Session:
             WireHealthLog(communicator, recording.announce),
             BestAndTarget(self.state, config.stop_at_top1),
             *log,
+            *histograms,
             checkpoints,
         ]
+
+    def _distributions(self) -> dict[str, keras.Variable]:
+        """The kernels and, for optimizers that keep one, their first moments."""
+        inner, variables = self.optimizer.inner, self.model.trainable_variables
+        found = {f"weights/{variables[i].path}": variables[i] for i in inner.kernel_indices()}
+        moments = getattr(inner, inner.slots[0]) if inner.slots else []
+        return found | {f"moment/{variables[i].path}": moments[i] for i in inner.kernel_indices() if moments}
 
     def _checkpoint_meta(self) -> Mapping[str, Any]:
         sums = self.step.sums.read()

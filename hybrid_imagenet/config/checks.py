@@ -29,6 +29,11 @@ def _warmup_fits(config: Config) -> None:
         )
 
 
+def _histograms_have_a_place(config: Config) -> None:
+    if config.histograms and not config.tensorboard:
+        raise UserError("--histograms are written for TensorBoard: add --tensorboard")
+
+
 def _allreduce_fits(config: Config) -> None:
     if config.compression == "bf16" and config.allreduce not in ("ring", "auto"):
         raise UserError(
@@ -96,6 +101,7 @@ def check_data(config: Config, num_examples: int, world_size: int) -> None:
 
 RULES = (
     _warmup_fits,
+    _histograms_have_a_place,
     _allreduce_fits,
     _optimizer_has_its_flags,
     _schedule_is_possible,

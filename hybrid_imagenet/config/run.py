@@ -37,6 +37,7 @@ class Run:
         choices=("auto", "live", "plain", "none"),
     )
     tensorboard: bool = option(False, "Write TensorBoard events to RUN_DIR/tensorboard.")
+    histograms: bool = option(False, "With --tensorboard, also write histograms of weights and moments each epoch.")
     tracker: str = option(
         "none", "Also send metrics to this experiment tracker, if installed.", choices=("none", "wandb", "mlflow")
     )

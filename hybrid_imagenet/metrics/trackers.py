@@ -1,6 +1,7 @@
 """Sinks beside the view: several at once, TensorBoard, and experiment trackers. All take the view's calls.
 
-TensorBoard's tags are listed in TAGS; layers appear as `trust_ratio/<layer>`, histograms under the name given.
+TensorBoard's tags are listed in TAGS; layers appear as `trust_ratio/<layer>` and
+`learning_rate/<layer>`, histograms under the name given.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     for layer, ratio in (record.get("trust_ratios") or {}).items():
         if ratio is not None and np.isfinite(ratio):
             values[f"trust_ratio/{layer}"] = float(ratio)
+            if record.get("learning_rate") is not None:
+                values[f"learning_rate/{layer}"] = float(ratio * record["learning_rate"])
     return values
 
 

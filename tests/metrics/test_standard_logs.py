@@ -132,6 +132,7 @@ def test_tensorboard_files_hold_scalars_under_documented_tags(tmp_path):
         (5, "train/loss"): 1.0,
         (5, "optimizer/learning_rate"): pytest.approx(0.1),
         (5, "trust_ratio/conv1"): pytest.approx(0.01),
+        (5, "learning_rate/conv1"): pytest.approx(0.001),
         (10, "epoch/train/loss"): pytest.approx(0.9),
         (10, "validation/loss"): pytest.approx(1.1),
         (10, "validation/top1"): 0.5,
