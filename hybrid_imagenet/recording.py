@@ -37,6 +37,7 @@ class Recording:
         self._config = config
         self.single_gpu = summary.single_gpu_speed(config.single_gpu) if config.single_gpu else None
         self._directory = _open(config) if rank == 0 else None
+        self._rank = rank
         self.board: trackers.TensorBoard | None = None
         self.view = self._make_view(rank, size)
         self.writer: jsonl.MetricsWriter | None = None
@@ -72,6 +73,9 @@ class Recording:
           info: what the view needs beforehand, see `metrics.progress.Status`.
           seconds: wall time of earlier sessions.
         """
+        log = logging.getLogger("hybrid_imagenet")
+        log.setLevel(logging.INFO if self._rank == 0 else logging.WARNING)
+        log.addHandler(_ToView(self.view, self._rank))
         if self._directory is None:
             return
         flags = _shown(self._config)
@@ -89,9 +93,6 @@ class Recording:
         resume_step = info["step"] if self._directory.resumed else None
         self.writer = jsonl.MetricsWriter(self._directory.path / "metrics.jsonl", resume_step=resume_step)
         self.view.run_started(info)
-        log = logging.getLogger("hybrid_imagenet")
-        log.setLevel(logging.INFO)
-        log.addHandler(_ToView(self.view))
         self.view.message(
             f"{self._config.model}, {self._config.dataset} ({facts['train_images']} training and "
             f"{facts['validation_images']} validation images), {facts['world_size']} ranks x "
@@ -141,15 +142,16 @@ def _shown(config: Config) -> dict[str, Any]:
 
 
 class _ToView(logging.Handler):
-    """Shows what the parts log, such as why --allreduce=auto chose as it did."""
+    """Shows what the parts log, once: what rank 0 decides, and warnings of the others with their rank."""
 
-    def __init__(self, view: live.View):
+    def __init__(self, view: live.View, rank: int):
         super().__init__()
         self._view = view
+        self._rank = rank
 
     def emit(self, record: logging.LogRecord) -> None:
         """Shows one message."""
-        self._view.message(record.getMessage())
+        self._view.message(record.getMessage(), self._rank or None)
 
 
 def _open(config: Config) -> run_dir.RunDirectory:
