@@ -122,6 +122,7 @@ class Recording:
         self._directory.write_json("summary.json", values)
         standard_logs.write(self._directory.path)
         self.view.run_finished(values)
+        self.view.message(f"results: {self._directory.path}")
 
     def _make_view(self, rank: int, size: int) -> live.View:
         view = live.make_view(_view_mode(self._config, rank, size), sys.stdout, self._config.epochs)
