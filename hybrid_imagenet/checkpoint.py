@@ -130,6 +130,11 @@ class CheckpointStore:
         if wait:
             self.wait()
 
+    @property
+    def writing(self) -> bool:
+        """Whether a write is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
     def wait(self) -> None:
         """Returns when no write is under way.
 

@@ -40,8 +40,8 @@ from hybrid_imagenet.validation import Validation
 from hybrid_imagenet.watchdog import Watchdog
 
 
-def run(config: Config, communicator: Communicator) -> str:
-    """Trains as configured; every rank calls it.
+def run(config: Config, communicator: Communicator, session: type[Session] | None = None) -> str:
+    """Trains as configured; every rank calls it. `session` takes the place of `Session`, for measurements.
 
     Returns:
       Why the run ended: "" (all epochs), "target" or "preempted".
@@ -57,7 +57,8 @@ def run(config: Config, communicator: Communicator) -> str:
         checks.check_data(config, train_source.num_examples, communicator.size)
     with _together(communicator):
         recording = Recording(config, communicator.rank, communicator.size)
-    return _Session(config, communicator, recording, precision, train_source, validation_source).run()
+    kind = session or Session
+    return kind(config, communicator, recording, precision, train_source, validation_source).run()
 
 
 @contextlib.contextmanager
@@ -71,7 +72,7 @@ def _together(communicator: Communicator) -> Iterator[None]:
     communicator.agree(message)
 
 
-class _Session:
+class Session:
     """One start of a run on this rank: the parts and how they are wired."""
 
     def __init__(
@@ -83,10 +84,11 @@ class _Session:
         train_source: Source,
         validation_source: Source,
     ):
+        """Builds the parts; the same on every rank."""
         self.config = config
         self.communicator = communicator
         self.recording = recording
-        self.train_source = train_source
+        self.train_source, self.validation_source = train_source, validation_source
         self.state = RunState()
         self.watchdog = Watchdog(communicator, config.stall_seconds)
         self.batches = derived.batches(config)

@@ -16,7 +16,14 @@ from typing import Any
 from hybrid_imagenet.errors import UserError
 
 HIGHER_IS_BETTER = ("images_per_second", "bytes_per_second", "operations_per_second", "busbw_gb_s")
-LOWER_IS_BETTER = ("milliseconds", "step_seconds", "cpu_seconds_per_step", "peak_bytes")
+LOWER_IS_BETTER = (
+    "milliseconds",
+    "host_milliseconds",
+    "step_seconds",
+    "seconds_per_image",
+    "cpu_seconds_per_step",
+    "peak_bytes",
+)
 SETTINGS = ("benchmark", "batch", "image_size", "precision", "threads", "ranks", "model")
 
 

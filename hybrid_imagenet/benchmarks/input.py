@@ -10,27 +10,21 @@ package on the files and on prepared shards of two sizes, and the peers, each in
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import platform
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hybrid_imagenet import data
-from hybrid_imagenet.data import prepare, shards
+from hybrid_imagenet.benchmarks import _photographs
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError
 
 PEERS = ("official", "pillow", "dali")
-_PHOTOGRAPHS = "benchmark-photographs-1"
-_COUNT = 1000
 _WARM_UP = 3  # batches
 
 
@@ -68,10 +62,10 @@ def _measure_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if arguments.source:
         yield _shown(_ours(arguments.source, arguments.source, arguments.data_dir, arguments))
         return
-    photographs = _photographs()
-    reduced = _prepared(photographs, 256)
+    photographs = _photographs.folder()
+    reduced = _photographs.prepared(256)
     yield _shown(_ours("files", "folder", str(photographs), arguments))
-    yield _shown(_ours("shards", "tfrecord", str(_prepared(photographs, None)), arguments))
+    yield _shown(_ours("shards", "tfrecord", str(_photographs.prepared(None)), arguments))
     yield _shown(_ours("shards, shorter side 256", "tfrecord", str(reduced), arguments))
     for peer in filter(None, arguments.peers.split(",")):
         yield _shown(_peer(peer, photographs, arguments))
@@ -159,7 +153,7 @@ def _peer(name: str, photographs: Path, arguments: argparse.Namespace) -> dict[s
     if not script.is_file():
         raise UserError(f"--peers={name}: choose from {','.join(PEERS)}")
     python = arguments.dali_python if name == "dali" else sys.executable
-    shard_directory = str(_prepared(photographs, None))
+    shard_directory = str(_photographs.prepared(None))
     values = [photographs / "train", shard_directory, arguments.batch, arguments.threads, arguments.seconds]
     command = [python, str(script), *map(str, values), str(arguments.image_size)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
@@ -168,48 +162,6 @@ def _peer(name: str, photographs: Path, arguments: argparse.Namespace) -> dict[s
         return {"name": name, "error": f"did not run: {reason[:150]}"}
     result = json.loads(done.stdout.strip().splitlines()[-1])
     return _row(name, result["images"], result["seconds"], result["cpu_seconds"], arguments.threads)
-
-
-def _prepared(photographs: Path, resize: int | None) -> Path:
-    directory = photographs.with_name(f"{photographs.name}-shards-{resize or 'full'}")
-    if not (directory / shards.MANIFEST).is_file():
-        settings = prepare.Settings(resize=resize, per_shard=128)
-        prepare.prepare("folder", str(photographs), directory, settings, workers=os.cpu_count() or 1)
-    return directory
-
-
-def _photographs() -> Path:
-    """A folder set of 1,000 JPEGs in the user's cache, made once: varied crops of two photographs, with noise."""
-    directory = shards.cache_root() / _PHOTOGRAPHS
-    if directory.is_dir():
-        return directory
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
-        made = Path(temporary) / "made"
-        for split, count in (("train", _COUNT), ("validation", 10)):
-            for number, content in enumerate(_made_photographs(count)):
-                path = made / split / f"class{number % 10}" / f"{number:04d}.JPEG"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-        made.rename(directory)
-    return directory
-
-
-def _made_photographs(count: int) -> Iterator[bytes]:
-    from PIL import Image
-    from sklearn.datasets import load_sample_images
-
-    originals = [Image.fromarray(image) for image in load_sample_images().images]  # 640 x 427 each
-    generator = np.random.default_rng(0)
-    for number in range(count):
-        scale = generator.uniform(0.6, 1.1)
-        width, height = int(500 * scale), int(375 * scale)
-        x, y = (int(generator.integers(0, limit - side + 1)) for limit, side in ((640, width), (427, height)))
-        crop = originals[number % 2].resize((500, 375), Image.Resampling.BICUBIC, (x, y, x + width, y + height))
-        pixels = np.clip(np.asarray(crop) + generator.normal(0, 11, (375, 500, 3)), 0, 255).astype(np.uint8)
-        buffer = io.BytesIO()
-        Image.fromarray(pixels).save(buffer, "JPEG", quality=94)
-        yield buffer.getvalue()
 
 
 def _machine() -> dict[str, Any]:

@@ -1,0 +1,200 @@
+"""The turns that the loop of a run and its bare step take in `benchmarks loop`."""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet import assemble, train
+from hybrid_imagenet.benchmarks.step import processor
+from hybrid_imagenet.callbacks.checkpoints import CheckpointCallback
+from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet.config import Config
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.step import EvaluationStep
+from hybrid_imagenet.validation import Validation
+
+_WARM_UP = 3  # steps of the loop before the first round
+_SETTLE = 0.5  # seconds in which the pipeline fills its buffers before the bare steps
+
+
+class Finished(Exception):  # noqa: N818 - it ends the run, it is no error
+    """All has been measured."""
+
+
+def measure(config: Config, communicator: Communicator, steps: int, rounds: int) -> dict[str, Any]:
+    """Runs the loop of a configuration in alternation with its bare step; the result is a JSON object.
+
+    Raises:
+      UserError: for a configuration that cannot run, more than one rank, or a run that is stopped.
+    """
+    if communicator.size > 1:
+        raise UserError("benchmarks loop measures one process: start it without a launcher")
+    found: list[Alternation] = []
+
+    class Session(train.Session):
+        def _callbacks(self) -> list[keras.callbacks.Callback]:
+            callbacks = super()._callbacks()
+            found.append(Alternation(self, callbacks, steps, rounds))
+            return [*callbacks, found[0]]
+
+    try:
+        outcome = train.run(config, communicator, Session)
+    except Finished:
+        return found[0].report()
+    reason = outcome or f"--epochs={config.epochs} are too few"
+    raise UserError(f"benchmarks loop: the run ended before {rounds} rounds of {steps} steps ({reason})")
+
+
+class Alternation(keras.callbacks.Callback):
+    """Counts the loop's steps and takes the turns; the last of the callbacks, so that it times the others too."""
+
+    def __init__(self, session: train.Session, callbacks: Sequence[Any], steps: int, rounds: int):
+        """Wraps the session's compiled step to tell the time inside of it."""
+        super().__init__()
+        self.loop_seconds: list[float] = []
+        self.bare_seconds: list[float] = []
+        self.host_seconds: list[float] = []
+        self.waited_seconds: list[float] = []
+        self.more: dict[str, Any] = {}
+        self._session, self._callbacks = session, callbacks
+        self._steps, self._rounds = steps, rounds
+        self._compiled = session.step.single
+        self._inside = 0.0
+        self._last: tuple[Any, ...] = ()
+        session.step.single = self._timed
+        self._plan = self._turns()
+        next(self._plan)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Goes on to the next step of the plan."""
+        next(self._plan)
+
+    def _timed(self, *arguments: Any) -> tf.Tensor:
+        began = time.perf_counter()
+        result = self._compiled(*arguments)
+        self._inside += time.perf_counter() - began
+        self._last = arguments
+        return result
+
+    def _turns(self) -> Iterator[None]:
+        """The measurement; each `yield` lets the loop make one step."""
+        for _ in range(_WARM_UP):
+            yield
+        for _ in range(self._rounds):
+            yield  # the pipeline works at the loop's pace from here on
+            self._wait()
+            waited, self._inside = self._session.training_batches.wait_seconds, 0.0
+            began = time.perf_counter()
+            for _ in range(self._steps):
+                yield
+            self._wait()
+            elapsed = time.perf_counter() - began
+            waited = self._session.training_batches.wait_seconds - waited
+            self.loop_seconds.append(elapsed / self._steps)
+            self.waited_seconds.append(waited / self._steps)
+            self.host_seconds.append((elapsed - waited - self._inside) / self._steps)
+            self._bare()
+        self.more["dispatch_milliseconds"] = 1e3 * self._dispatch()
+        yield from self._checkpoint()
+        self.more["validation"] = self._validation()
+        raise Finished
+
+    def _wait(self) -> None:
+        """Waits until the device has finished; a processor has already."""
+        self._session.step.sums.read()
+
+    def _bare(self) -> None:
+        time.sleep(_SETTLE)
+        self._compiled(*self._last)
+        self._wait()
+        began = time.perf_counter()
+        for _ in range(self._steps):
+            self._compiled(*self._last)
+        self._wait()
+        self.bare_seconds.append((time.perf_counter() - began) / self._steps)
+
+    def _dispatch(self) -> float:
+        """Seconds of a call that is handed the arguments and all variables of the step and computes nothing."""
+        captured = self._compiled.get_concrete_function(*self._last).captured_inputs
+
+        @tf.function(autograph=False)
+        def nothing(batch: Any, control: tf.Tensor) -> tf.Tensor:
+            for tensor in captured:
+                tf.identity(tensor)
+            return control
+
+        seconds = []
+        for _ in range(50):
+            began = time.perf_counter()
+            nothing(*self._last)
+            seconds.append(time.perf_counter() - began)
+        return statistics.median(seconds)
+
+    def _checkpoint(self) -> Iterator[None]:
+        """Saves; the loop goes on until the file is complete."""
+        store = self._session.recording.store
+        callback = next(c for c in self._callbacks if isinstance(c, CheckpointCallback))
+        began = time.perf_counter()
+        callback.save()
+        blocked, steps = time.perf_counter() - began, 0
+        while store is not None and store.writing:
+            yield
+            steps += 1
+        seconds = time.perf_counter() - began
+        self.more["checkpoint"] = {"blocked_seconds": blocked, "seconds": seconds, "steps_meanwhile": steps}
+
+    def _validation(self) -> dict[str, float]:
+        """Validates the validation images first, which traces the step, then all training images."""
+        session, config = self._session, self._session.config
+        compute = str(session.facts["precision"]).removeprefix("mixed_")
+        step = EvaluationStep(session.model, assemble.evaluation_preprocess(compute))
+        for source in (session.validation_source, session.train_source):
+            validation = Validation(
+                step,
+                source,
+                session.communicator,
+                batch=config.eval_batch or config.per_gpu_batch,
+                image_size=config.image_size,
+                crop_fraction=assemble.evaluation_crop(config),
+                options=session.options,
+            )
+            began = time.perf_counter()
+            validation.run()
+            seconds = time.perf_counter() - began
+        per_image = seconds / session.train_source.num_examples
+        training = statistics.median(self.loop_seconds) / config.per_gpu_batch
+        return {
+            "images": session.train_source.num_examples,
+            "seconds_per_image": per_image,
+            "share_of_training": per_image / training,
+        }
+
+    def report(self) -> dict[str, Any]:
+        """What was measured, as a JSON object."""
+        config = self._session.config
+        loop, bare = statistics.median(self.loop_seconds), statistics.median(self.bare_seconds)
+        pairs = [b / a for a, b in zip(self.loop_seconds, self.bare_seconds, strict=True)]
+        return {
+            "benchmark": "loop",
+            "model": config.model,
+            "batch": config.per_gpu_batch,
+            "image_size": config.image_size,
+            "precision": self._session.facts["precision"],
+            "threads": tf.config.threading.get_intra_op_parallelism_threads(),
+            "images_per_second": config.per_gpu_batch / loop,
+            "bare_images_per_second": config.per_gpu_batch / bare,
+            "ratio": statistics.median(pairs),
+            "ratios": pairs,
+            "host_milliseconds": 1e3 * statistics.median(self.host_seconds),
+            "data_wait_fraction": statistics.median(self.waited_seconds) / loop,
+            **self.more,
+            "machine": processor(),
+            "date": datetime.date.today().isoformat(),
+        }

@@ -1,0 +1,26 @@
+import json
+import subprocess
+import sys
+
+from tests.distributed import launch
+
+
+def test_loop_and_step_take_turns_in_one_run(tmp_path):
+    path = tmp_path / "loop.json"
+    command = [sys.executable, "-m", "hybrid_imagenet.benchmarks", "loop", "--steps=2", "--rounds=2", f"--json={path}"]
+    flags = ["--dataset=digits", "--augmentation=digits", "--model=resnet18", "--image_size=16", "--per_gpu_batch=4"]
+    done = subprocess.run([*command, "--", *flags], capture_output=True, text=True, cwd=launch.ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(path.read_text())
+    assert (report["benchmark"], report["model"], report["batch"]) == ("loop", "resnet18", 4)
+    assert len(report["ratios"]) == 2
+    seconds = [4 / report[key] for key in ("images_per_second", "bare_images_per_second")]
+    waited = seconds[0] * report["data_wait_fraction"]
+    # the parts of a step of the loop lie within it
+    assert 0 < 1e-3 * report["host_milliseconds"] + waited < seconds[0]
+    assert 0 < 1e-3 * report["dispatch_milliseconds"] < min(seconds)
+    assert 0 < report["checkpoint"]["blocked_seconds"] <= report["checkpoint"]["seconds"]
+    assert report["validation"]["images"] == 1500
+    share = report["validation"]["seconds_per_image"] / (seconds[0] / 4)
+    assert abs(report["validation"]["share_of_training"] / share - 1) < 1e-6
+    assert "% (rounds" in done.stdout
