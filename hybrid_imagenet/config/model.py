@@ -14,7 +14,7 @@ class Model:
     model: str = option(
         "resnet50",
         "Network.",
-        choices=("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "alexnet_bn"),
+        choices=("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "alexnet_bn"),
     )
     image_size: int = option(224, "Side of the square network input.", unit="pixels", minimum=8)
     initializer: str = option(

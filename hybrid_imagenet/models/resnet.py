@@ -1,4 +1,7 @@
-"""ResNet v1.5 (He et al. 2015, with the stride in the 3x3 convolution as in G): 18, 34, 50, 101 and 152 layers."""
+"""ResNet v1.5 (He et al. 2015, with the stride in the 3x3 convolution as in G): 18, 34, 50, 101 and 152 layers.
+
+resnet10, one basic block per stage, is not in the paper: it is for comparisons on small images.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from hybrid_imagenet.models.layers import MaxPool2D
 from hybrid_imagenet.models.recompute import RecomputingModel
 
 DEPTHS = {
+    "resnet10": (1, 1, 1, 1),
     "resnet18": (2, 2, 2, 2),
     "resnet34": (3, 4, 6, 3),
     "resnet50": (3, 4, 6, 3),
     "resnet101": (3, 4, 23, 3),
     "resnet152": (3, 8, 36, 3),
 }
-_BASIC = ("resnet18", "resnet34")
+BASIC = ("resnet10", "resnet18", "resnet34")
 _WIDTHS = (64, 128, 256, 512)
 _EXPANSION = 4
 
@@ -25,7 +29,7 @@ def build(builder: Builder, name: str, num_classes: int, image_size: int, *, rec
 
     With `recompute`, training keeps the activations between residual blocks only.
     """
-    block = _basic if name in _BASIC else _bottleneck
+    block = _basic if name in BASIC else _bottleneck
     image = builder.images(image_size)
     x = builder.conv_norm_relu(image, 64, 7, stride=2, name="stem")
     x = MaxPool2D(3, 2, pad=1, dtype=builder.precision, name="stem_pool")(x)

@@ -6,6 +6,7 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.step_time import Layer
 
 _BLOCKS = {
+    "resnet10": (False, (1, 1, 1, 1)),
     "resnet18": (False, (2, 2, 2, 2)),
     "resnet34": (False, (3, 4, 6, 3)),
     "resnet50": (True, (3, 4, 6, 3)),

@@ -15,8 +15,8 @@ from hybrid_imagenet.plan.layers import layers_of
 from hybrid_imagenet.plan.predict import Job, Way, best, predict, ways
 from tests.references.cost_model_reference import ring
 
-COUNTS = {"resnet18": 11689512, "resnet34": 21797672, "resnet50": 25557032, "resnet101": 44549160,
-          "resnet152": 60192808}  # fmt: skip
+COUNTS = {"resnet10": 5418792, "resnet18": 11689512, "resnet34": 21797672, "resnet50": 25557032,
+          "resnet101": 44549160, "resnet152": 60192808}  # fmt: skip
 
 
 @pytest.mark.parametrize("model", COUNTS)

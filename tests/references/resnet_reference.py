@@ -8,6 +8,7 @@ and last the classifier's kernel and bias. Kernels are [k, k, in, out].
 import numpy as np
 
 BLOCKS = {
+    "resnet10": (2, (1, 1, 1, 1)),
     "resnet18": (2, (2, 2, 2, 2)),
     "resnet34": (2, (3, 4, 6, 3)),
     "resnet50": (3, (3, 4, 6, 3)),

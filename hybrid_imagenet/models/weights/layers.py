@@ -7,10 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hybrid_imagenet.models.resnet import DEPTHS
+from hybrid_imagenet.models.resnet import BASIC, DEPTHS
 
 Weights = Mapping[str, np.ndarray]
-BASIC = ("resnet18", "resnet34")
 NORM_VARIABLES = ("gamma", "beta", "moving_mean", "moving_variance")
 CLASSIFIER = "logits"
 

@@ -1,0 +1,105 @@
+"""What a study is made of, and the training that all studies vary."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+
+EPOCHS = 12
+TARGET = 0.9
+BASE = (
+    "--dataset=digits",
+    "--augmentation=digits",
+    "--model=resnet10",
+    "--image_size=24",
+    "--precision=float32",
+    "--compression=none",
+    "--per_gpu_batch=188",
+    "--eval_batch=150",
+    f"--epochs={EPOCHS}",
+    "--warmup_epochs=5",
+    "--lr=1.2",
+    "--lr_decay=0.8",
+    "--lars_eta=0.004",
+    f"--target={TARGET}",
+)
+"""The hybrid method on the digits, small enough for a hundred runs (docs/studies/README.md tells how it was found)."""
+HOUSEKEEPING = ("--progress=none", f"--checkpoint_every_epochs={EPOCHS}", "--keep=1")
+"""Flags that change nothing about the training."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One of the methods that a study compares.
+
+    Attributes:
+      name: a word, unique in its study.
+      label: how tables and plots call it.
+      flags: what differs from the study's base.
+      top1: the paper's final top-1 accuracy, a fraction; None where it gives none.
+      epochs: the paper's epochs to its target; None where it gives none.
+      about: the paper gives `top1` in words only, relative to another number.
+      by_seed: more flags, drawn from the seed.
+    """
+
+    name: str
+    label: str
+    flags: tuple[str, ...] = ()
+    top1: float | None = None
+    epochs: float | None = None
+    about: bool = False
+    by_seed: Callable[[int], tuple[str, ...]] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A statement of a paper about two arms.
+
+    Attributes:
+      first, second: names of arms.
+      relation: `above` (the first is better than the second) or `equal`.
+      metric: `top1` (final validation accuracy, more is better) or `epochs` (to the target, fewer are better).
+    """
+
+    first: str
+    second: str
+    relation: str = "above"
+    metric: str = "top1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A comparison that a paper makes.
+
+    Attributes:
+      name: a word.
+      title: what is compared.
+      source: the paper and its figure or table.
+      statement: what the paper says about it, in our words.
+      arms: the methods, the paper's own first.
+      claims: what of the statement can be checked.
+      paper_target: the accuracy behind the paper's epochs, as text.
+      notes: how this differs from the paper.
+      base: flags of all arms.
+    """
+
+    name: str
+    title: str
+    source: str
+    statement: str
+    arms: tuple[Arm, ...]
+    claims: tuple[Claim, ...]
+    paper_target: str = "75 %"
+    notes: tuple[str, ...] = ()
+    base: tuple[str, ...] = BASE
+
+    def arguments(self, arm: Arm, seed: int, extra: Sequence[str] = ()) -> tuple[str, ...]:
+        """Flags of the training program for one cell, without its run directory. Later flags win."""
+        seeded = arm.by_seed(seed) if arm.by_seed else ()
+        return (*self.base, *arm.flags, *seeded, f"--seed={seed}", *extra)
+
+
+def ranking(*names: str, metric: str = "top1") -> tuple[Claim, ...]:
+    """The claims that make an order, best first: each arm is above the next one."""
+    return tuple(Claim(better, worse, metric=metric) for better, worse in itertools.pairwise(names))

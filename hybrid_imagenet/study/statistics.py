@@ -1,0 +1,55 @@
+"""Means, deviations and Student's confidence intervals of a few values."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+CONFIDENCE = 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What a sample says about a mean.
+
+    Attributes:
+      count: values in the sample.
+      mean: their mean.
+      deviation: their standard deviation with n - 1; None for a single value.
+      half_width: half of the confidence interval, t(n - 1) * deviation / sqrt(n); None for a single value.
+    """
+
+    count: int
+    mean: float
+    deviation: float | None
+    half_width: float | None
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval; minus infinity where a single value gives none."""
+        return -math.inf if self.half_width is None else self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval; infinity where a single value gives none."""
+        return math.inf if self.half_width is None else self.mean + self.half_width
+
+
+def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
+    """Mean and two-sided interval of values that are taken to be normally distributed; None for no values."""
+    count = len(values)
+    if not count:
+        return None
+    mean = math.fsum(values) / count
+    if count == 1:
+        return Estimate(1, mean, None, None)
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    return Estimate(count, mean, deviation, quantile(count - 1, confidence) * deviation / math.sqrt(count))
+
+
+def quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
+    """t such that Student's distribution with `freedom` degrees lies within [-t, t] with probability `confidence`."""
+    from scipy import stats  # comes with scikit-learn; a second to import
+
+    return float(stats.t.ppf(0.5 + confidence / 2, freedom))
