@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.control import Control
+from hybrid_imagenet.metrics import profile
 from hybrid_imagenet.metrics.accumulators import ClassificationSums
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from hybrid_imagenet.state import RunState
@@ -118,7 +119,8 @@ class Loop:
 
     def _next(self, batches: Iterator[Batch]) -> Batch:
         began = time.perf_counter()
-        batch = next(batches)
+        with tf.profiler.experimental.Trace(profile.WAIT):
+            batch = next(batches)
         self._meter.waited += time.perf_counter() - began
         return batch
 

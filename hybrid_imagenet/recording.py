@@ -21,6 +21,7 @@ class Recording:
     """The run directory and everything that is written to it or shown.
 
     Attributes:
+      path: the run directory; None on ranks other than 0.
       store: the checkpoints; None on ranks other than 0.
       writer: metrics.jsonl, open between `start` and `finish`; None on ranks other than 0.
       view: shows the run; silent on ranks other than 0.
@@ -37,6 +38,7 @@ class Recording:
         self._config = config
         self.single_gpu = summary.single_gpu_speed(config.single_gpu) if config.single_gpu else None
         self._directory = _open(config) if rank == 0 else None
+        self.path = self._directory.path if self._directory is not None else None
         self._rank = rank
         self.board: trackers.TensorBoard | None = None
         self.view = self._make_view(rank, size)

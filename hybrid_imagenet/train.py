@@ -19,6 +19,7 @@ from hybrid_imagenet.callbacks.histograms import Histograms
 from hybrid_imagenet.callbacks.logs import RecordLog
 from hybrid_imagenet.callbacks.metrics import MetricAverage
 from hybrid_imagenet.callbacks.numerics import NoiseScaleLog, NumericsGuard, TrustRatioLog, WeightCheck
+from hybrid_imagenet.callbacks.profiler import Profiler
 from hybrid_imagenet.callbacks.progress import NoteProgress
 from hybrid_imagenet.callbacks.schedules import HyperparameterSchedule
 from hybrid_imagenet.callbacks.stop import BestAndTarget
@@ -215,6 +216,10 @@ class Session:
             noise = [
                 NoiseScaleLog(self.optimizer, communicator.allgather_object, self._batch_sizes, recording.announce)
             ]
+        profiler = []
+        if config.profile_steps and recording.path is not None:
+            folder = recording.path / "profile"
+            profiler = [Profiler(config.profile_steps, folder, self.step.sums.read, recording.announce)]
         histograms = []
         if config.histograms and recording.board is not None:
             histograms = [Histograms(recording.board.histogram, self._distributions())]
@@ -230,6 +235,7 @@ class Session:
             last_epoch=config.epochs,
         )
         return [
+            *profiler,
             NoteProgress(self.watchdog.note),
             BroadcastInitialState(communicator, lambda: list(self.variables().values())),
             HyperparameterSchedule(self.schedule, self.optimizer.inner),

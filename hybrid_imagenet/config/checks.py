@@ -34,6 +34,12 @@ def _histograms_have_a_place(config: Config) -> None:
         raise UserError("--histograms are written for TensorBoard: add --tensorboard")
 
 
+def _profile_has_a_first_and_a_last_step(config: Config) -> None:
+    steps = config.profile_steps
+    if steps and (len(steps) != 2 or steps[0] > steps[1]):
+        raise UserError(f"--profile_steps={','.join(map(str, steps))}: give the first and the last step, as in 10,20")
+
+
 def _allreduce_fits(config: Config) -> None:
     if config.compression == "bf16" and config.allreduce not in ("ring", "auto"):
         raise UserError(
@@ -102,6 +108,7 @@ def check_data(config: Config, num_examples: int, world_size: int) -> None:
 RULES = (
     _warmup_fits,
     _histograms_have_a_place,
+    _profile_has_a_first_and_a_last_step,
     _allreduce_fits,
     _optimizer_has_its_flags,
     _schedule_is_possible,

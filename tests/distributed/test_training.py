@@ -70,7 +70,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(data, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("runs") / "undisturbed"
-    done = program.train(2, data, run_dir)
+    done = program.train(2, data, run_dir, "--profile_steps=3,5")
     assert done.returncode == 0, done.stdout + done.stderr
     return run_dir, done.stdout
 
@@ -92,6 +92,20 @@ def test_a_run_leaves_its_results(undisturbed):
     )
     assert json.loads((run_dir / "config.json").read_text())["flags"]["per_gpu_batch"] == 8
     assert output.count("epoch 3/3 done") == 1  # rank 0 alone speaks
+
+
+def test_a_profile_tells_where_the_time_of_its_steps_went(undisturbed):
+    run_dir, output = undisturbed
+    folder = run_dir / "profile"
+    summary = json.loads((folder / "profile.json").read_text())
+    assert (summary["first"], summary["steps"]) == (3, 3)
+    exclusive = summary["exclusive"]
+    assert sum(exclusive.values()) == pytest.approx(summary["step"])
+    assert summary["active"]["communication"] >= exclusive["communication"] > 0
+    assert min(exclusive["computation"], exclusive["optimizer"], exclusive["host"], summary["active"]["input wait"]) > 0
+    assert any("Conv2D" in name for name in summary["operations"])
+    assert len(list(folder.glob("plugins/profile/*/*.xplane.pb"))) == 1
+    assert output.count((folder / "profile.txt").read_text().splitlines()[0]) == 1  # rank 0 alone
 
 
 def test_killed_and_resumed_equals_undisturbed(data, undisturbed, tmp_path):
