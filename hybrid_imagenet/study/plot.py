@@ -50,7 +50,8 @@ def draw(path: pathlib.Path, study: Study, arms: Sequence[ArmResults]) -> None:
     panels[0].set(ylabel="top-1 accuracy (%)", ylim=(0, 101))
     panels[1].axhline(100 * arms[0].target, color="gray", linewidth=0.8)
     count = max((len(found.finished) for found in arms), default=0)
-    figure.suptitle(f"{study.title} (mean and 95 % interval, {count} seeds)", fontsize=12)
+    seeds = "1 seed" if count == 1 else f"mean and 95 % interval of {count} seeds"
+    figure.suptitle(f"{study.title} ({seeds})", fontsize=12)
     panels[1].legend(loc="lower right", fontsize="small")
     try:
         figure.savefig(path, dpi=130)

@@ -13,7 +13,9 @@ from hybrid_imagenet.study.base import Arm, Claim, Study
 from hybrid_imagenet.study.cells import Result
 from hybrid_imagenet.study.statistics import Estimate, estimate
 
-SEEN, TENDENCY, UNSEEN, REVERSED, OPEN = "seen", "means only", "not seen", "the opposite", "not comparable"
+SEEN, TENDENCY, MISSED = "seen", "means only", "reached by the first only"
+UNSEEN, REVERSED, OPEN = "not seen", "the opposite", "not comparable"
+_OUTCOMES = (SEEN, TENDENCY, MISSED, UNSEEN, REVERSED, OPEN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,13 +80,15 @@ def verdict(claim: Claim, first: ArmResults, second: ArmResults) -> Verdict:
 
     Equal seeds mean equal initial weights and an equal order of images, so differences are taken seed by seed. `above`
     is seen if the interval lies above 0, the opposite if it lies below; in between the means decide. `equal` is seen if
-    the interval holds 0.
+    the interval holds 0. Where only one of the two reached the target in all of its runs, that decides about epochs.
     """
     a, b = first.values(claim.metric), second.values(claim.metric)
-    complete = len(a) == len(first.finished) and len(b) == len(second.finished)
+    missed = tuple(len(values) < len(arm.finished) for values, arm in ((a, first), (b, second)))
     sign = -1.0 if claim.metric == "epochs" else 1.0
     found = estimate([sign * (a[seed] - b[seed]) for seed in sorted(set(a) & set(b))])
-    if found is None or not complete:
+    if first.finished and second.finished and claim.relation == "above" and missed[0] != missed[1]:
+        return Verdict(claim, MISSED if missed[1] else UNSEEN, None)
+    if found is None or any(missed):
         return Verdict(claim, OPEN, found)
     if claim.relation == "equal":
         outcome = OPEN if found.half_width is None else SEEN if found.low <= 0 <= found.high else UNSEEN
@@ -107,12 +111,12 @@ def sentence(study: Study, found: Sequence[Verdict]) -> str:
         return "The paper gives no numbers to compare with."
     count = collections.Counter(verdict.outcome for verdict in found)
     statements = "statement" if len(found) == 1 else "statements"
-    parts = [f"{count[outcome]} {outcome}" for outcome in (SEEN, TENDENCY, UNSEEN, REVERSED, OPEN) if count[outcome]]
+    parts = [f"{count[outcome]} {outcome}" for outcome in _OUTCOMES if count[outcome]]
     if count[SEEN] == len(found):
         start = "The paper's result appeared"
-    elif count[SEEN] + count[TENDENCY] == len(found):
+    elif count[SEEN] + count[TENDENCY] + count[MISSED] == len(found):
         start = "The paper's result appeared in the means"
-    elif count[SEEN] + count[TENDENCY]:
+    elif count[SEEN] + count[TENDENCY] + count[MISSED]:
         start = "The paper's result appeared in part"
     else:
         start = "The paper's result did not appear"

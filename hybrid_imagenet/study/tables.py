@@ -141,6 +141,7 @@ def _runs(found: ArmResults) -> str:
 
 _WORDS = {
     results.TENDENCY: "in the means only: the interval holds 0",
+    results.MISSED: "only the first reached the target in all of its runs",
     results.OPEN: "not comparable: too few runs, or the target was not reached",
 }
 
@@ -180,7 +181,7 @@ def _setting(study: Study, arms: Sequence[ArmResults], seeds: int, extra: Sequen
     yield ""
     yield f"    python -m hybrid_imagenet.study {study.name} --seeds={seeds}{tail}"
     yield ""
-    yield f"- Every arm: `{shlex.join(study.base)}`"
+    yield f"- Every arm: `{shlex.join(_effective(study.base))}`"
     for found in arms:
         seeded = " and a batch schedule drawn from the seed" if found.arm.by_seed else ""
         flags = f"`{shlex.join(found.arm.flags)}`" if found.arm.flags else "nothing else"
@@ -189,12 +190,16 @@ def _setting(study: Study, arms: Sequence[ArmResults], seeds: int, extra: Sequen
         yield "- " + _versions(known)
 
 
+def _effective(flags: Sequence[str]) -> list[str]:
+    """Flags without those that a later one of the same name replaces."""
+    return list({flag.partition("=")[0]: flag for flag in flags}.values())
+
+
 def _versions(known: dict[str, Any]) -> str:
     size = known.get("world_size")
     return (
         f"{known.get('train_images')} training and {known.get('validation_images')} validation images of "
         f"{known.get('num_classes')} classes, {size} rank{'' if size == 1 else 's'}, "
         f"{'GPU' if known.get('gpu', 'none') != 'none' else 'CPU'}; TensorFlow {known.get('tensorflow')}, "
-        f"Keras {known.get('keras')}, Python {known.get('python')}, hybrid_imagenet {known.get('version')} "
-        f"({known.get('commit') or 'no commit'})."
+        f"Keras {known.get('keras')}, Python {known.get('python')}, hybrid_imagenet {known.get('version')}."
     )

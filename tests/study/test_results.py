@@ -69,9 +69,13 @@ def test_fewer_epochs_are_better():
     assert outcome(slow, fast, metric="epochs").outcome == results.REVERSED
 
 
-def test_epochs_are_not_compared_where_a_run_missed_the_target():
+def test_a_missed_target_decides_where_one_method_alone_missed_it():
     some = arm("some", {0: [0.95], 1: [0.5]})
-    assert outcome(CLEAR, some, metric="epochs").outcome == results.OPEN
+    none = arm("none", {0: [0.8], 1: [0.5]})
+    assert outcome(CLEAR, some, metric="epochs").outcome == results.MISSED
+    assert outcome(some, CLEAR, metric="epochs").outcome == results.UNSEEN
+    assert outcome(some, none, metric="epochs").outcome == results.OPEN
+    assert outcome(CLEAR, arm("failed", {0: cells.FAILED}), metric="epochs").outcome == results.OPEN
 
 
 def test_differences_use_equal_seeds_only():
@@ -101,6 +105,7 @@ STUDY = Study(
             "The paper's result appeared in part: of 2 statements, 1 seen, 1 the opposite.",
         ),
         ([results.UNSEEN], "The paper's result did not appear: of 1 statement, 1 not seen."),
+        ([results.MISSED], "The paper's result appeared in the means: of 1 statement, 1 reached by the first only."),
         ([results.OPEN], "The paper's result did not appear: of 1 statement, 1 not comparable."),
     ],
 )
