@@ -92,8 +92,8 @@ class Recording:
                 **facts,
             },
         )
-        resume_step = info["step"] if self._directory.resumed else None
-        self.writer = jsonl.MetricsWriter(self._directory.path / "metrics.jsonl", resume_step=resume_step)
+        resume_from = (info["step"], info["finished_epochs"]) if self._directory.resumed else None
+        self.writer = jsonl.MetricsWriter(self._directory.path / "metrics.jsonl", resume_from=resume_from)
         self.view.run_started(info)
         self.view.message(
             f"{self._config.model}, {self._config.dataset} ({facts['train_images']} training and "

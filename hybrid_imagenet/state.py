@@ -20,6 +20,7 @@ class RunState:
         the end of its validation.
       seconds: wall time of earlier sessions and this one up to the last record, in seconds.
       best_top1: the best validation top-1 so far, a fraction.
+      hyper: the schedule's values of the last step; empty before the first.
       stop: why the loop ends early: "", "preempted" or "target".
     """
 
@@ -29,6 +30,7 @@ class RunState:
     finished_epochs: int = 0
     seconds: float = 0.0
     best_top1: float = 0.0
+    hyper: dict[str, float] = dataclasses.field(default_factory=dict)
     stop: str = ""
 
     def to_dict(self) -> dict[str, Any]:

@@ -164,8 +164,12 @@ class Session:
         meta = self.communicator.broadcast_object(checkpoint.meta if checkpoint else None)
         if meta is not None:
             self.state = RunState.from_dict(meta["state"])
-            self.optimizer.inner.enter_phase(meta["phase"])
-            self.step.sums.restore(restore_sums(meta["epoch_sums"], self.communicator.rank, self.communicator.size))
+            self.optimizer.inner.enter_phase(self.state.hyper["phase"])
+            self.optimizer.inner.hyper.assign(self.state.hyper)
+            rank, size = self.communicator.rank, self.communicator.size
+            self.step.sums.restore(restore_sums(meta["epoch_sums"], rank, size))
+            if len(meta["square_norms"]) == size:  # on other ranks the estimate of the epoch begins anew
+                self.optimizer.square_norms.assign(meta["square_norms"][rank])
 
     def _info(self) -> dict[str, Any]:
         """What the view knows beforehand."""
@@ -177,6 +181,7 @@ class Session:
             "global_batch": self._global_batch(),
             "reference_batch": self._global_batch() if imagenet else None,
             "step": self.state.step,
+            "finished_epochs": self.state.finished_epochs,
             "epochs": self.order.position(self.state.cursor),
             "target": self.config.target[0] if self.config.target else None,
             "single_gpu_images_per_second": self.recording.single_gpu,
@@ -238,7 +243,7 @@ class Session:
             *profiler,
             NoteProgress(self.watchdog.note),
             BroadcastInitialState(communicator, lambda: list(self.variables().values())),
-            HyperparameterSchedule(self.schedule, self.optimizer.inner),
+            HyperparameterSchedule(self.schedule, self.optimizer.inner, self.state),
             statistics,
             MetricAverage(communicator.allreduce_sum),
             NumericsGuard(self.optimizer, config.max_skipped_steps),
@@ -270,9 +275,9 @@ class Session:
             "batch_norm_epsilon": self.config.batch_norm_epsilon,
             "crop_fraction": assemble.evaluation_crop(self.config),
             "optimizer": self.config.optimizer,
-            "phase": self.optimizer.inner.hyper["phase"],
             "world_size": self.communicator.size,
             "epoch_sums": self.communicator.allgather_object([sums.loss, sums.top1, sums.top5, sums.count]),
+            "square_norms": self.communicator.allgather_object(self.optimizer.square_norms.numpy().tolist()),
             "version": __version__,
         }
 

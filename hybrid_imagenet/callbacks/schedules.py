@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.state import RunState
 
 
 class HyperparameterSchedule(keras.callbacks.Callback):
@@ -17,13 +18,21 @@ class HyperparameterSchedule(keras.callbacks.Callback):
     images processed; so it holds when the batch or the number of ranks changes.
     """
 
-    def __init__(self, schedule: Callable[[float, float, int], Mapping[str, float]], optimizer: GroupedOptimizer):
-        """`schedule(start, end, global_batch)` gives the values; the optimizer takes them in one assignment."""
+    def __init__(
+        self,
+        schedule: Callable[[float, float, int], Mapping[str, float]],
+        optimizer: GroupedOptimizer,
+        state: RunState,
+    ):
+        """`schedule(start, end, global_batch)` gives the values; the optimizer takes them in one assignment.
+
+        They are kept in `state.hyper`: a run that is resumed between an epoch's last step and its end records them.
+        """
         super().__init__()
         self._schedule = schedule
         self._optimizer = optimizer
+        self._state = state
         self._global_batch = 0
-        self.current: Mapping[str, float] = {}
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes the global batch of the epoch."""
@@ -32,18 +41,18 @@ class HyperparameterSchedule(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Sets the values for the step that covers the fractional epochs logs["start"] to logs["end"]."""
         logs = logs or {}
-        phase = self.current.get("phase")
-        self.current = self._schedule(logs["start"], logs["end"], self._global_batch)
-        if self.current["phase"] != phase:
-            self._optimizer.enter_phase(self.current["phase"])
-        self._optimizer.hyper.assign(self.current)
+        phase = self._state.hyper.get("phase")
+        self._state.hyper = dict(self._schedule(logs["start"], logs["end"], self._global_batch))
+        if self._state.hyper["phase"] != phase:
+            self._optimizer.enter_phase(self._state.hyper["phase"])
+        self._optimizer.hyper.assign(self._state.hyper)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the values to a step record."""
         if logs and "train_loss" in logs:
-            logs.update(self.current)
+            logs.update(self._state.hyper)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the values of the last step to the epoch's record."""
         if logs is not None:
-            logs.update(self.current)
+            logs.update(self._state.hyper)

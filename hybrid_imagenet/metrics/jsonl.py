@@ -74,13 +74,13 @@ def clean(value: Any) -> Any:
 class MetricsWriter:
     """Appends records; each is on its way to the disk when `write` returns, and an epoch's is on it."""
 
-    def __init__(self, path: str | os.PathLike[str], *, resume_step: int | None = None):
+    def __init__(self, path: str | os.PathLike[str], *, resume_from: tuple[int, int] | None = None):
         """Opens the file for appending; creates it where there is none.
 
         Args:
           path: the file.
-          resume_step: the step that the restored checkpoint holds. Records of later steps are removed first, as
-            these steps are going to be taken again. None keeps every record.
+          resume_from: the steps and the finished epochs that the restored checkpoint holds. Records of later ones are
+            removed first, as they are going to be written again. None keeps every record.
 
         Raises:
           UserError: if the file cannot be read or written.
@@ -88,7 +88,7 @@ class MetricsWriter:
         self.path = pathlib.Path(path)
         try:
             if self.path.is_file():
-                _mend(self.path, resume_step)
+                _mend(self.path, resume_from)
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise UserError(f"cannot write {self.path}: {error.strerror}") from None
@@ -152,10 +152,10 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return records
 
 
-def _mend(path: pathlib.Path, resume_step: int | None) -> None:
-    """Removes a torn last line and the records after `resume_step`, leaving the old file until the new is complete."""
+def _mend(path: pathlib.Path, resume_from: tuple[int, int] | None) -> None:
+    """Removes a torn last line and the records after `resume_from`, leaving the old file until the new is complete."""
     records = read(path)
-    kept = [r for r in records if resume_step is None or r.get("step", 0) <= resume_step]
+    kept = [r for r in records if resume_from is None or not _is_later(r, *resume_from)]
     if len(kept) == len(records) and path.read_bytes()[-1:] in (b"\n", b""):
         return
     temporary = path.with_name(f".{path.name}.tmp")
@@ -164,3 +164,9 @@ def _mend(path: pathlib.Path, resume_step: int | None) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)  # noqa: PTH105 - atomic on POSIX, as documented
+
+
+def _is_later(record: Mapping[str, Any], step: int, finished_epochs: int) -> bool:
+    """Whether a record was written after that position: an epoch ends later than its last step."""
+    epoch_not_finished = record.get("kind") == "epoch" and record.get("epoch", 0) > finished_epochs
+    return bool(record.get("step", 0) > step or epoch_not_finished)

@@ -129,8 +129,10 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             raise ValueError(f"{len(self.kinds)} kinds for {len(variables)} variables")
         for slot in self.slots:
             setattr(self, slot, self.add_slot(variables, slot))
-        # For the log, not part of the state: the last LARS ratios, in the order of `kernel_indices`.
-        self.trust_ratios = tf.Variable(tf.ones([len(self.kernel_indices())]), trainable=False, name="trust_ratios")
+        # For the log: the last LARS ratios, in the order of `kernel_indices`.
+        self.trust_ratios = keras.Variable(
+            np.ones(len(self.kernel_indices()), np.float32), trainable=False, name="trust_ratios"
+        )
         super().build(variables)
 
     def add_slot(self, variables: Sequence[keras.Variable], slot: str) -> list[keras.Variable]:

@@ -71,8 +71,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """State to save: the inner optimizer's and the loss scale's."""
-        return [*self.inner.variables, *self.loss_scale.variables]
+        """State to save: the inner optimizer's, the loss scale's, and what the records say of the last step."""
+        return [*self.inner.variables, *self.loss_scale.variables, self.grad_norm, self.inner.trust_ratios]
 
     @property
     def iterations(self) -> keras.Variable:

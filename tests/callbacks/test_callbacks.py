@@ -31,7 +31,8 @@ def test_the_schedule_sets_every_step_and_frees_state_at_the_switch():
     def schedule(start, end, batch):
         return {"learning_rate": batch * end, "phase": float(start >= 1)}
 
-    callback = HyperparameterSchedule(schedule, inner)
+    state = RunState()
+    callback = HyperparameterSchedule(schedule, inner, state)
     callback.on_epoch_begin(0, {"global_batch": 4})
     callback.on_train_batch_begin(0, {"start": 0.5, "end": 1.0})
     assert (inner.hyper["learning_rate"], inner.hyper["phase"]) == (4.0, 0.0)
@@ -44,6 +45,9 @@ def test_the_schedule_sets_every_step_and_frees_state_at_the_switch():
     callback.on_train_batch_end(2, unfetched)
     assert record["learning_rate"] == 6.0
     assert "learning_rate" not in unfetched
+    resumed, at_epoch_end = HyperparameterSchedule(schedule, inner, RunState.from_dict(state.to_dict())), {}
+    resumed.on_epoch_end(0, at_epoch_end)
+    assert at_epoch_end == {"learning_rate": 6.0, "phase": 1.0}
 
 
 def test_metric_average_divides_sums_of_all_ranks_once():

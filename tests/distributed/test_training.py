@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import time
 
@@ -125,6 +126,25 @@ def test_killed_and_resumed_equals_undisturbed(data, undisturbed, tmp_path):
     assert expected.keys() == ours.keys()
     assert [name for name in expected if not np.array_equal(expected[name], ours[name])] == []
     assert program.without_times(run_dir) == program.without_times(expected_run)
+
+
+def test_resumed_between_the_last_step_of_an_epoch_and_its_end(data, tmp_path):
+    flags = ("--checkpoint_every_steps=8", "--checkpoint_every_epochs=3", "--gradient_noise_scale")
+    expected_run = tmp_path / "run"
+    done = program.train(2, data, expected_run, *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    resumed_run = tmp_path / "resumed"
+    shutil.copytree(expected_run, resumed_run)
+    after_training, _ = sorted((resumed_run / "checkpoints").glob("step-*.npz"), reverse=True)
+    after_training.unlink()  # what stays was saved before the second epoch's validation
+    done = program.train(2, data, resumed_run, *flags, "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resumed at epoch 2.000, step 8" in done.stdout
+    expected, ours = program.without_times(expected_run), program.without_times(resumed_run)
+    assert expected == ours
+    assert {"learning_rate", "trust_ratios", "noise_scale"} <= set(ours[-1])
+    arrays = program.arrays(resumed_run)
+    assert all(np.array_equal(value, arrays[name]) for name, value in program.arrays(expected_run).items())
 
 
 def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(data, tmp_path):

@@ -60,7 +60,8 @@ def test_resuming_removes_only_records_of_steps_to_be_taken_again(tmp_path):
     with jsonl.MetricsWriter(path) as writer:
         for step in (10, 20, 30):
             writer.write({"kind": "step", "step": step})
-    with jsonl.MetricsWriter(path, resume_step=20) as writer:
+        writer.write({"kind": "epoch", "step": 30, "epoch": 1})
+    with jsonl.MetricsWriter(path, resume_from=(20, 0)) as writer:
         writer.write({"kind": "step", "step": 30, "second": True})
     assert jsonl.read(path) == [
         {"kind": "step", "step": 10},
@@ -68,6 +69,17 @@ def test_resuming_removes_only_records_of_steps_to_be_taken_again(tmp_path):
         {"kind": "step", "step": 30, "second": True},
     ]
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("finished", "kept"), [(0, ["step"]), (1, ["step", "epoch"])])
+def test_resuming_after_the_last_step_of_an_epoch_but_before_its_end(tmp_path, finished, kept):
+    path = tmp_path / "metrics.jsonl"
+    with jsonl.MetricsWriter(path) as writer:
+        writer.write({"kind": "step", "step": 30, "epoch": 1})
+        writer.write({"kind": "epoch", "step": 30, "epoch": 1})
+    with jsonl.MetricsWriter(path, resume_from=(30, finished)):
+        pass
+    assert [record["kind"] for record in jsonl.read(path)] == kept
 
 
 def test_unknown_kind_and_missing_file(tmp_path):
