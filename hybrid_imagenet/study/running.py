@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hybrid_imagenet.errors import UserError
@@ -109,23 +109,42 @@ def run_process(cell: Cell, arguments: Sequence[str]) -> int:
     Raises:
       UserError: if it cannot be started.
     """
+    process = None
     with cell.output.open("wb") as output:
         try:
-            process = subprocess.Popen(
-                arguments,
-                env=environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            with _held_back():
+                process = subprocess.Popen(
+                    arguments,
+                    env=environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            return process.wait()
         except OSError as error:
             raise UserError(f"{arguments[0]}: {error.strerror}; install it, or use another --launcher") from None
-        try:
-            return process.wait()
         finally:
-            if process.poll() is None:
+            if process is not None and process.poll() is None:
                 _end(process)
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """Keeps Ctrl-C and SIGTERM until the block is done: a process that was just started must not be forgotten."""
+    caught: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: caught.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) not in (signal.SIG_IGN, None)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for caught_number in caught:
+            signal.raise_signal(caught_number)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
