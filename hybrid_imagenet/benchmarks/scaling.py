@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import statistics
 import subprocess
@@ -39,14 +40,17 @@ def main(argv: Sequence[str]) -> int:
     try:
         if options.worker:
             return _worker(options, flags)
-        rows = [_job(ranks, options, flags) for ranks in _counts(options.ranks)]
+        counts = _counts(options.ranks)
+        rows = [_job(ranks, options, flags) for ranks in counts]
+        peers = [_peer(ranks, options, flags) for ranks in counts] if options.peers == "horovod" else []
     except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     add_efficiency(rows)
     print(table(rows))
+    print_peers(rows, peers)
     if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(rows + peers, indent=1) + "\n")
     if options.plot:
         plot(rows, options.plot)
     return 0
@@ -68,6 +72,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=5, help="steps per round")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count")
     parser.add_argument("--classes", type=int, default=1000, help="classes of the model")
+    parser.add_argument(
+        "--peers",
+        default="",
+        choices=("", "horovod"),
+        help="horovod: also ResNet-50 of legacy Keras with Horovod's optimizer for it, same batch and threads",
+    )
+    parser.add_argument("--peer_precision", default="float32", help="of the peer (%(default)s, as it comes)")
+    parser.add_argument("--peer_compression", default="none", choices=("none", "fp16"), help="of the peer's gradients")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds that a job may take")
     parser.add_argument("--json", help="file for the rows")
     parser.add_argument("--plot", help="PNG file of throughput over ranks")
@@ -86,17 +98,40 @@ def _counts(text: str) -> list[int]:
 
 
 def _job(ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> Row:
-    """Runs one job and returns what its rank 0 measured.
+    """Runs one job of ours and returns what its rank 0 measured."""
+    command = ["-m", "hybrid_imagenet.benchmarks", "scaling", "--worker"]
+    command += [f"--{name}={getattr(options, name)}" for name in ("steps", "rounds", "classes")]
+    command += [f"--threads={options.threads}"] if options.threads else []
+    return _launch([*command, "--", *flags], ranks, options)
+
+
+def _peer(ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> Row:
+    """Runs one job of the peer, with as many threads per rank as ours takes on one host."""
+    from hybrid_imagenet import config as configuration
+
+    config = configuration.resolve(flags)
+    settings = {
+        "batch": config.per_gpu_batch,
+        "image_size": config.image_size,
+        "precision": options.peer_precision,
+        "compression": options.peer_compression,
+        "threads": options.threads or max(1, len(os.sched_getaffinity(0)) // ranks),
+        **{name: getattr(options, name) for name in ("steps", "rounds", "classes")},
+    }
+    script = Path(__file__).parent / "peers" / "scaling_horovod.py"
+    return _launch([str(script), json.dumps(settings)], ranks, options)
+
+
+def _launch(arguments: Sequence[str], ranks: int, options: argparse.Namespace) -> Row:
+    """Runs Python with these arguments on some ranks and returns what rank 0 prints as its result.
 
     Raises:
       UserError: if it cannot be started, fails or takes too long.
     """
     command = shlex.split(options.launcher.format(ranks=ranks)) if ranks > 1 else []
-    command += [sys.executable, "-m", "hybrid_imagenet.benchmarks", "scaling", "--worker"]
-    command += [f"--{name}={getattr(options, name)}" for name in ("steps", "rounds", "classes")]
-    command += [f"--threads={options.threads}"] if options.threads else []
+    command += [sys.executable, *arguments]
     try:
-        done = subprocess.run([*command, "--", *flags], capture_output=True, text=True, timeout=options.timeout)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout)
     except FileNotFoundError:
         raise UserError(f"--launcher={options.launcher}: {command[0]} is not there") from None
     except subprocess.TimeoutExpired:
@@ -215,6 +250,19 @@ def table(rows: Sequence[Row]) -> str:
         for r in rows
     ]
     return "\n".join(lines)
+
+
+def print_peers(rows: Sequence[Row], peers: Sequence[Row]) -> None:
+    """Prints one line for each job of the peer, and gives its row our advantage as `ratio`."""
+    for ours, peer in zip(rows, peers, strict=False):
+        if "skipped" in peer:
+            print(f"horovod: skipped, {peer['skipped']}")
+            continue
+        peer["ratio"] = ours["images_per_second"] / peer["images_per_second"]
+        print(
+            f"Horovod with legacy Keras, {peer['precision']}, {peer['ranks']} ranks: "
+            f"{peer['images_per_second']:.1f} images/s; ours is {peer['ratio']:.2f} times as fast"
+        )
 
 
 def plot(rows: Sequence[Row], path: str) -> None:

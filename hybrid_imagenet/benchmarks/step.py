@@ -1,7 +1,8 @@
 """`benchmarks step`: images per second of one ResNet-50 training step, beside what a user would pick instead.
 
 Every contestant is a process of its own that is warmed up first; then they take turns, a few steps each, so that
-whatever else the machine does meets all of them. The figure is the median over the rounds.
+whatever else the machine does meets all of them. The figure is the median over the rounds. With --recompute, ours also
+takes part with activations computed again (models.recompute), on the same batch and on twice as many images.
 """
 
 from __future__ import annotations
@@ -23,19 +24,21 @@ from hybrid_imagenet.errors import UserError
 
 PEERS = pathlib.Path(__file__).parent / "peers"
 OURS = "hybrid"
+VARIANTS = {"recompute": 1, "recompute_twice": 2}  # with recomputation: the batch as a multiple of the others'
 _ROOT = PEERS.parent.parent.parent
 
 
 class Contestant:
     """A process that runs steps when told to."""
 
-    def __init__(self, name: str, python: str, settings: dict[str, Any]) -> None:
+    def __init__(self, name: str, python: str, settings: dict[str, Any], script: str | None = None) -> None:
         """Starts the process; `python` is the interpreter that has the contestant's framework."""
+        self.batch = settings["batch"]
         environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS=str(settings["threads"]))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         self.name = name
         self.process = subprocess.Popen(
-            [python, str(PEERS / f"step_{name}.py"), json.dumps(settings)],
+            [python, str(PEERS / f"step_{script or name}.py"), json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -72,11 +75,12 @@ class Contestant:
         except subprocess.TimeoutExpired:
             self.process.kill()
 
-    def result(self, batch: int) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         """What was measured."""
         median = statistics.median(self.rounds)
         return {
-            "images_per_second": batch / median,
+            "batch": self.batch,
+            "images_per_second": self.batch / median,
             "seconds_per_step": median,
             "best_seconds_per_step": min(self.rounds),
             "cpu_seconds_per_step": statistics.median(self.cpu_rounds),
@@ -96,6 +100,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads per contestant")
     parser.add_argument("--peers", default="keras,torch", help="comma-separated: keras, torch, or nothing")
     parser.add_argument("--torch_python", default=sys.executable, help="interpreter that has PyTorch")
+    parser.add_argument("--recompute", action="store_true", help="also ours with recomputed activations")
     parser.add_argument("--json", help="file for the result")
     return parser.parse_args(argv)
 
@@ -111,6 +116,9 @@ def main(argv: Sequence[str]) -> int:
             contestants.append(contestant)
             if "skipped" in contestant.description:
                 print(f"{name}: skipped, {contestant.description['skipped']}")
+        for name, factor in VARIANTS.items() if options.recompute else ():
+            changed = settings | {"recompute": True, "batch": factor * options.batch}
+            contestants.append(Contestant(name, sys.executable, changed, OURS))
         running = [c for c in contestants if "skipped" not in c.description]
         for _ in range(options.rounds):
             for contestant in running:
@@ -126,16 +134,26 @@ def main(argv: Sequence[str]) -> int:
 
 
 def summarize(running: Sequence[Contestant], settings: dict[str, Any]) -> dict[str, Any]:
-    """The result as a JSON object: our figures at the top, the others under `peers` with our advantage as `ratio`."""
-    results = {c.name: c.result(settings["batch"]) for c in running}
+    """The result as a JSON object: our figures at the top, the others under `peers` with our advantage as `ratio`.
+
+    Under `variants` stands ours with recomputation: `cost` is its processor time per image over the plain step's,
+    `memory` its peak over the plain step's.
+    """
+    results = {c.name: c.result() for c in running}
     ours = results.pop(OURS)
+    variants = {name: results.pop(name) for name in VARIANTS if name in results}
     for peer in results.values():
         peer["ratio"] = ours["images_per_second"] / peer["images_per_second"]
+    for row in variants.values():
+        per_image = row["cpu_seconds_per_step"] / row["batch"]
+        row["cost"] = per_image / (ours["cpu_seconds_per_step"] / ours["batch"])
+        row["memory"] = row["peak_bytes"] / ours["peak_bytes"]
     return {
         "benchmark": "step",
         **settings,
         **ours,
         "peers": results,
+        "variants": variants,
         "machine": f"{platform.machine()}, {processor()}, {os.cpu_count()} cores",
         "date": datetime.date.today().isoformat(),
     }
@@ -155,9 +173,11 @@ def print_table(report: dict[str, Any]) -> None:
         f"ResNet-50 step, batch {report['batch']}, {report['image_size']} px, {report['precision']}, "
         f"{report['threads']} threads: {report['machine']}"
     )
-    for name, row in {"ours": report, **report["peers"]}.items():
+    for name, row in {"ours": report, **report["peers"], **report["variants"]}.items():
         ratio = f"ours is {row['ratio']:.2f} times as fast" if "ratio" in row else ""
+        if "cost" in row:
+            ratio = f"batch {row['batch']}: {row['cost']:.2f} x the time per image, {row['memory']:.2f} x the memory"
         print(
-            f"{name:>8} {row['images_per_second']:8.2f} images/s {row['cpu_seconds_per_step']:7.3f} core-s/step "
+            f"{name:>15} {row['images_per_second']:8.2f} images/s {row['cpu_seconds_per_step']:7.3f} core-s/step "
             f"{row['peak_bytes'] / 2**30:6.2f} GiB peak  {ratio}"
         )

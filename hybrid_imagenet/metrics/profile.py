@@ -96,7 +96,7 @@ def summarize(found: Sequence[Event]) -> dict[str, Any]:
     begin, end = min(s.start for s in steps), max(s.end for s in steps)
     intervals: dict[str, list[tuple[float, float]]] = {name: [] for name in CATEGORIES[:-1]}
     operations: dict[str, float] = {}
-    for category, event in _classified(found):
+    for category, event in classified(found):
         start, stop = max(event.start, begin), min(event.end, end)
         if stop > start:
             intervals[category].append((start, stop))
@@ -121,7 +121,7 @@ def summarize(found: Sequence[Event]) -> dict[str, Any]:
     }
 
 
-def _classified(found: Sequence[Event]) -> Iterator[tuple[str, Event]]:
+def classified(found: Sequence[Event]) -> Iterator[tuple[str, Event]]:
     """The events that count, each with its category."""
     devices = {event.plane for event in found if "/device:" in event.plane}
     pending = {}

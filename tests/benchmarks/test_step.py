@@ -11,12 +11,18 @@ from hybrid_imagenet.benchmarks import step
 def test_contestants_take_turns_and_the_report_holds_ours_and_each_peer(tmp_path, capsys, precision):
     path = tmp_path / "step.json"
     arguments = ["--batch=2", "--image_size=32", "--steps=1", "--rounds=2", "--threads=1", "--peers=keras"]
+    arguments += ["--recompute"] if precision == "float32" else []
     assert step.main([*arguments, f"--precision={precision}", f"--json={path}"]) == 0
     report = json.loads(path.read_text())
     peer = report["peers"]["keras"]
     assert report["images_per_second"] > 0 and report["peak_bytes"] > 2**26
     assert peer["ratio"] == report["images_per_second"] / peer["images_per_second"]
     assert (report["benchmark"], report["batch"], report["precision"]) == ("step", 2, precision)
+    if precision == "float32":
+        twice = report["variants"]["recompute_twice"]
+        assert (twice["batch"], report["variants"]["recompute"]["batch"]) == (4, 2)
+        assert twice["memory"] == twice["peak_bytes"] / report["peak_bytes"]
+        assert twice["cost"] == pytest.approx(twice["cpu_seconds_per_step"] / 2 / report["cpu_seconds_per_step"])
     assert "times as fast" in capsys.readouterr().out
 
 

@@ -54,6 +54,23 @@ def test_a_job_that_fails_says_why(capsys):
     assert "the job of 1 ranks failed" in capsys.readouterr().err
 
 
+def test_a_peer_that_is_not_installed_is_skipped_with_a_message(tmp_path, capsys):
+    (tmp_path / "tf_keras.py").write_text("raise ImportError('hidden')")
+    options = scaling._parser().parse_args([])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        peer = scaling._peer(1, options, ["--image_size=32", "--per_gpu_batch=2"])
+    scaling.print_peers([row(1, 100.0)], [peer])
+    assert "hybrid_imagenet[peers]" in capsys.readouterr().out
+
+
+def test_a_peer_is_compared_with_the_job_of_as_many_ranks(capsys):
+    peers = [{"ranks": n, "precision": "float32", "images_per_second": rate} for n, rate in ((1, 50.0), (2, 100.0))]
+    scaling.print_peers([row(1, 100.0), row(2, 150.0)], peers)
+    assert [peer["ratio"] for peer in peers] == [2.0, 1.5]
+    assert "1.50 times as fast" in capsys.readouterr().out
+
+
 def test_the_plot_is_a_picture(tmp_path):
     rows = [row(1, 100.0), row(2, 190.0)]
     scaling.add_efficiency(rows)

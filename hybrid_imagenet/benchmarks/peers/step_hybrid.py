@@ -12,7 +12,13 @@ def main() -> None:
     """Builds the model and serves steps."""
     options = settings()
     limit_threads(options)
-    model = models.create("resnet50", 1000, options["image_size"], precision=options["precision"])
+    model = models.create(
+        "resnet50",
+        1000,
+        options["image_size"],
+        precision=options["precision"],
+        recompute=options.get("recompute", False),
+    )
     images, labels = batch_of(options)
     step = training_step(model, images, labels, model.input.dtype)
     serve(step, name="hybrid_imagenet", version=f"tensorflow {tf.__version__}, keras {keras.__version__}")
