@@ -6,6 +6,7 @@ import sys
 from unittest import mock
 
 import pytest
+import tensorflow as tf
 
 from hybrid_imagenet.comm import Settings, environment, start
 from hybrid_imagenet.comm.environment import Placement
@@ -121,3 +122,32 @@ def test_a_program_restarts_once_with_huge_pages(tmp_path, mode, given, expected
         timeout=120,
     )
     assert done.stdout == f"{expected} ['a b', '--c'] True\n", done.stderr
+
+
+class Devices:
+    """Stands in for tf.config on a host with two GPUs; notes what is set."""
+
+    def __init__(self, monkeypatch):
+        self.noted = []
+        for place, name in (
+            (tf.config.threading, "set_intra_op_parallelism_threads"),
+            (tf.config.threading, "set_inter_op_parallelism_threads"),
+            (tf.config, "set_visible_devices"),
+            (tf.config.experimental, "set_memory_growth"),
+        ):
+            monkeypatch.setattr(place, name, lambda *values, name=name: self.noted.append((name, *values)))
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["gpu a", "gpu b"])
+
+
+def test_each_rank_of_a_host_gets_one_gpu_whose_memory_grows(monkeypatch):
+    devices = Devices(monkeypatch)
+    environment.configure_tensorflow(Placement(rank=5, size=8, local_rank=1, local_size=2), threads=4)
+    assert ("set_visible_devices", "gpu b", "GPU") in devices.noted
+    assert ("set_memory_growth", "gpu b", True) in devices.noted
+    assert ("set_intra_op_parallelism_threads", 4) in devices.noted
+
+
+def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch):
+    Devices(monkeypatch)
+    with pytest.raises(UserError, match=r"local rank 2 has no GPU \(this host shows 2\)"):
+        environment.configure_tensorflow(Placement(rank=2, size=3, local_rank=2, local_size=3), threads=1)

@@ -273,3 +273,18 @@ def test_read_ahead_is_bounded_by_memory():
     small = train(SOURCE, SampleOrder(N), Cursor(), (64, 1), 0, 1, memory_bytes=1 << 20, readers=8, prefetch=8)
     assert small._ahead(64) == (1, 8)
     assert small._ahead(4096) == (1, 1)
+
+
+def test_batches_are_copied_to_the_device_ahead_of_the_trainer():
+    """Any device takes the same path as a GPU; what arrives there is what the host made."""
+    order = SampleOrder(32, seed=1)
+    source = MemorySource(32)
+    plain = list(train(source, order, Cursor(), (8, 1), 0, 1))
+    batches = train(source, order, Cursor(), (8, 1), 0, 1, device="/cpu:0")
+    ahead = list(batches)
+    assert len(ahead) == len(plain) == 4
+    for ours, expected in zip(ahead, plain, strict=True):
+        assert ours["image"].device.endswith("CPU:0")
+        assert all(np.array_equal(ours[key], expected[key]) for key in ("image", "label", "seed"))
+    last = batches._built[2]
+    assert [type(last).__name__, type(last._input_dataset).__name__] == ["_PrefetchDataset", "_CopyToDeviceDataset"]
