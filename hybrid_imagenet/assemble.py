@@ -18,6 +18,7 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.numerics.augment import SONY
 from hybrid_imagenet.numerics.sampling import SampleOrder
+from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
 from hybrid_imagenet.optimizers.loss_scale import LossScale
@@ -62,7 +63,7 @@ def model(config: Config, precision: str, num_classes: int, communicator: Commun
     return models.create(
         config.model,
         num_classes,
-        config.image_size,
+        None if config.image_size_schedule else config.image_size,
         precision=precision,
         initializer=config.initializer,
         zero_last_gamma=config.zero_last_gamma,
@@ -85,7 +86,11 @@ def optimizer(config: Config, precision: str, network: keras.Model, communicator
     inner = optimizers.create(**derived.optimizer_arguments(config, communicator.size))
     inner.set_kinds(classify(network))
     return DistributedOptimizer(
-        inner, communicator, loss_scale(config, precision), measure_noise=config.gradient_noise_scale
+        inner,
+        communicator,
+        loss_scale(config, precision),
+        measure_noise=config.gradient_noise_scale,
+        average=WeightAverage(config.ema_decay) if config.ema_decay else None,
     )
 
 

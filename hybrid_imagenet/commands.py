@@ -38,6 +38,12 @@ def add_network(parser: argparse.ArgumentParser, name: str = "checkpoint") -> No
         help="a checkpoint (step-*.npz), a run's directory (its newest good checkpoint), or weights of torchvision "
         "(.safetensors, .pth) or keras.applications (.h5)",
     )
+    parser.add_argument(
+        "--weights",
+        choices=("auto", "ema", "trained"),
+        default="auto",
+        help="of a checkpoint: averaged ones (--ema_decay), those of the last step, or auto, averaged if there are any",
+    )
     parser.add_argument("--image_size", type=positive, help="pixels (default: as trained; foreign weights: 224)")
     parser.add_argument(
         "--class_names", type=pathlib.Path, help="file with one name per line (default: the checkpoint's)"
@@ -54,7 +60,7 @@ def load_network(path: pathlib.Path, arguments: argparse.Namespace) -> Trained:
     """Reads the network that the arguments of `add_network` describe; raises UserError."""
     from hybrid_imagenet import trained
 
-    network = trained.load(path, _warn, bgr=arguments.pixels == "caffe")
+    network = trained.load(path, _warn, bgr=arguments.pixels == "caffe", weights=arguments.weights)
     changes: dict[str, Any] = {}
     if arguments.image_size:
         changes["image_size"] = arguments.image_size

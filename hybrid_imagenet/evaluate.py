@@ -50,7 +50,8 @@ def _run(argv: Sequence[str]) -> None:
     communicator = comm.start()
     results, network = _evaluate(arguments, communicator)
     if communicator.rank == 0:
-        print(json.dumps({"checkpoint": network.origin, **results}) if arguments.json else _line(network, results))
+        facts = {"checkpoint": network.origin, "weights": "ema" if network.averaged else "trained"}
+        print(json.dumps({**facts, **results}) if arguments.json else _line(network, results))
     communicator.shutdown()
 
 
@@ -113,8 +114,9 @@ def _source(arguments: argparse.Namespace, network: Trained) -> Source:
 
 
 def _line(network: Trained, results: dict[str, Any]) -> str:
+    which = " (averaged weights)" if network.averaged else ""
     return (
-        f"{network.origin}: {results['count']} images, top-1 {100 * results['top1']:.3f} %, "
+        f"{network.origin}{which}: {results['count']} images, top-1 {100 * results['top1']:.3f} %, "
         f"top-5 {100 * results['top5']:.3f} %, loss {results['loss']:.5f}"
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,11 +10,13 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet import __version__, assemble, hardware
+from hybrid_imagenet.callbacks.averaging import AveragedWeights
 from hybrid_imagenet.callbacks.batch_norm import BatchNormSync, PreciseStatistics
 from hybrid_imagenet.callbacks.broadcast import BroadcastInitialState
 from hybrid_imagenet.callbacks.checkpoints import CheckpointCallback
 from hybrid_imagenet.callbacks.costs import Costs, WireHealthLog
-from hybrid_imagenet.callbacks.histograms import Histograms
+from hybrid_imagenet.callbacks.facts import EpochFacts
+from hybrid_imagenet.callbacks.histograms import Histograms, distributions
 from hybrid_imagenet.callbacks.logs import RecordLog
 from hybrid_imagenet.callbacks.metrics import MetricAverage
 from hybrid_imagenet.callbacks.numerics import NoiseScaleLog, NumericsGuard, TrustRatioLog, WeightCheck
@@ -25,18 +26,17 @@ from hybrid_imagenet.callbacks.schedules import HyperparameterSchedule
 from hybrid_imagenet.callbacks.stop import BestAndTarget
 from hybrid_imagenet.checkpoint import Checkpoint
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import Config, checks, derived
+from hybrid_imagenet.config import Config, checks
 from hybrid_imagenet.control import Control
-from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.loop import Loop
 from hybrid_imagenet.models import normalization
-from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.recording import Recording
 from hybrid_imagenet.restore import restore_arrays, restore_sums
 from hybrid_imagenet.state import RunState
-from hybrid_imagenet.step import Batch, EvaluationStep, TrainStep
+from hybrid_imagenet.step import EvaluationStep, TrainStep
+from hybrid_imagenet.training_data import TrainingData
 from hybrid_imagenet.validation import Validation
 from hybrid_imagenet.watchdog import Watchdog
 
@@ -92,8 +92,9 @@ class Session:
         self.train_source, self.validation_source = train_source, validation_source
         self.state = RunState()
         self.watchdog = Watchdog(communicator, config.stall_seconds)
-        self.batches = derived.batches(config)
-        self.order = assemble.sample_order(config, train_source)
+        options = assemble.host_options(config, tf.config.threading.get_intra_op_parallelism_threads() or 1)
+        order = assemble.sample_order(config, train_source)
+        self.data = TrainingData(config, train_source, order, communicator, options)
         self.model = assemble.model(config, precision, train_source.num_classes, communicator)
         self.schedule = assemble.schedule(config, communicator.size)
         self.optimizer = assemble.optimizer(config, precision, self.model, communicator)
@@ -107,7 +108,8 @@ class Session:
             mixup=config.mixup,
             xla=config.xla,
         )
-        self.options = assemble.host_options(config, tf.config.threading.get_intra_op_parallelism_threads() or 1)
+        self.statistics = self._statistics(precise=config.batch_norm == "precise")
+        self.averaged = self._averaged()
         self.validation = Validation(
             EvaluationStep(self.model, assemble.evaluation_preprocess(compute)),
             validation_source,
@@ -115,7 +117,7 @@ class Session:
             batch=config.eval_batch or config.per_gpu_batch,
             image_size=config.image_size,
             crop_fraction=assemble.evaluation_crop(config),
-            options=self.options,
+            options=options,
         )
         self.facts = {
             "world_size": communicator.size,
@@ -148,7 +150,7 @@ class Session:
             self.watchdog.stop()
         self.recording.finish(
             world_size=self.communicator.size,
-            train_images=self.train_source.num_examples,
+            train_images=self.data.source.num_examples,
             seconds=self.state.seconds,
             stop=self.state.stop,
         )
@@ -157,7 +159,9 @@ class Session:
     def variables(self) -> dict[str, keras.Variable]:
         """Everything that training changes, by a stable name."""
         parts = {"model": self.model.variables, "optimizer": self.optimizer.variables}
-        return {f"{part}/{i:04d}/{v.path}": v for part, values in parts.items() for i, v in enumerate(values)}
+        found = {f"{part}/{i:04d}/{v.path}": v for part, values in parts.items() for i, v in enumerate(values)}
+        averages = [pair for part in self.averaged for pair in part.variables.items()]
+        return found | {f"average/{i:04d}/{path}": v for i, (path, v) in enumerate(averages)}
 
     def _share_state(self, checkpoint: Checkpoint | None) -> None:
         """Gives every rank the restored position and sums; the variables follow with the initial broadcast."""
@@ -173,22 +177,22 @@ class Session:
 
     def _info(self) -> dict[str, Any]:
         """What the view knows beforehand."""
-        imagenet = self.config.model == "resnet50" and self.train_source.num_classes == 1000
+        imagenet = self.config.model == "resnet50" and self.data.source.num_classes == 1000
         return {
             "world_size": self.communicator.size,
-            "images_per_epoch": self.train_source.num_examples,
-            "steps_per_epoch": self.order.batches_in_epoch(self._global_batch()),
+            "images_per_epoch": self.data.source.num_examples,
+            "steps_per_epoch": self.data.order.batches_in_epoch(self._global_batch()),
             "global_batch": self._global_batch(),
             "reference_batch": self._global_batch() if imagenet else None,
             "step": self.state.step,
             "finished_epochs": self.state.finished_epochs,
-            "epochs": self.order.position(self.state.cursor),
+            "epochs": self.data.order.position(self.state.cursor),
             "target": self.config.target[0] if self.config.target else None,
             "single_gpu_images_per_second": self.recording.single_gpu,
         }
 
     def _resumed(self) -> str:
-        start = self.order.position(self.state.cursor)
+        start = self.data.order.position(self.state.cursor)
         rate = self.schedule(start, start, self._global_batch())["learning_rate"]
         return f"resumed at epoch {start:.3f}, step {self.state.step}, learning rate {rate:.4g}"
 
@@ -197,9 +201,9 @@ class Session:
         return Loop(
             state=self.state,
             step=self.step,
-            order=self.order,
-            batches=self._batch_sizes,
-            data=self._training_data,
+            order=self.data.order,
+            batches=self.data.sizes,
+            data=self.data.stream,
             validate=lambda: self.validation.run(self.watchdog.note),
             validate_after=self._validate_after,
             control=control,
@@ -212,29 +216,24 @@ class Session:
     def _callbacks(self) -> list[keras.callbacks.Callback]:
         """In the order of calls: what adds to a record stands before what writes it, and that before what saves."""
         config, communicator, recording = self.config, self.communicator, self.recording
-        layers = normalization.statistics(self.model)
-        precise = PreciseStatistics(self.step.forward, layers, self._statistics_batches, lambda: self.state.step)
-        collect = precise.collect if config.batch_norm == "precise" else None
-        statistics = BatchNormSync(communicator.allreduce_sum, communicator.size, layers, collect)
         noise = []
         if config.gradient_noise_scale:
-            noise = [
-                NoiseScaleLog(self.optimizer, communicator.allgather_object, self._batch_sizes, recording.announce)
-            ]
+            noise = [NoiseScaleLog(self.optimizer, communicator.allgather_object, self.data.sizes, recording.announce)]
         profiler = []
         if config.profile_steps and recording.path is not None:
             folder = recording.path / "profile"
             profiler = [Profiler(config.profile_steps, folder, self.step.sums.read, recording.announce)]
         histograms = []
         if config.histograms and recording.board is not None:
-            histograms = [Histograms(recording.board.histogram, self._distributions())]
+            tags = distributions(self.optimizer.inner, self.model.trainable_variables)
+            histograms = [Histograms(recording.board.histogram, tags)]
         log = [RecordLog(recording.writer, recording.view)] if recording.writer is not None else []
         checkpoints = CheckpointCallback(
             store=recording.store,
             state=self.state,
             variables=self.variables,
             description=self._checkpoint_meta,
-            synchronize=statistics.synchronize,
+            synchronize=self._synchronize,
             every_epochs=config.checkpoint_every_epochs,
             every_steps=config.checkpoint_every_steps,
             last_epoch=config.epochs,
@@ -244,13 +243,15 @@ class Session:
             NoteProgress(self.watchdog.note),
             BroadcastInitialState(communicator, lambda: list(self.variables().values())),
             HyperparameterSchedule(self.schedule, self.optimizer.inner, self.state),
-            statistics,
+            self.statistics,
+            *self.averaged,
+            EpochFacts(self.data.facts),
             MetricAverage(communicator.allreduce_sum),
             NumericsGuard(self.optimizer, config.max_skipped_steps),
             TrustRatioLog(self.optimizer.inner, self.model.trainable_variables),
             *noise,
             WeightCheck(communicator.allgather_object, self.model.trainable_variables),
-            Costs(communicator, self.train_source.io_statistics, self._bad_records, checkpoints.take_seconds),
+            Costs(communicator, self.data.source.io_statistics, self.data.bad_records, checkpoints.take_seconds),
             WireHealthLog(communicator, recording.announce),
             BestAndTarget(self.state, config.stop_at_top1),
             *log,
@@ -258,19 +259,37 @@ class Session:
             checkpoints,
         ]
 
-    def _distributions(self) -> dict[str, keras.Variable]:
-        """The kernels and, for optimizers that keep one, their first moments."""
-        inner, variables = self.optimizer.inner, self.model.trainable_variables
-        found = {f"weights/{variables[i].path}": variables[i] for i in inner.kernel_indices()}
-        moments = getattr(inner, inner.slots[0]) if inner.slots else []
-        return found | {f"moment/{variables[i].path}": moments[i] for i in inner.kernel_indices() if moments}
+    def _statistics(self, *, precise: bool) -> BatchNormSync:
+        """What merges the statistics of normalization over ranks, measured anew for the weights in place or not."""
+        layers, collect = normalization.statistics(self.model), None
+        if precise:
+            collect = PreciseStatistics(
+                self.step.forward,
+                layers,
+                lambda: self.data.sample(self.state.finished_epochs, self.watchdog.note),
+                lambda: self.state.step,
+            ).collect
+        return BatchNormSync(self.communicator.allreduce_sum, self.communicator.size, layers, collect)
+
+    def _synchronize(self) -> None:
+        """Readies the statistics for a checkpoint; every rank calls it."""
+        self.statistics.synchronize()
+        for part in self.averaged:
+            part.refresh()
+
+    def _averaged(self) -> list[AveragedWeights]:
+        """The averaged weights of --ema_decay, if there are any."""
+        if self.optimizer.average is None:
+            return []
+        pairs, measure = normalization.statistics(self.model), self._statistics(precise=True).synchronize
+        return [AveragedWeights(self.model, self.optimizer.average, pairs, measure, lambda: self.state.step)]
 
     def _checkpoint_meta(self) -> Mapping[str, Any]:
         sums = self.step.sums.read()
         return {
             "model": self.config.model,
-            "num_classes": self.train_source.num_classes,
-            "class_names": list(self.train_source.class_names),
+            "num_classes": self.data.source.num_classes,
+            "class_names": list(self.data.source.class_names),
             "image_size": self.config.image_size,
             "batch_norm_epsilon": self.config.batch_norm_epsilon,
             "crop_fraction": assemble.evaluation_crop(self.config),
@@ -281,42 +300,8 @@ class Session:
             "version": __version__,
         }
 
-    def _training_data(self, cursor: Cursor) -> Iterator[Batch]:
-        self.training_batches = self._batches_from(cursor, self.config.epochs)
-        return iter(self.training_batches)
-
-    def _batches_from(self, cursor: Cursor, epochs: int) -> pipeline.Batches:
-        return pipeline.training(
-            self.train_source,
-            self.order,
-            cursor,
-            self._batch_sizes,
-            self.communicator.rank,
-            self.communicator.size,
-            epochs=epochs,
-            image_size=self.config.image_size,
-            augmentation=self.config.augmentation,
-            options=self.options,
-        )
-
-    def _bad_records(self) -> int:
-        """Training records that this rank has skipped."""
-        return len(self.training_batches.bad.known) if self.training_batches else 0
-
-    def _statistics_batches(self) -> Iterator[Batch]:
-        """The first training batches of the epoch under way, for precise statistics."""
-        epoch = self.state.finished_epochs
-        batches = self._batches_from(Cursor(epoch, 0), epoch + 2)
-        for batch in itertools.islice(batches, self.config.precise_batch_norm_batches):
-            self.watchdog.note()
-            yield batch
-
-    def _batch_sizes(self, epoch: int) -> tuple[int, int]:
-        stage = self.batches.at(epoch)
-        return stage.per_gpu_batch, stage.accumulation
-
     def _global_batch(self) -> int:
-        return self.batches.at(self.state.cursor.epoch).global_batch(self.communicator.size)
+        return self.data.global_batch(self.state.cursor.epoch)
 
     def _validate_after(self, epoch: int) -> bool:
         done = epoch + 1

@@ -20,7 +20,7 @@ from hybrid_imagenet.numerics.augment import EVALUATION_FRACTION
 
 FOREIGN_SUFFIXES = (".safetensors", ".pth", ".pt", ".h5")
 _IMAGENET_SIZE = 224
-_PART = "model/"
+_PART, _AVERAGES = "model/", "average/"
 Report = Callable[[str], None]
 
 
@@ -38,6 +38,7 @@ class Trained:
       stride_in_1x1: see `models.create`.
       pixel_mean: subtracted from RGB pixels in [0, 1].
       pixel_deviation: what the difference is divided by.
+      averaged: whether they are averages over the last steps (--ema_decay).
       weights: float32 arrays by path of the variable; left out where they come from another rank.
     """
 
@@ -50,6 +51,7 @@ class Trained:
     stride_in_1x1: bool = False
     pixel_mean: tuple[float, ...] = device.MEAN
     pixel_deviation: tuple[float, ...] = device.DEVIATION
+    averaged: bool = False
     weights: Mapping[str, np.ndarray] | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def description(self) -> dict[str, Any]:
@@ -113,7 +115,7 @@ class Trained:
         checkpoint.write(path, arrays, {**description, "num_classes": len(self.class_names), "version": __version__})
 
 
-def load(path: pathlib.Path, report: Report, *, bgr: bool = True) -> Trained:
+def load(path: pathlib.Path, report: Report, *, bgr: bool = True, weights: str = "auto") -> Trained:
     """Reads a network.
 
     Args:
@@ -122,48 +124,63 @@ def load(path: pathlib.Path, report: Report, *, bgr: bool = True) -> Trained:
       report: is told of damaged checkpoints that were passed over.
       bgr: whether weights of keras.applications are for its own preprocessing (mode "caffe"); if not, they are for
         ImageNet's means and deviations (mode "torch").
+      weights: of a checkpoint: `ema`, the averaged ones, which validation saw; `trained`, those of the last step; or
+        `auto`, the averaged ones where there are any.
 
     Raises:
-      UserError: if there is no such file, or it holds no network that is known.
+      UserError: if there is no such file, or it holds no network that is known, or no such weights.
     """
     path = path.expanduser()
     if path.is_dir():
-        return _from_run(path, report)
+        return _from_run(path, report, weights)
     if not path.exists():
         raise UserError(f"{path}: no such file or directory; give a checkpoint (step-*.npz) or the directory of a run")
     if path.suffix not in FOREIGN_SUFFIXES:
         try:
-            return _from_checkpoint(checkpoint.read(path))
+            return _from_checkpoint(checkpoint.read(path), weights)
         except checkpoint.DamagedCheckpointError as error:
             raise UserError(f"{error}; this is no good checkpoint, give another") from None
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; give a file that can be read") from None
+    if weights == "ema":
+        raise UserError(f"--weights=ema: {path} holds one set of weights only; leave the flag out")
     if path.suffix == ".h5":
         return _from_applications(path, bgr)
-    model, weights = torchvision.read(path)
-    return _foreign(path, model, weights, torchvision.EPSILON)
+    model, arrays = torchvision.read(path)
+    return _foreign(path, model, arrays, torchvision.EPSILON)
 
 
-def _from_run(path: pathlib.Path, report: Report) -> Trained:
+def _from_run(path: pathlib.Path, report: Report, weights: str) -> Trained:
     directories = (path / "checkpoints", path)
     for directory in directories:
         found = checkpoint.CheckpointStore(directory, keep=1).newest_good(report)
         if found is not None:
-            return _from_checkpoint(found)
+            return _from_checkpoint(found, weights)
     raise UserError(f"{path}: holds no good checkpoint (checkpoints/step-*.npz); give another run")
 
 
-def _from_checkpoint(source: checkpoint.Checkpoint) -> Trained:
+def _from_checkpoint(source: checkpoint.Checkpoint, which: str) -> Trained:
     meta = source.meta
-    weights = {name.split("/", 2)[2]: value for name, value in source.arrays.items() if name.startswith(_PART)}
+    weights, averages = _part(source, _PART), _part(source, _AVERAGES)
+    if which == "ema" and not averages:
+        raise UserError(f"--weights=ema: {source.path} has no averaged weights (--ema_decay); leave the flag out")
+    averaged = bool(averages) and which != "trained"
+    if averaged:
+        weights |= averages
     wanted = {f.name for f in dataclasses.fields(Trained)} - {"origin", "weights"}
     values = {name: meta[name] for name in wanted & set(meta)} | {"origin": str(source.path)}
+    values["averaged"] = averaged or bool(meta.get("averaged"))
     if "batch_norm_epsilon" not in values:
         values["batch_norm_epsilon"] = _epsilon_of_run(source.path)
     try:
         return dataclasses.replace(Trained.from_description(values), weights=weights)
     except TypeError as error:
         raise UserError(f"{source.path}: does not describe a network ({error}); give another checkpoint") from None
+
+
+def _part(source: checkpoint.Checkpoint, prefix: str) -> dict[str, np.ndarray]:
+    """The arrays of one part of a checkpoint, by path of the variable."""
+    return {name.split("/", 2)[2]: value for name, value in source.arrays.items() if name.startswith(prefix)}
 
 
 def _epsilon_of_run(path: pathlib.Path) -> float:

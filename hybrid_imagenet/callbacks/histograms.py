@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
+
+if TYPE_CHECKING:
+    from hybrid_imagenet.optimizers.base import GroupedOptimizer
+
+
+def distributions(inner: GroupedOptimizer, variables: Sequence[keras.Variable]) -> dict[str, keras.Variable]:
+    """The kernels among the trainable variables and, for optimizers that keep one, their first moments, by tag."""
+    found = {f"weights/{variables[i].path}": variables[i] for i in inner.kernel_indices()}
+    moments = getattr(inner, inner.slots[0]) if inner.slots else []
+    return found | {f"moment/{variables[i].path}": moments[i] for i in inner.kernel_indices() if moments}
 
 
 class Histograms(keras.callbacks.Callback):

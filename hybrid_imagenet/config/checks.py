@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing
 
-from hybrid_imagenet.config.derived import batches
+from hybrid_imagenet.config.derived import batches, sizes
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import torus
 from hybrid_imagenet.numerics.schedules import FIXED
@@ -86,6 +86,15 @@ def _batches_are_possible(config: Config) -> None:
         )
 
 
+def _image_sizes_are_possible(config: Config) -> None:
+    try:
+        sizes(config)
+    except ValueError as error:
+        raise UserError(f"--image_size_schedule: {error}") from None
+    if config.image_size_schedule and config.model == "alexnet_bn":
+        raise UserError("--image_size_schedule does not go with --model=alexnet_bn, whose input has one size")
+
+
 def check_data(config: Config, num_examples: int, world_size: int) -> None:
     """Checks the batches of all epochs against the data set and the number of GPUs.
 
@@ -113,4 +122,5 @@ RULES = (
     _optimizer_has_its_flags,
     _schedule_is_possible,
     _batches_are_possible,
+    _image_sizes_are_possible,
 )

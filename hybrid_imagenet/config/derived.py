@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hybrid_imagenet.numerics import batch_schedule
+from hybrid_imagenet.numerics import batch_schedule, image_sizes
 from hybrid_imagenet.numerics.batch_schedule import BatchSchedule
 from hybrid_imagenet.numerics.schedules import peak_rate
 
@@ -21,6 +21,15 @@ def batches(config: Config) -> BatchSchedule:
     return batch_schedule.parse(
         config.batch_schedule, config.per_gpu_batch, config.accumulation, config.batch_growth, config.epochs
     )
+
+
+def sizes(config: Config) -> image_sizes.ImageSizes:
+    """The size of training images by epoch.
+
+    Raises:
+      ValueError: for an --image_size_schedule that cannot be read.
+    """
+    return image_sizes.parse(config.image_size_schedule, config.image_size)
 
 
 def base_batch(config: Config, workers: int) -> int:

@@ -17,6 +17,11 @@ class Model:
         choices=("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "alexnet_bn"),
     )
     image_size: int = option(224, "Side of the square network input.", unit="pixels", minimum=8)
+    image_size_schedule: tuple[str, ...] = option(
+        (),
+        "Size of training images by epoch: entries EPOCH:PIXELS, epochs counted from 0, as in 0:128,18:160,28:224; "
+        "validation is at --image_size throughout.",
+    )
     initializer: str = option(
         "kaiming", "Convolution weights (H 2.2.3-2, Table 3.5).", choices=("kaiming", "xavier", "gaussian")
     )

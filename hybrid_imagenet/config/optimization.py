@@ -60,6 +60,13 @@ class Optimizer:
     lars_eps_rule: str = option(
         "add", "Add eps (MLPerf), or replace smaller denominators by it (S).", choices=("add", "floor")
     )
+    ema_decay: float = option(
+        0.0,
+        "Keep an exponential moving average of the weights with this decay, and validate it; 0 for none. It is ramped "
+        "up: (1 + t) / (10 + t) after t updates, if that is less.",
+        minimum=0,
+        maximum=0.999999,
+    )
     gradient_noise_scale: bool = option(
         False, "Estimate how large a batch pays from the gradients of the ranks (McCandlish et al.), once per epoch."
     )

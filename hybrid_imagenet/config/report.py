@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from hybrid_imagenet.config.checks import check_data
-from hybrid_imagenet.config.derived import batches, schedule_arguments
+from hybrid_imagenet.config.derived import batches, schedule_arguments, sizes
 from hybrid_imagenet.errors import without_secrets
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
@@ -30,6 +30,7 @@ class EpochPlan:
       accumulation: micro-batches per update.
       global_batch: images of all GPUs per update.
       steps: updates that begin in it.
+      image_size: pixels of training images.
     """
 
     epoch: int
@@ -42,6 +43,7 @@ class EpochPlan:
     accumulation: int
     global_batch: int
     steps: int
+    image_size: int
 
 
 def plan(config: Config, num_examples: int, world_size: int) -> list[EpochPlan]:
@@ -53,6 +55,7 @@ def plan(config: Config, num_examples: int, world_size: int) -> list[EpochPlan]:
     check_data(config, num_examples, world_size)
     schedule = schedules.create(**schedule_arguments(config, world_size))
     stages, order = batches(config), SampleOrder(num_examples, config.seed, config.remainder)
+    pixels = sizes(config)
     cursor, rows = Cursor(0, 0), []
     for epoch in range(config.epochs):
         stage = stages.at(epoch)
@@ -74,6 +77,7 @@ def plan(config: Config, num_examples: int, world_size: int) -> list[EpochPlan]:
                 accumulation=stage.accumulation,
                 global_batch=batch,
                 steps=steps,
+                image_size=pixels.at(epoch),
             )
         )
         cursor = cursor_after
@@ -96,7 +100,7 @@ def describe(config: Config, num_examples: int, world_size: int) -> str:
     lines += ["", f"{num_examples} training images, {world_size} GPUs, {sum(row.steps for row in rows)} steps", ""]
     lines.append(
         f"{'epoch':>5}  {'phase':<8}  {'learning rate':>23}  {'AdaBound bounds':>21}  {'momentum':>8}  "
-        f"{'per GPU':>9}  {'batch':>7}  {'steps':>6}"
+        f"{'per GPU':>9}  {'batch':>7}  {'steps':>6}  {'pixels':>6}"
     )
     lines += [_row(row) for row in rows]
     return "\n".join(line.rstrip() for line in lines)
@@ -110,7 +114,7 @@ def _row(row: EpochPlan) -> str:
     images = f"{row.per_gpu_batch}" + (f" x {row.accumulation}" if row.accumulation > 1 else "")
     return (
         f"{row.epoch:>5}  {row.phase:<8}  {rates:>23}  {bounds:>21}  {row.momentum:>8.4f}  "
-        f"{images:>9}  {row.global_batch:>7}  {row.steps:>6}"
+        f"{images:>9}  {row.global_batch:>7}  {row.steps:>6}  {row.image_size:>6}"
     )
 
 

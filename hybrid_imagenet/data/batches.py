@@ -55,9 +55,10 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A run of micro-batches of one size."""
+    """A run of micro-batches of one size, for network inputs of `image_size` pixels."""
 
     batch: int
+    image_size: int
     count: int
     request: Callable[[int], Request]
 
@@ -89,7 +90,6 @@ class Batches:
     """Micro-batches as dictionaries of tensors; each `iter()` starts from the beginning.
 
     Attributes:
-      side: pixels of the square images that come from the host.
       bad: what was skipped so far.
       wait_seconds: time that the consumer has waited for batches.
     """
@@ -101,13 +101,11 @@ class Batches:
         *,
         augmentation: str,
         crop_fraction: float | None,
-        image_size: int,
         seed: int,
         options: HostOptions,
         weighted: bool,
     ) -> None:
         """See `training` and `evaluation`."""
-        self.side = image_size if crop_fraction else augment.host_stage(augmentation, image_size).side
         self.bad = BadRecords(source, options)
         self.wait_seconds = 0.0
         self._source = source
@@ -115,7 +113,6 @@ class Batches:
         self._options = options
         self._weighted = weighted
         self._seed = seed
-        self._draws = 0 if crop_fraction else augment.host_stage(augmentation, image_size).draws
         self._augmentation = augmentation
         self._crop_fraction = crop_fraction
         self._failure: UserError | None = None
@@ -135,7 +132,7 @@ class Batches:
                         done += 1
                         yield element
                 except tf.errors.OpError as error:
-                    self._explain(stage.request(done), error)
+                    self._explain(stage, stage.request(done), error)
 
     def _repeated(self, stage: Stage) -> Iterator[Element]:
         """The pixels of one batch with the labels, seeds and weights of all."""
@@ -157,7 +154,7 @@ class Batches:
                 return
             yield element
 
-    def _explain(self, request: Request, error: Exception) -> None:
+    def _explain(self, stage: Stage, request: Request, error: Exception) -> None:
         """Finds the record behind a failure; returns if it is one to skip from now on."""
         if self._failure:
             raise self._failure from None
@@ -167,7 +164,7 @@ class Batches:
             while index in self.bad.known:
                 index = self._neighbor(index)
             try:
-                self._check_decodes(index)
+                self._check_decodes(index, self._host(stage).side)
             except BadRecord as bad:
                 self.bad.add(index, bad)
         if len(self.bad.known) == before:
@@ -176,11 +173,17 @@ class Batches:
     def _neighbor(self, index: int) -> int:
         return (index + 1) % self._source.num_examples
 
-    def _check_decodes(self, index: int) -> None:
+    def _host(self, stage: Stage) -> augment.HostStage:
+        """The side of the square images that come from the host, and the draws that each takes."""
+        if self._crop_fraction:
+            return augment.HostStage(0, stage.image_size)
+        return augment.host_stage(self._augmentation, stage.image_size)
+
+    def _check_decodes(self, index: int, side: int) -> None:
         content, _, (kind, height, width) = self._usable(index)
         branch, window = decode.branches(np.array([kind]), np.array([[0, 0, height, width]]), max(height, width))
         try:
-            decode.decode(tf.constant(content), tf.constant(branch[0]), tf.constant(window[0]), self.side)
+            decode.decode(tf.constant(content), tf.constant(branch[0]), tf.constant(window[0]), side)
         except tf.errors.OpError as error:
             reason = re.sub(r"\{\{.*?\}\} ?|\[Op:.*", "", str(error.message).splitlines()[0]).strip()
             raise BadRecord(*self._source.locate(index), f"the image does not decode ({reason})") from None
@@ -192,12 +195,12 @@ class Batches:
         return self._built[2]
 
     def _build(self, stage: Stage, start: int) -> tf.data.Dataset:
-        options = self._options
+        options, host = self._options, self._host(stage)
         types = (tf.string, tf.int32, tf.int32, tf.int32, tf.int64, tf.float32)
         shapes = ((), (), (4,), (), (2,), ())
 
         def read(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            arrays = tf.numpy_function(lambda number: self._read(stage.request(int(number))), [step], types)
+            arrays = tf.numpy_function(lambda number: self._read(stage.request(int(number)), host), [step], types)
             for array, shape in zip(arrays, shapes, strict=True):
                 array.set_shape((stage.batch, *shape))
             return tuple(arrays)
@@ -210,11 +213,11 @@ class Batches:
             seed: tf.Tensor,
             weight: tf.Tensor,
         ) -> Element:
-            image = decode.decode(content, branch, window, self.side)
+            image = decode.decode(content, branch, window, host.side)
             extra = {"weight": weight} if self._weighted else {"seed": seed}
             return {"image": image, "label": label, **extra}
 
-        readers, prefetch = self._ahead(stage.batch)
+        readers, prefetch = self._ahead(stage.batch, host.side)
         data = tf.data.Dataset.range(start, stage.count)
         data = data.map(read, num_parallel_calls=readers, deterministic=True)
         data = data.unbatch().map(finish, num_parallel_calls=options.threads, deterministic=True)
@@ -228,14 +231,14 @@ class Batches:
             return data.apply(tf.data.experimental.prefetch_to_device(options.device, buffer_size=1))
         return data
 
-    def _ahead(self, batch: int) -> tuple[int, int]:
+    def _ahead(self, batch: int, side: int) -> tuple[int, int]:
         """Concurrent reads and finished batches that fit the memory bound; an encoded image counts as 256 KiB."""
-        decoded, encoded = batch * self.side**2 * 3, batch << 18
+        decoded, encoded = batch * side**2 * 3, batch << 18
         prefetch = min(self._options.prefetch, self._options.memory_bytes // (2 * decoded))
         readers = min(self._options.readers, self._options.memory_bytes // (2 * encoded))
         return max(1, readers), max(1, prefetch)
 
-    def _read(self, request: Request) -> tuple[np.ndarray, ...]:
+    def _read(self, request: Request, host: augment.HostStage) -> tuple[np.ndarray, ...]:
         """Encoded images and what is to be done with each, for one micro-batch."""
         try:
             contents, probed, labels, weights = self._contents(request)
@@ -247,8 +250,8 @@ class Batches:
         if self._crop_fraction:
             windows = augment.center(sizes, self._crop_fraction)
         else:
-            windows = augment.windows(self._augmentation, sizes, sampling.uniforms(seeds, self._draws))
-        branch, window = decode.branches(probed[:, 0], windows, self.side)
+            windows = augment.windows(self._augmentation, sizes, sampling.uniforms(seeds, host.draws))
+        branch, window = decode.branches(probed[:, 0], windows, host.side)
         return contents, branch, window, labels, seeds, weights
 
     def _contents(self, request: Request) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -27,15 +27,15 @@ def training(
     size: int = 1,
     *,
     epochs: int,
-    image_size: int,
+    image_size: int | Callable[[int], int],
     augmentation: str,
     options: HostOptions | None = None,
 ) -> Batches:
     """This rank's micro-batches from `start` to the end of epoch `epochs`.
 
     A step takes size * batch * accumulation examples; rank r has the r-th contiguous part of them, as `accumulation`
-    elements `{"image": uint8 [b, side, side, 3], "label": int32 [b], "seed": int64 [b, 2]}`. Batch and accumulation
-    may change from epoch to epoch: the epoch is the one in which a step begins.
+    elements `{"image": uint8 [b, side, side, 3], "label": int32 [b], "seed": int64 [b, 2]}`. Batch, accumulation and
+    image size may change from epoch to epoch: the epoch is the one in which a step begins.
 
     A record that cannot be used ends the run with `bad_records="fail"`; with "skip" it is logged, counted in
     `Batches.bad`, and another example takes its place, so that all ranks keep the same number of steps.
@@ -44,27 +44,28 @@ def training(
       UserError: for a bad record under "fail", or more than `max_bad_records`.
     """
 
-    def sizes(epoch: int) -> tuple[int, int]:
-        return batches(epoch) if callable(batches) else batches
+    def sizes(epoch: int) -> tuple[int, int, int]:
+        batch, accumulation = batches(epoch) if callable(batches) else batches
+        return batch, accumulation, image_size(epoch) if callable(image_size) else image_size
 
     def stages() -> Iterator[Stage]:
         cursor = start
         while cursor.epoch < epochs:
-            batch, accumulation = sizes(cursor.epoch)
+            now = batch, accumulation, pixels = sizes(cursor.epoch)
             count = size * batch * accumulation
             begin, steps = cursor, 0
-            while cursor.epoch < epochs and sizes(cursor.epoch) == (batch, accumulation):
+            while cursor.epoch < epochs and sizes(cursor.epoch) == now:
                 here = order.batches_in_epoch(count, cursor.offset)
                 cursor = order.advance(cursor, count, here) if here else Cursor(cursor.epoch + 1, 0)
                 steps += here
-            yield Stage(batch, steps * accumulation, _training_request(order, begin, batch, accumulation, rank, size))
+            request = _training_request(order, begin, batch, accumulation, rank, size)
+            yield Stage(batch, pixels, steps * accumulation, request)
 
     return Batches(
         source,
         stages,
         augmentation=augmentation,
         crop_fraction=None,
-        image_size=image_size,
         seed=order.seed,
         options=options or HostOptions(),
         weighted=False,
@@ -108,13 +109,12 @@ def evaluation(
         real = positions < source.num_examples
         return Request(np.where(real, positions, 0), np.zeros_like(positions), real.astype(np.float32))
 
-    stage = Stage(batch, steps, request)
+    stage = Stage(batch, image_size, steps, request)
     return Batches(
         source,
         lambda: iter([stage]),
         augmentation="none",
         crop_fraction=crop_fraction,
-        image_size=image_size,
         seed=0,
         options=options or HostOptions(),
         weighted=True,

@@ -18,7 +18,7 @@ PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
 def create(
     name: str,
     num_classes: int,
-    image_size: int,
+    image_size: int | None,
     *,
     precision: str = "float32",
     initializer: str = "kaiming",
@@ -36,7 +36,7 @@ def create(
     Args:
       name: one of `NAMES`.
       num_classes: number of class scores.
-      image_size: side of the square input in pixels.
+      image_size: side of the square input in pixels; None makes a ResNet that takes any.
       precision: `float32`, `mixed_float16` or `mixed_bfloat16`. Variables are FP32 in all three.
       initializer: `kaiming`, `xavier` or `gaussian` (see `initializers`).
       zero_last_gamma: start the last BN scale of each residual block at 0 (H 2.2.3-2).
@@ -74,6 +74,8 @@ def create(
     if name == "alexnet_bn":
         if recompute:
             raise UserError("--recompute: alexnet_bn has no residual blocks; leave it out")
+        if image_size is None:
+            raise UserError("--image_size_schedule: alexnet_bn takes images of one size only; choose a ResNet")
         return alexnet.build(builder, num_classes, image_size)
     return resnet.build(builder, name, num_classes, image_size, recompute=recompute)
 

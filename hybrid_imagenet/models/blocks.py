@@ -27,8 +27,8 @@ class Builder:
     sync_allreduce: Callable[[tf.Tensor, str], tf.Tensor] | None
     stride_in_1x1: bool = False
 
-    def images(self, size: int) -> keras.KerasTensor:
-        """The input: [b, size, size, 3] in the compute type."""
+    def images(self, size: int | None) -> keras.KerasTensor:
+        """The input: [b, size, size, 3] in the compute type; None leaves the size open."""
         compute = keras.DTypePolicy(self.precision).compute_dtype
         return keras.Input((size, size, 3), dtype=compute, name="image")
 

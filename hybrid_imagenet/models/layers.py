@@ -34,7 +34,7 @@ class Conv2D(keras.layers.Conv2D):
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         """The shape that `call` gives."""
         batch, height, width, channels = input_shape
-        padded = (batch, height + 2 * self.pad, width + 2 * self.pad, channels)
+        padded = (batch, *(None if side is None else side + 2 * self.pad for side in (height, width)), channels)
         return super().compute_output_shape(padded)
 
     def get_config(self) -> dict[str, Any]:
@@ -63,8 +63,10 @@ class MaxPool2D(keras.layers.Layer):
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         """The shape that `call` gives."""
         batch, height, width, channels = input_shape
-        sides = [(side + 2 * self.pad - self.pool_size) // self.strides + 1 for side in (height, width)]
-        return (batch, *sides, channels)
+        return (batch, self._side(height), self._side(width), channels)
+
+    def _side(self, side: int | None) -> int | None:
+        return None if side is None else (side + 2 * self.pad - self.pool_size) // self.strides + 1
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that rebuild the layer."""

@@ -24,7 +24,9 @@ _WIDTHS = (64, 128, 256, 512)
 _EXPANSION = 4
 
 
-def build(builder: Builder, name: str, num_classes: int, image_size: int, *, recompute: bool = False) -> keras.Model:
+def build(
+    builder: Builder, name: str, num_classes: int, image_size: int | None, *, recompute: bool = False
+) -> keras.Model:
     """The network `name`: [b, image_size, image_size, 3] to logits [b, num_classes].
 
     With `recompute`, training keeps the activations between residual blocks only.

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
+from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 
@@ -44,6 +45,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         loss_scale: LossScale | None = None,
         *,
         measure_noise: bool = False,
+        average: WeightAverage | None = None,
         name: str = "distributed",
     ):
         """Wraps `inner`.
@@ -54,6 +56,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
           loss_scale: without it the loss is not scaled.
           measure_noise: add up the square norms behind the gradient noise scale (McCandlish et al.) in `square_norms`,
             float64 [3]: of this rank's gradients, of their mean over ranks, and the finite steps counted.
+          average: takes in the weights after every update.
         """
         super().__init__(learning_rate=0.0, name=name)
         self.inner = inner
@@ -62,11 +65,14 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         self.grad_norm = keras.Variable(0.0, dtype="float32", trainable=False, name="grad_norm")
         self.square_norms = tf.Variable(tf.zeros([3], tf.float64), trainable=False, name="square_norms")
         self._measure_noise = measure_noise
+        self.average = average
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the inner optimizer's state for these trainable variables."""
         if not self.built:
             self.inner.build(list(variables))
+            if self.average is not None:
+                self.average.build(variables)
             super().build(list(variables))
 
     @property
@@ -125,6 +131,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
             def update() -> tf.Tensor:
                 self.inner.apply_reduced(reduced, unscale=unscale, square_sums=square_sums)
+                if self.average is not None:
+                    self.average.update(self.inner.iterations.value)
                 return tf.constant(True)
 
             tf.cond(finite, update, lambda: tf.constant(False))

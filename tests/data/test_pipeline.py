@@ -74,6 +74,24 @@ def test_batch_and_accumulation_may_change_between_epochs_and_ranks_agree():
     assert lengths[0] == [batch for (batch, _), count in steps.items() for _ in range(count)]
 
 
+def test_images_may_change_size_between_epochs_and_a_run_goes_on_at_the_boundary():
+    order, sizes = SampleOrder(N, seed=4), {0: 8, 1: 12, 2: 12}.__getitem__
+
+    def run(start):
+        batches = pipeline.training(
+            SOURCE, order, start, (64, 2), epochs=3, image_size=sizes, augmentation="inception", options=HostOptions()
+        )
+        return [(e["image"].shape[1], e["label"].numpy().tolist(), e["seed"].numpy().tolist()) for e in batches]
+
+    whole = run(Cursor())
+    steps = order.batches_in_epoch(128)  # the last of them goes on into epoch 1, at the size of the one it begins in
+    assert [side for side, _, _ in whole[: 2 * steps]] == [8] * 2 * steps
+    assert {side for side, _, _ in whole[2 * steps :]} == {12}
+    boundary = order.advance(Cursor(), 128, steps)
+    assert run(boundary) == whole[2 * steps :]
+    assert run(order.advance(Cursor(), 128, steps - 1)) == whole[2 * steps - 2 :]
+
+
 def test_a_run_that_stops_and_goes_on_with_other_ranks_sees_exactly_the_rest():
     order = SampleOrder(N, seed=9)
     seen, cursor = [], Cursor()
@@ -271,8 +289,8 @@ def test_a_killed_process_goes_on_with_exactly_the_rest(remainder, tmp_path):
 
 def test_read_ahead_is_bounded_by_memory():
     small = train(SOURCE, SampleOrder(N), Cursor(), (64, 1), 0, 1, memory_bytes=1 << 20, readers=8, prefetch=8)
-    assert small._ahead(64) == (1, 8)
-    assert small._ahead(4096) == (1, 1)
+    assert small._ahead(64, 8) == (1, 8)
+    assert small._ahead(4096, 8) == (1, 1)
 
 
 def test_batches_are_copied_to_the_device_ahead_of_the_trainer():

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from hybrid_imagenet import evaluate
 from tests.distributed import program
 from tests.distributed.launch import results
 
@@ -63,6 +64,9 @@ def test_ranks_and_micro_batches_equal_one_large_batch(one_process, ranks, micro
             np.testing.assert_allclose(ours, reference, rtol=2e-4, atol=2e-6)
 
 
+METHODS = ("--ema_decay=0.9", "--image_size_schedule=0:24,1:32")
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return program.make_data(tmp_path_factory.mktemp("data"))
@@ -71,7 +75,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(data, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("runs") / "undisturbed"
-    done = program.train(2, data, run_dir, "--profile_steps=3,5")
+    done = program.train(2, data, run_dir, "--profile_steps=3,5", *METHODS)
     assert done.returncode == 0, done.stdout + done.stderr
     return run_dir, done.stdout
 
@@ -83,6 +87,7 @@ def test_a_run_leaves_its_results(undisturbed):
     assert [r["epoch"] for r in epochs] == [1, 2, 3]
     assert [r["step"] for r in epochs] == [4, 8, 12]
     assert all(r["val_count"] == program.VALIDATION for r in epochs)
+    assert [r["image_size"] for r in epochs] == [24, 32, 32]
     assert [r["phase"] for r in epochs] == [0.0, 1.0, 1.0]
     assert [round(r["learning_rate"], 6) for r in epochs] == [0.2, 0.2, 0.18]
     assert summary["world_size"] == 2
@@ -109,10 +114,24 @@ def test_a_profile_tells_where_the_time_of_its_steps_went(undisturbed):
     assert output.count((folder / "profile.txt").read_text().splitlines()[0]) == 1  # rank 0 alone
 
 
+def test_evaluation_takes_the_averaged_weights_that_validation_saw(data, undisturbed, capsys):
+    run_dir, _ = undisturbed
+    last = [r for r in program.records(run_dir) if r["kind"] == "epoch"][-1]
+    losses = {}
+    for weights in ("auto", "ema", "trained"):
+        arguments = ["--data=tfrecord", f"--data_dir={data}", "--precision=float32", "--json", f"--weights={weights}"]
+        assert evaluate.main([str(run_dir), *arguments]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["weights"] == ("trained" if weights == "trained" else "ema")
+        losses[weights] = result["loss"]
+    assert losses["auto"] == losses["ema"] == pytest.approx(last["val_loss"], rel=1e-5)
+    assert losses["trained"] != pytest.approx(last["val_loss"], rel=1e-3)
+
+
 def test_killed_and_resumed_equals_undisturbed(data, undisturbed, tmp_path):
     expected_run, _ = undisturbed
     run_dir = tmp_path / "killed"
-    flags = ("--checkpoint_every_steps=1",)
+    flags = ("--checkpoint_every_steps=1", *METHODS)
     generator = random.Random(5)
     for session, step in enumerate((4, 10)):
         running = program.Running(2, data, run_dir, *flags, *(["--resume"] if session else []))

@@ -129,3 +129,17 @@ def test_model_survives_a_round_trip_to_a_file(tmp_path):
     images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
     np.testing.assert_array_equal(model(images).numpy(), again(images).numpy())
     assert again.get_layer("stem_bn").mode == "moving"
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_network_of_open_size_gives_what_one_of_each_size_gives(recompute):
+    anyone = models.create("resnet18", 5, None, zero_last_gamma=False, recompute=recompute)
+    for side in (32, 48):
+        images = np.random.default_rng(side).normal(size=(2, side, side, 3)).astype(np.float32)
+        own = models.create("resnet18", 5, side, zero_last_gamma=False)
+        own.set_weights(anyone.get_weights())
+        for training in (False, True):
+            run = tf.function(lambda x, model, t=training: model(x, training=t))
+            np.testing.assert_allclose(run(images, anyone), run(images, own), rtol=1e-4, atol=1e-4)
+    with pytest.raises(UserError, match="--image_size_schedule"):
+        models.create("alexnet_bn", 5, None)

@@ -23,9 +23,9 @@ def test_every_setting_appears_with_what_set_it(tmp_path):
 def test_the_table_gives_rate_momentum_batch_and_steps_of_each_epoch():
     text = report.describe(config.resolve([*FLAGS, "--batch_schedule=2:*2,4:64x4"]), 1437, 2)
     rows = text.split("\n\n")[-1].splitlines()[1:]
-    assert rows[0].split() == ["1", "AdaBound", "0.2", "0.06829", "to", "643.09", "0.9000", "32", "64", "23"]
-    assert rows[3].split() == ["4", "SGD", "0.4", "0.9000", "64", "128", "11"]
-    assert rows[4].split() == ["5", "SGD", "1.44", "0.9000", "64", "x", "4", "512", "3"]
+    assert rows[0].split() == ["1", "AdaBound", "0.2", "0.06829", "to", "643.09", "0.9000", "32", "64", "23", "224"]
+    assert rows[3].split() == ["4", "SGD", "0.4", "0.9000", "64", "128", "11", "224"]
+    assert rows[4].split() == ["5", "SGD", "1.44", "0.9000", "64", "x", "4", "512", "3", "224"]
 
 
 @pytest.mark.parametrize("remainder", ["wrap", "drop"])
@@ -71,6 +71,9 @@ def test_a_batch_larger_than_the_data_is_named():
         (["--sync_batch_norm", "--accumulation=2"], "--accumulation above 1 does not go with --sync_batch_norm"),
         (["--sync_batch_norm", "--batch_schedule=3:16x2"], "--sync_batch_norm"),
         (["--momentum=1"], "--momentum=1"),
+        (["--ema_decay=1"], "--ema_decay=1"),
+        (["--image_size_schedule=5:128,5:160"], "--image_size_schedule: epoch 5 follows 5"),
+        (["--image_size_schedule=0:128", "--recipe=four_minutes_alexnet"], "--model=alexnet_bn"),
     ],
 )
 def test_impossible_combinations_get_one_line(flags, words):
@@ -78,3 +81,9 @@ def test_impossible_combinations_get_one_line(flags, words):
         config.resolve(flags)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_table_shows_the_size_of_images():
+    resolved = config.resolve([*FLAGS, "--image_size_schedule=0:128,2:160,4:224"])
+    assert [row.image_size for row in report.plan(resolved, 1437, 2)] == [128, 128, 160, 160, 224, 224]
+    assert report.describe(resolved, 1437, 2).splitlines()[-1].split()[-1] == "224"

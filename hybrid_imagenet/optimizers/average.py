@@ -1,0 +1,61 @@
+"""A running average of the weights, kept on the device beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import keras
+import tensorflow as tf
+
+
+class WeightAverage:
+    """An exponential moving average s of each weight w (Polyak, Juditsky, SIAM J. Control 30, 1992; Szegedy et al.,
+    arXiv 1512.00567, 8), float32.
+
+    After update number t, counted from 1 (skipped steps do not count):
+
+        d = min(decay, (1 + t) / (10 + t));   s = d s + (1 - d) w
+
+    s starts from the first weights, and d is ramped up as shown, so that these are soon forgotten: after 90 updates
+    the average reaches back over ten, whatever the decay. The update follows from weights that are the same on every
+    rank, so the averages are the same too, without communication.
+    """
+
+    def __init__(self, decay: float):
+        """Averages over some 1 / (1 - `decay`) updates.
+
+        Raises:
+          ValueError: for a decay outside (0, 1).
+        """
+        if not 0 < decay < 1:
+            raise ValueError(f"decay={decay} must lie between 0 and 1")
+        self._decay = decay
+        self._weights: list[keras.Variable] = []
+        self._averages: list[keras.Variable] = []
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Creates the averages of these trainable variables, equal to them."""
+        self._weights = list(variables)
+        # Copies of the values: Keras would share a tf.Variable that it is given.
+        self._averages = [keras.Variable(v.numpy(), trainable=False, name=f"{v.name}_average") for v in variables]
+
+    @property
+    def variables(self) -> Mapping[str, keras.Variable]:
+        """The averages by the path of the variable that they are of, in their order."""
+        return {w.path: s for w, s in zip(self._weights, self._averages, strict=True)}
+
+    def update(self, count: tf.Tensor) -> None:
+        """Takes the weights in after update number `count` (integer scalar, from 1); to be called inside a graph."""
+        t = tf.cast(count, tf.float32)
+        share = 1.0 - tf.minimum(self._decay, (1.0 + t) / (10.0 + t))
+        for w, s in zip(self._weights, self._averages, strict=True):
+            # s -= share (s - w), by the one kernel that multiplies and subtracts in a single pass over memory
+            tf.raw_ops.ResourceApplyGradientDescent(var=s.value.handle, alpha=share, delta=s.value - w.value)
+
+    @tf.function(autograph=False)
+    def exchange(self) -> None:
+        """Puts the averages in place of the weights and the weights in place of the averages; its own inverse."""
+        for w, s in zip(self._weights, self._averages, strict=True):
+            weight = tf.identity(w.value)
+            w.value.assign(s.value)
+            s.value.assign(weight)

@@ -1,0 +1,60 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hybrid_imagenet import optimizers
+from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.optimizers.average import WeightAverage
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.optimizers.loss_scale import LossScale
+from tests.references.average_reference import averaged
+
+
+def make(decay, start):
+    variables = [keras.Variable(value, name=f"w{i}") for i, value in enumerate(start)]
+    inner = optimizers.create("sgd", learning_rate=0.5, momentum=0.9)
+    optimizer = DistributedOptimizer(inner, SingleProcess(), LossScale(64.0), average=WeightAverage(decay))
+    optimizer.build(variables)
+
+    @tf.function(autograph=False)
+    def step(*grads):
+        optimizer.apply([optimizer.scale_loss(grad) for grad in grads])
+
+    return variables, optimizer.average, step
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9999])
+def test_200_updates_follow_the_oracle_and_skipped_steps_do_not_count(decay):
+    random = np.random.default_rng(1)
+    start = [random.normal(size=shape).astype(np.float32) for shape in ((3, 4), (5,))]
+    variables, average, step = make(decay, start)
+    path = [[], []]
+    for number in range(220):
+        grads = [random.normal(0, 0.1, w.shape).astype(np.float32) for w in start]
+        skipped = number % 11 == 5
+        step(*(np.full_like(g, np.nan) if skipped else g for g in grads))
+        if not skipped:
+            for seen, variable in zip(path, variables, strict=True):
+                seen.append(variable.numpy())
+    assert len(path[0]) == 200
+    for first, seen, value in zip(start, path, average.variables.values(), strict=True):
+        np.testing.assert_allclose(value.numpy(), averaged(first, seen, decay), rtol=1e-5, atol=1e-6)
+    assert step.experimental_get_tracing_count() == 1
+
+
+def test_exchange_is_its_own_inverse():
+    variables, average, step = make(0.9, [np.ones(3, np.float32)])
+    step(tf.constant([1.0, 2.0, 3.0]))
+    trained, kept = variables[0].numpy(), average.variables[variables[0].path].numpy()
+    average.exchange()
+    np.testing.assert_array_equal(variables[0].numpy(), kept)
+    average.exchange()
+    np.testing.assert_array_equal(variables[0].numpy(), trained)
+    np.testing.assert_array_equal(average.variables[variables[0].path].numpy(), kept)
+
+
+def test_a_decay_out_of_range_is_refused():
+    for decay in (0.0, 1.0):
+        with pytest.raises(ValueError, match="decay"):
+            WeightAverage(decay)

@@ -1,0 +1,12 @@
+"""Oracle for the average of weights, in float64: s_t = d_t s_{t-1} + (1 - d_t) w_t, written out as a weighted sum."""
+
+import numpy as np
+
+
+def averaged(first, weights, decay):
+    """The average after the updates that led from `first` to each of `weights` in turn."""
+    factors = [min(decay, (1 + t) / (10 + t)) for t in range(1, len(weights) + 1)]
+    total = np.prod(factors) * np.asarray(first, np.float64)
+    for t, w in enumerate(weights):
+        total = total + (1 - factors[t]) * np.prod(factors[t + 1 :]) * np.asarray(w, np.float64)
+    return total
