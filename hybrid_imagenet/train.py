@@ -180,6 +180,7 @@ class Session:
         imagenet = self.config.model == "resnet50" and self.data.source.num_classes == 1000
         return {
             "world_size": self.communicator.size,
+            "optimizer": self.config.optimizer,
             "images_per_epoch": self.data.source.num_examples,
             "steps_per_epoch": self.data.order.batches_in_epoch(self._global_batch()),
             "global_batch": self._global_batch(),

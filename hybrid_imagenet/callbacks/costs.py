@@ -55,7 +55,11 @@ class Costs(keras.callbacks.Callback):
 
 
 class WireHealthLog(keras.callbacks.Callback):
-    """Tells which layers' gradients overflowed or vanished in 16 bits on the wire, if they are counted."""
+    """Adds what gradients lost in 16 bits to epoch records, and tells which layers' gradients overflowed.
+
+    `gradient_elements` were counted, at some steps; of them, `gradient_overflow` were not finite as computed or became
+    infinite on the wire, `gradient_underflow` became zero there, `gradient_zeros` were zero as computed.
+    """
 
     def __init__(self, communicator: Communicator, message: Callable[[str], None]):
         """`message` shows a line; it is called on every rank."""
@@ -65,10 +69,16 @@ class WireHealthLog(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Collects the counts over ranks; every rank calls it."""
-        for layer in self._communicator.wire_health():
+        layers = self._communicator.wire_health()
+        if logs is not None and any(layer.elements for layer in layers):
+            logs["gradient_elements"] = sum(layer.elements for layer in layers)
+            logs["gradient_overflow"] = sum(layer.overflow + layer.nonfinite for layer in layers)
+            logs["gradient_underflow"] = sum(layer.underflow for layer in layers)
+            logs["gradient_zeros"] = sum(layer.zeros for layer in layers)
+        for layer in layers:
             if layer.overflow or layer.nonfinite:
                 rank = "" if layer.first_rank is None else f", first from rank {layer.first_rank}"
                 self._message(
-                    f"epoch {epoch + 1}: gradient of {layer.name} on the 16-bit wire: {layer.overflow} overflowed, "
+                    f"epoch {epoch + 1}: gradient of {layer.name}: {layer.overflow} overflowed on the wire, "
                     f"{layer.nonfinite} were not finite before{rank}, {layer.underflow} of {layer.elements} vanished"
                 )

@@ -36,7 +36,7 @@ def start(settings: Settings | None = None, *, threads: int | None = None) -> Co
             raise UserError(f"--torus_grid={settings.torus_grid}: {error}") from None
     configure_tensorflow(place, prepare(place, threads))
     if place.size == 1:
-        return SingleProcess()
+        return SingleProcess(settings.wire_health_every_steps)
     try:
         from hybrid_imagenet.comm.engine import HorovodCommunicator
     except ImportError as error:

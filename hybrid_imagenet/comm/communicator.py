@@ -106,10 +106,10 @@ class Communicator(abc.ABC):
         return {}
 
     def wire_health(self) -> list[LayerHealth]:
-        """What gradients lost in 16 bits on the wire since the last call, by layer. Every rank calls it.
+        """What gradients lost in computation and on the wire since the last call, by layer. Every rank calls it.
 
         Returns:
-          Nothing at size 1 or if counting is off (`Settings.wire_health_every_steps`).
+          Nothing if counting is off (`Settings.wire_health_every_steps`).
         """
         return []
 

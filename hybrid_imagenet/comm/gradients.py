@@ -32,13 +32,11 @@ class Plan:
     Attributes:
       buckets: by the time at which they are complete.
       choices: the algorithm for each bucket.
-      narrow: positions of the gradients that travel in 16 bits.
-      health: counts what those lose, if asked for.
+      health: counts what gradients lose, if asked for.
     """
 
     buckets: tuple[fusion.Bucket, ...]
     choices: tuple[Choice, ...]
-    narrow: tuple[int, ...]
     health: WireHealth | None
 
 
@@ -63,9 +61,8 @@ class GradientReducer:
             received = choice.algorithm.sum(sent, f"gradients_{number}")
             for member, tensor in zip(bucket.members, received, strict=True):
                 reduced[member] = tf.cast(tensor, tf.float32)
-        if plan.health is not None and plan.narrow:
-            wires = [self._settings.wire(names[i]) for i in plan.narrow]
-            plan.health.observe([scaled[i] for i in plan.narrow], wires)
+        if plan.health is not None:
+            plan.health.observe(scaled, [self._settings.wire(name) for name in names])
         if not self._settings.deterministic:
             self._time(scaled, reduced)
         return reduced
@@ -115,14 +112,13 @@ class GradientReducer:
         wires = [self._settings.wire(name) for name in names]
         buckets = fusion.pack(order, elements, wires, self._settings.fusion_bytes)
         choices = self._selector.select(buckets)
-        narrow = [i for i, wire in enumerate(wires) if wire != "float32" and elements[i]]
         every = self._settings.wire_health_every_steps
-        health = WireHealth([names[i] for i in narrow], [elements[i] for i in narrow], every) if every else None
+        health = WireHealth(names, elements, every) if every else None
         if self._communicator.rank == 0:
             used = ", ".join(sorted({choice.name for choice in choices}))
             total = sum(bucket.bytes for bucket in buckets) / 2**20
             _log.info("gradients: %d in %d buckets, %.3g MiB per step, by %s", len(names), len(buckets), total, used)
-        return Plan(tuple(buckets), tuple(choices), tuple(narrow), health)
+        return Plan(tuple(buckets), tuple(choices), health)
 
     def _check_alike(self, key: str) -> None:
         differs = self._communicator.broadcast_object(key) != key

@@ -1,4 +1,4 @@
-"""What gradients lose in 16 bits on the wire: counts per layer and rank, made at some steps and gathered on request."""
+"""What gradients lose in 16 bits: counts per layer and rank, made at some steps and gathered on request."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ if typing.TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class LayerHealth:
-    """What the 16-bit wire did to one gradient, over all ranks and all counted steps.
+    """What became of one gradient in computation and on the wire, over all ranks and all counted steps.
 
     Attributes:
       name: the variable.
       elements: number of elements counted: those of the gradient times ranks times counted steps.
-      overflow: finite values that became infinite.
-      underflow: non-zero values that became zero.
-      nonfinite: values that were infinite or NaN before they were cast.
+      overflow: finite values that became infinite on the wire.
+      underflow: non-zero values that became zero on the wire.
+      nonfinite: values that were infinite or NaN before they were cast: in FP16, what overflowed in computation.
+      zeros: values that were zero before they were cast; in FP16 they include what vanished in computation.
       first_rank: the lowest rank that sent an infinite value or NaN; None if none did.
     """
 
@@ -31,6 +32,7 @@ class LayerHealth:
     overflow: int
     underflow: int
     nonfinite: int
+    zeros: int
     first_rank: int | None
 
 
@@ -42,7 +44,7 @@ class WireHealth:
         self._names, self._elements, self._every = list(names), list(elements), every
         with tf.device("CPU:0"):
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
-            self._counts = tf.Variable(tf.zeros([len(names), 3], tf.int64), trainable=False)
+            self._counts = tf.Variable(tf.zeros([len(names), 4], tf.int64), trainable=False)
             self._counted = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def observe(self, scaled: Sequence[tf.Tensor], wires: Sequence[str]) -> None:
@@ -70,25 +72,28 @@ class WireHealth:
         self._counts.assign(tf.zeros_like(self._counts))
         self._counted.assign(0)
         gathered = communicator.allgather_object(mine)
-        counts = np.array([rows for rows, _ in gathered], np.int64).reshape(len(gathered), len(self._names), 3)
+        counts = np.array([rows for rows, _ in gathered], np.int64).reshape(len(gathered), len(self._names), 4)
         steps = sum(counted for _, counted in gathered)
         result = []
         for i, name in enumerate(self._names):
-            overflow, underflow, nonfinite = (int(x) for x in counts[:, i].sum(0))
+            overflow, underflow, nonfinite, zeros = (int(x) for x in counts[:, i].sum(0))
             bad = np.flatnonzero(counts[:, i, 0] + counts[:, i, 2])
             first = int(bad[0]) if bad.size else None
-            result.append(LayerHealth(name, self._elements[i] * steps, overflow, underflow, nonfinite, first))
+            result.append(LayerHealth(name, self._elements[i] * steps, overflow, underflow, nonfinite, zeros, first))
         return result
 
 
 def _losses(scaled: tf.Tensor, wire: str) -> tf.Tensor:
-    """Overflow, underflow and non-finite values: int64 [3]."""
-    carried = tf.cast(tf.cast(scaled, wire), tf.float32)
-    finite = tf.math.is_finite(scaled)
-    return tf.stack(
-        [
-            tf.math.count_nonzero(tf.logical_and(finite, tf.logical_not(tf.math.is_finite(carried)))),
-            tf.math.count_nonzero(tf.logical_and(tf.not_equal(scaled, 0.0), tf.equal(carried, 0.0))),
-            tf.math.count_nonzero(tf.logical_not(finite)),
-        ]
-    )
+    """Overflow, underflow, non-finite values and zeros: int64 [4]."""
+    before = _nonfinite_and_zeros(scaled)
+    if wire == "float32":
+        return tf.concat([[0, 0], before], 0)
+    # The cast turns neither an infinite value nor a zero into anything else.
+    after = _nonfinite_and_zeros(tf.cast(scaled, wire))
+    return tf.concat([after - before, before], 0)
+
+
+def _nonfinite_and_zeros(values: tf.Tensor) -> tf.Tensor:
+    finite = tf.math.count_nonzero(tf.math.is_finite(values))
+    size = tf.size(values, out_type=tf.int64)
+    return tf.stack([size - finite, size - tf.math.count_nonzero(values)])

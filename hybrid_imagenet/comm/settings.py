@@ -22,7 +22,7 @@ class Settings:
       fusion_threshold_mb: a bucket is sent once it holds so many MiB; 0 sends each gradient by itself.
       cycle_time_ms: pause of Horovod's thread between looks at its queue.
       autotune: Horovod chooses fusion and cycle time while training; gradients are then sent one by one.
-      wire_health_every_steps: steps between counts of what the 16-bit wire loses; 0 for never.
+      wire_health_every_steps: steps between counts of what gradients lose in 16 bits; 0 for never.
       deterministic: read no clocks inside the step, which TensorFlow refuses in deterministic mode.
     """
 

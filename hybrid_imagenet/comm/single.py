@@ -13,12 +13,16 @@ from hybrid_imagenet.comm.communicator import Communicator, check_gradients
 if typing.TYPE_CHECKING:
     import tensorflow as tf
 
+    from hybrid_imagenet.comm.health import LayerHealth, WireHealth
+
 
 class SingleProcess(Communicator):
     """Every collective over one rank: the identity. Gradients meet no wire, so they are only cast to FP32."""
 
-    def __init__(self) -> None:
-        """Makes rank 0 of 1."""
+    def __init__(self, health_every_steps: int = 0) -> None:
+        """Makes rank 0 of 1; counts what gradients lose at every so many steps, 0 for never."""
+        self._every = health_every_steps
+        self._health: dict[tuple[str, ...], WireHealth] = {}
         self.rank = self.local_rank = 0
         self.size = self.local_size = 1
         self.hosts = (socket.gethostname(),)
@@ -35,7 +39,25 @@ class SingleProcess(Communicator):
         import tensorflow as tf
 
         check_gradients(grads, names)
-        return [tf.cast(grad, tf.float32) for grad in grads]
+        reduced = [tf.cast(grad, tf.float32) for grad in grads]
+        if self._every:
+            self._counter(names, reduced).observe(reduced, ["float32"] * len(names))
+        return reduced
+
+    def wire_health(self) -> list[LayerHealth]:
+        """The counts since the last call."""
+        return [row for health in self._health.values() for row in health.collect(self)]
+
+    def _counter(self, names: Sequence[str], grads: Sequence[tf.Tensor]) -> WireHealth:
+        import tensorflow as tf
+
+        from hybrid_imagenet.comm.health import WireHealth
+
+        if tuple(names) not in self._health:
+            with tf.init_scope():
+                elements = [grad.shape.num_elements() for grad in grads]
+                self._health[tuple(names)] = WireHealth(names, elements, self._every)
+        return self._health[tuple(names)]
 
     def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
         """Leaves the variables as they are."""

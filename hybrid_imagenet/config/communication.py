@@ -32,5 +32,9 @@ class Communication:
     cycle_time_ms: float = option(1.0, "Pause between Horovod's looks at its queue.", unit="ms", minimum=0.1)
     autotune: bool = option(False, "Let Horovod choose fusion and cycle time while it trains.")
     wire_health_every_steps: int = option(
-        0, "Count what FP16 on the wire loses, per layer, at every so many steps; 0 for never.", unit="steps", minimum=0
+        100,
+        "Count gradient values that overflow or vanish, in computation and on the wire, at every so many steps; 0 for "
+        "never.",
+        unit="steps",
+        minimum=0,
     )

@@ -68,7 +68,7 @@ def plan(config: Config, num_examples: int, world_size: int) -> list[EpochPlan]:
         rows.append(
             EpochPlan(
                 epoch=epoch + 1,
-                phase=_phase(config.optimizer, first["phase"]),
+                phase=schedules.rule(config.optimizer, first["phase"]),
                 learning_rate=first["learning_rate"],
                 last_learning_rate=end["learning_rate"],
                 bounds=None if end["phase"] else (end["lower_bound"], end["upper_bound"]),
@@ -82,12 +82,6 @@ def plan(config: Config, num_examples: int, world_size: int) -> list[EpochPlan]:
         )
         cursor = cursor_after
     return rows
-
-
-def _phase(optimizer: str, phase: float) -> str:
-    if optimizer == "hybrid":
-        return "SGD" if phase else "AdaBound"
-    return {"adabound": "AdaBound", "sgd": "SGD", "lars": "LARS"}[optimizer]
 
 
 def describe(config: Config, num_examples: int, world_size: int) -> str:

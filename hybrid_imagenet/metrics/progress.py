@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybrid_imagenet.metrics.summary import duration
-from hybrid_imagenet.numerics import forecast, published
-
-PHASES = {0: "AdaBound", 1: "SGD"}
+from hybrid_imagenet.numerics import forecast, published, schedules
 
 
 class Status:
@@ -26,7 +24,8 @@ class Status:
         Args:
           info: any of `steps_per_epoch`, `images_per_epoch`, `world_size`, `step` and `epochs` (done before this
             session), `single_gpu_images_per_second`, `target` (a top-1 fraction), `global_batch`,
-            `reference_batch` (global batch if MLPerf's reference applies: ResNet-50 on ImageNet).
+            `optimizer` (hybrid if not told), `reference_batch` (global batch if MLPerf's reference applies:
+            ResNet-50 on ImageNet).
           total_epochs: planned.
         """
         self.info = dict(info)
@@ -135,7 +134,7 @@ class Status:
         if values.get("learning_rate") is None:
             return None
         phase = values.get("phase")
-        text = f"{PHASES.get(phase, phase)}, " if phase is not None else ""
+        text = f"{schedules.rule(self.info.get('optimizer', 'hybrid'), phase)}, " if phase is not None else ""
         text += f"learning rate {values['learning_rate']:.4g}"
         if phase == 0 and values.get("lower_bound") is not None:
             upper = values.get("upper_bound")

@@ -27,6 +27,8 @@ _CRITERIA = (
     "actual_average_single_gpu_seconds",
 )
 
+_GRADIENTS = ("gradient_elements", "gradient_overflow", "gradient_underflow", "gradient_zeros")
+
 
 def summarize(
     records: Iterable[Record],
@@ -55,8 +57,9 @@ def summarize(
       `best_val_top1`, `best_epoch`; `epochs` (finished), `steps`; `target` and `epochs_to_target`;
       `images_per_second` (all images / all training seconds), `steady_images_per_second` (median over the epochs
       after the first, whose start-up would distort it); `wall_seconds`, `world_size`, `images_per_epoch`,
-      `skipped_steps`; `single_gpu_images_per_second`, `scaling_efficiency`; `time_by_cause`; and `targets`, a list
-      with the criteria of H for each target (see `target_criteria`).
+      `skipped_steps`; `gradient_elements`, `gradient_overflow`, `gradient_underflow` and `gradient_zeros`, sums over
+      the epochs (see `callbacks.costs.WireHealthLog`); `single_gpu_images_per_second`, `scaling_efficiency`;
+      `time_by_cause`; and `targets`, a list with the criteria of H for each target (see `target_criteria`).
     """
     records = list(records)
     epochs = [r for r in records if r.get("kind") == "epoch"]
@@ -85,6 +88,7 @@ def summarize(
         "world_size": world_size,
         "images_per_epoch": images_per_epoch,
         "skipped_steps": _last(records, "skipped_steps") or 0,
+        **{key: _sum(epochs, key) for key in _GRADIENTS},
         "single_gpu_images_per_second": single_gpu_images_per_second,
         "scaling_efficiency": efficiency,
         "targets": hits,
@@ -171,6 +175,11 @@ def _per_step(epochs: Sequence[Record], steps: Sequence[int], key: str) -> list[
     return [r[key] * count for r, count in zip(epochs, steps, strict=True) if r.get(key)]
 
 
+def _sum(epochs: Sequence[Record], key: str) -> int | None:
+    values = [r[key] for r in epochs if r.get(key) is not None]
+    return sum(values) if values else None
+
+
 def _last(records: Sequence[Record], key: str) -> Any:
     return next((r[key] for r in reversed(records) if r.get(key) is not None), None)
 
@@ -217,6 +226,14 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         text.append(
             f"scaling efficiency {_percent(summary['scaling_efficiency'])} of {summary['world_size']} x "
             f"{_number(summary['single_gpu_images_per_second'])} images/s"
+        )
+    if summary.get("skipped_steps") or summary.get("gradient_overflow"):
+        text.append(f"{summary['skipped_steps']} steps skipped for gradients that were not finite")
+    if summary.get("gradient_elements"):
+        shares = [summary[key] / summary["gradient_elements"] for key in _GRADIENTS[1:]]
+        text.append(
+            "gradient values, where they were counted: {} overflowed, {} vanished on the wire, {} were zero "
+            "as computed".format(*map(_percent, shares))
         )
     for goal in summary["targets"]:
         name = f"{goal['metric'].removeprefix('val_').replace('top', 'top-')} {_percent(goal['target'])}"

@@ -238,6 +238,13 @@ def create(
     )
 
 
+def rule(optimizer: str, phase: float) -> str:
+    """The name of the update rule that an optimizer follows in a phase: AdaBound, SGD or LARS."""
+    if optimizer == "hybrid":
+        return "SGD" if phase else "AdaBound"
+    return {"adabound": "AdaBound", "sgd": "SGD", "lars": "LARS"}[optimizer]
+
+
 def _require(*choices: tuple[str, Sequence[str]]) -> None:
     for value, allowed in choices:
         if value not in allowed:

@@ -121,6 +121,16 @@ class TestRefused:
             step(tf.zeros([3]))
 
 
+def test_alone_what_computation_lost_is_counted_at_every_second_step():
+    communicator = SingleProcess(health_every_steps=2)
+    step = tf.function(lambda *g: communicator.reduce_gradients(g, ["a", "b"]), autograph=False)
+    for value in (1e-8, 7.0, 1.0):  # the first and the third are counted; FP16 has nothing below 3e-8
+        step(tf.cast(tf.constant([value, float("inf"), 0.0]), tf.float16), tf.constant([[value, 70000.0]]))
+    rows = [[h.name, h.elements, h.overflow, h.underflow, h.nonfinite, h.zeros] for h in communicator.wire_health()]
+    assert rows == [["a", 6, 0, 0, 2, 3], ["b", 4, 0, 0, 0, 0]]
+    assert [h.elements for h in communicator.wire_health()] == [0, 0]
+
+
 def test_alone_gradients_are_only_cast():
     communicator = SingleProcess()
     got = communicator.reduce_gradients([tf.constant([1.5], tf.float16), tf.constant(1e-9)], ["a", "b"])

@@ -77,7 +77,9 @@ step = tf.function(lambda *g: r.reduce(g, names), autograph=False)
 for _ in range(3):  # the first and the third are counted
     got = step(*[tf.constant(m, tf.float32) for m in mine])
 out["values"] = [[repr(float(x)) for x in g.numpy()] for g in got]
-out["health"] = [[h.name, h.elements, h.overflow, h.underflow, h.nonfinite, h.first_rank] for h in r.wire_health()]
+out["health"] = [
+    [h.name, h.elements, h.overflow, h.underflow, h.nonfinite, h.zeros, h.first_rank] for h in r.wire_health()
+]
 out["again"] = sum(h.elements for h in r.wire_health())
 """
 
@@ -129,7 +131,9 @@ def test_extreme_values_meet_the_same_fate_on_all_ranks(outcomes):
 def test_the_health_of_the_wire_names_layer_and_rank(outcomes):
     for out in outcomes:
         health = {row[0]: row[1:] for row in out["health"]}
-        assert set(health) == {"a", "b", "c", "d", "e"}
+        assert set(health) == {"a", "b", "c", "d", "e", "keep"}
+        assert [health[name].pop(4) for name in sorted(health)] == [0, 0, 0, 2 * 3, 0, 0]  # zeros as computed
+        assert health["keep"] == [2 * 2 * 4, 0, 0, 0, None]
         assert health["a"] == [2 * 2 * 4, 0, 0, 0, None]
         assert health["b"] == [2 * 2 * 4, 0, 2 * 4, 0, None]
         assert health["c"] == [3 * 2 * 4, 0, 0, 4, 1]

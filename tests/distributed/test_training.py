@@ -64,7 +64,7 @@ def test_ranks_and_micro_batches_equal_one_large_batch(one_process, ranks, micro
             np.testing.assert_allclose(ours, reference, rtol=2e-4, atol=2e-6)
 
 
-METHODS = ("--ema_decay=0.9", "--image_size_schedule=0:24,1:32")
+METHODS = ("--ema_decay=0.9", "--precise_batch_norm_batches=2", "--image_size_schedule=0:24,1:32")
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +87,8 @@ def test_a_run_leaves_its_results(undisturbed):
     assert [r["epoch"] for r in epochs] == [1, 2, 3]
     assert [r["step"] for r in epochs] == [4, 8, 12]
     assert all(r["val_count"] == program.VALIDATION for r in epochs)
+    assert epochs[0]["gradient_elements"] > 2 * 11e6  # one step of four is counted, on both ranks
+    assert (epochs[0]["gradient_overflow"], epochs[1].get("gradient_elements")) == (0, None)
     assert [r["image_size"] for r in epochs] == [24, 32, 32]
     assert [r["phase"] for r in epochs] == [0.0, 1.0, 1.0]
     assert [round(r["learning_rate"], 6) for r in epochs] == [0.2, 0.2, 0.18]

@@ -65,6 +65,13 @@ def test_phase(values, text):
     assert status.phase_text() == text
 
 
+@pytest.mark.parametrize(("optimizer", "name"), [("adabound", "AdaBound"), ("sgd", "SGD"), ("lars", "LARS")])
+def test_each_optimizer_is_called_by_its_name(optimizer, name):
+    status = Status({**INFO, "optimizer": optimizer}, 5)
+    status.values = {"phase": 1.0, "learning_rate": 0.1}
+    assert status.phase_text() == f"{name}, learning rate 0.1"
+
+
 def test_target_and_reference_come_from_the_forecast():
     status = Status({**INFO, "target": 0.75, "reference_batch": 4096}, total_epochs=60)
     for epoch in range(1, 21):
