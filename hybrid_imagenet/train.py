@@ -89,7 +89,7 @@ class Session:
         self.config = config
         self.communicator = communicator
         self.recording = recording
-        self.train_source, self.validation_source = train_source, validation_source
+        self.validation_source = validation_source
         self.state = RunState()
         self.watchdog = Watchdog(communicator, config.stall_seconds)
         options = assemble.host_options(config, tf.config.threading.get_intra_op_parallelism_threads() or 1)

@@ -19,6 +19,7 @@ class TrainingData:
     Attributes:
       source: the examples.
       order: their order.
+      options: how the host reads them.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class TrainingData:
         self.order = order
         self._config = config
         self._ranks = communicator
-        self._options = options
+        self.options = options
         self._stages, self._sizes = derived.batches(config), derived.sizes(config)
         self._stream: pipeline.Batches | None = None
 
@@ -69,6 +70,11 @@ class TrainingData:
         """Records that this rank has skipped."""
         return len(self._stream.bad.known) if self._stream else 0
 
+    @property
+    def wait_seconds(self) -> float:
+        """The time for which training has waited for batches."""
+        return self._stream.wait_seconds if self._stream else 0.0
+
     def _batches(self, cursor: Cursor, epochs: int) -> pipeline.Batches:
         return pipeline.training(
             self.source,
@@ -80,5 +86,5 @@ class TrainingData:
             epochs=epochs,
             image_size=self._sizes.at,
             augmentation=self._config.augmentation,
-            options=self._options,
+            options=self.options,
         )

@@ -90,13 +90,13 @@ class Alternation(keras.callbacks.Callback):
         for _ in range(self._rounds):
             yield  # the pipeline works at the loop's pace from here on
             self._wait()
-            waited, self._inside = self._session.training_batches.wait_seconds, 0.0
+            waited, self._inside = self._session.data.wait_seconds, 0.0
             began = time.perf_counter()
             for _ in range(self._steps):
                 yield
             self._wait()
             elapsed = time.perf_counter() - began
-            waited = self._session.training_batches.wait_seconds - waited
+            waited = self._session.data.wait_seconds - waited
             self.loop_seconds.append(elapsed / self._steps)
             self.waited_seconds.append(waited / self._steps)
             self.host_seconds.append((elapsed - waited - self._inside) / self._steps)
@@ -155,7 +155,7 @@ class Alternation(keras.callbacks.Callback):
         session, config = self._session, self._session.config
         compute = str(session.facts["precision"]).removeprefix("mixed_")
         step = EvaluationStep(session.model, assemble.evaluation_preprocess(compute))
-        for source in (session.validation_source, session.train_source):
+        for source in (session.validation_source, session.data.source):
             validation = Validation(
                 step,
                 source,
@@ -163,15 +163,15 @@ class Alternation(keras.callbacks.Callback):
                 batch=config.eval_batch or config.per_gpu_batch,
                 image_size=config.image_size,
                 crop_fraction=assemble.evaluation_crop(config),
-                options=session.options,
+                options=session.data.options,
             )
             began = time.perf_counter()
             validation.run()
             seconds = time.perf_counter() - began
-        per_image = seconds / session.train_source.num_examples
+        per_image = seconds / session.data.source.num_examples
         training = statistics.median(self.loop_seconds) / config.per_gpu_batch
         return {
-            "images": session.train_source.num_examples,
+            "images": session.data.source.num_examples,
             "seconds_per_image": per_image,
             "share_of_training": per_image / training,
         }
