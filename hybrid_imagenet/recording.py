@@ -29,13 +29,14 @@ class Recording:
       single_gpu: images per second of one GPU alone (--single_gpu), or None.
     """
 
-    def __init__(self, config: Config, rank: int, size: int):
-        """Creates or re-opens the run directory on rank 0.
+    def __init__(self, config: Config, rank: int, size: int, note: str = ""):
+        """Creates or re-opens the run directory on rank 0; `note` is shown when the run begins.
 
         Raises:
           UserError: if it cannot be used.
         """
         self._config = config
+        self._note = note
         self.single_gpu = summary.single_gpu_speed(config.single_gpu) if config.single_gpu else None
         self._directory = _open(config) if rank == 0 else None
         self.path = self._directory.path if self._directory is not None else None
@@ -95,6 +96,8 @@ class Recording:
         resume_from = (info["step"], info["finished_epochs"]) if self._directory.resumed else None
         self.writer = jsonl.MetricsWriter(self._directory.path / "metrics.jsonl", resume_from=resume_from)
         self.view.run_started(info)
+        if self._note:
+            self.view.message(self._note)
         self.view.message(
             f"{self._config.model}, {self._config.dataset} ({facts['train_images']} training and "
             f"{facts['validation_images']} validation images), {facts['world_size']} ranks x "

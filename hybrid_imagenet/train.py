@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet import __version__, assemble, hardware
+from hybrid_imagenet import __version__, assemble, automatic_batch, hardware
 from hybrid_imagenet.callbacks.averaging import AveragedWeights
 from hybrid_imagenet.callbacks.batch_norm import BatchNormSync, PreciseStatistics
 from hybrid_imagenet.callbacks.broadcast import BroadcastInitialState
@@ -55,9 +55,12 @@ def run(config: Config, communicator: Communicator, session: type[Session] | Non
     with _together(communicator):
         precision = hardware.choose_precision(config.precision, config.model)
         train_source, validation_source = assemble.sources(config)
-        checks.check_data(config, train_source.num_examples, communicator.size)
+    config, note = automatic_batch.settle(
+        config, communicator, precision, train_source.num_classes, train_source.num_examples
+    )
     with _together(communicator):
-        recording = Recording(config, communicator.rank, communicator.size)
+        checks.check_data(config, train_source.num_examples, communicator.size)
+        recording = Recording(config, communicator.rank, communicator.size, note)
     kind = session or Session
     return kind(config, communicator, recording, precision, train_source, validation_source).run()
 

@@ -22,6 +22,7 @@ from hybrid_imagenet.config.data import Data
 from hybrid_imagenet.config.model import Model
 from hybrid_imagenet.config.optimization import Optimization
 from hybrid_imagenet.config.options import (
+    AUTO,
     check_value,
     option,
     options_of,
@@ -79,6 +80,12 @@ def resolve(arguments: Sequence[str]) -> Config:
     return config
 
 
+def from_values(values: Mapping[str, Any]) -> Config:
+    """The configuration that `Config.to_json` has written, parsed."""
+    arguments: dict[str, Any] = {k: tuple(value) if KINDS[k].repeated else value for k, value in values.items()}
+    return Config(**arguments)
+
+
 def _split_flagfiles(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separates the arguments that flag files hold from those written on the command line."""
     from_files: list[str] = []
@@ -107,4 +114,4 @@ def _read_flagfile(path: str) -> list[str]:
         raise UserError(f"--flagfile={path}: cannot be read ({reason})") from None
 
 
-__all__ = ["GROUPS", "KINDS", "OPTIONS", "Config", "option", "resolve"]
+__all__ = ["AUTO", "GROUPS", "KINDS", "OPTIONS", "Config", "from_values", "option", "resolve"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import typing
 
 from hybrid_imagenet.config.derived import batches, sizes
+from hybrid_imagenet.config.options import AUTO
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import torus
 from hybrid_imagenet.numerics.schedules import FIXED
@@ -75,8 +77,16 @@ def _schedule_is_possible(config: Config) -> None:
 
 
 def _batches_are_possible(config: Config) -> None:
+    if config.per_gpu_batch == AUTO and config.batch_schedule:
+        raise UserError("--per_gpu_batch=auto does not go with --batch_schedule, which builds on it: give a number")
+    if config.memory_limit_gb and config.per_gpu_batch != AUTO:
+        raise UserError(
+            f"--memory_limit_gb={config.memory_limit_gb:g} goes with --per_gpu_batch=auto only: leave it out"
+        )
+    # For `auto` any number shows what is wrong with the rest.
+    known = dataclasses.replace(config, per_gpu_batch=config.per_gpu_batch or 1)
     try:
-        schedule = batches(config)
+        schedule = batches(known)
     except ValueError as error:
         raise UserError(f"--batch_schedule: {error}") from None
     if config.sync_batch_norm and any(stage.accumulation > 1 for stage in schedule.stages):

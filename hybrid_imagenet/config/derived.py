@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hybrid_imagenet.config.options import AUTO
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import batch_schedule, image_sizes
 from hybrid_imagenet.numerics.batch_schedule import BatchSchedule
 from hybrid_imagenet.numerics.schedules import peak_rate
@@ -17,7 +19,10 @@ def batches(config: Config) -> BatchSchedule:
 
     Raises:
       ValueError: for a --batch_schedule that cannot be read.
+      UserError: for --per_gpu_batch=auto, as long as no number has been found.
     """
+    if config.per_gpu_batch == AUTO:
+        raise UserError("--per_gpu_batch=auto: the batch is found when training starts; give a number here")
     return batch_schedule.parse(
         config.batch_schedule, config.per_gpu_batch, config.accumulation, config.batch_growth, config.epochs
     )

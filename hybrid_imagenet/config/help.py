@@ -31,7 +31,11 @@ def text() -> str:
 
 
 def _entry(name: str, opt: Option, kind: ValueType, default: object) -> str:
-    form = "|".join(opt.choices) if opt.choices else kind.base.__name__ + (",..." if kind.repeated else "")
+    form = (
+        "|".join(opt.choices)
+        if opt.choices
+        else kind.base.__name__ + (",..." if kind.repeated else "|auto" if opt.auto else "")
+    )
     head = f"  --[no]{name}" if kind.base is bool else f"  --{name}={form}"
     unit = f", in {opt.unit}" if opt.unit else ""
     body = f"{opt.help} (default {_shown(default)}{unit})"

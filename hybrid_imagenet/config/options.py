@@ -14,6 +14,7 @@ from absl import flags
 from hybrid_imagenet.errors import UserError
 
 _ALLOWED = (bool, int, float, str)
+AUTO = 0  # what a whole number that is still to be found holds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Option:
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
+    auto: bool = False
 
 
 def option(
@@ -35,15 +37,17 @@ def option(
     choices: Sequence[str] = (),
     minimum: float | None = None,
     maximum: float | None = None,
+    auto: bool = False,
 ) -> Any:
     """Declares a dataclass field that is also a command-line flag of the same name.
 
     The flag's type is the field's annotation: `bool`, `int`, `float`, `str`, one of these `| None` (the empty
-    string means None), or `tuple[T, ...]` (comma-separated).
+    string means None), or `tuple[T, ...]` (comma-separated). With `auto` the word auto, which becomes `AUTO`, leaves a
+    whole number to be found when the program runs.
     """
     return dataclasses.field(
         default=default,
-        metadata={"option": Option(help, unit, tuple(choices), minimum, maximum)},
+        metadata={"option": Option(help, unit, tuple(choices), minimum, maximum, auto)},
     )
 
 
@@ -92,11 +96,14 @@ def parse_value(name: str, text: str, kind: ValueType, opt: Option) -> Any:
 
 def _parse_one(name: str, text: str, base: type, opt: Option) -> Any:
     value: Any
+    if opt.auto and text == "auto":
+        return AUTO
     try:
         value = _BOOLEANS[text.lower()] if base is bool else base(text)
     except (KeyError, ValueError):
         words = {bool: "true or false", int: "a whole number", float: "a number"}
-        raise UserError(f"--{name}={text}: give {words[base]}") from None
+        or_auto = " or auto" if opt.auto else ""
+        raise UserError(f"--{name}={text}: give {words[base]}{or_auto}") from None
     check_value(name, value, opt)
     return value
 
