@@ -23,7 +23,7 @@ ALLOWED = {
     "metrics": {"numerics"},
     "callbacks": {"numerics", "comm", "optimizers", "models", "data", "metrics", "checkpoint", "state"},
 }
-PROGRAMS = {"main", "doctor", "plan", "report", "study", "benchmarks", "evaluate", "predict", "export"}
+PROGRAMS = {"main", "doctor", "plan", "report", "study", "search", "benchmarks", "evaluate", "predict", "export"}
 
 
 def modules():
