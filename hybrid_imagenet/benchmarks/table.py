@@ -136,7 +136,7 @@ def _scaling(report: Sequence[dict[str, Any]]) -> Iterator[Row]:
         yield Row(4, f"{kind}: communication that nothing hides, share of the step", share, " %")
     for peer in report:
         if "ratio" in peer:
-            kind = f"{peer['ranks']} ranks, {SHORT[ours[0]['precision']]}"
+            kind = f"{peer['ranks']} {'ranks' if peer['ranks'] > 1 else 'rank'}, {SHORT[ours[0]['precision']]}"
             theirs = f"Horovod with legacy Keras in {SHORT[peer['precision']]}"
             yield Row(4, f"{kind}: ours over {theirs}", peer["ratio"], least=1.5)
 
@@ -156,9 +156,12 @@ def plot(found: Sequence[Row], reports: Sequence[Any], directory: Path) -> None:
     axes = figure.subplots()
     scores = [score for _, score in aimed]
     colors = ["tab:green" if score >= 1 else "tab:red" for score in scores]
-    axes.barh([f"{row.goal}. {row.measure.partition(' (')[0]}" for row, _ in aimed], scores, color=colors)
+    names = [f"{row.goal}. {row.measure.partition(' (')[0]}" for row, _ in aimed]
+    widest = 3.0  # longer bars are cut; their numbers tell
+    bars = axes.barh(names, [min(score, widest) - 1 for score in scores], left=1, color=colors)
+    axes.bar_label(bars, [f"{score:.2f}" for score in scores], padding=3, fontsize=7)
     axes.axvline(1, color="black", linewidth=1)
-    axes.set(xlabel="measured over aim (1 and more: met)", xscale="log")
+    axes.set(xlabel="measured over aim (1 and more: met)", xlim=(0.4, widest + 0.3))
     axes.tick_params(axis="y", labelsize=7)
     figure.savefig(directory / "goals.png", dpi=90)
     rooflines = [r for r in reports if isinstance(r, dict) and r.get("benchmark") == "roofline"]
