@@ -194,6 +194,7 @@ class Alternation(keras.callbacks.Callback):
             "ratios": pairs,
             "host_milliseconds": 1e3 * statistics.median(self.host_seconds),
             "data_wait_fraction": statistics.median(self.waited_seconds) / loop,
+            "traces": self._compiled.experimental_get_tracing_count(),
             **self.more,
             "machine": processor(),
             "date": datetime.date.today().isoformat(),

@@ -60,8 +60,9 @@ def print_report(report: dict[str, Any]) -> None:
         f"{report['threads']} threads: {report['machine']}\n"
         f"loop {report['images_per_second']:.2f} images/s, bare step {report['bare_images_per_second']:.2f}: "
         f"{100 * report['ratio']:.1f} % (rounds {', '.join(f'{100 * r:.1f}' for r in report['ratios'])})\n"
-        f"host {report['host_milliseconds']:.2f} ms per step outside of the call, of it in the call "
-        f"{report['dispatch_milliseconds']:.2f} ms; waiting for input {100 * report['data_wait_fraction']:.2f} %"
+        f"host {report['host_milliseconds']:.2f} ms per step between calls of the step and "
+        f"{report['dispatch_milliseconds']:.2f} ms to call it; step traced {report['traces']} time(s); "
+        f"waiting for input {100 * report['data_wait_fraction']:.2f} %"
     )
     checkpoint, validation = report["checkpoint"], report["validation"]
     print(

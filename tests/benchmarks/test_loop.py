@@ -19,6 +19,7 @@ def test_loop_and_step_take_turns_in_one_run(tmp_path):
     # the parts of a step of the loop lie within it
     assert 0 < 1e-3 * report["host_milliseconds"] + waited < seconds[0]
     assert 0 < 1e-3 * report["dispatch_milliseconds"] < min(seconds)
+    assert report["traces"] == 1
     assert 0 < report["checkpoint"]["blocked_seconds"] <= report["checkpoint"]["seconds"]
     assert report["validation"]["images"] == 1500
     share = report["validation"]["seconds_per_image"] / (seconds[0] / 4)
