@@ -109,8 +109,9 @@ build() {
 }
 
 unpack_source() {
+  grep '^horovod==' "$launch_dir/hashes.txt" >horovod.txt
   "$python" -m pip --disable-pip-version-check download -d sdist --no-deps --no-binary :all: --no-build-isolation \
-    "horovod==$(pinned horovod)"
+    --require-hashes -r horovod.txt
   # A build rewrites files of the source tree in place, so each one gets a tree of its own.
   mkdir source && tar -xzf sdist/horovod-*.tar.gz -C source --strip-components=1
   # This file holds only the XLA operations, off by default, and does not compile against TensorFlow's headers.

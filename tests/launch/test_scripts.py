@@ -1,6 +1,7 @@
 """All scripts: syntax, lint, help, and the rules of the container and scheduler files."""
 
 import copy
+import re
 import stat
 import subprocess
 from pathlib import Path
@@ -178,6 +179,16 @@ def test_docker_refuses_what_it_cannot_mount(tmp_path):
         result = run(LAUNCH / "docker.sh", wrong, "--dry-run")
         assert result.returncode == 2
         assert len(result.stderr.splitlines()) == 1
+
+
+def test_every_pin_has_hashes():
+    lines = {name: (LAUNCH / name).read_text().splitlines() for name in ("constraints.txt", "hashes.txt")}
+    pins, hashed = ([line for line in text if line and not line.startswith("#")] for text in lines.values())
+    assert {line.partition(" --hash=")[0] for line in hashed} == set(pins)
+    for line in hashed:
+        hashes = line.split(" --hash=")[1:]
+        assert hashes
+        assert all(re.fullmatch("sha256:[0-9a-f]{64}", value) for value in hashes), line
 
 
 def test_every_pinned_requirement_has_a_version():
