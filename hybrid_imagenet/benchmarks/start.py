@@ -79,7 +79,8 @@ def first_step_seconds(launcher: Sequence[str], flags: Sequence[str], timeout: f
     Raises:
       UserError: if the job cannot be started, or ends or takes too long before its first step.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    # Ranks may still be writing when their launcher has gone.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         records, log = Path(folder, "run", "metrics.jsonl"), Path(folder, "log")
         command = [*launcher, *_MAIN, *flags, f"--run_dir={folder}/run", "--log_every_steps=1", "--progress=none"]
         began = time.perf_counter()
