@@ -122,6 +122,11 @@ def test_normalization_arms_are_the_rows_of_the_table():
     assert len(batches) == EPOCHS
     assert len(set(batches)) > EPOCHS // 2
     assert all(64 <= batch <= 312 for batch in batches)
+    fixed = report.plan(rows["sync"], DIGITS, 2)[0]
+    varied = report.plan(rows["random"], DIGITS, 2)
+    assert varied[0].learning_rate == fixed.learning_rate
+    for row in varied[:5]:  # the warmup: one rate per image
+        assert row.learning_rate / row.global_batch == pytest.approx(fixed.learning_rate / fixed.global_batch)
     assert rows["random"].batch_schedule != settings("batch_norm", "random", seed=1).batch_schedule
     assert all(not rows[name].batch_schedule for name in ("last", "moving", "sync"))
 
