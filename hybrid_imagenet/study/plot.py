@@ -52,7 +52,7 @@ def draw(path: pathlib.Path, study: Study, arms: Sequence[ArmResults]) -> None:
     count = max((len(found.finished) for found in arms), default=0)
     seeds = "1 seed" if count == 1 else f"mean and 95 % interval of {count} seeds"
     figure.suptitle(f"{study.title} ({seeds})", fontsize=12)
-    panels[1].legend(loc="lower right", fontsize="small")
+    panels[1].legend(loc="lower right", fontsize="small", framealpha=0.95)
     try:
         figure.savefig(path, dpi=130)
     except OSError as error:
