@@ -26,7 +26,7 @@ class Recipe:
 
 def names() -> list[str]:
     """The names that --recipe takes, sorted."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__))
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
 
 
 def load(name: str) -> Recipe:

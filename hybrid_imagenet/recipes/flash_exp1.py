@@ -1,6 +1,7 @@
 """Experiment 1 of S: batch-size control alone, 34K to 68K at epoch 30."""
 
 from hybrid_imagenet.recipes import Recipe
+from hybrid_imagenet.recipes._sony import CONFIGURATION_A
 
 RECIPE = Recipe(
     name="flash_exp1",
@@ -9,13 +10,7 @@ RECIPE = Recipe(
     hardware="2176 V100 (ABCI)",
     published="75.03 % top-1 in 224 s",
     overrides={
-        "optimizer": "lars",
-        "lars_eps": 1e-06,
-        "lars_eps_rule": "floor",
-        "augmentation": "sony",
-        "allreduce": "torus",
-        "lr_schedule": "sony_a",
-        "warmup_epochs": 34.0,
+        **CONFIGURATION_A,
         "per_gpu_batch": 16,
         "batch_schedule": ("flash_exp1",),
     },

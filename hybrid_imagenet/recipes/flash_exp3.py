@@ -4,6 +4,7 @@ S goes from 16 images on 3456 GPUs to 32 on 2048; on a fixed number, 2048 here, 
 """
 
 from hybrid_imagenet.recipes import Recipe
+from hybrid_imagenet.recipes._sony import CONFIGURATION_B
 
 RECIPE = Recipe(
     name="flash_exp3",
@@ -12,14 +13,7 @@ RECIPE = Recipe(
     hardware="3456 V100 (ABCI)",
     published="74.62 % top-1 in 115 s",
     overrides={
-        "optimizer": "lars",
-        "lars_eps": 1e-06,
-        "lars_eps_rule": "floor",
-        "augmentation": "sony",
-        "allreduce": "torus",
-        "lr_schedule": "sony_b",
-        "warmup_epochs": 5.0,
-        "momentum_rule": "noise_scale",
+        **CONFIGURATION_B,
         "per_gpu_batch": 27,
         "label_smoothing": 0.1,
         "batch_schedule": ("flash_exp3",),

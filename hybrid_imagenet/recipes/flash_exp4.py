@@ -5,6 +5,7 @@ S changes the number of workers up to 4096; with 2176 throughout, a GPU takes 16
 """
 
 from hybrid_imagenet.recipes import Recipe
+from hybrid_imagenet.recipes._sony import CONFIGURATION_A
 
 RECIPE = Recipe(
     name="flash_exp4",
@@ -13,13 +14,7 @@ RECIPE = Recipe(
     hardware="4096 V100 (ABCI)",
     published="75.23 % top-1 in 129 s",
     overrides={
-        "optimizer": "lars",
-        "lars_eps": 1e-06,
-        "lars_eps_rule": "floor",
-        "augmentation": "sony",
-        "allreduce": "torus",
-        "lr_schedule": "sony_a",
-        "warmup_epochs": 34.0,
+        **CONFIGURATION_A,
         "per_gpu_batch": 16,
         "label_smoothing": 0.1,
         "batch_schedule": ("flash_exp4",),

@@ -1,6 +1,6 @@
 """Mixed-precision training with LARS at batch 64K: ResNet-50 of J.
 
-J gives no learning rates; those of MLPerf"s LARS reference for this batch stand in.
+J gives no learning rates; those of MLPerf's LARS reference for this batch stand in.
 """
 
 from hybrid_imagenet.recipes import Recipe

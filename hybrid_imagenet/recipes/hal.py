@@ -1,4 +1,4 @@
-"""The NCSA HAL benchmark: torchvision"s ResNet-50 under distributed data parallel training."""
+"""The NCSA HAL benchmark: torchvision's ResNet-50 under distributed data parallel training."""
 
 from hybrid_imagenet.recipes import Recipe
 

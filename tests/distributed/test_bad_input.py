@@ -1,0 +1,29 @@
+"""Combinations that cannot work end the program with one line that names the flags, and exit code 2."""
+
+import pytest
+
+from tests.distributed import program
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return program.make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--accumulation=2", "--sync_batch_norm"], ["--accumulation", "--sync_batch_norm"]),
+        (["--allreduce=torus", "--torus_grid=3x2"], ["--torus_grid=3x2", "holds 6 ranks, not 1: use 1x1"]),
+        (["--batch_schedule=1:*9"], ["--batch_schedule=1:*9", "make a batch of 72 from epoch 1", "64 training images"]),
+        (["--precision=mixed_float16", "--model=resnet50"], ["--precision=mixed_float16", "--model=resnet50", "GPU"]),
+    ],
+)
+def test_an_impossible_combination_is_one_line(data, tmp_path, flags, words):
+    done = program.train(1, data, tmp_path / "run", *flags, timeout=120)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert done.returncode == 2
+    assert len(lines) == 1, done.stderr
+    assert all(word in lines[0] for word in words), lines
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
