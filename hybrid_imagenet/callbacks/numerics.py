@@ -13,6 +13,8 @@ from hybrid_imagenet.numerics import noise_scale
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 
+_NAMED = 8  # of the layers with non-finite gradients; backpropagation meets the last ones first
+
 
 class NumericsGuard(keras.callbacks.Callback):
     """Adds loss scale, skipped steps and gradient norm to the records; stops a run that only skips.
@@ -37,9 +39,12 @@ class NumericsGuard(keras.callbacks.Callback):
         self._read(logs)
         in_a_row = int(self._optimizer.loss_scale.skipped_in_a_row.numpy())
         if in_a_row >= self._limit:
+            layers = self._optimizer.non_finite()
+            more = f" and {len(layers) - _NAMED} more" if len(layers) > _NAMED else ""
             raise NumericsError(
                 f"step {batch}: the last {in_a_row} steps had non-finite gradients (loss {logs['train_loss']:.4g}, "
-                f"loss scale {logs['loss_scale']:g}); the newest checkpoint is still good: lower --lr, lengthen "
+                f"loss scale {logs['loss_scale']:g}; in {', '.join(layers[-_NAMED:]) or 'none of this step'}{more}, "
+                "last layer last); the newest checkpoint is still good: lower --lr, lengthen "
                 "--warmup_epochs or use --precision=float32, and start again with --resume"
             )
 

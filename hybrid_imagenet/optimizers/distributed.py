@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet.optimizers.average import WeightAverage
@@ -73,6 +74,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
             self.inner.build(list(variables))
             if self.average is not None:
                 self.average.build(variables)
+            # Of the last step's gradients, not part of the state: tells which layers were not finite.
+            self.square_sums = tf.Variable(tf.zeros([len(variables)]), trainable=False, name="square_sums")
             super().build(list(variables))
 
     @property
@@ -128,6 +131,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
             finite = tf.math.is_finite(total)
             unscale = self.loss_scale.inverse()
             self.grad_norm.assign(tf.sqrt(total) * unscale)
+            self.square_sums.assign(square_sums)
 
             def update() -> tf.Tensor:
                 self.inner.apply_reduced(reduced, unscale=unscale, square_sums=square_sums)
@@ -137,6 +141,11 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
             tf.cond(finite, update, lambda: tf.constant(False))
             self.loss_scale.update(finite)
+
+    def non_finite(self) -> list[str]:
+        """The variables whose gradients were not finite in the last step, by path; waits for the device."""
+        finite = np.isfinite(self.square_sums.numpy())
+        return [v.path for v, good in zip(self._trainable_variables, finite, strict=True) if not good]
 
     def _add_square_norms(self, grads: Sequence[tf.Tensor], unscale: tf.Tensor) -> None:
         """Adds a step's square norms, unscaled; a step that is not finite counts as none."""
