@@ -51,7 +51,7 @@ def trained(tmp_path_factory):
         patch.setattr(digits, "_load", lambda: (images[: TRAIN + VALIDATION], labels[: TRAIN + VALIDATION]))
         patch.setattr(digits, "_HELD_OUT", VALIDATION)
         digits.open_digits(folder, "train")
-    ranks = results(2, f"FOLDER, WARMUPS = {str(folder)!r}, {WARMUPS}\n{CODE}", timeout=600)
+    ranks = results(2, f"FOLDER, WARMUPS = {str(folder)!r}, {WARMUPS}\n{CODE}", timeout=1500)
     return folder, ranks
 
 
