@@ -12,6 +12,7 @@ import typing
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
+from hybrid_imagenet import config as configuration
 from hybrid_imagenet.config.options import option, options_of, parse_arguments, parse_value, value_type
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, EXIT_PREEMPTED, UserError
 from hybrid_imagenet.study import cells, plot, running, tables
@@ -153,8 +154,8 @@ def _cells(study: Study, settings: Settings, extra: tuple[str, ...]) -> Iterator
 
 def _target(planned: Sequence[tuple[Arm, int, Cell]]) -> float:
     """The first --target of the runs."""
-    targets = cells.resolved(planned[0][2].flags).get("target") or [TARGET]
-    return float(targets[0])
+    targets = configuration.resolve(planned[0][2].flags).target or (TARGET,)
+    return targets[0]
 
 
 def _line(result: cells.Result, ran: bool) -> str:

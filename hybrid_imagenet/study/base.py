@@ -25,8 +25,6 @@ BASE = (
     f"--target={TARGET}",
 )
 """The hybrid method on the digits, small enough for a hundred runs (docs/studies/README.md tells how it was found)."""
-HOUSEKEEPING = ("--progress=none", f"--checkpoint_every_epochs={EPOCHS}", "--keep=1")
-"""Flags that change nothing about the training."""
 
 
 @dataclasses.dataclass(frozen=True)

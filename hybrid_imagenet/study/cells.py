@@ -17,6 +17,15 @@ from hybrid_imagenet.metrics.standard_logs import read_json
 
 FINISHED, FAILED, DIVERGED, MISSING = "finished", "failed", "diverged", "missing"
 
+WATCHING = frozenset(
+    {
+        *("run_dir", "progress", "log_every_steps", "tensorboard", "histograms", "tracker", "stall_seconds"),
+        *("checkpoint_every_epochs", "checkpoint_every_steps", "checkpoint_every_seconds", "keep", "single_gpu"),
+        *("wire_health_every_steps", "gradient_noise_scale", "profile_steps", "resume"),
+    }
+)
+"""Flags that watch, save or report a training without changing it: equal cells may differ in them."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
@@ -76,10 +85,10 @@ def create(root: pathlib.Path, flags: Sequence[str], ranks: int) -> Cell:
 
 
 def resolved(flags: Sequence[str]) -> dict[str, Any]:
-    """Those settings that differ from the defaults of the hybrid recipe, without the run directory."""
+    """Those settings that differ from the defaults of the hybrid recipe and matter to the training."""
     values: dict[str, Any] = json.loads(configuration.resolve(flags).to_json())
     defaults = json.loads(configuration.resolve(()).to_json())
-    return {name: value for name, value in values.items() if value != defaults[name] and name != "run_dir"}
+    return {name: value for name, value in values.items() if value != defaults[name] and name not in WATCHING}
 
 
 def read(cell: Cell) -> Result:
@@ -121,7 +130,7 @@ def _records(cell: Cell) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str
 def _same_flags(cell: Cell, settings: dict[str, Any]) -> bool:
     """Whether a run had the values that the cell's flags have today; flags that are newer than the run do not count."""
     wanted = json.loads(configuration.resolve(cell.flags).to_json())
-    return all(settings[name] == wanted[name] for name in set(settings) & set(wanted) - {"run_dir"})
+    return all(settings[name] == wanted[name] for name in set(settings) & set(wanted) - WATCHING)
 
 
 def _last_line(path: pathlib.Path) -> str:

@@ -22,6 +22,7 @@ LAUNCHERS = ("mpirun", "horovodrun")
 # As horovodrun starts mpirun, and as launch/local.sh does.
 _MPI_ARGUMENTS = ("--quiet", "--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "^openib", "-bind-to", "none",
                   "-map-by", "slot")  # fmt: skip
+_SAVING = ("--checkpoint_every_epochs=1000000", "--keep=1")  # the state at the end is enough: no run is resumed
 _GRACE_SECONDS = 20.0
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -35,7 +36,7 @@ def command(cell: Cell, launcher: str = "mpirun") -> list[str]:
         arguments = _MPI_ARGUMENTS if launcher == "mpirun" else ()
         start = [_find(launcher), *arguments, "-np", str(cell.ranks)]
     program = [sys.executable, "-m", "hybrid_imagenet.main"]
-    return [*start, *program, *cell.flags, f"--run_dir={cell.run_dir}"]
+    return [*start, *program, *_SAVING, *cell.flags, f"--run_dir={cell.run_dir}"]
 
 
 def _find(launcher: str) -> str:

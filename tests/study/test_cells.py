@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from hybrid_imagenet import config
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.study import cells, running
 from tests.study.support import curve, ended, finish
@@ -41,6 +42,8 @@ def test_a_cell_is_named_after_the_values_of_its_flags(tmp_path, cell):
     assert same.directory == cell.directory
     spelled = cells.create(tmp_path, [*FLAGS, "--momentum=0.9", "--run_dir=/elsewhere"], 2)  # the default
     assert spelled.directory == cell.directory
+    watched = cells.create(tmp_path, [*FLAGS, "--tensorboard", "--keep=5", "--wire_health_every_steps=7"], 2)
+    assert watched.directory == cell.directory
     others = [
         cells.create(tmp_path, [*FLAGS, "--momentum=0.8"], 2),
         cells.create(tmp_path, [*FLAGS, "--seed=2"], 2),
@@ -111,6 +114,20 @@ def test_a_broken_or_unfinished_cell_is_run_again(cell, damage):
     result, ran = running.ensure(cell, Runner(accuracies=[0.8]))
     assert ran
     assert result.summary["val_top1"] == 0.8
+
+
+def test_a_run_that_was_watched_otherwise_is_kept(cell):
+    running.ensure(cell, Runner())
+    path = cell.run_dir / "config.json"
+    content = json.loads(path.read_text())
+    content["flags"] |= {"wire_health_every_steps": 3, "keep": 9, "a_flag_of_former_times": 1}
+    del content["flags"]["lr_power"]
+    path.write_text(json.dumps(content))
+    assert cells.read(cell).status == cells.FINISHED
+
+
+def test_watching_flags_exist():
+    assert set(config.OPTIONS) >= cells.WATCHING
 
 
 def test_a_failed_cell_says_why_and_is_tried_again(cell):
