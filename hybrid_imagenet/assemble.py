@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet import data, models, optimizers
+from hybrid_imagenet import __version__, data, models, optimizers
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import Config, derived
 from hybrid_imagenet.data import device, pipeline
@@ -140,6 +141,25 @@ def evaluation_crop(config: Config) -> float:
     if config.eval_crop is not None:
         return config.eval_crop
     return 1.0 if config.augmentation == "digits" else 0.875
+
+
+def mean_over_ranks(communicator: Communicator) -> Callable[[float], float]:
+    """Averages a number over all ranks, which all call it."""
+    return lambda own: sum(communicator.allgather_object(own)) / communicator.size
+
+
+def description(config: Config, source: Source) -> dict[str, Any]:
+    """What a checkpoint says of its run, JSON-ready: all that is needed to use it without the run's flags."""
+    return {
+        "model": config.model,
+        "num_classes": source.num_classes,
+        "class_names": list(source.class_names),
+        "image_size": config.image_size,
+        "batch_norm_epsilon": config.batch_norm_epsilon,
+        "crop_fraction": evaluation_crop(config),
+        "optimizer": config.optimizer,
+        "version": __version__,
+    }
 
 
 def run_path(config: Config) -> pathlib.Path:

@@ -152,6 +152,12 @@ class CheckpointStore:
                 "make room or access and start again with --resume"
             )
 
+    def remove_after(self, step: int) -> None:
+        """Removes the checkpoints of later steps, to which the run must not go back."""
+        for path in self.paths():
+            if int(path.stem.removeprefix("step-")) > step:
+                path.unlink(missing_ok=True)
+
     def newest_good(self, report: Callable[[str], None]) -> Checkpoint | None:
         """The newest checkpoint that can be read; `report` is told of each damaged one that is passed over."""
         for checkpoint in self._readable(report):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import pathlib
 import sys
 import time
 from collections.abc import Mapping
@@ -15,6 +17,7 @@ from hybrid_imagenet.checkpoint import Checkpoint, CheckpointStore
 from hybrid_imagenet.config import Config
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.metrics import jsonl, live, standard_logs, summary, trackers
+from hybrid_imagenet.sessions import Rollback
 
 
 class Recording:
@@ -29,8 +32,15 @@ class Recording:
       single_gpu: images per second of one GPU alone (--single_gpu), or None.
     """
 
-    def __init__(self, config: Config, rank: int, size: int, note: str = ""):
-        """Creates or re-opens the run directory on rank 0; `note` is shown when the run begins.
+    def __init__(self, config: Config, rank: int, size: int, note: str = "", held: pathlib.Path | None = None):
+        """Creates or re-opens the run directory on rank 0.
+
+        Args:
+          config: names the directory, and what else is recorded and shown.
+          rank: of this process.
+          size: number of ranks.
+          note: shown when the run begins.
+          held: the directory of the run under way, when the ranks have changed.
 
         Raises:
           UserError: if it cannot be used.
@@ -38,9 +48,10 @@ class Recording:
         self._config = config
         self._note = note
         self.single_gpu = summary.single_gpu_speed(config.single_gpu) if config.single_gpu else None
-        self._directory = _open(config) if rank == 0 else None
+        self._directory = _open(config, held) if rank == 0 else None
         self.path = self._directory.path if self._directory is not None else None
         self._rank = rank
+        self._handler: logging.Handler | None = None
         self.board: trackers.TensorBoard | None = None
         self.view = self._make_view(rank, size)
         self.writer: jsonl.MetricsWriter | None = None
@@ -68,6 +79,33 @@ class Recording:
             self.view.message(f"no checkpoint in {self._directory.path}: starting from the beginning")
         return checkpoint
 
+    def last_good_checkpoint(self, rollback: Rollback) -> Checkpoint | None:
+        """The checkpoint to roll back to, on rank 0; None for the beginning. Later ones are removed."""
+        if self.store is None:
+            return None
+        self.store.remove_after(rollback.good_step)
+        return self.store.newest_good(self.view.message)
+
+    def rolled_back(self, rollback: Rollback, step: int, factor: float) -> None:
+        """Records and shows a rollback to `step`, after which all learning rates are `factor` times the schedule's."""
+        if self.writer is None:
+            return
+        self.writer.write(
+            {
+                "kind": "rollback",
+                "step": step,
+                "seconds": rollback.seconds,
+                "train_loss": rollback.loss,
+                "diverged_step": rollback.step,
+                "rollbacks": rollback.count,
+                "learning_rate_factor": factor,
+            }
+        )
+        self.view.message(
+            f"training diverged at step {rollback.step} (loss {rollback.loss:.4g}): back to step {step}, "
+            f"learning rates times {factor:g}"
+        )
+
     def start(self, facts: Mapping[str, Any], info: Mapping[str, Any], seconds: float) -> None:
         """Writes config.json and opens metrics.jsonl.
 
@@ -78,7 +116,8 @@ class Recording:
         """
         log = logging.getLogger("hybrid_imagenet")
         log.setLevel(logging.INFO if self._rank == 0 else logging.WARNING)
-        log.addHandler(_ToView(self.view, self._rank))
+        self._handler = _ToView(self.view, self._rank)
+        log.addHandler(self._handler)
         if self._directory is None:
             return
         flags = _shown(self._config)
@@ -129,6 +168,20 @@ class Recording:
         self.view.run_finished(values)
         self.view.message(f"results: {self._directory.path}")
 
+    def interrupt(self) -> None:
+        """Lets go of the run's files, so that another process can go on with them as rank 0."""
+        if self._handler is not None:
+            logging.getLogger("hybrid_imagenet").removeHandler(self._handler)
+        if self._directory is None:
+            return
+        self.view.run_finished()
+        if self.writer is not None:
+            self.writer.close()
+        if self.store is not None:
+            with contextlib.suppress(UserError):  # the next rank 0 meets the same disk
+                self.store.wait()
+        self._directory.release()
+
     def _make_view(self, rank: int, size: int) -> live.View:
         view = live.make_view(_view_mode(self._config, rank, size), sys.stdout, self._config.epochs)
         sinks = [view]
@@ -160,7 +213,9 @@ class _ToView(logging.Handler):
         self._view.message(record.getMessage(), self._rank or None)
 
 
-def _open(config: Config) -> run_dir.RunDirectory:
+def _open(config: Config, held: pathlib.Path | None) -> run_dir.RunDirectory:
+    if held is not None:
+        return run_dir.RunDirectory(held, resume=True)
     path = assemble.run_path(config)
     if config.run_dir is None:
         path = run_dir.newest_name(path) if config.resume else run_dir.free_name(path)

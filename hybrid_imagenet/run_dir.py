@@ -49,6 +49,10 @@ class RunDirectory:
             raise UserError(f"--run_dir={self.path} is in use by another run: wait for it or give another") from None
         return file
 
+    def release(self) -> None:
+        """Gives up the lock."""
+        self._lock.close()
+
     def write_json(self, name: str, values: object) -> pathlib.Path:
         """Writes a JSON file of the run, replacing an older one atomically.
 

@@ -21,6 +21,9 @@ class RunState:
       seconds: wall time of earlier sessions and this one up to the last record, in seconds.
       best_top1: the best validation top-1 so far, a fraction.
       hyper: the schedule's values of the last step; empty before the first.
+      running_loss: the running value of the training loss; None before the first look, or if it is not watched.
+      good_step: the newest step whose weights were found good.
+      rollbacks: how often the run has gone back to a checkpoint.
       stop: why the loop ends early: "", "preempted" or "target".
     """
 
@@ -31,6 +34,9 @@ class RunState:
     seconds: float = 0.0
     best_top1: float = 0.0
     hyper: dict[str, float] = dataclasses.field(default_factory=dict)
+    running_loss: float | None = None
+    good_step: int = 0
+    rollbacks: int = 0
     stop: str = ""
 
     def to_dict(self) -> dict[str, Any]:

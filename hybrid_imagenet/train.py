@@ -9,12 +9,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet import __version__, assemble, automatic_batch, hardware
+from hybrid_imagenet import assemble, automatic_batch, hardware, sessions
 from hybrid_imagenet.callbacks.averaging import AveragedWeights
 from hybrid_imagenet.callbacks.batch_norm import BatchNormSync, PreciseStatistics
 from hybrid_imagenet.callbacks.broadcast import BroadcastInitialState
 from hybrid_imagenet.callbacks.checkpoints import CheckpointCallback
 from hybrid_imagenet.callbacks.costs import Costs, WireHealthLog
+from hybrid_imagenet.callbacks.divergence import DivergedError, DivergenceGuard
 from hybrid_imagenet.callbacks.facts import EpochFacts
 from hybrid_imagenet.callbacks.histograms import Histograms, distributions
 from hybrid_imagenet.callbacks.logs import RecordLog
@@ -32,6 +33,7 @@ from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.loop import Loop
 from hybrid_imagenet.models import normalization
+from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.recording import Recording
 from hybrid_imagenet.restore import restore_arrays, restore_sums
 from hybrid_imagenet.state import RunState
@@ -58,11 +60,21 @@ def run(config: Config, communicator: Communicator, session: type[Session] | Non
     config, note = automatic_batch.settle(
         config, communicator, precision, train_source.num_classes, train_source.num_examples
     )
-    with _together(communicator):
-        checks.check_data(config, train_source.num_examples, communicator.size)
-        recording = Recording(config, communicator.rank, communicator.size, note)
-    kind = session or Session
-    return kind(config, communicator, recording, precision, train_source, validation_source).run()
+
+    def begin(rollback: sessions.Rollback | None) -> str:
+        with _together(communicator):
+            checks.check_data(config, train_source.num_examples, communicator.size)
+            held = rollback.run_dir if rollback else None
+            recording = Recording(config, communicator.rank, communicator.size, note, held)
+        parts = config, communicator, recording, precision, train_source, validation_source
+        try:
+            return (session or Session)(*parts, rollback).run()
+        except DivergedError as error:
+            recording.interrupt()
+            error.run_dir = recording.path
+            raise
+
+    return sessions.run(begin, config.rollback)
 
 
 @contextlib.contextmanager
@@ -87,11 +99,13 @@ class Session:
         precision: str,
         train_source: Source,
         validation_source: Source,
+        rollback: sessions.Rollback | None = None,
     ):
-        """Builds the parts; the same on every rank."""
+        """Builds the parts; the same on every rank. With `rollback` it goes on from the last good checkpoint."""
         self.config = config
         self.communicator = communicator
         self.recording = recording
+        self.rollback = rollback
         self.validation_source = validation_source
         self.state = RunState()
         self.watchdog = Watchdog(communicator, config.stall_seconds)
@@ -135,21 +149,9 @@ class Session:
     def run(self) -> str:
         """Restores, trains, sums up."""
         self.watchdog.start()
-        with _together(self.communicator):
-            checkpoint = self.recording.find_checkpoint()
-        self._share_state(checkpoint)
-        with _together(self.communicator):
-            if checkpoint is not None:
-                restore_arrays(checkpoint, self.variables())
-            self.recording.start(self.facts, self._info(), self.state.seconds)
-        if self.state.step:
-            self.recording.announce(self._resumed())
-        control = Control(self.config.checkpoint_every_seconds if self.communicator.rank == 0 else None)
-        control.install_signal_handlers()
         try:
-            self._loop(control).run()
+            self._train()
         finally:
-            control.restore_signal_handlers()
             self.watchdog.stop()
         self.recording.finish(
             world_size=self.communicator.size,
@@ -158,6 +160,31 @@ class Session:
             stop=self.state.stop,
         )
         return self.state.stop
+
+    def _train(self) -> None:
+        with _together(self.communicator):
+            checkpoint = self._find_checkpoint()
+        self._share_state(checkpoint)
+        with _together(self.communicator):
+            if checkpoint is not None:
+                restore_arrays(checkpoint, self.variables())
+            self.recording.start(self.facts, self._info(), self.state.seconds)
+        if self.rollback:
+            self.recording.rolled_back(self.rollback, self.state.step, self._rate_factor())
+        if self.state.step:
+            self.recording.announce(self._resumed())
+        control = Control(self.config.checkpoint_every_seconds if self.communicator.rank == 0 else None)
+        control.install_signal_handlers()
+        try:
+            self._loop(control).run()
+        finally:
+            control.restore_signal_handlers()
+
+    def _find_checkpoint(self) -> Checkpoint | None:
+        """What to restore on this rank."""
+        if self.rollback:
+            return self.recording.last_good_checkpoint(self.rollback)
+        return self.recording.find_checkpoint()
 
     def variables(self) -> dict[str, keras.Variable]:
         """Everything that training changes, by a stable name."""
@@ -171,12 +198,19 @@ class Session:
         meta = self.communicator.broadcast_object(checkpoint.meta if checkpoint else None)
         if meta is not None:
             self.state = RunState.from_dict(meta["state"])
-            self.optimizer.inner.enter_phase(self.state.hyper["phase"])
-            self.optimizer.inner.hyper.assign(self.state.hyper)
+            if self.state.hyper:
+                self.optimizer.inner.enter_phase(self.state.hyper["phase"])
+                self.optimizer.inner.hyper.assign(self.state.hyper)
             rank, size = self.communicator.rank, self.communicator.size
             self.step.sums.restore(restore_sums(meta["epoch_sums"], rank, size))
             if len(meta["square_norms"]) == size:  # on other ranks the estimate of the epoch begins anew
                 self.optimizer.square_norms.assign(meta["square_norms"][rank])
+        if self.rollback:
+            self.state.rollbacks, self.state.seconds = self.rollback.count, self.rollback.seconds
+        self.schedule = schedules.scaled(self.schedule, self._rate_factor())
+
+    def _rate_factor(self) -> float:
+        return float(self.config.rollback_lr_factor**self.state.rollbacks)
 
     def _info(self) -> dict[str, Any]:
         """What the view knows beforehand."""
@@ -231,6 +265,9 @@ class Session:
         if config.histograms and recording.board is not None:
             tags = distributions(self.optimizer.inner, self.model.trainable_variables)
             histograms = [Histograms(recording.board.histogram, tags)]
+        divergence = []
+        if config.divergence_factor is not None:
+            divergence = [DivergenceGuard(self.state, config.divergence_factor, assemble.mean_over_ranks(communicator))]
         log = [RecordLog(recording.writer, recording.view)] if recording.writer is not None else []
         checkpoints = CheckpointCallback(
             store=recording.store,
@@ -241,6 +278,7 @@ class Session:
             every_epochs=config.checkpoint_every_epochs,
             every_steps=config.checkpoint_every_steps,
             last_epoch=config.epochs,
+            save_first=self.rollback is not None,
         )
         return [
             *profiler,
@@ -252,6 +290,7 @@ class Session:
             EpochFacts(self.data.facts),
             MetricAverage(communicator.allreduce_sum),
             NumericsGuard(self.optimizer, config.max_skipped_steps),
+            *divergence,
             TrustRatioLog(self.optimizer.inner, self.model.trainable_variables),
             *noise,
             WeightCheck(communicator.allgather_object, self.model.trainable_variables),
@@ -291,17 +330,10 @@ class Session:
     def _checkpoint_meta(self) -> Mapping[str, Any]:
         sums = self.step.sums.read()
         return {
-            "model": self.config.model,
-            "num_classes": self.data.source.num_classes,
-            "class_names": list(self.data.source.class_names),
-            "image_size": self.config.image_size,
-            "batch_norm_epsilon": self.config.batch_norm_epsilon,
-            "crop_fraction": assemble.evaluation_crop(self.config),
-            "optimizer": self.config.optimizer,
+            **assemble.description(self.config, self.data.source),
             "world_size": self.communicator.size,
             "epoch_sums": self.communicator.allgather_object([sums.loss, sums.top1, sums.top5, sums.count]),
             "square_norms": self.communicator.allgather_object(self.optimizer.square_norms.numpy().tolist()),
-            "version": __version__,
         }
 
     def _global_batch(self) -> int:

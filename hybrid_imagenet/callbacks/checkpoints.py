@@ -30,6 +30,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         every_epochs: int,
         every_steps: int | None,
         last_epoch: int,
+        save_first: bool = False,
     ):
         """Takes what to save and when.
 
@@ -42,6 +43,7 @@ class CheckpointCallback(keras.callbacks.Callback):
           every_epochs: epochs between checkpoints; the last epoch is always saved.
           every_steps: also save after so many steps.
           last_epoch: number (from 1) of the last epoch.
+          save_first: also save what training starts from.
         """
         super().__init__()
         self._store = store
@@ -52,8 +54,15 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._every_epochs = every_epochs
         self._every_steps = every_steps
         self._last_epoch = last_epoch
+        self._save_first = save_first
         self._saved = (state.step, state.finished_epochs)
         self._seconds = 0.0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Saves what training starts from, if asked to."""
+        if self._save_first:
+            self._saved = (-1, -1)
+            self.save()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves after a step where it is due."""

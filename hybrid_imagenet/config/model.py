@@ -49,6 +49,13 @@ class Model:
     max_skipped_steps: int = option(
         50, "Stop after so many skipped steps in a row (non-finite gradients).", unit="steps", minimum=1
     )
+    divergence_factor: float | None = option(
+        None, "Training has diverged when its loss is above so many times its running value; default never.", minimum=1
+    )
+    rollback: int = option(
+        0, "At divergence go back to the last good checkpoint, at most so many times; then stop.", minimum=0
+    )
+    rollback_lr_factor: float = option(0.1, "Factor on all learning rates after each rollback.", minimum=0, maximum=1)
     xla: bool = option(
         False, "Compile forward and backward with XLA; gradients are then reduced after them, not beside them."
     )

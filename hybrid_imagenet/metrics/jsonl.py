@@ -1,8 +1,8 @@
 """`metrics.jsonl`: one JSON object per line, the source of truth of a run. Every other log and report is made from it.
 
-A record has the key `kind`: `step` (every --log_every_steps steps) or `epoch` (one per pass over the training set,
-with the validation's results when there was one). Values that are not finite are written as null, as JSON has no word
-for them.
+A record has the key `kind`: `step` (every --log_every_steps steps), `epoch` (one per pass over the training set, with
+the validation's results when there was one) or `rollback` (training had diverged and went back to this step). Values
+that are not finite are written as null, as JSON has no word for them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from hybrid_imagenet.errors import UserError
 
 KEYS: Mapping[str, str] = {
-    "kind": "`step` or `epoch`",
+    "kind": "`step`, `epoch` or `rollback`",
     "epoch": "epochs finished (epoch records), or the epoch under way, from 1 (step records)",
     "step": "optimizer steps done since the start of the run",
     "position": "fractional epochs done",
@@ -59,10 +59,13 @@ KEYS: Mapping[str, str] = {
     "grad_norm": "Euclidean norm of the averaged, unscaled gradient",
     "noise_scale": "gradient noise scale in images, if it is measured",
     "trust_ratios": "LARS trust ratio by layer",
+    "diverged_step": "step at which training was found to have diverged (rollback records)",
+    "rollbacks": "rollbacks so far (rollback records)",
+    "learning_rate_factor": "factor on all learning rates from here on (rollback records)",
 }
 """What each key means. A record may hold other keys too; readers pass over those that they do not know."""
 
-KINDS = ("step", "epoch")
+KINDS = ("step", "epoch", "rollback")
 
 
 def clean(value: Any) -> Any:
@@ -104,7 +107,7 @@ class MetricsWriter:
         """Appends a record.
 
         Raises:
-          ValueError: if `kind` is neither step nor epoch.
+          ValueError: if `kind` is not one of `KINDS`.
           UserError: if the disk does not take it.
         """
         if record.get("kind") not in KINDS:

@@ -245,6 +245,13 @@ def rule(optimizer: str, phase: float) -> str:
     return {"adabound": "AdaBound", "sgd": "SGD", "lars": "LARS"}[optimizer]
 
 
+def scaled(schedule: Schedule, factor: float) -> Schedule:
+    """The schedule with all learning rates times `factor`: of SGD, and the one at which the warmup's bounds close."""
+    if factor == 1.0:
+        return schedule
+    return dataclasses.replace(schedule, rate=lambda e: factor * schedule.rate(e), peak=factor * schedule.peak)
+
+
 def _require(*choices: tuple[str, Sequence[str]]) -> None:
     for value, allowed in choices:
         if value not in allowed:

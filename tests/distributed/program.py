@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,9 +40,12 @@ def make_data(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def command(ranks: int, *flags: str) -> list[str]:
-    start = [str(MPIRUN), "--quiet", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)] if ranks > 1 else []
-    return [*start, sys.executable, "-m", "hybrid_imagenet.main", *flags]
+MAIN = ("-m", "hybrid_imagenet.main")
+
+
+def command(ranks: int, *flags: str, start: Sequence[str] = MAIN) -> list[str]:
+    launcher = [str(MPIRUN), "--quiet", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)] if ranks > 1 else []
+    return [*launcher, sys.executable, *start, *flags]
 
 
 def environment() -> dict[str, str]:
@@ -53,10 +57,17 @@ def environment() -> dict[str, str]:
     }
 
 
-def train(ranks: int, data: pathlib.Path, run_dir: pathlib.Path, *flags: str, timeout: float = 240):
+def train(
+    ranks: int,
+    data: pathlib.Path,
+    run_dir: pathlib.Path,
+    *flags: str,
+    timeout: float = 240,
+    start: Sequence[str] = MAIN,
+):
     """Runs to the end; returns the finished process."""
     return subprocess.run(
-        command(ranks, *FLAGS, f"--data_dir={data}", f"--run_dir={run_dir}", *flags),
+        command(ranks, *FLAGS, f"--data_dir={data}", f"--run_dir={run_dir}", *flags, start=start),
         env=environment(),
         cwd=ROOT,
         capture_output=True,

@@ -1,0 +1,105 @@
+"""The training program, killed with all its ranks at a named moment: `python -m tests.reliability.killed_at MOMENT N`.
+
+Everything is SIGKILL: rank 0 kills the launcher, the other ranks and itself when the moment comes, in or after step N.
+The words that follow are the program's flags.
+"""
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+
+from hybrid_imagenet import comm, main
+from tests.reliability import processes
+
+MOMENTS = (
+    *("in step", "in checkpoint", "before rename", "in batch norm synchronization", "in validation"),
+    *("at phase switch", "before epoch record", "after epoch record"),
+)
+
+
+def kill() -> None:
+    """Ends everything at once."""
+    launcher = os.getppid()
+    ranks = processes.children(launcher)
+    os.kill(launcher, signal.SIGKILL)
+    for process in (*(r for r in ranks if r != os.getpid()), os.getpid()):
+        os.kill(process, signal.SIGKILL)
+    time.sleep(60)
+
+
+def wrap(owner, name, before=None, after=None) -> None:
+    """Calls `before` or `after` with the arguments of a method, around it."""
+    method = getattr(owner, name)
+
+    def wrapped(*arguments, **options):
+        if before:
+            before(*arguments)
+        result = method(*arguments, **options)
+        if after:
+            after(*arguments)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def arm(moment: str, number: int) -> None:
+    """Prepares rank 0 to kill."""
+    import pathlib
+
+    from hybrid_imagenet.callbacks.batch_norm import BatchNormSync
+    from hybrid_imagenet.callbacks.logs import RecordLog
+    from hybrid_imagenet.loop import Loop
+    from hybrid_imagenet.optimizers.hybrid import Hybrid
+    from hybrid_imagenet.validation import Validation
+
+    loops = []
+    wrap(Loop, "run", before=loops.append)
+
+    def due(*_) -> None:
+        if loops and loops[0].state.step >= number:
+            kill()
+
+    def due_when_writing(*_) -> None:
+        if threading.current_thread().name == "checkpoint":
+            due()
+
+    def due_soon(loop, *_) -> None:
+        if loop.state.step >= number:
+            threading.Timer(random.Random(number).random() * 0.2, kill).start()
+
+    if moment == "in step":
+        wrap(Loop, "_one_step", before=due_soon)
+    elif moment == "in checkpoint":
+        wrap(os, "fsync", before=due_when_writing)
+    elif moment == "before rename":
+        wrap(pathlib.Path, "replace", before=due_when_writing)
+    elif moment == "in batch norm synchronization":  # the others wait in it
+        wrap(BatchNormSync, "_merge", before=due)
+    elif moment == "in validation":
+        wrap(Validation, "run", before=lambda *_: loops[0].state.step >= number and threading.Timer(0.05, kill).start())
+    elif moment == "at phase switch":
+        wrap(Hybrid, "enter_phase", after=due)
+    else:
+        wrap(RecordLog, "on_epoch_end", **{moment.split()[0]: due})
+
+
+def run() -> None:
+    """Starts the program with the moment armed."""
+    moment, number = sys.argv[1], int(sys.argv[2])
+    start = comm.start
+
+    def started(settings):
+        communicator = start(settings)
+        if communicator.rank == 0:
+            arm(moment, number)
+        return communicator
+
+    comm.start = started
+    sys.exit(main.main(sys.argv[3:]))
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,32 @@
+"""Divergence for real: two ranks whose learning rate is far too high go back, and finish with a lower one."""
+
+from tests.distributed import program
+
+FLAGS = ("--optimizer=sgd", "--lr=40", "--log_every_steps=1", "--checkpoint_every_steps=1", "--divergence_factor=8")
+FACTOR = 1e-3
+
+
+def test_a_diverged_run_goes_back_and_on_with_a_lower_rate(tmp_path):
+    data, run_dir = program.make_data(tmp_path / "data"), tmp_path / "run"
+    rollback = ("--rollback=2", f"--rollback_lr_factor={FACTOR}")
+    done = program.train(2, data, run_dir, *FLAGS, *rollback)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = program.records(run_dir)
+    [back] = [r for r in records if r["kind"] == "rollback"]
+    assert back["rollbacks"] == 1
+    assert back["learning_rate_factor"] == FACTOR
+    assert back["step"] < back["diverged_step"] <= 12
+    assert done.stdout.count("training diverged at step") == 1
+    epochs = [r for r in records if r["kind"] == "epoch"]
+    assert [(r["epoch"], r["step"]) for r in epochs] == [(1, 4), (2, 8), (3, 12)]
+    assert epochs[-1]["train_loss"] < 12
+    rate = epochs[0]["learning_rate"]
+    assert rate <= 2 * 40 * FACTOR
+    # The lower rate is part of the checkpoint: a run that is resumed keeps it, here on one rank.
+    done = program.train(1, data, run_dir, *FLAGS, *rollback, "--epochs=4", "--resume", "--lr_decay=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = program.records(run_dir)[-1]
+    assert last["learning_rate"] == 40 * FACTOR
+    done = program.train(1, data, tmp_path / "stops", *FLAGS)
+    assert done.returncode == 3
+    assert "training has diverged; lower --lr" in done.stderr
