@@ -42,10 +42,12 @@ class WireHealth:
     def __init__(self, names: Sequence[str], elements: Sequence[int], every: int) -> None:
         """Counts gradients of these names and numbers of elements at every `every`-th step, from the first on."""
         self._names, self._elements, self._every = list(names), list(elements), every
+        # Made while the step is traced: a tf.function that sees variables appear would be traced a second time.
+        apart = {"trainable": False, "experimental_enable_variable_lifting": False}
         with tf.device("CPU:0"):
-            self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
-            self._counts = tf.Variable(tf.zeros([len(names), 4], tf.int64), trainable=False)
-            self._counted = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self._step = tf.Variable(0, dtype=tf.int64, **apart)
+            self._counts = tf.Variable(tf.zeros([len(names), 4], tf.int64), **apart)
+            self._counted = tf.Variable(0, dtype=tf.int64, **apart)
 
     def observe(self, scaled: Sequence[tf.Tensor], wires: Sequence[str]) -> None:
         """Adds this step's counts, if it is one of those to be counted.

@@ -81,6 +81,7 @@ out["health"] = [
     [h.name, h.elements, h.overflow, h.underflow, h.nonfinite, h.zeros, h.first_rank] for h in r.wire_health()
 ]
 out["again"] = sum(h.elements for h in r.wire_health())
+out["traces"] = step.experimental_get_tracing_count()
 """
 
 
@@ -130,6 +131,7 @@ def test_extreme_values_meet_the_same_fate_on_all_ranks(outcomes):
 
 def test_the_health_of_the_wire_names_layer_and_rank(outcomes):
     for out in outcomes:
+        assert out["traces"] == 1  # though the counters are made on the way
         health = {row[0]: row[1:] for row in out["health"]}
         assert set(health) == {"a", "b", "c", "d", "e", "keep"}
         assert [health[name].pop(4) for name in sorted(health)] == [0, 0, 0, 2 * 3, 0, 0]  # zeros as computed
