@@ -229,11 +229,11 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         )
     if summary.get("skipped_steps") or summary.get("gradient_overflow"):
         text.append(f"{summary['skipped_steps']} steps skipped for gradients that were not finite")
-    if summary.get("gradient_elements"):
-        shares = [summary[key] / summary["gradient_elements"] for key in _GRADIENTS[1:]]
+    lost = [summary.get(key) or 0 for key in ("gradient_overflow", "gradient_underflow")]
+    if any(lost):
+        shares = [_percent(count / summary["gradient_elements"]) for count in lost]
         text.append(
-            "gradient values, where they were counted: {} overflowed, {} vanished on the wire, {} were zero "
-            "as computed".format(*map(_percent, shares))
+            f"gradient values, where they were counted: {shares[0]} overflowed, {shares[1]} vanished on the wire"
         )
     for goal in summary["targets"]:
         name = f"{goal['metric'].removeprefix('val_').replace('top', 'top-')} {_percent(goal['target'])}"

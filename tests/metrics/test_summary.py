@@ -63,10 +63,9 @@ def test_what_gradients_lost_is_added_up_and_told():
     assert [result[f"gradient_{key}"] for key in ("elements", "overflow", "underflow", "zeros")] == [1000, 2, 100, 50]
     text = summary.lines(result)
     assert "3 steps skipped for gradients that were not finite" in text
-    assert (
-        "gradient values, where they were counted: 0.20 % overflowed, 10.00 % vanished on the wire, 5.00 % were zero "
-        "as computed"
-    ) in text
+    assert "gradient values, where they were counted: 0.20 % overflowed, 10.00 % vanished on the wire" in text
+    result |= {"gradient_overflow": 0, "gradient_underflow": 0}
+    assert not [line for line in summary.lines(result) if "gradient values" in line]
 
 
 def test_target_not_reached_leaves_every_criterion_open():
