@@ -28,13 +28,14 @@ def settle(flags, examples=1500, ranks=None):
 
 
 def test_a_real_network_within_a_memory_limit():
-    settled, note = settle(["--memory_limit_gb=1.2", "--ema_decay=0.9"])
+    limit = 1.6  # TensorFlow alone takes 0.8 to 1.1, as it was installed
+    settled, note = settle([f"--memory_limit_gb={limit}", "--ema_decay=0.9"])
     tried = {int(b): float(gb) for b, gb in re.findall(r"(\d+): ([\d.]+) GB", note)}
     batch = settled.per_gpu_batch
     assert batch % 8 == 0 and batch in tried
-    assert tried[batch] <= 1.21
-    assert batch == 1496 or tried[batch + 8] >= 1.19
-    assert f"--per_gpu_batch=auto: {batch} images within 1.2 GB" in note
+    assert tried[batch] <= limit + 0.01
+    assert batch == 1496 or tried[batch + 8] >= limit - 0.01
+    assert f"--per_gpu_batch=auto: {batch} images within {limit} GB" in note
     assert json.loads(settled.to_json())["per_gpu_batch"] == batch
 
 
