@@ -14,7 +14,7 @@ set -euo pipefail
 
 BUILD_GB=2
 # Part of the wheel's name: raise it when the way of building changes.
-BUILD_REVISION=2
+BUILD_REVISION=3
 
 # pinned NAME: its version in constraints.txt.
 pinned() { sed -n "s/^$1==\([^ ;]*\).*/\1/p" "$launch_dir/constraints.txt" | head -n 1; }
@@ -114,23 +114,7 @@ unpack_source() {
     --require-hashes -r horovod.txt
   # A build rewrites files of the source tree in place, so each one gets a tree of its own.
   mkdir source && tar -xzf sdist/horovod-*.tar.gz -C source --strip-components=1
-  # This file holds only the XLA operations, off by default, and does not compile against TensorFlow's headers.
-  [[ -s source/horovod/tensorflow/xla_mpi_ops.cc ]] || die "xla_mpi_ops.cc: not in this version of Horovod's source"
-  : >source/horovod/tensorflow/xla_mpi_ops.cc
-  # TensorFlow no longer exports the function that gives a stream's CUDA handle, so a GPU build links and then does not
-  # load. The stream's own interface has the handle; define the function with it.
-  cat >>source/horovod/tensorflow/mpi_ops.cc <<'SOURCE'
-
-#if HAVE_GPU
-namespace stream_executor {
-namespace gpu {
-GpuStreamHandle AsGpuStreamValue(Stream* stream) {
-  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);
-}
-} // namespace gpu
-} // namespace stream_executor
-#endif
-SOURCE
+  "$python" "$launch_dir/mend_horovod.py" source
 }
 
 compile() {

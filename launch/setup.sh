@@ -61,7 +61,8 @@ main() {
 
 # fingerprint KIND: changes whenever the environment must be brought up to date.
 fingerprint() {
-  local files=("$launch_dir/constraints.txt" "$launch_dir/hashes.txt" "$launch_dir/setup.sh" "$launch_dir/horovod_wheel.sh" "$root_dir/setup.py")
+  local files=("$launch_dir/constraints.txt" "$launch_dir/hashes.txt" "$launch_dir/setup.sh" "$launch_dir/horovod_wheel.sh"
+    "$launch_dir/mend_horovod.py" "$root_dir/setup.py")
   printf 'kind %s\ncheckout %s\nfiles %s\n' "$1" "$root_dir" "$(cat "${files[@]}" | cksum)"
 }
 

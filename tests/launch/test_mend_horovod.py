@@ -1,0 +1,59 @@
+"""The changes to Horovod's source: all or one line that says why not."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.launch.shell import LAUNCH
+
+PROGRAM = LAUNCH / "mend_horovod.py"
+
+
+def mend(folder):
+    return subprocess.run([sys.executable, str(PROGRAM), str(folder)], capture_output=True, text=True)
+
+
+@pytest.fixture
+def changes():
+    """What the program changes, from its own text."""
+    names = {}
+    exec(compile(PROGRAM.read_text().partition("def main")[0], str(PROGRAM), "exec"), names)
+    return names["CHANGES"]
+
+
+def make_source(folder, changes):
+    for name, text, _ in changes:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(f"before {text} after\n")
+
+
+def test_every_change_is_made(tmp_path, changes):
+    make_source(tmp_path, changes)
+    done = mend(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name, text, replacement in changes:
+        content = (tmp_path / name).read_text()
+        assert replacement in content
+        assert not (text not in ("", "$") and f"before {text} after" in content)
+    assert (tmp_path / "horovod/tensorflow/xla_mpi_ops.cc").read_text() == ""
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_another_version_is_refused_in_one_line(tmp_path, changes, number):
+    make_source(tmp_path, changes)
+    name, text, _ = [change for change in changes if change[1] not in ("", "$")][number]
+    path = tmp_path / name
+    path.write_text(path.read_text().replace(text, text * 2))
+    done = mend(tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert f"error: {name} is not as in Horovod 0.28.1" in done.stderr
+
+
+def test_a_file_that_is_missing_is_named(tmp_path):
+    done = mend(tmp_path)
+    assert done.returncode == 1
+    assert "xla_mpi_ops.cc" in done.stderr
