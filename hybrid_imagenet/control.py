@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import signal
 import threading
@@ -21,22 +22,24 @@ class Verdict:
 
     stop: bool
     save: bool
+    regroup: bool
 
 
 class Control:
     """Collects this rank's requests and carries them in a small vector that each step adds up over ranks.
 
     A first SIGTERM, SIGINT or SIGUSR1 asks for a stop after the current step; a second ends the process at once.
+    A change of hosts asks elastic ranks to regroup.
     """
 
     def __init__(self, save_every_seconds: float | None = None):
         """Without `save_every_seconds` no checkpoint is asked for by time; pass it on one rank only."""
-        self._stop = False
+        self._stop = self._regroup = False
         self._save_every_seconds = save_every_seconds
         self._last_save = time.monotonic()
         self._previous: dict[int, object] = {}
-        # One constant for each of the four words, so that a step issues no host-to-device copy of its own.
-        self._words = {(s, c): tf.constant([s, c], tf.int32) for s in (0, 1) for c in (0, 1)}
+        # One constant for each of the eight words, so that a step issues no host-to-device copy of its own.
+        self._words = {bits: tf.constant(bits, tf.int32) for bits in itertools.product((0, 1), repeat=3)}
 
     def install_signal_handlers(self) -> None:
         """Catches SIGTERM, SIGINT and SIGUSR1; does nothing outside the main thread."""
@@ -54,20 +57,23 @@ class Control:
         """Asks all ranks to stop after a step."""
         self._stop = True
 
+    def request_regroup(self) -> None:
+        """Asks all ranks to connect anew after a step; may be called from any thread."""
+        self._regroup = True
+
     def _on_signal(self, number: int, frame: types.FrameType | None) -> None:
         if self._stop:
             os._exit(128 + number)
         self._stop = True
 
     def word(self) -> tf.Tensor:
-        """This rank's requests, int32 [2]: stop, save."""
+        """This rank's requests, int32 [3]: stop, save, regroup."""
         save = self._save_every_seconds is not None and (time.monotonic() - self._last_save >= self._save_every_seconds)
         if save:
             self._last_save = time.monotonic()
-        return self._words[int(self._stop), int(save)]
+        return self._words[int(self._stop), int(save), int(self._regroup)]
 
     @staticmethod
     def read(total: tf.Tensor) -> Verdict:
         """The verdict in the sum of all ranks' words."""
-        stop, save = total.numpy().tolist()
-        return Verdict(stop > 0, save > 0)
+        return Verdict(*(count > 0 for count in total.numpy().tolist()))

@@ -61,6 +61,22 @@ class Beat:
         return beat
 
 
+def encode_verdict(ranks: Sequence[int], token: str) -> bytes:
+    """The datagram by which a listener tells elastic ranks that they are to leave."""
+    return json.dumps([token, {"leave": list(ranks)}]).encode()
+
+
+def decode_verdict(data: bytes, token: str) -> tuple[int, ...]:
+    """The ranks that are to leave; none for any other datagram."""
+    try:
+        given, values = json.loads(data)
+        if hmac.compare_digest(str(given).encode(), token.encode()):
+            return tuple(map(int, values["leave"]))
+    except (ValueError, TypeError, KeyError):
+        pass
+    return ()
+
+
 @dataclasses.dataclass(frozen=True)
 class Stall:
     """Who hangs: `text` is the report, `ranks` the culprits as far as they can be told, `seconds` for how long."""

@@ -130,7 +130,7 @@ class Loop:
             logs |= self._meter.record(self.step.sums.read())
         if len(self._verdicts) > _CONTROL_LAG:
             verdict = self._control.read(self._verdicts.popleft())
-            logs["save"] = verdict.save
+            logs |= {"save": verdict.save, "regroup": verdict.regroup}
             if verdict.stop:
                 self.state.stop = "preempted"
         self._call("on_train_batch_end", self.state.step, logs)

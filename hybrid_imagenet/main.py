@@ -69,9 +69,14 @@ def _train(config: configuration.Config) -> int:
     try:
         settings = comm.Settings(**{f.name: getattr(config, f.name) for f in dataclasses.fields(comm.Settings)})
         communicator = comm.start(settings)
-        from hybrid_imagenet import train
+        if comm.elastic.enabled():
+            from hybrid_imagenet import elastic
 
-        outcome = train.run(config, communicator)
+            outcome = elastic.run(config, communicator, settings)
+        else:
+            from hybrid_imagenet import train
+
+            outcome = train.run(config, communicator)
     except UserError as error:
         _report(error)
         return _leave(error.exit_code)

@@ -18,6 +18,7 @@ from hybrid_imagenet.config import Config
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.metrics import jsonl, live, standard_logs, summary, trackers
 from hybrid_imagenet.sessions import Rollback
+from hybrid_imagenet.state import RunState
 
 
 class Recording:
@@ -105,6 +106,22 @@ class Recording:
             f"training diverged at step {rollback.step} (loss {rollback.loss:.4g}): back to step {step}, "
             f"learning rates times {factor:g}"
         )
+
+    def regrouped(self, before: int, now: int, state: RunState, lost: int) -> None:
+        """Records and shows that training goes on from `state` on another number of ranks, `lost` steps back."""
+        if self.writer is None:
+            return
+        self.writer.write(
+            {
+                "kind": "ranks",
+                "step": state.step,
+                "seconds": state.seconds,
+                "world_size": now,
+                "world_size_before": before,
+                "steps_repeated": lost,
+            }
+        )
+        self.view.message(f"ranks {before} -> {now}: going on after step {state.step}, {lost} steps are repeated")
 
     def start(self, facts: Mapping[str, Any], info: Mapping[str, Any], seconds: float) -> None:
         """Writes config.json and opens metrics.jsonl.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from hybrid_imagenet.callbacks.averaging import AveragedWeights
 from hybrid_imagenet.callbacks.batch_norm import BatchNormSync, PreciseStatistics
 from hybrid_imagenet.callbacks.broadcast import BroadcastInitialState
 from hybrid_imagenet.callbacks.checkpoints import CheckpointCallback
+from hybrid_imagenet.callbacks.commits import CommitCallback
 from hybrid_imagenet.callbacks.costs import Costs, WireHealthLog
 from hybrid_imagenet.callbacks.divergence import DivergedError, DivergenceGuard
 from hybrid_imagenet.callbacks.facts import EpochFacts
@@ -38,23 +40,38 @@ from hybrid_imagenet.recording import Recording
 from hybrid_imagenet.restore import restore_arrays, restore_sums
 from hybrid_imagenet.state import RunState
 from hybrid_imagenet.step import EvaluationStep, TrainStep
+from hybrid_imagenet.survivor import Survivor
 from hybrid_imagenet.training_data import TrainingData
 from hybrid_imagenet.validation import Validation
 from hybrid_imagenet.watchdog import Watchdog
 
 
-def run(config: Config, communicator: Communicator, session: type[Session] | None = None) -> str:
-    """Trains as configured; every rank calls it. `session` takes the place of `Session`, for measurements.
+def run(
+    config: Config,
+    communicator: Communicator,
+    session: type[Session] | None = None,
+    survivor: Survivor | None = None,
+) -> str:
+    """Trains as configured; every rank calls it.
+
+    Args:
+      config: what to do.
+      communicator: the ranks.
+      session: takes the place of `Session`, for measurements.
+      survivor: of an elastic rank: what it has kept, and where it keeps it.
 
     Returns:
       Why the run ended: "" (all epochs), "target" or "preempted".
 
     Raises:
       UserError: for data or directories that cannot be used, before training; or for what training cannot survive.
+      RanksChangeError: when elastic ranks are to connect anew.
     """
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
     with _together(communicator):
+        if survivor is not None:
+            checks.check_elastic(config)
         precision = hardware.choose_precision(config.precision, config.model)
         train_source, validation_source = assemble.sources(config)
     config, note = automatic_batch.settle(
@@ -64,14 +81,18 @@ def run(config: Config, communicator: Communicator, session: type[Session] | Non
     def begin(rollback: sessions.Rollback | None) -> str:
         with _together(communicator):
             checks.check_data(config, train_source.num_examples, communicator.size)
-            held = rollback.run_dir if rollback else None
+            held = rollback.run_dir if rollback else survivor.memory.run_dir if survivor else None
             recording = Recording(config, communicator.rank, communicator.size, note, held)
         parts = config, communicator, recording, precision, train_source, validation_source
         try:
-            return (session or Session)(*parts, rollback).run()
+            return (session or Session)(*parts, rollback, survivor).run()
         except DivergedError as error:
             recording.interrupt()
             error.run_dir = recording.path
+            raise
+        except Exception:
+            if survivor is not None:
+                recording.interrupt()
             raise
 
     return sessions.run(begin, config.rollback)
@@ -100,15 +121,25 @@ class Session:
         train_source: Source,
         validation_source: Source,
         rollback: sessions.Rollback | None = None,
+        survivor: Survivor | None = None,
     ):
-        """Builds the parts; the same on every rank. With `rollback` it goes on from the last good checkpoint."""
+        """Builds the parts; the same on every rank.
+
+        With `rollback` it goes on from the last good checkpoint, else from what a survivor remembers.
+        """
         self.config = config
         self.communicator = communicator
         self.recording = recording
         self.rollback = rollback
+        self.memory = survivor.memory if survivor else None
         self.validation_source = validation_source
         self.state = RunState()
-        self.watchdog = Watchdog(communicator, config.stall_seconds)
+        self.watchdog = Watchdog(
+            communicator,
+            config.stall_seconds,
+            elastic=survivor is not None,
+            guardian=survivor.guardian if survivor else None,
+        )
         options = assemble.host_options(config, tf.config.threading.get_intra_op_parallelism_threads() or 1)
         order = assemble.sample_order(config, train_source)
         self.data = TrainingData(config, train_source, order, communicator, options)
@@ -162,6 +193,9 @@ class Session:
         return self.state.stop
 
     def _train(self) -> None:
+        if self.memory is not None:
+            path = self.communicator.broadcast_object(str(self.recording.path))
+            self.memory.run_dir = pathlib.Path(path)
         with _together(self.communicator):
             checkpoint = self._find_checkpoint()
         self._share_state(checkpoint)
@@ -171,10 +205,14 @@ class Session:
             self.recording.start(self.facts, self._info(), self.state.seconds)
         if self.rollback:
             self.recording.rolled_back(self.rollback, self.state.step, self._rate_factor())
+        elif self.memory is not None and self.memory.checkpoint is not None:
+            lost = self.memory.last_step - self.state.step
+            self.recording.regrouped(self.memory.world_size, self.communicator.size, self.state, lost)
         if self.state.step:
             self.recording.announce(self._resumed())
         control = Control(self.config.checkpoint_every_seconds if self.communicator.rank == 0 else None)
         control.install_signal_handlers()
+        self.communicator.watch_hosts(control.request_regroup)
         try:
             self._loop(control).run()
         finally:
@@ -184,6 +222,8 @@ class Session:
         """What to restore on this rank."""
         if self.rollback:
             return self.recording.last_good_checkpoint(self.rollback)
+        if self.memory is not None and self.memory.checkpoint is not None:
+            return self.memory.recall() if self.communicator.rank == 0 else None
         return self.recording.find_checkpoint()
 
     def variables(self) -> dict[str, keras.Variable]:
@@ -300,7 +340,23 @@ class Session:
             *log,
             *histograms,
             checkpoints,
+            *self._commits(),
         ]
+
+    def _commits(self) -> list[CommitCallback]:
+        """What keeps the state of elastic ranks in memory."""
+        if self.memory is None:
+            return []
+        commits = CommitCallback(
+            self.memory,
+            state=self.state,
+            variables=self.variables,
+            description=self._checkpoint_meta,
+            synchronize=self._synchronize,
+            every_steps=self.config.commit_every_steps,
+            world_size=self.communicator.size,
+        )
+        return [commits]
 
     def _statistics(self, *, precise: bool) -> BatchNormSync:
         """What merges the statistics of normalization over ranks, measured anew for the weights in place or not."""

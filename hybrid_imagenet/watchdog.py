@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED
-from hybrid_imagenet.heartbeats import Beat, Ledger, main_stack, own_addresses
+from hybrid_imagenet.heartbeats import Beat, Ledger, decode_verdict, encode_verdict, main_stack, own_addresses
 
 _NAMED_AFTER = 30.0  # seconds without a sign of life after which a rank is named, or half of --stall_seconds
 _LAUNCHER_GRACE = 8.0  # seconds for saving after the launcher is gone
 _LISTENER_GRACE = 15.0  # seconds more after which a rank ends by itself: the listeners have not done it
+_ELASTIC_GRACE = 180.0  # the same for elastic ranks, which wait for a time-out of Gloo when a host is gone
 _MAX_DATAGRAM = 1 << 16
 LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK")
 
@@ -51,16 +52,36 @@ def listeners(hosts: Sequence[str]) -> tuple[int, ...]:
     return (0, next((rank for rank, host in enumerate(hosts) if host != hosts[0]), 1))
 
 
+class SignsOfLife(Protocol):
+    """What the watchdog needs of a guardian."""
+
+    def alive(self) -> None:
+        """This process runs."""
+
+    def rest(self) -> None:
+        """It is not watched for now."""
+
+
 class Watchdog:
     """Watches over the ranks of a run from a daemon thread of each of them.
 
     A rank that gives no sign of life is named on standard error after 30 s (or half of `stall_seconds`, if that is
     less) with its host, process, last step and stack; so are the culprits when no rank advances. After
-    `stall_seconds` the job ends with EXIT_STALLED. Before the first step, which compiles, only silence counts.
+    `stall_seconds` the job ends with EXIT_STALLED; of elastic ranks the culprits alone do. Before the first step, which
+    compiles, only silence counts.
     """
 
-    def __init__(self, ranks: Ranks, stall_seconds: float):
-        """Exchanges addresses; every rank calls it. `stall_seconds` 0 switches it off."""
+    def __init__(
+        self, ranks: Ranks, stall_seconds: float, *, elastic: bool = False, guardian: SignsOfLife | None = None
+    ):
+        """Exchanges addresses; every rank calls it.
+
+        Args:
+          ranks: this rank and the others.
+          stall_seconds: 0 switches the watchdog off.
+          elastic: the others go on without a rank that hangs.
+          guardian: is told that this process lives, from `start` to `stop`.
+        """
         self._rank, self._hosts = ranks.rank, ranks.hosts
         self._limit = stall_seconds
         self._patience = min(_NAMED_AFTER, stall_seconds / 2)
@@ -71,6 +92,7 @@ class Watchdog:
         self._progress = self._began = time.monotonic()
         self._notes = 0
         self._told: tuple[int, ...] = ()
+        self._elastic, self._guardian = elastic, guardian
         if not stall_seconds:
             return
         self._ledger = Ledger(self._patience)
@@ -82,6 +104,7 @@ class Watchdog:
         self._token: str = ranks.broadcast_object(secrets.token_hex(16))
         places = ranks.allgather_object([[] if one_host else own_addresses(), self._socket.getsockname()[1]])
         self._targets = [target for rank in self._listeners for target in self._reach(rank, *places[rank])]
+        self._everyone = [target for rank, place in enumerate(places) for target in self._reach(rank, *place)]
 
     def _reach(self, rank: int, addresses: Sequence[str], port: int) -> list[tuple[str, int]]:
         if rank == self._rank:
@@ -114,6 +137,8 @@ class Watchdog:
         self._stop.set()
         self._thread.join()
         self._thread = None
+        if self._guardian is not None:
+            self._guardian.rest()
         self._send(self._beat(leaving=True))
         self._socket.close()
 
@@ -126,13 +151,16 @@ class Watchdog:
             self._ledger.forgive(late)
             self._progress += late
             last = now
+            if self._guardian is not None:
+                self._guardian.alive()
             beat = self._beat()
             self._send(beat)
             self._ledger.heard(beat, now)
             self._receive(now)
             if self._rank in self._listeners:
                 self._judge(now)
-            if beat.step is not None and beat.idle > self._limit + _LISTENER_GRACE:
+            grace = _ELASTIC_GRACE if self._elastic else _LISTENER_GRACE
+            if beat.step is not None and beat.idle > self._limit + grace:
                 self._end(f"rank {self._rank} on {beat.host} made no progress for {beat.idle:.0f} s")
 
     def _beat(self, leaving: bool = False) -> Beat:
@@ -149,9 +177,11 @@ class Watchdog:
         )
 
     def _send(self, beat: Beat) -> None:
-        data = beat.encode(self._token)
-        for target in self._targets:
-            with contextlib.suppress(OSError):  # no way to this address of the listener, or its queue is full
+        self._send_to(self._targets, beat.encode(self._token))
+
+    def _send_to(self, targets: Sequence[tuple[str, int]], data: bytes) -> None:
+        for target in targets:
+            with contextlib.suppress(OSError):  # no way to this address of the rank, or its queue is full
                 self._socket.sendto(data, target)
 
     def _receive(self, now: float) -> None:
@@ -160,6 +190,8 @@ class Watchdog:
                 data = self._socket.recv(_MAX_DATAGRAM)
             except OSError:  # nothing more; or a target that refused an earlier datagram
                 return
+            if self._elastic and self._rank in decode_verdict(data, self._token):
+                self._end(f"rank {self._rank} on {self._hosts[self._rank]} hung")
             beat = Beat.decode(data, self._token)
             if beat is not None and 0 <= beat.rank < len(self._hosts):
                 self._ledger.heard(beat, now)
@@ -175,13 +207,16 @@ class Watchdog:
         if stall.ranks != self._told:
             self._told = stall.ranks
             print(stall.text, file=sys.stderr, flush=True)
-        if stall.seconds > self._limit:
+        if stall.seconds > self._limit and self._elastic and self._rank not in stall.ranks:
+            self._send_to(self._everyone, encode_verdict(stall.ranks, self._token))
+        elif stall.seconds > self._limit:
             ranks = ", ".join(f"{rank} on {self._hosts[rank]}" for rank in stall.ranks)
             self._end(f"rank {ranks} hung for {stall.seconds:.0f} s")
 
     def _end(self, what: str) -> None:
+        follows = "the others go on without it" if self._elastic else "the job ends; start it again with --resume"
         print(
-            f"error: {what} (--stall_seconds={self._limit:g}): the job ends; start it again with --resume",
+            f"error: {what} (--stall_seconds={self._limit:g}): {follows}",
             file=sys.stderr,
             flush=True,
         )

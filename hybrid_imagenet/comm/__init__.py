@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from hybrid_imagenet.comm import elastic
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import configure_tensorflow, placement, prepare
 from hybrid_imagenet.comm.settings import Settings
@@ -25,7 +26,7 @@ def start(settings: Settings | None = None, *, threads: int | None = None) -> Co
 
     Raises:
       UserError: if the launcher's variables are incomplete, Horovod is missing, a rank has no GPU of its own, or the
-        algorithm or grid does not fit the ranks and hosts.
+        algorithm or grid does not fit the ranks and hosts, or elastic ranks cannot work so.
     """
     settings = settings or Settings()
     place = placement()
@@ -34,8 +35,10 @@ def start(settings: Settings | None = None, *, threads: int | None = None) -> Co
             parse_grid(settings.torus_grid, place.size)
         except ValueError as error:
             raise UserError(f"--torus_grid={settings.torus_grid}: {error}") from None
+    if elastic.enabled():
+        elastic.prepare(settings)
     configure_tensorflow(place, prepare(place, threads))
-    if place.size == 1:
+    if place.size == 1 and not elastic.enabled():
         return SingleProcess(settings.wire_health_every_steps)
     try:
         from hybrid_imagenet.comm.engine import HorovodCommunicator
@@ -45,4 +48,4 @@ def start(settings: Settings | None = None, *, threads: int | None = None) -> Co
     return HorovodCommunicator(settings)
 
 
-__all__ = ["Communicator", "Settings", "SingleProcess", "start"]
+__all__ = ["Communicator", "Settings", "SingleProcess", "elastic", "start"]

@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+from hybrid_imagenet.comm import elastic
 from hybrid_imagenet.comm.algorithms import ProcessSets
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.gradients import GradientReducer
 from hybrid_imagenet.comm.health import LayerHealth
 from hybrid_imagenet.comm.selection import Selector
 from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.errors import UserError
 
+_ELASTIC_ATTEMPTS = 10
 _PACK_BYTES = 64 << 20  # a broadcast of variables holds no more than this in addition to the variables
 
 
 class HorovodCommunicator(Communicator):
     """Collectives over all ranks of MPI or Gloo, through Horovod."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, watch: elastic.HostWatch | None = None) -> None:
         """Connects to the other ranks.
 
+        Args:
+          settings: how gradients travel.
+          watch: that of the communicator before, when ranks connect anew.
+
         Raises:
-          UserError: if the algorithm or grid does not fit the ranks and their hosts.
+          UserError: if the algorithm or grid does not fit the ranks and their hosts, or elastic ranks do not come
+            together.
         """
-        built_in = _set_engine(settings)
-        hvd.init(process_sets="dynamic")
+        self._watch = watch
+        if elastic.enabled():
+            built_in = False
+            self._connect_elastic()
+        else:
+            built_in = _set_engine(settings)
+            hvd.init(process_sets="dynamic")
         self.rank, self.size = hvd.rank(), hvd.size()
         self._calls = 0
         keys = [tuple(key) for key in self.allgather_object(_host_key())]
@@ -109,9 +123,37 @@ class HorovodCommunicator(Communicator):
         ends = np.cumsum(lengths)
         return [json.loads(texts[end - n : end].tobytes()) for end, n in zip(ends, lengths, strict=True)]
 
+    def watch_hosts(self, callback: Callable[[], None]) -> None:
+        """Calls back on rank 0 when the elastic launcher tells it of a change."""
+        if self._watch is not None:
+            self._watch.call(callback)
+
     def shutdown(self) -> None:
         """Leaves the group; the other ranks' later collectives fail."""
         hvd.shutdown()
+
+    def rejoin(self, settings: Settings) -> HorovodCommunicator:
+        """Leaves the group and connects to the ranks that are there now; elastic ranks only."""
+        if self._watch is not None:
+            self._watch.forget()
+        self.shutdown()
+        return HorovodCommunicator(settings, self._watch)
+
+    def _connect_elastic(self) -> None:
+        # Groups of gradients must not be merged, see `_set_engine`; what that sets besides cannot be set twice.
+        os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
+        for _ in range(_ELASTIC_ATTEMPTS):
+            with contextlib.suppress(ValueError):  # a rank was lost while they connected; Horovod has said so
+                hvd.init()
+                break
+            hvd.shutdown()
+        else:
+            raise UserError(f"the ranks could not connect to each other in {_ELASTIC_ATTEMPTS} attempts: see above")
+        # Horovod asks the launcher for new numbers and changes the variables behind Python's back.
+        for name in ("rank", "size", "local_rank", "local_size"):
+            os.environ[f"HOROVOD_{name.upper()}"] = str(getattr(hvd, name)())
+        if self._watch is None:
+            self._watch = elastic.HostWatch()
 
     def _broadcast(self, data: np.ndarray, root: int) -> np.ndarray:
         with tf.device("CPU:0"):

@@ -145,18 +145,18 @@ class Files:
     def broadcast_object(self, value, root=0):
         return self.allgather_object(value)[root]
 ranks = Files()
-dog = Watchdog(ranks, limit)
+dog = Watchdog(ranks, limit, elastic="elastic" in sys.argv)
 dog.start()
 def step_that_hangs():
     time.sleep(600)
 for step in range(1, 10 ** 6):
     time.sleep(0.05)
     ranks.allgather_object(None)
+    if step == 10 and str(rank) in sys.argv[5:]:
+        step_that_hangs()
     dog.note(step)
     if step == 5:
         print("training", flush=True)
-    if step == 10 and str(rank) in sys.argv[5:]:
-        step_that_hangs()
 """
 
 
@@ -211,6 +211,25 @@ def test_a_hanging_main_thread_is_told_from_those_that_wait(tmp_path):
     assert "rank 2 on here" in errors
     assert "without progress" in errors
     assert "step_that_hangs" in errors
+
+
+def test_of_elastic_ranks_only_the_one_that_hangs_leaves(tmp_path):
+    processes = start(tmp_path, 3, 3, 2, "elastic")
+    try:
+        assert processes[2].wait(60) == 4
+        time.sleep(1)
+        assert [process.poll() for process in processes[:2]] == [None, None]
+    finally:
+        _, errors = finish(processes, 2)
+    assert "error: rank 2 on here hung (--stall_seconds=3): the others go on without it" in errors
+
+
+def test_a_verdict_needs_the_token():
+    data = heartbeats.encode_verdict([3, 1], "token")
+    assert heartbeats.decode_verdict(data, "token") == (3, 1)
+    for other in (data.replace(b"token", b"t0ken"), b"", b"[]", b'["token", {"leave": null}]', beat(1).encode("token")):
+        assert heartbeats.decode_verdict(other, "token") == ()
+    assert Beat.decode(data, "token") is None
 
 
 def test_nothing_is_said_about_ranks_that_work(tmp_path):

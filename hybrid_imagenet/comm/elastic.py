@@ -1,0 +1,90 @@
+"""Ranks that come and go, under `horovodrun --min-np --max-np --host-discovery-script`.
+
+Horovod's launcher restarts no run: it tells the ranks of changed hosts and, once every rank that is left has asked to
+connect anew, gives out new numbers. What a rank does meanwhile is up to it; see `hybrid_imagenet.elastic`.
+"""
+
+from __future__ import annotations
+
+import os
+import typing
+from collections.abc import Callable, Mapping
+
+from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.errors import UserError
+
+_MAX_FUSION_MB = 64  # half of Horovod's own buffer, see `engine._set_engine`
+# What Horovod can be told only once per process: a second start with it set writes outside of its memory.
+_ONCE = {"HOROVOD_CYCLE_TIME": "--cycle-time-ms", "HOROVOD_FUSION_THRESHOLD": "--fusion-threshold-mb"}
+_CONNECT_SECONDS = "120"  # for new ranks to start Python and TensorFlow while the others wait
+
+
+class RanksChangeError(Exception):
+    """Hosts have come or go; every rank raises it after the same step, with its state committed."""
+
+
+def enabled(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the launcher expects ranks to come and go."""
+    return (os.environ if environ is None else environ).get("HOROVOD_ELASTIC") == "1"
+
+
+def prepare(settings: Settings) -> None:
+    """Checks what cannot be had with changing ranks, and sets how long ranks wait for each other.
+
+    Raises:
+      UserError: for settings that Horovod cannot start with twice, or whose sets of ranks are fixed.
+    """
+    for name, option in _ONCE.items():
+        if name in os.environ:
+            raise UserError(
+                f"{name} is set (horovodrun {option}): elastic ranks cannot connect again with it, unset it"
+            )
+    if settings.allreduce != "ring" or settings.autotune:
+        flag = "autotune" if settings.autotune else f"allreduce={settings.allreduce}"
+        raise UserError(f"--{flag} does not go with elastic ranks: use --allreduce=ring without --autotune")
+    if settings.cycle_time_ms != Settings.cycle_time_ms:
+        raise UserError(f"--cycle_time_ms={settings.cycle_time_ms:g} cannot be set with elastic ranks: leave it out")
+    if settings.fusion_threshold_mb > _MAX_FUSION_MB:
+        raise UserError(
+            f"--fusion_threshold_mb={settings.fusion_threshold_mb:g}: at most {_MAX_FUSION_MB} with elastic ranks"
+        )
+    os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", _CONNECT_SECONDS)
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether an error of a step or another collective says that a rank, or the way to it, is gone."""
+    import tensorflow as tf
+    from horovod.common.exceptions import HorovodInternalError
+
+    if isinstance(error, HorovodInternalError):
+        return True
+    return isinstance(error, tf.errors.OpError) and any(word in str(error) for word in ("Horovod", "gloo"))
+
+
+class HostWatch:
+    """Hears from the launcher that hosts have come or go. It tells rank 0 only."""
+
+    def __init__(self) -> None:
+        """Opens the port on which the launcher tells; call it after Horovod has started."""
+        from horovod.common.elastic import notification_manager
+
+        self._pending = False
+        self._callback: Callable[[], None] | None = None
+        notification_manager.init()
+        notification_manager.register_listener(self)
+
+    def call(self, callback: Callable[[], None]) -> None:
+        """Calls back, from another thread, when hosts change; at once if they have since `forget`."""
+        self._callback = callback
+        if self._pending:
+            callback()
+
+    def forget(self) -> None:
+        """Changes up to now are known: the ranks are about to connect anew."""
+        self._pending, self._callback = False, None
+
+    def on_hosts_updated(self, timestamp: float, result: typing.Any) -> None:
+        """Called by Horovod's thread."""
+        self._pending = True
+        if self._callback is not None:
+            self._callback()

@@ -1,0 +1,22 @@
+"""The program, with a note of what each rank trains on: step, number of ranks and labels, to a file per process."""
+
+import json
+import os
+import pathlib
+import sys
+
+from hybrid_imagenet import loop, main
+
+_FOLDER = pathlib.Path(os.environ["ELASTIC_NOTES"])
+_next = loop.Loop._next
+
+
+def _noted(self, batches):
+    batch = _next(self, batches)
+    with (_FOLDER / f"{os.getpid()}").open("a") as file:
+        file.write(json.dumps([self.state.step, self._world_size, batch["label"].numpy().tolist()]) + "\n")
+    return batch
+
+
+loop.Loop._next = _noted
+sys.exit(main.main(sys.argv[1:]))

@@ -1,0 +1,78 @@
+"""The process that ends an elastic rank which was stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from hybrid_imagenet import guardian
+from tests.distributed.launch import ROOT
+
+RANK = """
+import sys, threading, time
+from hybrid_imagenet.guardian import Guardian
+guardian = Guardian(1.5)
+def live():
+    while True:
+        guardian.alive()
+        time.sleep(0.1)
+guardian.alive()
+if sys.argv[1] == "rests":
+    guardian.rest()
+else:
+    threading.Thread(target=live, daemon=True).start()
+print(guardian._process.pid, flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def start(*arguments):
+    rank = subprocess.Popen(
+        [sys.executable, "-c", RANK, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    return rank, int(rank.stdout.readline())
+
+
+def gone(process):
+    for _ in range(100):
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_stopped_rank_is_killed():
+    rank, beside = start("lives", "60")
+    os.kill(rank.pid, signal.SIGSTOP)
+    assert rank.wait(20) == -signal.SIGKILL
+    assert f"error: process {rank.pid} was stopped for 1.5 s: it is ended" in rank.communicate()[1]
+    assert gone(beside)
+
+
+def test_a_rank_that_lives_is_left_alone_and_takes_its_guardian_along():
+    rank, beside = start("lives", "4")
+    assert rank.wait(30) == 0
+    assert rank.communicate()[1] == ""
+    assert gone(beside)
+
+
+def test_announced_silence_means_nothing():
+    rank, _ = start("rests", "4")
+    assert rank.wait(30) == 0
+
+
+def test_a_guardian_that_was_late_itself_waits_anew(monkeypatch):
+    clock = iter([0.0, 100.0, 200.0, 200.5])  # it was stopped in its first wait
+    answers = iter([([3], [], []), ([], [], []), ([3], [], [])])
+    data = iter([b"+", b""])
+    killed = []
+    monkeypatch.setattr(guardian.time, "monotonic", lambda: next(clock, 300.0))
+    monkeypatch.setattr(guardian.select, "select", lambda *arguments: next(answers))
+    monkeypatch.setattr(guardian.os, "read", lambda *arguments: next(data))
+    monkeypatch.setattr(guardian.os, "kill", lambda *arguments: killed.append(arguments))
+    guardian.watch(1, 2.0, 3)
+    assert killed == []
+    assert next(answers, None) is None  # it went on after the time in which nothing came
