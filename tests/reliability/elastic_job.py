@@ -49,7 +49,6 @@ class Job:
 
     def output(self) -> str:
         """What it has printed so far."""
-        self._log.flush()
         return pathlib.Path(self._log.name).read_text()
 
     def records(self, kind: str) -> list[dict]:

@@ -25,7 +25,7 @@ from tests.reliability import processes
 
 RANKS = 2
 STEPS = program.TRAIN // (8 * RANKS)  # per epoch
-FLAGS = ("--optimizer=sgd", "--checkpoint_every_epochs=2", "--stall_seconds=20", "--progress=plain")
+FLAGS = ("--optimizer=sgd", "--checkpoint_every_epochs=2", "--stall_seconds=45", "--progress=plain")
 GROWTH_MB, GROWTH_FILES = 100, 5  # within a session, after its first epochs
 FAULTS = (
     *("rank killed", "launcher killed", "all killed", "signal to stop", "rank stopped", "disk full"),

@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import re
 import signal
 import types
 
@@ -18,7 +19,7 @@ from hybrid_imagenet.state import RunState
 from tests.data.support import jpeg, write_shards
 from tests.reliability.elastic_job import Job
 
-EXAMPLES, BATCH, EPOCHS = 1003, 4, 2
+EXAMPLES, BATCH, EPOCHS = 1003, 4, 1
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def flags(folder):
         "--precision=float32",
         f"--per_gpu_batch={BATCH}",
         f"--epochs={EPOCHS}",
-        "--warmup_epochs=1",
+        "--optimizer=sgd",
         "--log_every_steps=2",
         "--commit_every_steps=5",
         "--progress=plain",
@@ -189,9 +190,8 @@ def test_a_killed_rank_and_an_added_host_change_nothing_but_the_speed(data, tmp_
     assert sorted(steps) == list(range(len(steps)))
     assert min(counts[number] for number in range(EXAMPLES)) == EPOCHS
     assert sum(counts.values()) - EPOCHS * EXAMPLES < 4 * BATCH  # the last batch is filled up from the next epoch
-    epochs = job.records("epoch")
-    assert [record["epoch"] for record in epochs] == [1, 2]
-    assert all(record["val_count"] == 8 for record in epochs)
+    (epoch,) = job.records("epoch")
+    assert (epoch["epoch"], epoch["val_count"]) == (1, 8)
     summary = json.loads((job.run_dir / "summary.json").read_text())
     assert (summary["world_size"], summary["steps"]) == (4, len(steps))
 
@@ -207,7 +207,7 @@ def test_a_stopped_rank_is_left_behind(data, tmp_path):
         assert job.finish() == 0, job.output()
     finally:
         job.close()
-    assert "stall: rank 1" in job.output()
+    assert re.search(r"stall: rank \d on \S+ \(process \d+\) is silent", job.output())
     assert "was stopped for 20 s: it is ended" in job.output()
 
 
@@ -236,4 +236,4 @@ def test_the_first_rank_may_be_the_one_that_is_lost(data, tmp_path):
         assert job.finish() == 0, job.output()
     finally:
         job.close()
-    assert [record["epoch"] for record in job.records("epoch")] == [1, 2]
+    assert [record["epoch"] for record in job.records("epoch")] == [1]
