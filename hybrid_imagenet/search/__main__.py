@@ -7,14 +7,12 @@ import dataclasses
 import math
 import pathlib
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
 
 from hybrid_imagenet import commands
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, UserError
+from hybrid_imagenet.errors import EXIT_OK, UserError
 from hybrid_imagenet.numerics import halving
 from hybrid_imagenet.search import trials
 from hybrid_imagenet.search.trials import Candidate
@@ -132,7 +130,7 @@ def flagfile(done: Sequence[Trial], command: str) -> str:
     return "\n".join([*lines, f"--lr={best.lr!r}", f"--warmup_epochs={best.warmup_epochs!r}", ""])
 
 
-def _run(argv: Sequence[str]) -> None:
+def _run(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     config = configuration.resolve(arguments.flags)
     found = trials.candidates(config, arguments.lrs, arguments.warmups)
@@ -150,24 +148,12 @@ def _run(argv: Sequence[str]) -> None:
         raise UserError(f"--out={arguments.out}: {error.strerror}; give a file that can be written") from None
     best = choice(done)
     print(f"chosen: {_line(best)}; wrote {arguments.out}, for --flagfile={arguments.out} after the flags of the run")
+    return EXIT_OK
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit code (see `hybrid_imagenet.errors`)."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        _run(argv)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on where this one ended", file=sys.stderr)
-        return EXIT_PREEMPTED
-    return EXIT_OK
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    return running.resumable(lambda: _run(argv))
 
 
 if __name__ == "__main__":

