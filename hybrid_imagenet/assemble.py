@@ -13,7 +13,7 @@ import tensorflow as tf
 from hybrid_imagenet import __version__, data, models, optimizers
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import Config, derived
-from hybrid_imagenet.data import device, pipeline
+from hybrid_imagenet.data import dali, device, pipeline
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import schedules
@@ -123,16 +123,23 @@ def evaluation_preprocess(dtype: str) -> Callable[[Batch], tf.Tensor]:
     return lambda batch: device.normalize(batch["image"], dtype)
 
 
+def check_decoder(config: Config) -> None:
+    """Raises UserError if the decoder that --decoder asks for does not run here."""
+    if config.decoder == "dali":
+        dali.check(dali.gpu_of(_ahead_device()))
+
+
 def host_options(config: Config, threads: int) -> pipeline.HostOptions:
     """How the host reads and decodes."""
     return pipeline.HostOptions(
         threads=config.data_threads or threads,
         readers=config.data_readers,
         prefetch=config.data_prefetch,
-        device="/gpu:0" if tf.config.list_physical_devices("GPU") else None,
+        device=_ahead_device(),
         memory_bytes=_half_memory(config),
         bad_records=config.bad_records,
         max_bad_records=config.max_bad_records,
+        decoder=config.decoder,
     )
 
 
@@ -165,6 +172,11 @@ def description(config: Config, source: Source) -> dict[str, Any]:
 def run_path(config: Config) -> pathlib.Path:
     """The run directory that is asked for, before a free name is chosen."""
     return pathlib.Path(config.run_dir) if config.run_dir else pathlib.Path("runs", f"{config.recipe}-{config.dataset}")
+
+
+def _ahead_device() -> str | None:
+    """Where batches are copied ahead of the trainer: this rank's GPU, if it has one."""
+    return "/gpu:0" if tf.config.list_physical_devices("GPU") else None
 
 
 def _half_memory(config: Config) -> int:

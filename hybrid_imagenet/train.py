@@ -73,6 +73,7 @@ def run(
         if survivor is not None:
             checks.check_elastic(config)
         precision = hardware.choose_precision(config.precision, config.model)
+        assemble.check_decoder(config)
         train_source, validation_source = assemble.sources(config)
     config, note = automatic_batch.settle(
         config, communicator, precision, train_source.num_classes, train_source.num_examples

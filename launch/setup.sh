@@ -181,9 +181,10 @@ install_all() {
 }
 
 # shellcheck disable=SC2329  # called by step
-# install_hashed KIND: everything of hashes.txt that this kind of environment has, but Horovod.
+# install_hashed KIND: everything of hashes.txt that this kind of environment has, but Horovod, and DALI, which is large
+# and only wanted on request.
 install_hashed() {
-  local others='tensorflow-cpu=='
+  local others='tensorflow-cpu==|nvidia-dali-'
   [[ $1 == gpu ]] || others='tensorflow==|nvidia-'
   local list
   list=$(mktemp) || return 1

@@ -67,6 +67,7 @@ def _measure_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     yield _shown(_ours("files", "folder", str(photographs), arguments))
     yield _shown(_ours("shards", "tfrecord", str(_photographs.prepared(None)), arguments))
     yield _shown(_ours("shards, shorter side 256", "tfrecord", str(reduced), arguments))
+    yield _shown(_ours("shards, --decoder=dali", "tfrecord", str(_photographs.prepared(None)), arguments, "dali"))
     for peer in filter(None, arguments.peers.split(",")):
         yield _shown(_peer(peer, photographs, arguments))
 
@@ -87,10 +88,19 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 _OPTIONAL = (("bytes_per_second", 1e-6, 1), ("operations_per_second", 1, 0), ("wait_share", 100, 1))
 
 
-def _ours(title: str, name: str, data_dir: str | None, arguments: argparse.Namespace) -> dict[str, Any]:
+def _ours(
+    title: str, name: str, data_dir: str | None, arguments: argparse.Namespace, decoder: str = "tensorflow"
+) -> dict[str, Any]:
     """Measures this package's pipeline at full speed, then under a trainer that takes 80 % of that."""
+    if decoder == "dali":
+        from hybrid_imagenet.data import dali
+
+        try:
+            dali.check(None)
+        except UserError as error:
+            return {"name": f"hybrid_imagenet: {title}", "error": f"did not run: {error}"}
     source = data.open_source(name, data_dir)
-    batches = _endless(source, arguments)
+    batches = _endless(source, arguments, decoder)
     elements = iter(batches)
     for _ in range(_WARM_UP):
         next(elements)
@@ -104,11 +114,11 @@ def _ours(title: str, name: str, data_dir: str | None, arguments: argparse.Names
     return row | {
         "bytes_per_second": read.bytes_read / seconds,
         "operations_per_second": read.operations / seconds,
-        "wait_share": _wait_share(source, arguments, 0.8 * images / seconds),
+        "wait_share": _wait_share(source, arguments, decoder, 0.8 * images / seconds),
     }
 
 
-def _endless(source: data.Source, arguments: argparse.Namespace) -> Any:
+def _endless(source: data.Source, arguments: argparse.Namespace, decoder: str) -> Any:
     from hybrid_imagenet.data import pipeline
     from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 
@@ -120,13 +130,13 @@ def _endless(source: data.Source, arguments: argparse.Namespace) -> Any:
         epochs=1000,
         image_size=arguments.image_size,
         augmentation=arguments.augmentation,
-        options=pipeline.HostOptions(threads=arguments.threads),
+        options=pipeline.HostOptions(threads=arguments.threads, decoder=decoder),
     )
 
 
-def _wait_share(source: data.Source, arguments: argparse.Namespace, rate: float) -> float:
+def _wait_share(source: data.Source, arguments: argparse.Namespace, decoder: str, rate: float) -> float:
     """The share of time that a trainer waits which computes `rate` images per second, on a device of its own."""
-    batches = _endless(source, arguments)
+    batches = _endless(source, arguments, decoder)
     elements = iter(batches)
     for _ in range(_WARM_UP):
         next(elements)

@@ -101,6 +101,14 @@ def _batches_are_possible(config: Config) -> None:
         )
 
 
+def _decoder_has_work(config: Config) -> None:
+    if config.decoder == "dali" and config.data_cache == "decoded":
+        raise UserError(
+            "--decoder=dali does not go with --data_cache=decoded, which leaves nothing to decode: use "
+            "--data_cache=encoded, or leave out one of them"
+        )
+
+
 def _image_sizes_are_possible(config: Config) -> None:
     try:
         sizes(config)
@@ -149,4 +157,5 @@ RULES = (
     _schedule_is_possible,
     _batches_are_possible,
     _image_sizes_are_possible,
+    _decoder_has_work,
 )

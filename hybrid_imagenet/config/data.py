@@ -37,6 +37,11 @@ class Data:
     num_classes: int | None = option(
         None, "Classes of TFRecord shards that have neither manifest nor labels.txt; else found out.", minimum=1
     )
+    decoder: str = option(
+        "tensorflow",
+        "What decodes JPEGs: TensorFlow, or NVIDIA DALI (on the GPU where there is one; needs the extra dali).",
+        choices=("tensorflow", "dali"),
+    )
     data_threads: int | None = option(
         None, "Decoding threads per rank; default the machine's cores divided by its ranks.", minimum=1
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -11,14 +10,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.data import decode, images
+from hybrid_imagenet.data import dali, decode, images
+from hybrid_imagenet.data.bad_records import BadRecords
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import augment, sampling
 
 Element = dict[str, tf.Tensor]
-
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +31,7 @@ class HostOptions:
       memory_bytes: bound on what is read and decoded ahead; lowers `readers` and `prefetch` to 1 at least.
       bad_records: "fail" or "skip", see `training`.
       max_bad_records: bad records of this rank above which skipping fails.
+      decoder: "tensorflow" or "dali".
     """
 
     threads: int = 2
@@ -42,6 +41,7 @@ class HostOptions:
     memory_bytes: int = 4 << 30
     bad_records: str = "fail"
     max_bad_records: int = 100
+    decoder: str = "tensorflow"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,29 +61,6 @@ class Stage:
     image_size: int
     count: int
     request: Callable[[int], Request]
-
-
-class BadRecords:
-    """The records that turned out bad: failing at the first, or counted, logged and replaced."""
-
-    def __init__(self, source: Source, options: HostOptions) -> None:
-        """Starts with none."""
-        self._source = source
-        self._options = options
-        self.known: dict[int, str] = {}
-
-    def add(self, index: int, error: BadRecord) -> None:
-        """Notes a bad record; raises UserError under "fail", or when there are too many."""
-        if self._options.bad_records == "fail":
-            raise UserError(f"{error}; mend it, or give --bad_records=skip")
-        if index not in self.known:
-            self.known[index] = error.reason
-            _log.warning("skipped a bad record (%d so far): %s", len(self.known), error)
-        if len(self.known) > self._options.max_bad_records:
-            limit = self._options.max_bad_records
-            raise UserError(f"more than --max_bad_records={limit} bad records; the last: {error}")
-        if len(self.known) == self._source.num_examples:
-            raise UserError(f"every record is bad; the last: {error}")
 
 
 class Batches:
@@ -106,7 +83,7 @@ class Batches:
         weighted: bool,
     ) -> None:
         """See `training` and `evaluation`."""
-        self.bad = BadRecords(source, options)
+        self.bad = BadRecords(source, options.bad_records, options.max_bad_records)
         self.wait_seconds = 0.0
         self._source = source
         self._stages = stages
@@ -117,6 +94,7 @@ class Batches:
         self._crop_fraction = crop_fraction
         self._failure: UserError | None = None
         self._built: tuple[Stage, int, tf.data.Dataset] | None = None
+        self._dali: tuple[tuple[int, int], dali.Decoder] | None = None
 
     def __iter__(self) -> Iterator[Element]:
         """Yields the elements; raises UserError for a record that cannot be used."""
@@ -196,34 +174,13 @@ class Batches:
 
     def _build(self, stage: Stage, start: int) -> tf.data.Dataset:
         options, host = self._options, self._host(stage)
-        types = (tf.string, tf.int32, tf.int32, tf.int32, tf.int64, tf.float32)
-        shapes = ((), (), (4,), (), (2,), ())
-
-        def read(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            arrays = tf.numpy_function(lambda number: self._read(stage.request(int(number)), host), [step], types)
-            for array, shape in zip(arrays, shapes, strict=True):
-                array.set_shape((stage.batch, *shape))
-            return tuple(arrays)
-
-        def finish(
-            content: tf.Tensor,
-            branch: tf.Tensor,
-            window: tf.Tensor,
-            label: tf.Tensor,
-            seed: tf.Tensor,
-            weight: tf.Tensor,
-        ) -> Element:
-            image = decode.decode(content, branch, window, host.side)
-            extra = {"weight": weight} if self._weighted else {"seed": seed}
-            return {"image": image, "label": label, **extra}
-
         readers, prefetch = self._ahead(stage.batch, host.side)
-        data = tf.data.Dataset.range(start, stage.count)
-        data = data.map(read, num_parallel_calls=readers, deterministic=True)
-        data = data.unbatch().map(finish, num_parallel_calls=options.threads, deterministic=True)
-        data = data.batch(stage.batch, drop_remainder=True).prefetch(prefetch)
+        numbers = tf.data.Dataset.range(start, stage.count)
+        decoded = self._decoded_by_dali if options.decoder == "dali" else self._decoded_by_tensorflow
+        data = decoded(numbers, stage, host, readers).prefetch(prefetch)
         settings = tf.data.Options()
-        settings.threading.private_threadpool_size = options.threads
+        # DALI decodes in threads of its own, and those that read wait for them.
+        settings.threading.private_threadpool_size = readers if options.decoder == "dali" else options.threads
         settings.threading.max_intra_op_parallelism = 1
         settings.autotune.enabled = False
         data = data.with_options(settings)
@@ -231,9 +188,50 @@ class Batches:
             return data.apply(tf.data.experimental.prefetch_to_device(options.device, buffer_size=1))
         return data
 
+    def _decoded_by_tensorflow(
+        self, numbers: tf.data.Dataset, stage: Stage, host: augment.HostStage, readers: int
+    ) -> tf.data.Dataset:
+        types = (tf.string, tf.int32, tf.int32, tf.int32, tf.int64, tf.float32)
+        shapes = ((), (), (4,), (), (2,), ())
+
+        def read(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return _call(lambda number: self._read(stage.request(number), host), step, types, stage.batch, shapes)
+
+        def finish(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, *rest: tf.Tensor) -> Element:
+            return self._element(decode.decode(content, branch, window, host.side), *rest)
+
+        data = numbers.map(read, num_parallel_calls=readers, deterministic=True)
+        data = data.unbatch().map(finish, num_parallel_calls=self._options.threads, deterministic=True)
+        return data.batch(stage.batch, drop_remainder=True)
+
+    def _decoded_by_dali(
+        self, numbers: tf.data.Dataset, stage: Stage, host: augment.HostStage, readers: int
+    ) -> tf.data.Dataset:
+        if self._dali is None or self._dali[0] != (stage.batch, host.side):
+            gpu = dali.gpu_of(self._options.device)
+            self._dali = (stage.batch, host.side), dali.Decoder(stage.batch, host.side, self._options.threads, gpu)
+        decoder = self._dali[1]
+        types = (tf.uint8, tf.int32, tf.int64, tf.float32)
+        shapes = ((host.side, host.side, 3), (), (2,), ())
+
+        def decoded(number: int) -> tuple[np.ndarray, ...]:
+            content, branch, window, *rest = self._read(stage.request(number), host)
+            return decoder.decode(content, branch, window), *rest
+
+        def finish(step: tf.Tensor) -> Element:
+            return self._element(*_call(decoded, step, types, stage.batch, shapes))
+
+        return numbers.map(finish, num_parallel_calls=readers, deterministic=True)
+
+    def _element(self, image: tf.Tensor, label: tf.Tensor, seed: tf.Tensor, weight: tf.Tensor) -> Element:
+        extra = {"weight": weight} if self._weighted else {"seed": seed}
+        return {"image": image, "label": label, **extra}
+
     def _ahead(self, batch: int, side: int) -> tuple[int, int]:
         """Concurrent reads and finished batches that fit the memory bound; an encoded image counts as 256 KiB."""
         decoded, encoded = batch * side**2 * 3, batch << 18
+        if self._options.decoder == "dali":
+            encoded += decoded  # who reads also waits for the pixels
         prefetch = min(self._options.prefetch, self._options.memory_bytes // (2 * decoded))
         readers = min(self._options.readers, self._options.memory_bytes // (2 * encoded))
         return max(1, readers), max(1, prefetch)
@@ -280,3 +278,17 @@ class Batches:
             return content, label, images.probe(content)
         except ValueError as error:
             raise BadRecord(*self._source.locate(index), str(error)) from None
+
+
+def _call(
+    function: Callable[[int], tuple[np.ndarray, ...]],
+    step: tf.Tensor,
+    types: tuple[tf.DType, ...],
+    batch: int,
+    shapes: tuple[tuple[int, ...], ...],
+) -> tuple[tf.Tensor, ...]:
+    """Calls Python inside of tf.data; each result has `batch` entries of its shape."""
+    arrays = tf.numpy_function(lambda number: function(int(number)), [step], types)
+    for array, shape in zip(arrays, shapes, strict=True):
+        array.set_shape((batch, *shape))
+    return tuple(arrays)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +13,8 @@ JPEG, OTHER, RAW = 0, 1, 2
 RAW_MARK = b"\x00RAW"  # then height and width as 32-bit integers, little-endian, then RGB pixels
 _SIZED = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})  # start-of-frame markers
 _BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
+_HUFFMAN = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended and progressive frames
+_ADOBE = 0xEE
 
 
 def probe(data: bytes) -> tuple[int, int, int]:
@@ -42,6 +45,21 @@ def probe(data: bytes) -> tuple[int, int, int]:
     return _positive(OTHER, height, width)
 
 
+def is_plain_jpeg(data: bytes) -> bool:
+    """Whether a JPEG is of the kind that all decoders read alike: 8 bits, Huffman codes, gray or YCbCr.
+
+    Not so: CMYK, and RGB without a color transform, which an Adobe segment or the components' names tell.
+    """
+    for marker, at in _segments(data):
+        if marker == _ADOBE and data[at : at + 5] == b"Adobe" and data[at + 11 : at + 12] == b"\x00":
+            return False
+        if marker in _SIZED:
+            precision, components = data[at], data[at + 5]
+            names = data[at + 6 : at + 6 + 3 * components : 3]
+            return marker in _HUFFMAN and precision == 8 and components in (1, 3) and names != b"RGB"
+    return False
+
+
 def raw(picture: Image.Image) -> bytes:
     """The pixels of an RGB picture in the form that `decode` takes as it is."""
     return b"".join((RAW_MARK, struct.pack("<ii", picture.height, picture.width), picture.tobytes()))
@@ -54,19 +72,25 @@ def _positive(kind: int, height: int, width: int) -> tuple[int, int, int]:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
+    for marker, at in _segments(data):
+        if marker in _SIZED:
+            height, width = struct.unpack_from(">HH", data, at + 1)
+            return _positive(JPEG, height, width)[1:]
+    raise ValueError("the JPEG has no frame header")
+
+
+def _segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """Marker and place of the content of each segment of a JPEG before its pixels."""
     at = 2
     end = len(data) - 9
     while at < end:
         if data[at] != 0xFF:
-            break
+            return
         marker = data[at + 1]
         if marker == 0xFF:  # fill byte
             at += 1
         elif marker in _BARE:
             at += 2
-        elif marker in _SIZED:
-            height, width = struct.unpack_from(">HH", data, at + 5)
-            return _positive(JPEG, height, width)[1:]
         else:
+            yield marker, at + 4
             at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    raise ValueError("the JPEG has no frame header")

@@ -49,6 +49,8 @@ def test_types():
         (["--warmup_epochs=5", "--epochs=3"], ["--warmup_epochs=5", "--epochs=3"]),
         (["--profile_steps=20,10"], ["--profile_steps=20,10", "as in 10,20"]),
         (["--profile_steps=10"], ["--profile_steps=10", "first and the last"]),
+        (["--decoder=nvjpeg"], ["--decoder=nvjpeg", "tensorflow, dali"]),
+        (["--decoder=dali", "--data_cache=decoded"], ["--decoder=dali", "--data_cache=decoded", "encoded"]),
         (["--target=1.5"], ["--target=1.5", "at most 1"]),
     ],
 )

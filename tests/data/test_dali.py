@@ -1,0 +1,371 @@
+"""DALI as the decoder. What needs it is skipped where it is not installed; the rest stands in for its pipelines."""
+
+import importlib.util
+import io
+import logging
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from hybrid_imagenet import assemble, config
+from hybrid_imagenet.data import dali, decode, images, pipeline
+from hybrid_imagenet.data.pipeline import HostOptions
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from tests.data import support
+from tests.data.support import MemorySource
+from tests.references import augment_reference
+
+
+def installed():
+    return bool(importlib.util.find_spec("nvidia")) and bool(importlib.util.find_spec("nvidia.dali"))
+
+
+needs_dali = pytest.mark.skipif(not installed(), reason="NVIDIA DALI is not installed (the extra dali)")
+N = 1003
+
+
+def jpeg_of(image, **settings):
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", **({"quality": 92} | settings))
+    return buffer.getvalue()
+
+
+def photographs(width, height):
+    from sklearn.datasets import load_sample_images
+
+    originals = [Image.fromarray(image) for image in load_sample_images().images]
+    return [image.resize((width, height), Image.Resampling.BICUBIC) for image in originals]
+
+
+def through(decoder, contents, windows, side):
+    """Squares of a batch as `batches` asks for them."""
+    held = np.empty(len(contents), object)
+    held[:] = contents
+    kinds = np.array([images.probe(content)[0] for content in contents])
+    branch, window = decode.branches(kinds, np.array(windows), side)
+    return decoder.decode(held, branch, window)
+
+
+def by_tensorflow(contents, windows, side):
+    squares = []
+    for content, window in zip(contents, windows, strict=True):
+        branch, scaled = decode.branches(np.array([images.probe(content)[0]]), np.array([window]), side)
+        squares.append(decode.decode(tf.constant(content), tf.constant(branch[0]), tf.constant(scaled[0]), side))
+    return np.stack(squares)
+
+
+def by_dali(contents, windows, side, threads=2):
+    return through(dali.Decoder(len(contents), side, threads, None), contents, windows, side)
+
+
+def difference(ours, theirs):
+    return np.abs(ours.astype(float) - theirs.astype(float))
+
+
+@needs_dali
+@pytest.mark.parametrize("subsampling", [0, 2])
+@pytest.mark.parametrize("side", [160, 224])
+@pytest.mark.parametrize(
+    "windows", [[(37, 51, 281, 375), (10, 3, 300, 230)], [(33, 50, 101, 101), (100, 100, 224, 224)]]
+)
+def test_photographs_are_within_one_grey_level_of_a_full_decode_and_of_tensorflow(windows, side, subsampling):
+    contents = [jpeg_of(image, subsampling=subsampling) for image in photographs(500, 375)]
+    got = by_dali(contents, windows, side)
+    for square, content, (y, x, height, width) in zip(got, contents, windows, strict=True):
+        whole = tf.io.decode_jpeg(content, dct_method="INTEGER_FAST")
+        assert difference(square, decode.resize(whole[y : y + height, x : x + width], side).numpy()).max() <= 1
+    apart = difference(got, by_tensorflow(contents, windows, side))
+    # With reduced chroma libjpeg's cropping invents the color beyond the window's right border.
+    assert apart[:, :, : side - 1 if subsampling else side].max() <= 1
+    assert apart.mean() < 0.005
+
+
+@needs_dali
+@pytest.mark.parametrize(("width", "height"), [(1000, 750), (2000, 1500)])
+@pytest.mark.parametrize("side", [160, 224])
+def test_where_tensorflow_decodes_at_reduced_scale_photographs_stay_close(side, width, height):
+    contents = [jpeg_of(image) for image in photographs(width, height)]
+    windows = [
+        (height // 10 + 1, width // 10 + 3, height * 3 // 4, width * 3 // 4),
+        (7, 5, height * 9 // 10, height * 9 // 10),
+    ]
+    assert (np.array(windows)[:, 2:].min(axis=1) >= 2 * side).all()  # the reduced branch runs
+    apart = difference(by_dali(contents, windows, side), by_tensorflow(contents, windows, side))
+    assert apart.mean() < 1.5
+    assert apart.max() < 25
+
+
+@needs_dali
+def test_the_window_lies_where_pillow_sees_it():
+    picture = photographs(500, 375)[0]
+    content, (y, x, height, width) = jpeg_of(picture), (21, 33, 200, 260)
+    whole = np.asarray(Image.open(io.BytesIO(content))).astype(float)
+    got = by_dali([content], [(y, x, height, width)], 160)[0]
+
+    def apart(down, right):
+        pixels = whole[y + down : y + down + height, x + right : x + right + width]
+        return difference(got, augment_reference.resize(pixels, 160, 160)).mean()
+
+    assert apart(0, 0) < 1.2  # Pillow's DCT is the slow one
+    assert min(apart(1, 0), apart(-1, 0), apart(0, 1), apart(0, -1)) > 1.2
+
+
+@needs_dali
+def test_every_kind_of_image_comes_out_as_tensorflow_sees_it():
+    picture = photographs(120, 90)[1]
+    full = {"subsampling": 0}  # all decoders crop full chroma alike
+    turned = Image.Exif()
+    turned[0x0112] = 6  # EXIF: rotated by a quarter
+    pixels = io.BytesIO()
+    picture.save(pixels, "PNG")
+    left_out = [pixels.getvalue(), jpeg_of(picture.convert("CMYK")), jpeg_of(picture, keep_rgb=True)]
+    left_out.append(images.raw(picture))
+    plain = [jpeg_of(picture, **full), jpeg_of(picture.convert("L")), jpeg_of(picture, progressive=True, **full)]
+    plain.append(jpeg_of(picture, exif=turned, **full))
+    contents = [image for pair in zip(left_out, plain, strict=True) for image in pair]
+    windows = [(5, 9, 80, 100)] * len(contents)
+    ours, theirs = by_dali(contents, windows, 64), by_tensorflow(contents, windows, 64)
+    np.testing.assert_array_equal(ours[::2], theirs[::2])
+    assert difference(ours[1::2], theirs[1::2]).max() <= 1
+
+
+@needs_dali
+def test_neither_threads_nor_the_other_images_of_a_batch_change_pixels():
+    contents = [jpeg_of(image) for image in photographs(500, 375)] + [support.jpeg(1, 200, 300), support.png(1)]
+    windows = [(30, 40, 300, 300), (0, 0, 150, 200), (0, 0, 200, 300), (0, 0, 20, 24)]
+    together = by_dali(contents, windows, 48, threads=3)
+    decoder = dali.Decoder(4, 48, 1, None)
+    for place in range(4):
+        alone = through(decoder, contents[place : place + 1], windows[place : place + 1], 48)
+        np.testing.assert_array_equal(alone[0], together[place])
+
+
+def memory(count, **bad):
+    """Distinct images with full chroma, which all decoders crop alike."""
+    source = MemorySource(count, **bad)
+    source.images = [
+        jpeg_of(Image.open(io.BytesIO(support.jpeg(number, 12, 16))), subsampling=0) for number in range(40)
+    ]
+    return source
+
+
+def train(source, order, rank=0, size=1, batch=16, image_size=8, epochs=1, **options):
+    return pipeline.training(
+        source, order, Cursor(), (batch, 1), rank, size,
+        epochs=epochs, image_size=image_size, augmentation="inception", options=HostOptions(**options),
+    )  # fmt: skip
+
+
+@needs_dali
+@pytest.mark.parametrize("size", [1, 3])
+def test_an_epoch_sees_each_of_1003_examples_once_with_the_same_seeds_and_pixels(size):
+    order, source = SampleOrder(N, seed=2), memory(N)
+    seen = []
+    for rank in range(size):
+        ours, theirs = (list(train(source, order, rank, size, decoder=name)) for name in ("dali", "tensorflow"))
+        assert len(ours) == len(theirs) == -(-N // (16 * size))
+        for element, expected in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(element["label"], expected["label"])
+            np.testing.assert_array_equal(element["seed"], expected["seed"])
+            assert element["image"].dtype == tf.uint8
+            assert difference(element["image"].numpy(), expected["image"].numpy()).max() <= 1
+        seen.append([element["label"].numpy().tolist() for element in ours])
+    flat = [label for step in zip(*seen, strict=True) for part in step for label in part]
+    assert sorted(flat[:N]) == list(range(N))
+
+
+@needs_dali
+def test_images_may_change_size_between_epochs():
+    batches = train(memory(40), SampleOrder(40), epochs=2, batch=20, image_size=[8, 12].__getitem__, decoder="dali")
+    assert [element["image"].shape[1] for element in batches] == [8, 8, 12, 12]
+
+
+@needs_dali
+def test_evaluation_counts_each_image_once():
+    source = memory(31)
+    for rank in range(2):
+        ours, theirs = (
+            list(pipeline.evaluation(source, 8, rank, 2, image_size=8, options=HostOptions(decoder=name)))
+            for name in ("dali", "tensorflow")
+        )
+        for element, expected in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(element["label"], expected["label"])
+            np.testing.assert_array_equal(element["weight"], expected["weight"])
+            assert difference(element["image"].numpy(), expected["image"].numpy()).max() <= 1
+
+
+@needs_dali
+@pytest.mark.parametrize("kind", ["bad", "undecodable"])
+def test_a_bad_record_ends_the_run_with_its_file_and_offset(kind):
+    source = memory(60, **{kind: {17}})
+    with pytest.raises(UserError, match=r"memory, offset 17000: .*--bad_records=skip"):
+        list(train(source, SampleOrder(60, seed=1), decoder="dali"))
+    with pytest.raises(UserError, match="offset 17000"):
+        list(pipeline.evaluation(source, 8, image_size=8, options=HostOptions(decoder="dali")))
+
+
+@needs_dali
+@pytest.mark.parametrize("kind", ["bad", "undecodable"])
+def test_skipped_records_are_counted_and_replaced_by_the_same_images(kind):
+    source, order = memory(60, **{kind: {17, 18, 44}}), SampleOrder(60, seed=1)
+    ours, theirs = (
+        train(source, order, batch=8, epochs=2, bad_records="skip", decoder=name) for name in ("dali", "tensorflow")
+    )
+    for element, expected in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(element["label"], expected["label"])
+        assert difference(element["image"].numpy(), expected["image"].numpy()).max() <= 1
+    assert set(ours.bad.known) == {17, 18, 44}
+    weighted = [
+        int(label)
+        for element in pipeline.evaluation(
+            source, 8, image_size=8, options=HostOptions(decoder="dali", bad_records="skip")
+        )
+        for label, weight in zip(element["label"].numpy(), element["weight"].numpy(), strict=True)
+        if weight
+    ]
+    assert weighted == [label for label in range(60) if label not in (17, 18, 44)]
+
+
+@needs_dali
+def test_too_many_bad_records_fail():
+    source = memory(60, undecodable=range(10, 20))
+    with pytest.raises(UserError, match="max_bad_records=4"):
+        list(train(source, SampleOrder(60), decoder="dali", bad_records="skip", max_bad_records=4))
+
+
+@needs_dali
+def test_it_runs_here():
+    dali.check(None)
+
+
+@needs_dali
+def test_a_gpu_that_is_not_there_is_one_line():
+    with pytest.raises(UserError, match=r"^--decoder=dali: NVIDIA DALI does not run on GPU 99 \(.+\): leave out"):
+        dali.check(99)
+
+
+class StandIn:
+    """In place of a pipeline: fills each square with the height of its window; breaks on some images."""
+
+    refused: tuple[bytes, ...] = ()
+    made = 0
+
+    def __init__(self, batch, side, threads, gpu):
+        type(self).made += 1
+        self._side, self._broken = side, False
+
+    def run(self, encoded, shape, **_):
+        if self._broken:
+            raise RuntimeError("Current pipeline object is no longer valid")
+        if any(content.tobytes() in self.refused for content in encoded):
+            self._broken = True
+            raise RuntimeError("Critical error\nencountered:\n\nnot to my taste")
+        self._squares = np.empty((len(encoded), self._side, self._side, 3), np.uint8)
+        self._squares[:] = shape[:, 0, None, None, None]
+        return (self,)
+
+    def as_array(self):
+        return self._squares
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    kind = type("Fresh", (StandIn,), {})
+    monkeypatch.setattr(dali, "_pipeline", kind)
+    return kind
+
+
+def test_only_plain_jpegs_go_to_dali(stand_in):
+    contents = [support.jpeg(0), support.png(1), support.jpeg(2, mode="CMYK"), support.jpeg(3, mode="L")]
+    windows = [(0, 0, 15, 15), (1, 2, 9, 8), (0, 0, 20, 24), (3, 1, 11, 11)]
+    got = by_dali(contents, windows, 8)
+    assert (got[0] == 15).all()
+    assert (got[3] == 11).all()
+    np.testing.assert_array_equal(got[1:3], by_tensorflow(contents, windows, 8)[1:3])
+
+
+def test_what_dali_refuses_is_decoded_by_tensorflow_and_told_once(stand_in, caplog):
+    contents = [support.jpeg(0), support.jpeg(1), support.jpeg(2)]
+    stand_in.refused = (contents[1],)
+    decoder, windows = dali.Decoder(3, 8, 2, None), [(0, 0, 15, 14)] * 3
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            got = through(decoder, contents, windows, 8)
+            assert (got[[0, 2]] == 15).all()
+            np.testing.assert_array_equal(got[1], by_tensorflow(contents, windows, 8)[1])
+    assert caplog.text.count("DALI refuses an image (not to my taste)") == 1
+    assert stand_in.made == 2 + 2 * 2  # the slots, and new ones for the batch and for the image alone
+
+
+def test_a_record_that_both_refuse_is_bad(stand_in):
+    broken = memory(4, undecodable={2})
+    stand_in.refused = (broken.read_one(2)[0],)
+    batches = train(broken, SampleOrder(4), batch=4, bad_records="skip", decoder="dali")
+    (element,) = batches
+    assert sorted(element["label"].numpy().tolist()) == [0, 1, 3, 3]
+    assert set(batches.bad.known) == {2}
+
+
+def test_a_failure_that_no_image_explains_is_no_bad_record(stand_in, monkeypatch):
+    def fails(self, **_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(stand_in, "run", fails)
+    batches = train(memory(8), SampleOrder(8), batch=4, bad_records="skip", decoder="dali")
+    with pytest.raises(tf.errors.OpError, match="out of memory"):
+        list(batches)
+    assert not batches.bad.known
+
+
+def test_reading_ahead_counts_the_pixels_that_wait():
+    batches = train(memory(8), SampleOrder(8), memory_bytes=4 << 20, readers=8, decoder="dali")
+    assert batches._ahead(4, 512) == (1, 1)  # 1 MiB encoded and 3 MiB decoded each
+    assert train(memory(8), SampleOrder(8), memory_bytes=4 << 20, readers=8)._ahead(4, 512) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "plain"),
+    [
+        (support.jpeg(0), True),
+        (support.jpeg(0, mode="L"), True),
+        (support.jpeg(0, mode="CMYK"), False),
+        (jpeg_of(Image.new("RGB", (9, 7)), progressive=True), True),
+        (jpeg_of(Image.new("RGB", (9, 7)), keep_rgb=True), False),
+        (support.jpeg(0).replace(b"\xff\xc0\x00\x11\x08", b"\xff\xc0\x00\x11\x0c"), False),  # 12 bits
+        (support.jpeg(0).replace(b"\xff\xc0\x00\x11", b"\xff\xc9\x00\x11"), False),  # arithmetic codes
+        (support.png(0), False),
+        (b"\xff\xd8\xff\xd9", False),
+        (b"", False),
+    ],
+)
+def test_a_plain_jpeg_is_told_from_its_header(content, plain):
+    assert images.is_plain_jpeg(content) is plain
+
+
+def test_an_adobe_segment_tells_whether_colors_were_transformed():
+    content = support.jpeg(0)
+
+    def marked(transform):
+        return content[:2] + b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00" + bytes([transform]) + content[2:]
+
+    assert images.is_plain_jpeg(marked(1))
+    assert not images.is_plain_jpeg(marked(0))
+
+
+def test_a_missing_package_is_one_line_before_anything_else(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    with pytest.raises(UserError, match=r"^--decoder=dali: NVIDIA DALI cannot be loaded \(.*nvidia.*\): install"):
+        assemble.check_decoder(config.resolve(["--decoder=dali", "--dataset=digits"]))
+    assemble.check_decoder(config.resolve(["--dataset=digits"]))
+
+
+def test_the_gpu_is_told_by_the_machines_number(monkeypatch):
+    shown = [tf.config.PhysicalDevice("/physical_device:GPU:3", "GPU")]
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: shown)
+    assert dali.gpu_of("/gpu:0") == 3
+    assert dali.gpu_of("/cpu:0") is None
+    assert dali.gpu_of(None) is None
