@@ -25,6 +25,7 @@ from hybrid_imagenet.errors import UserError
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.communicator import Communicator
+    from hybrid_imagenet.comm.engine import HorovodCommunicator
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 _WIRES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -35,7 +36,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the benchmark; rank 0 prints the table and writes the JSON."""
     try:
         options = _parse(argv)
-        communicator = comm.start()
+        reductions = [_settings(options, name, "none") for name in options.algorithms if name != "mpi"]
+        communicator = typing.cast("HorovodCommunicator", comm.start(others=reductions))
         if communicator.size == 1:
             raise UserError("one rank has nothing to reduce: start with horovodrun -np 2 (or more) python -m ...")
         rows = measure(communicator, options)
@@ -50,15 +52,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def measure(communicator: Communicator, options: argparse.Namespace) -> list[dict[str, object]]:
+def measure(communicator: HorovodCommunicator, options: argparse.Namespace) -> list[dict[str, object]]:
     """A row for each algorithm, compression and size.
 
     Raises:
       UserError: if an algorithm does not fit the ranks.
     """
-    from hybrid_imagenet.comm.algorithms import ProcessSets
-
-    sets = ProcessSets(communicator.size)
     rows = []
     for size in options.sizes:
         runs: dict[tuple[str, str], tuple[Run, int]] = {}
@@ -68,7 +67,7 @@ def measure(communicator: Communicator, options: argparse.Namespace) -> list[dic
                     if compression == options.compression[0]:
                         runs["mpi", "none"] = _plain_mpi(size), size
                 elif compression != "bf16" or algorithm == "ring":
-                    runs[algorithm, compression] = _ours(communicator, options, algorithm, compression, size, sets)
+                    runs[algorithm, compression] = _ours(communicator, options, algorithm, compression, size)
         seconds = _medians(communicator, {key: run for key, (run, _) in runs.items()}, options.seconds)
         for (algorithm, compression), (_, wire_bytes) in runs.items():
             median, best = seconds[algorithm, compression]
@@ -91,13 +90,17 @@ def _row(ranks: int, algorithm: str, compression: str, size: int, wire_bytes: in
     }
 
 
+def _settings(options: argparse.Namespace, algorithm: str, compression: str) -> comm.Settings:
+    return comm.Settings(
+        allreduce=algorithm,
+        compression=compression,
+        torus_grid=options.torus_grid,
+        hybrid_threshold_kb=options.hybrid_kb,
+    )
+
+
 def _ours(
-    communicator: Communicator,
-    options: argparse.Namespace,
-    algorithm: str,
-    compression: str,
-    size: int,
-    sets: typing.Any,
+    communicator: HorovodCommunicator, options: argparse.Namespace, algorithm: str, compression: str, size: int
 ) -> tuple[Run, int]:
     """A function that reduces `size` bytes of FP32 in `options.tensors` tensors, and the bytes that travel."""
     import tensorflow as tf
@@ -109,14 +112,9 @@ def _ours(
     elements = max(size // 4, options.tensors)
     counts = [elements // options.tensors + (i < elements % options.tensors) for i in range(options.tensors)]
     wire_bytes = elements * WIRE_BYTES[wire]
-    settings = comm.Settings(
-        allreduce=algorithm,
-        compression=compression,
-        torus_grid=options.torus_grid,
-        hybrid_threshold_kb=options.hybrid_kb,
-    )
     bucket = Bucket(tuple(range(len(counts))), tuple(counts), wire, wire_bytes)
-    chosen = Selector(communicator, settings, sets).select([bucket])[0].algorithm
+    selector = Selector(communicator, _settings(options, algorithm, compression), communicator.sets)
+    chosen = selector.select([bucket])[0].algorithm
 
     @tf.function(autograph=False)
     def reduce(tensors: list[tf.Tensor]) -> tf.Tensor:

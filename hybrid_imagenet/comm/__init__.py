@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hybrid_imagenet.comm import elastic
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import configure_tensorflow, placement, prepare
@@ -14,7 +16,9 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.torus import parse_grid
 
 
-def start(settings: Settings | None = None, *, threads: int | None = None) -> Communicator:
+def start(
+    settings: Settings | None = None, *, threads: int | None = None, others: Sequence[Settings] = ()
+) -> Communicator:
     """Prepares this process for its place among the ranks and connects it to the others.
 
     Must come before TensorFlow starts, as it sets the number of threads: by default the cores of the host divided
@@ -23,6 +27,8 @@ def start(settings: Settings | None = None, *, threads: int | None = None) -> Co
     Args:
       settings: how gradients travel; the default settings if None.
       threads: threads of this rank for TensorFlow's operations, if not chosen from the number of cores.
+      others: settings of further reductions that the program will make by itself, so that their sets of ranks are known
+        from the start; not for elastic ranks.
 
     Raises:
       UserError: if the launcher's variables are incomplete, Horovod is missing, a rank has no GPU of its own, or the
@@ -30,11 +36,11 @@ def start(settings: Settings | None = None, *, threads: int | None = None) -> Co
     """
     settings = settings or Settings()
     place = placement()
-    if settings.torus_grid:
+    for text in filter(None, (each.torus_grid for each in (settings, *others))):
         try:
-            parse_grid(settings.torus_grid, place.size)
+            parse_grid(text, place.size)
         except ValueError as error:
-            raise UserError(f"--torus_grid={settings.torus_grid}: {error}") from None
+            raise UserError(f"--torus_grid={text}: {error}") from None
     if elastic.enabled():
         elastic.prepare(settings)
     configure_tensorflow(place, prepare(place, threads))
@@ -45,7 +51,7 @@ def start(settings: Settings | None = None, *, threads: int | None = None) -> Co
     except ImportError as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{place.size} ranks were started, but Horovod cannot be used ({reason}): install it") from None
-    return HorovodCommunicator(settings)
+    return HorovodCommunicator(settings, others=others)
 
 
 __all__ = ["Communicator", "Settings", "SingleProcess", "elastic", "start"]

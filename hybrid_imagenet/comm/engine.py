@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import os
-import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +14,10 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.comm import elastic
+from hybrid_imagenet.comm import elastic, hosts
 from hybrid_imagenet.comm.algorithms import ProcessSets
 from hybrid_imagenet.comm.communicator import Communicator
+from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.comm.gradients import GradientReducer
 from hybrid_imagenet.comm.health import LayerHealth
 from hybrid_imagenet.comm.selection import Selector
@@ -31,31 +31,43 @@ _PACK_BYTES = 64 << 20  # a broadcast of variables holds no more than this in ad
 class HorovodCommunicator(Communicator):
     """Collectives over all ranks of MPI or Gloo, through Horovod."""
 
-    def __init__(self, settings: Settings, watch: elastic.HostWatch | None = None) -> None:
+    def __init__(
+        self, settings: Settings, watch: elastic.HostWatch | None = None, others: Sequence[Settings] = ()
+    ) -> None:
         """Connects to the other ranks.
 
         Args:
           settings: how gradients travel.
           watch: that of the communicator before, when ranks connect anew.
+          others: settings of further reductions, whose sets of ranks are to be known too (`sets`).
 
         Raises:
           UserError: if the algorithm or grid does not fit the ranks and their hosts, or elastic ranks do not come
             together.
         """
-        self._watch = watch
+        self._watch, self._calls = watch, 0
+        built_in, keys = False, None
         if elastic.enabled():
-            built_in = False
             self._connect_elastic()
         else:
             built_in = _set_engine(settings)
-            hvd.init(process_sets="dynamic")
-        self.rank, self.size = hvd.rank(), hvd.size()
-        self._calls = 0
-        keys = [tuple(key) for key in self.allgather_object(_host_key())]
-        self.hosts = _host_names(keys)
-        here = [r for r, key in enumerate(keys) if key == keys[self.rank]]
+            composed = any(s.allreduce != "ring" for s in (*([] if built_in else [settings]), *others))
+            if composed:
+                keys = hosts.gather(placement(), hosts.key())
+            if keys is None:
+                hvd.init(process_sets="dynamic" if composed else None)
+        place = placement()
+        self.rank, self.size = place.rank, place.size
+        self.hosts = hosts.names(keys or self.allgather_object(hosts.key()))
+        here = [r for r, name in enumerate(self.hosts) if name == self.hosts[self.rank]]
         self.local_rank, self.local_size = here.index(self.rank), len(here)
-        self._reducer = GradientReducer(self, settings, Selector(self, settings, ProcessSets(self.size), built_in))
+        self.sets = ProcessSets(self.size)
+        selector = Selector(self, settings, self.sets, built_in)
+        for other in others:
+            Selector(self, other, self.sets)  # asks for its sets
+        if not hvd.is_initialized():
+            hvd.init(process_sets=self.sets.made())
+        self._reducer = GradientReducer(self, settings, selector)
 
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """One all-reduce of Horovod."""
@@ -197,22 +209,3 @@ def _shape(variable: tf.Variable) -> list[int]:
 
 def _bytes(variable: tf.Variable) -> int:
     return math.prod(_shape(variable)) * variable.dtype.size
-
-
-def _host_key() -> list[str]:
-    """What tells hosts apart: the name, and the network namespace, as several hosts may share a kernel and a name."""
-    try:
-        namespace = os.readlink("/proc/self/ns/net")  # noqa: PTH115 - the link's text is not a path
-    except OSError:
-        namespace = ""
-    return [socket.gethostname(), namespace]
-
-
-def _host_names(keys: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """One unique name per host: host names, numbered where several hosts share one."""
-    order = list(dict.fromkeys(keys))
-    names = {}
-    for key in order:
-        twins = [other for other in order if other[0] == key[0]]
-        names[key] = key[0] if len(twins) == 1 else f"{key[0]}#{twins.index(key)}"
-    return tuple(names[key] for key in keys)

@@ -57,8 +57,3 @@ def test_with_nccl_horovod_does_what_it_can_itself(options, settings, expected):
     assert answer == (expected is not None)
     assert [name for name in found if name.endswith("_ALLREDUCE")] == ([expected] if expected else [])
     assert not options(settings, nccl=False)[0]
-
-
-def test_host_names():
-    assert engine._host_names([("a", "1"), ("b", "2"), ("a", "1")]) == ("a", "b", "a")
-    assert engine._host_names([("a", "1"), ("a", "2"), ("b", "3"), ("a", "1")]) == ("a#0", "a#1", "b", "a#0")

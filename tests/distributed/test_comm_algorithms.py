@@ -7,27 +7,31 @@ from tests.distributed.launch import results
 # Sums of small integers are exact in every type, so they must be right to the last bit; the sums of random numbers are
 # compared with FP64 within one rounding per rank.
 CODE = """
-import os
 import numpy as np
 from hybrid_imagenet import comm
 from hybrid_imagenet.comm import Settings
-c = comm.start(Settings(compression="none"))
+from hybrid_imagenet.comm.environment import configure_tensorflow, placement, prepare
+place = placement()
+configure_tensorflow(place, prepare(place))
+import horovod.tensorflow as hvd
 import tensorflow as tf
 from hybrid_imagenet.comm.algorithms import Masters, ProcessSets, Ring, SixteenBitExchange, Torus
 from hybrid_imagenet.numerics import torus
-sets = ProcessSets(c.size)
-found = {"ring": Ring(), "exchange": SixteenBitExchange(c.size)}
-for v in [v for v in range(1, c.size + 1) if c.size % v == 0]:
-    grid = torus.Grid(v, c.size // v)
-    rows = torus.rows(c.hosts, grid)
-    found[f"torus {grid}"] = Torus(c.rank, rows, sets)
-    found[f"masters {grid}"] = Masters(c.rank, rows, sets)
+sets = ProcessSets(place.size)
+found = {"ring": Ring(), "exchange": SixteenBitExchange(place.size)}
+for v in [v for v in range(1, place.size + 1) if place.size % v == 0]:
+    grid = torus.Grid(v, place.size // v)
+    rows = torus.rows(["here"] * place.size, grid)
+    found[f"torus {grid}"] = Torus(place.rank, rows, sets)
+    found[f"masters {grid}"] = Masters(place.rank, rows, sets)
 # rows that are not contiguous, as with ranks dealt out over hosts
-if c.size in (4, 6, 8):
-    rows = torus.rows([f"h{r % 2}" for r in range(c.size)], torus.Grid(2, c.size // 2))
-    assert rows[0] == list(range(0, c.size, 2))
-    found["torus dealt"] = Torus(c.rank, rows, sets)
-    found["masters dealt"] = Masters(c.rank, rows, sets)
+if place.size in (4, 6, 8):
+    rows = torus.rows([f"h{r % 2}" for r in range(place.size)], torus.Grid(2, place.size // 2))
+    assert rows[0] == list(range(0, place.size, 2))
+    found["torus dealt"] = Torus(place.rank, rows, sets)
+    found["masters dealt"] = Masters(place.rank, rows, sets)
+hvd.init(process_sets=sets.made())
+c = comm.start(Settings(compression="none"))  # finds Horovod started
 lists = [[()], [(1,), (0, 3)], [(3, 5), (), (2,)], [(c.size * 8 + 1,), (5,)], [(1023,), (17, 3), (1,)]]
 wrong = []
 for name, algorithm in found.items():

@@ -14,15 +14,14 @@ from hybrid_imagenet.comm import Settings
 REDUCERS = (
     HEAD
     + """
-c = comm.start(Settings(compression="none"))
+OTHERS = [Settings(allreduce=name) for name in ("torus", "masters", "hybrid", "auto")]
+c = comm.start(Settings(compression="none"), others=OTHERS)
 import tensorflow as tf
-from hybrid_imagenet.comm.algorithms import ProcessSets
 from hybrid_imagenet.comm.gradients import GradientReducer
 from hybrid_imagenet.comm.selection import Selector
-sets = ProcessSets(c.size)
 def reducer(**settings):
     s = Settings(**settings)
-    return GradientReducer(c, s, Selector(c, s, sets))
+    return GradientReducer(c, s, Selector(c, s, c.sets))
 def reduce(r, grads, names):
     out = tf.function(lambda *g: r.reduce(g, names), autograph=False)(*[tf.constant(g, tf.float32) for g in grads])
     return [np.asarray(t.numpy(), np.float64) for t in out]
@@ -169,8 +168,8 @@ def test_hosts_with_different_numbers_of_ranks():
         HEAD
         + """
 import os
-from hybrid_imagenet.comm import engine
-engine._host_key = lambda: [["near", "far", "far"][int(os.environ["OMPI_COMM_WORLD_RANK"])], ""]
+from hybrid_imagenet.comm import hosts
+hosts.key = lambda: [["near", "far", "far"][int(os.environ["OMPI_COMM_WORLD_RANK"])], ""]
 try:
     comm.start(Settings(allreduce="hierarchical"))
 except comm.UserError as error:

@@ -18,13 +18,12 @@ WARMUPS = ("hybrid", "hybrid_p40")  # one epoch of AdaBound, one of SGD
 CODE = """
 import pathlib, sys
 from hybrid_imagenet import comm, config, recipes
-c = comm.start(comm.Settings())
+c = comm.start(comm.Settings(), others=[comm.Settings(allreduce=name) for name in ("torus", "hybrid")])
 import keras
 from hybrid_imagenet import train
-from hybrid_imagenet.comm.algorithms import ProcessSets
 from hybrid_imagenet.comm.gradients import GradientReducer
 from hybrid_imagenet.comm.selection import Selector
-folder, sets, seen = pathlib.Path(FOLDER), ProcessSets(c.size), {}
+folder, seen = pathlib.Path(FOLDER), {}
 for name in recipes.names():
     model = ["--image_size=63"] if name == "four_minutes_alexnet" else ["--model=resnet10", "--image_size=32"]
     resolved = config.resolve([
@@ -36,7 +35,7 @@ for name in recipes.names():
     ])
     # A process starts communication once; its reductions are made anew for each recipe's settings.
     settings = comm.Settings(allreduce=resolved.allreduce, compression=resolved.compression)
-    c._reducer = GradientReducer(c, settings, Selector(c, settings, sets))
+    c._reducer = GradientReducer(c, settings, Selector(c, settings, c.sets))
     seen[name] = [train.run(resolved, c), sorted({b["algorithm"] for b in c.statistics()["buckets"]})]
     keras.backend.clear_session()
 report(seen)

@@ -1,0 +1,107 @@
+"""Which rank is on which host, before Horovod starts.
+
+Horovod's own collectives can tell only after its start, but the sets of ranks that it is to know from its start depend
+on the hosts. So the ranks ask the launcher's means: MPI (through mpi4py) or the store of `horovodrun --gloo`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import time
+import urllib.request
+from collections.abc import Sequence
+
+from hybrid_imagenet.comm.environment import Placement
+from hybrid_imagenet.errors import UserError
+
+_STORE = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
+_TIMEOUT = 30.0  # seconds until all ranks must have reached the store
+_PAUSE = 0.02  # seconds between looks at the store
+
+
+def key() -> list[str]:
+    """What tells hosts apart: the name, and the network namespace, as several hosts may share a kernel and a name."""
+    try:
+        namespace = os.readlink("/proc/self/ns/net")  # noqa: PTH115 - the link's text is not a path
+    except OSError:
+        namespace = ""
+    return [socket.gethostname(), namespace]
+
+
+def names(keys: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """The host of every rank under a unique name: host names, numbered where several hosts share one."""
+    each = [tuple(key) for key in keys]
+    order = list(dict.fromkeys(each))
+    unique = {}
+    for host in order:
+        twins = [other for other in order if other[0] == host[0]]
+        unique[host] = host[0] if len(twins) == 1 else f"{host[0]}#{twins.index(host)}"
+    return tuple(unique[host] for host in each)
+
+
+def gather(place: Placement, own: Sequence[str]) -> list[list[str]] | None:
+    """Every rank's key, gathered without Horovod. All ranks call it once, after the import of Horovod.
+
+    Args:
+      place: this rank's place.
+      own: what this rank contributes.
+
+    Returns:
+      The keys in the order of ranks, or None if there is no way to gather them, as with MPI but without mpi4py.
+
+    Raises:
+      UserError: if not all ranks reach the store of Gloo in time.
+    """
+    if "OMPI_COMM_WORLD_RANK" in os.environ:
+        return _through_mpi(own) if importlib.util.find_spec("mpi4py") else None
+    if all(name in os.environ for name in _STORE):
+        return through_store(":".join(os.environ[name] for name in _STORE), place, own)
+    return None
+
+
+def _through_mpi(own: Sequence[str]) -> list[list[str]]:
+    """Starts MPI, which Horovod then finds started and leaves to mpi4py to end when the process ends."""
+    import mpi4py
+
+    mpi4py.rc.errors = "default"  # as without mpi4py; else errors inside of Horovod's communicators would be returned
+    from mpi4py import MPI
+
+    return [list(other) for other in MPI.COMM_WORLD.allgather(list(own))]
+
+
+def through_store(address: str, place: Placement, own: Sequence[str], timeout: float = _TIMEOUT) -> list[list[str]]:
+    """Every rank puts its key into the launcher's store, then waits for the others'.
+
+    Args:
+      address: host and port of the store, with a colon between.
+      place: this rank's place.
+      own: this rank's key.
+      timeout: seconds to wait.
+
+    Raises:
+      UserError: if a key is missing after that time.
+    """
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    base = f"http://{address}/hybrid_imagenet_hosts"
+    until = time.monotonic() + timeout
+    found: list[list[str]] = []
+    put = False
+    while len(found) < place.size:
+        try:
+            if not put:
+                body = json.dumps(list(own)).encode()
+                request = urllib.request.Request(f"{base}/{place.rank}", data=body, method="PUT")
+                opener.open(request, timeout=timeout).close()
+                put = True
+            with opener.open(f"{base}/{len(found)}", timeout=timeout) as reply:
+                found.append(json.loads(reply.read()))
+        except OSError as error:  # not there yet (404), or the store is too busy to answer
+            if time.monotonic() > until:
+                raise UserError(
+                    f"rank {len(found)} did not reach the launcher at {address} within {timeout:g} s ({error})"
+                ) from None
+            time.sleep(_PAUSE)
+    return found
