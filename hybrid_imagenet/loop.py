@@ -104,7 +104,6 @@ class Loop:
             self._after_step(span["end"])
         if not self.state.stop:
             self._finish_epoch(epoch)
-            self.step.sums.reset()
             self._meter.restart(self.step.sums.read())
 
     def _one_step(self, batches: Iterator[Batch], micro_batches: int) -> None:
@@ -138,6 +137,7 @@ class Loop:
     def _finish_epoch(self, epoch: int) -> None:
         logs: dict[str, Any] = {"epoch": epoch + 1, "step": self.state.step}
         logs |= self._meter.epoch(self.step.sums.read())
+        self.step.sums.reset()  # before what is saved at the end of the epoch: that is where the next one begins
         if self._validate_after(epoch):
             began = time.perf_counter()
             self._call("on_test_begin")

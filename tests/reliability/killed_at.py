@@ -16,7 +16,7 @@ from tests.reliability import processes
 
 MOMENTS = (
     *("in step", "in checkpoint", "before rename", "in batch norm synchronization", "in validation"),
-    *("at phase switch", "before epoch record", "after epoch record"),
+    *("at phase switch", "before epoch record", "after epoch record", "after epoch checkpoint"),
 )
 
 
@@ -51,6 +51,7 @@ def arm(moment: str, number: int) -> None:
 
     from hybrid_imagenet.callbacks.batch_norm import BatchNormSync
     from hybrid_imagenet.callbacks.logs import RecordLog
+    from hybrid_imagenet.checkpoint import CheckpointStore
     from hybrid_imagenet.loop import Loop
     from hybrid_imagenet.optimizers.hybrid import Hybrid
     from hybrid_imagenet.validation import Validation
@@ -70,6 +71,10 @@ def arm(moment: str, number: int) -> None:
         if loop.state.step >= number:
             threading.Timer(random.Random(number).random() * 0.2, kill).start()
 
+    def due_when_finished(store, step, arrays, meta) -> None:
+        if step >= number and meta["state"]["finished_epochs"] == meta["state"]["cursor"]["epoch"]:
+            kill()
+
     if moment == "in step":
         wrap(Loop, "_one_step", before=due_soon)
     elif moment == "in checkpoint":
@@ -80,6 +85,8 @@ def arm(moment: str, number: int) -> None:
         wrap(BatchNormSync, "_merge", before=due)
     elif moment == "in validation":
         wrap(Validation, "run", before=lambda *_: loops[0].state.step >= number and threading.Timer(0.05, kill).start())
+    elif moment == "after epoch checkpoint":
+        wrap(CheckpointStore, "_write", after=due_when_finished)
     elif moment == "at phase switch":
         wrap(Hybrid, "enter_phase", after=due)
     else:

@@ -15,9 +15,10 @@ SHORT = (("in batch norm synchronization", 4), ("at phase switch", 4), ("before 
 def long_form():
     """Every kind of moment and random steps, ten in all, in the order of steps."""
     generator = random.Random(11)
-    named = [("in checkpoint", 2), ("in validation", 4), *SHORT, ("before epoch record", 8), ("after epoch record", 8)]
-    anywhere = [("in step", step) for step in generator.sample((1, 3, 5, 6, 9, 10, 11), 3)]
-    return tuple(sorted((*named, *anywhere), key=lambda moment: moment[1]))
+    named = [("in checkpoint", 2), ("in validation", 4), *SHORT]
+    last = [("before epoch record", 8), ("after epoch record", 8), ("after epoch checkpoint", 8)]
+    anywhere = [("in step", step) for step in generator.sample((1, 3, 5, 6, 9, 10, 11), 2)]
+    return tuple(sorted((*named, *last, *anywhere), key=lambda moment: moment[1]))
 
 
 @pytest.mark.parametrize("moments", [SHORT, pytest.param(long_form(), marks=pytest.mark.slow)], ids=["short", "long"])
