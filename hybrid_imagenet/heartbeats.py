@@ -124,6 +124,8 @@ class Ledger:
         idle = min(beat.idle + now - heard for beat, heard in self._beats.values())
         if idle <= max(self._patience, _STEPS_PATIENCE * max(beat.mean for beat in beats)):
             return None
+        if any(self.silence(rank, now) > self._patience / 2 for rank in self._beats):
+            return None  # beats are missing: either they come, or their rank is named as silent in a moment
         return self._report(_suspects(beats), idle, "without progress", now)
 
     def _report(self, ranks: Sequence[int], seconds: float, state: str, now: float) -> Stall:

@@ -43,6 +43,16 @@ def test_a_silent_rank_is_named_with_host_process_step_and_stack():
     assert stack == [f"stall:   {frame}" for frame in READS]
 
 
+def test_a_rank_whose_beats_are_missing_is_not_taken_for_one_that_waits():
+    ours = ledger(beat(0), beat(1, idle=0.5))
+    ours.heard(beat(0, idle=10.1), 9.7)
+    assert ours.stall(9.7) is None
+    assert "rank 1 on node1 (process 101) is silent" in ours.stall(10.1).text
+    ours.heard(beat(1, idle=10.6, step=6), 10.1)
+    ours.heard(beat(0, idle=10.5), 10.1)
+    assert "rank 1 on node1 (process 101) is without progress" in ours.stall(10.2).text
+
+
 def test_silence_counts_before_the_first_step_and_lack_of_progress_does_not():
     ours = ledger(beat(0, step=None), beat(1, step=None))
     ours.heard(beat(0, step=None), 20.0)
