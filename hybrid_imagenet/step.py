@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -24,12 +24,47 @@ class ControlReducer(Protocol):
         """Sum over ranks, inside a graph."""
 
 
+class PerShape:
+    """A compiled function of a batch and more tensors that remembers its trace for each shape of the images.
+
+    A tf.function finds its trace anew at each call, from the types of all arguments; for a step with hundreds of
+    variables that takes as long as the call itself (`benchmarks loop`).
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        """Traces `function(batch, ...)` when it is first called with images of a shape and type."""
+        self._function = tf.function(function, autograph=False)
+        self._traces: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def __call__(self, batch: Batch, *more: tf.Tensor) -> Any:
+        """Runs it; `more` have the same shapes at every call."""
+        images = batch["image"]
+        key = (images.dtype, *images.shape)
+        trace = self._traces.get(key)
+        if trace is None:
+            trace = self._traces[key] = self.get_concrete_function(batch, *more)
+        return trace(batch, *more)
+
+    def get_concrete_function(self, *arguments: Any) -> Any:
+        """The trace for such arguments; tensors or TensorSpecs."""
+        return self._function.get_concrete_function(*arguments)
+
+    def experimental_get_tracing_count(self) -> int:
+        """How often the function was traced."""
+        return self._function.experimental_get_tracing_count()
+
+
 class TrainStep:
     """Forward, loss, scaled backward, reduction and update as one graph; nothing is fetched to the host.
 
     With accumulation over k micro-batches the first k - 1 go through `accumulate`, which only adds up gradients; the
     last goes through `last`, which reduces and applies their mean. `single` is the step without accumulation. Each is
-    traced once per batch shape.
+    traced once per batch shape:
+
+      single(batch, control): one update from one batch; returns the sum of `control` (int32 [k]) over ranks.
+      accumulate(batch): adds the gradients of one micro-batch.
+      last(batch, control, micro_batches): one update from the mean over `micro_batches` (float32 scalar) micro-batches,
+        this one included; returns the sum of `control`.
     """
 
     def __init__(
@@ -63,26 +98,21 @@ class TrainStep:
         self._mixup = mixup
         self._variables = [v.value for v in model.trainable_variables]
         self._accumulators: list[tf.Variable] = []
+        self.single, self.accumulate, self.last = map(PerShape, (self._single, self._accumulate, self._last))
         self._gradients = self._loss_and_gradients
         if xla:
             self._gradients = tf.function(self._loss_and_gradients, autograph=False, jit_compile=True)
         optimizer.build(model.trainable_variables)
 
-    @tf.function(autograph=False)
-    def single(self, batch: Batch, control: tf.Tensor) -> tf.Tensor:
-        """One update from one batch; returns the sum of `control` (int32 [k]) over ranks."""
+    def _single(self, batch: Batch, control: tf.Tensor) -> tf.Tensor:
         self.optimizer.apply(self._forward_backward(batch))
         return self._reduce_control(control)
 
-    @tf.function(autograph=False)
-    def accumulate(self, batch: Batch) -> None:
-        """Adds the gradients of one micro-batch."""
+    def _accumulate(self, batch: Batch) -> None:
         for total, grad in zip(self._accumulators, self._forward_backward(batch), strict=True):
             total.assign_add(tf.cast(grad, tf.float32))
 
-    @tf.function(autograph=False)
-    def last(self, batch: Batch, control: tf.Tensor, micro_batches: tf.Tensor) -> tf.Tensor:
-        """One update from the mean over `micro_batches` (float32 scalar) micro-batches, this one included."""
+    def _last(self, batch: Batch, control: tf.Tensor, micro_batches: tf.Tensor) -> tf.Tensor:
         grads = []
         for total, grad in zip(self._accumulators, self._forward_backward(batch), strict=True):
             grads.append((total + tf.cast(grad, tf.float32)) / micro_batches)
@@ -133,10 +163,13 @@ class EvaluationStep:
         self.model = model
         self.sums = SumAccumulator("validation_sums")
         self._preprocess = preprocess
+        self._compiled = PerShape(self._add)
 
-    @tf.function(autograph=False)
     def __call__(self, batch: Batch) -> None:
         """Adds the examples of {"image", "label", "weight"} whose weight is not 0."""
+        self._compiled(batch)
+
+    def _add(self, batch: Batch) -> None:
         logits = self.model(self._preprocess(batch), training=False)
         losses = cross_entropy(logits, batch["label"])
         self.sums.add(losses, logits, batch["label"], batch["weight"])

@@ -1,6 +1,13 @@
 """Options of the test suite."""
 
+import os
+
 import pytest
+
+from hybrid_imagenet.comm import environment
+
+for name, value in environment.KERNELS.items():  # tests in this process run the kernels that programs run
+    os.environ.setdefault(name, value)
 
 
 def pytest_addoption(parser):

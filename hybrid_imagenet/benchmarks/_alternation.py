@@ -17,7 +17,7 @@ from hybrid_imagenet.callbacks.checkpoints import CheckpointCallback
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import Config
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.step import EvaluationStep
+from hybrid_imagenet.step import EvaluationStep, PerShape
 from hybrid_imagenet.validation import Validation
 
 _WARM_UP = 3  # steps of the loop before the first round
@@ -124,16 +124,17 @@ class Alternation(keras.callbacks.Callback):
         """Seconds of a call that is handed the arguments and all variables of the step and computes nothing."""
         captured = self._compiled.get_concrete_function(*self._last).captured_inputs
 
-        @tf.function(autograph=False)
         def nothing(batch: Any, control: tf.Tensor) -> tf.Tensor:
             for tensor in captured:
                 tf.identity(tensor)
             return control
 
+        call = PerShape(nothing)
+        call(*self._last)
         seconds = []
         for _ in range(50):
             began = time.perf_counter()
-            nothing(*self._last)
+            call(*self._last)
             seconds.append(time.perf_counter() - began)
         return statistics.median(seconds)
 

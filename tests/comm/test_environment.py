@@ -66,6 +66,16 @@ def test_variables_of_the_user_stay():
         assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
 
 
+@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("0", "0")])
+def test_onednn_kernels_run_unless_the_user_says_no(given, expected):
+    with mock.patch.dict(os.environ):
+        os.environ.pop("TF_ENABLE_ONEDNN_OPTS", None)
+        if given:
+            os.environ["TF_ENABLE_ONEDNN_OPTS"] = given
+        environment.prepare(Placement(), threads=1)
+        assert os.environ["TF_ENABLE_ONEDNN_OPTS"] == expected
+
+
 def test_settings_refuse_what_they_do_not_know():
     with pytest.raises(ValueError, match="allreduce=star: choose one of ring"):
         Settings(allreduce="star")
