@@ -98,7 +98,7 @@ class TrainStep:
         self._mixup = mixup
         self._variables = [v.value for v in model.trainable_variables]
         self._accumulators: list[tf.Variable] = []
-        self.single, self.accumulate, self.last = map(PerShape, (self._single, self._accumulate, self._last))
+        self.single, self.accumulate, self.last = (PerShape(f) for f in (self._single, self._accumulate, self._last))
         self._gradients = self._loss_and_gradients
         if xla:
             self._gradients = tf.function(self._loss_and_gradients, autograph=False, jit_compile=True)

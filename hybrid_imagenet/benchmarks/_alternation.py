@@ -6,7 +6,7 @@ import datetime
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -68,7 +68,7 @@ class Alternation(keras.callbacks.Callback):
         self._compiled = session.step.single
         self._inside = 0.0
         self._last: tuple[Any, ...] = ()
-        session.step.single = self._timed
+        session.step.single = cast(PerShape, self._timed)
         self._plan = self._turns()
         next(self._plan)
 

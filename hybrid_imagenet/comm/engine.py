@@ -87,7 +87,8 @@ class HorovodCommunicator(Communicator):
 
     def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
         """Sends the variables' bytes, packed, so that the type does not matter and small ones share a message."""
-        table = [[_shape(v), v.dtype.name] for v in variables]
+        shapes = [_shape(v) for v in variables]
+        table = [[shape, v.dtype.name] for shape, v in zip(shapes, variables, strict=True)]
         digest = hashlib.sha256(json.dumps(table).encode()).hexdigest()
         differs = digest != self.broadcast_object(digest, root)
         self.agree(
@@ -95,28 +96,29 @@ class HorovodCommunicator(Communicator):
             if differs
             else None
         )
-        pack: list[tf.Variable] = []
-        for variable in variables:
-            pack.append(variable)
-            if sum(_bytes(v) for v in pack) >= _PACK_BYTES:
-                self._broadcast_pack(pack, root)
-                pack = []
+        pack: list[tuple[tf.Variable, list[int]]] = []
+        size = 0
+        for variable, shape in zip(variables, shapes, strict=True):
+            pack.append((variable, shape))
+            size += _bytes(variable, shape)
+            if size >= _PACK_BYTES:
+                self._broadcast_pack(pack, size, root)
+                pack, size = [], 0
         if pack:
-            self._broadcast_pack(pack, root)
+            self._broadcast_pack(pack, size, root)
 
-    def _broadcast_pack(self, pack: Sequence[tf.Variable], root: int) -> None:
+    def _broadcast_pack(self, pack: Sequence[tuple[tf.Variable, list[int]]], size: int, root: int) -> None:
         with tf.device("CPU:0"):
             if self.rank == root:
-                data = np.concatenate([np.frombuffer(v.numpy().tobytes(), np.uint8) for v in pack])
+                data = np.concatenate([np.frombuffer(v.numpy().tobytes(), np.uint8) for v, _ in pack])
             else:
-                data = np.zeros(sum(_bytes(v) for v in pack), np.uint8)
+                data = np.zeros(size, np.uint8)
             received = self._broadcast(data, root)
         start = 0
-        for variable in pack:
-            end = start + _bytes(variable)
+        for variable, shape in pack:
+            end = start + _bytes(variable, shape)
             if self.rank != root:
-                value = received[start:end].view(variable.dtype.as_numpy_dtype).reshape(_shape(variable))
-                variable.assign(value)
+                variable.assign(received[start:end].view(variable.dtype.as_numpy_dtype).reshape(shape))
             start = end
 
     def broadcast_object(self, obj: Any, root: int = 0) -> Any:
@@ -207,5 +209,5 @@ def _shape(variable: tf.Variable) -> list[int]:
     return [int(n) for n in shape]
 
 
-def _bytes(variable: tf.Variable) -> int:
-    return math.prod(_shape(variable)) * variable.dtype.size
+def _bytes(variable: tf.Variable, shape: list[int]) -> int:
+    return math.prod(shape) * variable.dtype.size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -57,8 +57,10 @@ class WireHealth:
           wires: the type to which each is cast.
         """
 
+        counters = {wire: _counter(wire) for wire in set(wires)}
+
         def count() -> tf.Tensor:
-            rows = tf.stack([_losses(g, wire) for g, wire in zip(scaled, wires, strict=True)])
+            rows = tf.stack([counters[wire](tf.reshape(g, [-1])) for g, wire in zip(scaled, wires, strict=True)])
             with tf.device("CPU:0"):
                 self._counts.assign_add(rows)
                 return self._counted.assign_add(1)
@@ -83,6 +85,12 @@ class WireHealth:
             first = int(bad[0]) if bad.size else None
             result.append(LayerHealth(name, self._elements[i] * steps, overflow, underflow, nonfinite, zeros, first))
         return result
+
+
+def _counter(wire: str) -> Callable[[tf.Tensor], tf.Tensor]:
+    """`_losses` of a flat gradient for one type, traced once for all layers."""
+    flat = tf.TensorSpec([None], tf.float32)
+    return tf.function(lambda scaled: _losses(scaled, wire), input_signature=[flat], autograph=False)
 
 
 def _losses(scaled: tf.Tensor, wire: str) -> tf.Tensor:

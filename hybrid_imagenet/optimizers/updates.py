@@ -91,25 +91,42 @@ def bounded_adam(
         v = beta2 v + (1 - beta2) g^2        and with `largest` (AMSBound)  v' = max(v', v), used in place of v
         w = w - clip(step_size / (sqrt(v) + eps), lower, upper) m
 
-    XLA makes one kernel per variable of it: one pass over memory instead of a dozen.
+    XLA makes one kernel per variable of it: one pass over memory instead of a dozen. Variables of the same shape and
+    decay share a trace. For a processor it is compiled once per shape (28 times for the 161 variables of a ResNet-50);
+    on a GPU, where each launch costs time, all are one program.
     """
-    maxima = largest or [None] * len(second)
 
-    def update(
-        grads: list[tf.Tensor], unscale: tf.Tensor, step_size: tf.Tensor, lower: tf.Tensor, upper: tf.Tensor
+    def rule(
+        grad: tf.Tensor,
+        w: tf.Variable,
+        m: tf.Variable,
+        v: tf.Variable,
+        top: tf.Variable | None,
+        decay: float,
+        unscale: tf.Tensor,
+        step_size: tf.Tensor,
+        lower: tf.Tensor,
+        upper: tf.Tensor,
     ) -> None:
-        for grad, w, m, v, top, decay in zip(grads, variables, first, second, maxima, decays, strict=True):
-            g = unscale * grad
-            if decay:
-                g += decay * w.value
-            m_new = beta1 * m.value + (1.0 - beta1) * g
-            v_new = beta2 * tf.ensure_shape(v.value, w.shape) + (1.0 - beta2) * tf.square(g)
-            m.value.assign(m_new)
-            v.value.assign(v_new)
-            if top is not None:
-                v_new = tf.maximum(top.value, v_new)
-                top.value.assign(v_new)
-            rate = step_size / (tf.sqrt(v_new) + eps)
-            w.value.assign_sub(tf.minimum(tf.maximum(rate, lower), tf.maximum(upper, lower)) * m_new)
+        g = unscale * grad
+        if decay:
+            g += decay * w
+        m_new = beta1 * m + (1.0 - beta1) * g
+        v_new = beta2 * tf.ensure_shape(v, w.shape) + (1.0 - beta2) * tf.square(g)
+        m.assign(m_new)
+        v.assign(v_new)
+        if top is not None:
+            v_new = tf.maximum(top, v_new)
+            top.assign(v_new)
+        rate = step_size / (tf.sqrt(v_new) + eps)
+        w.assign_sub(tf.minimum(tf.maximum(rate, lower), tf.maximum(upper, lower)) * m_new)
 
-    return tf.function(update, jit_compile=jit_compile, autograph=False)
+    of_one_variable = tf.function(rule, jit_compile=jit_compile, autograph=False)
+
+    def update(grads: list[tf.Tensor], *scalars: tf.Tensor) -> None:
+        maxima = [v.value for v in largest] if largest else [None] * len(second)
+        for grad, w, m, v, top, decay in zip(grads, variables, first, second, maxima, decays, strict=True):
+            of_one_variable(grad, w.value, m.value, v.value, top, decay, *scalars)
+
+    on_gpu = bool(tf.config.get_visible_devices("GPU"))
+    return tf.function(update, jit_compile=jit_compile and on_gpu, autograph=False)
