@@ -136,12 +136,11 @@ def _launch(arguments: Sequence[str], ranks: int, options: argparse.Namespace) -
         raise UserError(f"--launcher={options.launcher}: {command[0]} is not there") from None
     except subprocess.TimeoutExpired:
         raise UserError(f"{ranks} ranks took more than --timeout={options.timeout:g} s") from None
-    # horovodrun puts the rank before each line
-    marked = [line.partition(_MARK)[2] for line in done.stdout.splitlines() if _MARK in line]
+    marked = done.stdout.partition(_MARK)[2]
     if done.returncode or not marked:
         reason = (done.stderr or done.stdout).strip().splitlines()[-8:]
         raise UserError(f"the job of {ranks} ranks failed (exit code {done.returncode}): " + " | ".join(reason))
-    return json.loads(marked[0])
+    return json.JSONDecoder().raw_decode(marked)[0]  # horovodrun may put more on the line after it
 
 
 def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:

@@ -54,6 +54,12 @@ def test_a_job_that_fails_says_why(capsys):
     assert "the job of 1 ranks failed" in capsys.readouterr().err
 
 
+def test_what_a_launcher_puts_around_a_result_is_left_out():
+    lines = ["[1,1]<stdout>:first", '[1,0]<stdout>:scaling-result {"ranks": 2}[1,0]<stdout>:', "[1,1]<stdout>:{}"]
+    program = f"print(*{lines}, sep=chr(10))"
+    assert scaling._launch(["-c", program], 1, scaling._parser().parse_args([])) == {"ranks": 2}
+
+
 def test_a_peer_that_is_not_installed_is_skipped_with_a_message(tmp_path, capsys):
     (tmp_path / "tf_keras.py").write_text("raise ImportError('hidden')")
     options = scaling._parser().parse_args([])
