@@ -94,31 +94,21 @@ void BackgroundThreadLoop(""",
     ),
     # horovodrun imports TensorFlow, in a process of its own, to learn what the library was built with: seconds at each
     # start. launch/horovod_wheel.sh demands MPI and Gloo, without which the build fails.
-    (
-        "horovod/common/util.py",
-        """def mpi_built(verbose=False):
+    *(
+        (
+            "horovod/common/util.py",
+            f"""def {name}_built(verbose=False):
     for ext_base_name in EXTENSIONS:
-        built_fn = lambda ext: ext.mpi_built()
+        built_fn = lambda ext: ext.{name}_built()
         result = _check_extension_lambda(
-            ext_base_name, built_fn, 'built with MPI', verbose)
+            ext_base_name, built_fn, 'built with {title}', verbose)
         if result is not None:
             return result
     return None
 """,
-        "def mpi_built(verbose=False):\n    return True\n",
-    ),
-    (
-        "horovod/common/util.py",
-        """def gloo_built(verbose=False):
-    for ext_base_name in EXTENSIONS:
-        built_fn = lambda ext: ext.gloo_built()
-        result = _check_extension_lambda(
-            ext_base_name, built_fn, 'built with Gloo', verbose)
-        if result is not None:
-            return result
-    return None
-""",
-        "def gloo_built(verbose=False):\n    return True\n",
+            f"def {name}_built(verbose=False):\n    return True\n",
+        )
+        for name, title in (("mpi", "MPI"), ("gloo", "Gloo"))
     ),
 ]
 

@@ -4,10 +4,9 @@ import os
 
 import pytest
 
-from hybrid_imagenet.comm import environment
+from hybrid_imagenet.comm.environment import prefer_onednn
 
-for name, value in environment.KERNELS.items():  # tests in this process run the kernels that programs run
-    os.environ.setdefault(name, value)
+prefer_onednn(os.environ)  # tests in this process run the kernels that programs run
 
 
 def pytest_addoption(parser):

@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import os
 import re
 import tempfile
 import time
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_imagenet.benchmarks.step import processor
+from hybrid_imagenet.comm.environment import prefer_onednn
 
 if typing.TYPE_CHECKING:
     import keras
@@ -68,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
 
 def measure(name: str, batch: int, image_size: int, precision: str, steps: int) -> dict[str, Any]:
     """Profiles the step of a network; the result is a JSON object."""
+    prefer_onednn(os.environ)  # the kernels that training runs
     import tensorflow as tf
 
     from hybrid_imagenet import models

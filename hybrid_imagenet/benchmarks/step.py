@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybrid_imagenet.benchmarks.peers.step_protocol import MARK
-from hybrid_imagenet.comm import environment as ranks
+from hybrid_imagenet.comm.environment import prefer_onednn
 from hybrid_imagenet.errors import UserError
 
 PEERS = pathlib.Path(__file__).parent / "peers"
@@ -37,7 +37,7 @@ class Contestant:
         self.batch = settings["batch"]
         environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS=str(settings["threads"]))
         if (script or name) == OURS:  # as our programs set it; the others run as they come
-            environment = ranks.KERNELS | environment
+            prefer_onednn(environment)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         self.name = name
         self.process = subprocess.Popen(
