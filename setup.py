@@ -17,6 +17,7 @@ setup(
     long_description_content_type="text/markdown",
     packages=find_packages(include=["hybrid_imagenet", "hybrid_imagenet.*"]),
     package_data={"hybrid_imagenet": ["**/*.json", "**/*.txt", "**/*.css", "**/*.html"]},
+    entry_points={"console_scripts": ["hybrid-imagenet=hybrid_imagenet.__main__:main"]},
     python_requires=">=3.10,<3.13",
     install_requires=[
         "absl-py>=2.1",

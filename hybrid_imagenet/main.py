@@ -63,19 +63,25 @@ def _print_config(config: configuration.Config) -> int:
 
 def _train(config: configuration.Config) -> int:
     # Imported late: a wrong flag answers without TensorFlow, and TensorFlow starts with the threads that comm sets.
-    from hybrid_imagenet import comm, watchdog
+    from hybrid_imagenet import comm
+    from hybrid_imagenet.resilience import watchdog
 
     watchdog.follow_launcher()
     try:
         settings = comm.Settings(**{f.name: getattr(config, f.name) for f in dataclasses.fields(comm.Settings)})
         communicator = comm.start(settings)
+        from hybrid_imagenet import train
+
         if comm.elastic.enabled():
-            from hybrid_imagenet import elastic
+            from hybrid_imagenet.resilience import elastic
 
-            outcome = elastic.run(config, communicator, settings)
+            outcome = elastic.run(
+                lambda ranks, survivor: train.run(config, ranks, survivor=survivor),
+                communicator,
+                settings,
+                config.stall_seconds,
+            )
         else:
-            from hybrid_imagenet import train
-
             outcome = train.run(config, communicator)
     except UserError as error:
         _report(error)

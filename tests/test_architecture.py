@@ -1,6 +1,7 @@
-"""The direction of imports, as docs/architecture.md draws it."""
+"""The rooms of the package, and the direction of the imports between them, as docs/architecture.md draws it."""
 
 import ast
+import importlib
 import pathlib
 import subprocess
 import sys
@@ -8,78 +9,138 @@ import sys
 import pytest
 
 import hybrid_imagenet
+from hybrid_imagenet.__main__ import COMMANDS
 
 PACKAGE = pathlib.Path(hybrid_imagenet.__file__).parent
-FREE = {"errors", "__init__"}
-# What each part may import of the package besides itself and the errors.
+# What each room may import of the package besides itself and the errors; the top level is listed too.
 ALLOWED = {
+    "errors": set(),
     "numerics": set(),
     "recipes": set(),
+    "analysis": {"numerics"},
     "config": {"recipes", "numerics"},
     "comm": {"numerics"},
     "optimizers": {"numerics"},
     "models": {"numerics"},
     "data": {"numerics"},
-    "metrics": {"numerics"},
-    "callbacks": {"numerics", "comm", "optimizers", "models", "data", "metrics", "checkpoint", "state"},
-}
-PROGRAMS = {"main", "doctor", "plan", "report", "study", "search", "benchmarks", "evaluate", "predict", "export"}
+    "checkpoints": {"numerics", "models", "data"},
+    "runlog": {"numerics", "analysis"},
+    "resilience": {"comm", "checkpoints"},
+    "training": {
+        "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "resilience",
+    },
+    "train": {"config", "comm", "resilience", "training"},
+    "main": {"config", "recipes", "comm", "data", "resilience", "train"},
+    "tools": {
+        "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "training",
+    },
+    "benchmarks": {
+        "numerics", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "training", "train",
+        "tools",
+    },
+    "__main__": {"comm"},
+    "__init__": set(),
+}  # fmt: skip
 
 
 def modules():
-    return sorted(p for p in PACKAGE.rglob("*.py"))
+    return sorted(PACKAGE.rglob("*.py"))
 
 
-def part_of(path):
+def name_of(path):
+    parts = ("hybrid_imagenet", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imported_parts(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = []
+def imported_names(tree):
+    """Full names of everything of the package that a tree of nodes imports."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        for name in names:
-            if name.startswith("hybrid_imagenet."):
-                yield name.split(".")[1]
+            yield from (alias.name for alias in node.names)
 
 
-@pytest.mark.parametrize("part", sorted(ALLOWED))
-def test_a_part_imports_only_what_lies_below_it(part):
-    files = [path for path in modules() if part_of(path) == part]
+def imported_rooms(path):
+    names = [name for name in imported_names(ast.parse(path.read_text())) if name.startswith("hybrid_imagenet.")]
+    return {name.split(".")[1] for name in names} - {"__version__", "errors", room_of(path)}
+
+
+def test_every_room_has_a_rule():
+    assert {room_of(path) for path in modules()} == set(ALLOWED)
+
+
+@pytest.mark.parametrize("room", sorted(ALLOWED))
+def test_a_room_imports_only_what_lies_below_it(room):
+    files = [path for path in modules() if room_of(path) == room]
     assert files
     for path in files:
-        beyond = set(imported_parts(path)) - ALLOWED[part] - {part} - FREE - {"__version__"}
-        if path.relative_to(PACKAGE).as_posix() in ("data/__main__.py", "data/show.py"):
-            continue  # a program
-        assert not beyond, f"{path.name} imports {beyond}"
+        beyond = imported_rooms(path) - ALLOWED[room]
+        assert not beyond, f"{path.relative_to(PACKAGE)} imports {sorted(beyond)}"
+
+
+def test_rooms_depend_in_one_direction():
+    order, left = [], dict(ALLOWED)
+    while left:
+        free = [room for room, below in left.items() if not below - set(order)]
+        assert free, f"a circle among {sorted(left)}"
+        order += free
+        left = {room: below for room, below in left.items() if room not in free}
+
+
+def test_modules_import_each_other_in_no_circle():
+    known = {name_of(path) for path in modules()}
+    edges = {}
+    for path in modules():
+        names = imported_names(ast.parse(path.read_text()))
+        targets = {name if name in known else name.rpartition(".")[0] for name in names}
+        # A package's own __init__ may gather what its modules offer.
+        edges[name_of(path)] = {t for t in targets & known if not name_of(path).startswith(t + ".")} - {name_of(path)}
+    done, path = set(), []
+
+    def visit(name):
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name in done:
+            return
+        path.append(name)
+        for target in sorted(edges[name]):
+            visit(target)
+        path.pop()
+        done.add(name)
+
+    for name in sorted(edges):
+        visit(name)
 
 
 def test_only_comm_knows_horovod():
     for path in modules():
-        if part_of(path) not in ("comm", "benchmarks", "doctor"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                assert not [n for n in names if n.split(".")[0] == "horovod"], path
+        if room_of(path) != "comm" and "benchmarks/peers" not in path.as_posix():
+            names = imported_names(ast.parse(path.read_text()))
+            assert not [n for n in names if n.split(".")[0] == "horovod"], path
 
 
-def test_nothing_imports_a_program():
+def test_every_command_has_a_module():
+    for module, line in COMMANDS.values():
+        assert callable(importlib.import_module(module).main), module
+        assert line
+
+
+def test_modules_started_by_name_exist():
+    known = {name_of(path) for path in modules()}
     for path in modules():
-        if part_of(path) not in PROGRAMS:
-            assert not set(imported_parts(path)) & PROGRAMS, path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                text = node.value
+                if text.startswith("hybrid_imagenet.") and text.replace(".", "").replace("_", "").isalnum():
+                    assert text in known or text.rpartition(".")[0] in known, f"{path}: {text}"
 
 
-def test_the_configuration_stays_above_the_parts():
-    for path in modules():
-        if part_of(path) in ("numerics", "comm", "optimizers", "models", "data", "metrics", "callbacks"):
-            assert "config" not in set(imported_parts(path)), path
-
-
-def test_pure_mathematics_needs_neither_tensorflow_nor_keras():
-    names = [f"hybrid_imagenet.numerics.{p.stem}" for p in (PACKAGE / "numerics").glob("*.py") if p.stem != "__init__"]
+def test_pure_rooms_need_neither_tensorflow_nor_keras():
+    names = [name_of(p) for p in modules() if room_of(p) in ("numerics", "analysis", "config", "recipes", "errors")]
     code = (
         f"import importlib, sys\nfor name in {names!r}:\n    importlib.import_module(name)\n"
         "assert not [m for m in sys.modules if m.split('.')[0] in ('tensorflow', 'keras', 'horovod')]\n"

@@ -11,14 +11,15 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet import assemble, train
+from hybrid_imagenet import train
 from hybrid_imagenet.benchmarks.step import processor
-from hybrid_imagenet.callbacks.checkpoints import CheckpointCallback
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import Config
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.step import EvaluationStep, PerShape
-from hybrid_imagenet.validation import Validation
+from hybrid_imagenet.training import build
+from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallback
+from hybrid_imagenet.training.evaluation import Validation
+from hybrid_imagenet.training.step import EvaluationStep, PerShape
 
 _WARM_UP = 3  # steps of the loop before the first round
 _SETTLE = 0.5  # seconds in which the pipeline fills its buffers before the bare steps
@@ -155,7 +156,7 @@ class Alternation(keras.callbacks.Callback):
         """Validates the validation images first, which traces the step, then all training images."""
         session, config = self._session, self._session.config
         compute = str(session.facts["precision"]).removeprefix("mixed_")
-        step = EvaluationStep(session.model, assemble.evaluation_preprocess(compute))
+        step = EvaluationStep(session.model, build.evaluation_preprocess(compute))
         for source in (session.validation_source, session.data.source):
             validation = Validation(
                 step,
@@ -163,7 +164,7 @@ class Alternation(keras.callbacks.Callback):
                 session.communicator,
                 batch=config.eval_batch or config.per_gpu_batch,
                 image_size=config.image_size,
-                crop_fraction=assemble.evaluation_crop(config),
+                crop_fraction=build.evaluation_crop(config),
                 options=session.data.options,
             )
             began = time.perf_counter()

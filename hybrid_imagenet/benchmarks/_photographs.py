@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hybrid_imagenet.data import prepare, shards
+from hybrid_imagenet.data import shards
+from hybrid_imagenet.tools.data import prepare
 
 _NAME = "benchmark-photographs-1"
 _COUNT = 1000

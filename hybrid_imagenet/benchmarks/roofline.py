@@ -171,10 +171,10 @@ def profiled(network: keras.Model, batch: int, side: int, compute: str, steps: i
 
     from hybrid_imagenet import comm, optimizers
     from hybrid_imagenet.data import device
-    from hybrid_imagenet.metrics import profile
     from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
     from hybrid_imagenet.optimizers.kinds import classify
-    from hybrid_imagenet.step import TrainStep
+    from hybrid_imagenet.runlog import profile
+    from hybrid_imagenet.training.step import TrainStep
 
     inner = optimizers.create("sgd", learning_rate=1e-3, momentum=0.9)
     inner.set_kinds(classify(network))

@@ -159,8 +159,8 @@ def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
 
 def measure(config: Config, communicator: Communicator, steps: int, rounds: int, classes: int) -> Row:
     """Times training steps with and without the reduction of gradients; every rank calls it."""
-    from hybrid_imagenet import hardware
     from hybrid_imagenet.comm import SingleProcess
+    from hybrid_imagenet.training import hardware
 
     precision = hardware.choose_precision(config.precision, config.model)
     steps_to_time = [_step(config, communicator, communicator, precision, classes)]
@@ -202,12 +202,12 @@ def _step(
     import numpy as np
     import tensorflow as tf
 
-    from hybrid_imagenet import assemble
-    from hybrid_imagenet.step import TrainStep
+    from hybrid_imagenet.training import build
+    from hybrid_imagenet.training.step import TrainStep
 
-    model = assemble.model(config, precision, classes, everyone)
-    optimizer = assemble.optimizer(config, precision, model, reducer)
-    preprocess = assemble.train_preprocess(config, precision.removeprefix("mixed_"))
+    model = build.model(config, precision, classes, everyone)
+    optimizer = build.optimizer(config, precision, model, reducer)
+    preprocess = build.train_preprocess(config, precision.removeprefix("mixed_"))
     train = TrainStep(model, optimizer, preprocess, reducer, label_smoothing=config.label_smoothing)
     random = np.random.default_rng(everyone.rank)
     shape = [config.per_gpu_batch, config.image_size, config.image_size, 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,28 @@ from hybrid_imagenet.errors import SharedError
 if typing.TYPE_CHECKING:
     import tensorflow as tf
 
-    from hybrid_imagenet.comm.health import LayerHealth
+
+@dataclasses.dataclass(frozen=True)
+class LayerHealth:
+    """What became of one gradient in computation and on the wire, over all ranks and all counted steps.
+
+    Attributes:
+      name: the variable.
+      elements: number of elements counted: those of the gradient times ranks times counted steps.
+      overflow: finite values that became infinite on the wire.
+      underflow: non-zero values that became zero on the wire.
+      nonfinite: values that were infinite or NaN before they were cast: in FP16, what overflowed in computation.
+      zeros: values that were zero before they were cast; in FP16 they include what vanished in computation.
+      first_rank: the lowest rank that sent an infinite value or NaN; None if none did.
+    """
+
+    name: str
+    elements: int
+    overflow: int
+    underflow: int
+    nonfinite: int
+    zeros: int
+    first_rank: int | None
 
 
 class Communicator(abc.ABC):

@@ -1,7 +1,7 @@
 """Ranks that come and go, under `horovodrun --min-np --max-np --host-discovery-script`.
 
 Horovod's launcher restarts no run: it tells the ranks of changed hosts and, once every rank that is left has asked to
-connect anew, gives out new numbers. What a rank does meanwhile is up to it; see `hybrid_imagenet.elastic`.
+connect anew, gives out new numbers. What a rank does meanwhile is up to it; see `resilience.elastic`.
 """
 
 from __future__ import annotations

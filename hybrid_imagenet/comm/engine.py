@@ -16,10 +16,9 @@ import tensorflow as tf
 
 from hybrid_imagenet.comm import elastic, hosts
 from hybrid_imagenet.comm.algorithms import ProcessSets
-from hybrid_imagenet.comm.communicator import Communicator
+from hybrid_imagenet.comm.communicator import Communicator, LayerHealth
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.comm.gradients import GradientReducer
-from hybrid_imagenet.comm.health import LayerHealth
 from hybrid_imagenet.comm.selection import Selector
 from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.errors import UserError

@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from hybrid_imagenet.comm import fusion
-from hybrid_imagenet.comm.communicator import check_gradients
-from hybrid_imagenet.comm.health import LayerHealth, WireHealth
+from hybrid_imagenet.comm.communicator import LayerHealth, check_gradients
+from hybrid_imagenet.comm.health import WireHealth
 from hybrid_imagenet.comm.order import appearance
 from hybrid_imagenet.comm.selection import Choice, Selector
 from hybrid_imagenet.comm.settings import Settings

@@ -13,7 +13,8 @@ from hybrid_imagenet.comm.communicator import Communicator, check_gradients
 if typing.TYPE_CHECKING:
     import tensorflow as tf
 
-    from hybrid_imagenet.comm.health import LayerHealth, WireHealth
+    from hybrid_imagenet.comm.communicator import LayerHealth
+    from hybrid_imagenet.comm.health import WireHealth
 
 
 class SingleProcess(Communicator):

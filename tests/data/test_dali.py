@@ -10,11 +10,12 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from hybrid_imagenet import assemble, config
+from hybrid_imagenet import config
 from hybrid_imagenet.data import dali, decode, images, pipeline
 from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.training import build
 from tests.data import support
 from tests.data.support import MemorySource
 from tests.references import augment_reference
@@ -359,8 +360,8 @@ def test_an_adobe_segment_tells_whether_colors_were_transformed():
 def test_a_missing_package_is_one_line_before_anything_else(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(UserError, match=r"^--decoder=dali: NVIDIA DALI cannot be loaded \(.*nvidia.*\): install"):
-        assemble.check_decoder(config.resolve(["--decoder=dali", "--dataset=digits"]))
-    assemble.check_decoder(config.resolve(["--dataset=digits"]))
+        build.check_decoder(config.resolve(["--decoder=dali", "--dataset=digits"]))
+    build.check_decoder(config.resolve(["--dataset=digits"]))
 
 
 def test_the_gpu_is_told_by_the_machines_number(monkeypatch):

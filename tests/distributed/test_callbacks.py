@@ -12,8 +12,8 @@ from hybrid_imagenet import comm
 c = comm.start(comm.Settings(compression="fp16"))
 import keras, tensorflow as tf
 from hybrid_imagenet import optimizers
-from hybrid_imagenet.callbacks.batch_norm import BatchNormSync
-from hybrid_imagenet.callbacks.numerics import WeightCheck
+from hybrid_imagenet.training.callbacks.batch_norm import BatchNormSync
+from hybrid_imagenet.training.callbacks.nan_guard import WeightCheck
 from hybrid_imagenet.errors import NumericsError
 from hybrid_imagenet.models.normalization import BatchNormalization
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer

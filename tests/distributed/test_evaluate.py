@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hybrid_imagenet import evaluate
+from hybrid_imagenet.tools import evaluate
 from tests.distributed import program
 from tests.distributed.launch import MPIRUN, ROOT
 
@@ -24,7 +24,7 @@ def run(tmp_path_factory):
 def start(ranks, *arguments):
     launcher = [str(MPIRUN), "--quiet", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
     return subprocess.run(
-        [*launcher, sys.executable, "-m", "hybrid_imagenet.evaluate", *arguments],
+        [*launcher, sys.executable, "-m", "hybrid_imagenet", "evaluate", *arguments],
         env=program.environment(),
         cwd=ROOT,
         capture_output=True,

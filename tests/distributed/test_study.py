@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from hybrid_imagenet.study import __main__ as program
+from hybrid_imagenet.tools.study import command as program
 from tests.distributed import program as training
 
 

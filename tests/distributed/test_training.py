@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from hybrid_imagenet import evaluate
+from hybrid_imagenet.tools import evaluate
 from tests.distributed import program
 from tests.distributed.launch import results
 
@@ -24,7 +24,7 @@ from hybrid_imagenet.models import normalization
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
 from hybrid_imagenet.optimizers.loss_scale import LossScale
-from hybrid_imagenet.step import TrainStep
+from hybrid_imagenet.training.step import TrainStep
 BATCH = 8
 model = models.create("resnet18", 5, 32, zero_last_gamma=False, seed=3)
 normalization.freeze_statistics(model)

@@ -5,7 +5,8 @@ import os
 import pathlib
 import sys
 
-from hybrid_imagenet import loop, main
+from hybrid_imagenet import main
+from hybrid_imagenet.training import loop
 
 _FOLDER = pathlib.Path(os.environ["ELASTIC_NOTES"])
 _next = loop.Loop._next

@@ -49,12 +49,12 @@ def arm(moment: str, number: int) -> None:
     """Prepares rank 0 to kill."""
     import pathlib
 
-    from hybrid_imagenet.callbacks.batch_norm import BatchNormSync
-    from hybrid_imagenet.callbacks.logs import RecordLog
-    from hybrid_imagenet.checkpoint import CheckpointStore
-    from hybrid_imagenet.loop import Loop
+    from hybrid_imagenet.checkpoints.store import CheckpointStore
     from hybrid_imagenet.optimizers.hybrid import Hybrid
-    from hybrid_imagenet.validation import Validation
+    from hybrid_imagenet.training.callbacks.batch_norm import BatchNormSync
+    from hybrid_imagenet.training.callbacks.record_log import RecordLog
+    from hybrid_imagenet.training.evaluation import Validation
+    from hybrid_imagenet.training.loop import Loop
 
     loops = []
     wrap(Loop, "run", before=loops.append)

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet.callbacks.commits import CommitCallback, Memory
+from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import Settings, elastic
 from hybrid_imagenet.config import AUTO, checks, from_values
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.state import RunState
+from hybrid_imagenet.resilience.elastic_state import Memory
+from hybrid_imagenet.training.callbacks.elastic_commits import CommitCallback
 from tests.data.support import jpeg, write_shards
 from tests.reliability.elastic_job import Job
 
@@ -112,7 +113,7 @@ def test_the_clock_of_the_run_goes_on_while_ranks_connect(monkeypatch):
     parts.state.seconds = 100.0
     now = [50.0]
     clock = types.SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("hybrid_imagenet.callbacks.commits.time", clock)
+    monkeypatch.setattr("hybrid_imagenet.resilience.elastic_state.time", clock)
     parts.callback.on_train_begin()
     now[0] = 57.0
     assert parts.memory.recall().meta["state"]["seconds"] == 107.0

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from hybrid_imagenet import checkpoint
+from hybrid_imagenet.checkpoints import store
 from tests.data.support import jpeg
 from tests.distributed import program
 from tests.distributed.launch import ROOT
@@ -49,7 +49,7 @@ def newest_is_good(run_dir) -> int:
     """The step of the newest checkpoint; what was begun and not finished is gone."""
     names = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
     assert all(name.startswith("step-") for name in names)
-    return checkpoint.read(run_dir / "checkpoints" / names[-1]).meta["state"]["step"]
+    return store.read(run_dir / "checkpoints" / names[-1]).meta["state"]["step"]
 
 
 def test_a_full_disk_ends_the_run_and_after_making_room_it_goes_on(data, tmp_path):
@@ -122,7 +122,7 @@ def test_a_directory_that_cannot_be_written_is_named_before_training(tmp_path, p
         if place == "read-only disk" and mounted is None:
             pytest.skip("not allowed to mount")
         code = (
-            "import sys, pathlib\nfrom hybrid_imagenet import errors, run_dir\n"
+            "import sys, pathlib\nfrom hybrid_imagenet import errors\nfrom hybrid_imagenet.runlog import run_dir\n"
             "try:\n    run_dir.RunDirectory(pathlib.Path(sys.argv[1]), resume=False)\n"
             "except errors.UserError as error:\n    sys.exit(str(error))\n"
         )

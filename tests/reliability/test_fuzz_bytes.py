@@ -8,8 +8,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from hybrid_imagenet import checkpoint
-from hybrid_imagenet.checkpoint import CheckpointStore, DamagedCheckpointError
+from hybrid_imagenet.checkpoints import store
+from hybrid_imagenet.checkpoints.store import CheckpointStore, DamagedCheckpointError
 from hybrid_imagenet.data import decode, images, records
 from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.data.sources.tfrecord import ShardSource
@@ -202,5 +202,5 @@ def test_archives_that_are_no_checkpoints(tmp_path, members):
     path = tmp_path / "step-000000001.npz"
     path.write_bytes(archive(members))
     with pytest.raises(DamagedCheckpointError, match="step-000000001"):
-        checkpoint.read(path)
+        store.read(path)
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]

@@ -6,12 +6,12 @@ import subprocess
 import sys
 import time
 
-from hybrid_imagenet import guardian
+from hybrid_imagenet.resilience import reaper
 from tests.distributed.launch import ROOT
 
 RANK = """
 import sys, threading, time
-from hybrid_imagenet.guardian import Guardian
+from hybrid_imagenet.resilience.reaper import Guardian
 guardian = Guardian(1.5)
 def live():
     while True:
@@ -69,10 +69,10 @@ def test_a_guardian_that_was_late_itself_waits_anew(monkeypatch):
     answers = iter([([3], [], []), ([], [], []), ([3], [], [])])
     data = iter([b"+", b""])
     killed = []
-    monkeypatch.setattr(guardian.time, "monotonic", lambda: next(clock, 300.0))
-    monkeypatch.setattr(guardian.select, "select", lambda *arguments: next(answers))
-    monkeypatch.setattr(guardian.os, "read", lambda *arguments: next(data))
-    monkeypatch.setattr(guardian.os, "kill", lambda *arguments: killed.append(arguments))
-    guardian.watch(1, 2.0, 3)
+    monkeypatch.setattr(reaper.time, "monotonic", lambda: next(clock, 300.0))
+    monkeypatch.setattr(reaper.select, "select", lambda *arguments: next(answers))
+    monkeypatch.setattr(reaper.os, "read", lambda *arguments: next(data))
+    monkeypatch.setattr(reaper.os, "kill", lambda *arguments: killed.append(arguments))
+    reaper.watch(1, 2.0, 3)
     assert killed == []
     assert next(answers, None) is None  # it went on after the time in which nothing came

@@ -8,15 +8,16 @@ import subprocess
 import sys
 import threading
 import time
+from types import ModuleType
 
 import pytest
 
-from hybrid_imagenet import heartbeats, watchdog
-from hybrid_imagenet.heartbeats import Beat, Ledger
+from hybrid_imagenet.resilience import heartbeats, watchdog
+from hybrid_imagenet.resilience.heartbeats import Beat, Ledger
 from tests.distributed.launch import ROOT
 
-WAITS = ("hybrid_imagenet/step.py:65 single", "hybrid_imagenet/loop.py:120 _one_step")
-READS = ("/usr/lib/python3/os.py:10 pread", "hybrid_imagenet/loop.py:127 _next")
+WAITS = ("hybrid_imagenet/training/step.py:65 single", "hybrid_imagenet/training/loop.py:120 _one_step")
+READS = ("/usr/lib/python3/os.py:10 pread", "hybrid_imagenet/training/loop.py:127 _next")
 
 
 def beat(rank, step=7, idle=0.0, stack=WAITS, mean=0.1, **more):
@@ -24,7 +25,7 @@ def beat(rank, step=7, idle=0.0, stack=WAITS, mean=0.1, **more):
 
 
 def ledger(*beats, at=0.0, patience=10.0):
-    result = Ledger(patience)
+    result = Ledger(patience, [heartbeats.shown_file(ModuleType("hybrid_imagenet.training.step"))])
     for one in beats:
         result.heard(one, at)
     return result
@@ -138,7 +139,7 @@ def test_the_deputy_sits_on_another_host_if_there_is_one(hosts, expected):
 # Ranks without MPI: what the watchdog needs of a communicator, over files.
 RANK = """
 import json, pathlib, sys, time
-from hybrid_imagenet.watchdog import Watchdog
+from hybrid_imagenet.resilience.watchdog import Watchdog
 folder, rank, size, limit = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 class Files:
     def __init__(self):

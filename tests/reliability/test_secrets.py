@@ -6,7 +6,7 @@ import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.errors import SharedError, UserError, without_secrets
-from hybrid_imagenet.recording import Recording
+from hybrid_imagenet.training.recorder import Recording
 
 
 @pytest.mark.parametrize(

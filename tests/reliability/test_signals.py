@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hybrid_imagenet import checkpoint
+from hybrid_imagenet.checkpoints import store
 from tests.distributed import program
 from tests.distributed.launch import ROOT
 from tests.reliability import processes
@@ -49,7 +49,7 @@ def test_a_stopped_rank_is_named_and_ends_the_job(running, stopped):
     lines = [line for line in output.splitlines() if line.startswith(("stall:", "error:"))]
     assert f"rank {stopped} on " in lines[0]
     assert f"process {ranks[stopped]}" in lines[0]
-    assert any("hybrid_imagenet/loop.py" in line for line in lines)
+    assert any("hybrid_imagenet/training/loop.py" in line for line in lines)
     assert f"error: rank {stopped} on " in lines[-1], output
     assert "--stall_seconds=20" in lines[-1]
     assert processes.gone_within(ranks.values(), 10)
@@ -61,12 +61,12 @@ def test_no_rank_outlives_a_killed_launcher(running):
     os.kill(run.process.pid, signal.SIGKILL)
     assert processes.gone_within(ranks.values(), 15)
     newest = sorted((run.run_dir / "checkpoints").glob("step-*.npz"))[-1]
-    assert checkpoint.read(newest).arrays
+    assert store.read(newest).arrays
 
 
 CONTROL = """
 import os, signal, sys, time
-from hybrid_imagenet.control import Control
+from hybrid_imagenet.resilience.preemption import Control
 control = Control()
 control.install_signal_handlers()
 for _ in range(int(sys.argv[1])):

@@ -1,0 +1,65 @@
+"""`python -m hybrid_imagenet COMMAND [arguments]`, also installed as `hybrid-imagenet COMMAND`: runs one command."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from hybrid_imagenet import __version__
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE
+
+# The module of each command, with main(arguments) -> exit code, and one line for the list of commands.
+COMMANDS = {
+    "train": ("hybrid_imagenet.main", "train, on this process or as one of the ranks that horovodrun started"),
+    "evaluate": ("hybrid_imagenet.tools.evaluate", "loss, top-1 and top-5 of a trained network on a data set"),
+    "predict": ("hybrid_imagenet.tools.predict", "the most probable classes of images"),
+    "export": (
+        "hybrid_imagenet.tools.export.command",
+        "convert a network: ONNX, Keras, SavedModel, torchvision",
+    ),
+    "data": ("hybrid_imagenet.tools.data.command", "prepare, check or show a data set"),
+    "doctor": ("hybrid_imagenet.tools.doctor.command", "check hosts before a run"),
+    "plan": ("hybrid_imagenet.tools.plan.command", "predict step time and training time on a cluster"),
+    "report": ("hybrid_imagenet.tools.report.command", "draw a page and plots of one or several runs"),
+    "study": ("hybrid_imagenet.tools.study.command", "compare methods with several seeds"),
+    "search": ("hybrid_imagenet.tools.search.command", "find a learning rate and warmup on a short budget"),
+    "bench": ("hybrid_imagenet.benchmarks.__main__", "measure the step, the loop, input, communication and more"),
+}
+
+
+def usage() -> str:
+    """The list of commands."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
+    head = "usage: hybrid-imagenet COMMAND [arguments]   (or: python -m hybrid_imagenet COMMAND ...)"
+    return "\n".join([head, "", *lines, "", "hybrid-imagenet COMMAND --help describes the arguments of a command."])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command that the first argument names; returns its exit code (see `hybrid_imagenet.errors`)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return EXIT_OK if words else EXIT_USAGE
+    if words[0] == "--version":
+        print(__version__)
+        return EXIT_OK
+    name, *rest = words
+    if name not in COMMANDS:
+        print(f"error: {name}: no such command; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return EXIT_USAGE
+    if name == "train":
+        from hybrid_imagenet.comm.environment import restart_with_huge_pages
+
+        restart_with_huge_pages()
+    module = importlib.import_module(COMMANDS[name][0])
+    try:
+        return int(module.main(rest) or 0)
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        os._exit(EXIT_OK)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

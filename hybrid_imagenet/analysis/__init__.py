@@ -1,0 +1,1 @@
+"""Models of speed, communication and accuracy, and the numbers that the papers published; no TensorFlow."""

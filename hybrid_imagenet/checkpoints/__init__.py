@@ -1,0 +1,1 @@
+"""Stores the state of a run, restores it, and reads trained networks."""

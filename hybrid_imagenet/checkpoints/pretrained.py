@@ -1,0 +1,208 @@
+"""A trained network: its weights and all that is needed to use it, from a checkpoint or a file of another library."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hybrid_imagenet import __version__, models
+from hybrid_imagenet.checkpoints import store
+from hybrid_imagenet.data import device
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.models.weights import applications, torchvision
+from hybrid_imagenet.numerics.augment import EVALUATION_FRACTION
+
+FOREIGN_SUFFIXES = (".safetensors", ".pth", ".pt", ".h5")
+_IMAGENET_SIZE = 224
+_PART, _AVERAGES = "model/", "average/"
+Report = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A network and how its images are prepared.
+
+    Attributes:
+      origin: the file it came from, for messages.
+      model: its name, see `models.create`.
+      class_names: one name per class, in the order of the scores.
+      image_size: pixels.
+      crop_fraction: side of the central square that it looks at, as a fraction of an image's shorter side.
+      batch_norm_epsilon: added to variances.
+      stride_in_1x1: see `models.create`.
+      pixel_mean: subtracted from RGB pixels in [0, 1].
+      pixel_deviation: what the difference is divided by.
+      averaged: whether they are averages over the last steps (--ema_decay).
+      weights: float32 arrays by path of the variable; left out where they come from another rank.
+    """
+
+    origin: str
+    model: str
+    class_names: tuple[str, ...]
+    image_size: int
+    crop_fraction: float
+    batch_norm_epsilon: float
+    stride_in_1x1: bool = False
+    pixel_mean: tuple[float, ...] = device.MEAN
+    pixel_deviation: tuple[float, ...] = device.DEVIATION
+    averaged: bool = False
+    weights: Mapping[str, np.ndarray] | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    def description(self) -> dict[str, Any]:
+        """Everything but the weights, JSON-ready."""
+        fields = (f.name for f in dataclasses.fields(self) if f.name != "weights")
+        return {name: getattr(self, name) for name in fields}
+
+    @classmethod
+    def from_description(cls, values: Mapping[str, Any]) -> Trained:
+        """The network of a description, without its weights."""
+        arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**arguments)
+
+    def build(self, precision: str = "float32") -> keras.Model:
+        """The Keras model, with these weights if there are any (see `models.create` for inputs and outputs).
+
+        Raises:
+          UserError: if the weights are not those of the network that is described.
+        """
+        network = models.create(
+            self.model,
+            len(self.class_names),
+            self.image_size,
+            precision=precision,
+            batch_norm_epsilon=self.batch_norm_epsilon,
+            stride_in_1x1=self.stride_in_1x1,
+        )
+        if self.weights is not None:
+            for variable in network.weights:
+                variable.assign(self._array(variable))
+        return network
+
+    def _array(self, variable: keras.Variable) -> np.ndarray:
+        value = (self.weights or {}).get(variable.path)
+        wanted = tuple(variable.shape)
+        if value is None or value.shape != wanted:
+            found = "is missing" if value is None else f"has shape {value.shape}"
+            raise UserError(
+                f"{self.origin}: {variable.path} {found}, {self.model} at {self.image_size} pixels with "
+                f"{len(self.class_names)} classes needs {wanted}; give the image size and classes it was trained with"
+            )
+        return value
+
+    def preprocess(self, images: tf.Tensor, dtype: str = "float32") -> tf.Tensor:
+        """Pixels of 0 to 255, [b, s, s, 3], to the network's input in `dtype`."""
+        if (self.pixel_mean, self.pixel_deviation) == (device.MEAN, device.DEVIATION):
+            return device.normalize(images, dtype)  # exactly as in training
+        scale, offset = self.pixel_affine()
+        return tf.cast(tf.cast(images, tf.float32) * scale + offset, dtype)
+
+    def pixel_affine(self) -> tuple[np.ndarray, np.ndarray]:
+        """Scale and offset, float32 [3], that take pixels of 0 to 255 to the network's input."""
+        deviation, mean = np.array(self.pixel_deviation), np.array(self.pixel_mean)
+        return (1 / (255 * deviation)).astype(np.float32), (-mean / deviation).astype(np.float32)
+
+    def save(self, path: pathlib.Path) -> None:
+        """Writes a checkpoint without an optimizer's state; raises OSError if that fails."""
+        arrays = {f"{_PART}{i:04d}/{name}": np.asarray(v) for i, (name, v) in enumerate((self.weights or {}).items())}
+        description = self.description()
+        description["imported_from"] = description.pop("origin")
+        store.write(path, arrays, {**description, "num_classes": len(self.class_names), "version": __version__})
+
+
+def load(path: pathlib.Path, report: Report, *, bgr: bool = True, weights: str = "auto") -> Trained:
+    """Reads a network.
+
+    Args:
+      path: a checkpoint (.npz); the directory of a run, for its newest good checkpoint; or weights of torchvision's
+        ResNets (.safetensors, .pth) or keras.applications' (.h5).
+      report: is told of damaged checkpoints that were passed over.
+      bgr: whether weights of keras.applications are for its own preprocessing (mode "caffe"); if not, they are for
+        ImageNet's means and deviations (mode "torch").
+      weights: of a checkpoint: `ema`, the averaged ones, which validation saw; `trained`, those of the last step; or
+        `auto`, the averaged ones where there are any.
+
+    Raises:
+      UserError: if there is no such file, or it holds no network that is known, or no such weights.
+    """
+    path = path.expanduser()
+    if path.is_dir():
+        return _from_run(path, report, weights)
+    if not path.exists():
+        raise UserError(f"{path}: no such file or directory; give a checkpoint (step-*.npz) or the directory of a run")
+    if path.suffix not in FOREIGN_SUFFIXES:
+        try:
+            return _from_checkpoint(store.read(path), weights)
+        except store.DamagedCheckpointError as error:
+            raise UserError(f"{error}; this is no good checkpoint, give another") from None
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}; give a file that can be read") from None
+    if weights == "ema":
+        raise UserError(f"--weights=ema: {path} holds one set of weights only; leave the flag out")
+    if path.suffix == ".h5":
+        return _from_applications(path, bgr)
+    model, arrays = torchvision.read(path)
+    return _foreign(path, model, arrays, torchvision.EPSILON)
+
+
+def _from_run(path: pathlib.Path, report: Report, weights: str) -> Trained:
+    directories = (path / "checkpoints", path)
+    for directory in directories:
+        found = store.CheckpointStore(directory, keep=1).newest_good(report)
+        if found is not None:
+            return _from_checkpoint(found, weights)
+    raise UserError(f"{path}: holds no good checkpoint (checkpoints/step-*.npz); give another run")
+
+
+def _from_checkpoint(source: store.Checkpoint, which: str) -> Trained:
+    meta = source.meta
+    weights, averages = _part(source, _PART), _part(source, _AVERAGES)
+    if which == "ema" and not averages:
+        raise UserError(f"--weights=ema: {source.path} has no averaged weights (--ema_decay); leave the flag out")
+    averaged = bool(averages) and which != "trained"
+    if averaged:
+        weights |= averages
+    wanted = {f.name for f in dataclasses.fields(Trained)} - {"origin", "weights"}
+    values = {name: meta[name] for name in wanted & set(meta)} | {"origin": str(source.path)}
+    values["averaged"] = averaged or bool(meta.get("averaged"))
+    if "batch_norm_epsilon" not in values:
+        values["batch_norm_epsilon"] = _epsilon_of_run(source.path)
+    try:
+        return dataclasses.replace(Trained.from_description(values), weights=weights)
+    except TypeError as error:
+        raise UserError(f"{source.path}: does not describe a network ({error}); give another checkpoint") from None
+
+
+def _part(source: store.Checkpoint, prefix: str) -> dict[str, np.ndarray]:
+    """The arrays of one part of a checkpoint, by path of the variable."""
+    return {name.split("/", 2)[2]: value for name, value in source.arrays.items() if name.startswith(prefix)}
+
+
+def _epsilon_of_run(path: pathlib.Path) -> float:
+    """The epsilon in the configuration beside a run's checkpoints, or the usual one."""
+    try:
+        return float(json.loads((path.parent.parent / "config.json").read_text())["flags"]["batch_norm_epsilon"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return torchvision.EPSILON
+
+
+def _from_applications(path: pathlib.Path, bgr: bool) -> Trained:
+    model, weights = applications.read(path, bgr=bgr)
+    network = dataclasses.replace(_foreign(path, model, weights, applications.EPSILON), stride_in_1x1=True)
+    if not bgr:
+        return network
+    return dataclasses.replace(
+        network, pixel_mean=applications.PIXEL_MEAN, pixel_deviation=applications.PIXEL_DEVIATION
+    )
+
+
+def _foreign(path: pathlib.Path, model: str, weights: Mapping[str, np.ndarray], epsilon: float) -> Trained:
+    """A network of a file that holds only weights: numbers for classes, and ImageNet's usual preparation."""
+    classes = tuple(str(number) for number in range(len(weights["logits/bias"])))
+    return Trained(str(path), model, classes, _IMAGENET_SIZE, EVALUATION_FRACTION, epsilon, weights=weights)

@@ -1,1 +1,0 @@
-"""`python -m hybrid_imagenet.doctor [-H hosts]`: what goes wrong on clusters, looked for before a run."""

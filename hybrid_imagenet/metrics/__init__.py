@@ -1,1 +1,0 @@
-"""Metric sums over ranks, logs and the papers' criteria."""

@@ -1,0 +1,72 @@
+"""`python -m hybrid_imagenet.resilience.reaper PROCESS SECONDS`: kills a process that has stopped giving signs of life.
+
+A rank that is stopped as a whole cannot end itself, and an elastic launcher waits for it for ever. So each elastic rank
+has such a small process beside it, to which its watchdog writes: b"+" is a sign of life, b"-" asks for patience until
+the next one. When the rank ends, so does its guardian.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+_LATE = 5.0  # a guardian that was late by so many seconds was stopped itself, and begins to wait anew
+
+
+class Guardian:
+    """The rank's end: starts the process and gives signs of life."""
+
+    def __init__(self, seconds: float):
+        """`seconds` without a sign of life are the end."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "hybrid_imagenet.resilience.reaper", str(os.getpid()), str(seconds)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C on the terminal is not for it
+        )
+
+    def alive(self) -> None:
+        """Gives a sign of life."""
+        self._write(b"+")
+
+    def rest(self) -> None:
+        """Announces silence that means nothing."""
+        self._write(b"-")
+
+    def _write(self, sign: bytes) -> None:
+        with contextlib.suppress(OSError):  # it is gone: the rank does without
+            os.write(self._process.stdin.fileno(), sign)  # type: ignore[union-attr]
+
+
+def watch(process: int, seconds: float, signs: int) -> None:
+    """Reads signs of life from a file descriptor until it is closed; kills the process if they stop."""
+    waiting = False
+    while True:
+        began = time.monotonic()
+        ready, _, _ = select.select([signs], [], [], seconds if waiting else None)
+        if ready:
+            data = os.read(signs, 1 << 12)
+            if not data:
+                return
+            waiting = data.endswith(b"+")
+        elif time.monotonic() - began < seconds + _LATE:
+            print(f"error: process {process} was stopped for {seconds:g} s: it is ended", file=sys.stderr, flush=True)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+            return
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Watches over the process in the first argument."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    watch(int(arguments[0]), float(arguments[1]), sys.stdin.fileno())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

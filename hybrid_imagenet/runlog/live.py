@@ -1,0 +1,158 @@
+"""How rank 0 shows a run: one status area on a terminal, plain lines with a rate limit elsewhere.
+
+A view is fed with the plain dictionaries that go into metrics.jsonl:
+
+    view = make_view("auto", sys.stdout, total_epochs=90)
+    view.run_started({"world_size": 24, "images_per_epoch": 1281167, "steps_per_epoch": 209, ...})
+    view.advance(step, position)          # after every step; cheap
+    view.step(record)                     # when a step record was made
+    view.epoch(record)
+    view.message("2 ranks have another driver", rank=3)
+    view.run_finished(summary)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TextIO
+
+from hybrid_imagenet.runlog import summary as summaries
+from hybrid_imagenet.runlog.messages import Messages
+from hybrid_imagenet.runlog.progress import Status, accuracies
+
+MODES = ("auto", "live", "plain", "none")
+
+
+class View(Protocol):
+    """What every view offers."""
+
+    def run_started(self, info: Mapping[str, Any]) -> None:
+        """Begins; `info` as in `progress.Status`."""
+
+    def advance(self, step: int, position: float | None = None) -> None:
+        """Notes a finished step (since the start of the run) and the fractional epochs done."""
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Takes a step record."""
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """Takes an epoch record."""
+
+    def message(self, text: str, rank: int | None = None) -> None:
+        """Shows a message once, with the rank that sent it if it is not this one."""
+
+    def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
+        """Ends; shows the summary (see `metrics.summary.summarize`) if there is one."""
+
+
+def make_view(
+    mode: str,
+    stream: TextIO,
+    total_epochs: int,
+    *,
+    line_seconds: float = 10.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> View:
+    """Makes the view for a mode.
+
+    Args:
+      mode: `live` (a status area), `plain` (lines), `none` (messages only), or `auto`: live on a terminal.
+      stream: where to write.
+      total_epochs: planned.
+      line_seconds: the least time between two lines about steps.
+      clock: seconds.
+
+    Raises:
+      ValueError: for an unknown mode.
+    """
+    if mode not in MODES:
+        raise ValueError(f"view {mode!r}: must be one of {', '.join(MODES)}")
+    if mode == "auto":
+        mode = "live" if _is_terminal(stream) else "plain"
+    if mode == "live":
+        # rich takes a tenth of a second to import, which a run without a terminal need not wait for.
+        from hybrid_imagenet.runlog.live_rich import LiveView
+
+        return LiveView(stream, total_epochs, clock=clock)
+    return PlainView(stream, total_epochs, line_seconds=line_seconds if mode == "plain" else None, clock=clock)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+class PlainView:
+    """One line per epoch, and one about steps at most every `line_seconds` seconds."""
+
+    def __init__(self, stream: TextIO, total_epochs: int, *, line_seconds: float | None, clock: Callable[[], float]):
+        """`line_seconds` None shows messages only."""
+        self._stream = stream
+        self._total_epochs = total_epochs
+        self._line_seconds = line_seconds
+        self._clock = clock
+        self._last_line = float("-inf")
+        self._messages = Messages()
+        self._status = Status({}, total_epochs)
+
+    def run_started(self, info: Mapping[str, Any]) -> None:
+        """Begins."""
+        self._status = Status(info, self._total_epochs)
+
+    def advance(self, step: int, position: float | None = None) -> None:
+        """Notes a finished step."""
+        self._status.advance(step, position)
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Writes a line if the last one about steps is old enough."""
+        self._status.step(record)
+        now = self._clock()
+        if self._line_seconds is None or now - self._last_line < self._line_seconds:
+            return
+        self._last_line = now
+        left = self._status.remaining_seconds()
+        self._write(
+            f"epoch {self._status.epoch}/{self._total_epochs}",
+            f"step {self._status.steps_done}",
+            *(f"{name} {value}" for name, value in accuracies(record, ("train",))),
+            self._status.rate_text(),
+            None if left is None else f"{summaries.duration(left)} left",
+            self._status.trouble_text(),
+        )
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """Writes the epoch's line."""
+        self._status.epoch_done(record)
+        if self._line_seconds is None:
+            return
+        self._last_line = self._clock()
+        left = self._status.remaining_seconds()
+        self._write(
+            f"epoch {record['epoch']}/{self._total_epochs} done",
+            *(f"{name} {value}" for name, value in accuracies(record)),
+            self._status.rate_text(),
+            self._status.phase_text(),
+            self._status.target_text(),
+            self._status.reference_text(),
+            self._status.trouble_text(),
+            f"{summaries.duration(left)} left" if left else None,
+        )
+
+    def message(self, text: str, rank: int | None = None) -> None:
+        """Writes the message unless it was written before."""
+        self._write(self._messages.line(text, rank))
+
+    def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
+        """Writes who else sent a message, and the summary."""
+        for line in self._messages.repeated():
+            self._write(line)
+        if summary is not None and self._line_seconds is not None:
+            for line in summaries.lines(summary):
+                self._write(line)
+
+    def _write(self, *parts: str | None) -> None:
+        line = ", ".join(part for part in parts if part)
+        if line:
+            self._stream.write(line + "\n")
+            self._stream.flush()

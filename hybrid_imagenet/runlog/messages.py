@@ -1,0 +1,29 @@
+"""Collects messages and shows each once."""
+
+from __future__ import annotations
+
+
+class Messages:
+    """Messages, each shown once, and how many ranks sent it."""
+
+    def __init__(self) -> None:
+        """Starts without messages."""
+        self._ranks: dict[str, list[int | None]] = {}
+
+    def line(self, text: str, rank: int | None) -> str | None:
+        """The line to show, or None if this message was shown before."""
+        first = text not in self._ranks
+        self._ranks.setdefault(text, []).append(rank)
+        if not first:
+            return None
+        return text if rank is None else f"rank {rank}: {text}"
+
+    def repeated(self) -> list[str]:
+        """For each message that several ranks sent: which else did."""
+        lines = []
+        for text, ranks in self._ranks.items():
+            others = sorted({r for r in ranks[1:] if r is not None and r != ranks[0]})
+            if others:
+                shown = ", ".join(map(str, others[:8])) + (", ..." if len(others) > 8 else "")
+                lines.append(f"also from rank {shown}: {text}")
+        return lines

@@ -1,0 +1,165 @@
+"""What the live view shows, worked out from the records; knows nothing of terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hybrid_imagenet.analysis import forecast, published
+from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.runlog.summary import duration
+
+
+class Status:
+    """The state of a run as its records tell it.
+
+    Attributes:
+      values: the newest value of each key seen in any record.
+      epoch: the epoch under way, from 1.
+      position: fractional epochs done.
+    """
+
+    def __init__(self, info: Mapping[str, Any], total_epochs: int):
+        """Takes what is known beforehand.
+
+        Args:
+          info: any of `steps_per_epoch`, `images_per_epoch`, `world_size`, `step` and `epochs` (done before this
+            session), `single_gpu_images_per_second`, `target` (a top-1 fraction), `global_batch`,
+            `optimizer` (hybrid if not told), `reference_batch` (global batch if MLPerf's reference applies:
+            ResNet-50 on ImageNet).
+          total_epochs: planned.
+        """
+        self.info = dict(info)
+        self.total_epochs = total_epochs
+        self.values: dict[str, Any] = {}
+        self.position = float(info.get("epochs") or 0)
+        self.epoch = min(int(self.position) + 1, total_epochs)
+        self.steps_done = int(info.get("step") or 0)
+        self._validated: list[tuple[float, float]] = []
+        self._forecast: forecast.Forecast | None = None
+        self._reference: forecast.Forecast | None = None
+
+    def advance(self, step: int, position: float | None = None) -> None:
+        """Notes that a step is done, at a fractional epoch (by default from `steps_per_epoch`)."""
+        self.steps_done = step
+        if position is None and self.info.get("steps_per_epoch"):
+            position = step / self.info["steps_per_epoch"]
+        if position is not None:
+            self.position = min(position, float(self.total_epochs))
+            self.epoch = min(int(self.position) + 1, self.total_epochs)
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Takes a step record."""
+        self.values.update(record)
+        self.advance(record.get("step", self.steps_done), record.get("position"))
+        if "epoch" in record:
+            self.epoch = int(record["epoch"])
+
+    def epoch_done(self, record: Mapping[str, Any]) -> None:
+        """Takes an epoch record."""
+        self.values.update(record)
+        self.epoch = int(record["epoch"])
+        self.position = float(self.epoch)
+        self.steps_done = record.get("step", self.steps_done)
+        if record.get("val_top1") is not None:
+            self._validated.append((record["epoch"], record["val_top1"]))
+            self._forecast = self._forecast_for(self.info.get("target"))
+            if self.info.get("reference_batch"):
+                self._reference = self._forecast_for(published.REFERENCE_TARGET)
+
+    def _forecast_for(self, target: float | None) -> forecast.Forecast | None:
+        if target is None:
+            return None
+        epochs, values = zip(*self._validated, strict=True)
+        return forecast.forecast(epochs, values, target, self.total_epochs)
+
+    @property
+    def epoch_fraction(self) -> float:
+        """How much of the epoch under way is done, 0 to 1."""
+        return min(max(self.position - (self.epoch - 1), 0.0), 1.0)
+
+    def seconds_per_epoch(self) -> float | None:
+        """At the present rate, with validation."""
+        images, rate = self.info.get("images_per_epoch"), self.values.get("images_per_second")
+        if not images or not rate:
+            return None
+        return float(images / rate + (self.values.get("validation_seconds") or 0.0))
+
+    def remaining_seconds(self) -> float | None:
+        """Until the last epoch is done, at the present rate."""
+        each = self.seconds_per_epoch()
+        return None if each is None else each * (self.total_epochs - self.position)
+
+    def efficiency(self) -> float | None:
+        """Scaling efficiency, where the speed of one GPU alone is known."""
+        single, rate = self.info.get("single_gpu_images_per_second"), self.values.get("images_per_second")
+        return rate / (single * self.info["world_size"]) if single and rate else None
+
+    def target_text(self) -> str | None:
+        """When the target will be met, with its band; None while nothing can be said."""
+        if self._forecast is None:
+            return None
+        name, best = f"top-1 {100 * self.info['target']:.1f} %", self._forecast.epochs
+        if best is None:
+            return f"{name} not before epoch {self.total_epochs}"
+        if best <= self.position:
+            return f"{name} met in epoch {best:.0f}"
+        high = "later" if self._forecast.high is None else f"{self._forecast.high:.0f}"
+        each = self.seconds_per_epoch()
+        when = "" if each is None else f", in {duration((best - self.position) * each)}"
+        return f"{name} at epoch {best:.0f} ({self._forecast.low or best:.0f} to {high}){when}"
+
+    def reference_text(self) -> str | None:
+        """The distance to MLPerf's reference convergence."""
+        batch = self.info.get("reference_batch")
+        result = forecast.gate(batch, self._reference) if batch else None
+        if result is None or result.verdict == "open":
+            return None
+        ahead = "" if result.ahead_epochs is None else f" by {abs(result.ahead_epochs):.1f} epochs"
+        return f"MLPerf reference {result.reference_epochs:.1f} epochs: {result.verdict}{ahead}"
+
+    def rate_text(self) -> str | None:
+        """Images per second in all, per GPU, and the scaling efficiency."""
+        rate = self.values.get("images_per_second")
+        if not rate:
+            return None
+        size, efficiency = int(self.info.get("world_size", 1)), self.efficiency()
+        text = f"{rate:,.0f} images/s" if rate >= 100 else f"{rate:.1f} images/s"
+        if size > 1:
+            text += f" ({rate / size:,.1f} per GPU)"
+        return text if efficiency is None or size == 1 else f"{text}, efficiency {100 * efficiency:.1f} %"
+
+    def phase_text(self) -> str | None:
+        """Phase, learning rate and, under AdaBound, both bounds."""
+        values = self.values
+        if values.get("learning_rate") is None:
+            return None
+        phase = values.get("phase")
+        text = f"{schedules.rule(self.info.get('optimizer', 'hybrid'), phase)}, " if phase is not None else ""
+        text += f"learning rate {values['learning_rate']:.4g}"
+        if phase == 0 and values.get("lower_bound") is not None:
+            upper = values.get("upper_bound")
+            text += f", bounds {values['lower_bound']:.4g} to {'infinity' if upper is None else f'{upper:.4g}'}"
+        return text
+
+    def trouble_text(self) -> str | None:
+        """Waiting for input (from 2 % on) and skipped steps, if there are any."""
+        parts = []
+        wait = self.values.get("data_wait_fraction")
+        if wait is not None and wait >= 0.02:
+            parts.append(f"waiting for data {100 * wait:.0f} % of the time")
+        if self.values.get("skipped_steps"):
+            parts.append(f"{self.values['skipped_steps']} steps skipped")
+        return ", ".join(parts) or None
+
+
+def accuracies(record: Mapping[str, Any], prefixes: tuple[str, ...] = ("train", "val")) -> list[tuple[str, str]]:
+    """Name and text of the loss, top-1 and (validation only) top-5 in a record, as far as it has them."""
+    found = []
+    for prefix in prefixes:
+        for key, word in (("loss", "loss"), ("top1", "top-1"), ("top5", "top-5")):
+            value = record.get(f"{prefix}_{key}")
+            if value is not None and (prefix, key) != ("train", "top5"):
+                name = f"validation {word}" if prefix == "val" and len(prefixes) > 1 else word
+                found.append((name, f"{value:.4f}" if key == "loss" else f"{100 * value:.2f} %"))
+    return found

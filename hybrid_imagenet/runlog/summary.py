@@ -1,0 +1,268 @@
+"""What a run reached, how fast, and the papers' criteria: the content of `summary.json`."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hybrid_imagenet.analysis import criteria
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.runlog.jsonl import clean
+
+Record = Mapping[str, Any]
+
+TOP5_TARGET = 0.93
+"""DAWNBench's target: 93 % top-5."""
+_CRITERIA = (
+    "epochs",
+    "seconds",
+    "convergence_rate",
+    "single_gpu_images_per_second",
+    "scaling_efficiency",
+    "actual_training_speed",
+    "actual_training_seconds",
+    "actual_average_single_gpu_seconds",
+)
+
+_GRADIENTS = ("gradient_elements", "gradient_overflow", "gradient_underflow", "gradient_zeros")
+
+
+def summarize(
+    records: Iterable[Record],
+    *,
+    world_size: int,
+    images_per_epoch: int,
+    targets: Sequence[float] = (0.75, 0.759),
+    single_gpu_images_per_second: float | None = None,
+    wall_seconds: float | None = None,
+    **facts: Any,
+) -> dict[str, Any]:
+    """Sums a run up.
+
+    Args:
+      records: those of metrics.jsonl, in order.
+      world_size: N, the number of ranks (GPUs).
+      images_per_epoch: images in the training set.
+      targets: top-1 fractions; `epochs_to_target` speaks of the first. Top-5 93 % is always added.
+      single_gpu_images_per_second: the speed of one rank alone, from a 1-rank run or a calibration; None if unknown.
+      wall_seconds: of the whole run; by default `seconds` of the last record.
+      facts: further entries that are stored as they are.
+
+    Returns:
+      JSON-ready values. Accuracies are fractions, times are in seconds, what is not known is None:
+      `val_top1`, `val_top5`, `val_loss`, `train_loss`, `train_top1` of the last epoch that has them;
+      `best_val_top1`, `best_epoch`; `epochs` (finished), `steps`; `target` and `epochs_to_target`;
+      `images_per_second` (all images / all training seconds), `steady_images_per_second` (median over the epochs
+      after the first, whose start-up would distort it); `wall_seconds`, `world_size`, `images_per_epoch`,
+      `skipped_steps`; `gradient_elements`, `gradient_overflow`, `gradient_underflow` and `gradient_zeros`, sums over
+      the epochs (see `callbacks.costs.WireHealthLog`); `single_gpu_images_per_second`, `scaling_efficiency`;
+      `time_by_cause`; and `targets`, a list with the criteria of H for each target (see `target_criteria`).
+    """
+    records = list(records)
+    epochs = [r for r in records if r.get("kind") == "epoch"]
+    validated = [r for r in epochs if r.get("val_top1") is not None]
+    best = max(validated, key=lambda r: r["val_top1"], default={})
+    seconds = wall_seconds if wall_seconds is not None else _last(records, "seconds")
+    steady = steady_throughput(epochs)
+    if single_gpu_images_per_second is None and world_size == 1:
+        single_gpu_images_per_second = steady
+    efficiency = None
+    if steady and single_gpu_images_per_second:
+        efficiency = criteria.scaling_efficiency(steady, single_gpu_images_per_second, world_size)
+    goals = [("val_top1", target) for target in targets] + [("val_top5", TOP5_TARGET)]
+    hits = [target_criteria(epochs, *goal, world_size, steady, efficiency, images_per_epoch) for goal in goals]
+    values = {
+        **{key: _last(epochs, key) for key in ("val_top1", "val_top5", "val_loss", "train_loss", "train_top1")},
+        "best_val_top1": best.get("val_top1"),
+        "best_epoch": best.get("epoch"),
+        "epochs": _last(epochs, "epoch") or 0,
+        "steps": _last(records, "step") or 0,
+        "target": targets[0] if targets else None,
+        "epochs_to_target": hits[0]["epochs"] if targets else None,
+        "images_per_second": mean_throughput(epochs),
+        "steady_images_per_second": steady,
+        "wall_seconds": seconds,
+        "world_size": world_size,
+        "images_per_epoch": images_per_epoch,
+        "skipped_steps": _last(records, "skipped_steps") or 0,
+        **{key: _sum(epochs, key) for key in _GRADIENTS},
+        "single_gpu_images_per_second": single_gpu_images_per_second,
+        "scaling_efficiency": efficiency,
+        "targets": hits,
+        "time_by_cause": time_by_cause(epochs, seconds, single_gpu_images_per_second, world_size),
+    }
+    return clean({**facts, **values})
+
+
+def target_criteria(
+    epochs: Sequence[Record],
+    metric: str,
+    target: float,
+    gpus: int,
+    images_per_second: float | None,
+    efficiency: float | None,
+    images_per_epoch: int,
+) -> dict[str, Any]:
+    """H's criteria for one target; entries are None where the target was not reached or a speed is not known.
+
+    Returns:
+      `metric`, `target`; `epochs` and `seconds` to it, as measured, with validation and checkpoints;
+      `convergence_rate` (1/epochs); `single_gpu_images_per_second`, `scaling_efficiency`; and from the training
+      throughput alone, as H computes them: `actual_training_speed` (trainings per second),
+      `actual_training_seconds`, `actual_average_single_gpu_seconds`.
+    """
+    values: dict[str, Any] = {"metric": metric, "target": target, **dict.fromkeys(_CRITERIA)}
+    hit = criteria.first_reaching(epochs, metric, target)
+    if hit is None:
+        return values
+    values |= {"epochs": hit.epoch, "seconds": hit.seconds, "convergence_rate": criteria.convergence_rate(hit.epoch)}
+    if images_per_second:
+        # Single-GPU speed times efficiency is the throughput per GPU, whether or not the two are known apart.
+        per_gpu = images_per_second / gpus
+        arguments = (hit.epoch, per_gpu, gpus, 1.0, images_per_epoch)
+        values["actual_training_speed"] = criteria.actual_training_speed(*arguments)
+        values["actual_training_seconds"] = criteria.actual_training_seconds(*arguments)
+        values["actual_average_single_gpu_seconds"] = criteria.actual_average_single_gpu_seconds(
+            hit.epoch, per_gpu, 1.0, images_per_epoch
+        )
+    if efficiency and images_per_second:
+        values["single_gpu_images_per_second"] = images_per_second / (gpus * efficiency)
+        values["scaling_efficiency"] = efficiency
+    return values
+
+
+def mean_throughput(epochs: Sequence[Record]) -> float | None:
+    """Training images per second over all epochs: each epoch's rate weighted with its training seconds."""
+    pairs = [(r["images_per_second"], r.get("train_seconds", 1.0)) for r in epochs if r.get("images_per_second")]
+    total = sum(seconds for _, seconds in pairs)
+    return sum(rate * seconds for rate, seconds in pairs) / total if total else None
+
+
+def steady_throughput(epochs: Sequence[Record]) -> float | None:
+    """Median training images per second of the epochs after the first; of the first if there is no other."""
+    rates = [r["images_per_second"] for r in epochs if r.get("images_per_second")]
+    return statistics.median(rates[1:] or rates) if rates else None
+
+
+def time_by_cause(
+    epochs: Sequence[Record], wall_seconds: float | None, single_gpu_rate: float | None, gpus: int
+) -> dict[str, float] | None:
+    """Seconds of the run by cause, which add up to its wall time (see `criteria.waterfall`).
+
+    A cause that no record has measured is left out, and its time is in `other`.
+    """
+    if wall_seconds is None or not epochs:
+        return None
+    trained = [r for r in epochs if r.get("train_seconds") and r.get("images_per_second")]
+    images = sum(r["train_seconds"] * r["images_per_second"] for r in trained)
+    steps = [b.get("step", 0) - a for a, b in zip([0, *(r.get("step", 0) for r in epochs)], epochs, strict=False)]
+    causes = {
+        "input": [r["train_seconds"] * r["data_wait_fraction"] for r in trained if r.get("data_wait_fraction")],
+        "exposed communication": _per_step(epochs, steps, "communication_seconds"),
+        "slowest rank": _per_step(epochs, steps, "slowest_rank_seconds"),
+        "evaluation": [r["validation_seconds"] for r in epochs if r.get("validation_seconds")],
+        "checkpoints": [r["checkpoint_seconds"] for r in epochs if r.get("checkpoint_seconds")],
+    }
+    losses = {name: float(sum(parts)) for name, parts in causes.items() if parts}
+    ideal = images / (gpus * single_gpu_rate) if single_gpu_rate else None
+    return {loss.name: loss.seconds for loss in criteria.waterfall(wall_seconds, ideal, losses)}
+
+
+def _per_step(epochs: Sequence[Record], steps: Sequence[int], key: str) -> list[float]:
+    return [r[key] * count for r, count in zip(epochs, steps, strict=True) if r.get(key)]
+
+
+def _sum(epochs: Sequence[Record], key: str) -> int | None:
+    values = [r[key] for r in epochs if r.get(key) is not None]
+    return sum(values) if values else None
+
+
+def _last(records: Sequence[Record], key: str) -> Any:
+    return next((r[key] for r in reversed(records) if r.get(key) is not None), None)
+
+
+def single_gpu_speed(text: str) -> float:
+    """The speed of one GPU alone, given as a number or as the directory of a finished 1-rank run.
+
+    Args:
+      text: images per second, or a run directory; its steady throughput counts.
+
+    Raises:
+      UserError: if it is neither.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        return _stored_speed(text)
+    if not 0 < value < float("inf"):
+        raise UserError(f"--single_gpu={text}: images per second must be positive")
+    return value
+
+
+def _stored_speed(text: str) -> float:
+    remedy = "give images per second, or the directory of a finished run on one rank"
+    try:
+        stored = json.loads((pathlib.Path(text) / "summary.json").read_text(encoding="utf-8"))
+        ranks, rate = stored["world_size"], stored["steady_images_per_second"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"--single_gpu={text}: no summary of a run there; {remedy}") from None
+    if ranks != 1 or not rate:
+        raise UserError(f"--single_gpu={text}: that run had {ranks} ranks; {remedy}")
+    return float(rate)
+
+
+def lines(summary: Mapping[str, Any]) -> list[str]:
+    """The summary in a few lines of text, for the end of a run."""
+    text = [
+        f"top-1 {_percent(summary['val_top1'])} (best {_percent(summary['best_val_top1'])} in epoch "
+        f"{summary['best_epoch'] or '-'}), top-5 {_percent(summary['val_top5'])} after {summary['epochs']} epochs",
+        f"{_number(summary['images_per_second'])} images/s on {summary['world_size']} "
+        f"rank{'s' if summary['world_size'] > 1 else ''}, {duration(summary['wall_seconds'])} in all",
+    ]
+    if summary.get("scaling_efficiency") and summary["world_size"] > 1:
+        text.append(
+            f"scaling efficiency {_percent(summary['scaling_efficiency'])} of {summary['world_size']} x "
+            f"{_number(summary['single_gpu_images_per_second'])} images/s"
+        )
+    if summary.get("skipped_steps") or summary.get("gradient_overflow"):
+        text.append(f"{summary['skipped_steps']} steps skipped for gradients that were not finite")
+    lost = [summary.get(key) or 0 for key in ("gradient_overflow", "gradient_underflow")]
+    if any(lost):
+        shares = [_percent(count / summary["gradient_elements"]) for count in lost]
+        text.append(
+            f"gradient values, where they were counted: {shares[0]} overflowed, {shares[1]} vanished on the wire"
+        )
+    for goal in summary["targets"]:
+        name = f"{goal['metric'].removeprefix('val_').replace('top', 'top-')} {_percent(goal['target'])}"
+        if goal["epochs"] is None:
+            text.append(f"{name}: not reached")
+            continue
+        text.append(
+            f"{name}: epoch {goal['epochs']:g} (convergence rate {goal['convergence_rate']:.4f}), "
+            f"after {duration(goal['seconds'])}; average single-GPU training time "
+            f"{duration(goal['actual_average_single_gpu_seconds'])}"
+        )
+    return text
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as 45.1 s, 12 min 05 s or 3 h 07 min; a dash for None."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{100 * fraction:.2f} %"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"

@@ -1,0 +1,196 @@
+"""Sinks beside the view: several at once, TensorBoard, and experiment trackers. All take the view's calls.
+
+TensorBoard's tags are listed in TAGS; layers appear as `trust_ratio/<layer>` and
+`learning_rate/<layer>`, histograms under the name given.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.runlog.live import View
+
+TAGS: Mapping[str, str] = {
+    "train_loss": "train/loss",
+    "train_top1": "train/top1",
+    "train_top5": "train/top5",
+    "val_loss": "validation/loss",
+    "val_top1": "validation/top1",
+    "val_top5": "validation/top5",
+    "images_per_second": "speed/images_per_second",
+    "step_seconds": "speed/step_seconds",
+    "data_wait_fraction": "speed/data_wait_fraction",
+    "communication_seconds": "speed/communication_seconds",
+    "learning_rate": "optimizer/learning_rate",
+    "lower_bound": "optimizer/lower_bound",
+    "upper_bound": "optimizer/upper_bound",
+    "momentum": "optimizer/momentum",
+    "phase": "optimizer/phase",
+    "grad_norm": "optimizer/grad_norm",
+    "loss_scale": "optimizer/loss_scale",
+    "skipped_steps": "optimizer/skipped_steps",
+}
+"""TensorBoard tag of each key of a record. The horizontal axis is the optimizer step."""
+
+
+def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a record under their tags. Training values of an epoch go under `epoch/`."""
+    values = {}
+    for key, tag in TAGS.items():
+        value = record.get(key)
+        if value is not None and np.isfinite(value):
+            epoch = record.get("kind") == "epoch" and not key.startswith("val_")
+            values[f"epoch/{tag}" if epoch else tag] = float(value)
+    for layer, ratio in (record.get("trust_ratios") or {}).items():
+        if ratio is not None and np.isfinite(ratio):
+            values[f"trust_ratio/{layer}"] = float(ratio)
+            if record.get("learning_rate") is not None:
+                values[f"learning_rate/{layer}"] = float(ratio * record["learning_rate"])
+    return values
+
+
+class Fanout:
+    """Passes every call on to several sinks."""
+
+    def __init__(self, sinks: Sequence[View]):
+        """Takes the sinks in the order of calls."""
+        self._sinks = list(sinks)
+
+    def run_started(self, info: Mapping[str, Any]) -> None:
+        """Begins."""
+        for sink in self._sinks:
+            sink.run_started(info)
+
+    def advance(self, step: int, position: float | None = None) -> None:
+        """Notes a finished step."""
+        for sink in self._sinks:
+            sink.advance(step, position)
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Takes a step record."""
+        for sink in self._sinks:
+            sink.step(record)
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """Takes an epoch record."""
+        for sink in self._sinks:
+            sink.epoch(record)
+
+    def message(self, text: str, rank: int | None = None) -> None:
+        """Shows a message."""
+        for sink in self._sinks:
+            sink.message(text, rank)
+
+    def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
+        """Ends."""
+        for sink in self._sinks:
+            sink.run_finished(summary)
+
+
+class ScalarSink:
+    """The part that trackers share: scalars of step and epoch records, and nothing else."""
+
+    def run_started(self, info: Mapping[str, Any]) -> None:
+        """Begins."""
+
+    def advance(self, step: int, position: float | None = None) -> None:
+        """Does nothing: a step without a record has nothing to log."""
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Logs a step record."""
+        self.log(scalars(record), int(record["step"]))
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """Logs an epoch record."""
+        self.log(scalars(record), int(record["step"]))
+
+    def message(self, text: str, rank: int | None = None) -> None:
+        """Does nothing."""
+
+    def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
+        """Ends."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Logs values of one step, by tag."""
+        raise NotImplementedError
+
+
+class TensorBoard(ScalarSink):
+    """Event files for TensorBoard. The `tensorboard` package need not be installed to write them."""
+
+    def __init__(self, directory: str):
+        """Writes into a directory, which is made on the first record."""
+        import tensorflow as tf
+
+        self._tf = tf
+        self._writer = tf.summary.create_file_writer(directory)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Writes scalars and flushes them."""
+        with self._writer.as_default():
+            for tag, value in values.items():
+                self._write(tag, value, "scalars", step)
+        self._writer.flush()
+
+    def histogram(self, tag: str, values: np.ndarray, step: int, buckets: int = 30) -> None:
+        """Writes the distribution of an array of any shape; values that are not finite are left out."""
+        finite = np.asarray(values, np.float64).ravel()
+        counts, edges = np.histogram(finite[np.isfinite(finite)], bins=buckets)
+        with self._writer.as_default():
+            self._write(tag, np.stack([edges[:-1], edges[1:], counts.astype(np.float64)], axis=1), "histograms", step)
+        self._writer.flush()
+
+    def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
+        """Closes the event file."""
+        self._writer.close()
+
+    def _write(self, tag: str, value: Any, plugin: str, step: int) -> None:
+        metadata = self._tf.compat.v1.SummaryMetadata()
+        metadata.plugin_data.plugin_name = plugin
+        dtype = self._tf.float32 if plugin == "scalars" else self._tf.float64
+        self._tf.summary.write(tag, self._tf.constant(value, dtype), step=step, metadata=metadata)
+
+
+class Tracker(ScalarSink):
+    """Weights & Biases or MLflow, if installed and set up by the user."""
+
+    def __init__(self, name: str, run_name: str, config: Mapping[str, Any]):
+        """Starts a run of the tracker.
+
+        Args:
+          name: wandb or mlflow.
+          run_name: shown there.
+          config: flags, stored with the run.
+
+        Raises:
+          UserError: if the package is not installed.
+        """
+        try:
+            self._module = importlib.import_module(name)
+        except ImportError:
+            raise UserError(f"tracker {name}: not installed; pip install {name}") from None
+        self._name = name
+        if name == "wandb":
+            self._module.init(project="hybrid_imagenet", name=run_name, config=dict(config))
+        else:
+            self._module.start_run(run_name=run_name)
+            self._module.log_params(dict(config))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Logs values of one step."""
+        if self._name == "wandb":
+            self._module.log(dict(values), step=step)
+        else:
+            self._module.log_metrics(dict(values), step=step)
+
+    def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
+        """Ends the tracker's run."""
+        if self._name == "wandb":
+            self._module.finish()
+        else:
+            self._module.end_run()

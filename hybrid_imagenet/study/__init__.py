@@ -1,1 +1,0 @@
-"""Comparisons of methods, with several seeds, beside the papers' own numbers: `python -m hybrid_imagenet.study`."""

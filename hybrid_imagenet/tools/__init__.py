@@ -1,0 +1,1 @@
+"""The commands beside training; nothing imports them."""

@@ -1,0 +1,137 @@
+"""What the programs that use a trained network share: arguments, errors, and starting TensorFlow."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hybrid_imagenet import comm
+from hybrid_imagenet.errors import EXIT_FAILURE, SharedError, UserError
+
+if TYPE_CHECKING:
+    from hybrid_imagenet.checkpoints.pretrained import Trained
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports mistakes as one line."""
+
+    def __init__(self, program: str, description: str) -> None:
+        """`program` is the command's name."""
+        super().__init__(prog=f"hybrid-imagenet {program}", description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UserError."""
+        raise UserError(f"{message}; see --help")
+
+
+def add_network(parser: argparse.ArgumentParser, name: str = "checkpoint") -> None:
+    """Adds the argument that names a network, and what may be said about it."""
+    parser.add_argument(
+        name,
+        type=pathlib.Path,
+        help="a checkpoint (step-*.npz), a run's directory (its newest good checkpoint), or weights of torchvision "
+        "(.safetensors, .pth) or keras.applications (.h5)",
+    )
+    parser.add_argument(
+        "--weights",
+        choices=("auto", "ema", "trained"),
+        default="auto",
+        help="of a checkpoint: averaged ones (--ema_decay), those of the last step, or auto, averaged if there are any",
+    )
+    parser.add_argument("--image_size", type=positive, help="pixels (default: as trained; foreign weights: 224)")
+    parser.add_argument(
+        "--class_names", type=pathlib.Path, help="file with one name per line (default: the checkpoint's)"
+    )
+    parser.add_argument(
+        "--pixels",
+        choices=("caffe", "torch"),
+        default="caffe",
+        help="preprocessing that weights of keras.applications were made for (%(default)s)",
+    )
+
+
+def load_network(path: pathlib.Path, arguments: argparse.Namespace) -> Trained:
+    """Reads the network that the arguments of `add_network` describe; raises UserError."""
+    from hybrid_imagenet.checkpoints import pretrained
+
+    network = pretrained.load(path, _warn, bgr=arguments.pixels == "caffe", weights=arguments.weights)
+    changes: dict[str, Any] = {}
+    if arguments.image_size:
+        changes["image_size"] = arguments.image_size
+    if arguments.class_names:
+        changes["class_names"] = _class_names(arguments.class_names, len(network.class_names))
+    return dataclasses.replace(network, **changes)
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number of at least 1")
+    return value
+
+
+def fraction(text: str) -> float:
+    """A number above 0, at most 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a number above 0, at most 1")
+    return value
+
+
+def start_alone(program: str) -> None:
+    """Starts TensorFlow in a program that works on one process; raises UserError under a launcher."""
+    ranks = comm.placement().size
+    if ranks > 1:
+        raise UserError(f"{ranks} ranks were started, but {program} works alone: start it without a launcher")
+    comm.start()
+
+
+def run(program: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
+    """Runs a program; returns its exit code (see `errors`) and prints its error, a shared one on rank 0 alone.
+
+    One of several ranks ends at once on an error: it must not wait in a collective of the others.
+    """
+    code = 0
+    try:
+        program(arguments)
+    except UserError as error:
+        code = error.exit_code
+        rank = comm.placement().rank
+        if rank == 0 or not isinstance(error, SharedError):
+            print(f"error: {f'rank {rank}: ' if rank else ''}{error}", file=sys.stderr)
+    except Exception:
+        code = EXIT_FAILURE
+        traceback.print_exc()
+    if code and comm.placement().size > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def _class_names(path: pathlib.Path, count: int) -> tuple[str, ...]:
+    try:
+        names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"--class_names={path}: cannot be read ({reason})") from None
+    if len(names) != count:
+        raise UserError(f"--class_names={path}: {len(names)} names, but the network has {count} classes")
+    return names

@@ -1,0 +1,1 @@
+"""Prepares, checks and shows data sets."""

@@ -1,0 +1,127 @@
+"""`hybrid-imagenet data prepare|check|show`: converts, verifies and shows data sets."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from hybrid_imagenet import data
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError
+from hybrid_imagenet.numerics.augment import AUGMENTATIONS
+from hybrid_imagenet.tools.data import parallel
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hybrid-imagenet data", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    prepare = commands.add_parser("prepare", help="write any data set as TFRecord shards with an index and a manifest")
+    _add_source(prepare, "--from")
+    prepare.add_argument("--to", required=True, help="new directory for the shards; an interrupted one is continued")
+    prepare.add_argument("--resize", type=_positive, help="reduce larger images to this shorter side, in pixels")
+    prepare.add_argument("--quality", type=_positive, default=90, help="JPEG quality of reduced images (%(default)s)")
+    prepare.add_argument("--per_shard", type=_positive, default=1024, help="images per shard (%(default)s)")
+    prepare.add_argument("--bad_records", choices=("fail", "skip"), default="fail", help="end, or leave out and list")
+
+    check = commands.add_parser("check", help="verify every record of a data set; report each bad one")
+    _add_source(check, "--dataset")
+    check.add_argument("--split", choices=data.SPLITS, help="only this split")
+
+    show = commands.add_parser("show", help="write a contact sheet (PNG) of augmented samples")
+    _add_source(show, "--dataset")
+    show.add_argument("--split", choices=data.SPLITS, default="train", help="(%(default)s)")
+    show.add_argument("--augmentation", choices=AUGMENTATIONS, default="alexnet", help="(%(default)s)")
+    show.add_argument("--image_size", type=_positive, default=224, help="pixels (%(default)s)")
+    show.add_argument("--count", type=_positive, default=6, help="images, one per row (%(default)s)")
+    show.add_argument("--variants", type=_positive, default=6, help="training views of each (%(default)s)")
+    show.add_argument("--seed", type=int, default=0, help="chooses images and views (%(default)s)")
+    show.add_argument("--out", required=True, help="the PNG file")
+    return parser
+
+
+def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
+    parser.add_argument(
+        flag, dest="dataset", required=True, help="digits, synthetic, tfrecord, folder, parquet or a TFDS name"
+    )
+    parser.add_argument("--data_dir", help="where it lies")
+    parser.add_argument("--num_classes", type=_positive, help="classes of shards that do not tell")
+    parser.add_argument("--num_examples", type=_positive, help="training images of a synthetic set")
+    parser.add_argument(
+        "--workers", type=_positive, default=os.cpu_count() or 1, help="processes (default: cores, %(default)s)"
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+    return value
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    from hybrid_imagenet.tools.data import prepare
+
+    settings = prepare.Settings(
+        arguments.resize, arguments.quality, arguments.per_shard, arguments.bad_records == "skip"
+    )
+    manifest = prepare.prepare(
+        arguments.dataset,
+        arguments.data_dir,
+        Path(arguments.to).expanduser(),
+        settings,
+        workers=arguments.workers,
+        num_classes=arguments.num_classes,
+        num_examples=arguments.num_examples,
+    )
+    for split, entry in manifest["splits"].items():
+        size = sum(shard["bytes"] for shard in entry["shards"])
+        left_out = f", {len(entry['bad_records'])} bad records left out" if entry["bad_records"] else ""
+        print(f"{split}: {entry['num_examples']} images in {len(entry['shards'])} shards, {size} bytes{left_out}")
+    print(f"train with --dataset=tfrecord --data_dir={arguments.to}")
+    return EXIT_OK
+
+
+def _names(arguments: argparse.Namespace, split: str) -> parallel.SourceName:
+    return parallel.SourceName(
+        arguments.dataset, arguments.data_dir, split, arguments.num_classes, arguments.num_examples
+    )
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from hybrid_imagenet.tools.data import check
+
+    faults = 0
+    for split in [arguments.split] if arguments.split else data.SPLITS:
+        for fault in check.check(_names(arguments, split), arguments.workers):
+            print(fault, flush=True)
+            faults += 1
+    print(f"{faults} faults" if faults else "no faults")
+    return EXIT_USAGE if faults else EXIT_OK
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from hybrid_imagenet.tools.data import show
+
+    show.contact_sheet(
+        _names(arguments, arguments.split).open(),
+        Path(arguments.out),
+        augmentation=arguments.augmentation,
+        image_size=arguments.image_size,
+        count=arguments.count,
+        variants=arguments.variants,
+        seed=arguments.seed,
+    )
+    print(f"wrote {arguments.out}: evaluation on the left, then {arguments.variants} training views")
+    return EXIT_OK
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return {"prepare": _prepare, "check": _check, "show": _show}[arguments.command](arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code

@@ -1,0 +1,106 @@
+"""`hybrid-imagenet doctor [-H HOST:SLOTS,...]`: checks hosts before a run and prints what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError
+from hybrid_imagenet.tools.doctor import hosts
+from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN, Finding, Request, judge
+
+_COLORS = {PASS: "32", WARN: "33", FAIL: "31"}
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line. argparse ends the program with code 2 for a wrong one."""
+    parser = argparse.ArgumentParser(
+        prog="hybrid-imagenet doctor",
+        description="Checks hosts before a run: each line passes, warns or fails, with the remedy.",
+        epilog="Exit code: 0 if nothing fails, 1 if something does, 2 for a wrong command line.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("-H", "--hosts", default="localhost", metavar="HOST:SLOTS,...", help="as for horovodrun")
+    parser.add_argument("--slots", type=int, default=1, help="ranks on hosts without :SLOTS (%(default)s)")
+    parser.add_argument("--interface", help="network interface that the run will use")
+    parser.add_argument("--ssh_port", type=int, help="port of sshd on the hosts")
+    parser.add_argument("--data_dir", help="data set to compare between hosts")
+    parser.add_argument("--run_dir", default="runs", help="where results will go (%(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="also write all facts and findings there")
+    return parser.parse_args(arguments)
+
+
+def examine(options: argparse.Namespace) -> tuple[dict[str, Any], list[Finding]]:
+    """Asks all hosts and judges what they say: (facts by host, findings)."""
+    slots = hosts.parse(options.hosts, options.slots)
+    if options.interface and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]*", options.interface):
+        raise UserError(f"--interface={options.interface}: is no name of an interface")
+    with _token(options.run_dir) as token:
+        data_dir = str(Path(options.data_dir).absolute()) if options.data_dir else None
+        request = {
+            "data_dir": data_dir,
+            "run_dir": str(Path(options.run_dir).absolute()),
+            "token": token and str(Path(token.name).absolute()),
+            "hosts": list(slots),
+        }
+        answers = hosts.ask_all(list(slots), request, options.ssh_port)
+    findings = []
+    for name, answer in answers.items():
+        if isinstance(answer, hosts.UnreachableError):
+            findings.append(Finding(FAIL, f"host {name}", str(answer), answer.remedy))
+        else:
+            text = f"{answer['cores']} cores, {answer['memory_gb']:.0f} GB, {len(answer['gpus'])} GPUs"
+            findings.append(Finding(PASS, f"host {name}", text))
+    good = {name: answer for name, answer in answers.items() if not isinstance(answer, hosts.UnreachableError)}
+    if good:
+        gpus = any(facts["gpus"] for facts in good.values())
+        findings.extend(judge(good, Request(slots, options.interface, data_dir, gpus)))
+    return good, findings
+
+
+def _token(run_dir: str) -> Any:
+    """A file beside the results while hosts are asked, so that they can say whether they see it."""
+    directory = Path(run_dir).absolute()
+    while not directory.exists():
+        directory = directory.parent
+    if not os.access(directory, os.W_OK):
+        raise UserError(f"--run_dir={run_dir}: {directory} cannot be written to; choose another")
+    return tempfile.NamedTemporaryFile(dir=directory, prefix=".doctor-")
+
+
+def render(findings: Sequence[Finding], color: bool) -> str:
+    """The report: one line for each finding, then the count."""
+    lines = []
+    for finding in findings:
+        level = f"\033[{_COLORS[finding.level]}m{finding.level}\033[0m" if color else finding.level
+        remedy = f" -> {finding.remedy}" if finding.level != PASS and finding.remedy else ""
+        lines.append(f"{level}  {finding.check}: {finding.message}{remedy}")
+    counts = {level: sum(f.level == level for f in findings) for level in (PASS, WARN, FAIL)}
+    lines.append(", ".join(f"{count} {level}" for level, count in counts.items()))
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the report and returns the exit code."""
+    options = parse_arguments(arguments)
+    try:
+        facts, findings = examine(options)
+        if options.json:
+            report = {"facts": facts, "findings": [dataclasses.asdict(f) for f in findings]}
+            Path(options.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"error: --json={options.json}: cannot be written ({error.strerror})", file=sys.stderr)
+        return UserError.exit_code
+    print(render(findings, color=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
+    return EXIT_FAILURE if any(f.level == FAIL for f in findings) else EXIT_OK

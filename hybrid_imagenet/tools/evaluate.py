@@ -1,0 +1,130 @@
+"""`hybrid-imagenet evaluate CHECKPOINT --data=NAME`: loss, top-1 and top-5 of a trained network.
+
+Started once, or once per rank by horovodrun: every image counts exactly once, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hybrid_imagenet import comm, data
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools import command_line
+
+if TYPE_CHECKING:
+    import argparse
+
+    from hybrid_imagenet.checkpoints.pretrained import Trained
+    from hybrid_imagenet.data.sources.base import Source
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.Parser(
+        "evaluate", "Evaluates a trained network on one split of a data set, on one rank or many."
+    )
+    command_line.add_network(parser)
+    parser.add_argument("--data", required=True, help="digits, synthetic, tfrecord, folder, parquet or a TFDS name")
+    parser.add_argument("--data_dir", help="where it lies")
+    parser.add_argument("--split", choices=data.SPLITS, default="validation", help="(%(default)s)")
+    parser.add_argument(
+        "--batch", type=command_line.positive, default=64, help="images per rank and step (%(default)s)"
+    )
+    parser.add_argument(
+        "--crop",
+        type=command_line.fraction,
+        help="side of the central square, as a fraction of the shorter side (default: as trained; foreign: 0.875)",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("auto", "float32", "mixed_float16", "mixed_bfloat16"),
+        default="auto",
+        help="as in training (%(default)s)",
+    )
+    parser.add_argument(
+        "--bad_records", choices=("fail", "skip"), default="fail", help="end, or leave out (%(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _run(argv: Sequence[str]) -> None:
+    arguments = _parser().parse_args(argv)
+    communicator = comm.start()
+    results, network = _evaluate(arguments, communicator)
+    if communicator.rank == 0:
+        facts = {"checkpoint": network.origin, "weights": "ema" if network.averaged else "trained"}
+        print(json.dumps({**facts, **results}) if arguments.json else _line(network, results))
+    communicator.shutdown()
+
+
+def _evaluate(arguments: argparse.Namespace, communicator: comm.Communicator) -> tuple[dict[str, Any], Trained]:
+    # Imported late: TensorFlow starts with the threads that comm sets.
+    import tensorflow as tf
+
+    from hybrid_imagenet.data import pipeline
+    from hybrid_imagenet.training import hardware
+    from hybrid_imagenet.training.evaluation import Validation
+    from hybrid_imagenet.training.step import EvaluationStep
+
+    network = _shared_network(arguments, communicator)
+    error = None
+    try:
+        source = _source(arguments, network)
+        precision = hardware.choose_precision(arguments.precision, network.model)
+        model = network.build(precision)
+    except UserError as problem:
+        error = str(problem)
+    communicator.agree(error)
+    communicator.broadcast_variables([variable.value for variable in model.weights])
+    compute = precision.removeprefix("mixed_")
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or 1
+    results = Validation(
+        EvaluationStep(model, lambda batch: network.preprocess(batch["image"], compute)),
+        source,
+        communicator,
+        batch=arguments.batch,
+        image_size=network.image_size,
+        crop_fraction=arguments.crop or network.crop_fraction,
+        options=pipeline.HostOptions(threads=threads, bad_records=arguments.bad_records),
+    ).run()
+    return {name.removeprefix("val_"): value for name, value in results.items()}, network
+
+
+def _shared_network(arguments: argparse.Namespace, communicator: comm.Communicator) -> Trained:
+    """The network with its weights on rank 0, which alone reads the file, and without them elsewhere."""
+    from hybrid_imagenet.checkpoints.pretrained import Trained
+
+    network, error = None, None
+    if communicator.rank == 0:
+        try:
+            network = command_line.load_network(arguments.checkpoint, arguments)
+        except UserError as problem:
+            error = str(problem)
+    communicator.agree(error)
+    description = communicator.broadcast_object(network.description() if network else None)
+    return network or Trained.from_description(description)
+
+
+def _source(arguments: argparse.Namespace, network: Trained) -> Source:
+    classes = len(network.class_names)
+    source = data.open_source(arguments.data, arguments.data_dir, arguments.split, num_classes=classes)
+    if source.num_classes != classes:
+        raise UserError(f"--data={arguments.data}: {source.num_classes} classes, but {network.origin} has {classes}")
+    if source.class_names != network.class_names and set(source.class_names) == set(network.class_names):
+        raise UserError(f"--data={arguments.data}: its classes are those of {network.origin} in another order")
+    return source
+
+
+def _line(network: Trained, results: dict[str, Any]) -> str:
+    which = " (averaged weights)" if network.averaged else ""
+    return (
+        f"{network.origin}{which}: {results['count']} images, top-1 {100 * results['top1']:.3f} %, "
+        f"top-5 {100 * results['top5']:.3f} %, loss {results['loss']:.5f}"
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit code (see `hybrid_imagenet.errors`)."""
+    return command_line.run(_run, argv)

@@ -1,0 +1,100 @@
+"""`hybrid-imagenet export NETWORK --to=FILE`: converts a trained network and compares the outputs."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools import command_line
+
+if TYPE_CHECKING:
+    from hybrid_imagenet.checkpoints.pretrained import Trained
+    from hybrid_imagenet.tools.export.targets import Target
+
+TOLERANCE = 1e-4  # of the largest logit, or of 1 if that is larger
+_BATCHES = (3, 1)  # two sizes, so that a fixed batch would show
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.Parser("export", "Writes a trained network in another form, and checks that outputs agree.")
+    command_line.add_network(parser, "network")
+    parser.add_argument(
+        "--to",
+        type=pathlib.Path,
+        required=True,
+        help="new file; its suffix tells the form: .keras, .onnx, .safetensors or .pth (torchvision), .weights.h5 "
+        "(keras.applications), .npz (checkpoint), none (directory with a SavedModel)",
+    )
+    return parser
+
+
+def _run(argv: Sequence[str]) -> None:
+    arguments = _parser().parse_args(argv)
+    target_path = arguments.to.expanduser()
+    if target_path.exists():
+        raise UserError(f"--to={target_path}: exists already; give a new name")
+    if not target_path.parent.is_dir():
+        raise UserError(f"--to={target_path}: there is no directory {target_path.parent}; create it")
+    command_line.start_alone("export")
+    from hybrid_imagenet.tools.export import targets
+
+    target = targets.find(target_path)
+    network = command_line.load_network(arguments.network, arguments)
+    difference = export(network, target, target_path)
+    print(f"wrote {target_path} ({target.title}); outputs differ by at most {difference:.1e} of the largest logit")
+
+
+def export(network: Trained, target: Target, path: pathlib.Path) -> float:
+    """Writes a network, runs what was written, and compares the outputs on random images.
+
+    The file has its name only once it has passed; before, it is a hidden file beside it.
+
+    Returns:
+      The largest difference of a logit, as a fraction of the largest logit (or of 1 if that is larger).
+
+    Raises:
+      UserError: for a network that such a file cannot hold, a file that cannot be written, or outputs that differ by
+        more than `TOLERANCE`.
+    """
+    temporary = path.with_name(f".{os.getpid()}-{path.name}")
+    try:
+        target.write(network, temporary)
+        difference = _difference(network, target, temporary)
+        if not difference <= TOLERANCE:  # a NaN must not pass
+            raise UserError(
+                f"--to={path}: outputs of the {target.title} file differ by {difference:.1e} of the largest logit; "
+                "it was not kept, choose another form"
+            )
+        temporary.rename(path)
+    except OSError as error:
+        raise UserError(f"--to={path}: cannot be written ({error.strerror or error}); give another place") from None
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
+        else:
+            temporary.unlink(missing_ok=True)
+    return difference
+
+
+def _difference(network: Trained, target: Target, path: pathlib.Path) -> float:
+    from hybrid_imagenet.tools.export import targets
+
+    original, written = targets.outputs(network), target.open(network, path)
+    differences = []
+    for batch in _BATCHES:
+        shape = (batch, network.image_size, network.image_size, 3)
+        pixels = np.random.default_rng(batch).integers(0, 256, shape).astype(np.float32)
+        expected = original(pixels)
+        differences.append(np.abs(written(pixels) - expected).max() / max(1.0, np.abs(expected).max()))
+    return float(np.max(differences))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit code (see `hybrid_imagenet.errors`)."""
+    return command_line.run(_run, argv)

@@ -1,0 +1,110 @@
+"""Clusters of the papers and ready-made links, with where each number comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from hybrid_imagenet.analysis.cost_model import Link, Topology
+from hybrid_imagenet.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """Seconds of computation per step of ResNet-50 on one GPU: `fixed` + `per_image` * batch."""
+
+    fixed: float
+    per_image: float
+
+    def seconds(self, batch: int) -> float:
+        """For a batch per GPU."""
+        return self.fixed + self.per_image * batch
+
+
+def _through(batch: int, rate: float, other_batch: int, other_rate: float) -> Speed:
+    """The line through two measured throughputs (images per second)."""
+    first, second = batch / rate, other_batch / other_rate
+    slope = (second - first) / (other_batch - batch)
+    return Speed(first - slope * batch, slope)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """A cluster as the planner sees it; `title` says what it is, `speeds` are by precision."""
+
+    title: str
+    hosts: int
+    local_size: int
+    inside: Link
+    between: Link
+    speeds: dict[str, Speed]
+    batch: int
+    algorithm: str
+    jitter: float
+    column_latency: float | None = None
+
+    def topology(self, hosts: int) -> Topology:
+        """The same cluster with another number of hosts."""
+        return Topology(hosts, self.local_size, self.inside, self.between, self.column_latency)
+
+
+NVLINK = Link.of(100, 5)
+PCIE = Link.of(10, 10)
+INSIDE = {"nvlink": NVLINK, "pcie": PCIE}
+
+# 90 % of the nominal bandwidth; the latency of a hop through library and network is H's, see cluster h1.
+_HOP = 34.0
+LINKS = {
+    "eth1": Link.of(0.1125, _HOP),
+    "eth10": Link.of(1.125, _HOP),
+    "eth25": Link.of(2.8125, _HOP),
+    "roce40": Link.of(4.5, _HOP),
+    "roce100": Link.of(11.25, _HOP),
+    "ib-edr": Link.of(11.25, _HOP),
+    "2xib-edr": Link.of(22.5, _HOP),
+    "ib-hdr": Link.of(22.5, _HOP),
+    "ib-ndr": Link.of(45.0, _HOP),
+}
+
+_V100 = {"fp16": _through(128, 1377, 256, 1542), "fp32": Speed(0.0, 1 / 758)}  # H, Table 3.2
+_P40 = {"fp32": Speed(0.0, 1 / 295)}  # H, section 3.2.2
+GPUS = {"v100": _V100, "p40": _P40}
+
+CLUSTERS = {
+    # Latency and jitter are fitted to the five efficiencies of H, Table 3.3 and section 3.2.2.
+    "h1": Cluster("H cluster 1: 3 x 8 V100, RoCE 40G with GPUDirect", 3, 8, NVLINK, LINKS["roce40"], _V100, 256, "ring",
+                  0.012),
+    # 0.62 GB/s is fitted to 91.2 %: without GPUDirect the data goes through the host's memory.
+    "h2": Cluster("H cluster 2: 6 x 4 P40, RoCE 40G without GPUDirect", 6, 4, PCIE, Link.of(0.62, _HOP), _P40, 128,
+                  "ring", 0.012),
+    # Table 6 of S has one node of 4 GPUs as its yardstick. One latency for all hops, fitted to its four efficiencies:
+    # within 3.5 points; `residuals.TWO_LATENCIES` comes closer with a second constant.
+    "abci": Cluster("S on ABCI: 4 V100 a node, 2 x InfiniBand EDR", 1024, 4, NVLINK, Link.of(22.5, 36.0),
+                    {"fp16": Speed(0.0, 4 / 2565)}, 32, "torus", 0.0),
+    # N's 2-GPU run: 90 epochs of 1,281,167 images in 74,211 s.
+    "hal": Cluster("N on HAL: 16 x 4 V100, InfiniBand EDR", 16, 4, NVLINK, LINKS["ib-edr"],
+                   {"fp16": Speed(0.0, 2 * 74211 / (90 * 1_281_167))}, 208, "ring", 0.012),
+}  # fmt: skip
+
+
+def parse_link(flag: str, text: str) -> Link:
+    """Reads a link: a name, or a bandwidth with or without a latency per hop, as in 25gbit or 3.1GB/s:20us.
+
+    Raises:
+      UserError: naming the flag and the forms it takes.
+    """
+    known = INSIDE if flag == "inside" else LINKS
+    if text in known:
+        return known[text]
+    match = re.fullmatch(r"([0-9.]+)(gbit|gb/s)(?::([0-9.]+)us)?", text.lower())
+    try:
+        if match is None:
+            raise ValueError
+        bandwidth = float(match[1]) * (1.0 if match[2] == "gb/s" else 0.9 / 8)
+        if bandwidth <= 0:
+            raise ValueError
+        return Link.of(bandwidth, float(match[3] or _HOP))
+    except ValueError:
+        raise UserError(
+            f"--{flag}={text}: choose one of {', '.join(known)}, or write a bandwidth such as 25gbit or 3.1GB/s:20us"
+        ) from None

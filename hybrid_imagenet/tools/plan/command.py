@@ -1,0 +1,166 @@
+"""`hybrid-imagenet plan`: predicts training on a cluster and recommends how to exchange gradients."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from hybrid_imagenet.analysis.cost_model import ALGORITHMS, Link
+from hybrid_imagenet.errors import EXIT_OK, UserError
+from hybrid_imagenet.runlog.summary import duration
+from hybrid_imagenet.tools.plan import residuals, settings
+from hybrid_imagenet.tools.plan.predict import FUSION_CHOICES_MB, MIB, Prediction, Way, best, published_grid, ways
+
+_HELP = "usage: hybrid-imagenet plan [--name=value ...]\n\n{}"
+
+
+def help_text() -> str:
+    """All flags with their defaults."""
+    defaults = settings.Plan()
+    lines = []
+    for name, opt in settings.OPTIONS.items():
+        default = getattr(defaults, name)
+        notes = [f"one of {', '.join(opt.choices)}"] if opt.choices else []
+        notes += [opt.unit] if opt.unit else []
+        notes += [] if default is None else [f"default {default}"]
+        lines.append(f"--{name}: {opt.help}" + (f" ({'; '.join(notes)})" if notes else ""))
+    return _HELP.format("\n".join(lines))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the planner; returns the exit code."""
+    if {"-h", "--help"} & set(arguments):
+        print(help_text())
+        return EXIT_OK
+    try:
+        plan = settings.parse(arguments)
+        if plan.published:
+            print("\n".join(residuals.table()))
+            return EXIT_OK
+        return _run(plan)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _run(plan: settings.Plan) -> int:
+    setting = settings.resolve(plan)
+    hosts = setting.cluster.hosts
+    rows = [_row(setting, count) for count in host_counts(hosts, setting.cluster.local_size, plan.max_gpus)]
+    here = _row(setting, hosts)
+    advice = _advice(setting, hosts)
+    print("\n".join(_lines(plan, setting, rows, here, advice)))
+    if plan.json:
+        _write(plan.json, rows, here, advice)
+    if plan.plot:
+        from hybrid_imagenet.tools.plan import plot
+
+        plot.draw(plan.plot, rows, here)
+    return EXIT_OK
+
+
+def host_counts(hosts: int, local_size: int, max_gpus: int) -> list[int]:
+    """Hosts by powers of two up to `max_gpus` GPUs, with the planned number among them."""
+    counts, count = {hosts}, 1
+    while count * local_size <= max(max_gpus, hosts * local_size):
+        counts.add(count)
+        count *= 2
+    return sorted(counts)
+
+
+def _row(setting: settings.Settings, hosts: int) -> Prediction:
+    """The prediction for a number of hosts, with what the plan leaves open set to the best."""
+    topology = setting.cluster.topology(hosts)
+    sizes = _fusion(setting)
+    if setting.algorithm == "auto":
+        return best(setting.job, topology, _all(setting, hosts))
+    planned = hosts == setting.cluster.hosts
+    grid = setting.grid if planned else None
+    if setting.algorithm == "torus" and grid is None:
+        grid = published_grid(topology.ranks)
+    try:
+        return best(setting.job, topology, [setting.way(setting.algorithm, grid, size) for size in sizes])
+    except ValueError as error:
+        raise UserError(f"--algorithm={setting.algorithm}: {error}") from None
+
+
+def _all(setting: settings.Settings, hosts: int) -> list[Way]:
+    # Training offers these; halving-doubling is here for comparison with what others have measured.
+    offered = [name for name in ALGORITHMS if name != "halving-doubling"]
+    return ways(setting.cluster.topology(hosts), offered, _fusion(setting))
+
+
+def _advice(setting: settings.Settings, hosts: int) -> Prediction:
+    return best(setting.job, setting.cluster.topology(hosts), _all(setting, hosts))
+
+
+def _fusion(setting: settings.Settings) -> list[float]:
+    return [size * MIB for size in FUSION_CHOICES_MB] if setting.fusion_bytes is None else [setting.fusion_bytes]
+
+
+def _lines(
+    plan: settings.Plan, setting: settings.Settings, rows: list[Prediction], here: Prediction, advice: Prediction
+) -> list[str]:
+    cluster, job = setting.cluster, setting.job
+    lines = [
+        f"{plan.model}, {cluster.hosts} hosts x {cluster.local_size} GPUs, batch {job.batch} per GPU, "
+        f"{job.batch / job.compute_seconds:.0f} images/s on one GPU; link {_link(cluster.between)}, "
+        f"inside {_link(cluster.inside)}",
+    ]
+    if setting.fit is not None:
+        fit = setting.fit
+        lines.append(
+            f"fitted to {fit.points} measurements: {_link(fit.link)}, relative error {100 * fit.median_error:.0f} % in "
+            f"the median, {100 * fit.largest_error:.0f} % at most"
+        )
+    target = "target" if plan.epochs_to_target is not None else "to 75.9 %"
+    lines += ["", f"{'GPUs':>6} {'batch':>8} {'step ms':>8} {'comm ms':>8} {'exposed':>8} {'eff.':>7} {'images/s':>11} "
+              f"{f'{plan.epochs} epochs':>13} {target:>13}  exchange"]  # fmt: skip
+    for row in rows:
+        mark = "*" if row.gpus == here.gpus else " "
+        lines.append(
+            f"{row.gpus:5}{mark} {row.global_batch:8} {1e3 * row.step_seconds:8.1f} "
+            f"{1e3 * row.communication_seconds:8.1f} {1e3 * row.exposed_seconds:8.2f} {100 * row.efficiency:6.1f}% "
+            f"{row.images_per_second:11,.0f} {duration(row.training_seconds):>13} {duration(row.target_seconds):>13}  "
+            f"{describe(row.way) if row.gpus > 1 else '-'}"
+        )
+    if here.gpus > 1:
+        gain = f"(efficiency {100 * advice.efficiency:.1f} %, {1e3 * advice.exposed_seconds:.2f} ms exposed per step)"
+        lines += ["", f"recommended for {here.gpus} GPUs: {flags(advice.way)} {gain}"]
+    if not any(row.target_seconds for row in rows):
+        lines.append("no reference convergence is known for these batches; give --epochs_to_target")
+    return lines
+
+
+def describe(way: Way) -> str:
+    """A way of exchange in a few words."""
+    grid = f" {way.grid}" if way.grid else ""
+    return f"{way.algorithm}{grid}, {(way.fusion_bytes or 0) / MIB:g} MiB"
+
+
+def flags(way: Way) -> str:
+    """A way of exchange as flags of the training program."""
+    grid = f" --torus_grid={way.grid}" if way.grid else ""
+    return f"--allreduce={way.algorithm}{grid} --fusion_threshold_mb={(way.fusion_bytes or 0) / MIB:g}"
+
+
+def _link(link: Link) -> str:
+    bandwidth = f"{1e-9 / link.seconds_per_byte:.3g} GB/s" if link.seconds_per_byte else "unlimited"
+    return f"{bandwidth} and {1e6 * link.latency:.3g} us a hop"
+
+
+def _write(path: str, rows: list[Prediction], here: Prediction, advice: Prediction) -> None:
+    content = {"rows": [_json(row) for row in rows], "planned": _json(here), "recommended": _json(advice)}
+    try:
+        pathlib.Path(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--json={path}: {error.strerror}") from None
+
+
+def _json(row: Prediction) -> dict[str, object]:
+    way = row.way
+    values = {name: value for name, value in vars(row).items() if name != "way"}
+    grid = str(way.grid) if way.grid else None
+    return values | {"algorithm": way.algorithm, "torus_grid": grid, "fusion_bytes": way.fusion_bytes}

@@ -1,0 +1,143 @@
+"""Step time, efficiency and training time of a planned run, and the best way to exchange its gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+from collections.abc import Sequence
+
+from hybrid_imagenet.analysis import published
+from hybrid_imagenet.analysis.cost_model import Topology, allreduce
+from hybrid_imagenet.analysis.step_time import BACKWARD_SHARE, Exchange, Layer, exchange, exchange_by_cycle
+from hybrid_imagenet.numerics.torus import PUBLISHED_GRIDS, Grid, nearest_square
+
+MIB = 2**20
+FUSION_CHOICES_MB = (64, 32, 16, 8, 4, 2, 1)
+# Horovod's engine: it looks at its queue every millisecond and fuses up to 64 MB.
+ENGINE_CYCLE_SECONDS = 1e-3
+ENGINE_FUSION_BYTES = 64 * MIB
+_PHASES = (0.0, 0.25, 0.5, 0.75)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is trained: all that does not depend on the number of GPUs and the way of exchange.
+
+    Attributes:
+      layers: of the model.
+      compute_seconds: of one step on one GPU.
+      batch: images per GPU and step.
+      element_bytes: of a gradient element on the wire.
+      jitter: relative wait for the slowest rank.
+      images_per_epoch: images in the training set.
+      epochs: of the whole training.
+      epochs_to_target: None takes MLPerf's reference at the global batch.
+    """
+
+    layers: Sequence[Layer]
+    compute_seconds: float
+    batch: int
+    element_bytes: int
+    jitter: float
+    images_per_epoch: int
+    epochs: int
+    epochs_to_target: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How gradients are exchanged.
+
+    `fusion_bytes` None stands for Horovod's own fusion at every cycle; a number for buckets of that size.
+    """
+
+    algorithm: str
+    grid: Grid | None = None
+    threshold: float = 256 * 1024
+    fusion_bytes: float | None = 16 * MIB
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """One row of the planner's table; times in seconds, `target_seconds` None where no reference applies."""
+
+    gpus: int
+    way: Way
+    global_batch: int
+    step_seconds: float
+    communication_seconds: float
+    exposed_seconds: float
+    efficiency: float
+    images_per_second: float
+    training_seconds: float
+    target_epochs: float | None
+    target_seconds: float | None
+
+
+def predict(job: Job, topology: Topology, way: Way) -> Prediction:
+    """Predicts one configuration: step = Tc (1 + j) + exposed communication; efficiency = Tc / step."""
+    ranks = topology.ranks
+    batch = job.batch * ranks
+    traffic = _traffic(job, topology, way) if ranks > 1 else Exchange(0.0, 0.0, ())
+    step = job.compute_seconds * (1 + (job.jitter if ranks > 1 else 0.0)) + traffic.exposed
+    rate = batch / step
+    target = job.epochs_to_target if job.epochs_to_target is not None else published.reference_epochs(batch)
+    return Prediction(
+        gpus=ranks,
+        way=way,
+        global_batch=batch,
+        step_seconds=step,
+        communication_seconds=traffic.seconds,
+        exposed_seconds=traffic.exposed,
+        efficiency=job.compute_seconds / step,
+        images_per_second=rate,
+        training_seconds=job.epochs * job.images_per_epoch / rate,
+        target_epochs=target,
+        target_seconds=None if target is None else target * job.images_per_epoch / rate,
+    )
+
+
+def _traffic(job: Job, topology: Topology, way: Way) -> Exchange:
+    backward = BACKWARD_SHARE * job.compute_seconds
+    cost = functools.partial(_cost, way, topology)
+    if way.fusion_bytes is not None:
+        return exchange(job.layers, backward, job.element_bytes, way.fusion_bytes, cost)
+    arguments = (job.layers, backward, job.element_bytes, ENGINE_FUSION_BYTES, cost, ENGINE_CYCLE_SECONDS)
+    found = [exchange_by_cycle(*arguments, phase) for phase in _PHASES]
+    mean = statistics.fmean
+    return Exchange(mean(x.seconds for x in found), mean(x.exposed for x in found), found[0].buckets)
+
+
+def _cost(way: Way, topology: Topology, size: float) -> float:
+    return allreduce(way.algorithm, size, topology, way.grid, way.threshold)
+
+
+def ways(topology: Topology, algorithms: Sequence[str], fusion: Sequence[float]) -> list[Way]:
+    """Every combination to try: algorithms, grids of torus, bucket sizes in bytes."""
+    found = []
+    for algorithm in algorithms:
+        for grid in _grids(topology.ranks) if algorithm == "torus" else [None]:
+            found += [Way(algorithm, grid, fusion_bytes=size) for size in fusion]
+    return found
+
+
+def best(job: Job, topology: Topology, candidates: Sequence[Way]) -> Prediction:
+    """The first candidate whose step is within 0.25 % of the shortest.
+
+    Candidates come simplest first, and large buckets before small ones, whose cost in the engine is not in the model.
+    """
+    predictions = [predict(job, topology, way) for way in candidates]
+    limit = 1.0025 * min(p.step_seconds for p in predictions)
+    return next(p for p in predictions if p.step_seconds <= limit)
+
+
+def published_grid(ranks: int) -> Grid:
+    """S's grid for a number of ranks that it has used, else the one nearest to a square."""
+    return Grid(*PUBLISHED_GRIDS[ranks]) if ranks in PUBLISHED_GRIDS else nearest_square(ranks)
+
+
+def _grids(ranks: int) -> list[Grid]:
+    """All grids of at least two rows and columns, nearest to a square first."""
+    found = [Grid(ranks // h, h) for h in range(2, ranks // 2 + 1) if ranks % h == 0]
+    return sorted(found, key=lambda grid: abs(grid.vertical - grid.horizontal)) or [nearest_square(ranks)]

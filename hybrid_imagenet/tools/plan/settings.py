@@ -1,0 +1,185 @@
+"""The planner's flags, and what they make together."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from hybrid_imagenet.analysis.cost_model import ALGORITHMS, Fit, fit_ring
+from hybrid_imagenet.analysis.criteria import IMAGENET_TRAIN_IMAGES
+from hybrid_imagenet.config.options import Option, option, options_of, parse_arguments, parse_value, value_type
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics.torus import Grid, parse_grid
+from hybrid_imagenet.tools.plan.clusters import CLUSTERS, GPUS, INSIDE, LINKS, Cluster, Speed, parse_link
+from hybrid_imagenet.tools.plan.layers import MODELS, layers_of
+from hybrid_imagenet.tools.plan.predict import MIB, Job, Way
+
+_WIRE = {"none": 4, "fp16": 2, "bf16": 2}  # bytes of a gradient element
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is planned. Flags left out come from --cluster."""
+
+    cluster: str = option("h1", "Described cluster that gives what other flags leave out.", choices=tuple(CLUSTERS))
+    hosts: int | None = option(None, "Hosts.", minimum=1, maximum=1_000_000)
+    gpus_per_host: int | None = option(None, "GPUs per host.", minimum=1, maximum=1024)
+    algorithm: str | None = option(None, "All-reduce; auto takes the fastest.", choices=(*ALGORITHMS, "auto"))
+    torus_grid: str | None = option(None, "Rows x columns of GPUs for --algorithm=torus, as VxH.")
+    hybrid_threshold_kb: int = option(
+        256, "With --algorithm=hybrid, smaller buckets go by masters.", unit="KiB", minimum=0
+    )
+    fusion_threshold_mb: float | None = option(
+        None, "Send a bucket of gradients once it holds so much; default the best.", unit="MiB", minimum=0
+    )
+    model: str = option("resnet50", "Network.", choices=MODELS)
+    batch: int | None = option(None, "Images per GPU and step.", minimum=1, maximum=1_000_000)
+    precision: str | None = option(None, "Arithmetic on the GPU.", choices=("fp16", "fp32"))
+    compression: str = option("fp16", "Type of gradients on the wire.", choices=tuple(_WIRE))
+    gpu: str | None = option(None, "GPU whose published speed is used.", choices=tuple(GPUS))
+    images_per_second: float | None = option(
+        None, "Speed of one GPU alone at --batch, in place of a published one.", minimum=1e-3
+    )
+    link: str | None = option(None, f"Link of a host: {', '.join(LINKS)}, or such as 25gbit or 3.1GB/s:20us.")
+    inside: str | None = option(None, f"Link inside a host: {', '.join(INSIDE)}, or such as 20GB/s:5us.")
+    calibrate: str | None = option(
+        None, "JSON of `benchmarks allreduce`, whose ring gives the link (of a host, or inside the only host)."
+    )
+    jitter: float | None = option(None, "Relative wait for the slowest rank.", minimum=0, maximum=10)
+    epochs: int = option(90, "Passes over ImageNet.", minimum=1)
+    epochs_to_target: float | None = option(
+        None, "Epochs to the accuracy wanted; default MLPerf's reference to 75.9 % at the batch.", minimum=0
+    )
+    max_gpus: int = option(4096, "Largest number of GPUs in the table.", minimum=1, maximum=10_000_000)
+    json: str | None = option(None, "Also write the predictions to this file.")
+    plot: str | None = option(None, "Also draw efficiency and throughput to this PNG (needs matplotlib).")
+    published: bool = option(False, "Show predicted beside published efficiencies, and nothing else.")
+
+
+OPTIONS: dict[str, Option] = options_of(Plan)
+
+
+def parse(arguments: Sequence[str]) -> Plan:
+    """Reads the command line.
+
+    Raises:
+      UserError: one line that names the flag, its value and the remedy.
+    """
+    kinds = {name: value_type(hint) for name, hint in typing.get_type_hints(Plan).items() if name in OPTIONS}
+    texts = parse_arguments(arguments, kinds)
+    return Plan(**{name: parse_value(name, text, kinds[name], OPTIONS[name]) for name, text in texts.items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The plan worked out: the cluster with all overrides, the job, and what is left open (None) in the way."""
+
+    cluster: Cluster
+    job: Job
+    algorithm: str
+    grid: Grid | None
+    threshold: float
+    fusion_bytes: float | None
+    fit: Fit | None
+
+    def way(self, algorithm: str, grid: Grid | None, fusion_bytes: float) -> Way:
+        """A way of exchange with this plan's threshold."""
+        return Way(algorithm, grid, self.threshold, fusion_bytes)
+
+
+def resolve(plan: Plan) -> Settings:
+    """Puts a plan together.
+
+    Raises:
+      UserError: for values that do not go together.
+    """
+    cluster = CLUSTERS[plan.cluster]
+    hosts = plan.hosts or cluster.hosts
+    local_size = plan.gpus_per_host or cluster.local_size
+    fit = read_calibration(plan.calibrate, plan.compression) if plan.calibrate else None
+    inside = parse_link("inside", plan.inside) if plan.inside else cluster.inside
+    between = parse_link("link", plan.link) if plan.link else cluster.between
+    column = None if plan.link or plan.calibrate else cluster.column_latency
+    if fit is not None:
+        inside, between = (fit.link, between) if hosts == 1 else (inside, fit.link)
+    changes: dict[str, Any] = {"hosts": hosts, "local_size": local_size, "inside": inside, "between": between}
+    changes |= {"column_latency": column, "jitter": cluster.jitter if plan.jitter is None else plan.jitter}
+    cluster = dataclasses.replace(cluster, **changes)
+    return Settings(
+        cluster=cluster,
+        job=_job(plan, cluster),
+        algorithm=plan.algorithm or cluster.algorithm,
+        grid=_grid(plan, hosts * local_size),
+        threshold=plan.hybrid_threshold_kb * 1024,
+        fusion_bytes=None if plan.fusion_threshold_mb is None else plan.fusion_threshold_mb * MIB,
+        fit=fit,
+    )
+
+
+def _grid(plan: Plan, ranks: int) -> Grid | None:
+    if plan.torus_grid is None:
+        return None
+    try:
+        return parse_grid(plan.torus_grid, ranks)
+    except ValueError as error:
+        raise UserError(f"--torus_grid={plan.torus_grid}: {error}") from None
+
+
+def _job(plan: Plan, cluster: Cluster) -> Job:
+    batch = plan.batch or cluster.batch
+    layers = layers_of(plan.model)
+    return Job(
+        layers=layers,
+        compute_seconds=_compute_seconds(plan, cluster, batch),
+        batch=batch,
+        element_bytes=_WIRE[plan.compression],
+        jitter=cluster.jitter,
+        images_per_epoch=IMAGENET_TRAIN_IMAGES,
+        epochs=plan.epochs,
+        epochs_to_target=plan.epochs_to_target,
+    )
+
+
+def _compute_seconds(plan: Plan, cluster: Cluster, batch: int) -> float:
+    if plan.images_per_second is not None:
+        return batch / plan.images_per_second
+    speeds: dict[str, Speed] = GPUS[plan.gpu] if plan.gpu else cluster.speeds
+    precision = plan.precision or next(iter(speeds))
+    if precision not in speeds:
+        name = f"--gpu={plan.gpu}" if plan.gpu else f"--cluster={plan.cluster}"
+        raise UserError(f"--precision={precision}: no speed is known for {name}; give --images_per_second")
+    # Other depths are taken to run at ResNet-50's operations per second.
+    operations = {name: sum(layer.operations for layer in layers_of(name)) for name in (plan.model, "resnet50")}
+    return speeds[precision].seconds(batch) * operations[plan.model] / operations["resnet50"]
+
+
+def read_calibration(path: str, compression: str) -> Fit:
+    """Fits a ring to the rows of a benchmark's JSON: a list of rows, or an object with the list under `rows`.
+
+    Rows have `algorithm`, `compression`, `bytes` (in FP32), `seconds`, and `ranks` (or the object has). Rows with the
+    wanted compression are used if there are any, else those without compression.
+
+    Raises:
+      UserError: if the file cannot be read, or does not hold ring measurements of two sizes on two ranks.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+        header = content if isinstance(content, dict) else {}
+        rows = [row for row in (header.get("rows", []) if header else content) if row["algorithm"] == "ring"]
+        chosen = [row for row in rows if row.get("compression", "none") == compression]
+        chosen = chosen or [row for row in rows if row.get("compression", "none") == "none"]
+        ranks = {int(row.get("ranks", header.get("ranks", 0))) for row in chosen}
+        if len(ranks) != 1:
+            raise UserError(f"--calibrate={path}: needs rows of algorithm ring, all on the same number of ranks")
+        sizes = [
+            float(row.get("wire_bytes") or row["bytes"] * _WIRE[row.get("compression", "none")] / 4) for row in chosen
+        ]
+        return fit_ring(sizes, [float(row["seconds"]) for row in chosen], ranks.pop())
+    except OSError as error:
+        raise UserError(f"--calibrate={path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"--calibrate={path}: not a benchmark's JSON ({error})") from None

@@ -1,0 +1,89 @@
+"""`hybrid-imagenet predict CHECKPOINT IMAGE...`: the most probable classes of images."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools import command_line
+
+if TYPE_CHECKING:
+    from hybrid_imagenet.checkpoints.pretrained import Trained
+
+_BATCH = 32
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.Parser("predict", "Prints the most probable classes of images.")
+    command_line.add_network(parser)
+    parser.add_argument("images", nargs="+", type=pathlib.Path, metavar="IMAGE", help="JPEG, PNG, GIF or BMP files")
+    parser.add_argument("--top", type=command_line.positive, default=5, help="classes per image (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print a JSON list, one entry per image")
+    return parser
+
+
+def _run(argv: Sequence[str]) -> None:
+    arguments = _parser().parse_args(argv)
+    command_line.start_alone("predict")
+    network = command_line.load_network(arguments.checkpoint, arguments)
+    results = []
+    for path, values in zip(arguments.images, probabilities(network, arguments.images), strict=True):
+        best = np.argsort(-values, kind="stable")[: arguments.top]
+        entries = [{"class": network.class_names[i], "index": int(i), "probability": float(values[i])} for i in best]
+        results.append({"image": str(path), "predictions": entries})
+    print(json.dumps(results, indent=2) if arguments.json else "\n".join(_text(result) for result in results))
+
+
+def probabilities(network: Trained, paths: Sequence[pathlib.Path]) -> Iterator[np.ndarray]:
+    """The probability of each class, float64 [classes], for each image file in turn.
+
+    An image is prepared as for evaluation: the central square of `crop_fraction` of its shorter side.
+
+    Raises:
+      UserError: for a file that cannot be read or decoded.
+    """
+    model = network.build()
+    for start in range(0, len(paths), _BATCH):
+        pixels = np.stack([_pixels(network, path) for path in paths[start : start + _BATCH]])
+        logits = model(network.preprocess(pixels), training=False).numpy().astype(np.float64)
+        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+        yield from exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def _pixels(network: Trained, path: pathlib.Path) -> np.ndarray:
+    """The part of an image file that the network looks at, uint8 [s, s, 3]."""
+    import tensorflow as tf
+
+    from hybrid_imagenet.data import decode, images
+    from hybrid_imagenet.numerics import augment
+
+    try:
+        content = path.expanduser().read_bytes()
+        kind, height, width = images.probe(content)
+        windows = augment.center(np.array([[height, width]], np.int64), network.crop_fraction)
+        branch, window = decode.branches(np.array([kind], np.int64), windows, network.image_size)
+        decoded = decode.decode(
+            tf.constant(content), tf.constant(branch[0]), tf.constant(window[0]), network.image_size
+        )
+        return np.asarray(decoded.numpy())
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give an image file that can be read") from None
+    except ValueError as error:
+        raise UserError(f"{path}: {error}; give an image file that can be read") from None
+    except tf.errors.OpError:
+        raise UserError(f"{path}: the image does not decode; give a file that is not damaged") from None
+
+
+def _text(result: dict[str, Any]) -> str:
+    lines = [f"  {100 * entry['probability']:7.3f} %  {entry['class']}" for entry in result["predictions"]]
+    return "\n".join([result["image"], *lines])
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit code (see `hybrid_imagenet.errors`)."""
+    return command_line.run(_run, argv)

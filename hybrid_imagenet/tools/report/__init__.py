@@ -1,0 +1,1 @@
+"""Reports of finished or running trainings: `hybrid-imagenet report RUN [RUN ...]`."""

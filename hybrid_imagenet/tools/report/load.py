@@ -1,0 +1,113 @@
+"""What a run directory holds, ready for a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.runlog import jsonl, summary
+from hybrid_imagenet.runlog.standard_logs import read_json
+
+_NOT_ENVIRONMENT = ("flags", "origins", "started")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run: `flags` are its settings, `environment` versions and hardware, `steps` and `epochs` its records."""
+
+    name: str
+    flags: dict[str, Any]
+    environment: dict[str, Any]
+    steps: list[dict[str, Any]]
+    epochs: list[dict[str, Any]]
+    summary: dict[str, Any]
+    finished: bool
+
+    def series(self, key: str, *, by: str = "epoch", steps: bool = False) -> tuple[list[float], list[float]]:
+        """A key against epochs or hours; points where either is missing are left out.
+
+        Args:
+          key: of the records.
+          by: `epoch` (fractional where a record has `position`) or `hours`.
+          steps: from the step records rather than the epochs'.
+        """
+        xs, ys = [], []
+        for record in self.steps if steps else self.epochs:
+            if by == "hours":
+                seconds = record.get("seconds")
+                x = None if seconds is None else seconds / 3600
+            else:
+                x = record.get("position", record.get("epoch"))
+            if x is not None and record.get(key) is not None:
+                xs.append(float(x))
+                ys.append(float(record[key]))
+        return xs, ys
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """Reads a run directory; a run without summary.json is still going on, or was cut off.
+
+    Raises:
+      UserError: if there is no run, or no record in it.
+    """
+    directory = pathlib.Path(path)
+    if not directory.is_dir():
+        raise UserError(f"{directory}: no such directory; give the directory of a run")
+    config = read_json(directory / "config.json")
+    records = jsonl.read(directory / "metrics.jsonl")
+    if not records:
+        raise UserError(f"{directory}: no record yet; wait for the first")
+    flags = dict(config.get("flags", {}))
+    environment = {key: value for key, value in config.items() if key not in _NOT_ENVIRONMENT}
+    if config.get("started"):
+        began = datetime.datetime.fromtimestamp(config["started"], datetime.timezone.utc)
+        environment["started"] = f"{began:%Y-%m-%d %H:%M} UTC"
+    finished = (directory / "summary.json").exists()
+    values = read_json(directory / "summary.json") if finished else _so_far(records, config, flags)
+    return Run(
+        name=directory.resolve().name,
+        flags=flags,
+        environment=environment,
+        steps=[r for r in records if r.get("kind") == "step"],
+        epochs=[r for r in records if r.get("kind") == "epoch"],
+        summary=values,
+        finished=finished,
+    )
+
+
+def _so_far(records: list[dict[str, Any]], config: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    world_size = int(config.get("world_size", 1))
+    images = config.get("train_images") or _images_per_epoch(records)
+    targets = flags.get("target") or (0.75, 0.759)
+    return summary.summarize(records, world_size=world_size, images_per_epoch=images, targets=targets)
+
+
+def _images_per_epoch(records: list[dict[str, Any]]) -> int:
+    """Steps times batch over epochs, from the last epoch's record; 1 before the first epoch has ended."""
+    for record in reversed(records):
+        if record.get("kind") == "epoch" and record.get("step") and record.get("global_batch"):
+            return max(round(record["step"] * record["global_batch"] / record["epoch"]), 1)
+    return 1
+
+
+def load_all(paths: Sequence[str]) -> list[Run]:
+    """Reads several runs; those of the same name are told apart by their parent directories."""
+    runs = [load(path) for path in paths]
+    names = [run.name for run in runs]
+    for index, run in enumerate(runs):
+        if names.count(run.name) > 1:
+            directory = pathlib.Path(paths[index]).resolve()
+            runs[index] = dataclasses.replace(run, name=f"{directory.parent.name}/{directory.name}")
+    return runs
+
+
+def differences(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
+    """Flags whose values are not the same in all runs, with the value of each run; None where a run lacks it."""
+    names = sorted({name for run in runs for name in run.flags})
+    rows = [(name, [run.flags.get(name) for run in runs]) for name in names]
+    return [(name, values) for name, values in rows if any(value != values[0] for value in values)]

@@ -1,0 +1,151 @@
+"""The tables of a report, as HTML that turns into cards on a narrow screen."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+from hybrid_imagenet.analysis import published
+from hybrid_imagenet.runlog.summary import duration
+from hybrid_imagenet.tools.report.load import Run, differences
+
+DASH = "–"  # noqa: RUF001 - an en dash marks an empty cell
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], css: str = "") -> str:
+    """A table of texts; the first column names the row."""
+    top = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in head)
+    body = []
+    for row in rows:
+        cells = [f'<th scope="row">{html.escape(row[0])}</th>']
+        cells += [_cell(name, value) for name, value in zip(head[1:], row[1:], strict=True)]
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    return f'<table class="{css}"><thead><tr>{top}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+
+
+def _cell(name: str, value: str) -> str:
+    empty = ' class="none"' if value == DASH else ""  # left out on a narrow screen
+    return f'<td data-label="{html.escape(name)}"{empty}>{html.escape(value)}</td>'
+
+
+_CRITERIA = ("run", "target", "GPUs", "images per step", "epochs", "convergence rate", "time", "images/s",
+             "scaling efficiency", "average single-GPU time", "final top-1", "final top-5")  # fmt: skip
+
+
+def criteria(runs: Sequence[Run]) -> str:
+    """H's criteria for each target of each run, then what the papers printed."""
+    rows = [_own(run, goal) for run in runs for goal in run.summary.get("targets", [])]
+    return table(_CRITERIA, [*rows, *map(_published, published.RESULTS)], "wide")
+
+
+def _own(run: Run, goal: dict[str, Any]) -> list[str]:
+    metric = goal["metric"].removeprefix("val_").replace("top", "top-")
+    summary = run.summary
+    batch = (run.flags.get("per_gpu_batch") or 0) * (run.flags.get("accumulation") or 1) * summary["world_size"]
+    epochs = goal.get("epochs")
+    return [
+        run.name,
+        f"{metric} {percent(goal['target'])}",
+        str(summary["world_size"]),
+        str(batch) if batch else DASH,
+        "not reached" if epochs is None else f"{epochs:g}",
+        DASH if epochs is None else f"{goal['convergence_rate']:.4f}",
+        duration(goal.get("seconds")) if epochs else DASH,
+        number(summary.get("steady_images_per_second")),
+        percent(summary.get("scaling_efficiency")),
+        duration(goal["actual_average_single_gpu_seconds"]) if epochs else DASH,
+        percent(summary.get("val_top1")),
+        percent(summary.get("val_top5")),
+    ]
+
+
+def _published(result: published.Result) -> list[str]:
+    whole = result.epochs == 90
+    metric, reached = ("top-1", result.top1) if result.top1 is not None else ("top-5", result.top5)
+    return [
+        f"{result.source}: {result.system}",
+        "90 epochs" if whole else f"{metric} {percent(reached)}",
+        str(result.gpus),
+        DASH if result.batch is None else str(result.batch),
+        DASH if result.epochs is None else f"{result.epochs:g}",
+        DASH if whole or result.epochs is None else f"{1 / result.epochs:.4f}",
+        duration(result.seconds),
+        number(result.images_per_second),
+        percent(result.efficiency),
+        duration(result.gpu_seconds),
+        percent(result.top1 if whole else None),
+        percent(result.top5 if whole else None),
+    ]
+
+
+def overview(runs: Sequence[Run]) -> str:
+    """What each run reached."""
+    head = ("run", "best top-1", "last top-1", "last top-5", "last loss", "epochs", "time", "images/s", "ranks",
+            "skipped steps")  # fmt: skip
+    rows = []
+    for run in runs:
+        s = run.summary
+        best = percent(s.get("best_val_top1"))
+        rows.append(
+            [
+                run.name if run.finished else f"{run.name} (not finished)",
+                f"{best} (epoch {s['best_epoch']:g})" if s.get("best_epoch") else best,
+                percent(s.get("val_top1")),
+                percent(s.get("val_top5")),
+                DASH if s.get("val_loss") is None else f"{s['val_loss']:.4f}",
+                f"{s.get('epochs', 0):g}",
+                duration(s.get("wall_seconds")),
+                number(s.get("images_per_second")),
+                str(s.get("world_size", DASH)),
+                str(s.get("skipped_steps", 0)),
+            ]
+        )
+    return table(head, rows)
+
+
+def flag_differences(runs: Sequence[Run]) -> str:
+    """Flags that are not the same in all runs; a sentence if there are none, or only one run."""
+    if len(runs) < 2:
+        return "<p>One run: nothing to compare.</p>"
+    rows = [[name, *map(text, values)] for name, values in differences(runs)]
+    if not rows:
+        return "<p>All flags are the same.</p>"
+    return table(("flag", *(run.name for run in runs)), rows)
+
+
+def all_flags(runs: Sequence[Run]) -> str:
+    """Every flag of every run, folded."""
+    names = sorted({name for run in runs for name in run.flags})
+    rows = [[name, *(text(run.flags.get(name)) for run in runs)] for name in names]
+    return (
+        f"<details><summary>All {len(names)} flags</summary>{table(('flag', *(r.name for r in runs)), rows)}</details>"
+    )
+
+
+def environment(runs: Sequence[Run]) -> str:
+    """Versions, hardware and commit of each run."""
+    names = sorted({name for run in runs for name in run.environment})
+    rows = [[name.replace("_", " "), *(text(run.environment.get(name)) for run in runs)] for name in names]
+    return table(("", *(run.name for run in runs)), rows)
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction as 75.60 %."""
+    return DASH if fraction is None else f"{100 * fraction:.2f} %"
+
+
+def number(value: float | None) -> str:
+    """A throughput with thousands set off."""
+    return DASH if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def text(value: Any) -> str:
+    """A flag's value as it would be written."""
+    if value is None:
+        return DASH
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

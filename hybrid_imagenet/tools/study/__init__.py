@@ -1,0 +1,1 @@
+"""Comparisons of methods, with several seeds, beside the papers' own numbers: `hybrid-imagenet study`."""

@@ -1,0 +1,182 @@
+"""`hybrid-imagenet study NAME`: a comparison of methods with several seeds, as table and plot."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import pathlib
+import shlex
+import sys
+import typing
+from collections.abc import Iterator, Sequence
+
+from hybrid_imagenet import config as configuration
+from hybrid_imagenet.config.options import option, options_of, parse_arguments, parse_value, value_type
+from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError
+from hybrid_imagenet.tools.study import plot, running, tables, trial_runs
+from hybrid_imagenet.tools.study.base import TARGET, Arm, Study
+from hybrid_imagenet.tools.study.definitions import STUDIES
+from hybrid_imagenet.tools.study.results import ArmResults
+from hybrid_imagenet.tools.study.trial_runs import Cell
+
+_USAGE = """usage: hybrid-imagenet study NAME [--name=value ...] [-- FLAG ...]
+
+NAME is one of the studies below, `all`, or `list`. Flags after -- go to every training run and win over the study's.
+Each method is trained once per seed. Runs that have finished are kept in --out; started again, only what is missing or
+failed is run.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Flags of this program."""
+
+    out: str = option("studies", "Directory of the runs.")
+    results: str | None = option(None, "Directory for NAME.csv, NAME.md and NAME.png; default --out.")
+    seeds: int = option(3, "Runs of each method, with seeds 0, 1, ...", minimum=1)
+    ranks: int = option(2, "Ranks of each run.", minimum=1)
+    launcher: str = option("mpirun", "What starts the ranks.", choices=running.LAUNCHERS)
+    dry_run: bool = option(False, "Print the commands that would be run, and nothing else.")
+    render: bool = option(False, "Run nothing: write table and plot from the runs that are there.")
+
+
+OPTIONS = options_of(Settings)
+
+
+def help_text() -> str:
+    """Usage, studies and flags with their defaults."""
+    defaults = Settings()
+    flags = []
+    for name, opt in OPTIONS.items():
+        default = getattr(defaults, name)
+        notes = [f"one of {', '.join(opt.choices)}"] if opt.choices else []
+        notes += [] if default is None else [f"default {default}"]
+        flags.append(f"--{name}: {opt.help}" + (f" ({'; '.join(notes)})" if notes else ""))
+    return "\n".join([_USAGE, *list_text(), "", *flags])
+
+
+def list_text() -> list[str]:
+    """The studies with their sources and arms."""
+    width = max(map(len, STUDIES))
+    lines = []
+    for name, study in STUDIES.items():
+        lines += [
+            f"{name:<{width}}  {study.title}: {'; '.join(arm.label for arm in study.arms)}",
+            f"{'':<{width}}  {study.source}",
+        ]
+    return lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the program; returns the exit code."""
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(help_text())
+        return EXIT_OK if arguments else UserError.exit_code
+    if arguments[0] == "list":
+        print("\n".join(list_text()))
+        return EXIT_OK
+    return running.resumable(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str]) -> int:
+    studies, settings, extra = parse(arguments)
+    complete = [_study(study, settings, extra) for study in studies]
+    return EXIT_OK if all(complete) else EXIT_FAILURE
+
+
+def parse(arguments: Sequence[str]) -> tuple[list[Study], Settings, tuple[str, ...]]:
+    """The studies, this program's flags and those for the training program.
+
+    Raises:
+      UserError: one line that names what is wrong.
+    """
+    own = list(arguments)
+    extra: tuple[str, ...] = ()
+    if "--" in own:
+        at = own.index("--")
+        own, extra = own[:at], tuple(own[at + 1 :])
+    names = [word for word in own if not word.startswith("-")]
+    if len(names) != 1:
+        raise UserError(f"give one study: {', '.join(STUDIES)}, or all; flags are written --name=value")
+    name = names[0]
+    if name != "all" and name not in STUDIES:
+        near = difflib.get_close_matches(name, STUDIES, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise UserError(f"{name}: choose one of {', '.join(STUDIES)}, all or list{hint}")
+    kinds = {key: value_type(hint) for key, hint in typing.get_type_hints(Settings).items() if key in OPTIONS}
+    texts = parse_arguments([word for word in own if word.startswith("-")], kinds)
+    settings = Settings(**{key: parse_value(key, text, kinds[key], OPTIONS[key]) for key, text in texts.items()})
+    for flag in ("--run_dir", "--seed", "--resume"):
+        if any(word.split("=")[0] == flag for word in extra):
+            raise UserError(f"{flag} after --: the study gives every run its own; leave it out")
+    return list(STUDIES.values()) if name == "all" else [STUDIES[name]], settings, extra
+
+
+def _study(study: Study, settings: Settings, extra: tuple[str, ...]) -> bool:
+    """Runs and writes one study; returns whether all of its runs finished."""
+    # Every flag is checked before the first run starts.
+    planned = list(_cells(study, settings, extra))
+    if settings.dry_run:
+        for _, _, cell in planned:
+            print(shlex.join(running.command(cell, settings.launcher)))
+        return True
+    found: dict[str, dict[int, trial_runs.Result]] = {arm.name: {} for arm in study.arms}
+    for number, (arm, seed, cell) in enumerate(planned, 1):
+        if settings.render:
+            result, ran = trial_runs.read(cell), False
+        else:
+            result, ran = running.ensure(cell, running.run_process, settings.launcher)
+        found[arm.name][seed] = result
+        _say(f"{study.name} {number}/{len(planned)} {arm.name}, seed {seed}: {_line(result, ran)}")
+    arms = [ArmResults(arm, found[arm.name], _target(planned)) for arm in study.arms]
+    for path in write(pathlib.Path(settings.results or settings.out), study, arms, settings.seeds, extra):
+        _say(str(path))
+    return all(len(results.finished) == len(results.by_seed) for results in arms)
+
+
+def _cells(study: Study, settings: Settings, extra: tuple[str, ...]) -> Iterator[tuple[Arm, int, Cell]]:
+    """Seed by seed, so that a study that was cut short has all arms."""
+    out = pathlib.Path(settings.out).absolute()
+    for seed in range(settings.seeds):
+        for arm in study.arms:
+            yield arm, seed, trial_runs.create(out, study.arguments(arm, seed, extra), settings.ranks)
+
+
+def _target(planned: Sequence[tuple[Arm, int, Cell]]) -> float:
+    """The first --target of the runs."""
+    targets = configuration.resolve(planned[0][2].flags).target or (TARGET,)
+    return targets[0]
+
+
+def _line(result: trial_runs.Result, ran: bool) -> str:
+    if result.status == trial_runs.FINISHED:
+        return f"{100 * result.summary['val_top1']:.2f} %" + ("" if ran else " (kept)")
+    return result.status + (f" ({result.reason})" if result.reason else "")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def write(
+    directory: pathlib.Path, study: Study, arms: Sequence[ArmResults], seeds: int, extra: Sequence[str]
+) -> list[pathlib.Path]:
+    """Writes the study's CSV, Markdown and, with matplotlib, PNG; returns their paths.
+
+    Raises:
+      UserError: if they cannot be written.
+    """
+    drawn = plot.available()
+    paths = [directory / f"{study.name}.csv", directory / f"{study.name}.md"]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        paths[0].write_text(tables.to_csv(study, arms, extra), encoding="utf-8")
+        paths[1].write_text(tables.to_markdown(study, arms, seeds, extra, drawn), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--results={directory}: {error.strerror}; give a directory that can be written") from None
+    if drawn:
+        paths.append(directory / f"{study.name}.png")
+        plot.draw(paths[-1], study, arms)
+    else:
+        print("no PNG: matplotlib is not installed; pip install matplotlib", file=sys.stderr)
+    return paths

@@ -1,0 +1,205 @@
+"""A study's results as CSV (one row per run) and Markdown (one row per arm)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hybrid_imagenet.tools.study import results, trial_runs
+from hybrid_imagenet.tools.study.base import Study
+from hybrid_imagenet.tools.study.results import ArmResults, Verdict
+from hybrid_imagenet.tools.study.statistics import CONFIDENCE, Estimate
+
+COLUMNS = (
+    *("study", "arm", "seed", "status", "val_top1", "best_val_top1", "epochs_to_target", "target", "val_loss"),
+    *("train_top1", "skipped_steps", "paper_top1", "paper_epochs", "val_top1_by_epoch", "train_top1_by_epoch"),
+    *("flags", "reason"),
+)
+
+
+def to_csv(study: Study, arms: Sequence[ArmResults], extra: Sequence[str] = ()) -> str:
+    """One row per arm and seed; fractions for accuracies, empty fields for what is not known."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for found in arms:
+        for seed, result in sorted(found.by_seed.items()):
+            writer.writerow(
+                {
+                    "study": study.name,
+                    "arm": found.arm.name,
+                    "seed": seed,
+                    "status": result.status,
+                    "val_top1": _exact(result.summary.get("val_top1")),
+                    "best_val_top1": _exact(result.summary.get("best_val_top1")),
+                    "epochs_to_target": _exact(results.value(result, "epochs", found.target)),
+                    "target": found.target,
+                    "val_loss": _exact(result.summary.get("val_loss")),
+                    "train_top1": _exact(result.summary.get("train_top1")),
+                    "skipped_steps": _exact(result.summary.get("skipped_steps")),
+                    "paper_top1": _exact(found.arm.top1),
+                    "paper_epochs": _exact(found.arm.epochs),
+                    "val_top1_by_epoch": _series(result, "val_top1"),
+                    "train_top1_by_epoch": _series(result, "train_top1"),
+                    "flags": shlex.join(study.arguments(found.arm, seed, extra)),
+                    "reason": result.reason,
+                }
+            )
+    return text.getvalue()
+
+
+def _exact(number: float | None) -> str:
+    return "" if number is None else f"{number:.6g}"
+
+
+def _series(result: trial_runs.Result, key: str) -> str:
+    return " ".join(_exact(record.get(key)) or "-" for record in result.epochs)
+
+
+def to_markdown(study: Study, arms: Sequence[ArmResults], seeds: int, extra: Sequence[str], plot: bool) -> str:
+    """The page of a study."""
+    found = results.verdicts(study, arms)
+    return "\n".join(
+        [
+            f"# {study.title}",
+            "",
+            f"After {study.source}.",
+            f"The paper: {study.statement}",
+            "",
+            f"**{results.sentence(study, found)}**",
+            "",
+            *_table(study, arms),
+            "",
+            *([f"![{study.title}]({study.name}.png)", ""] if plot else []),
+            *_statements(found, arms),
+            *_setting(study, arms, seeds, extra),
+            *(f"- {note}" for note in study.notes),
+            f"- All runs, with their flags and accuracy by epoch: `{study.name}.csv`.",
+            "",
+        ]
+    )
+
+
+def _table(study: Study, arms: Sequence[ArmResults]) -> Iterator[str]:
+    target = percent(arms[0].target, 0)
+    header = ["", "final top-1", "best top-1", f"epochs to {target}", "runs", "paper: top-1"]
+    with_epochs = any(found.arm.epochs is not None for found in arms)
+    header += [f"paper: epochs to {study.paper_target}"] if with_epochs else []
+    yield "| " + " | ".join(header) + " |"
+    yield "|" + "---|" * len(header)
+    for found in arms:
+        arm = found.arm
+        row = [
+            arm.label,
+            _accuracy(found.estimate("top1")),
+            _accuracy(found.estimate("best")),
+            _epochs(found),
+            _runs(found),
+            "-" if arm.top1 is None else ("about " if arm.about else "") + percent(arm.top1),
+        ]
+        row += ["-" if arm.epochs is None else f"{arm.epochs:g}"] if with_epochs else []
+        yield "| " + " | ".join(row) + " |"
+    yield ""
+    yield f"Mean ± {CONFIDENCE:.0%} confidence interval over the seeds (Student's t).".replace("%", " %")
+
+
+def percent(fraction: float, digits: int = 2) -> str:
+    """A fraction as 75.60 %."""
+    return f"{100 * fraction:.{digits}f} %"
+
+
+def _accuracy(found: Estimate | None) -> str:
+    if found is None:
+        return "-"
+    spread = "" if found.half_width is None else f" ± {100 * found.half_width:.2f}"
+    return f"{100 * found.mean:.2f}{spread} %"
+
+
+def _epochs(found: ArmResults) -> str:
+    reached = found.estimate("epochs")
+    count = len(found.finished)
+    if reached is None:
+        return "not reached" if count else "-"
+    spread = "" if reached.half_width is None else f" ± {reached.half_width:.1f}"
+    missed = f" ({reached.count} of {count} runs)" if reached.count < count else ""
+    return f"{reached.mean:.1f}{spread}{missed}"
+
+
+def _runs(found: ArmResults) -> str:
+    """How many runs there are, and what became of those that did not finish."""
+    total = len(found.by_seed)
+    text = f"{len(found.finished)}" if len(found.finished) == total else f"{len(found.finished)} of {total}"
+    for status in (trial_runs.DIVERGED, trial_runs.FAILED, trial_runs.MISSING):
+        seeds = [str(seed) for seed, result in sorted(found.by_seed.items()) if result.status == status]
+        if seeds:
+            text += f"; {status}: seed {', '.join(seeds)}"
+    return text
+
+
+_WORDS = {
+    results.TENDENCY: "in the means only: the interval holds 0",
+    results.MISSED: "only the first reached the target in all of its runs",
+    results.OPEN: "not comparable: too few runs, or the target was not reached",
+}
+
+
+def _statements(found: Sequence[Verdict], arms: Sequence[ArmResults]) -> Iterator[str]:
+    if not found:
+        return
+    labels = {each.arm.name: each.arm.label for each in arms}
+    yield "| statement of the paper | difference here | outcome |"
+    yield "|---|---|---|"
+    for verdict in found:
+        claim = verdict.claim
+        relation = "as good as" if claim.relation == "equal" else "better than"
+        what = "in final top-1" if claim.metric == "top1" else "in epochs to the target"
+        statement = f"{labels[claim.first]}: {relation} {labels[claim.second]}, {what}"
+        yield f"| {statement} | {_difference(verdict)} | {_WORDS.get(verdict.outcome, verdict.outcome)} |"
+    yield ""
+    yield "Differences are taken between runs of equal seed, with the interval of their mean; positive favors the first"
+    yield "one. A statement of better is seen if the interval lies above 0, one of as good if it holds 0."
+    yield ""
+
+
+def _difference(verdict: Verdict) -> str:
+    found = verdict.difference
+    if found is None:
+        return "-"
+    scale, unit, digits = (100, "points", 2) if verdict.claim.metric == "top1" else (1, "epochs", 1)
+    spread = "" if found.half_width is None else f" ± {scale * found.half_width:.{digits}f}"
+    return f"{scale * found.mean:+.{digits}f}{spread} {unit}"
+
+
+def _setting(study: Study, arms: Sequence[ArmResults], seeds: int, extra: Sequence[str]) -> Iterator[str]:
+    """Command, data, network and versions."""
+    known = results.facts(arms)
+    tail = f" -- {shlex.join(extra)}" if extra else ""
+    yield "## How it was run"
+    yield ""
+    yield f"    hybrid-imagenet study {study.name} --seeds={seeds}{tail}"
+    yield ""
+    yield f"- Every arm: `{shlex.join(_effective(study.base))}`"
+    for found in arms:
+        seeded = " and a batch schedule drawn from the seed" if found.arm.by_seed else ""
+        flags = f"`{shlex.join(found.arm.flags)}`" if found.arm.flags else "nothing else"
+        yield f"- {found.arm.label}: {flags}{seeded}"
+    if known:
+        yield "- " + _versions(known)
+
+
+def _effective(flags: Sequence[str]) -> list[str]:
+    """Flags without those that a later one of the same name replaces."""
+    return list({flag.partition("=")[0]: flag for flag in flags}.values())
+
+
+def _versions(known: dict[str, Any]) -> str:
+    size = known.get("world_size")
+    return (
+        f"{known.get('train_images')} training and {known.get('validation_images')} validation images of "
+        f"{known.get('num_classes')} classes, {size} rank{'' if size == 1 else 's'}, "
+        f"{'GPU' if known.get('gpu', 'none') != 'none' else 'CPU'}; TensorFlow {known.get('tensorflow')}, "
+        f"Keras {known.get('keras')}, Python {known.get('python')}, hybrid_imagenet {known.get('version')}."
+    )

@@ -1,0 +1,142 @@
+"""Cells: one training run each, kept under a name that is made of its flags, so that studies share equal ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from hybrid_imagenet import config as configuration
+from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, UserError
+from hybrid_imagenet.runlog import jsonl
+from hybrid_imagenet.runlog.standard_logs import read_json
+
+FINISHED, FAILED, DIVERGED, MISSING = "finished", "failed", "diverged", "missing"
+
+WATCHING = frozenset(
+    {
+        *("run_dir", "progress", "log_every_steps", "tensorboard", "histograms", "tracker", "stall_seconds"),
+        *("checkpoint_every_epochs", "checkpoint_every_steps", "checkpoint_every_seconds", "keep", "single_gpu"),
+        *("wire_health_every_steps", "gradient_noise_scale", "profile_steps", "resume"),
+    }
+)
+"""Flags that watch, save or report a training without changing it: equal cells may differ in them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A run: the training program's flags (without --run_dir) on a number of ranks, under a directory of its own."""
+
+    directory: pathlib.Path
+    flags: tuple[str, ...]
+    ranks: int
+
+    @property
+    def run_dir(self) -> pathlib.Path:
+        """Where the training program writes."""
+        return self.directory / "run"
+
+    @property
+    def output(self) -> pathlib.Path:
+        """What the training program printed."""
+        return self.directory / "output.txt"
+
+    @property
+    def marker(self) -> pathlib.Path:
+        """Flags, ranks and, once it has ended, the exit code."""
+        return self.directory / "cell.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What became of a cell.
+
+    Attributes:
+      status: `finished`, `failed`, `diverged` (non-finite gradients or loss) or `missing` (not run to its end yet).
+      reason: of a failure, one line.
+      summary: of the run; empty where there is none.
+      epochs: its records by epoch.
+      facts: config.json without the flags: versions and numbers of images.
+      settings: every flag of the run with its value.
+    """
+
+    status: str
+    reason: str = ""
+    summary: dict[str, Any] = dataclasses.field(default_factory=dict)
+    epochs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def create(root: pathlib.Path, flags: Sequence[str], ranks: int) -> Cell:
+    """The cell of some flags; its directory depends on their resolved values, not on how they were written.
+
+    Raises:
+      UserError: for flags that cannot be used.
+    """
+    settings = resolved(flags)
+    text = json.dumps([settings, ranks], sort_keys=True)
+    name = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return Cell(root / "cells" / name, tuple(flags), ranks)
+
+
+def resolved(flags: Sequence[str]) -> dict[str, Any]:
+    """Those settings that differ from the defaults of the hybrid recipe and matter to the training."""
+    values: dict[str, Any] = json.loads(configuration.resolve(flags).to_json())
+    defaults = json.loads(configuration.resolve(()).to_json())
+    return {name: value for name, value in values.items() if value != defaults[name] and name not in WATCHING}
+
+
+def read(cell: Cell) -> Result:
+    """The state of a cell as its directory shows it."""
+    try:
+        marker = json.loads(cell.marker.read_text(encoding="utf-8"))
+        code = marker.get("exit_code")
+    except (OSError, ValueError, AttributeError):
+        return Result(MISSING)
+    if code in (None, EXIT_PREEMPTED):
+        return Result(MISSING)
+    epochs, facts, settings = _records(cell)
+    if code != EXIT_OK:
+        status = DIVERGED if code == EXIT_NUMERICS else FAILED
+        return Result(status, f"exit code {code}: {_last_line(cell.output)}", {}, epochs, facts, settings)
+    try:
+        summary = read_json(cell.run_dir / "summary.json")
+    except UserError as error:
+        return Result(MISSING, str(error))
+    if not epochs or not _same_flags(cell, settings):
+        return Result(MISSING, "its flags or records are not those of the cell")
+    loss = summary.get("val_loss")
+    if loss is None or not math.isfinite(loss):
+        return Result(DIVERGED, "the validation loss is not finite", summary, epochs, facts, settings)
+    return Result(FINISHED, "", summary, epochs, facts, settings)
+
+
+def _records(cell: Cell) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    """Records by epoch, facts and settings; empty where a run ended before it wrote them."""
+    try:
+        config = read_json(cell.run_dir / "config.json")
+        records = jsonl.read(cell.run_dir / "metrics.jsonl")
+    except UserError:
+        return [], {}, {}
+    facts = {name: value for name, value in config.items() if name not in ("flags", "origins")}
+    return [r for r in records if r.get("kind") == "epoch"], facts, config.get("flags", {})
+
+
+def _same_flags(cell: Cell, settings: dict[str, Any]) -> bool:
+    """Whether a run had the values that the cell's flags have today; flags that are newer than the run do not count."""
+    wanted = json.loads(configuration.resolve(cell.flags).to_json())
+    return all(settings[name] == wanted[name] for name in set(settings) & set(wanted) - WATCHING)
+
+
+def _last_line(path: pathlib.Path) -> str:
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return "no output"
+    errors = [line for line in lines if line.startswith("error:")]
+    return (errors or [line for line in lines if line] or ["no output"])[-1][:200]

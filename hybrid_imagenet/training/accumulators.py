@@ -1,0 +1,89 @@
+"""Sums of loss and correct predictions, kept on the device and added over ranks exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationSums:
+    """Sums over examples: loss (nats), correct first guesses, correct among five guesses, and the examples counted."""
+
+    loss: float
+    top1: float
+    top5: float
+    count: float
+
+    def means(self, prefix: str) -> dict[str, float]:
+        """Averages under the names `<prefix>_loss`, `<prefix>_top1`, `<prefix>_top5` (fractions); NaN if empty."""
+        count = self.count or float("nan")
+        return {
+            f"{prefix}_loss": self.loss / count,
+            f"{prefix}_top1": self.top1 / count,
+            f"{prefix}_top5": self.top5 / count,
+        }
+
+    def __sub__(self, other: ClassificationSums) -> ClassificationSums:
+        """The sums of the examples that came after those of `other`."""
+        return ClassificationSums(
+            self.loss - other.loss, self.top1 - other.top1, self.top5 - other.top5, self.count - other.count
+        )
+
+
+class SumAccumulator:
+    """One float64 vector of four sums on the device; float64 counts every example of ImageNet exactly."""
+
+    def __init__(self, name: str):
+        """Creates the zeroed sums."""
+        self.variable = tf.Variable(tf.zeros([4], tf.float64), trainable=False, name=name)
+
+    def add(self, losses: tf.Tensor, logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor | None = None) -> None:
+        """Adds a batch.
+
+        Args:
+          losses: float32 [b], per example.
+          logits: float32 [b, classes].
+          labels: int32 [b].
+          weights: float32 [b] or None: 0 leaves an example (padding) out.
+        """
+        # Two classes have no fifth guess: in_top_k then counts every example.
+        top1 = tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=labels.dtype), labels), tf.float64)
+        top5 = tf.cast(tf.math.in_top_k(labels, logits, min(5, logits.shape[-1])), tf.float64)
+        columns = [tf.cast(losses, tf.float64), top1, top5, tf.ones_like(top1)]
+        if weights is not None:
+            keep = weights > 0
+            columns = [tf.where(keep, column, tf.zeros_like(column)) for column in columns]
+        self.variable.assign_add(tf.stack([tf.reduce_sum(column) for column in columns]))
+
+    def reset(self) -> None:
+        """Sets the sums to zero."""
+        self.variable.assign(tf.zeros([4], tf.float64))
+
+    def restore(self, sums: ClassificationSums) -> None:
+        """Sets the sums, for example those of the part of an epoch before a restart."""
+        self.variable.assign(dataclasses.astuple(sums))
+
+    def read(self) -> ClassificationSums:
+        """Fetches the sums to the host."""
+        return ClassificationSums(*self.variable.numpy().tolist())
+
+
+def from_vector(vector: tf.Tensor) -> ClassificationSums:
+    """The sums in a float64 [4] tensor, such as an all-reduced `SumAccumulator.variable`."""
+    return ClassificationSums(*vector.numpy().tolist())
+
+
+def restore_sums(epoch_sums: Sequence[Sequence[float]], rank: int, size: int) -> ClassificationSums:
+    """This rank's share of the sums of an epoch under way.
+
+    With as many ranks as before each gets its own back, so that additions go on in the same order; otherwise rank 0
+    gets the total.
+    """
+    if len(epoch_sums) == size:
+        return ClassificationSums(*epoch_sums[rank])
+    if rank:
+        return ClassificationSums(0.0, 0.0, 0.0, 0.0)
+    return ClassificationSums(*(sum(column) for column in zip(*epoch_sums, strict=True)))

@@ -1,0 +1,178 @@
+"""From a configuration to the parts of a run: the one place that knows both the flags and the constructors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet import __version__, data, models, optimizers
+from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet.config import Config, derived
+from hybrid_imagenet.data import dali, device, pipeline
+from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.numerics.augment import SONY
+from hybrid_imagenet.numerics.sampling import SampleOrder
+from hybrid_imagenet.optimizers.average import WeightAverage
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.optimizers.kinds import classify
+from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.training.step import Batch
+
+
+def sources(config: Config) -> tuple[Source, Source]:
+    """The training and validation splits.
+
+    Raises:
+      UserError: if they cannot be used.
+    """
+    train, validation = (
+        data.open_source(
+            config.dataset,
+            config.data_dir,
+            split,
+            num_classes=config.num_classes,
+            num_examples=config.num_examples,
+            ignore_damage=config.bad_records == "skip",
+            memory_bytes=_half_memory(config),
+            cache=config.data_cache,
+            cache_dir=config.data_cache_dir,
+        )
+        for split in ("train", "validation")
+    )
+    if train.num_classes != validation.num_classes:
+        raise UserError(
+            f"--dataset={config.dataset}: {train.num_classes} classes for training but {validation.num_classes} for "
+            "validation; check the directories of the two splits"
+        )
+    return train, validation
+
+
+def sample_order(config: Config, source: Source) -> SampleOrder:
+    """The order of training examples."""
+    return SampleOrder(source.num_examples, config.seed, config.remainder)
+
+
+def model(config: Config, precision: str, num_classes: int, communicator: Communicator) -> keras.Model:
+    """The network."""
+    return models.create(
+        config.model,
+        num_classes,
+        None if config.image_size_schedule else config.image_size,
+        precision=precision,
+        initializer=config.initializer,
+        zero_last_gamma=config.zero_last_gamma,
+        batch_norm=config.batch_norm,
+        batch_norm_momentum=config.batch_norm_momentum,
+        batch_norm_epsilon=config.batch_norm_epsilon,
+        seed=config.seed,
+        recompute=config.recompute,
+        sync_allreduce=communicator.allreduce_sum if config.sync_batch_norm and communicator.size > 1 else None,
+    )
+
+
+def schedule(config: Config, world_size: int) -> schedules.Schedule:
+    """Learning rate, momentum and bounds by fractional epoch."""
+    return schedules.create(**derived.schedule_arguments(config, world_size))
+
+
+def optimizer(config: Config, precision: str, network: keras.Model, communicator: Communicator) -> DistributedOptimizer:
+    """The update rule behind the reduction over ranks."""
+    inner = optimizers.create(**derived.optimizer_arguments(config, communicator.size))
+    inner.set_kinds(classify(network))
+    return DistributedOptimizer(
+        inner,
+        communicator,
+        loss_scale(config, precision),
+        measure_noise=config.gradient_noise_scale,
+        average=WeightAverage(config.ema_decay) if config.ema_decay else None,
+    )
+
+
+def loss_scale(config: Config, precision: str) -> LossScale:
+    """The loss scale that --loss_scale asks for.
+
+    Raises:
+      UserError: if it is neither auto, dynamic nor a positive number.
+    """
+    kind = config.loss_scale
+    if kind == "auto":
+        kind = "dynamic" if precision == "mixed_float16" else "1"
+    if kind == "dynamic":
+        return LossScale(config.loss_scale_init, dynamic=True, growth_steps=config.loss_scale_growth_steps)
+    try:
+        return LossScale(float(kind))
+    except ValueError:
+        raise UserError(f"--loss_scale={config.loss_scale}: give auto, dynamic or a positive number") from None
+
+
+def train_preprocess(config: Config, dtype: str) -> Callable[[Batch], tf.Tensor]:
+    """The device's part of the training augmentation."""
+    sony = dataclasses.replace(SONY, brightness=config.augment_brightness, noise=config.augment_noise)
+    return lambda batch: device.augment(batch["image"], batch["seed"], config.augmentation, dtype, sony=sony)
+
+
+def evaluation_preprocess(dtype: str) -> Callable[[Batch], tf.Tensor]:
+    """The device's part of the preparation of validation images."""
+    return lambda batch: device.normalize(batch["image"], dtype)
+
+
+def check_decoder(config: Config) -> None:
+    """Raises UserError if the decoder that --decoder asks for does not run here."""
+    if config.decoder == "dali":
+        dali.check(dali.gpu_of(_ahead_device()))
+
+
+def host_options(config: Config, threads: int) -> pipeline.HostOptions:
+    """How the host reads and decodes."""
+    return pipeline.HostOptions(
+        threads=config.data_threads or threads,
+        readers=config.data_readers,
+        prefetch=config.data_prefetch,
+        device=_ahead_device(),
+        memory_bytes=_half_memory(config),
+        bad_records=config.bad_records,
+        max_bad_records=config.max_bad_records,
+        decoder=config.decoder,
+    )
+
+
+def evaluation_crop(config: Config) -> float:
+    """Side of the square that is evaluated, as a fraction of the shorter side."""
+    if config.eval_crop is not None:
+        return config.eval_crop
+    return 1.0 if config.augmentation == "digits" else 0.875
+
+
+def mean_over_ranks(communicator: Communicator) -> Callable[[float], float]:
+    """Averages a number over all ranks, which all call it."""
+    return lambda own: sum(communicator.allgather_object(own)) / communicator.size
+
+
+def description(config: Config, source: Source) -> dict[str, Any]:
+    """What a checkpoint says of its run, JSON-ready: all that is needed to use it without the run's flags."""
+    return {
+        "model": config.model,
+        "num_classes": source.num_classes,
+        "class_names": list(source.class_names),
+        "image_size": config.image_size,
+        "batch_norm_epsilon": config.batch_norm_epsilon,
+        "crop_fraction": evaluation_crop(config),
+        "optimizer": config.optimizer,
+        "version": __version__,
+    }
+
+
+def _ahead_device() -> str | None:
+    """Where batches are copied ahead of the trainer: this rank's GPU, if it has one."""
+    return "/gpu:0" if tf.config.list_physical_devices("GPU") else None
+
+
+def _half_memory(config: Config) -> int:
+    """Bytes for reading ahead, and as many for row groups or the cache."""
+    return int(config.data_memory_gb * 1e9 / 2)

@@ -1,0 +1,101 @@
+"""Saves the run's state on rank 0, in the background."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from hybrid_imagenet.checkpoints.run_state import RunState
+from hybrid_imagenet.checkpoints.store import CheckpointStore
+
+
+class CheckpointCallback(keras.callbacks.Callback):
+    """Saves at epoch ends, every so many steps, when all ranks agree to, and when training ends early.
+
+    Every rank calls it, because the statistics of batch normalization are merged first; rank 0 alone has a `store`.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: CheckpointStore | None,
+        state: RunState,
+        variables: Callable[[], Mapping[str, keras.Variable]],
+        description: Callable[[], Mapping[str, Any]],
+        synchronize: Callable[[], None],
+        every_epochs: int,
+        every_steps: int | None,
+        last_epoch: int,
+        save_first: bool = False,
+    ):
+        """Takes what to save and when.
+
+        Args:
+          store: writes the files; None on ranks other than 0.
+          state: the position of the run.
+          variables: everything that training changes, by a stable name.
+          description: more metadata, JSON-ready; called on every rank, so it may gather.
+          synchronize: merges BN statistics over ranks.
+          every_epochs: epochs between checkpoints; the last epoch is always saved.
+          every_steps: also save after so many steps.
+          last_epoch: number (from 1) of the last epoch.
+          save_first: also save what training starts from.
+        """
+        super().__init__()
+        self._store = store
+        self._state = state
+        self._variables = variables
+        self._description = description
+        self._synchronize = synchronize
+        self._every_epochs = every_epochs
+        self._every_steps = every_steps
+        self._last_epoch = last_epoch
+        self._save_first = save_first
+        self._saved = (state.step, state.finished_epochs)
+        self._seconds = 0.0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Saves what training starts from, if asked to."""
+        if self._save_first:
+            self._saved = (-1, -1)
+            self.save()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves after a step where it is due."""
+        due = bool(self._every_steps) and batch % (self._every_steps or 1) == 0
+        if due or (logs or {}).get("save"):
+            self.save()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves after an epoch where it is due."""
+        if (epoch + 1) % self._every_epochs == 0 or epoch + 1 == self._last_epoch or self._state.stop:
+            self.save()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Saves what is not saved yet and waits for the disk."""
+        self.save()
+        if self._store is not None:
+            self._store.wait()
+
+    def save(self) -> None:
+        """Saves the state after the current step, unless it is saved already."""
+        position = (self._state.step, self._state.finished_epochs)
+        if self._saved == position:
+            return
+        self._saved = position
+        began = time.perf_counter()
+        self._synchronize()
+        description = self._description()
+        if self._store is not None:
+            arrays = {name: np.array(variable.numpy()) for name, variable in self._variables().items()}
+            self._store.save(self._state.step, arrays, {"state": self._state.to_dict(), **description})
+        self._seconds += time.perf_counter() - began
+
+    def take_seconds(self) -> float:
+        """The time for which training has waited for checkpoints since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds

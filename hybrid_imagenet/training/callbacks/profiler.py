@@ -1,0 +1,73 @@
+"""A profile of some steps, on demand (--profile_steps)."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet.runlog import profile
+
+
+class Profiler(keras.callbacks.Callback):
+    """Profiles some steps on rank 0 and says where their time went; the first of the callbacks.
+
+    The trace for TensorBoard, `profile.txt` and `profile.json` go to one directory. A run that is resumed after the
+    first of them writes none.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[int],
+        folder: pathlib.Path,
+        wait: Callable[[], object],
+        announce: Callable[[str], None],
+    ):
+        """`steps` are the first and the last, from 1; `wait` returns when the device has finished its work."""
+        super().__init__()
+        self._first, self._last = steps
+        self._folder = folder
+        self._wait = wait
+        self._announce = announce
+        self._running = False
+        self._step: tf.profiler.experimental.Trace | None = None
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Starts before the first step; marks the beginning of each."""
+        number = batch + 1
+        if number == self._first:
+            self._wait()
+            tf.profiler.experimental.start(str(self._folder))
+            self._running = True
+        if self._running:
+            self._step = tf.profiler.experimental.Trace(profile.STEP, step_num=number, _r=1)
+            self._step.__enter__()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Marks the end of a step; writes the profile after the last."""
+        if not self._running or self._step is None:
+            return
+        if batch == self._last:
+            self._wait()
+        self._step.__exit__(None, None, None)
+        self._step = None
+        if batch == self._last:
+            self._finish()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Writes the profile of a run that ends before the last step."""
+        if self._running:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._running = False
+        tf.profiler.experimental.stop()
+        summary = profile.summarize(profile.read(self._folder))
+        text = profile.table(summary, self._first)
+        (self._folder / "profile.txt").write_text(text + "\n")
+        (self._folder / "profile.json").write_text(json.dumps({"first": self._first, **summary}, indent=1) + "\n")
+        self._announce(text)

@@ -1,0 +1,58 @@
+"""Hands the schedule's values of each step to the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+
+from hybrid_imagenet.checkpoints.run_state import RunState
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
+
+
+class HyperparameterSchedule(keras.callbacks.Callback):
+    """Sets learning rate, momentum, phase and the AdaBound bounds before every step.
+
+    The schedule is a function of the fractional epochs at the start and the end of the step, which follow from the
+    images processed; so it holds when the batch or the number of ranks changes.
+    """
+
+    def __init__(
+        self,
+        schedule: Callable[[float, float, int], Mapping[str, float]],
+        optimizer: GroupedOptimizer,
+        state: RunState,
+    ):
+        """`schedule(start, end, global_batch)` gives the values; the optimizer takes them in one assignment.
+
+        They are kept in `state.hyper`: a run that is resumed between an epoch's last step and its end records them.
+        """
+        super().__init__()
+        self._schedule = schedule
+        self._optimizer = optimizer
+        self._state = state
+        self._global_batch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes the global batch of the epoch."""
+        self._global_batch = (logs or {})["global_batch"]
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Sets the values for the step that covers the fractional epochs logs["start"] to logs["end"]."""
+        logs = logs or {}
+        phase = self._state.hyper.get("phase")
+        self._state.hyper = dict(self._schedule(logs["start"], logs["end"], self._global_batch))
+        if self._state.hyper["phase"] != phase:
+            self._optimizer.enter_phase(self._state.hyper["phase"])
+        self._optimizer.hyper.assign(self._state.hyper)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the values to a step record."""
+        if logs and "train_loss" in logs:
+            logs.update(self._state.hyper)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the values of the last step to the epoch's record."""
+        if logs is not None:
+            logs.update(self._state.hyper)

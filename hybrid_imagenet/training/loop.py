@@ -1,0 +1,214 @@
+"""The training loop: walks the examples, calls the compiled step and drives Keras callbacks."""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet.checkpoints.run_state import RunState
+from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.resilience.preemption import Control
+from hybrid_imagenet.runlog import profile
+from hybrid_imagenet.training.accumulators import ClassificationSums
+from hybrid_imagenet.training.step import Batch, TrainStep
+
+# The verdict on step k is read when step k + 2 has been issued: the device always has work queued, and every rank
+# reads the same verdict at the same step.
+_CONTROL_LAG = 2
+
+BatchPlan = Callable[[int], tuple[int, int]]
+
+
+class Loop:
+    """Runs epochs of training steps, with validation in between.
+
+    Nothing is fetched from the device but every `log_every` steps and at the end of an epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        state: RunState,
+        step: TrainStep,
+        order: SampleOrder,
+        batches: BatchPlan,
+        data: Callable[[Cursor], Iterator[Batch]],
+        validate: Callable[[], dict[str, float]],
+        validate_after: Callable[[int], bool],
+        control: Control,
+        world_size: int,
+        epochs: int,
+        log_every: int,
+        callbacks: Sequence[keras.callbacks.Callback],
+    ):
+        """Takes the assembled parts.
+
+        Args:
+          state: where to start; advanced in place.
+          step: the compiled step.
+          order: the order of examples.
+          batches: for an epoch, images per rank and micro-batch, and micro-batches per step.
+          data: endless micro-batches of this rank from a cursor on.
+          validate: validates over all ranks; returns `val_loss`, `val_top1`, `val_top5`.
+          validate_after: whether to validate after the epoch with this number (from 0).
+          control: requests to stop or save.
+          world_size: N.
+          epochs: passes over the training set.
+          log_every: steps between fetches.
+          callbacks: in the order in which they are called.
+        """
+        self.state = state
+        self.step = step
+        self._order = order
+        self._batches = batches
+        self._data = data
+        self._validate = validate
+        self._validate_after = validate_after
+        self._control = control
+        self._world_size = world_size
+        self._epochs = epochs
+        self._log_every = log_every
+        self._callbacks = list(callbacks)
+        self._verdicts: collections.deque[tf.Tensor] = collections.deque()
+        self._meter = _Meter(state, log_every)
+
+    def run(self) -> None:
+        """Trains from the state's cursor to the end, to the target, or to a request to stop."""
+        self._call("on_train_begin")
+        batches = self._data(self.state.cursor)
+        self._meter.restart(self.step.sums.read())
+        while self.state.finished_epochs < self._epochs and not self.state.stop:
+            self._epoch(self.state.finished_epochs, batches)
+        self._call("on_train_end", {"stop": self.state.stop})
+
+    def _epoch(self, epoch: int, batches: Iterator[Batch]) -> None:
+        per_rank, micro_batches = self._batches(epoch)
+        global_batch = per_rank * micro_batches * self._world_size
+        if micro_batches > 1:
+            self.step.prepare_accumulation()
+        self._call("on_epoch_begin", epoch, {"global_batch": global_batch})
+        while self.state.cursor.epoch == epoch and not self.state.stop:
+            start = self.state.cursor
+            end = self._order.advance(start, global_batch)
+            span = {"start": self._order.position(start), "end": self._order.position(end)}
+            self._call("on_train_batch_begin", self.state.step, span)
+            self._one_step(batches, micro_batches)
+            self.state.cursor = end
+            self.state.step += 1
+            self.state.images += global_batch
+            self._after_step(span["end"])
+        if not self.state.stop:
+            self._finish_epoch(epoch)
+            self._meter.restart(self.step.sums.read())
+
+    def _one_step(self, batches: Iterator[Batch], micro_batches: int) -> None:
+        control = self._control.word()
+        for _ in range(micro_batches - 1):
+            self.step.accumulate(self._next(batches))
+        if micro_batches == 1:
+            verdict = self.step.single(self._next(batches), control)
+        else:
+            verdict = self.step.last(self._next(batches), control, tf.constant(float(micro_batches)))
+        self._verdicts.append(verdict)
+
+    def _next(self, batches: Iterator[Batch]) -> Batch:
+        began = time.perf_counter()
+        with tf.profiler.experimental.Trace(profile.WAIT):
+            batch = next(batches)
+        self._meter.waited += time.perf_counter() - began
+        return batch
+
+    def _after_step(self, position: float) -> None:
+        logs: dict[str, Any] = {"position": position}
+        if self._meter.due():
+            logs |= self._meter.record(self.step.sums.read())
+        if len(self._verdicts) > _CONTROL_LAG:
+            verdict = self._control.read(self._verdicts.popleft())
+            logs |= {"save": verdict.save, "regroup": verdict.regroup}
+            if verdict.stop:
+                self.state.stop = "preempted"
+        self._call("on_train_batch_end", self.state.step, logs)
+
+    def _finish_epoch(self, epoch: int) -> None:
+        logs: dict[str, Any] = {"epoch": epoch + 1, "step": self.state.step}
+        logs |= self._meter.epoch(self.step.sums.read())
+        self.step.sums.reset()  # before what is saved at the end of the epoch: that is where the next one begins
+        if self._validate_after(epoch):
+            began = time.perf_counter()
+            self._call("on_test_begin")
+            logs |= self._validate()
+            self._call("on_test_end", logs)
+            logs["validation_seconds"] = time.perf_counter() - began
+        self._meter.lap()
+        self.state.finished_epochs = epoch + 1
+        logs["seconds"] = self.state.seconds
+        self._call("on_epoch_end", epoch, logs)
+
+    def _call(self, hook: str, *arguments: Any) -> None:
+        for callback in self._callbacks:
+            getattr(callback, hook)(*arguments)
+
+
+class _Meter:
+    """Rates and averages between fetches; keeps `state.seconds` current."""
+
+    def __init__(self, state: RunState, log_every: int):
+        self.waited = 0.0
+        self._state = state
+        self._log_every = log_every
+        self._time: float | None = None
+
+    def restart(self, sums: ClassificationSums) -> None:
+        """Begins an epoch, or the rest of one; `sums` are those of its earlier part."""
+        self.lap()
+        self._epoch_time = time.perf_counter()
+        self._sums = sums
+        self._images = self._epoch_images = self._state.images
+        self._step = self._state.step
+        self.waited = 0.0
+        self._epoch_waited = 0.0
+
+    def due(self) -> bool:
+        """Whether the metrics are to be fetched after this step."""
+        return self._state.step % self._log_every == 0
+
+    def record(self, sums: ClassificationSums) -> dict[str, Any]:
+        """The values since the last fetch; the fetch that gave `sums` has waited for the device."""
+        elapsed = self.lap()
+        steps = max(self._state.step - self._step, 1)
+        values: dict[str, Any] = {
+            "step": self._state.step,
+            "seconds": self._state.seconds,
+            "images_per_second": (self._state.images - self._images) / elapsed,
+            "step_seconds": elapsed / steps,
+            "data_wait_fraction": self.waited / elapsed,
+            **(sums - self._sums).means("train"),
+        }
+        self._epoch_waited += self.waited
+        self.waited = 0.0
+        self._sums, self._images, self._step = sums, self._state.images, self._state.step
+        return values
+
+    def epoch(self, sums: ClassificationSums) -> dict[str, Any]:
+        """The values of the epoch; rates are those of this session's part of it, without validation."""
+        self.lap()
+        elapsed = max(time.perf_counter() - self._epoch_time, 1e-9)
+        return {
+            "images_per_second": (self._state.images - self._epoch_images) / elapsed,
+            "train_seconds": elapsed,
+            "data_wait_fraction": (self._epoch_waited + self.waited) / elapsed,
+            "sums": sums,
+        }
+
+    def lap(self) -> float:
+        """Seconds since the last lap, which `state.seconds` gains; not zero."""
+        now = time.perf_counter()
+        elapsed = max(now - self._time, 1e-9) if self._time is not None else 1e-9
+        self._time = now
+        self._state.seconds += elapsed
+        return elapsed

@@ -1,0 +1,252 @@
+"""What rank 0 keeps of a run: its directory, records, view and summary. Other ranks have a recording that is silent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hybrid_imagenet import __version__
+from hybrid_imagenet.checkpoints.run_state import RunState
+from hybrid_imagenet.checkpoints.store import Checkpoint, CheckpointStore
+from hybrid_imagenet.config import Config
+from hybrid_imagenet.errors import UserError, without_secrets
+from hybrid_imagenet.resilience.rollback import Rollback
+from hybrid_imagenet.runlog import jsonl, live, run_dir, standard_logs, summary, trackers
+
+
+class Recording:
+    """The run directory and everything that is written to it or shown.
+
+    Attributes:
+      path: the run directory; None on ranks other than 0.
+      store: the checkpoints; None on ranks other than 0.
+      writer: metrics.jsonl, open between `start` and `finish`; None on ranks other than 0.
+      view: shows the run; silent on ranks other than 0.
+      board: TensorBoard's files on rank 0, if they are asked for; else None.
+      single_gpu: images per second of one GPU alone (--single_gpu), or None.
+    """
+
+    def __init__(self, config: Config, rank: int, size: int, note: str = "", held: pathlib.Path | None = None):
+        """Creates or re-opens the run directory on rank 0.
+
+        Args:
+          config: names the directory, and what else is recorded and shown.
+          rank: of this process.
+          size: number of ranks.
+          note: shown when the run begins.
+          held: the directory of the run under way, when the ranks have changed.
+
+        Raises:
+          UserError: if it cannot be used.
+        """
+        self._config = config
+        self._note = note
+        self.single_gpu = summary.single_gpu_speed(config.single_gpu) if config.single_gpu else None
+        self._directory = _open(config, held) if rank == 0 else None
+        self.path = self._directory.path if self._directory is not None else None
+        self._rank = rank
+        self._handler: logging.Handler | None = None
+        self.board: trackers.TensorBoard | None = None
+        self.view = self._make_view(rank, size)
+        self.writer: jsonl.MetricsWriter | None = None
+        self.store: CheckpointStore | None = None
+        if self._directory is not None:
+            self.store = CheckpointStore(self._directory.path / "checkpoints", config.keep)
+
+    def announce(self, text: str) -> None:
+        """Shows what all ranks know alike, once: on rank 0."""
+        if self._directory is not None:
+            self.view.message(text)
+
+    def find_checkpoint(self) -> Checkpoint | None:
+        """The newest good checkpoint on rank 0, if the run is to be resumed.
+
+        Raises:
+          UserError: if there are checkpoints, but none can be read.
+        """
+        if self.store is None or self._directory is None or not self._config.resume:
+            return None
+        checkpoint = self.store.newest_good(self.view.message)
+        if checkpoint is None and self.store.paths():
+            raise UserError(f"--run_dir={self._directory.path}: none of its checkpoints can be read; start a new run")
+        if checkpoint is None:
+            self.view.message(f"no checkpoint in {self._directory.path}: starting from the beginning")
+        return checkpoint
+
+    def last_good_checkpoint(self, rollback: Rollback) -> Checkpoint | None:
+        """The checkpoint to roll back to, on rank 0; None for the beginning. Later ones are removed."""
+        if self.store is None:
+            return None
+        self.store.remove_after(rollback.good_step)
+        return self.store.newest_good(self.view.message)
+
+    def rolled_back(self, rollback: Rollback, step: int, factor: float) -> None:
+        """Records and shows a rollback to `step`, after which all learning rates are `factor` times the schedule's."""
+        if self.writer is None:
+            return
+        self.writer.write(
+            {
+                "kind": "rollback",
+                "step": step,
+                "seconds": rollback.seconds,
+                "train_loss": rollback.loss,
+                "diverged_step": rollback.step,
+                "rollbacks": rollback.count,
+                "learning_rate_factor": factor,
+            }
+        )
+        self.view.message(
+            f"training diverged at step {rollback.step} (loss {rollback.loss:.4g}): back to step {step}, "
+            f"learning rates times {factor:g}"
+        )
+
+    def regrouped(self, before: int, now: int, state: RunState, lost: int) -> None:
+        """Records and shows that training goes on from `state` on another number of ranks, `lost` steps back."""
+        if self.writer is None:
+            return
+        self.writer.write(
+            {
+                "kind": "ranks",
+                "step": state.step,
+                "seconds": state.seconds,
+                "world_size": now,
+                "world_size_before": before,
+                "steps_repeated": lost,
+            }
+        )
+        self.view.message(f"ranks {before} -> {now}: going on after step {state.step}, {lost} steps are repeated")
+
+    def start(self, facts: Mapping[str, Any], info: Mapping[str, Any], seconds: float) -> None:
+        """Writes config.json and opens metrics.jsonl.
+
+        Args:
+          facts: world size, precision, hosts, hardware, versions and numbers of images, for config.json.
+          info: what the view needs beforehand, see `metrics.progress.Status`.
+          seconds: wall time of earlier sessions.
+        """
+        log = logging.getLogger("hybrid_imagenet")
+        log.setLevel(logging.INFO if self._rank == 0 else logging.WARNING)
+        self._handler = _ToView(self.view, self._rank)
+        log.addHandler(self._handler)
+        if self._directory is None:
+            return
+        flags = _shown(self._config)
+        started = time.time() - seconds
+        self._directory.write_json(
+            "config.json",
+            {
+                "flags": flags,
+                "origins": dict(self._config.origins),
+                "version": __version__,
+                "started": started,
+                **facts,
+            },
+        )
+        resume_from = (info["step"], info["finished_epochs"]) if self._directory.resumed else None
+        self.writer = jsonl.MetricsWriter(self._directory.path / "metrics.jsonl", resume_from=resume_from)
+        self.view.run_started(info)
+        if self._note:
+            self.view.message(self._note)
+        self.view.message(
+            f"{self._config.model}, {self._config.dataset} ({facts['train_images']} training and "
+            f"{facts['validation_images']} validation images), {facts['world_size']} ranks x "
+            f"{self._config.per_gpu_batch} images, {facts['precision']}, results in {self._directory.path}"
+        )
+        if self._config.warmup_epochs >= self._config.epochs and self._config.optimizer == "hybrid":
+            self.view.message(
+                f"all {self._config.epochs} epochs lie inside of the warmup of {self._config.warmup_epochs:g} epochs: "
+                "SGD will not be reached"
+            )
+
+    def finish(self, *, world_size: int, train_images: int, seconds: float, stop: str) -> None:
+        """Closes metrics.jsonl, writes summary.json and the standard logs, and shows the summary."""
+        if self._directory is None or self.writer is None:
+            return
+        self.writer.close()
+        values = summary.summarize(
+            jsonl.read(self.writer.path),
+            world_size=world_size,
+            images_per_epoch=train_images,
+            targets=self._config.target,
+            wall_seconds=seconds,
+            single_gpu_images_per_second=self.single_gpu,
+            stop=stop or "finished",
+            run_dir=str(self._directory.path),
+        )
+        self._directory.write_json("summary.json", values)
+        standard_logs.write(self._directory.path)
+        self.view.run_finished(values)
+        self.view.message(f"results: {self._directory.path}")
+
+    def interrupt(self) -> None:
+        """Lets go of the run's files, so that another process can go on with them as rank 0."""
+        if self._handler is not None:
+            logging.getLogger("hybrid_imagenet").removeHandler(self._handler)
+        if self._directory is None:
+            return
+        self.view.run_finished()
+        if self.writer is not None:
+            self.writer.close()
+        if self.store is not None:
+            with contextlib.suppress(UserError):  # the next rank 0 meets the same disk
+                self.store.wait()
+        self._directory.release()
+
+    def _make_view(self, rank: int, size: int) -> live.View:
+        view = live.make_view(_view_mode(self._config, rank, size), sys.stdout, self._config.epochs)
+        sinks = [view]
+        if self._directory is not None and self._config.tensorboard:
+            self.board = trackers.TensorBoard(str(self._directory.path / "tensorboard"))
+            sinks.append(self.board)
+        if self._directory is not None and self._config.tracker != "none":
+            flags = _shown(self._config)
+            sinks.append(trackers.Tracker(self._config.tracker, self._directory.path.name, flags))
+        return trackers.Fanout(sinks) if len(sinks) > 1 else view
+
+
+def _shown(config: Config) -> dict[str, Any]:
+    """The flags as they may be stored and sent: without passwords and tokens."""
+    flags = json.loads(config.to_json())
+    return {name: without_secrets(value) if isinstance(value, str) else value for name, value in flags.items()}
+
+
+class _ToView(logging.Handler):
+    """Shows what the parts log, once: what rank 0 decides, and warnings of the others with their rank."""
+
+    def __init__(self, view: live.View, rank: int):
+        super().__init__()
+        self._view = view
+        self._rank = rank
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Shows one message."""
+        self._view.message(record.getMessage(), self._rank or None)
+
+
+def _open(config: Config, held: pathlib.Path | None) -> run_dir.RunDirectory:
+    if held is not None:
+        return run_dir.RunDirectory(held, resume=True)
+    path = run_dir.requested(config.run_dir, config.recipe, config.dataset)
+    if config.run_dir is None:
+        path = run_dir.newest_name(path) if config.resume else run_dir.free_name(path)
+    return run_dir.RunDirectory(path, resume=config.resume)
+
+
+def _view_mode(config: Config, rank: int, size: int) -> str:
+    """Resolves `auto` where a launcher stands between us and the user's terminal.
+
+    Open MPI gives every rank a pseudo-terminal, whatever it writes to itself; so a rank believes in a terminal only if
+    the launch script, which sees the real one, says so.
+    """
+    if rank:
+        return "none"
+    if config.progress == "auto" and size > 1:
+        return "live" if os.environ.get("HYBRID_IMAGENET_TERMINAL") == "1" else "plain"
+    return config.progress

@@ -1,0 +1,175 @@
+"""The compiled training and evaluation steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.training.accumulators import SumAccumulator
+from hybrid_imagenet.training.losses import cross_entropy
+from hybrid_imagenet.training.mixup import mix
+
+Batch = Mapping[str, tf.Tensor]
+Preprocess = Callable[[Batch], tf.Tensor]
+
+
+class ControlReducer(Protocol):
+    """What a step needs of a communicator besides gradients."""
+
+    def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Sum over ranks, inside a graph."""
+
+
+class PerShape:
+    """A compiled function of a batch and more tensors that remembers its trace for each shape of the images.
+
+    A tf.function finds its trace anew at each call, from the types of all arguments; for a step with hundreds of
+    variables that takes as long as the call itself (`benchmarks loop`).
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        """Traces `function(batch, ...)` when it is first called with images of a shape and type."""
+        self._function = tf.function(function, autograph=False)
+        self._traces: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def __call__(self, batch: Batch, *more: tf.Tensor) -> Any:
+        """Runs it; `more` have the same shapes at every call."""
+        images = batch["image"]
+        key = (images.dtype, *images.shape)
+        trace = self._traces.get(key)
+        if trace is None:
+            trace = self._traces[key] = self.get_concrete_function(batch, *more)
+        return trace(batch, *more)
+
+    def get_concrete_function(self, *arguments: Any) -> Any:
+        """The trace for such arguments; tensors or TensorSpecs."""
+        return self._function.get_concrete_function(*arguments)
+
+    def experimental_get_tracing_count(self) -> int:
+        """How often the function was traced."""
+        return self._function.experimental_get_tracing_count()
+
+
+class TrainStep:
+    """Forward, loss, scaled backward, reduction and update as one graph; nothing is fetched to the host.
+
+    With accumulation over k micro-batches the first k - 1 go through `accumulate`, which only adds up gradients; the
+    last goes through `last`, which reduces and applies their mean. `single` is the step without accumulation. Each is
+    traced once per batch shape:
+
+      single(batch, control): one update from one batch; returns the sum of `control` (int32 [k]) over ranks.
+      accumulate(batch): adds the gradients of one micro-batch.
+      last(batch, control, micro_batches): one update from the mean over `micro_batches` (float32 scalar) micro-batches,
+        this one included; returns the sum of `control`.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: DistributedOptimizer,
+        preprocess: Preprocess,
+        communicator: ControlReducer,
+        *,
+        label_smoothing: float = 0.0,
+        mixup: float = 0.0,
+        xla: bool = False,
+    ):
+        """Builds the optimizer's state for the model.
+
+        Args:
+          model: gives float32 logits [b, classes] for images in its compute type.
+          optimizer: reduces and applies gradients.
+          preprocess: augments a batch {"image": uint8, ...} on the device; images in the compute type.
+          communicator: adds up the control word over ranks.
+          label_smoothing: see `losses.cross_entropy`.
+          mixup: alpha of `mixup.mix`; 0 for none. The metrics are those of the mixed images and their first labels.
+          xla: compile forward and backward with XLA; reduction stays outside, so it no longer overlaps with them.
+        """
+        self.model = model
+        self.optimizer = optimizer
+        self.sums = SumAccumulator("train_sums")
+        self._preprocess = preprocess
+        self._communicator = communicator
+        self._label_smoothing = label_smoothing
+        self._mixup = mixup
+        self._variables = [v.value for v in model.trainable_variables]
+        self._accumulators: list[tf.Variable] = []
+        self.single, self.accumulate, self.last = (PerShape(f) for f in (self._single, self._accumulate, self._last))
+        self._gradients = self._loss_and_gradients
+        if xla:
+            self._gradients = tf.function(self._loss_and_gradients, autograph=False, jit_compile=True)
+        optimizer.build(model.trainable_variables)
+
+    def _single(self, batch: Batch, control: tf.Tensor) -> tf.Tensor:
+        self.optimizer.apply(self._forward_backward(batch))
+        return self._reduce_control(control)
+
+    def _accumulate(self, batch: Batch) -> None:
+        for total, grad in zip(self._accumulators, self._forward_backward(batch), strict=True):
+            total.assign_add(tf.cast(grad, tf.float32))
+
+    def _last(self, batch: Batch, control: tf.Tensor, micro_batches: tf.Tensor) -> tf.Tensor:
+        grads = []
+        for total, grad in zip(self._accumulators, self._forward_backward(batch), strict=True):
+            grads.append((total + tf.cast(grad, tf.float32)) / micro_batches)
+        self.optimizer.apply(grads)
+        for total in self._accumulators:
+            total.assign(tf.zeros_like(total))
+        return self._reduce_control(control)
+
+    def forward(self, batch: Batch) -> tf.Tensor:
+        """The logits in training mode, float32 [b, classes]; updates nothing but statistics of normalization."""
+        return self.model(self._preprocess(batch), training=True)
+
+    def prepare_accumulation(self) -> None:
+        """Creates the accumulators (float32, as large as the weights); needed before `accumulate`."""
+        if not self._accumulators:
+            self._accumulators = [tf.Variable(tf.zeros(v.shape), trainable=False) for v in self._variables]
+
+    def _forward_backward(self, batch: Batch) -> list[tf.Tensor]:
+        images, share = self._preprocess(batch), tf.constant(1.0)
+        if self._mixup:
+            images, share = mix(images, batch["seed"], self._mixup)
+        losses, logits, grads = self._gradients(images, batch["label"], share)
+        self.sums.add(losses, logits, batch["label"])
+        return grads
+
+    def _loss_and_gradients(
+        self, images: tf.Tensor, labels: tf.Tensor, share: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self._variables)
+            logits = self.model(images, training=True)
+            losses = cross_entropy(logits, labels, self._label_smoothing)
+            if self._mixup:
+                others = cross_entropy(logits, tf.reverse(labels, [0]), self._label_smoothing)
+                losses = share * losses + (1.0 - share) * others
+            scaled = self.optimizer.scale_loss(tf.reduce_mean(losses))
+        return losses, logits, tape.gradient(scaled, self._variables)
+
+    def _reduce_control(self, control: tf.Tensor) -> tf.Tensor:
+        return self._communicator.allreduce_sum(control, "control")
+
+
+class EvaluationStep:
+    """Inference on one batch, adding to weighted sums on the device."""
+
+    def __init__(self, model: keras.Model, preprocess: Preprocess):
+        """Evaluates `model` on images that `preprocess` makes of a batch."""
+        self.model = model
+        self.sums = SumAccumulator("validation_sums")
+        self._preprocess = preprocess
+        self._compiled = PerShape(self._add)
+
+    def __call__(self, batch: Batch) -> None:
+        """Adds the examples of {"image", "label", "weight"} whose weight is not 0."""
+        self._compiled(batch)
+
+    def _add(self, batch: Batch) -> None:
+        logits = self.model(self._preprocess(batch), training=False)
+        losses = cross_entropy(logits, batch["label"])
+        self.sums.add(losses, logits, batch["label"], batch["weight"])

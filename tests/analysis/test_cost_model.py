@@ -1,0 +1,182 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import nnls
+
+from hybrid_imagenet.analysis import cost_model
+from hybrid_imagenet.analysis.cost_model import Link, Topology
+from hybrid_imagenet.analysis.step_time import Layer, efficiency, exchange, exchange_by_cycle
+from hybrid_imagenet.numerics.torus import Grid
+from tests.references import cost_model_reference as reference
+
+SIZE = st.floats(0, 1e9)
+LINK = st.tuples(st.floats(0, 1e-3), st.floats(0, 1e-8))
+RANKS = st.integers(1, 200)
+
+
+@given(SIZE, RANKS, LINK)
+def test_ring_is_its_rounds(size, ranks, link):
+    assert cost_model.ring(size, ranks, Link(*link)) == pytest.approx(reference.ring(size, ranks, *link), rel=1e-9)
+
+
+@given(SIZE, st.integers(0, 12), LINK)
+def test_halving_doubling_is_its_rounds(size, power, link):
+    expected = reference.halving_doubling(size, 2**power, *link)
+    assert cost_model.halving_doubling(size, 2**power, Link(*link)) == pytest.approx(expected, rel=1e-9)
+
+
+@given(SIZE, st.integers(1, 40), st.integers(1, 40), LINK, LINK)
+def test_torus_and_masters_are_their_rounds(size, vertical, horizontal, first, second):
+    expected = reference.torus(size, vertical, horizontal, first, second)
+    found = cost_model.torus(size, Grid(vertical, horizontal), Link(*first), Link(*second))
+    assert found == pytest.approx(expected, rel=1e-9)
+    expected = reference.masters(size, vertical, horizontal, first, second)
+    found = cost_model.masters(size, vertical, horizontal, Link(*first), Link(*second))
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_torus_of_sony_at_4096_needs_fewer_steps_than_a_ring():
+    one = Link(1.0, 0.0)  # counts steps
+    assert cost_model.ring(1, 4096, one) == 2 * 4095
+    assert cost_model.torus(1, Grid(64, 64), one, one) == 2 * 63 + 2 * 63
+    assert cost_model.halving_doubling(1, 4096, one) == 24
+    assert cost_model.masters(1, 512, 8, one, one) == 2 * 7 + 2 * 511
+
+
+def test_halving_doubling_refuses_other_numbers():
+    with pytest.raises(ValueError, match="24"):
+        cost_model.halving_doubling(1, 24, Link(0, 0))
+
+
+def test_bus_bandwidth_of_a_ring_without_latency_is_that_of_the_link():
+    size, link = 1e8, Link.of(12.5, 0)
+    assert cost_model.bus_bandwidth(size, cost_model.ring(size, 7, link), 7) == pytest.approx(12.5e9)
+
+
+CLUSTER = Topology(3, 8, Link.of(100, 5), Link.of(5, 50))
+
+
+@pytest.mark.parametrize(
+    ("grid", "row", "column_flows"),
+    [
+        (Grid(3, 8), "inside", 8),  # rows are hosts; 8 columns leave each host
+        (Grid(6, 4), "inside", 4),
+        (Grid(2, 12), "between", 8),  # a row crosses hosts as one flow
+        (Grid(4, 6), "between", 6),  # 6 does not divide 8: some rows cross
+        (Grid(1, 24), "between", 8),
+    ],
+)
+def test_links_of_a_grid(grid, row, column_flows):
+    horizontal, vertical = CLUSTER.torus_links(grid)
+    assert horizontal == getattr(CLUSTER, row)
+    assert vertical == CLUSTER.between.shared(column_flows)
+
+
+def test_one_host_never_uses_the_network():
+    alone = Topology(1, 8, Link.of(100, 5), Link.of(0.001, 1e6))
+    for algorithm in cost_model.ALGORITHMS:
+        assert cost_model.allreduce(algorithm, 1e8, alone) < 0.01
+
+
+def test_algorithms_on_a_cluster():
+    size = 51e6
+    inside, between = (5e-6, 1e-11), (50e-6, 2e-10)
+    at = {name: cost_model.allreduce(name, size, CLUSTER, grid=None) for name in cost_model.ALGORITHMS[2:]}
+    assert cost_model.allreduce("ring", size, CLUSTER) == pytest.approx(reference.ring(size, 24, *between))
+    assert at["hierarchical"] == pytest.approx(reference.torus(size, 3, 8, inside, (50e-6, 8 * 2e-10)))
+    assert at["masters"] == pytest.approx(reference.masters(size, 3, 8, inside, between))
+    assert at["hybrid"] == cost_model.allreduce("ring", size, CLUSTER)
+    assert cost_model.allreduce("hybrid", 1000, CLUSTER) == cost_model.allreduce("masters", 1000, CLUSTER)
+    with pytest.raises(ValueError, match="butterfly"):
+        cost_model.allreduce("butterfly", size, CLUSTER)
+
+
+@given(st.floats(1e-7, 1e-3), st.floats(1e-12, 1e-8), st.integers(2, 64))
+def test_fit_recovers_the_link(latency, per_byte, ranks):
+    sizes = [4.0**k for k in range(4, 15)]
+    fit = cost_model.fit_ring(sizes, [reference.ring(n, ranks, latency, per_byte) for n in sizes], ranks)
+    assert fit.link.latency == pytest.approx(latency, rel=1e-5)
+    assert fit.link.seconds_per_byte == pytest.approx(per_byte, rel=1e-5)
+    assert fit.largest_error < 1e-6
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_fit_is_the_least_squares_solution_with_both_constants_positive(seed):
+    rng = np.random.default_rng(seed)
+    sizes = 10.0 ** rng.uniform(2, 8, 6)
+    seconds = 10.0 ** rng.uniform(-5, -1, 6)  # no ring at all: one of the constants often wants to be negative
+    fit = cost_model.fit_ring(list(sizes), list(seconds), 4)
+    columns = np.stack([6 / seconds, 1.5 * sizes / seconds], axis=1)
+    norms = np.linalg.norm(columns, axis=0)
+    expected = nnls(columns / norms, np.ones(6))[0] / norms
+    assert [fit.link.latency, fit.link.seconds_per_byte] == pytest.approx(list(expected), rel=1e-6, abs=1e-18)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "ranks"), [([1, 2], [1, 2], 1), ([1, 1], [1, 2], 2), ([1, 2], [1, 0], 2), ([], [], 2)]
+)
+def test_fit_refuses_what_cannot_be_fitted(sizes, seconds, ranks):
+    with pytest.raises(ValueError, match="needs two sizes"):
+        cost_model.fit_ring(sizes, seconds, ranks)
+
+
+# Backpropagation takes 6 s: the last layer 3 s, the middle 2 s, the first 1 s.
+LAYERS = [Layer(10, 1), Layer(20, 2), Layer(30, 3)]
+
+
+@pytest.mark.parametrize(
+    ("fusion", "seconds_per_byte", "exposed", "buckets"),
+    [
+        (0, 0.01, 0.1, (30, 20, 10)),  # each is sent when it is ready; only the first layer's 0.1 s is left
+        (0, 0.1, 1 + 2 + 3 - 3, (30, 20, 10)),  # 3 to 6, 6 to 8, 8 to 9 s; backpropagation ends at 6 s
+        (50, 0.01, 0.1, (50, 10)),
+        (60, 0.01, 0.6, (60,)),  # one bucket overlaps nothing
+        (1000, 0.01, 0.6, (60,)),
+        (0, 0.0, 0.0, (30, 20, 10)),
+    ],
+)
+def test_buckets_travel_while_backpropagation_goes_on(fusion, seconds_per_byte, exposed, buckets):
+    result = exchange(LAYERS, 6.0, 1, fusion, lambda size: size * seconds_per_byte)
+    assert result.buckets == buckets
+    assert result.exposed == pytest.approx(exposed)
+    assert result.seconds == pytest.approx(60 * seconds_per_byte)
+
+
+def test_communication_at_half_speed_during_backpropagation():
+    # 30 bytes from 3 s on need 1.5 s of link: 3 s at half speed. The next 20 start at 6 s, at full speed.
+    result = exchange(LAYERS, 6.0, 1, 0, lambda size: size * 0.05, overlap=0.5)
+    assert result.exposed == pytest.approx(1.0 + 0.5)
+
+
+@pytest.mark.parametrize(
+    ("cycle", "phase", "cost", "exposed", "buckets"),
+    [
+        (1.0, 0.0, 0.01, 0.1, (30, 20, 10)),  # ticks at 1, 2, ..., 6 s
+        (4.0, 0.0, 0.01, 2.0 + 0.3, (30, 30)),  # ticks at 4 and 8 s: the second fuses two layers
+        (1.0, 0.5, 0.01, 0.5 + 0.1, (30, 20, 10)),  # ticks half a second later
+        (0.1, 0.0, 0.2, 6 + 6 - 3, (30, 30)),  # the first takes from 3 to 9 s; all the rest is ready by then
+    ],
+)
+def test_engine_fuses_what_is_ready_at_a_tick(cycle, phase, cost, exposed, buckets):
+    result = exchange_by_cycle(LAYERS, 6.0, 1, 1000, lambda size: size * cost, cycle, phase)
+    assert result.buckets == buckets
+    assert result.exposed == pytest.approx(exposed)
+
+
+def test_engine_respects_the_fusion_threshold():
+    result = exchange_by_cycle(LAYERS, 6.0, 1, 25, lambda size: 10.0, 0.1)
+    assert result.buckets == (30, 20, 10)
+
+
+@pytest.mark.parametrize(
+    ("batch_ms", "printed"), [(256 / 1.542, 0.975), (129.5, 0.971), (128 / 1.377, 0.964)]
+)  # H, Table 3.3
+def test_closed_form_reproduces_cluster_1(batch_ms, printed):
+    assert efficiency(batch_ms, 0.0, jitter=0.0108, tail=2.47) == pytest.approx(printed, abs=5e-4)
+
+
+def test_closed_form_hides_communication_behind_backpropagation():
+    assert efficiency(90, 60) == 1
+    assert efficiency(90, 70) == pytest.approx(0.9)
+    assert efficiency(90, 60, overlap=0.5) == pytest.approx(90 / 120)

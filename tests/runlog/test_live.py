@@ -1,0 +1,179 @@
+import io
+import re
+import subprocess
+import sys
+
+import pytest
+
+from hybrid_imagenet.runlog import live, summary
+from hybrid_imagenet.runlog.progress import Status
+
+INFO = {"world_size": 4, "steps_per_epoch": 10, "images_per_epoch": 1000, "single_gpu_images_per_second": 30.0}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def step_record(step, **more):
+    return {"kind": "step", "epoch": (step - 1) // 10 + 1, "step": step, "position": step / 10, "train_loss": 1.5,
+            "train_top1": 0.25, "images_per_second": 100.0, "learning_rate": 0.4, **more}  # fmt: skip
+
+
+def epoch_record(epoch, top1, **more):
+    return {"kind": "epoch", "epoch": epoch, "step": 10 * epoch, "train_loss": 1.25, "val_loss": 1.0, "val_top1": top1,
+            "val_top5": 0.9, "images_per_second": 100.0, "validation_seconds": 2.0, **more}  # fmt: skip
+
+
+def test_remaining_time_counts_images_and_validations():
+    status = Status(INFO, total_epochs=5)
+    assert status.remaining_seconds() is None
+    status.step(step_record(5))
+    assert (status.epoch, status.epoch_fraction) == (1, 0.5)
+    assert status.remaining_seconds() == pytest.approx(4.5 * 10)  # no validation seen yet
+    status.epoch_done(epoch_record(1, 0.5))
+    assert (status.epoch, status.epoch_fraction) == (1, 1.0)
+    assert status.remaining_seconds() == pytest.approx(4 * 12)
+    status.advance(13)
+    assert (status.epoch, status.epoch_fraction) == (2, pytest.approx(0.3))
+    assert status.efficiency() == pytest.approx(100 / 120)
+
+
+def test_resumed_run_starts_where_it_stood():
+    status = Status({**INFO, "step": 30, "epochs": 3}, total_epochs=5)
+    assert (status.epoch, status.steps_done, status.position) == (4, 30, 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"phase": 0.0, "learning_rate": 2.4, "lower_bound": 0.24, "upper_bound": 902.4},
+         "AdaBound, learning rate 2.4, bounds 0.24 to 902.4"),
+        ({"phase": 0, "learning_rate": 2.4, "lower_bound": 0.0, "upper_bound": None},
+         "AdaBound, learning rate 2.4, bounds 0 to infinity"),
+        ({"phase": 1.0, "learning_rate": 2.4, "lower_bound": 2.4, "upper_bound": 2.4}, "SGD, learning rate 2.4"),
+        ({"learning_rate": 0.1}, "learning rate 0.1"),
+        ({}, None),
+    ],
+)  # fmt: skip
+def test_phase(values, text):
+    status = Status(INFO, 5)
+    status.values = values
+    assert status.phase_text() == text
+
+
+@pytest.mark.parametrize(("optimizer", "name"), [("adabound", "AdaBound"), ("sgd", "SGD"), ("lars", "LARS")])
+def test_each_optimizer_is_called_by_its_name(optimizer, name):
+    status = Status({**INFO, "optimizer": optimizer}, 5)
+    status.values = {"phase": 1.0, "learning_rate": 0.1}
+    assert status.phase_text() == f"{name}, learning rate 0.1"
+
+
+def test_target_and_reference_come_from_the_forecast():
+    status = Status({**INFO, "target": 0.75, "reference_batch": 4096}, total_epochs=60)
+    for epoch in range(1, 21):
+        status.epoch_done(epoch_record(epoch, 0.80 - 0.6 * 0.93**epoch))
+    # 0.80 - 0.6 * 0.93^e meets 0.75 at 34.2 and 0.759 at 37.0; the reference at batch 4096 is 40.
+    assert re.match(r"top-1 75.0 % at epoch 34 \(3\d to 3\d\), in 2 min \d\d s", status.target_text())
+    assert re.match(r"MLPerf reference 40.0 epochs: ahead by (2.9|3.0|3.1) epochs", status.reference_text())
+    status.epoch_done(epoch_record(21, 0.76))
+    assert status.target_text() == "top-1 75.0 % met in epoch 21"
+
+
+def test_plain_lines_are_limited_but_no_epoch_is_left_out():
+    clock, stream = Clock(), io.StringIO()
+    view = live.make_view("plain", stream, 5, line_seconds=10, clock=clock)
+    view.run_started(INFO)
+    for step in range(1, 31):
+        clock.now += 1
+        view.advance(step)
+        view.step(step_record(step))
+        if step % 10 == 0:
+            view.epoch(epoch_record(step // 10, 0.5))
+    lines = stream.getvalue().splitlines()
+    steps = [line for line in lines if "step " in line]
+    assert [line.split(",")[0] for line in lines if "done" in line] == [f"epoch {e}/5 done" for e in (1, 2, 3)]
+    assert len(steps) == 3  # at 1 s, then ten seconds after each line
+    assert steps[0] == (
+        "epoch 1/5, step 1, loss 1.5000, top-1 25.00 %, 100 images/s (25.0 per GPU), efficiency 83.3 %, 49.0 s left"
+    )
+    assert "validation top-1 50.00 %, validation top-5 90.00 %" in lines[-1]
+
+
+def test_trouble_is_shown_when_there_is_some():
+    stream = io.StringIO()
+    view = live.make_view("plain", stream, 5)
+    view.run_started(INFO)
+    view.step(step_record(1, data_wait_fraction=0.25, skipped_steps=2))
+    assert "waiting for data 25 % of the time, 2 steps skipped" in stream.getvalue()
+    assert "skipped" not in io.StringIO().getvalue()
+
+
+@pytest.mark.parametrize("mode", ["plain", "none", "live"])
+def test_messages_appear_once_with_their_rank(mode):
+    stream = io.StringIO()
+    view = live.make_view(mode, stream, 5)
+    view.run_started(INFO)
+    view.message("slow disk", rank=3)
+    view.message("slow disk", rank=5)
+    view.message("slow disk", rank=3)
+    view.message("own remark")
+    view.run_finished(None)
+    text = stream.getvalue()
+    assert text.count("rank 3: slow disk") == 1
+    assert text.count("also from rank 5: slow disk") == 1
+    assert text.count("own remark") == 1
+
+
+def test_quiet_mode_shows_nothing_else():
+    stream = io.StringIO()
+    view = live.make_view("none", stream, 5)
+    view.run_started(INFO)
+    view.step(step_record(1))
+    view.epoch(epoch_record(1, 0.5))
+    view.run_finished(summary.summarize([epoch_record(1, 0.5)], world_size=4, images_per_epoch=1000))
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("columns", ["30", "80", "200"])
+def test_status_area_shows_the_values_and_redraws_in_place(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("LINES", "30")
+    clock, stream = Clock(), io.StringIO()
+    view = live.make_view("live", stream, 5, clock=clock)
+    view.run_started(INFO)
+    before = len(stream.getvalue())
+    view.advance(1)
+    assert len(stream.getvalue()) == before  # too soon to draw again
+    clock.now += 1
+    view.step(step_record(5, phase=0.0, lower_bound=0.1, upper_bound=9.5, data_wait_fraction=0.5))
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()[before:])
+    for part in ("epoch 1/5", "step 5", "50 %", "100 images/s", "AdaBound", "waiting for"):
+        assert part in drawn
+    assert "\x1b[" in stream.getvalue()[before:]
+    view.epoch(epoch_record(1, 0.5))
+    view.run_finished(summary.summarize([epoch_record(1, 0.5)], world_size=4, images_per_epoch=1000))
+    assert "top-1 75.00 %: not reached" in " ".join(stream.getvalue().split())
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_auto_takes_the_area_on_a_terminal_only(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    assert type(live.make_view("auto", Terminal(), 5)).__name__ == "LiveView"
+    assert type(live.make_view("auto", io.StringIO(), 5)).__name__ == "PlainView"
+    monkeypatch.setenv("TERM", "dumb")
+    assert type(live.make_view("auto", Terminal(), 5)).__name__ == "PlainView"
+    with pytest.raises(ValueError, match="fancy"):
+        live.make_view("fancy", io.StringIO(), 5)
+
+
+def test_views_start_without_tensorflow():
+    code = "import sys; import hybrid_imagenet.runlog.live_rich; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,47 @@
+import pytest
+
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.runlog.run_dir import RunDirectory, free_name, newest_name
+
+
+def test_a_run_is_not_overwritten(tmp_path):
+    path = tmp_path / "run"
+    first = RunDirectory(path, resume=False)
+    first.write_json("config.json", {"a": 1})
+    first._lock.close()
+    with pytest.raises(UserError, match="--resume"):
+        RunDirectory(path, resume=False)
+    again = RunDirectory(path, resume=True)
+    assert again.resumed
+    assert (path / "config.json").read_text() == '{\n  "a": 1\n}\n'
+
+
+def test_two_runs_cannot_share_a_directory(tmp_path):
+    held = RunDirectory(tmp_path / "run", resume=True)
+    with pytest.raises(UserError, match="in use by another run"):
+        RunDirectory(tmp_path / "run", resume=True)
+    assert held.path.is_dir()
+
+
+def test_a_directory_with_other_files_is_refused(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    for resume in (False, True):
+        with pytest.raises(UserError, match=r"thesis\.txt"):
+            RunDirectory(tmp_path, resume=resume)
+
+
+def test_a_file_in_the_way_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file/run"):
+        RunDirectory(tmp_path / "file" / "run", resume=False)
+
+
+def test_free_and_newest_names(tmp_path):
+    base = tmp_path / "hybrid-digits"
+    assert free_name(base) == newest_name(base) == base
+    base.mkdir()
+    assert free_name(base).name == "hybrid-digits-2"
+    assert newest_name(base) == base
+    free_name(base).mkdir()
+    assert newest_name(base).name == "hybrid-digits-2"
+    assert free_name(base).name == "hybrid-digits-3"

@@ -1,0 +1,130 @@
+import json
+
+import pytest
+
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.runlog import summary
+
+TOP1 = [0.40, 0.76, 0.70, 0.80]
+
+
+def records():
+    """Four epochs of 1000 images at 100, 200, 250, 200 images/s, each with 2 s of validation."""
+    seconds, rows = 0.0, []
+    for epoch, (top1, rate) in enumerate(zip(TOP1, [100.0, 200.0, 250.0, 200.0], strict=True), 1):
+        seconds += 1000 / rate + 2
+        rows.append({"kind": "step", "epoch": epoch, "step": epoch * 10 - 5, "seconds": seconds - 4})
+        rows.append(
+            {
+                "kind": "epoch", "epoch": epoch, "step": epoch * 10, "seconds": seconds, "images_per_second": rate,
+                "train_seconds": 1000 / rate, "validation_seconds": 2.0, "data_wait_fraction": 0.1,
+                "communication_seconds": 0.05, "train_loss": 1 / epoch, "val_loss": 2 / epoch,
+                "val_top1": top1, "val_top5": round(top1 + 0.15, 2),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def test_results_epochs_and_throughput():
+    result = summary.summarize(records(), world_size=2, images_per_epoch=1000, targets=(0.75, 0.99), name="x")
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert result["name"] == "x"
+    assert (result["val_top1"], result["val_top5"], result["val_loss"]) == (0.80, 0.95, 0.5)
+    assert (result["best_val_top1"], result["best_epoch"], result["epochs"], result["steps"]) == (0.80, 4, 4, 40)
+    assert result["wall_seconds"] == 10 + 5 + 4 + 5 + 8
+    assert result["images_per_second"] == pytest.approx(4000 / 24)
+    assert result["steady_images_per_second"] == 200
+    assert (result["target"], result["epochs_to_target"], result["world_size"]) == (0.75, 2, 2)
+    assert result["scaling_efficiency"] is None
+
+
+def test_criteria_of_a_target_follow_the_definitions():
+    result = summary.summarize(records(), world_size=2, images_per_epoch=1000, targets=(0.75,),
+                               single_gpu_images_per_second=125)  # fmt: skip
+    assert result["scaling_efficiency"] == pytest.approx(200 / 250)
+    goal, top5 = result["targets"]
+    assert (goal["metric"], goal["target"], goal["epochs"], goal["seconds"]) == ("val_top1", 0.75, 2, 19)
+    assert goal["convergence_rate"] == 0.5
+    # Written out: rate * single-GPU speed * GPUs * efficiency, the speed in passes of 1000 images per second.
+    speed = 0.5 * (125 / 1000) * 2 * 0.8
+    assert goal["actual_training_speed"] == pytest.approx(speed)
+    assert goal["actual_training_seconds"] == pytest.approx(1 / speed)
+    assert goal["actual_average_single_gpu_seconds"] == pytest.approx(1 / (0.5 * 0.125 * 0.8))
+    assert (top5["metric"], top5["target"], top5["epochs"]) == ("val_top5", 0.93, 4)
+
+
+def test_what_gradients_lost_is_added_up_and_told():
+    rows = records()
+    assert summary.summarize(rows, world_size=2, images_per_epoch=1000)["gradient_elements"] is None
+    for row in rows[1:4:2]:  # two epochs were counted
+        counts = {"gradient_elements": 500, "gradient_overflow": 1, "gradient_underflow": 50, "gradient_zeros": 25}
+        row |= counts | {"skipped_steps": 3}
+    result = summary.summarize(rows, world_size=2, images_per_epoch=1000)
+    assert [result[f"gradient_{key}"] for key in ("elements", "overflow", "underflow", "zeros")] == [1000, 2, 100, 50]
+    text = summary.lines(result)
+    assert "3 steps skipped for gradients that were not finite" in text
+    assert "gradient values, where they were counted: 0.20 % overflowed, 10.00 % vanished on the wire" in text
+    result |= {"gradient_overflow": 0, "gradient_underflow": 0}
+    assert not [line for line in summary.lines(result) if "gradient values" in line]
+
+
+def test_target_not_reached_leaves_every_criterion_open():
+    (goal, _) = summary.summarize(records(), world_size=2, images_per_epoch=1000, targets=(0.9,))["targets"]
+    assert {k: v for k, v in goal.items() if v is not None} == {"metric": "val_top1", "target": 0.9}
+
+
+def test_one_rank_is_its_own_yardstick():
+    result = summary.summarize(records(), world_size=1, images_per_epoch=1000)
+    assert result["scaling_efficiency"] == 1
+    assert result["single_gpu_images_per_second"] == 200
+
+
+def test_single_gpu_speed_is_a_number_or_a_run_on_one_rank(tmp_path):
+    assert summary.single_gpu_speed("1542") == 1542
+    for ranks in (1, 2):
+        (tmp_path / str(ranks)).mkdir()
+        result = summary.summarize(records(), world_size=ranks, images_per_epoch=1000)
+        (tmp_path / str(ranks) / "summary.json").write_text(json.dumps(result))
+    assert summary.single_gpu_speed(str(tmp_path / "1")) == 200
+    for wrong in (str(tmp_path / "2"), str(tmp_path), "-3", "nan", "inf", "0", "/absent"):
+        with pytest.raises(UserError, match="--single_gpu="):
+            summary.single_gpu_speed(wrong)
+
+
+def test_time_by_cause_adds_up_to_the_wall_time():
+    result = summary.summarize(records(), world_size=2, images_per_epoch=1000, single_gpu_images_per_second=125)
+    causes = result["time_by_cause"]
+    assert causes["computation"] == pytest.approx(4000 / 250)
+    assert causes["input"] == pytest.approx(2.4)
+    assert causes["exposed communication"] == pytest.approx(40 * 0.05)
+    assert causes["evaluation"] == 8
+    assert "checkpoints" not in causes
+    assert sum(causes.values()) == pytest.approx(result["wall_seconds"])
+    unknown = summary.summarize(records(), world_size=2, images_per_epoch=1000)["time_by_cause"]
+    assert "computation" not in unknown
+    assert sum(unknown.values()) == pytest.approx(32)
+
+
+def test_run_that_ended_before_its_first_epoch():
+    result = summary.summarize([{"kind": "step", "step": 3, "seconds": 1.5}], world_size=2, images_per_epoch=10)
+    assert (result["epochs"], result["steps"], result["val_top1"], result["wall_seconds"]) == (0, 3, None, 1.5)
+    assert summary.summarize([], world_size=2, images_per_epoch=10)["wall_seconds"] is None
+    assert all(isinstance(line, str) for line in summary.lines(result))
+
+
+def test_printed_lines_name_what_counts():
+    result = summary.summarize(
+        records(), world_size=2, images_per_epoch=1000, targets=(0.75, 0.99), single_gpu_images_per_second=125
+    )
+    text = "\n".join(summary.lines(result))
+    for part in ("top-1 80.00 %", "after 4 epochs", "2 ranks", "efficiency 80.00 %", "top-1 75.00 %: epoch 2",
+                 "19.0 s", "top-1 99.00 %: not reached", "top-5 93.00 %: epoch 4"):  # fmt: skip
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0.04, "0.0 s"), (59.9, "59.9 s"), (60, "1 min 00 s"), (3599.7, "1 h 00 min"), (11220, "3 h 07 min")],
+)
+def test_durations(seconds, text):
+    assert summary.duration(seconds) == text

@@ -1,0 +1,167 @@
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hybrid_imagenet import data
+from hybrid_imagenet.data import records, shards
+from hybrid_imagenet.tools.data import command as program
+from tests.data import support
+from tests.data.test_sources import cache, flipped, make  # noqa: F401
+
+
+def run(*arguments):
+    return program.main([*arguments, "--workers=1"])
+
+
+@pytest.mark.parametrize("form", ["imagenet", "folder", "parquet"])
+def test_prepared_shards_hold_what_the_source_held(form, tmp_path, capsys):
+    name = make(form, tmp_path / "from")
+    target = str(tmp_path / "to")
+    assert run("prepare", f"--from={name}", f"--data_dir={tmp_path / 'from'}", f"--to={target}", "--per_shard=4") == 0
+    assert "train: 14 images in 4 shards" in capsys.readouterr().out
+    for split in data.SPLITS:
+        before = data.open_source(name, str(tmp_path / "from"), split)
+        after = data.open_source("tfrecord", target, split)
+        assert after.class_names == before.class_names
+        images, labels = after.read(range(after.num_examples))
+        expected_images, expected_labels = before.read(range(before.num_examples))
+        assert images == expected_images
+        assert labels.tolist() == expected_labels.tolist()
+    names = sorted(path.name for path in (tmp_path / "to").iterdir() if path.name[0] == "t")
+    assert names == [*(f"train-{number:05d}-of-00004" for number in range(4)), "train.index.npz"]
+    assert run("check", "--dataset=tfrecord", f"--data_dir={target}") == 0
+
+
+def test_the_written_index_is_that_of_a_scan(tmp_path):
+    make("folder", tmp_path / "from")
+    run("prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}", "--per_shard=5")
+    stored = data.open_source("tfrecord", str(tmp_path / "to")).index
+    scanned = shards.index(stored.files)
+    for name in ("shard", "offset", "length"):
+        np.testing.assert_array_equal(getattr(stored, name), getattr(scanned, name))
+
+
+def test_larger_images_are_reduced_and_odd_ones_converted(tmp_path):
+    pairs = [(support.jpeg(1, 60, 90), 0), (support.jpeg(2, 20, 30), 1), (support.png(3, 80, 50), 2)]
+    pairs += [(support.jpeg(4, 64, 64, "CMYK"), 0)]
+    for split in data.SPLITS:
+        support.write_folder(tmp_path / "from", split, pairs)
+    run("prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}", "--resize=32")
+    source = data.open_source("tfrecord", str(tmp_path / "to"))
+    by_class = {}
+    for image, label in zip(*source.read(range(4)), strict=True):
+        by_class.setdefault(int(label), []).append(image)
+    opened = {label: [Image.open(io.BytesIO(image)) for image in images] for label, images in by_class.items()}
+    assert sorted(picture.size for picture in opened[0]) == [(32, 32), (48, 32)]
+    assert by_class[1] == [pairs[1][0]]
+    assert [picture.size for picture in opened[2]] == [(32, 51)]
+    assert {(picture.format, picture.mode) for pictures in opened.values() for picture in pictures} == {("JPEG", "RGB")}
+
+
+def test_bad_images_end_the_preparation_or_are_left_out_and_listed(tmp_path, capsys):
+    for split in data.SPLITS:
+        support.write_folder(tmp_path / "from", split, support.tiny(split))
+    bad = next((tmp_path / "from" / "train" / "n01").iterdir())
+    bad.write_bytes(bad.read_bytes()[:100])
+    arguments = ["prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}"]
+    assert run(*arguments) == 2
+    assert f"error: {bad}, offset 0: the JPEG is truncated" in capsys.readouterr().err
+    assert run(*arguments, "--bad_records=skip") == 2  # the settings are not those of the interrupted call
+    arguments[-1] += "2"
+    assert run(*arguments, "--bad_records=skip") == 0
+    manifest = json.loads((tmp_path / "to2" / "manifest.json").read_text())
+    assert manifest["splits"]["train"]["num_examples"] == 13
+    assert str(bad) in manifest["splits"]["train"]["bad_records"][0]
+
+
+def test_check_reports_each_fault_with_file_and_offset(tmp_path, capsys):
+    make("folder", tmp_path / "from")
+    run("prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}", "--per_shard=5")
+    path = tmp_path / "to" / "train-00001-of-00003"
+    offsets, lengths, _ = records.scan(path)
+    flipped(path, int(offsets[2] + lengths[2] // 2))
+    capsys.readouterr()
+    assert run("check", "--dataset=tfrecord", f"--data_dir={tmp_path / 'to'}") == 2
+    out = capsys.readouterr().out
+    assert f"{path}, offset {offsets[2]}: the checksum of the data does not match" in out
+    assert f"{path}: its CRC-32C is" in out
+    assert "2 faults" in out
+    path.write_bytes(path.read_bytes()[: int(offsets[4] + 9)])
+    assert run("check", "--dataset=tfrecord", f"--data_dir={tmp_path / 'to'}", "--split=train") == 2
+    out = capsys.readouterr().out
+    assert f"{path}, offset {offsets[4]}: the record header is truncated" in out
+    assert "13 records, the manifest says 14" in out
+
+
+def test_check_decodes_the_images_of_any_source(tmp_path, capsys):
+    make("folder", tmp_path)
+    bad = next((tmp_path / "train" / "n02").iterdir())
+    content = bad.read_bytes()
+    bad.write_bytes(content[: content.index(b"\xff\xc0") + 10] + b"\xff\xd9")
+    assert run("check", "--dataset=folder", f"--data_dir={tmp_path}") == 2
+    assert f"{bad}, offset 0: the image does not decode" in capsys.readouterr().out
+
+
+def test_a_wrong_count_against_the_manifest_is_refused(tmp_path):
+    make("folder", tmp_path / "from")
+    run("prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}")
+    path = tmp_path / "to" / "train-00000-of-00001"
+    offsets, _, _ = records.scan(path)
+    path.write_bytes(path.read_bytes()[: offsets[-1]])
+    with pytest.raises(data.UserError, match="hold 13 records, the manifest says 14"):
+        data.open_source("tfrecord", str(tmp_path / "to"))
+
+
+def test_a_killed_preparation_goes_on_where_it_stopped(tmp_path):
+    command = [
+        sys.executable, "-m", "hybrid_imagenet", "data", "prepare",
+        "--from=digits", f"--data_dir={tmp_path / 'digits'}",
+        f"--to={tmp_path / 'to'}", "--per_shard=30", "--workers=2", "--resize=48",
+    ]  # fmt: skip
+    started = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while len(list((tmp_path / "to").glob("train-0*"))) < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(started.pid, signal.SIGKILL)
+    started.wait()
+    (tmp_path / "to" / ".train-00040-of-00050.abc").touch()  # as a killed worker may leave it
+    time.sleep(0.5)  # the workers end by themselves
+    finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "to").glob("train-0*")}
+    assert not (tmp_path / "to" / "manifest.json").exists()
+    receipts = {path.name.removesuffix(".json") for path in (tmp_path / "to" / "prepare-state").glob("train-*")}
+    subprocess.run(command, check=True, timeout=60, capture_output=True)
+    kept = [path for path, stamp in finished.items() if path.name in receipts and path.stat().st_mtime_ns == stamp]
+    assert len(kept) == len(receipts) >= 4
+    source = data.open_source("tfrecord", str(tmp_path / "to"))
+    assert source.num_examples == 1500
+    assert Image.open(io.BytesIO(source.read_one(7)[0])).size == (48, 48)
+    assert not [path for path in (tmp_path / "to").iterdir() if path.name.startswith((".", "prepare"))]
+
+
+def test_a_target_that_holds_something_else_is_left_alone(tmp_path, capsys):
+    make("folder", tmp_path / "from")
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / "letter.txt").write_text("dear")
+    assert run("prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}") == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("augmentation", ["alexnet", "digits", "sony"])
+def test_a_contact_sheet_shows_each_image_in_every_variant(augmentation, tmp_path):
+    make("folder", tmp_path)
+    out = tmp_path / "sheet.png"
+    arguments = ["--count=3", "--variants=4", "--image_size=14", f"--augmentation={augmentation}", f"--out={out}"]
+    assert run("show", "--dataset=folder", f"--data_dir={tmp_path}", *arguments) == 0
+    sheet = np.asarray(Image.open(out))
+    assert sheet.shape == (3 * 16, 5 * 16, 3)
+    rows = sheet.reshape(3, 16, 5, 16, 3)[:, :14, :, :14].swapaxes(1, 2)
+    assert all(len(np.unique(row.reshape(5, -1), axis=0)) >= 3 for row in rows)

@@ -1,0 +1,210 @@
+"""The doctor's judgement, one wrong fact at a time, on facts of two healthy hosts."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools.doctor import command as doctor
+from hybrid_imagenet.tools.doctor import hosts, probe
+from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN, Finding, Request, judge
+
+GPU = {
+    "index": "0", "name": "Tesla V100", "memory.total": "16384", "driver_version": "580.1", "clocks.sm": "1300",
+    "clocks.max.sm": "1530", "ecc.mode.current": "Enabled", "ecc.errors.uncorrected.volatile.total": "0",
+    "clocks_throttle_reasons.active": "0x0000000000000001",
+}  # fmt: skip
+
+HEALTHY = {
+    "python": "3.11.7",
+    "versions": {"horovod": "0.28.1", "tensorflow": "2.21.0"},
+    "code": "abc",
+    "nccl": True,
+    "cores": 40,
+    "memory_gb": 256.0,
+    "limits": {"open files": 65536, "processes": 100000, "locked memory": -1},
+    "shared_memory_gb": 64.0,
+    "interfaces": {
+        "lo": {"up": True, "mtu": 65536, "mbit_s": None},
+        "eth0": {"up": True, "mtu": 9000, "mbit_s": 40000},
+    },
+    "rdma": [{"device": "mlx5_0", "active": True, "link": "Ethernet", "rate": "40 Gb/sec (4X QDR)"}],
+    "peer_memory": True,
+    "gpus": [GPU, GPU | {"index": "1"}],
+    "gpu_topology": "GPU0 X NV2",
+    "unresolved": [],
+    "data": {"exists": True, "files": 3, "bytes": 30, "manifest": True, "digest": "d1"},
+    "run_free_gb": 100.0,
+    "sees_token": True,
+    "clock_offset": 0.0,
+}
+REQUEST = Request({"a": 2, "b": 2}, "eth0", "/data", gpus=True)
+
+
+def _judge(change=None, request=REQUEST) -> dict[str, Finding]:
+    facts = {name: copy.deepcopy(HEALTHY) | {"host": name} for name in ("a", "b")}
+    if change:
+        change(facts["b"])
+    return {finding.check: finding for finding in judge(facts, request)}
+
+
+def test_two_healthy_hosts_pass_every_check():
+    findings = _judge()
+    assert len(findings) >= 24
+    assert {f.level for f in findings.values()} == {PASS}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "check", "level", "text"),
+    [
+        ("python", "3.12.1", "version of Python", FAIL, "3.12.1 on b"),
+        ("versions", {"horovod": "0.28.1"}, "version of tensorflow", FAIL, "none on b"),
+        ("code", "def", "program", FAIL, "def on b"),
+        ("unresolved", ["a"], "host names", FAIL, "b: cannot look up a"),
+        ("interfaces", {"ens3": {"up": True, "mtu": 1500, "mbit_s": 1}}, "interface eth0", FAIL, "b: missing"),
+        ("interfaces", {"eth0": {"up": False, "mtu": 9000, "mbit_s": 1}}, "interface eth0", FAIL, "b: missing or down"),
+        ("interfaces", {"eth0": {"up": True, "mtu": 1500, "mbit_s": 40000}}, "MTU of eth0", FAIL, "1500 on b"),
+        ("interfaces", {"eth0": {"up": True, "mtu": 9000, "mbit_s": 1000}}, "Mbit/s of eth0", WARN, "1000 on b"),
+        ("rdma", [], "RDMA", FAIL, "b: no active port"),
+        ("rdma", [{"active": False, "rate": "40"}], "RDMA", FAIL, "b: no active port"),
+        ("gpus", [GPU], "GPUs", FAIL, "b: 1 GPUs for 2 ranks"),
+        ("gpus", [GPU | {"name": "P40"}, GPU | {"name": "P40"}], "GPU model", WARN, "P40 on b"),
+        ("gpus", [GPU, GPU | {"driver_version": "1"}], "GPU driver", WARN, "1, 580.1 on b"),
+        ("gpus", [GPU, GPU | {"ecc.mode.current": "Disabled"}], "ECC", WARN, "b: off on GPU 0"),
+        ("gpus", [GPU, GPU | {"ecc.errors.uncorrected.volatile.total": "3"}], "ECC errors", FAIL, "b: 3 on GPU 0"),
+        ("gpus", [GPU, GPU | {"clocks_throttle_reasons.active": "0x40"}], "GPU clocks", WARN, "b: GPU 0 is slowed"),
+        ("nccl", False, "NCCL", FAIL, "b: Horovod was built without NCCL"),
+        ("peer_memory", False, "GPUDirect RDMA", WARN, "b: nvidia-peermem"),
+        ("gpu_topology", "GPU0 X SYS GPU1", "GPU topology", WARN, "b: GPUs are joined"),
+        ("data", {"exists": False}, "data set", FAIL, "b: no /data"),
+        ("data", HEALTHY["data"] | {"digest": "d2"}, "data files", FAIL, "digest d2 on b"),
+        ("sees_token", False, "shared run directory", WARN, "b: does not see"),
+        ("run_free_gb", 1.0, "space for results", WARN, "b: 1.0 GB"),
+        ("shared_memory_gb", 0.06, "shared memory", WARN, "b: 0.06 GB"),
+        ("cores", 1, "cores", WARN, "b: 2 ranks on 1 cores"),
+        ("clock_offset", -3.04, "clocks", WARN, "b: -3.0 s"),
+        ("host", "a", "host names", FAIL, "a is the name of several hosts"),
+    ],
+)
+def test_one_wrong_fact_gives_one_finding_with_its_host_and_a_remedy(key, value, check, level, text):
+    finding = _judge(lambda facts: facts.update({key: value}))[check]
+    assert finding.level == level
+    assert text in finding.message
+    assert finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("limit", "check"),
+    [("open files", "open files"), ("processes", "processes and threads"), ("locked memory", "locked memory")],
+)
+def test_low_limits_are_named(limit, check):
+    finding = _judge(lambda facts: facts["limits"].update({limit: 1024}))[check]
+    assert (finding.level, "b: 1024" in finding.message) == (WARN, True)
+
+
+def test_a_host_without_horovod_fails():
+    facts = {"a": copy.deepcopy(HEALTHY) | {"host": "a", "versions": {"numpy": "2"}}}
+    findings = {f.check: f for f in judge(facts, Request({"a": 2}, gpus=True))}
+    assert findings["Horovod"].level == FAIL
+
+
+def test_without_a_named_interface_several_common_ones_ask_for_a_choice():
+    def two(facts):
+        facts["interfaces"]["ib0"] = {"up": True, "mtu": 2044, "mbit_s": 100000}
+
+    request = Request({"a": 2, "b": 2}, None, None, gpus=True)
+    assert _judge(two, request)["interface"].level == PASS, "only one is common"
+    facts = {name: copy.deepcopy(HEALTHY) | {"host": name} for name in ("a", "b")}
+    for each in facts.values():
+        two(each)
+    found = {f.check: f for f in judge(facts, request)}
+    assert found["interface"].level == WARN
+    assert "--interface" in found["interface"].remedy
+
+
+def test_probe_reads_interfaces_and_adapters_of_a_host(tmp_path):
+    def write(path, text):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    for name, value in (("operstate", "up\n"), ("mtu", "9000\n"), ("speed", "40000\n")):
+        write(f"sys/class/net/ens1/{name}", value)
+    write("sys/class/net/ens2/operstate", "down\n")
+    write("sys/class/net/ens2/mtu", "1500\n")
+    write("sys/class/net/ens2/speed", "-1\n")
+    for name, value in (("state", "4: ACTIVE"), ("link_layer", "Ethernet"), ("rate", "40 Gb/sec (4X QDR)")):
+        write(f"sys/class/infiniband/mlx5_0/ports/1/{name}", value)
+    write("sys/module/nvidia_peermem/version", "1")
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    facts = probe.facts({}, tmp_path)
+    assert facts["interfaces"] == {
+        "ens1": {"up": True, "mtu": 9000, "mbit_s": 40000},
+        "ens2": {"up": False, "mtu": 1500, "mbit_s": None},
+    }
+    assert facts["rdma"] == [
+        {"device": "mlx5_0", "active": True, "link": "Ethernet", "rate": "40 Gb/sec (4X QDR)"}
+    ]  # fmt: skip
+    assert facts["peer_memory"] is True
+    assert facts["shared_memory_gb"] > 0
+
+
+def test_probe_tells_data_directories_apart_by_names_sizes_and_manifest(tmp_path):
+    (tmp_path / "a.tfrecord").write_bytes(b"123")
+    first = probe.facts({"data_dir": str(tmp_path)})["data"]
+    assert (first["files"], first["bytes"], first["manifest"]) == (1, 3, False)
+    (tmp_path / "manifest.json").write_text("{}")
+    second = probe.facts({"data_dir": str(tmp_path)})["data"]
+    assert second["manifest"]
+    (tmp_path / "manifest.json").write_text("[]")
+    third = probe.facts({"data_dir": str(tmp_path)})["data"]
+    assert len({d["digest"] for d in (first, second, third)}) == 3
+    assert probe.facts({"data_dir": str(tmp_path / "none")})["data"] == {"exists": False}
+
+
+def test_hosts_are_read_as_horovodrun_reads_them():
+    assert hosts.parse("a:2,b, c.d-e:10", 4) == {"a": 2, "b": 4, "c.d-e": 10}
+
+
+@pytest.mark.parametrize("text", ["", "a,", "a:0", "a:x", "a b", "-oProxyCommand=x", "a;b", "$(x)", "7", "7:2", "a,a"])
+def test_hosts_that_are_none_are_refused(text):
+    with pytest.raises(UserError, match="-H"):
+        hosts.parse(text)
+
+
+def _run(*arguments: str, cwd) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hybrid_imagenet", "doctor", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd)
+
+
+def test_this_host_is_examined_and_written_down(tmp_path):
+    result = _run("--run_dir=results", "--json=report.json", "-H", "localhost:1", cwd=tmp_path)
+    assert result.returncode == 0, result.stdout
+    assert result.stdout.splitlines()[-1].endswith(" 0 fail")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["facts"]["localhost"]["versions"]["horovod"]
+    assert report["facts"]["localhost"]["sees_token"] is True
+    assert [p.name for p in tmp_path.iterdir()] == ["report.json"], "nothing else is left behind"
+
+
+def test_a_host_that_cannot_be_reached_fails_with_a_remedy(tmp_path):
+    result = _run("-H", "localhost:1,no-such-host.invalid:1", cwd=tmp_path)
+    assert result.returncode == 1
+    line = next(line for line in result.stdout.splitlines() if line.startswith("fail"))
+    assert "host no-such-host.invalid: ssh failed" in line
+    assert "->" in line
+
+
+@pytest.mark.parametrize("arguments", [("-H", "a;b"), ("--interface=eth0;x",), ("--json=/nowhere/x",), ("--bogus",)])
+def test_a_wrong_command_line_ends_with_code_2(arguments, tmp_path):
+    result = _run(*arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert "error: " in result.stderr.splitlines()[-1]
+
+
+def test_the_report_has_color_only_where_asked():
+    findings = [Finding(FAIL, "x", "bad", "mend it"), Finding(PASS, "y", "fine")]
+    assert doctor.render(findings, color=False) == "fail  x: bad -> mend it\npass  y: fine\n1 pass, 0 warn, 1 fail"
+    assert "\033[31mfail" in doctor.render(findings, color=True)

@@ -1,0 +1,41 @@
+"""A small network with random weights, and how its outputs are compared."""
+
+import dataclasses
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from hybrid_imagenet.checkpoints import pretrained
+from tests.references import torchvision_reference
+
+CLASSES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
+MEAN, DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+
+
+def tensors(name="resnet18"):
+    return torchvision_reference.state_dict(name, len(CLASSES))
+
+
+def network(folder, name="resnet18", size=32, **changes):
+    """Random weights of torchvision's form, as a network of the package."""
+    path = folder / f"{name}.safetensors"
+    save_file(tensors(name), path)
+    loaded = pretrained.load(path, print)
+    settings = {"image_size": size, "class_names": CLASSES, "crop_fraction": 1.0} | changes
+    return dataclasses.replace(loaded, **settings)
+
+
+def pixels(count, size=32, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (count, size, size, 3)).astype(np.float32)
+
+
+def reference(images, name="resnet18", weights=None):
+    """Logits of `tensors(name)` for pixels of 0 to 255, by the oracle."""
+    return torchvision_reference.logits(name, weights or tensors(name), (images / 255 - MEAN) / DEVIATION)
+
+
+def assert_close(found, expected):
+    """Equal to 1e-4 of the largest score."""
+    assert found.shape == expected.shape
+    assert np.abs(expected).max() > 0.3
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * max(1, np.abs(expected).max()))

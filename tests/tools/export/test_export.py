@@ -1,0 +1,167 @@
+"""Files of every form, run by what reads them, against an oracle; and what the program refuses."""
+
+import dataclasses
+import json
+import zipfile
+
+import keras
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tensorflow as tf
+
+from hybrid_imagenet import models
+from hybrid_imagenet.checkpoints import pretrained, store
+from hybrid_imagenet.errors import EXIT_USAGE, UserError
+from hybrid_imagenet.tools import command_line
+from hybrid_imagenet.tools.export import command as program
+from hybrid_imagenet.tools.export import targets
+from tests.tools.export.support import CLASSES, assert_close, network, pixels, reference
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """A checkpoint of a network with random weights."""
+    path = tmp_path / "weights.npz"
+    network(tmp_path).save(path)
+    return path
+
+
+def export(source, path):
+    assert program.main([str(source), f"--to={path}"]) == 0
+    assert [p for p in path.parent.iterdir() if p.name.startswith(".")] == []
+
+
+def test_keras_file_needs_nothing_of_the_package(stored, tmp_path, capsys):
+    path = tmp_path / "network.keras"
+    export(stored, path)
+    assert f"wrote {path} (Keras); outputs differ by at most" in capsys.readouterr().out
+    with zipfile.ZipFile(path) as archive:
+        assert b"hybrid_imagenet" not in archive.read("config.json")
+    images = pixels(2, seed=5)
+    assert_close(keras.saving.load_model(path)(images).numpy(), reference(images))
+
+
+def test_saved_model(stored, tmp_path):
+    export(stored, tmp_path / "saved_model")
+    loaded = tf.saved_model.load(str(tmp_path / "saved_model"))
+    images = pixels(5, seed=5)
+    assert_close(loaded.serve(images).numpy(), reference(images))
+
+
+def test_onnx(stored, tmp_path):
+    path = tmp_path / "network.onnx"
+    export(stored, path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].shape == ["batch", 32, 32, 3]
+    images = pixels(5, seed=5)
+    assert_close(session.run(["logits"], {"image": images})[0], reference(images))
+    names = {prop.key: prop.value for prop in onnx.load(path).metadata_props}
+    assert json.loads(names["class_names"]) == list(CLASSES)
+
+
+def test_alexnet(tmp_path):
+    model = models.create("alexnet_bn", 3, 64)
+    weights = {variable.path: variable.numpy() for variable in model.weights}
+    alexnet = pretrained.Trained("alexnet", "alexnet_bn", ("a", "b", "c"), 64, 0.875, 1e-5, weights=weights)
+    images = pixels(2, 64)
+    path = tmp_path / "network.keras"
+    program.export(alexnet, targets.find(path), path)
+    expected = model(alexnet.preprocess(images), training=False).numpy()
+    np.testing.assert_allclose(keras.saving.load_model(path)(images).numpy(), expected, rtol=0, atol=1e-4)
+    with pytest.raises(UserError, match="torchvision has no alexnet_bn"):
+        program.export(alexnet, targets.find(tmp_path / "x.pth"), tmp_path / "x.pth")
+
+
+def test_a_file_that_disagrees_is_not_kept(tmp_path):
+    def write(weights, path):
+        spoiled = dict(weights.weights)
+        spoiled["logits/bias"] = spoiled["logits/bias"] + 0.01
+        targets.find(path).write(dataclasses.replace(weights, weights=spoiled), path)
+
+    path = tmp_path / "wrong.npz"
+    target = dataclasses.replace(targets.find(path), write=write)
+    with pytest.raises(UserError, match="outputs of the a checkpoint without an optimizer file differ"):
+        program.export(network(tmp_path), target, path)
+    assert [p.name for p in tmp_path.iterdir()] == ["resnet18.safetensors"]
+
+
+def test_a_checkpoint_keeps_everything(tmp_path):
+    original = network(tmp_path, crop_fraction=0.75, batch_norm_epsilon=2e-5)
+    original.save(tmp_path / "weights.npz")
+    again = pretrained.load(tmp_path / "weights.npz", print)
+    assert dataclasses.replace(again, origin=original.origin) == original
+    for name, value in original.weights.items():
+        np.testing.assert_array_equal(again.weights[name], value)
+
+
+def test_epsilon_of_a_run_comes_from_its_configuration(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    meta = {"model": "resnet18", "class_names": list(CLASSES), "image_size": 32, "crop_fraction": 1.0}
+    store.write(folder / "step-000000001.npz", {}, meta)
+    (tmp_path / "config.json").write_text(json.dumps({"flags": {"batch_norm_epsilon": 0.01}}))
+    assert pretrained.load(tmp_path, print).batch_norm_epsilon == 0.01
+
+
+def test_a_run_means_its_newest_good_checkpoint(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    network(tmp_path, image_size=64).save(folder / "step-000000001.npz")
+    network(tmp_path).save(folder / "step-000000002.npz")
+    (folder / "step-000000003.npz").write_bytes(b"cut short")
+    told = []
+    assert pretrained.load(tmp_path, told.append).image_size == 32
+    assert len(told) == 1
+    assert "step-000000003.npz" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.npz", "--to=x.onnx"], "none.npz: no such file or directory"),
+        (["empty", "--to=x.onnx"], "empty: holds no good checkpoint"),
+        (["damaged.npz", "--to=x.onnx"], "this is no good checkpoint"),
+        (["meta.npz", "--to=x.onnx"], "does not describe a network"),
+        (["weights.npz", "--to=x.tflite"], "--to=x.tflite: the name must end in one of: .keras (Keras), .onnx"),
+        (["weights.npz", "--to=weights.npz"], "--to=weights.npz: exists already"),
+        (["weights.npz", "--to=none/x.onnx"], "there is no directory none"),
+        (["weights.npz"], "the following arguments are required: --to"),
+        (["weights.npz", "--to=x.npz", "--image_size=0"], "0: give a whole number of at least 1"),
+        (
+            ["weights.npz", "--to=x.npz", "--class_names=two.txt"],
+            "--class_names=two.txt: 2 names, but the network has 7",
+        ),
+        (["weights.npz", "--to=x.npz", "--class_names=none.txt"], "--class_names=none.txt: cannot be read"),
+    ],
+)
+def test_bad_input_is_one_line(stored, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged.npz").write_bytes(stored.read_bytes()[:-1000])
+    (tmp_path / "two.txt").write_text("a\nb\n")
+    store.write(tmp_path / "meta.npz", {}, {"model": "resnet18"})
+    assert program.main(arguments) == EXIT_USAGE
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+    assert not captured.out
+    assert not list(tmp_path.glob("x.*"))
+
+
+def test_weights_of_another_network_are_refused(tmp_path):
+    wrong = dataclasses.replace(network(tmp_path), model="resnet34")
+    with pytest.raises(UserError, match=r"stage1_block3_1_conv/kernel is missing, resnet34 at 32 pixels"):
+        wrong.build()
+    fewer = dataclasses.replace(network(tmp_path), class_names=("a", "b"))
+    with pytest.raises(UserError, match=r"logits/kernel has shape \(512, 7\)"):
+        fewer.build()
+
+
+def test_these_programs_work_alone(monkeypatch, capsys):
+    for name, value in {"RANK": 1, "SIZE": 2, "LOCAL_RANK": 1, "LOCAL_SIZE": 2}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
+    with pytest.raises(UserError, match="2 ranks were started, but export works alone"):
+        command_line.start_alone("export")

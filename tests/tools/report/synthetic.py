@@ -1,0 +1,118 @@
+"""Made-up run directories for the tests of the report. No number in them was measured."""
+
+import json
+import math
+import pathlib
+
+
+def make_run(
+    directory: pathlib.Path, *, epochs: int = 12, world_size: int = 2, finished: bool = True, full: bool = True, **flags
+) -> pathlib.Path:
+    """Writes config.json and metrics.jsonl (and summary.json) of a run that never was.
+
+    Args:
+      directory: made new.
+      epochs: recorded.
+      world_size: ranks.
+      finished: whether there is a summary.
+      full: also records what only some runs have: trust ratios, input, communication.
+      flags: that differ from the defaults below.
+    """
+    from hybrid_imagenet.runlog import summary
+
+    directory.mkdir(parents=True)
+    settings = {
+        "model": "resnet50",
+        "dataset": "synthetic",
+        "epochs": 12,
+        "per_gpu_batch": 32,
+        "lr": 0.1,
+        "target": [0.75],
+        "recipe": "hybrid",
+        "deterministic": False,
+        "torus_grid": None,
+    } | flags
+    config = {
+        "flags": settings,
+        "version": "0.0",
+        "world_size": world_size,
+        "hosts": ["made-up"] * world_size,
+        "tensorflow": "0.0",
+        "cpu": "made-up CPU",
+        "gpu": "none",
+        "train_images": 1000,
+        "commit": "0" * 40,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    rows, seconds, rate = [], 0.0, 90.0 * world_size**0.9
+    steps = round(1000 / (32 * world_size))
+    for epoch in range(1, epochs + 1):
+        level = 0.85 * (1 - math.exp(-epoch / 4))
+        schedule = _schedule(epoch)
+        for part in (0.5, 1.0):
+            seconds += 0.5 * 1000 / rate
+            rows.append(
+                {
+                    "kind": "step",
+                    "epoch": epoch,
+                    "position": epoch - 1 + part,
+                    "seconds": seconds,
+                    "step": round((epoch - 1 + part) * steps),
+                    "train_loss": 2 * math.exp(-epoch / 5),
+                    "train_top1": level,
+                    "images_per_second": rate,
+                    "step_seconds": 32 * world_size / rate,
+                    "data_wait_fraction": 0.04,
+                    **schedule,
+                }
+            )
+            if full:
+                rows[-1] |= {"communication_seconds": 0.02, "slowest_rank_seconds": 0.01}
+        seconds += 1.0
+        rows.append(
+            {
+                "kind": "epoch",
+                "epoch": epoch,
+                "step": epoch * steps,
+                "seconds": seconds,
+                "global_batch": 32 * world_size,
+                "train_loss": 2 * math.exp(-epoch / 5),
+                "train_top1": level,
+                "val_loss": 0.2 + 2 * math.exp(-epoch / 5),
+                "val_top1": level - 0.02,
+                "val_top5": min(level + 0.12, 1.0),
+                "images_per_second": rate,
+                "train_seconds": 1000 / rate,
+                "validation_seconds": 1.0,
+                "data_wait_fraction": 0.04,
+                **schedule,
+            }
+        )
+        if full:
+            ratios = {f"stage{i // 4}_block{i % 4}/conv": 1e-3 * 1.3**i * (1 + 0.1 * epoch) for i in range(16)}
+            rows[-1] |= {
+                "trust_ratios": ratios,
+                "bytes_read": 1.1e8,
+                "reads": 1000,
+                "communication_seconds": 0.02,
+                "slowest_rank_seconds": 0.01,
+                "checkpoint_seconds": 0.2,
+            }
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if finished:
+        values = summary.summarize(
+            rows,
+            world_size=world_size,
+            images_per_epoch=1000,
+            targets=settings["target"],
+            single_gpu_images_per_second=90.0,
+        )
+        (directory / "summary.json").write_text(json.dumps(values))
+    return directory
+
+
+def _schedule(epoch: int) -> dict:
+    if epoch <= 4:
+        upper = 0.2 + 1000 / epoch - 1000 / 4
+        return {"phase": 0.0, "learning_rate": 0.2, "lower_bound": 0.05 * epoch, "upper_bound": upper}
+    return {"phase": 1.0, "learning_rate": 0.2 * 0.9 ** (epoch - 5), "lower_bound": 0.2, "upper_bound": 0.2}

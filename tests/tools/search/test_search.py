@@ -1,0 +1,109 @@
+"""The search: its rounds on made-up results, the compressed schedule, and one real search on two ranks."""
+
+import pytest
+
+from hybrid_imagenet import config
+from hybrid_imagenet.config import derived
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.tools.search import command as program
+from hybrid_imagenet.tools.search import trials
+from hybrid_imagenet.tools.search.trials import Candidate
+from hybrid_imagenet.tools.study import trial_runs
+
+GRID = [Candidate(lr, t) for lr in (0.1, 0.2, 0.4, 0.8) for t in (2.0, 4.0)]
+
+
+def result(top1, loss=1.0):
+    return trial_runs.Result(trial_runs.FINISHED, summary={"val_top1": top1, "val_loss": loss})
+
+
+def test_the_better_half_goes_on_for_twice_as_long():
+    """Top-1 falls with the distance from lr 0.4, T 4; 0.8 diverges."""
+    asked = []
+
+    def train(candidate, epochs):
+        asked.append((candidate, epochs))
+        if candidate.lr == 0.8:
+            return trial_runs.Result(trial_runs.DIVERGED, "the validation loss is not finite")
+        return result(0.9 - abs(candidate.lr - 0.4) - 0.01 * (candidate.warmup_epochs == 2))
+
+    done = program.search(GRID, 64, train, lambda text: None)
+    assert [epochs for _, epochs in asked] == [2] * 8 + [4] * 4 + [8] * 2
+    assert {c for c, epochs in asked if epochs == 4} == {Candidate(lr, t) for lr in (0.2, 0.4) for t in (2.0, 4.0)}
+    assert {c for c, epochs in asked if epochs == 8} == {Candidate(0.4, 2.0), Candidate(0.4, 4.0)}
+    assert program.choice(done).candidate == Candidate(0.4, 4.0)
+
+
+def test_equal_accuracy_is_decided_by_the_loss_and_failures_are_told():
+    done = program.search(GRID[:2], 2, lambda c, e: result(0.5, c.warmup_epochs), lambda text: None)
+    assert program.choice(done).candidate.warmup_epochs == 2.0
+    failed = trial_runs.Result(trial_runs.FAILED, "exit code 1: it broke")
+    with pytest.raises(UserError, match=r"no trial of round 1 finished .*it broke"):
+        program.search(GRID[:2], 2, lambda c, e: failed, lambda text: None)
+    with pytest.raises(UserError, match="--budget_epochs=3: 8 candidates need 24 epochs"):
+        program.search(GRID, 3, lambda c, e: failed, lambda text: None)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--warmup_epochs=10"],
+        ["--recipe=gradual_warmup", "--warmup_epochs=9"],
+        ["--optimizer=lars", "--lr_schedule=poly", "--warmup_epochs=9"],
+        ["--optimizer=sgd", "--lr_schedule=cosine", "--warmup_epochs=0"],
+    ],
+)
+def test_a_trial_has_the_schedule_of_the_run_compressed(flags):
+    """Nine epochs instead of ninety; the exponential schedule steps at whole epochs, of the run and of the trial."""
+    flags = [*flags, "--epochs=90"]
+    run = config.resolve(flags)
+    short = config.resolve([*flags, *trials.flags(run, Candidate(0.3, run.warmup_epochs), 9)])
+    run = config.resolve([*flags, "--lr=0.3"])
+    whole, trial = (schedules.create(**derived.schedule_arguments(c, 4)) for c in (run, short))
+    for epoch in range(0, 90, 10 if run.lr_schedule == "exponential" else 1):
+        at, then = whole(epoch, epoch + 0.1, 1024), trial(epoch / 10, (epoch + 0.1) / 10, 1024)
+        assert at["phase"] == then["phase"]
+        assert then["learning_rate"] == pytest.approx(at["learning_rate"], rel=1e-6)
+
+
+def test_candidates():
+    run = config.resolve(["--lr=0.2", "--warmup_epochs=4", "--epochs=5"])
+    grid = trials.candidates(run)
+    assert {c.lr for c in grid} == {0.05, 0.1, 0.2, 0.4, 0.8}
+    assert {c.warmup_epochs for c in grid} == {2.0, 4.0}  # 6 epochs do not fit
+    assert trials.candidates(run, (1.0,), (0.0, 1.0)) == [Candidate(1.0, 0.0), Candidate(1.0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--budget_epochs=9", "--", "--recipe=flash_b"], "--lr_schedule=sony_b does not take its rate from --lr"),
+        (["--budget_epochs=9", "--", "--recipe=adabound"], "--optimizer=adabound"),
+        (["--budget_epochs=9", "--", "--per_gpu_batch=auto"], "--per_gpu_batch=auto"),
+        (["--budget_epochs=9", "--", "--batch_schedule=3:*2"], "--batch_schedule"),
+        (["--budget_epochs=9", "--warmups=95"], "--warmups: none lies within --epochs=90"),
+        (["--budget_epochs=9"], "15 candidates need 63 epochs"),
+        (["--budget_epochs=9", "--lrs=x"], "--lrs: x: give numbers"),
+        ([], "--budget_epochs"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, words, capsys):
+    assert program.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert words in error
+
+
+def test_a_real_search_on_two_ranks_writes_a_flag_file(tmp_path, capsys):
+    out = tmp_path / "chosen.flags"
+    run = ["--dataset=digits", "--augmentation=digits", "--model=resnet10", "--image_size=16", "--per_gpu_batch=64"]
+    arguments = ["--budget_epochs=2", "--lrs=0.1,1e9", "--warmups=1", "--ranks=2", f"--out={out}"]
+    assert program.main([*arguments, "--", *run, "--epochs=4"]) == 0
+    chosen = config.resolve([*run, f"--flagfile={out}"])
+    assert (chosen.lr, chosen.warmup_epochs, chosen.origins["lr"]) == (0.1, 1.0, "flagfile")
+    text = out.read_text()
+    assert "# lr 0.1, T 1, 1 epochs: top-1" in text and "# lr 1e+09, T 1, 1 epochs:" in text
+    again = capsys.readouterr().out
+    assert program.main([*arguments, "--", *run, "--epochs=4"]) == 0  # both trials are kept
+    assert capsys.readouterr().out.splitlines()[-1] == again.splitlines()[-1]

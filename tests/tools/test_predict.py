@@ -1,0 +1,82 @@
+"""Classes and probabilities of image files."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hybrid_imagenet.errors import EXIT_USAGE
+from hybrid_imagenet.tools import predict
+from tests.tools.export.support import CLASSES, network, pixels, reference
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    network(tmp_path).save(tmp_path / "weights.npz")
+    for number, image in enumerate(pixels(2, seed=3).astype(np.uint8)):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+    (tmp_path / "text.png").write_text("no image")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "0.png").read_bytes()[:500])
+    damaged = bytearray((tmp_path / "0.png").read_bytes())
+    damaged[200:260] = bytes(60)
+    (tmp_path / "damaged.png").write_bytes(damaged)
+    return tmp_path
+
+
+def expected():
+    logits = reference(pixels(2, seed=3))
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def test_probabilities_are_the_references(folder, capsys):
+    assert predict.main(["weights.npz", "0.png", "1.png", "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert [result["image"] for result in results] == ["0.png", "1.png"]
+    for result, values in zip(results, expected(), strict=True):
+        order = np.argsort(-values)[:5]
+        assert [entry["class"] for entry in result["predictions"]] == [CLASSES[i] for i in order]
+        assert [entry["index"] for entry in result["predictions"]] == order.tolist()
+        found = [entry["probability"] for entry in result["predictions"]]
+        np.testing.assert_allclose(found, values[order], rtol=0, atol=1e-5)
+
+
+def test_text_names_the_most_probable_classes(folder, capsys):
+    (folder / "names.txt").write_text("\n".join(f"kind {i}" for i in range(7)))
+    assert predict.main(["weights.npz", "1.png", "--top=2", "--class_names=names.txt"]) == 0
+    values = expected()[1]
+    lines = [f"  {100 * values[i]:7.3f} %  kind {i}" for i in np.argsort(-values)[:2]]
+    assert capsys.readouterr().out.splitlines() == ["1.png", *lines]
+
+
+def test_the_central_square_is_looked_at(folder, capsys):
+    image = pixels(1, seed=3)[0].astype(np.uint8)
+    Image.fromarray(np.pad(image, ((0, 0), (20, 20), (0, 0)))).save(folder / "wide.png")
+    answers = []
+    for name in ("0.png", "wide.png"):  # one by one: a kernel may add in another order at another place of a batch
+        assert predict.main(["weights.npz", name, "--json"]) == 0
+        answers += json.loads(capsys.readouterr().out)
+    first, second = (answer["predictions"] for answer in answers)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["weights.npz", "0.png", "none.png"], "none.png: No such file or directory"),
+        (["weights.npz", "text.png"], "text.png: is no JPEG, PNG, GIF or BMP image"),
+        (["weights.npz", "cut.png"], "cut.png: the PNG is truncated"),
+        (["weights.npz", "damaged.png"], "damaged.png: the image does not decode"),
+        (["weights.npz", "."], ".: Is a directory"),
+        (["weights.npz"], "the following arguments are required: IMAGE"),
+        (["weights.npz", "0.png", "--top=none"], "argument --top: none: give a whole number of at least 1"),
+    ],
+)
+def test_bad_input_is_one_line(folder, capsys, arguments, message):
+    assert predict.main(arguments) == EXIT_USAGE
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: {message}")
+    assert captured.err.count("\n") == 1
+    assert not captured.out

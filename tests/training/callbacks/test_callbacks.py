@@ -1,0 +1,149 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hybrid_imagenet import optimizers
+from hybrid_imagenet.checkpoints.run_state import RunState
+from hybrid_imagenet.checkpoints.store import CheckpointStore
+from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.errors import NumericsError
+from hybrid_imagenet.models.normalization import BatchNormalization
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.training.accumulators import ClassificationSums
+from hybrid_imagenet.training.callbacks.batch_norm import PreciseStatistics
+from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallback
+from hybrid_imagenet.training.callbacks.metric_average import MetricAverage
+from hybrid_imagenet.training.callbacks.nan_guard import NumericsGuard, WeightCheck
+from hybrid_imagenet.training.callbacks.schedules import HyperparameterSchedule
+from hybrid_imagenet.training.callbacks.target import BestAndTarget
+from tests.references.moments_reference import population_moments
+
+
+def variable(*values):
+    return keras.Variable(np.array(values, np.float32))
+
+
+def test_the_schedule_sets_every_step_and_frees_state_at_the_switch():
+    inner = optimizers.create("hybrid", learning_rate=2.0)
+    inner.build([variable(1.0, 2.0)])
+
+    def schedule(start, end, batch):
+        return {"learning_rate": batch * end, "phase": float(start >= 1)}
+
+    state = RunState()
+    callback = HyperparameterSchedule(schedule, inner, state)
+    callback.on_epoch_begin(0, {"global_batch": 4})
+    callback.on_train_batch_begin(0, {"start": 0.5, "end": 1.0})
+    assert (inner.hyper["learning_rate"], inner.hyper["phase"]) == (4.0, 0.0)
+    assert inner.second_moment[0].numpy().size == 2
+    callback.on_train_batch_begin(1, {"start": 1.0, "end": 1.5})
+    assert (inner.hyper["learning_rate"], inner.hyper["phase"]) == (6.0, 1.0)
+    assert inner.second_moment[0].numpy().size == 0
+    record, unfetched = {"train_loss": 1.0}, {"position": 1.5}
+    callback.on_train_batch_end(2, record)
+    callback.on_train_batch_end(2, unfetched)
+    assert record["learning_rate"] == 6.0
+    assert "learning_rate" not in unfetched
+    resumed, at_epoch_end = HyperparameterSchedule(schedule, inner, RunState.from_dict(state.to_dict())), {}
+    resumed.on_epoch_end(0, at_epoch_end)
+    assert at_epoch_end == {"learning_rate": 6.0, "phase": 1.0}
+
+
+def test_metric_average_divides_sums_of_all_ranks_once():
+    others = np.array([10.0, 1.0, 2.0, 30.0])
+    logs = {"sums": ClassificationSums(2.0, 3.0, 4.0, 6.0)}
+    MetricAverage(lambda vector, name: vector + others).on_epoch_end(0, logs)
+    assert logs == {"train_loss": 12 / 36, "train_top1": 4 / 36, "train_top5": 6 / 36}
+
+
+def test_the_guard_stops_a_run_that_only_skips():
+    optimizer = DistributedOptimizer(optimizers.create("sgd", learning_rate=0.1), SingleProcess())
+    weights = [keras.Variable(np.ones(1, np.float32), name=name) for name in ("stem", "head")]
+    optimizer.build(weights)
+    guard = NumericsGuard(optimizer, max_skipped_steps=3)
+    for step in (1, 2):
+        optimizer.apply([tf.constant([1.0]), tf.constant([np.nan])])
+        record = {"train_loss": float("nan")}
+        guard.on_train_batch_end(step, record)
+        assert record["skipped_steps"] == step
+    optimizer.apply([tf.constant([1.0]), tf.constant([np.nan])])
+    guard.on_train_batch_end(3, {"position": 0.1})  # no fetch, no look
+    with pytest.raises(NumericsError, match=r"step 3: the last 3 steps .*; in head, last"):
+        guard.on_train_batch_end(3, {"train_loss": float("nan")})
+
+
+def test_a_rank_whose_weights_differ_is_named():
+    def checksum(*values):
+        seen = []
+        WeightCheck(lambda own: seen.append(own) or [own], [variable(*values)]).on_epoch_end(0, {})
+        return seen[0]
+
+    assert checksum(1.0, 2.0) == checksum(1.0, 2.0)
+    assert checksum(1.0, 2.0) != checksum(1.0, np.nextafter(np.float32(2.0), np.float32(3.0)))
+    WeightCheck(lambda own: [own] * 4, [variable(1.0)]).on_epoch_end(0, {})
+    with pytest.raises(NumericsError, match="weights of rank 2 differ"):
+        WeightCheck(lambda own: [own, own, own + 1, own], [variable(1.0)]).on_epoch_end(0, {})
+
+
+def test_best_and_target():
+    state = RunState()
+    callback = BestAndTarget(state, 0.9)
+    for top1, stop in ((0.5, ""), (None, ""), (0.4, ""), (0.9, "target")):
+        callback.on_epoch_end(0, {} if top1 is None else {"val_top1": top1})
+        assert state.stop == stop
+    assert state.best_top1 == 0.9
+
+
+def test_checkpoints_are_saved_when_due_and_once(tmp_path):
+    state, merged = RunState(), []
+    store = CheckpointStore(tmp_path, keep=10)
+    weights = variable(0.0)
+    callback = CheckpointCallback(
+        store=store,
+        state=state,
+        variables=lambda: {"w": weights},
+        description=lambda: {"model": "m"},
+        synchronize=lambda: merged.append(state.step),
+        every_epochs=2,
+        every_steps=3,
+        last_epoch=3,
+    )
+    for epoch in range(3):
+        for _ in range(4):
+            state.step += 1
+            weights.assign([float(state.step)])
+            callback.on_train_batch_end(state.step, {"save": state.step == 7})
+        state.finished_epochs = epoch + 1
+        callback.on_epoch_end(epoch)
+    callback.on_train_end()
+    # Every third step, by request at 7, after epoch 2 (step 8) and after the last epoch (step 12, a second time).
+    assert merged == [3, 6, 7, 8, 9, 12, 12]
+    assert [p.name for p in store.paths()] == [f"step-{s:09d}.npz" for s in (12, 9, 8, 7, 6, 3)]
+    newest = store.newest_good(print)
+    assert newest.meta["state"]["finished_epochs"] == 3
+    assert newest.arrays["w"] == [12.0]
+
+
+def test_precise_statistics_are_those_of_all_batches_together():
+    layer = BatchNormalization(mode="precise")
+    layer.build([None, None, None, 2])
+    generator = np.random.default_rng(4)
+    batches = [generator.normal(shift, 1 + shift, (3, 4, 4, 2)).astype(np.float32) for shift in range(4)]
+    step, runs = [5], []
+    precise = PreciseStatistics(
+        lambda batch: layer(batch["image"], training=True),
+        [(layer.moving_mean, layer.moving_variance)],
+        lambda: runs.append(1) or [{"image": tf.constant(images)} for images in batches],
+        lambda: step[0],
+    )
+    precise.collect()
+    precise.collect()
+    assert len(runs) == 1
+    for channel in range(2):
+        mean, variance = population_moments([images[..., channel].ravel().tolist() for images in batches])
+        np.testing.assert_allclose(layer.moving_mean.numpy()[channel], mean, rtol=1e-5)
+        np.testing.assert_allclose(layer.moving_variance.numpy()[channel], variance, rtol=1e-5)
+    step[0] = 6
+    precise.collect()
+    assert len(runs) == 2

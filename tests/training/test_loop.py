@@ -1,0 +1,61 @@
+"""What the loop hands to callbacks, and when."""
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet.checkpoints.run_state import RunState
+from hybrid_imagenet.numerics.sampling import SampleOrder
+from hybrid_imagenet.resilience.preemption import Control
+from hybrid_imagenet.training.accumulators import ClassificationSums, SumAccumulator
+from hybrid_imagenet.training.loop import Loop
+
+EXAMPLES, BATCH = 6, 2
+
+
+class Step:
+    """Counts each image with a loss of 1 nat in the first epoch, 2 in the second."""
+
+    def __init__(self):
+        self.sums = SumAccumulator("sums")
+        self.done = 0
+
+    def single(self, batch, control):
+        loss = float(1 + self.done // (EXAMPLES // BATCH))
+        self.done += 1
+        self.sums.variable.assign_add([BATCH * loss, 0.0, 0.0, float(BATCH)])
+        return control
+
+
+class Notes(keras.callbacks.Callback):
+    """What each end of an epoch shows."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step, self.epochs = step, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append((logs["sums"], self.step.sums.read()))
+
+
+def test_what_is_saved_at_the_end_of_an_epoch_begins_the_next_one():
+    step = Step()
+    notes = Notes(step)
+    Loop(
+        state=RunState(),
+        step=step,
+        order=SampleOrder(EXAMPLES, 0, "wrap"),
+        batches=lambda epoch: (BATCH, 1),
+        data=lambda cursor: iter([{"image": tf.zeros([BATCH])}] * 100),
+        validate=dict,
+        validate_after=lambda epoch: False,
+        control=Control(),
+        world_size=1,
+        epochs=2,
+        log_every=1,
+        callbacks=[notes],
+    ).run()
+    empty = ClassificationSums(0.0, 0.0, 0.0, 0.0)
+    assert notes.epochs == [
+        (ClassificationSums(6.0, 0.0, 0.0, 6.0), empty),
+        (ClassificationSums(12.0, 0.0, 0.0, 6.0), empty),
+    ]

@@ -1,0 +1,53 @@
+"""What the compiled training step must look like where a GPU would run it."""
+
+import tensorflow as tf
+
+from hybrid_imagenet import models, optimizers
+from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.optimizers.kinds import classify
+from hybrid_imagenet.training.step import TrainStep
+
+
+class Marked(SingleProcess):
+    """Leaves an operation in the graph where a reduction over ranks would stand."""
+
+    def reduce_gradients(self, grads, names):
+        return [tf.raw_ops.EnsureShape(input=tf.cast(g, tf.float32), shape=g.shape) for g in grads]
+
+
+def traced(xla):
+    """The graph of a step, and those of the functions that XLA compiles."""
+    ranks = Marked()
+    model = models.create("resnet10", 5, 16, precision="float32")
+    inner = optimizers.create("sgd", learning_rate=0.1)
+    inner.set_kinds(classify(model))
+    step = TrainStep(model, DistributedOptimizer(inner, ranks), lambda batch: batch["image"], ranks, xla=xla)
+    batch = {"image": tf.TensorSpec([2, 16, 16, 3]), "label": tf.TensorSpec([2], tf.int32)}
+    graph = step.single.get_concrete_function(batch, tf.TensorSpec([1], tf.int32)).graph
+    calls = [op for op in graph.get_operations() if "_XlaMustCompile" in op.node_def.attr]
+    library = {function.signature.name: function for function in graph.as_graph_def().library.function}
+    compiled = [library[op.get_attr("f").name] for op in calls if op.get_attr("_XlaMustCompile")]
+    return model, graph, compiled
+
+
+def kinds(nodes, name):
+    return sum(node.op == name for node in nodes)
+
+
+def test_xla_compiles_forward_and_backward_and_leaves_the_reduction_outside():
+    model, graph, compiled = traced(xla=True)
+    outside = graph.as_graph_def().node
+    (inside,) = [function.node_def for function in compiled]
+    assert kinds(inside, "FusedBatchNormV3") == kinds(inside, "FusedBatchNormGradV3") > 0
+    assert kinds(inside, "SparseSoftmaxCrossEntropyWithLogits") + kinds(inside, "SoftmaxCrossEntropyWithLogits") == 1
+    assert kinds(inside, "EnsureShape") == 0
+    assert kinds(outside, "EnsureShape") == len(model.trainable_variables)
+    assert kinds(outside, "FusedBatchNormV3") == kinds(outside, "Conv2D") == kinds(outside, "MatMul") == 0
+
+
+def test_without_xla_the_step_is_one_graph():
+    model, graph, compiled = traced(xla=False)
+    assert not compiled
+    assert kinds(graph.as_graph_def().node, "EnsureShape") == len(model.trainable_variables)
+    assert kinds(graph.as_graph_def().node, "FusedBatchNormGradV3") > 0
