@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import Config, checks
+from hybrid_imagenet.config import Config, checks, derived
 from hybrid_imagenet.resilience import rollback
 from hybrid_imagenet.resilience.elastic_state import Survivor
 from hybrid_imagenet.resilience.rollback import DivergedError
@@ -46,6 +46,7 @@ def run(
     config, note = automatic_batch.settle(
         config, communicator, precision, train_source.num_classes, train_source.num_examples
     )
+    config = derived.settle(config, communicator.size)
 
     def begin(rollback: rollback.Rollback | None) -> str:
         with together(communicator):

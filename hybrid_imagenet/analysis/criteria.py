@@ -18,7 +18,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-IMAGENET_TRAIN_IMAGES = 1_281_167
+from hybrid_imagenet.numerics import mlperf
+
+IMAGENET_TRAIN_IMAGES = mlperf.TRAIN_IMAGES
 """Images in ImageNet's training set (ILSVRC 2012)."""
 ROUNDED_TRAIN_IMAGES = 1_280_000
 """The round figure that H computes its times with."""

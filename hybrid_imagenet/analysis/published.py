@@ -7,7 +7,8 @@ H = Lu et al.; S = Mikami et al.; J = Jia et al. (arXiv 1807.11205); N = NCSA HA
 from __future__ import annotations
 
 import dataclasses
-import itertools
+
+from hybrid_imagenet.numerics import mlperf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,36 +108,6 @@ N_IOPS = 36500.0
 """N: mean file-system bandwidth and operations per second with 64 GPUs, epochs 10 to 60."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ReferencePoint:
-    """One reference convergence point of MLPerf with LARS: mean epochs to 75.9 % top-1, and its hyperparameters."""
-
-    batch: int
-    epochs: float
-    base_learning_rate: float
-    warmup_epochs: int
-    momentum: float
-    weight_decay: float
-
-
-REFERENCE_POINTS = (
-    ReferencePoint(1632, 35.0, 7.4, 2, 0.9, 5e-5),
-    ReferencePoint(3264, 35.2, 10.5, 2, 0.9, 5e-5),
-    ReferencePoint(4096, 40.0, 10.0, 5, 0.9, 2e-4),
-    ReferencePoint(8192, 42.0, 17.0, 5, 0.9, 2e-4),
-    ReferencePoint(13056, 45.4, 12.8, 9, 0.9, 2.5e-5),
-    ReferencePoint(32768, 56.0, 21.2, 16, 0.94, 2.5e-5),
-    ReferencePoint(49152, 68.0, 19.4, 24, 0.9518, 1e-4),
-    ReferencePoint(58880, 79.9, 23.2, 29, 0.9518, 1e-4),
-    ReferencePoint(65536, 84.5, 24.7, 31, 0.9518, 1e-4),
-)
-REFERENCE_TARGET = 0.759
-
-
 def reference_epochs(global_batch: int) -> float | None:
-    """MLPerf's mean epochs to 75.9 % at a batch, linear between the points; None outside of them."""
-    for low, high in itertools.pairwise(REFERENCE_POINTS):
-        if low.batch <= global_batch <= high.batch:
-            share = (global_batch - low.batch) / (high.batch - low.batch)
-            return low.epochs + share * (high.epochs - low.epochs)
-    return None
+    """MLPerf's mean epochs to 75.9 % at a batch, linear in its logarithm between the points; None outside of them."""
+    return mlperf.at(global_batch).epochs if mlperf.covers(global_batch) else None

@@ -72,7 +72,7 @@ def _optimizer_has_its_flags(config: Config) -> None:
 
 
 def _schedule_is_possible(config: Config) -> None:
-    if config.lr_schedule in FIXED and config.optimizer in ("hybrid", "adabound"):
+    if config.lr_schedule in (*FIXED, "mlperf") and config.optimizer in ("hybrid", "adabound"):
         raise UserError(
             f"--lr_schedule={config.lr_schedule} brings its own warmup and cannot follow --optimizer="
             f"{config.optimizer}: choose sgd or lars, or another schedule"

@@ -1,12 +1,13 @@
-"""Plain arguments for the optimizer and its schedule, from a configuration and the number of workers."""
+"""What a configuration comes to with a number of workers: settings by batch, arguments of optimizer and schedule."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.config.options import AUTO
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import batch_schedule, image_sizes
+from hybrid_imagenet.numerics import batch_schedule, image_sizes, mlperf
 from hybrid_imagenet.numerics.batch_schedule import BatchSchedule
 from hybrid_imagenet.numerics.schedules import peak_rate
 
@@ -42,16 +43,63 @@ def base_batch(config: Config, workers: int) -> int:
     return batches(config).at(0).global_batch(workers)
 
 
+_TABLE = "MLPerf's table"
+
+
+def settle(config: Config, workers: int) -> Config:
+    """The configuration with the settings that follow from the batch at the start of the run.
+
+    With --lr_schedule=mlperf these are the learning rate (which is then not scaled), warmup, momentum, weight decay
+    and number of epochs of MLPerf's table (`numerics.mlperf`), unless a recipe, a flag file or the command line sets
+    them; `origins` tells so. Any other configuration comes back as it is, and so does one whose --per_gpu_batch is
+    still to be found. A settled one can be settled again for another number of workers.
+
+    Args:
+      config: complete.
+      workers: number of GPUs.
+    """
+    if config.lr_schedule != "mlperf" or config.per_gpu_batch == AUTO:
+        return config
+    batch = base_batch(config, workers)
+    point = mlperf.at(batch)
+    table: dict[str, Any] = {
+        "lr": point.lr,
+        "lr_scaling": "none",
+        "warmup_epochs": point.warmup_epochs,
+        "warmup_start_lr": 0.0,
+        "momentum": point.momentum,
+        "weight_decay": point.weight_decay,
+        "epochs": round(point.schedule_epochs),
+    }
+    free = {name: value for name, value in table.items() if _is_free(config.origins.get(name, ""))}
+    origins = {**config.origins, **dict.fromkeys(free, f"{_TABLE} at batch {batch}")}
+    return dataclasses.replace(config, **free, origins=origins)
+
+
+def _is_free(origin: str) -> bool:
+    return origin == "default" or origin.startswith(_TABLE)
+
+
+def schedule_end(config: Config, workers: int) -> float:
+    """The epoch at which a schedule that decays to 0 does so: --epochs, or the end in MLPerf's table that it rounds."""
+    if config.lr_schedule == "mlperf":
+        end = mlperf.at(base_batch(config, workers)).schedule_epochs
+        if config.epochs == round(end):
+            return end
+    return float(config.epochs)
+
+
 def schedule_arguments(config: Config, workers: int) -> dict[str, Any]:
     """Arguments of `numerics.schedules.create`.
 
     For --optimizer=adabound the scheduled rate is Adam's own; that of SGD, to which the bounds close, follows it.
     """
+    config = settle(config, workers)
     adabound = config.optimizer == "adabound"
     return {
         "schedule": config.lr_schedule,
         "lr": adam_rate(config, workers) if adabound else config.lr,
-        "epochs": float(config.epochs),
+        "epochs": schedule_end(config, workers),
         "workers": workers,
         "base_batch": base_batch(config, workers),
         "scaling": "none" if adabound else config.lr_scaling,
@@ -78,6 +126,7 @@ def adam_rate(config: Config, workers: int) -> float:
 
 def optimizer_arguments(config: Config, workers: int) -> dict[str, Any]:
     """Arguments of `optimizers.create`."""
+    config = settle(config, workers)
     peak = peak_rate(config.lr, config.lr_scaling, workers, base_batch(config, workers))
     alpha = adam_rate(config, workers)
     arguments: dict[str, Any] = {

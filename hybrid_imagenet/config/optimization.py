@@ -94,7 +94,7 @@ class Schedules:
     )
     lr_schedule: str = option(
         "exponential",
-        "Learning rate after the warmup; sony_a, sony_b and mlperf (by batch) fix it throughout.",
+        "Learning rate after the warmup; sony_a and sony_b fix it throughout, mlperf is MLPerf's table by batch.",
         choices=("exponential", "step", "poly", "cosine", "constant", "sony_a", "sony_b", "mlperf"),
     )
     warmup_epochs: float = option(10.0, "T: epochs of the AdaBound or linear warmup.", unit="epochs", minimum=0)

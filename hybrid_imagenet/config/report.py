@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from hybrid_imagenet.config.checks import check_data
-from hybrid_imagenet.config.derived import batches, schedule_arguments, sizes
+from hybrid_imagenet.config.derived import batches, schedule_arguments, settle, sizes
 from hybrid_imagenet.errors import without_secrets
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
@@ -52,6 +52,7 @@ def plan(config: Config, num_examples: int, world_size: int) -> list[EpochPlan]:
     Raises:
       UserError: if a batch does not fit the data set.
     """
+    config = settle(config, world_size)
     check_data(config, num_examples, world_size)
     schedule = schedules.create(**schedule_arguments(config, world_size))
     stages, order = batches(config), SampleOrder(num_examples, config.seed, config.remainder)
@@ -86,6 +87,7 @@ def plan(config: Config, num_examples: int, world_size: int) -> list[EpochPlan]:
 
 def describe(config: Config, num_examples: int, world_size: int) -> str:
     """The settings with what set each one, then learning rate, momentum, batch and steps of each epoch."""
+    config = settle(config, world_size)
     settings = [f for f in dataclasses.fields(config) if f.name != "origins"]
     texts = {f.name: _text(getattr(config, f.name)) for f in settings}
     width, value_width = max(map(len, texts)), max(map(len, texts.values()))

@@ -16,7 +16,7 @@ from hybrid_imagenet.numerics.bounds import hybrid_bounds
 Rate = Callable[[float], float]
 
 NAMES = ("exponential", "step", "poly", "cosine", "constant", "sony_a", "sony_b", "mlperf")
-FIXED = ("sony_a", "sony_b", "mlperf")  # peak and warmup are part of the schedule
+FIXED = ("sony_a", "sony_b")  # peak and warmup are part of the schedule
 EXPONENTS = ("epoch-T-1", "epoch-T", "epoch")
 MOMENTUM_RULES = ("constant", "noise_scale", "noise_scale_inverse")
 SCALINGS = ("workers", "batch", "none")
@@ -79,21 +79,6 @@ def sony_b(epoch: float, epochs: float = 90.0) -> float:
     if epoch < 5:
         return warmup(epoch, 0.2, 29.0, 5.0)
     return polynomial(epoch, 29.0 if epoch < 30 else 50.0, 0.0, epochs)
-
-
-def mlperf_peak(batch: int) -> tuple[float, float]:
-    """Peak and warmup epochs of MLPerf's LARS reference for a batch: (10, 5), from 16K (25, 5), from 32K (31.2, 25)."""
-    if batch < 16384:
-        return 10.0, 5.0
-    return (25.0, 5.0) if batch < 32768 else (31.2, 25.0)
-
-
-def mlperf(epoch: float, batch: int, epochs: float) -> float:
-    """MLPerf's reference: linear from 0 to the batch's peak, then polynomial of power 2 to 0."""
-    peak, warmup_epochs = mlperf_peak(batch)
-    if epoch < warmup_epochs:
-        return warmup(epoch, 0.0, peak, warmup_epochs)
-    return polynomial(epoch, peak, warmup_epochs, max(epochs, warmup_epochs + 1e-9))
 
 
 def noise_scale_momentum(batch: int, *, inverse: bool = False) -> float:
@@ -190,7 +175,7 @@ def create(
     Args:
       schedule: one of `NAMES`.
       lr: learning rate before scaling; of no effect on the schedules in `FIXED`.
-      epochs: length of the run, where poly, cosine and S's schedules end.
+      epochs: length of the run, where poly, cosine, mlperf and S's schedules end.
       workers: N.
       base_batch: images per update of all workers at the start of the run.
       scaling: one of `SCALINGS`, see `peak_rate`.
@@ -214,15 +199,19 @@ def create(
     _require((schedule, NAMES), (exponent, EXPONENTS), (scaling, SCALINGS), (bound_time, BOUND_TIMES))
     peak = peak_rate(lr, scaling, workers, base_batch)
     start, end = warmup_epochs, max(epochs, warmup_epochs + 1e-9)
+
+    def poly(epoch: float) -> float:
+        return polynomial(epoch, peak, start, end, power, final_lr)
+
     decay: Rate = {
         "exponential": lambda e: exponential(e, peak, kappa, start, exponent),
         "step": lambda e: step_decay(e, peak, milestones, factor),
-        "poly": lambda e: polynomial(e, peak, start, end, power, final_lr),
+        "poly": poly,
         "cosine": lambda e: cosine(e, peak, start, end, final_lr),
         "constant": lambda e: peak,
         "sony_a": lambda e: sony_a(e, start, end),
         "sony_b": lambda e: sony_b(e, end),
-        "mlperf": lambda e: mlperf(e, base_batch, epochs),
+        "mlperf": poly,  # peak, warmup and end are in `numerics.mlperf`
     }[schedule]
     if warmup_epochs > 0 and not bounded_warmup and schedule not in FIXED:
         decay = _after_warmup(decay, min(warmup_start_lr, peak), peak, warmup_epochs)

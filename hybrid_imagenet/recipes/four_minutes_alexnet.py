@@ -1,6 +1,6 @@
 """Mixed-precision training with LARS at batch 64K: AlexNet of J, with BN after pool5 too.
 
-J gives no learning rates; those of MLPerf's LARS reference for this batch stand in.
+Jia et al. give no learning rates; those of MLPerf's table for the batch stand in, and its momentum and decay.
 """
 
 from hybrid_imagenet.recipes import Recipe

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hybrid_imagenet.analysis import forecast, published
-from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.analysis import forecast
+from hybrid_imagenet.numerics import mlperf, schedules
 from hybrid_imagenet.runlog.summary import duration
 
 
@@ -65,7 +65,7 @@ class Status:
             self._validated.append((record["epoch"], record["val_top1"]))
             self._forecast = self._forecast_for(self.info.get("target"))
             if self.info.get("reference_batch"):
-                self._reference = self._forecast_for(published.REFERENCE_TARGET)
+                self._reference = self._forecast_for(mlperf.TARGET)
 
     def _forecast_for(self, target: float | None) -> forecast.Forecast | None:
         if target is None:

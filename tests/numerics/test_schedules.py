@@ -35,9 +35,7 @@ CASES = {
     "sony_a": (create("sony_a", warmup_epochs=34), reference.mikami_a, 90),
     "sony_a, 12": (create("sony_a", warmup_epochs=12), lambda e: reference.mikami_a(e, 12), 90),
     "sony_b": (create("sony_b", warmup_epochs=5), reference.mikami_b, 90),
-    "mlperf, 4K": (create("mlperf", base_batch=4096), lambda e: reference.mlperf(e, 10, 5, 90), 90),
-    "mlperf, 16K": (create("mlperf", base_batch=16384), lambda e: reference.mlperf(e, 25, 5, 90), 90),
-    "mlperf, 32K": (create("mlperf", base_batch=32768), lambda e: reference.mlperf(e, Fraction(312, 10), 25, 90), 90),
+    "mlperf": (create("mlperf", **MLPERF), lambda e: reference.mlperf(e, 17, 5, 42), 42),
 }
 
 

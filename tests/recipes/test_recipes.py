@@ -5,6 +5,7 @@ import pytest
 from hybrid_imagenet import config, optimizers, recipes
 from hybrid_imagenet.config import derived, report
 from hybrid_imagenet.numerics import schedules
+from tests.references import mlperf_reference
 
 IMAGENET = 1_281_167
 NAMES = {
@@ -24,6 +25,8 @@ NAMES = {
     "mlperf_lars",
 }
 
+TABLE = ("epochs",)  # follows from the batch with --lr_schedule=mlperf, where a recipe may have to set the default
+
 
 def plan(recipe, world_size, *flags):
     return report.plan(config.resolve([f"--recipe={recipe}", *flags]), IMAGENET, world_size)
@@ -39,7 +42,8 @@ def test_a_recipe_resolves_holds_only_differences_and_says_where_it_is_from(name
     resolved = config.resolve([f"--recipe={name}"])
     defaults = {f.name: f.default for f in dataclasses.fields(config.Config)}
     for flag, value in recipe.overrides.items():
-        assert getattr(resolved, flag) == value != defaults[flag], flag
+        assert getattr(resolved, flag) == value, flag
+        assert value != defaults[flag] or (flag in TABLE and resolved.lr_schedule == "mlperf"), flag
         assert resolved.origins[flag] == f"recipe {name}"
     assert recipe.name == name
     assert all((recipe.summary, recipe.source, recipe.hardware, recipe.published))
@@ -100,12 +104,39 @@ def test_sony_experiments_follow_the_batch():
     assert plan("flash_exp2", 3456)[89].global_batch == 55296
 
 
-def test_mlperf_takes_peak_and_warmup_by_batch():
-    for gpus, peak, warmup in ((128, 10.0, 5), (512, 25.0, 5), (1024, 31.2, 25)):
-        rows = plan("mlperf_lars", gpus)
-        assert rows[0].learning_rate == 0
-        assert max(row.learning_rate for row in rows) == pytest.approx(peak, rel=0.02)
-        assert max(rows, key=lambda row: row.learning_rate).epoch in (warmup, warmup + 1)
+@pytest.mark.parametrize("row", mlperf_reference.ROWS, ids=lambda row: f"{row[0]:.0f}")
+def test_mlperf_lars_is_a_row_of_mlperfs_table(row):
+    """On as many GPUs as make the batch of a row, --print_config and the schedule have that row's numbers."""
+    batch, _, lr, warmup, momentum, decay, end, _ = row
+    resolved = derived.settle(config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"]), int(batch) // 16)
+    assert (resolved.lr, resolved.warmup_epochs, resolved.momentum) == (lr, warmup, momentum)
+    assert (resolved.weight_decay, resolved.epochs) == (decay, round(end))
+    arguments = derived.schedule_arguments(resolved, int(batch) // 16)
+    assert arguments["epochs"] == pytest.approx(end, abs=0.05)
+    schedule = schedules.create(**arguments)
+    rates = [schedule(e, e, int(batch))["learning_rate"] for e in (0.0, warmup / 2, warmup, arguments["epochs"])]
+    assert rates == pytest.approx([0, lr / 2, lr, 0])
+    assert derived.optimizer_arguments(resolved, int(batch) // 16)["weight_decay"] == decay
+    text = report.describe(config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"]), IMAGENET, int(batch) // 16)
+    assert f"MLPerf's table at batch {batch:.0f}" in next(x for x in text.splitlines() if x.startswith("momentum "))
+
+
+def test_what_is_set_wins_over_mlperfs_table_and_another_number_of_gpus_has_another_row():
+    given = config.resolve(["--recipe=mlperf_lars", "--epochs=10", "--weight_decay=3e-4"])
+    at_1632 = derived.settle(given, 51)
+    assert (at_1632.epochs, at_1632.weight_decay, at_1632.lr) == (10, 3e-4, 7.4)
+    assert at_1632.origins["epochs"] == "command line"
+    assert derived.settle(at_1632, 1024) == derived.settle(given, 1024)
+    assert derived.settle(at_1632, 1024).momentum == 0.94
+    hybrid = config.resolve([])
+    assert derived.settle(hybrid, 24) is hybrid
+    automatic = config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=auto"])
+    assert derived.settle(automatic, 24) is automatic
+
+
+def test_the_recipes_of_jia_keep_their_epochs():
+    found = {n: derived.settle(config.resolve([f"--recipe=four_minutes_{n}"]), 2048) for n in ("resnet", "alexnet")}
+    assert {name: (c.epochs, c.warmup_epochs) for name, c in found.items()} == {"resnet": (90, 31), "alexnet": (95, 31)}
 
 
 def test_the_table_names_every_recipe_once():

@@ -7,7 +7,8 @@ import pathlib
 import string
 from collections.abc import Iterable, Sequence
 
-from hybrid_imagenet.analysis import forecast, published
+from hybrid_imagenet.analysis import forecast
+from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.tools.report import figures, svg, tables
 from hybrid_imagenet.tools.report.load import Run
 
@@ -127,7 +128,7 @@ def _gate(runs: Sequence[Run]) -> str:
         if not _on_imagenet(run) or not epochs:
             continue
         horizon = float(run.flags.get("epochs") or epochs[-1])
-        prediction = forecast.forecast(epochs, values, published.REFERENCE_TARGET, horizon)
+        prediction = forecast.forecast(epochs, values, mlperf.TARGET, horizon)
         gate = forecast.gate(batch, prediction)
         if gate is not None:
             ahead = "" if gate.ahead_epochs is None else f" by {abs(gate.ahead_epochs):.1f} epochs"

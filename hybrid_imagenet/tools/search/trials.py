@@ -28,8 +28,9 @@ def candidates(config: Config, rates: Sequence[float] = (), warmups: Sequence[fl
     Raises:
       UserError: for a configuration whose rate is fixed, or that changes batch or image size by epoch.
     """
-    if config.lr_schedule in FIXED or config.optimizer == "adabound":
-        what = f"--lr_schedule={config.lr_schedule}" if config.lr_schedule in FIXED else "--optimizer=adabound"
+    fixed = config.lr_schedule in (*FIXED, "mlperf")
+    if fixed or config.optimizer == "adabound":
+        what = f"--lr_schedule={config.lr_schedule}" if fixed else "--optimizer=adabound"
         raise UserError(f"{what} does not take its rate from --lr, so there is nothing to search: choose another")
     if config.batch_schedule or config.image_size_schedule:
         raise UserError("--batch_schedule and --image_size_schedule count epochs of a whole run: search without them")
