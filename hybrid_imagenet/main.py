@@ -64,9 +64,9 @@ def _print_config(config: configuration.Config) -> int:
 def _train(config: configuration.Config) -> int:
     # Imported late: a wrong flag answers without TensorFlow, and TensorFlow starts with the threads that comm sets.
     from hybrid_imagenet import comm
-    from hybrid_imagenet.resilience import watchdog
+    from hybrid_imagenet.resilience.launcher import follow_launcher
 
-    watchdog.follow_launcher()
+    follow_launcher()
     try:
         settings = comm.Settings(**{f.name: getattr(config, f.name) for f in dataclasses.fields(comm.Settings)})
         communicator = comm.start(settings)

@@ -127,6 +127,13 @@ class Communicator(abc.ABC):
         """
         return {}
 
+    def waited(self) -> tuple[float, int]:
+        """Seconds for which steps have waited for sums of gradients up to now, and the number of these steps.
+
+        May be called from any thread. A time that runs backwards for a moment belongs to a change of epochs.
+        """
+        return 0.0, 0
+
     def wire_health(self) -> list[LayerHealth]:
         """What gradients lost in computation and on the wire since the last call, by layer. Every rank calls it.
 

@@ -80,6 +80,10 @@ class HorovodCommunicator(Communicator):
         """The buckets, and the time for which steps waited for them since the last call."""
         return self._reducer.statistics()
 
+    def waited(self) -> tuple[float, int]:
+        """The same since the start."""
+        return self._reducer.waited()
+
     def wire_health(self) -> list[LayerHealth]:
         """The counts of all ranks since the last call."""
         return self._reducer.wire_health()

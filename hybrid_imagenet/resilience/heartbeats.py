@@ -1,10 +1,8 @@
-"""What ranks tell each other about their progress, and the verdict on who hangs. No threads, no TensorFlow."""
+"""What ranks tell each other about themselves. No threads, no TensorFlow."""
 
 from __future__ import annotations
 
 import dataclasses
-import hmac
-import json
 import socket
 import sys
 import threading
@@ -12,9 +10,12 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
+from hybrid_imagenet.resilience.datagrams import MAX_BYTES, duration, printable, seal, unseal, whole
+
 _PACKAGE = "hybrid_imagenet"
-_FRAMES = 12  # of the main thread, the innermost ones; a beat must fit one datagram
-_STEPS_PATIENCE = 4  # a step may take so many times the mean before anything is said
+_FRAMES = 12  # of the main thread, the innermost ones
+_LONGEST = 255  # characters of a name or a frame
+_MAX_QUEUES = 16  # queues to other hosts in a beat, the longest ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,9 @@ class Beat:
       idle: seconds since its last progress; 0 before the first step.
       mean: mean seconds between two notes of progress.
       stack: the Python frames of its main thread, innermost first, as `file:line function`.
+      computation: seconds of its last steps in which it computed, per step; None if they are not measured.
+      communication: seconds of its last steps in which it waited for sums of gradients, per step.
+      unsent: bytes that have waited to be sent, as (address, bytes) of the hosts they are for.
       leaving: whether it leaves the watch in good order.
     """
 
@@ -39,118 +43,77 @@ class Beat:
     idle: float
     mean: float
     stack: tuple[str, ...]
+    computation: float | None = None
+    communication: float | None = None
+    unsent: tuple[tuple[str, int], ...] = ()
     leaving: bool = False
 
     def encode(self, token: str) -> bytes:
-        """The datagram."""
-        return json.dumps([token, dataclasses.asdict(self)]).encode()
+        """The datagram; outer frames of the stack are left out if it would be too long."""
+        values = dataclasses.asdict(self)
+        values["stack"] = [frame[-_LONGEST:] for frame in self.stack[:_FRAMES]]
+        values["unsent"] = sorted(self.unsent, key=lambda queue: -queue[1])[:_MAX_QUEUES]
+        while len(data := seal(values, token)) > MAX_BYTES and values["stack"]:
+            values["stack"].pop()
+        return data
 
     @staticmethod
-    def decode(data: bytes, token: str) -> Beat | None:
-        """The inverse of `encode`; None for what does not carry the run's token or is no beat."""
-        try:
-            given, values = json.loads(data)
-            if not hmac.compare_digest(str(given).encode(), token.encode()):
-                return None
-            beat = Beat(**{**values, "stack": tuple(map(str, values["stack"]))})
-            float(beat.idle), float(beat.mean), int(beat.rank)
-        except (ValueError, TypeError, KeyError):
+    def decode(data: bytes, token: str, ranks: float = float("inf")) -> Beat | None:
+        """The inverse of `encode`; None for what does not carry the run's token or is no beat of one of `ranks` ranks.
+
+        Texts are cut and escaped rather than refused: a rank with a strange name lives all the same.
+        """
+        values = unseal(data, token)
+        if not isinstance(values, dict) or values.keys() != _FIELDS or not _valid(values, ranks):
             return None
-        return beat
+        return Beat(
+            **{
+                **values,
+                "host": printable(values["host"], _LONGEST),
+                "stack": tuple(printable(frame, _LONGEST) for frame in values["stack"]),
+                "unsent": tuple((printable(address, _LONGEST), count) for address, count in values["unsent"]),
+            }
+        )
+
+
+_FIELDS = {field.name for field in dataclasses.fields(Beat)}
+
+
+def _valid(values: dict[str, Any], ranks: float) -> bool:
+    """Whether the values of a beat have the types and ranges that its attributes promise."""
+    return (
+        whole(values["rank"], ranks)
+        and isinstance(values["host"], str)
+        and whole(values["process"])
+        and (values["step"] is None or whole(values["step"]))
+        and duration(values["idle"])
+        and duration(values["mean"])
+        and _all(values["stack"], _FRAMES, lambda frame: isinstance(frame, str))
+        and all(values[name] is None or duration(values[name]) for name in ("computation", "communication"))
+        and _all(values["unsent"], _MAX_QUEUES, _is_queue)
+        and isinstance(values["leaving"], bool)
+    )
+
+
+def _all(values: Any, most: int, good: Any) -> bool:
+    return isinstance(values, list) and len(values) <= most and all(map(good, values))
+
+
+def _is_queue(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and whole(value[1])
 
 
 def encode_verdict(ranks: Sequence[int], token: str) -> bytes:
     """The datagram by which a listener tells elastic ranks that they are to leave."""
-    return json.dumps([token, {"leave": list(ranks)}]).encode()
+    return seal({"leave": list(ranks)}, token)
 
 
 def decode_verdict(data: bytes, token: str) -> tuple[int, ...]:
     """The ranks that are to leave; none for any other datagram."""
-    try:
-        given, values = json.loads(data)
-        if hmac.compare_digest(str(given).encode(), token.encode()):
-            return tuple(map(int, values["leave"]))
-    except (ValueError, TypeError, KeyError):
-        pass
-    return ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Stall:
-    """Who hangs: `text` is the report, `ranks` the culprits as far as they can be told, `seconds` for how long."""
-
-    text: str
-    ranks: tuple[int, ...]
-    seconds: float
-
-
-class Ledger:
-    """The last beat of every rank, and what follows from them. Times are those of this process's monotonic clock."""
-
-    def __init__(self, patience: float, waits_in: Sequence[str] = ()):
-        """A rank hangs when it was silent, or all ranks were without progress, for `patience` seconds.
-
-        Args:
-          patience: seconds.
-          waits_in: the files (see `shown_file`) in which a rank that has done its own part waits for the others.
-        """
-        self._patience = patience
-        self._waits_in = tuple(waits_in)
-        self._beats: dict[int, tuple[Beat, float]] = {}
-
-    def heard(self, beat: Beat, now: float) -> None:
-        """Notes a beat."""
-        if beat.leaving:
-            self._beats.pop(beat.rank, None)
-        else:
-            self._beats[beat.rank] = (beat, now)
-
-    def forgive(self, seconds: float) -> None:
-        """Leaves a time out of account in which this process could not listen."""
-        self._beats = {rank: (beat, heard + seconds) for rank, (beat, heard) in self._beats.items()}
-
-    def silence(self, rank: int, now: float) -> float:
-        """Seconds since a rank was heard; 0 for one that was never heard or has left."""
-        return now - self._beats[rank][1] if rank in self._beats else 0.0
-
-    def stall(self, now: float) -> Stall | None:
-        """The ranks that hang, or None.
-
-        Silent ranks are named first: they are stopped, or their host or network is gone. If all are heard but none
-        advances, it is those behind in steps, else those that do not wait for others, else all.
-        """
-        silent = [rank for rank in self._beats if self.silence(rank, now) > self._patience]
-        if silent:
-            return self._report(silent, max(self.silence(rank, now) for rank in silent), "silent", now)
-        beats = [beat for beat, _ in self._beats.values()]
-        if not beats or any(beat.step is None for beat in beats):
-            return None
-        idle = min(beat.idle + now - heard for beat, heard in self._beats.values())
-        if idle <= max(self._patience, _STEPS_PATIENCE * max(beat.mean for beat in beats)):
-            return None
-        if any(self.silence(rank, now) > self._patience / 2 for rank in self._beats):
-            return None  # beats are missing: either they come, or their rank is named as silent in a moment
-        return self._report(self._suspects(beats), idle, "without progress", now)
-
-    def _suspects(self, beats: Sequence[Beat]) -> list[int]:
-        steps = [beat.step for beat in beats if beat.step is not None]
-        behind = [beat.rank for beat in beats if beat.step == min(steps)]
-        if len(behind) < len(beats):
-            return behind
-        busy = [b.rank for b in beats if not any(part in frame for frame in b.stack for part in self._waits_in)]
-        return busy or [beat.rank for beat in beats]
-
-    def _report(self, ranks: Sequence[int], seconds: float, state: str, now: float) -> Stall:
-        lines = []
-        for rank in sorted(ranks):
-            beat = self._beats[rank][0]
-            where = "before its first step" if beat.step is None else f"after step {beat.step}"
-            lines.append(
-                f"stall: rank {rank} on {beat.host} (process {beat.process}) is {state} for {seconds:.0f} s, {where}; "
-                f"it was in"
-            )
-            lines += [f"stall:   {frame}" for frame in beat.stack]
-        return Stall("\n".join(lines), tuple(sorted(ranks)), seconds)
+    values = unseal(data, token)
+    if not isinstance(values, dict) or values.keys() != {"leave"} or not isinstance(values["leave"], list):
+        return ()
+    return tuple(values["leave"]) if all(map(whole, values["leave"])) else ()
 
 
 def shown_file(module: types.ModuleType) -> str:

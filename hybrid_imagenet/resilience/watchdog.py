@@ -11,33 +11,35 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
+import selectors
 import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import traceback
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED
+from hybrid_imagenet.errors import EXIT_STALLED
+from hybrid_imagenet.resilience.datagrams import MAX_BYTES
+from hybrid_imagenet.resilience.ending import announce
 from hybrid_imagenet.resilience.heartbeats import (
     Beat,
-    Ledger,
     decode_verdict,
     encode_verdict,
     main_stack,
     own_addresses,
     shown_file,
 )
+from hybrid_imagenet.resilience.ledger import Ledger
+from hybrid_imagenet.resilience.step_times import Queues, StepTimes
 
 _NAMED_AFTER = 30.0  # seconds without a sign of life after which a rank is named, or half of --stall_seconds
-_LAUNCHER_GRACE = 8.0  # seconds for saving after the launcher is gone
 _LISTENER_GRACE = 15.0  # seconds more after which a rank ends by itself: the listeners have not done it
 _ELASTIC_GRACE = 180.0  # the same for elastic ranks, which wait for a time-out of Gloo when a host is gone
-_MAX_DATAGRAM = 1 << 16
-LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK")
+_AT_ONCE = 1000  # datagrams between two looks at the clock
+_SLOW_EVERY = 300.0  # seconds between two lines about a slow host
 
 
 class Ranks(Protocol):
@@ -53,12 +55,24 @@ class Ranks(Protocol):
     def allgather_object(self, obj: Any) -> list[Any]:
         """What each rank passed."""
 
+    def waited(self) -> tuple[float, int]:
+        """Seconds for which steps have waited for sums of gradients so far, and the number of these steps."""
+
 
 def listeners(hosts: Sequence[str]) -> tuple[int, ...]:
     """Rank 0 and its deputy: the first rank on another host, else rank 1."""
     if len(hosts) == 1:
         return (0,)
     return (0, next((rank for rank, host in enumerate(hosts) if host != hosts[0]), 1))
+
+
+def _host_of(addresses: Sequence[Sequence[str]], hosts: Sequence[str]) -> dict[str, str]:
+    """The host at each address; addresses that several hosts have, such as those of a bridge, are left out."""
+    at: dict[str, set[str]] = {}
+    for host, own in zip(hosts, addresses, strict=True):
+        for address in own:
+            at.setdefault(address, set()).add(host)
+    return {address: names.pop() for address, names in at.items() if len(names) == 1}
 
 
 class SignsOfLife(Protocol):
@@ -108,17 +122,25 @@ class Watchdog:
         self._progress = self._began = time.monotonic()
         self._notes = 0
         self._told: tuple[int, ...] = ()
+        self._next_slow, self._failed = 0.0, False
+        self._times: StepTimes | None = None
+        self._queues, self._waited = Queues(), ranks.waited
         self._elastic, self._guardian = elastic, guardian
         if not stall_seconds:
             return
-        self._ledger = Ledger(self._patience, [shown_file(module) for module in waits_in])
         self._listeners = listeners(ranks.hosts)
         one_host = len(set(ranks.hosts)) == 1
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._socket.bind(("127.0.0.1" if one_host else "", 0))
+        self._wake, self._waker = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
         self._token: str = ranks.broadcast_object(secrets.token_hex(16))
         places = ranks.allgather_object([[] if one_host else own_addresses(), self._socket.getsockname()[1]])
+        files = [shown_file(module) for module in waits_in]
+        self._ledger = Ledger(self._patience, files, _host_of([addresses for addresses, _ in places], self._hosts))
         self._targets = [target for rank in self._listeners for target in self._reach(rank, *places[rank])]
         self._everyone = [target for rank, place in enumerate(places) for target in self._reach(rank, *place)]
 
@@ -132,6 +154,8 @@ class Watchdog:
     def start(self) -> None:
         """Starts the thread."""
         if self._limit:
+            self._due = time.monotonic()
+            self._times = StepTimes(self._waited, self._interval)
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
 
@@ -151,44 +175,66 @@ class Watchdog:
         if self._thread is None:
             return
         self._stop.set()
+        self._waker.send(b".")
         self._thread.join()
         self._thread = None
+        if self._times is not None:
+            self._times.stop()
         if self._guardian is not None:
             self._guardian.rest()
         self._send(self._beat(leaving=True))
-        self._socket.close()
+        for part in (self._selector, self._socket, self._wake, self._waker):
+            part.close()
 
     def _watch(self) -> None:
-        last = time.monotonic()
-        while not self._stop.wait(self._interval):
-            now = time.monotonic()
-            # What this process was late itself, stopped or starved of its processor, it cannot hold against others.
-            late = max(0.0, now - last - self._interval)
-            self._ledger.forgive(late)
-            self._progress += late
-            last = now
-            if self._guardian is not None:
-                self._guardian.alive()
-            beat = self._beat()
-            self._send(beat)
-            self._ledger.heard(beat, now)
-            self._receive(now)
-            if self._rank in self._listeners:
-                self._judge(now)
-            grace = _ELASTIC_GRACE if self._elastic else _LISTENER_GRACE
-            if beat.step is not None and beat.idle > self._limit + grace:
-                self._end(f"rank {self._rank} on {beat.host} made no progress for {beat.idle:.0f} s")
+        """Beats, listens and judges until `stop`, whatever is received."""
+        while not self._stop.is_set():
+            try:
+                self._turn()
+            except Exception:
+                if not self._failed:  # once; without its watchdog a rank would soon count as silent
+                    self._failed = True
+                    print(f"watchdog: goes on after\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+                self._stop.wait(self._interval)
+
+    def _turn(self) -> None:
+        """Listens until the next beat is due, beats, judges."""
+        self._receive(self._due)
+        if self._stop.is_set():
+            return
+        now = time.monotonic()
+        # What this process was late itself, stopped or starved of its processor, it cannot hold against others.
+        late = max(0.0, now - self._due)
+        self._due = now + self._interval
+        self._ledger.forgive(late)
+        self._progress += late
+        if self._guardian is not None:
+            self._guardian.alive()
+        beat = self._beat()
+        self._send(beat)
+        self._ledger.heard(beat, now)
+        self._drain()
+        if self._rank in self._listeners:
+            self._judge(now)
+        grace = _ELASTIC_GRACE if self._elastic else _LISTENER_GRACE
+        if beat.step is not None and beat.idle > self._limit + grace:
+            self._end(f"rank {self._rank} on {beat.host} made no progress for {beat.idle:.0f} s")
 
     def _beat(self, leaving: bool = False) -> Beat:
         started = self._step is not None
+        idle = time.monotonic() - self._progress if started else 0.0
+        times = self._times.latest if self._times is not None else None
         return Beat(
             rank=self._rank,
             host=self._hosts[self._rank],
             process=os.getpid(),
             step=self._step,
-            idle=time.monotonic() - self._progress if started else 0.0,
-            mean=(self._progress - self._began) / max(self._notes, 1),
+            idle=max(0.0, idle),
+            mean=max(0.0, self._progress - self._began) / max(self._notes, 1),
             stack=main_stack(),
+            computation=times and times[0],
+            communication=times and times[1],
+            unsent=self._queues.look() if idle > self._patience / 2 else (),
             leaving=leaving,
         )
 
@@ -200,25 +246,35 @@ class Watchdog:
             with contextlib.suppress(OSError):  # no way to this address of the rank, or its queue is full
                 self._socket.sendto(data, target)
 
-    def _receive(self, now: float) -> None:
-        while True:
+    def _receive(self, until: float) -> None:
+        """Takes datagrams as they come, so that a flood of strange ones leaves room in the queue for beats."""
+        while (left := until - time.monotonic()) > 0 and not self._stop.is_set():
+            self._selector.select(left)
+            self._drain()
+
+    def _drain(self) -> None:
+        for _ in range(_AT_ONCE):
             try:
-                data = self._socket.recv(_MAX_DATAGRAM)
+                data = self._socket.recv(MAX_BYTES + 1)
             except OSError:  # nothing more; or a target that refused an earlier datagram
                 return
-            if self._elastic and self._rank in decode_verdict(data, self._token):
-                self._end(f"rank {self._rank} on {self._hosts[self._rank]} hung")
-            beat = Beat.decode(data, self._token)
-            if beat is not None and 0 <= beat.rank < len(self._hosts):
-                self._ledger.heard(beat, now)
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        beat = Beat.decode(data, self._token, len(self._hosts))
+        if beat is not None:
+            self._ledger.heard(beat, time.monotonic())
+        elif self._elastic and self._rank in decode_verdict(data, self._token):
+            self._end(f"rank {self._rank} on {self._hosts[self._rank]} hung")
 
     def _judge(self, now: float) -> None:
-        """Names who hangs, once; the deputy speaks only when rank 0 is silent."""
+        """Names who hangs or is slow, once; the deputy speaks only when rank 0 is silent."""
+        if self._rank and self._ledger.silence(0, now) <= self._patience:
+            return
         stall = self._ledger.stall(now)
         if stall is None:
             self._told = ()
-            return
-        if self._rank and self._ledger.silence(0, now) <= self._patience:
+            self._tell_slow(self._ledger.slow(now))
             return
         if stall.ranks != self._told:
             self._told = stall.ranks
@@ -229,6 +285,12 @@ class Watchdog:
             ranks = ", ".join(f"{rank} on {self._hosts[rank]}" for rank in stall.ranks)
             self._end(f"rank {ranks} hung for {stall.seconds:.0f} s")
 
+    def _tell_slow(self, text: str | None) -> None:
+        now = time.monotonic()
+        if text is not None and now >= self._next_slow:
+            self._next_slow = now + _SLOW_EVERY
+            print(text, file=sys.stderr, flush=True)
+
     def _end(self, what: str) -> None:
         follows = "the others go on without it" if self._elastic else "the job ends; start it again with --resume"
         print(
@@ -236,51 +298,6 @@ class Watchdog:
             file=sys.stderr,
             flush=True,
         )
+        if not self._elastic:
+            announce(EXIT_STALLED)
         os._exit(EXIT_STALLED)
-
-
-def follow_launcher(environ: Mapping[str, str] | None = None) -> None:
-    """Ends this rank when its launcher has died, from a daemon thread: first by SIGTERM, so that it saves if it can.
-
-    Does nothing in a process that no launcher started: that may outlive the shell that started it.
-    """
-    env = os.environ if environ is None else environ
-    if not any(name in env for name in LAUNCHER_VARIABLES):
-        return
-    launchers = _launchers()
-
-    def follow() -> None:
-        while all(_parent(process) == parent for process, parent in launchers):
-            time.sleep(1)
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(_LAUNCHER_GRACE)
-        os._exit(EXIT_FAILURE)
-
-    threading.Thread(target=follow, name="launcher", daemon=True).start()
-
-
-def _launchers() -> list[tuple[int, int]]:
-    """Processes and their parents that must stay so: this one, and mpirun where horovodrun's shell waits for it.
-
-    The parent of an mpirun that a user started may go: with nohup it outlives the login.
-    """
-    own, parent = os.getpid(), os.getppid()
-    try:
-        above = _parent(parent)
-        words = Path(f"/proc/{above}/cmdline").read_bytes().split(b"\0")
-    except OSError:  # no /proc, or gone already
-        return [(own, parent)]
-    if len(words) > 2 and words[1] == b"-c" and words[2].lstrip().startswith(b"mpirun "):
-        return [(own, parent), (parent, above)]
-    return [(own, parent)]
-
-
-def _parent(process: int) -> int:
-    """The number of a process's parent; 0 if there is no such process."""
-    if process == os.getpid():
-        return os.getppid()
-    try:
-        # The second field, the command, is in parentheses and may hold spaces.
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0

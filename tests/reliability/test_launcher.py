@@ -15,7 +15,7 @@ from tests.reliability import processes
 
 RANK = """
 import os, pathlib, sys, time
-from hybrid_imagenet.resilience.watchdog import follow_launcher
+from hybrid_imagenet.resilience.launcher import follow_launcher
 follow_launcher()
 pathlib.Path(sys.argv[1], str(os.getpid())).touch()
 time.sleep(300)

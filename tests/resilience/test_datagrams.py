@@ -1,0 +1,133 @@
+"""Strange datagrams: none is taken for a beat or a verdict, and none ends a watchdog, alone or by the thousand."""
+
+import itertools
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+from hybrid_imagenet.resilience import datagrams, heartbeats, watchdog
+from hybrid_imagenet.resilience.heartbeats import Beat
+from tests.resilience import hostile
+
+TOKEN = "0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe",
+        TOKEN.encode(),
+        b"[" * 60000,
+        TOKEN.encode() + b"[" * 8000,
+        TOKEN.encode() + b'{"rank": 1e400}',
+        TOKEN.encode() + b"\xff" * 10,
+        TOKEN.upper().encode() + hostile.GOOD.encode("")[:],
+        hostile.GOOD.encode("other"),
+        hostile.GOOD.encode(TOKEN)[:-1],
+        hostile.GOOD.encode(TOKEN) + b" " * 9000,
+        *(datagrams.seal(value, TOKEN) for value in ([], {}, 5, "x", [TOKEN, {}], {"rank": 1})),
+    ],
+)
+def test_strange_datagrams_are_passed_over(data):
+    assert Beat.decode(data, TOKEN, 2) is None
+    assert heartbeats.decode_verdict(data, TOKEN) == ()
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in hostile.BAD for value in hostile.BAD[name]])
+def test_each_value_of_a_beat_is_checked(name, value):
+    values = json.loads(hostile.GOOD.encode(TOKEN)[len(TOKEN) :])
+    assert Beat.decode(datagrams.seal(values, TOKEN), TOKEN, 2) == hostile.GOOD
+    assert Beat.decode(datagrams.seal(values | {name: value}, TOKEN), TOKEN, 2) is None
+
+
+def test_nothing_is_parsed_before_the_token_is_compared(monkeypatch):
+    monkeypatch.setattr(datagrams.json, "loads", lambda text: pytest.fail("parsed"))
+    for data in (b"[" * 60000, hostile.GOOD.encode("other"), hostile.GOOD.encode(TOKEN) + b" " * 9000):
+        assert datagrams.unseal(data, TOKEN) is None
+
+
+def test_escapes_and_long_texts_reach_no_terminal():
+    beat = Beat(1, "a\x1b[2Jb", 7, 3, 0.0, 0.1, ("x" * 10**5 + "\n.py:1 f",) * 30)
+    taken = Beat.decode(beat.encode(TOKEN), TOKEN)
+    assert taken.host == "a\\x1b[2Jb"
+    assert all(frame.isprintable() and len(frame) < 300 for frame in taken.stack)
+    assert taken.stack[0].endswith("\\n.py:1 f")
+    wide = Beat(1, "h", 7, 3, 0.0, 0.1, ("\U0001f600" * 300,) * 12)
+    assert len(wide.encode(TOKEN)) <= datagrams.MAX_BYTES
+    assert Beat.decode(wide.encode(TOKEN), TOKEN) is not None
+
+
+class Ranks:
+    """Two ranks of this process."""
+
+    def __init__(self, rank, barrier, given):
+        self.rank, self.size, self.hosts = rank, 2, ("here", "here")
+        self._barrier, self._given = barrier, given
+
+    def allgather_object(self, value):
+        self._barrier.wait(10)
+        self._given[self.rank] = value
+        self._barrier.wait(10)
+        return list(self._given)
+
+    def broadcast_object(self, value, root=0):
+        return self.allgather_object(value)[root]
+
+    def waited(self):
+        return 0.0, 0
+
+
+def pair(limit):
+    """Two watchdogs that hear each other."""
+    barrier, given, dogs = threading.Barrier(2), [None, None], [None, None]
+
+    def make(rank):
+        dogs[rank] = watchdog.Watchdog(Ranks(rank, barrier, given), limit)
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return dogs
+
+
+@pytest.mark.parametrize("count", [4000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_hostile_datagrams_do_not_stop_a_watchdog(count, monkeypatch, capfd):
+    ended = []
+    monkeypatch.setattr(watchdog.os, "_exit", ended.append)
+    dogs = pair(20)
+    for dog in dogs:
+        dog.start()
+    ports = [dog._socket.getsockname()[1] for dog in dogs]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for step, data in enumerate(itertools.islice(hostile.datagrams(count, dogs[0]._token), count)):
+            sender.sendto(data, ("127.0.0.1", ports[step % 2]))
+            if step % 100 == 0:
+                for dog in dogs:
+                    dog.note(step)
+    began = time.monotonic()
+    while dogs[0]._ledger._beats.get(1, (None, 0.0))[1] < began:  # a beat from after the flood
+        assert time.monotonic() < began + 10
+        time.sleep(0.05)
+    assert [dog._thread.is_alive() for dog in dogs] == [True, True]
+    for dog in dogs:
+        dog.stop()
+    assert ended == []
+    assert capfd.readouterr().err == ""
+
+
+def test_an_error_in_a_turn_is_told_once_and_the_watch_goes_on(monkeypatch, capfd):
+    dog, _ = pair(1)
+    turns = []
+    monkeypatch.setattr(dog, "_turn", lambda: turns.append(1) or 1 / 0)
+    dog.start()
+    while len(turns) < 3:
+        time.sleep(0.05)
+    assert dog._thread.is_alive()
+    dog.stop()
+    assert capfd.readouterr().err.count("ZeroDivisionError") == 1

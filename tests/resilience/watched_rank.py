@@ -1,0 +1,57 @@
+"""A rank without MPI that only its watchdog watches: FOLDER RANK SIZE LIMIT [RANK that hangs ...] [elastic] [busy]."""
+
+import json
+import pathlib
+import random
+import sys
+import time
+
+from hybrid_imagenet.resilience.watchdog import Watchdog
+
+folder, rank, size, limit = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+
+
+class Files:
+    """What the watchdog needs of a communicator, over files."""
+
+    def __init__(self):
+        self.rank, self.size, self.hosts, self.calls = rank, size, ("here",) * size, 0
+
+    def allgather_object(self, value):
+        self.calls += 1
+        mine = folder / f"{self.calls}-{rank}"
+        mine.with_suffix(".part").write_text(json.dumps(value))
+        mine.with_suffix(".part").rename(mine)
+        paths = [folder / f"{self.calls}-{r}" for r in range(size)]
+        while not all(path.exists() for path in paths):
+            time.sleep(0.01)
+        if self.calls > 2:  # all ranks have read the one before
+            (folder / f"{self.calls - 2}-{rank}").unlink()
+        return [json.loads(path.read_text()) for path in paths]
+
+    def broadcast_object(self, value, root=0):
+        return self.allgather_object(value)[root]
+
+    def waited(self):
+        return 0.0, 0
+
+
+def step_that_hangs():
+    time.sleep(600)
+
+
+ranks = Files()
+dog = Watchdog(ranks, limit, elastic="elastic" in sys.argv)
+if "busy" in sys.argv:
+    print(dog._socket.getsockname()[1], flush=True)
+dog.start()
+generator = random.Random(rank)
+for step in range(1, 10**6):
+    # steps of changing length, and now and then a pause
+    time.sleep(generator.choice((0.01, 0.05, 0.1, limit / 8)) if "busy" in sys.argv else 0.05)
+    ranks.allgather_object(None)
+    if step == 10 and str(rank) in sys.argv[5:]:
+        step_that_hangs()
+    dog.note(step)
+    if step == 5 and "busy" not in sys.argv:
+        print("training", flush=True)
