@@ -6,7 +6,7 @@ import pytest
 
 from hybrid_imagenet import models
 from hybrid_imagenet.benchmarks import roofline
-from tests.distributed import launch
+from tests import ranks
 
 
 def totals(works, group):
@@ -55,7 +55,7 @@ def test_the_groups_of_a_measured_step_make_up_the_step(tmp_path):
     path = tmp_path / "roofline.json"
     options = ["--model=resnet10", "--batch=4", "--image_size=32", "--precision=float32", "--steps=1"]
     command = [sys.executable, "-m", "hybrid_imagenet.benchmarks", "roofline", *options, f"--json={path}"]
-    subprocess.run(command, check=True, capture_output=True, cwd=launch.ROOT, timeout=300)
+    subprocess.run(command, check=True, capture_output=True, cwd=ranks.ROOT, timeout=300)
     report = json.loads(path.read_text())
     rows = report["groups"]
     assert list(rows) == list(roofline.GROUPS)

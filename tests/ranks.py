@@ -11,7 +11,7 @@ from pathlib import Path
 
 MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
 HOROVODRUN = Path(sys.prefix) / "bin" / "horovodrun"
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def run(ranks: int, code: str, *, timeout: float = 300, gloo: bool = False):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.distributed.launch import results
+from tests.ranks import results
 
 # Sums of small integers are exact in every type, so they must be right to the last bit; the sums of random numbers are
 # compared with FP64 within one rounding per rank.

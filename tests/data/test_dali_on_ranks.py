@@ -3,7 +3,7 @@
 import pytest
 
 from tests.data.test_dali import needs_dali
-from tests.distributed import program
+from tests.support import program
 
 WITHOUT = (
     "-c",

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 
-from tests.distributed import program
-from tests.distributed.launch import HOROVODRUN, ROOT
+from tests.ranks import HOROVODRUN, ROOT
+from tests.support import program
 
 # Names of this machine: the launcher takes each for a host of its own, which it drops when one of its ranks fails.
 HOSTS = ("localhost", "127.0.0.1", "127.1", "127.0.1", "127.0x1", "0177.1")
@@ -33,7 +33,7 @@ class Job:
         launch = [str(HOROVODRUN), *counts, "--host-discovery-script", str(script), "--network-interfaces", "lo"]
         self._log = (folder / "log").open("w+")
         self.process = subprocess.Popen(
-            [*launch, sys.executable, "-m", "tests.reliability.elastic_rank", f"--run_dir={self.run_dir}", *flags],
+            [*launch, sys.executable, "-m", "tests.resilience.elastic_rank", f"--run_dir={self.run_dir}", *flags],
             env=program.environment() | {"ELASTIC_NOTES": str(self.notes)},
             cwd=ROOT,
             stdout=self._log,

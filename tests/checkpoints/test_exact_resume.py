@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from tests.distributed import program
-from tests.reliability import killed_at
+from tests.checkpoints import killed_at
+from tests.support import program
 
 # Epochs of four steps; T is after the first. Each moment belongs to the session that ends with it.
 SHORT = (("in batch norm synchronization", 4), ("at phase switch", 4), ("before rename", 7))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tests.data.support import jpeg, write_shards
-from tests.distributed.launch import MPIRUN, ROOT
+from tests.ranks import MPIRUN, ROOT
 
 TRAIN, VALIDATION, CLASSES = 64, 13, 4
 FLAGS = (

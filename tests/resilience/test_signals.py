@@ -9,9 +9,8 @@ import time
 import pytest
 
 from hybrid_imagenet.checkpoints import store
-from tests.distributed import program
-from tests.distributed.launch import ROOT
-from tests.reliability import processes
+from tests.ranks import ROOT
+from tests.support import processes, program
 
 # Little to save, and not often: what is tested is how a run ends.
 FLAGS = ("--optimizer=sgd", "--checkpoint_every_epochs=4")

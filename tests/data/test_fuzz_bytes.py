@@ -15,7 +15,7 @@ from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.data.sources.tfrecord import ShardSource
 from hybrid_imagenet.errors import UserError
 from tests.data.support import jpeg, png
-from tests.reliability.counts import counted
+from tests.support.counts import counted
 
 
 def damaged(content: bytes, generator: random.Random) -> bytes:

@@ -14,7 +14,7 @@ import pytest
 from hybrid_imagenet.resilience import heartbeats, watchdog
 from hybrid_imagenet.resilience.heartbeats import Beat
 from hybrid_imagenet.resilience.ledger import Ledger
-from tests.distributed.launch import ROOT
+from tests.ranks import ROOT
 
 WAITS = ("hybrid_imagenet/training/step.py:65 single", "hybrid_imagenet/training/loop.py:120 _one_step")
 READS = ("/usr/lib/python3/os.py:10 pread", "hybrid_imagenet/training/loop.py:127 _next")

@@ -10,8 +10,8 @@ import pytest
 
 from hybrid_imagenet import recipes
 from hybrid_imagenet.data.sources import digits
-from tests.distributed import program
-from tests.distributed.launch import results
+from tests.ranks import results
+from tests.support import program
 
 TRAIN, VALIDATION = 96, 24
 WARMUPS = ("hybrid", "hybrid_p40")  # one epoch of AdaBound, one of SGD

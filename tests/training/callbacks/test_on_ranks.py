@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.distributed.launch import results
+from tests.ranks import results
 from tests.references.moments_reference import population_moments
 
 CODE = """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.distributed.launch import results
+from tests.ranks import results
 
 # HOSTS names the host of each rank, if they are to seem several; OTHERS are algorithms of further reductions.
 CODE = """

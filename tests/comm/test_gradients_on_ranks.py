@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.distributed.launch import results, run
+from tests.ranks import results, run
 
 HEAD = """
 import logging

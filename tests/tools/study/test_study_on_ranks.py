@@ -6,7 +6,7 @@ import json
 import pytest
 
 from hybrid_imagenet.tools.study import command as program
-from tests.distributed import program as training
+from tests.support import program as training
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from hybrid_imagenet.tools import evaluate
-from tests.distributed import program
-from tests.distributed.launch import MPIRUN, ROOT
+from tests.ranks import MPIRUN, ROOT
+from tests.support import program
 
 
 @pytest.fixture(scope="module")

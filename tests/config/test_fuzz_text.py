@@ -15,7 +15,7 @@ from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.errors import UserError
 from tests.data.support import CLASSES, jpeg, write_shards
-from tests.reliability.counts import Counts, counted
+from tests.support.counts import Counts, counted
 
 COMMON = settings(
     deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]

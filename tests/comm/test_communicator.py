@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.distributed.launch import results, run
+from tests.ranks import results, run
 
 ALL = """
 import numpy as np

@@ -12,9 +12,8 @@ import pytest
 
 from hybrid_imagenet.checkpoints import store
 from tests.data.support import jpeg
-from tests.distributed import program
-from tests.distributed.launch import ROOT
-from tests.reliability import processes
+from tests.ranks import ROOT
+from tests.support import processes, program
 
 FLAGS = ("--epochs=5000", "--optimizer=sgd")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.distributed import program
+from tests.support import program
 
 
 @pytest.fixture(scope="module")

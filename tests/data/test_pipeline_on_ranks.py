@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tests.distributed.launch import results
+from tests.ranks import results
 
 CODE = """
 from hybrid_imagenet import comm

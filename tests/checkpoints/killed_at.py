@@ -1,4 +1,4 @@
-"""The training program, killed with all its ranks at a named moment: `python -m tests.reliability.killed_at MOMENT N`.
+"""The training program, killed with all its ranks at a named moment: `python -m tests.checkpoints.killed_at MOMENT N`.
 
 Everything is SIGKILL: rank 0 kills the launcher, the other ranks and itself when the moment comes, in or after step N.
 The words that follow are the program's flags.
@@ -12,7 +12,7 @@ import threading
 import time
 
 from hybrid_imagenet import comm, main
-from tests.reliability import processes
+from tests.support import processes
 
 MOMENTS = (
     *("in step", "in checkpoint", "before rename", "in batch norm synchronization", "in validation"),

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed import program
-from tests.distributed.launch import MPIRUN, ROOT
-from tests.reliability import processes
+from tests.ranks import MPIRUN, ROOT
+from tests.support import processes, program
 
 RANK = """
 import os, pathlib, sys, time

@@ -1,6 +1,6 @@
 """Divergence for real: two ranks whose learning rate is far too high go back, and finish with a lower one."""
 
-from tests.distributed import program
+from tests.support import program
 
 FLAGS = ("--optimizer=sgd", "--lr=40", "--log_every_steps=1", "--checkpoint_every_steps=1", "--divergence_factor=8")
 FACTOR = 1e-3

@@ -18,7 +18,7 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.resilience.elastic_state import Memory
 from hybrid_imagenet.training.callbacks.elastic_commits import CommitCallback
 from tests.data.support import jpeg, write_shards
-from tests.reliability.elastic_job import Job
+from tests.resilience.elastic_job import Job
 
 EXAMPLES, BATCH, EPOCHS = 1003, 4, 1
 

@@ -1,4 +1,4 @@
-"""A run of two ranks with a random fault every so often: `python -m tests.reliability.soak --minutes 30`.
+"""A run of two ranks with a random fault every so often: `python -m tests.resilience.soak --minutes 30`.
 
 Whenever a fault ends the run it is started again with --resume. When the time is over it is finished undisturbed; then
 every epoch must be recorded once, with the right number of steps, no process and no temporary file may be left, and
@@ -20,8 +20,7 @@ import tempfile
 import threading
 import time
 
-from tests.distributed import program
-from tests.reliability import processes
+from tests.support import processes, program
 
 RANKS = 2
 STEPS = program.TRAIN // (8 * RANKS)  # per epoch

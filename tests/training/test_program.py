@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet.tools import evaluate
-from tests.distributed import program
-from tests.distributed.launch import results
+from tests.ranks import results
+from tests.support import program
 
 EQUAL = """
 import numpy as np

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.distributed import launch
+from tests import ranks as launch
 
 
 def test_rows_for_every_choice(tmp_path):

@@ -7,7 +7,7 @@ import sys
 import time
 
 from hybrid_imagenet.resilience import reaper
-from tests.distributed.launch import ROOT
+from tests.ranks import ROOT
 
 RANK = """
 import sys, threading, time
