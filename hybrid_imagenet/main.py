@@ -14,7 +14,8 @@ from hybrid_imagenet.comm.environment import restart_with_huge_pages
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, EXIT_PREEMPTED, SharedError, UserError
 
-_KNOWN_SIZES = {"imagenet2012": 1281167, "digits": 1500}  # training images; the plan of a run needs no data set
+# Training images; the plan of a run needs no data set.
+_KNOWN_SIZES = {"imagenet2012": 1281167, "digits": 1500, "fashion_mnist": 60000}
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK")
 
 
@@ -47,13 +48,14 @@ def main(arguments: Sequence[str]) -> int:
 def _print_config(config: configuration.Config) -> int:
     from hybrid_imagenet import data
     from hybrid_imagenet.comm import placement
-    from hybrid_imagenet.config import report
+    from hybrid_imagenet.config import derived, report
 
     try:
         examples = (
             _KNOWN_SIZES.get(config.dataset)
             or data.open_source(config.dataset, config.data_dir, "train", num_classes=config.num_classes).num_examples
         )
+        examples -= derived.held_out(config, examples)
         print(report.describe(config, examples, config.print_config_gpus or placement().size))
     except UserError as error:
         _report(error)

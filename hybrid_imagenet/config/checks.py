@@ -109,6 +109,15 @@ def _decoder_has_work(config: Config) -> None:
         )
 
 
+def _tuning_split_is_a_number_of_images(config: Config) -> None:
+    if config.tuning_split >= 1 and config.tuning_split != int(config.tuning_split):
+        raise UserError(
+            f"--tuning_split={config.tuning_split:g}: give a whole number of images, or a fraction of them below 1"
+        )
+    if not config.tuning_split and config.origins.get("validate_on") == "command line":
+        raise UserError(f"--validate_on={config.validate_on} goes with --tuning_split only: leave it out")
+
+
 def _image_sizes_are_possible(config: Config) -> None:
     try:
         sizes(config)
@@ -158,4 +167,5 @@ RULES = (
     _batches_are_possible,
     _image_sizes_are_possible,
     _decoder_has_work,
+    _tuning_split_is_a_number_of_images,
 )

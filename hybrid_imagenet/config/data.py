@@ -13,12 +13,26 @@ class Data:
 
     dataset: str = option(
         "imagenet2012",
-        "digits, synthetic (JPEGs), synthetic_tensors (nothing to decode), tfrecord, folder, parquet, or the name of a "
-        "TFDS image classification set.",
+        "digits, synthetic (JPEGs), synthetic_tensors (nothing to decode), tfrecord, folder, parquet, idx, "
+        "fashion_mnist (IDX files or TFDS), or the name of a TFDS image classification set.",
     )
     data_dir: str | None = option(None, "Where the data set lies (TFDS data_dir, shard directory or image tree).")
+    tuning_split: float = option(
+        0.0,
+        "Keep so many training images (below 1: this part of them) for tuning: always the same ones, never trained on, "
+        "and validated instead of the validation images.",
+        unit="images",
+        minimum=0,
+    )
+    validate_on: str = option(
+        "tuning",
+        "With --tuning_split: validate the images kept for tuning, or, for the final report, the validation images.",
+        choices=("tuning", "validation"),
+    )
     augmentation: str = option(
-        "alexnet", "Training augmentation.", choices=("none", "alexnet", "inception", "sony", "digits")
+        "alexnet",
+        "Training augmentation; shift (flips and whole-pixel shifts) is for small images.",
+        choices=("none", "alexnet", "inception", "sony", "digits", "shift"),
     )
     augment_brightness: float = option(
         0.0, "Largest brightness offset of --augmentation=sony, for pixels in [0, 1].", minimum=0, maximum=1
@@ -29,7 +43,7 @@ class Data:
     eval_crop: float | None = option(
         None,
         "Side of the central square that is evaluated, as a fraction of the shorter side; default 0.875 (224 of "
-        "256), or 1 with --augmentation=digits.",
+        "256), or 1 with --augmentation=digits or shift.",
         minimum=0.05,
         maximum=1,
     )

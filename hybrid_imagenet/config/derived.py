@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.config.options import AUTO
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import batch_schedule, image_sizes, mlperf
+from hybrid_imagenet.numerics import batch_schedule, image_sizes, mlperf, tuning_split
 from hybrid_imagenet.numerics.batch_schedule import BatchSchedule
 from hybrid_imagenet.numerics.schedules import peak_rate
 
@@ -36,6 +36,18 @@ def sizes(config: Config) -> image_sizes.ImageSizes:
       ValueError: for an --image_size_schedule that cannot be read.
     """
     return image_sizes.parse(config.image_size_schedule, config.image_size)
+
+
+def held_out(config: Config, num_examples: int) -> int:
+    """How many of the training images --tuning_split keeps apart.
+
+    Raises:
+      UserError: if nothing would be left to train on, or to tune on.
+    """
+    try:
+        return tuning_split.held_out(config.tuning_split, num_examples)
+    except ValueError as error:
+        raise UserError(f"--tuning_split={config.tuning_split:g}: {error}") from None
 
 
 def base_batch(config: Config, workers: int) -> int:

@@ -9,7 +9,7 @@ from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.errors import UserError
 
 SPLITS = ("train", "validation")
-_NEED_DIRECTORY = ("tfrecord", "folder", "parquet")
+_NEED_DIRECTORY = ("tfrecord", "folder", "parquet", "idx")
 
 
 def open_source(
@@ -28,7 +28,7 @@ def open_source(
 
     Args:
       name: `digits`, `synthetic` (JPEGs), `synthetic_tensors` (pixels that are ready), `tfrecord`, `folder`, `parquet`,
-        or the name of a TFDS image classification set.
+        `idx`, `fashion_mnist` (IDX files, or TFDS), or the name of a TFDS image classification set.
       data_dir: where it lies; for `digits` where it is written, by default the user's cache.
       split: "train" or "validation".
       num_classes: of synthetic images, or of shards that do not tell.
@@ -43,7 +43,7 @@ def open_source(
     """
     directory = Path(data_dir).expanduser() if data_dir else None
     source = _open(name, directory, split, num_classes, num_examples, ignore_damage, memory_bytes)
-    if cache == "none" or source.ready:
+    if cache == "none" or source.ready or source.side is not None:  # the last has all pixels in memory
         return source
     from hybrid_imagenet.data.cache import CachedSource
 
@@ -78,6 +78,11 @@ def _open(
         from hybrid_imagenet.data.sources import synthetic
 
         return synthetic.SyntheticSource(split, num_examples, num_classes, ready=name == "synthetic_tensors")
+    if name == "fashion_mnist" and directory is not None:
+        from hybrid_imagenet.data.sources import idx
+
+        if idx.has_files(directory):
+            return idx.IdxSource(directory, split, idx.FASHION_MNIST)
     from hybrid_imagenet.data.sources import tfds
 
     return tfds.open_tfds(name, directory, split, ignore_damage=ignore_damage)
@@ -90,6 +95,10 @@ def _open_files(
         from hybrid_imagenet.data.sources import folder
 
         return folder.FolderSource(directory, split)
+    if name == "idx":
+        from hybrid_imagenet.data.sources import idx
+
+        return idx.IdxSource(directory, split)
     if name == "parquet":
         from hybrid_imagenet.data.sources import parquet
 

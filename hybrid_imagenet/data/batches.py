@@ -177,6 +177,8 @@ class Batches:
         readers, prefetch = self._ahead(stage.batch, host.side)
         numbers = tf.data.Dataset.range(start, stage.count)
         decoded = self._decoded_by_dali if options.decoder == "dali" else self._decoded_by_tensorflow
+        if self._whole(host):
+            decoded = self._undecoded
         data = decoded(numbers, stage, host, readers).prefetch(prefetch)
         settings = tf.data.Options()
         # DALI decodes in threads of its own, and those that read wait for them.
@@ -203,6 +205,27 @@ class Batches:
         data = numbers.map(read, num_parallel_calls=readers, deterministic=True)
         data = data.unbatch().map(finish, num_parallel_calls=self._options.threads, deterministic=True)
         return data.batch(stage.batch, drop_remainder=True)
+
+    def _whole(self, host: augment.HostStage) -> bool:
+        """Whether every image reaches the trainer as the source has it: whole, and of the size that is asked for."""
+        fraction = self._crop_fraction or (1.0 if self._augmentation in augment.WHOLE else 0.0)
+        return self._source.side == host.side and fraction == 1.0
+
+    def _undecoded(
+        self, numbers: tf.data.Dataset, stage: Stage, host: augment.HostStage, readers: int
+    ) -> tf.data.Dataset:
+        types = (tf.uint8, tf.int32, tf.int64, tf.float32)
+        shapes = ((host.side, host.side, 3), (), (2,), ())
+
+        def read(number: int) -> tuple[np.ndarray, ...]:
+            request = stage.request(number)
+            seeds = sampling.seeds(self._seed, request.epochs, request.examples)
+            return *self._source.read_pixels(request.examples), seeds, request.weights
+
+        def finish(step: tf.Tensor) -> Element:
+            return self._element(*_call(read, step, types, stage.batch, shapes))
+
+        return numbers.map(finish, num_parallel_calls=readers, deterministic=True)
 
     def _decoded_by_dali(
         self, numbers: tf.data.Dataset, stage: Stage, host: augment.HostStage, readers: int

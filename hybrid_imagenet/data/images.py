@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from PIL import Image
 
 JPEG, OTHER, RAW = 0, 1, 2
@@ -63,6 +66,25 @@ def is_plain_jpeg(data: bytes) -> bool:
 def raw(picture: Image.Image) -> bytes:
     """The pixels of an RGB picture in the form that `decode` takes as it is."""
     return b"".join((RAW_MARK, struct.pack("<ii", picture.height, picture.width), picture.tobytes()))
+
+
+def raw_pixels(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """Pixels, uint8 [height, width, 3], in the form that `decode` takes as it is."""
+    return b"".join((RAW_MARK, struct.pack("<ii", *pixels.shape[:2]), pixels.tobytes()))
+
+
+def picture(content: bytes) -> Image.Image:
+    """An encoded image of any form that `probe` knows as a picture of Pillow.
+
+    Raises:
+      ValueError, OSError, SyntaxError: if it does not decode.
+    """
+    from PIL import Image
+
+    if content[:4] == RAW_MARK:
+        height, width = struct.unpack_from("<ii", content, 4)
+        return Image.frombytes("RGB", (width, height), content[12:])
+    return Image.open(io.BytesIO(content))
 
 
 def _positive(kind: int, height: int, width: int) -> tuple[int, int, int]:

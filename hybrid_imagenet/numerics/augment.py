@@ -16,7 +16,8 @@ Sizes = npt.NDArray[np.int64]  # [k, 2]: height, width
 Windows = npt.NDArray[np.int64]  # [k, 4]: y, x, height, width
 Uniforms = npt.NDArray[np.float32]  # [k, n] in [0, 1)
 
-AUGMENTATIONS = ("none", "alexnet", "inception", "sony", "digits")
+AUGMENTATIONS = ("none", "alexnet", "inception", "sony", "digits", "shift")
+WHOLE = ("digits", "shift")  # of these the host hands over whole images, and whole images are evaluated
 EVALUATION_FRACTION = 0.875  # 224 of 256
 
 INCEPTION_TRIES = 10
@@ -81,8 +82,8 @@ def input_side(augmentation: str, side: int) -> int:
 
 
 def evaluation_fraction(augmentation: str) -> float:
-    """The part of the shorter side that is evaluated, unless told otherwise: digits fill their images to the edge."""
-    return 1.0 if augmentation == "digits" else EVALUATION_FRACTION
+    """The part of the shorter side that is evaluated, unless told otherwise: small images are filled to the edge."""
+    return 1.0 if augmentation in WHOLE else EVALUATION_FRACTION
 
 
 def windows(augmentation: str, sizes: Sizes, uniform: Uniforms) -> Windows:
@@ -93,7 +94,7 @@ def windows(augmentation: str, sizes: Sizes, uniform: Uniforms) -> Windows:
         return inception(sizes, uniform)
     if augmentation == "sony":
         return center(sizes, 1.0)
-    if augmentation == "digits":
+    if augmentation in WHOLE:
         return whole(sizes)
     return center(sizes, EVALUATION_FRACTION)
 

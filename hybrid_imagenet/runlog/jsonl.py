@@ -30,6 +30,7 @@ KEYS: Mapping[str, str] = {
     "val_top1": "validation top-1 accuracy, a fraction",
     "val_top5": "validation top-5 accuracy, a fraction",
     "val_count": "validation images counted",
+    "val_split": "what was validated: `validation`, or `tuning`, the training images that `--tuning_split` keeps apart",
     "images_per_second": "training images of all GPUs per second, without validation",
     "train_seconds": "seconds spent in the epoch's training steps",
     "step_seconds": "mean seconds per optimizer step",

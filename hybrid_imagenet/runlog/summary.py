@@ -27,6 +27,7 @@ _CRITERIA = (
     "actual_average_single_gpu_seconds",
 )
 
+_SPLITS = {"tuning": "on the tuning images: "}
 _GRADIENTS = ("gradient_elements", "gradient_overflow", "gradient_underflow", "gradient_zeros")
 
 
@@ -53,7 +54,8 @@ def summarize(
 
     Returns:
       JSON-ready values. Accuracies are fractions, times are in seconds, what is not known is None:
-      `val_top1`, `val_top5`, `val_loss`, `train_loss`, `train_top1` of the last epoch that has them;
+      `val_top1`, `val_top5`, `val_loss`, `train_loss`, `train_top1` of the last epoch that has them; `val_split`,
+      the images that these speak of (`validation` or `tuning`);
       `best_val_top1`, `best_epoch`; `epochs` (finished), `steps`; `target` and `epochs_to_target`;
       `images_per_second` (all images / all training seconds), `steady_images_per_second` (median over the epochs
       after the first, whose start-up would distort it); `wall_seconds`, `world_size`, `images_per_epoch`,
@@ -76,6 +78,7 @@ def summarize(
     hits = [target_criteria(epochs, *goal, world_size, steady, efficiency, images_per_epoch) for goal in goals]
     values = {
         **{key: _last(epochs, key) for key in ("val_top1", "val_top5", "val_loss", "train_loss", "train_top1")},
+        "val_split": _last(epochs, "val_split"),
         "best_val_top1": best.get("val_top1"),
         "best_epoch": best.get("epoch"),
         "epochs": _last(epochs, "epoch") or 0,
@@ -216,8 +219,9 @@ def _stored_speed(text: str) -> float:
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
     """The summary in a few lines of text, for the end of a run."""
+    split = _SPLITS.get(str(summary.get("val_split")), "")
     text = [
-        f"top-1 {_percent(summary['val_top1'])} (best {_percent(summary['best_val_top1'])} in epoch "
+        f"{split}top-1 {_percent(summary['val_top1'])} (best {_percent(summary['best_val_top1'])} in epoch "
         f"{summary['best_epoch'] or '-'}), top-5 {_percent(summary['val_top5'])} after {summary['epochs']} epochs",
         f"{_number(summary['images_per_second'])} images/s on {summary['world_size']} "
         f"rank{'s' if summary['world_size'] > 1 else ''}, {duration(summary['wall_seconds'])} in all",

@@ -14,9 +14,9 @@ from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import Config, derived
 from hybrid_imagenet.data import dali, device, pipeline
 from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.data.sources.subset import Subset
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import schedules
-from hybrid_imagenet.numerics.augment import SONY
+from hybrid_imagenet.numerics import augment, schedules, tuning_split
 from hybrid_imagenet.numerics.sampling import SampleOrder
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
@@ -26,7 +26,9 @@ from hybrid_imagenet.training.step import Batch
 
 
 def sources(config: Config) -> tuple[Source, Source]:
-    """The training and validation splits.
+    """The images to train on and those to validate.
+
+    With --tuning_split some training images are kept apart; they are validated unless --validate_on says otherwise.
 
     Raises:
       UserError: if they cannot be used.
@@ -50,7 +52,15 @@ def sources(config: Config) -> tuple[Source, Source]:
             f"--dataset={config.dataset}: {train.num_classes} classes for training but {validation.num_classes} for "
             "validation; check the directories of the two splits"
         )
-    return train, validation
+    if not config.tuning_split:
+        return train, validation
+    stays, held_out = tuning_split.split(derived.held_out(config, train.num_examples), train.num_examples)
+    return Subset(train, stays), Subset(train, held_out) if validated_split(config) == "tuning" else validation
+
+
+def validated_split(config: Config) -> str:
+    """The images that are validated: `validation`, or `tuning` for those that --tuning_split keeps apart."""
+    return config.validate_on if config.tuning_split else "validation"
 
 
 def sample_order(config: Config, source: Source) -> SampleOrder:
@@ -113,7 +123,7 @@ def loss_scale(config: Config, precision: str) -> LossScale:
 
 def train_preprocess(config: Config, dtype: str) -> Callable[[Batch], tf.Tensor]:
     """The device's part of the training augmentation."""
-    sony = dataclasses.replace(SONY, brightness=config.augment_brightness, noise=config.augment_noise)
+    sony = dataclasses.replace(augment.SONY, brightness=config.augment_brightness, noise=config.augment_noise)
     return lambda batch: device.augment(batch["image"], batch["seed"], config.augmentation, dtype, sony=sony)
 
 
@@ -146,7 +156,7 @@ def evaluation_crop(config: Config) -> float:
     """Side of the square that is evaluated, as a fraction of the shorter side."""
     if config.eval_crop is not None:
         return config.eval_crop
-    return 1.0 if config.augmentation == "digits" else 0.875
+    return augment.evaluation_fraction(config.augmentation)
 
 
 def mean_over_ranks(communicator: Communicator) -> Callable[[float], float]:

@@ -233,7 +233,7 @@ class Session:
             order=self.data.order,
             batches=self.data.sizes,
             data=self.data.stream,
-            validate=lambda: self.validation.run(self.watchdog.note),
+            validate=self._validate,
             validate_after=self._validate_after,
             control=control,
             world_size=self.communicator.size,
@@ -241,6 +241,10 @@ class Session:
             log_every=config.log_every_steps,
             callbacks=self._callbacks(),
         )
+
+    def _validate(self) -> dict[str, Any]:
+        """One pass over the images that are validated, and which these are."""
+        return {"val_split": build.validated_split(self.config), **self.validation.run(self.watchdog.note)}
 
     def _callbacks(self) -> list[keras.callbacks.Callback]:
         """In the order of calls: what adds to a record stands before what writes it, and that before what saves."""

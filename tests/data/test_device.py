@@ -55,6 +55,19 @@ def test_alexnet_adds_one_offset_along_the_colors_of_imagenet_per_image():
         np.testing.assert_allclose(offset, expected, atol=1e-6)
 
 
+def test_shift_is_a_window_of_the_padded_image_flipped_or_not():
+    got = np.rint(denormalized(device.augment(IMAGES, SEEDS, "shift")) * 255)
+    pad = device.shift_bound(20)
+    assert pad == 2
+    draws = sampling.uniforms(SEEDS, 3, augment.DEVICE_STREAM)
+    places = np.floor(draws[:, 1:] * (2 * pad + 1)).astype(int)
+    assert len(np.unique(places)) == 2 * pad + 1
+    for image, original, flip, (x, y) in zip(got, IMAGES, draws[:, 0] < 0.5, places, strict=True):
+        padded = np.pad(original, ((pad, pad), (pad, pad), (0, 0)))
+        window = padded[y : y + 20, x : x + 20]
+        np.testing.assert_array_equal(image, window[:, ::-1] if flip else window)
+
+
 def test_sony_against_the_oracle():
     got = denormalized(device.augment(IMAGES, SEEDS, "sony"))
     assert got.shape == (16, 14, 14, 3)

@@ -53,6 +53,14 @@ def test_criteria_of_a_target_follow_the_definitions():
     assert (top5["metric"], top5["target"], top5["epochs"]) == ("val_top5", 0.93, 4)
 
 
+def test_which_images_were_validated_is_told():
+    rows = [row | {"val_split": "tuning"} if row["kind"] == "epoch" else row for row in records()]
+    result = summary.summarize(rows, world_size=2, images_per_epoch=1000)
+    assert result["val_split"] == "tuning"
+    assert summary.lines(result)[0].startswith("on the tuning images: top-1 80.00 %")
+    assert summary.lines(summary.summarize(records(), world_size=2, images_per_epoch=1000))[0].startswith("top-1")
+
+
 def test_what_gradients_lost_is_added_up_and_told():
     rows = records()
     assert summary.summarize(rows, world_size=2, images_per_epoch=1000)["gradient_elements"] is None

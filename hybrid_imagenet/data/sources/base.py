@@ -73,12 +73,14 @@ class Source(abc.ABC):
       num_classes: labels lie in [0, num_classes).
       class_names: one name per class, in the order of the labels.
       ready: the pipeline may decode one batch and repeat its pixels, so that batches cost nothing.
+      side: all images are squares of so many pixels, which `read_pixels` gives without decoding; None where not.
     """
 
     num_examples: int
     num_classes: int
     class_names: tuple[str, ...]
     ready: bool = False
+    side: int | None = None
 
     def __init__(self) -> None:
         """Starts the counters."""
@@ -104,6 +106,10 @@ class Source(abc.ABC):
             images.append(image)
             labels.append(label)
         return images, np.array(labels, np.int32)
+
+    def read_pixels(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """Pixels, uint8 [k, side, side, 3], and labels, int32 [k]; only where `side` is not None."""
+        raise NotImplementedError(f"{type(self).__name__} has encoded images only")
 
     def io_statistics(self) -> IoStatistics:
         """Bytes and operations read so far, and the time they took."""

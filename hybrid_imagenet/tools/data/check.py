@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,10 +54,8 @@ def _check_part(source: Source, part: _Part) -> list[str]:
 
 def _check_image(content: bytes) -> None:
     """Decodes the whole image; raises ValueError, OSError or SyntaxError (for broken PNGs) if it cannot."""
-    from PIL import Image
-
     images.probe(content)
-    with Image.open(io.BytesIO(content)) as opened:
+    with images.picture(content) as opened:
         opened.load()
 
 

@@ -42,9 +42,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
-    parser.add_argument(
-        flag, dest="dataset", required=True, help="digits, synthetic, tfrecord, folder, parquet or a TFDS name"
-    )
+    known = "digits, synthetic, tfrecord, folder, parquet, idx, fashion_mnist or a TFDS name"
+    parser.add_argument(flag, dest="dataset", required=True, help=known)
     parser.add_argument("--data_dir", help="where it lies")
     parser.add_argument("--num_classes", type=_positive, help="classes of shards that do not tell")
     parser.add_argument("--num_examples", type=_positive, help="training images of a synthetic set")

@@ -172,6 +172,8 @@ def _record(source: Source, index: int, settings: Settings) -> bytes:
     file, offset = source.locate(index)
     try:
         kind, height, width = images.probe(content)
+        if kind == images.RAW:
+            content = as_png(content)
         if settings.resize is not None:
             content, height, width = reduced(content, kind, height, width, settings.resize, settings.quality)
     except (ValueError, OSError) as error:
@@ -188,6 +190,13 @@ def _record(source: Source, index: int, settings: Settings) -> bytes:
             }
         )
     )
+
+
+def as_png(content: bytes) -> bytes:
+    """Pixels that no other program reads as they are as a PNG, which keeps them exactly."""
+    buffer = io.BytesIO()
+    images.picture(content).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def reduced(content: bytes, kind: int, height: int, width: int, shorter: int, quality: int) -> tuple[bytes, int, int]:

@@ -81,8 +81,8 @@ def _published(result: published.Result) -> list[str]:
 
 def overview(runs: Sequence[Run]) -> str:
     """What each run reached."""
-    head = ("run", "best top-1", "last top-1", "last top-5", "last loss", "epochs", "time", "images/s", "ranks",
-            "skipped steps")  # fmt: skip
+    head = ("run", "validated on", "best top-1", "last top-1", "last top-5", "last loss", "epochs", "time", "images/s",
+            "ranks", "skipped steps")  # fmt: skip
     rows = []
     for run in runs:
         s = run.summary
@@ -90,6 +90,7 @@ def overview(runs: Sequence[Run]) -> str:
         rows.append(
             [
                 run.name if run.finished else f"{run.name} (not finished)",
+                {"tuning": "tuning images", "validation": "validation images"}.get(str(s.get("val_split")), DASH),
                 f"{best} (epoch {s['best_epoch']:g})" if s.get("best_epoch") else best,
                 percent(s.get("val_top1")),
                 percent(s.get("val_top5")),

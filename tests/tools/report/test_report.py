@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import re
 import shutil
@@ -168,6 +169,13 @@ def test_criteria_table_shows_runs_and_papers(runs):
     assert two[1:6] == ["top-1 75.00 %", "2", "64", "10", "0.1000"]
     h = next(row for row in rows if row[0] == "H 3.8: cluster 1, to 75 % top-1")
     assert h[4:10] == ["32", "0.0312", "18 min 00 s", "36,082", "97.50 %", "7 h 12 min"]
+
+
+def test_overview_tells_which_images_were_validated(runs):
+    loaded = load.load_all(runs)
+    changed = dataclasses.replace(loaded[1], summary=loaded[1].summary | {"val_split": "tuning"})
+    assert "tuning images" in tables.overview([changed])
+    assert "tuning images" not in tables.overview(loaded)
 
 
 def test_differences_between_runs(runs):

@@ -1,0 +1,149 @@
+"""Images in IDX files, the form of MNIST and Fashion-MNIST: read whole, gzipped or not, and kept as pixels."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hybrid_imagenet.data import images
+from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.errors import UserError
+
+FASHION_MNIST = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+"""The classes of Fashion-MNIST (Xiao, Rasul, Vollgraf, arXiv 1708.07747, Table 2)."""
+_PREFIXES = {"train": "train", "validation": "t10k"}
+_BYTES = 0x08  # the type code of unsigned bytes
+
+
+def has_files(directory: Path) -> bool:
+    """Whether a directory holds the training images as an IDX file."""
+    return any(path.is_file() for path in _candidates(directory, "train-images-idx3-ubyte"))
+
+
+class IdxSource(Source):
+    """Random access to the pixels of one split, which lies in memory as it is stored: one byte per pixel and color.
+
+    The images are `train-images-idx3-ubyte` and `t10k-images-idx3-ubyte` of shape [n, height, width] (gray) or
+    `...-idx4-ubyte` of shape [n, height, width, 3], the labels `...-labels-idx1-ubyte`, each with or without `.gz`.
+    Gray images are handed out as RGB with three equal channels.
+
+    Args:
+      directory: where the four files lie.
+      split: "train" or "validation".
+      class_names: names in the order of the labels; None takes `labels.txt` (one a line), or numbers.
+
+    Raises:
+      UserError: one line that names the file that is missing, damaged or of another form.
+    """
+
+    def __init__(self, directory: Path, split: str, class_names: tuple[str, ...] | None = None) -> None:
+        """Reads the split."""
+        super().__init__()
+        prefix = _PREFIXES[split]
+        self._file = _find(directory, f"{prefix}-images-idx3-ubyte", f"{prefix}-images-idx4-ubyte")
+        labels_file = _find(directory, f"{prefix}-labels-idx1-ubyte")
+        self.pixels, self.labels = self._read(self._file), self._read(labels_file)
+        if self.pixels.ndim not in (3, 4) or 0 in self.pixels.shape or self.pixels.shape[3:] not in ((), (3,)):
+            raise UserError(f"{self._file}: holds an array of {_shape(self.pixels)}, not images; restore the file")
+        if self.labels.shape != self.pixels.shape[:1]:
+            raise UserError(
+                f"{labels_file}: holds {_shape(self.labels)} labels for {len(self.pixels)} images; restore both files"
+            )
+        self.num_examples = len(self.pixels)
+        self.class_names = class_names or _class_names(directory)
+        self.num_classes = len(self.class_names)
+        largest = int(self.labels.max())
+        if largest >= self.num_classes:
+            place = int(self.labels.argmax())
+            raise UserError(
+                f"{labels_file}: label {largest} of image {place} is not one of {self.num_classes} classes; "
+                "restore the file"
+            )
+        if self.pixels.shape[1] == self.pixels.shape[2]:
+            self.side = self.pixels.shape[1]
+
+    def _read(self, path: Path) -> npt.NDArray[np.uint8]:
+        started = time.perf_counter()
+        array = read(path)
+        self.io.add(path.stat().st_size, 1, time.perf_counter() - started)
+        return array
+
+    def read_one(self, index: int) -> tuple[bytes, int]:
+        """The pixels of an image, in the form that `images.probe` calls RAW, and its label."""
+        pixels = self._rgb(self.pixels[index])
+        return images.raw_pixels(pixels), int(self.labels[index])
+
+    def read_pixels(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """See `Source.read_pixels`."""
+        return self._rgb(self.pixels[indices]), self.labels[indices].astype(np.int32)
+
+    def _rgb(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Gray images with three equal channels; those with colors stay."""
+        return pixels if self.pixels.ndim == 4 else np.repeat(pixels[..., None], 3, axis=-1)
+
+    def locate(self, index: int) -> tuple[str, int]:
+        """The file of the images, and the number of this one there."""
+        return str(self._file), index
+
+
+def read(path: Path) -> npt.NDArray[np.uint8]:
+    """The array in an IDX file: two zero bytes, a type, the number of dimensions, each dimension big-endian, bytes.
+
+    Raises:
+      UserError: one line that names the file and what is wrong with it.
+    """
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)  # checks its CRC
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: cannot be read ({reason}); restore the file") from None
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _BYTES or not content[3]:
+        raise UserError(
+            f"{path}: is no IDX file of bytes (it begins with {content[:4].hex(' ') or 'nothing'}); restore the file"
+        )
+    dimensions = content[3]
+    start = 4 + 4 * dimensions
+    if len(content) < start:
+        raise UserError(f"{path}: ends inside of its header; restore the file")
+    shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    if len(content) - start != math.prod(shape):
+        raise UserError(
+            f"{path}: holds {len(content) - start} bytes, but its header says {' x '.join(map(str, shape))}; "
+            "restore the file"
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def _candidates(directory: Path, *names: str) -> list[Path]:
+    return [directory / f"{name}{suffix}" for name in names for suffix in ("", ".gz")]
+
+
+def _find(directory: Path, *names: str) -> Path:
+    found = next((path for path in _candidates(directory, *names) if path.is_file()), None)
+    if found is None:
+        name = names[0]
+        raise UserError(f"--data_dir={directory}: has no {name} or {name}.gz; give the directory of the IDX files")
+    return found
+
+
+def _class_names(directory: Path) -> tuple[str, ...]:
+    listed = directory / "labels.txt"
+    if listed.is_file():
+        return tuple(line.strip() for line in listed.read_text("utf-8").splitlines() if line.strip())
+    labels = read(_find(directory, "train-labels-idx1-ubyte"))
+    return tuple(str(number) for number in range(int(labels.max(initial=0)) + 1))
+
+
+def _shape(array: npt.NDArray[np.uint8]) -> str:
+    return " x ".join(map(str, array.shape))

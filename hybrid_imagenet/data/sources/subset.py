@@ -1,0 +1,36 @@
+"""Some of the examples of another source, under numbers of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from hybrid_imagenet.data.sources.base import IoStatistics, Source
+
+
+class Subset(Source):
+    """The examples of a source that `indices` names (int64 [k]), in that order."""
+
+    def __init__(self, source: Source, indices: npt.NDArray[np.int64]) -> None:
+        """Reads nothing yet."""
+        super().__init__()
+        self._source, self._indices = source, indices
+        self.num_examples = len(indices)
+        self.num_classes, self.class_names = source.num_classes, source.class_names
+        self.ready, self.side = source.ready, source.side
+
+    def read_one(self, index: int) -> tuple[bytes, int]:
+        """The encoded image and the label of one example; raises BadRecord as the source does."""
+        return self._source.read_one(int(self._indices[index]))
+
+    def read_pixels(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """See `Source.read_pixels`."""
+        return self._source.read_pixels(self._indices[indices])
+
+    def locate(self, index: int) -> tuple[str, int]:
+        """The place in the source."""
+        return self._source.locate(int(self._indices[index]))
+
+    def io_statistics(self) -> IoStatistics:
+        """What the source has read."""
+        return self._source.io_statistics()

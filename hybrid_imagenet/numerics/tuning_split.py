@@ -1,0 +1,36 @@
+"""Which training images are held out for tuning: always the same ones, whatever the seed of a run."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybrid_imagenet.numerics.sampling import Indices, SampleOrder
+
+_SEED = 0x7E57  # of the choice; never a run's seed, so that all runs of a study agree on the images
+
+
+def held_out(amount: float, num_examples: int) -> int:
+    """How many images are held out of `num_examples`.
+
+    Args:
+      amount: below 1 a fraction of the images, else their number; 0 holds out none.
+      num_examples: training images.
+
+    Raises:
+      ValueError: if no image is left for training or for tuning, or the number is not whole.
+    """
+    if amount >= 1 and amount != int(amount):
+        raise ValueError(f"{amount:g} is neither a fraction below 1 nor a whole number of images")
+    count = int(amount) if amount >= 1 else round(amount * num_examples)
+    if amount and not 0 < count < num_examples:
+        raise ValueError(f"{count} of {num_examples} training images would be held out: hold out one, but not all")
+    return count
+
+
+def split(amount: float, num_examples: int) -> tuple[Indices, Indices]:
+    """The numbers of the images that stay and of those held out, int64, ascending; see `held_out`."""
+    count = held_out(amount, num_examples)
+    chosen = SampleOrder(num_examples, seed=_SEED).at(0, np.arange(count, dtype=np.int64))
+    stays = np.ones(num_examples, bool)
+    stays[chosen] = False
+    return np.flatnonzero(stays), np.flatnonzero(~stays)

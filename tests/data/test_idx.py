@@ -1,0 +1,175 @@
+import gzip
+import io
+import os
+import struct
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hybrid_imagenet import data
+from hybrid_imagenet.data import batches, pipeline
+from hybrid_imagenet.data.sources import idx
+from hybrid_imagenet.data.sources.subset import Subset
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.tools.data import command
+
+FASHION = "HYBRID_IMAGENET_FASHION_MNIST"
+TRAIN = np.random.default_rng(0).integers(0, 256, (12, 8, 8), np.uint8)
+LABELS = np.arange(12, dtype=np.uint8) % 10
+
+
+def idx_bytes(array):
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write(directory, compressed=(), train=TRAIN, labels=LABELS):
+    """The four files, those named in `compressed` gzipped; returns the directory."""
+    directory.mkdir(exist_ok=True)
+    for prefix, images, classes in (("train", train, labels), ("t10k", train[:4], labels[:4])):
+        kinds = {f"images-idx{images.ndim}-ubyte": images, "labels-idx1-ubyte": classes}
+        for kind, array in kinds.items():
+            name, content = f"{prefix}-{kind}", idx_bytes(array)
+            if prefix in compressed:
+                (directory / f"{name}.gz").write_bytes(gzip.compress(content))
+            else:
+                (directory / name).write_bytes(content)
+    return str(directory)
+
+
+def test_pixels_and_labels_come_out_as_they_are_stored(tmp_path):
+    folder = write(tmp_path, compressed=("train",))
+    for split, count in (("train", 12), ("validation", 4)):
+        source = data.open_source("fashion_mnist", folder, split)
+        assert (source.num_examples, source.num_classes, source.side) == (count, 10, 8)
+        assert source.class_names[9] == "Ankle boot"
+        pixels, labels = source.read_pixels(np.array([3, 0]))
+        assert labels.tolist() == [3, 0]
+        for channel in range(3):
+            np.testing.assert_array_equal(pixels[..., channel], TRAIN[[3, 0]])
+        contents, _ = source.read([3])
+        assert contents[0].endswith(pixels[0].tobytes())
+        assert source.locate(3)[1] == 3
+        assert source.io_statistics().bytes_read > 0
+
+
+def test_classes_of_other_sets_have_names_from_a_file_or_numbers(tmp_path):
+    folder = write(tmp_path, train=np.repeat(TRAIN[..., None], 3, -1), labels=LABELS % 3)
+    source = data.open_source("idx", folder, "validation")
+    assert source.class_names == ("0", "1", "2")
+    assert source.read_pixels(np.arange(4))[0].shape == (4, 8, 8, 3)
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    assert data.open_source("idx", folder, "train").class_names == ("a", "b", "c")
+
+
+def damaged(content):
+    return {
+        "cut": (content[:-3], "its header says 12 x 8 x 8"),
+        "longer": (content + b"\0", "its header says 12 x 8 x 8"),
+        "header": (content[:9], "ends inside of its header"),
+        "empty": (b"", "begins with nothing"),
+        "floats": (content[:2] + b"\x0d" + content[3:], "no IDX file of bytes"),
+        "no array": (b"\0\0\x08\0", "no IDX file of bytes"),
+        "one dimension": (idx_bytes(TRAIN.ravel()), "not images"),
+    }
+
+
+@pytest.mark.parametrize("kind", damaged(b""))
+def test_a_damaged_file_is_named_with_the_remedy(tmp_path, kind):
+    folder = write(tmp_path)
+    path = tmp_path / "train-images-idx3-ubyte"
+    content, words = damaged(path.read_bytes())[kind]
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=words) as error:
+        data.open_source("idx", folder, "train")
+    assert str(path) in str(error.value)
+    assert "restore" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("at", [0, 30, -5])
+def test_damage_inside_of_gzip_is_found(tmp_path, at):
+    folder = write(tmp_path, compressed=("train",))
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz: cannot be read .*restore the file"):
+        data.open_source("fashion_mnist", folder, "train")
+
+
+def test_labels_that_do_not_fit_are_named(tmp_path):
+    folder = write(tmp_path)
+    path = tmp_path / "train-labels-idx1-ubyte"
+    path.write_bytes(idx_bytes(LABELS[:-1]))
+    with pytest.raises(UserError, match="holds 11 labels for 12 images"):
+        data.open_source("fashion_mnist", folder, "train")
+    path.write_bytes(idx_bytes(LABELS + 1))
+    with pytest.raises(UserError, match="label 10 of image 9 is not one of 10 classes"):
+        data.open_source("fashion_mnist", folder, "train")
+    path.unlink()
+    with pytest.raises(UserError, match=r"has no train-labels-idx1-ubyte or train-labels-idx1-ubyte\.gz"):
+        data.open_source("fashion_mnist", folder, "train")
+    with pytest.raises(UserError, match="--dataset=idx: give the directory where it lies as --data_dir"):
+        data.open_source("idx")
+
+
+def batch_of(source, augmentation, **settings):
+    order = SampleOrder(source.num_examples, seed=1)
+    stream = pipeline.training(
+        source, order, Cursor(0, 0), (5, 1), epochs=1, image_size=8, augmentation=augmentation, **settings
+    )
+    return next(iter(stream)), order.take(Cursor(0, 0), 5)[0]
+
+
+def test_whole_images_reach_the_trainer_without_decoding(tmp_path, monkeypatch):
+    source = data.open_source("fashion_mnist", write(tmp_path), "train")
+    monkeypatch.setattr(batches.decode, "decode", lambda *_: pytest.fail("decoded"))
+    element, examples = batch_of(source, "shift")
+    np.testing.assert_array_equal(element["image"].numpy()[..., 1], TRAIN[examples])
+    np.testing.assert_array_equal(element["label"], LABELS[examples])
+    assert element["seed"].shape == (5, 2)
+    rows = list(pipeline.evaluation(source, 5, image_size=8, crop_fraction=1.0))
+    assert np.concatenate([row["weight"] for row in rows]).sum() == 12
+    np.testing.assert_array_equal(np.concatenate([row["image"] for row in rows])[:12, ..., 0], TRAIN)
+
+
+def test_both_ways_to_the_trainer_give_the_same_batches(tmp_path, monkeypatch):
+    source = data.open_source("fashion_mnist", write(tmp_path), "train")
+    direct, _ = batch_of(source, "digits")
+    source.side = None  # as a source whose images have several sizes
+    decoded, _ = batch_of(source, "digits")
+    for key in ("image", "label", "seed"):
+        np.testing.assert_array_equal(direct[key], decoded[key])
+
+
+def test_prepared_shards_hold_the_same_pixels_as_png(tmp_path, capsys):
+    folder = write(tmp_path / "set")
+    target = tmp_path / "shards"
+    assert command.main(["prepare", "--from=idx", f"--data_dir={folder}", f"--to={target}", "--workers=1"]) == 0
+    shards = data.open_source("tfrecord", str(target), "train")
+    for index in range(12):
+        content, label = shards.read_one(index)
+        assert content[:4] == b"\x89PNG"
+        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(content)))[..., 0], TRAIN[index])
+        assert label == LABELS[index]
+
+
+def test_a_subset_has_numbers_of_its_own(tmp_path):
+    source = data.open_source("fashion_mnist", write(tmp_path), "train")
+    subset = Subset(source, np.array([7, 2, 9]))
+    assert subset.num_examples == 3
+    assert subset.read_one(1) == source.read_one(2)
+    assert subset.locate(2) == source.locate(9)
+    np.testing.assert_array_equal(subset.read_pixels(np.array([0, 2]))[1], [7, 9])
+    assert subset.class_names == source.class_names
+
+
+@pytest.mark.skipif(FASHION not in os.environ, reason=f"{FASHION} names no directory with Fashion-MNIST's files")
+def test_the_published_files():
+    train, test = (data.open_source("fashion_mnist", os.environ[FASHION], split) for split in data.SPLITS)
+    assert (train.num_examples, test.num_examples) == (60000, 10000)
+    assert np.bincount(train.labels).tolist() == [6000] * 10
+    assert train.pixels.mean() / 255 == pytest.approx(0.2860, abs=1e-4)
+    assert idx.FASHION_MNIST[train.labels[0]] == "Ankle boot"

@@ -1,0 +1,50 @@
+"""What is trained on and what is validated."""
+
+import numpy as np
+import pytest
+
+from hybrid_imagenet import config
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.training import build
+from tests.data import test_idx
+
+
+def sources(tmp_path, *flags):
+    resolved = config.resolve(["--dataset=fashion_mnist", f"--data_dir={test_idx.write(tmp_path)}", *flags])
+    return resolved, build.sources(resolved)
+
+
+def images(source):
+    """Each image as one number: the fixture's pixels are all different."""
+    return {int(p.astype(np.int64).sum()) for p in source.read_pixels(np.arange(source.num_examples))[0]}
+
+
+def test_tuning_never_sees_the_validation_images(tmp_path):
+    resolved, (train, held) = sources(tmp_path, "--tuning_split=3")
+    assert build.validated_split(resolved) == "tuning"
+    assert (train.num_examples, held.num_examples) == (9, 3)
+    assert not images(train) & images(held)
+    for seed in (1, 2):
+        _, again = sources(tmp_path, "--tuning_split=0.25", f"--seed={seed}")
+        assert images(again[1]) == images(held)
+
+
+def test_the_report_validates_the_validation_images_with_the_same_training(tmp_path):
+    resolved, (train, validation) = sources(tmp_path, "--tuning_split=3", "--validate_on=validation")
+    assert build.validated_split(resolved) == "validation"
+    assert (train.num_examples, validation.num_examples) == (9, 4)
+    assert images(train) == images(sources(tmp_path, "--tuning_split=3")[1][0])
+    assert build.validated_split(sources(tmp_path)[0]) == "validation"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--tuning_split=12"], "--tuning_split=12: 12 of 12 training images"),
+        (["--tuning_split=1.5"], "--tuning_split=1.5: give a whole number"),
+        (["--validate_on=validation"], "--validate_on=validation goes with --tuning_split only"),
+    ],
+)
+def test_splits_that_cannot_be_made(tmp_path, flags, words):
+    with pytest.raises(UserError, match=words):
+        sources(tmp_path, *flags)
