@@ -36,7 +36,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     The division by N comes before the sum, so that a sum over ranks in FP16 overflows only where the mean does
     (H 2.2.2-3). A skipped step changes no variable but the loss scale and its counters.
 
-    It also works as the optimizer of `keras.Model.compile`: `scale_loss` and `apply` follow Keras's protocol.
+    A training step calls `reduce`, then `update_if_finite`. It also works as the optimizer of `keras.Model.compile`:
+    `scale_loss` and `apply` follow Keras's protocol, and `apply` does both.
     """
 
     def __init__(
@@ -113,18 +114,35 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         """
         if trainable_variables is not None:
             self.build(trainable_variables)
+        self.update_if_finite(self.reduce(grads))
+
+    def reduce(self, grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Averages gradients of the scaled loss over ranks.
+
+        Args:
+          grads: this rank's gradients, one per trainable variable, in any floating type.
+
+        Returns:
+          The means over ranks, float32, still scaled, in the same order; the same on every rank.
+
+        Raises:
+          ValueError: if a gradient is missing.
+        """
         variables = self._trainable_variables
         missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
         if missing:
             raise ValueError(f"no gradient for {', '.join(missing)}")
         reduced = self._communicator.reduce_gradients(list(grads), [v.path for v in variables])
-        unscale = self.loss_scale.inverse()  # of this step: the next line may change the scale
-        self.apply_reduced(reduced)
         if self._measure_noise:
-            self._add_square_norms(grads, unscale)
+            self._add_square_norms(grads, reduced)
+        return reduced
 
-    def apply_reduced(self, reduced: Sequence[tf.Tensor]) -> None:
-        """Updates the variables from gradients that are already means over ranks (float32, still scaled)."""
+    def update_if_finite(self, reduced: Sequence[tf.Tensor]) -> None:
+        """Updates the variables from means over ranks, or skips the step on all ranks alike.
+
+        Args:
+          reduced: what `reduce` has returned: float32, still scaled, the same on every rank.
+        """
         with tf.name_scope(UPDATE_SCOPE):
             square_sums = tf.stack([2.0 * tf.nn.l2_loss(g) for g in reduced])
             total = tf.reduce_sum(square_sums)
@@ -147,10 +165,11 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         finite = np.isfinite(self.square_sums.numpy())
         return [v.path for v, good in zip(self._trainable_variables, finite, strict=True) if not good]
 
-    def _add_square_norms(self, grads: Sequence[tf.Tensor], unscale: tf.Tensor) -> None:
+    def _add_square_norms(self, grads: Sequence[tf.Tensor], reduced: Sequence[tf.Tensor]) -> None:
         """Adds a step's square norms, unscaled; a step that is not finite counts as none."""
-        own = tf.add_n([2.0 * tf.nn.l2_loss(tf.cast(g, tf.float32)) for g in grads]) * tf.square(unscale)
-        mean = tf.square(self.grad_norm.value)
+        square_scale = tf.square(self.loss_scale.inverse())
+        own = tf.add_n([2.0 * tf.nn.l2_loss(tf.cast(g, tf.float32)) for g in grads]) * square_scale
+        mean = tf.add_n([2.0 * tf.nn.l2_loss(g) for g in reduced]) * square_scale
         row = tf.cast(tf.stack([own, mean, 1.0]), tf.float64)
         finite = tf.math.is_finite(own) & tf.math.is_finite(mean)
         self.square_norms.assign_add(tf.where(finite, row, tf.zeros_like(row)))

@@ -99,24 +99,27 @@ class TrainStep:
         self._variables = [v.value for v in model.trainable_variables]
         self._accumulators: list[tf.Variable] = []
         self.single, self.accumulate, self.last = (PerShape(f) for f in (self._single, self._accumulate, self._last))
-        self._gradients = self._loss_and_gradients
+        self._forward_backward = self._loss_and_gradients
         if xla:
-            self._gradients = tf.function(self._loss_and_gradients, autograph=False, jit_compile=True)
+            self._forward_backward = tf.function(self._loss_and_gradients, autograph=False, jit_compile=True)
         optimizer.build(model.trainable_variables)
 
     def _single(self, batch: Batch, control: tf.Tensor) -> tf.Tensor:
-        self.optimizer.apply(self._forward_backward(batch))
+        gradients = self._gradients(batch)  # of this rank, for the scaled loss
+        reduced = self.optimizer.reduce(gradients)  # means over ranks, float32, still scaled
+        self.optimizer.update_if_finite(reduced)
         return self._reduce_control(control)
 
     def _accumulate(self, batch: Batch) -> None:
-        for total, grad in zip(self._accumulators, self._forward_backward(batch), strict=True):
-            total.assign_add(tf.cast(grad, tf.float32))
+        for total, gradient in zip(self._accumulators, self._gradients(batch), strict=True):
+            total.assign_add(tf.cast(gradient, tf.float32))
 
     def _last(self, batch: Batch, control: tf.Tensor, micro_batches: tf.Tensor) -> tf.Tensor:
-        grads = []
-        for total, grad in zip(self._accumulators, self._forward_backward(batch), strict=True):
-            grads.append((total + tf.cast(grad, tf.float32)) / micro_batches)
-        self.optimizer.apply(grads)
+        gradients = []
+        for total, gradient in zip(self._accumulators, self._gradients(batch), strict=True):
+            gradients.append((total + tf.cast(gradient, tf.float32)) / micro_batches)
+        reduced = self.optimizer.reduce(gradients)
+        self.optimizer.update_if_finite(reduced)
         for total in self._accumulators:
             total.assign(tf.zeros_like(total))
         return self._reduce_control(control)
@@ -130,13 +133,13 @@ class TrainStep:
         if not self._accumulators:
             self._accumulators = [tf.Variable(tf.zeros(v.shape), trainable=False) for v in self._variables]
 
-    def _forward_backward(self, batch: Batch) -> list[tf.Tensor]:
+    def _gradients(self, batch: Batch) -> list[tf.Tensor]:
         images, share = self._preprocess(batch), tf.constant(1.0)
         if self._mixup:
             images, share = mix(images, batch["seed"], self._mixup)
-        losses, logits, grads = self._gradients(images, batch["label"], share)
+        losses, logits, gradients = self._forward_backward(images, batch["label"], share)
         self.sums.add(losses, logits, batch["label"])
-        return grads
+        return gradients
 
     def _loss_and_gradients(
         self, images: tf.Tensor, labels: tf.Tensor, share: tf.Tensor
