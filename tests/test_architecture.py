@@ -35,7 +35,7 @@ ALLOWED = {
         "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "training",
     },
     "benchmarks": {
-        "numerics", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "training", "train",
+        "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "training", "train",
         "tools",
     },
     "__main__": {"comm"},

@@ -92,11 +92,6 @@ def rescaled_gpu_seconds(seconds: float, gpus: int, efficiency: float, common_ef
     return seconds * gpus * efficiency / _positive("common_efficiency", common_efficiency)
 
 
-def epoch_seconds(images_per_epoch: int, images_per_second: float) -> float:
-    """Seconds for one pass over the training set."""
-    return images_per_epoch / _positive("images_per_second", images_per_second)
-
-
 @dataclasses.dataclass(frozen=True)
 class Loss:
     """One step down from ideal scaling: its name and the seconds that it cost."""

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hybrid_imagenet import comm
+from hybrid_imagenet.analysis import cost_model
 from hybrid_imagenet.errors import UserError
 
 if typing.TYPE_CHECKING:
@@ -77,7 +78,6 @@ def measure(communicator: HorovodCommunicator, options: argparse.Namespace) -> l
 
 
 def _row(ranks: int, algorithm: str, compression: str, size: int, wire_bytes: int, t: float) -> dict[str, object]:
-    algorithm_bandwidth = wire_bytes / t / 1e9
     return {
         "algorithm": algorithm,
         "compression": compression,
@@ -85,8 +85,8 @@ def _row(ranks: int, algorithm: str, compression: str, size: int, wire_bytes: in
         "wire_bytes": wire_bytes,
         "ranks": ranks,
         "seconds": t,
-        "algbw_gb_s": algorithm_bandwidth,
-        "busbw_gb_s": algorithm_bandwidth * 2 * (ranks - 1) / ranks,
+        "algbw_gb_s": wire_bytes / t / 1e9,
+        "busbw_gb_s": cost_model.bus_bandwidth(wire_bytes, t, ranks) / 1e9,
     }
 
 

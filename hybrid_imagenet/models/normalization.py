@@ -37,7 +37,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     `momentum * old + (1 - momentum) * batch`. `precise` keeps what `last` keeps; the difference is that the caller
     runs further batches through frozen weights and merges the statistics of all.
 
-    With `statistics_frozen` set, or `trainable` off, training uses and leaves alone the kept statistics.
+    With `trainable` off, training uses and leaves alone the kept statistics.
 
     With `allreduce`, `(tensor, name) -> sum over ranks`, mean and mean of squares cover the batches of all ranks (S)
     and the gradient is that of the synchronized function. The function is not part of the layer's configuration: a
@@ -62,11 +62,10 @@ class BatchNormalization(keras.layers.BatchNormalization):
         super().__init__(momentum=momentum, epsilon=epsilon, **kwargs)
         self.mode = mode
         self.allreduce = allreduce
-        self.statistics_frozen = False
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
         """Normalizes [b, h, w, c]; in training also updates the kept statistics."""
-        if not training or self.statistics_frozen or not self.trainable:
+        if not training or not self.trainable:
             return self._kernel(inputs, self.moving_mean, self.moving_variance, training=False)[0]
         if self.allreduce is None:
             outputs, mean, variance = self._batch(inputs)
@@ -126,9 +125,3 @@ def layers_of(model: keras.Model) -> Iterator[BatchNormalization]:
 def statistics(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
     """The (mean, biased variance) variables that inference uses, each FP32 [c], one pair per layer."""
     return [(layer.moving_mean, layer.moving_variance) for layer in layers_of(model)]
-
-
-def freeze_statistics(model: keras.Model, frozen: bool = True) -> None:
-    """Makes training normalize by the kept statistics and leave them alone; call it before the step is traced."""
-    for layer in layers_of(model):
-        layer.statistics_frozen = frozen

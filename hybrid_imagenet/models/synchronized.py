@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from hybrid_imagenet.numerics import moments
+
 _AXES = [0, 1, 2]
 
 
@@ -43,7 +45,7 @@ def normalize_over_ranks(
         wide = tf.cast(x, tf.float32)
         local = [tf.reduce_mean(wide, _AXES), tf.reduce_mean(tf.square(wide), _AXES)]
         mean, square = mean_over_ranks(local, "moments")
-        variance = tf.maximum(square - tf.square(mean), 0.0)
+        variance = moments.biased_variance(mean, square, tf)
         inverse = tf.math.rsqrt(variance + epsilon)
         outputs = tf.cast((wide - mean) * (inverse * gamma) + beta, x.dtype)
 

@@ -1,6 +1,8 @@
-"""Merging the mean and variance of equal parts of a population."""
+"""Merges the mean and variance of equal parts of a population."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,14 +28,15 @@ def merge_moments(means: ArrayLike, variances: ArrayLike) -> tuple[NDArray[np.fl
     means, variances = np.asarray(means), np.asarray(variances)
     if means.shape != variances.shape or means.ndim == 0 or len(means) == 0:
         raise ValueError(f"means {means.shape} and variances {variances.shape} must have one entry per part")
-    return from_raw(np.mean(means, axis=0), np.mean(second_moment(means, variances), axis=0))
+    mean = np.mean(means, axis=0)
+    return mean, biased_variance(mean, np.mean(second_moment(means, variances), axis=0))
 
 
-def second_moment(mean: ArrayLike, variance: ArrayLike) -> NDArray[np.floating]:
-    """E[x^2] from mean and biased variance."""
-    return np.asarray(variance) + np.square(mean)
+def second_moment(mean: Any, variance: Any, xp: Any = np) -> Any:
+    """E[x^2] from mean and biased variance; arrays, or tensors with `xp` tensorflow."""
+    return variance + xp.square(mean)
 
 
-def from_raw(mean: ArrayLike, square: ArrayLike) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
-    """Mean and biased variance from E[x] and E[x^2], the variance clamped at 0."""
-    return np.asarray(mean), np.maximum(np.asarray(square) - np.square(mean), 0)
+def biased_variance(mean: Any, square: Any, xp: Any = np) -> Any:
+    """Biased variance from E[x] and E[x^2], clamped at 0; arrays, or tensors with `xp` tensorflow."""
+    return xp.maximum(square - xp.square(mean), 0.0)

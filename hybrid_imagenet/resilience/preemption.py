@@ -53,10 +53,6 @@ class Control:
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._previous.clear()
 
-    def request_stop(self) -> None:
-        """Asks all ranks to stop after a step."""
-        self._stop = True
-
     def request_regroup(self) -> None:
         """Asks all ranks to connect anew after a step; may be called from any thread."""
         self._regroup = True

@@ -143,5 +143,3 @@ def test_quantities_that_must_be_positive(bad):
         criteria.convergence_rate(bad)
     with pytest.raises(ValueError, match="positive"):
         criteria.scaling_efficiency(100, bad, 2)
-    with pytest.raises(ValueError, match="positive"):
-        criteria.epoch_seconds(100, bad)

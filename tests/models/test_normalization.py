@@ -102,7 +102,9 @@ def test_inference_uses_the_kept_statistics_and_leaves_them():
 
 def test_frozen_statistics_normalize_each_image_by_itself():
     model = models.create("resnet18", 3, 32, zero_last_gamma=False)
-    normalization.freeze_statistics(model)
+    layers = list(normalization.layers_of(model))
+    for layer in layers:
+        layer.trainable = False
     before = [m.numpy() for pair in normalization.statistics(model) for m in pair]
     images = np.random.default_rng(0).normal(size=(4, 32, 32, 3)).astype(np.float32)
     together = model(images, training=True).numpy()
@@ -110,7 +112,8 @@ def test_frozen_statistics_normalize_each_image_by_itself():
     np.testing.assert_allclose(together, halves, rtol=1e-4, atol=1e-5)
     after = [m.numpy() for pair in normalization.statistics(model) for m in pair]
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
-    normalization.freeze_statistics(model, False)
+    for layer in layers:
+        layer.trainable = True
     model(images, training=True)
     assert not np.array_equal(normalization.statistics(model)[0][0].numpy(), before[0])
 

@@ -27,7 +27,8 @@ from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.training.step import TrainStep
 BATCH = 8
 model = models.create("resnet18", 5, 32, zero_last_gamma=False, seed=3)
-normalization.freeze_statistics(model)
+for layer in normalization.layers_of(model):
+    layer.trainable = False
 inner = optimizers.create("hybrid", learning_rate=0.05, momentum=0.9)
 inner.set_kinds(classify(model))
 optimizer = DistributedOptimizer(inner, c, LossScale(64.0))

@@ -9,6 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hybrid_imagenet.numerics import moments
+
 Pairs = Sequence[tuple[keras.Variable, keras.Variable]]
 
 
@@ -56,9 +58,9 @@ class BatchNormSync(keras.callbacks.Callback):
     def _merge(self) -> None:
         means = tf.concat([tf.cast(mean.value, tf.float32) for mean, _ in self._statistics], axis=0)
         variances = tf.concat([tf.cast(variance.value, tf.float32) for _, variance in self._statistics], axis=0)
-        both = tf.stack([means, variances + tf.square(means)]) / self._size
+        both = tf.stack([means, moments.second_moment(means, variances, tf)]) / self._size
         mean, square = tf.unstack(self._allreduce_sum(both, "batch_norm_statistics"))
-        variance = tf.maximum(square - tf.square(mean), 0.0)
+        variance = moments.biased_variance(mean, square, tf)
         sizes = [int(m.shape[0]) for m, _ in self._statistics]
         merged = zip(tf.split(mean, sizes), tf.split(variance, sizes), strict=True)
         for (mean_variable, variance_variable), (new_mean, new_variance) in zip(self._statistics, merged, strict=True):
@@ -109,8 +111,8 @@ class PreciseStatistics:
             count += 1
             for total, (mean, variance) in zip(totals, self._statistics, strict=True):
                 mu = mean.numpy().astype(np.float64)
-                total += [mu, variance.numpy() + mu**2]
+                total += [mu, moments.second_moment(mu, variance.numpy())]
         for total, (mean, variance) in zip(totals, self._statistics, strict=True):
             mu, square = total / count
             mean.assign(mu.astype(np.float32))
-            variance.assign(np.maximum(square - mu**2, 0.0).astype(np.float32))
+            variance.assign(moments.biased_variance(mu, square).astype(np.float32))
