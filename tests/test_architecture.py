@@ -35,8 +35,8 @@ ALLOWED = {
         "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "training",
     },
     "benchmarks": {
-        "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "training", "train",
-        "tools",
+        "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "training",
+        "train", "tools",
     },
     "__main__": {"comm"},
     "__init__": set(),
