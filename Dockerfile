@@ -1,5 +1,6 @@
 # CPU:  docker build --target cpu -t hybrid-imagenet:cpu .
 # GPU:  docker build --target gpu -t hybrid-imagenet:gpu .      (the host needs the NVIDIA container toolkit)
+#       with --build-arg GPU=v100 for GPUs before Turing (P100, P40, V100), which need an older cuDNN
 #
 # Both are built by launch/setup.sh, like an environment outside a container; launch/docker.sh builds and runs them.
 # Ranks on several hosts reach each other over an sshd that runs without root: see the user's files at the end.
@@ -32,7 +33,8 @@ WORKDIR /opt/hybrid_imagenet
 COPY setup.py pyproject.toml ./
 COPY hybrid_imagenet/__init__.py hybrid_imagenet/
 COPY launch launch
-RUN launch/setup.sh --gpu && rm -rf /root/.cache
+ARG GPU=a100
+RUN launch/setup.sh --gpu=${GPU} && rm -rf /root/.cache
 
 FROM ${DEBIAN} AS cpu-base
 # hadolint ignore=DL3008
@@ -41,10 +43,12 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 
 # TensorFlow's wheels bring CUDA's libraries, so that the GPU image needs no CUDA of its own: the driver comes from outside.
+# Without the verbs libraries NCCL would go by TCP, and say so at NCCL_DEBUG=INFO only.
 FROM ${UBUNTU} AS gpu-base
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install -y --no-install-recommends openssh-client openssh-server python3 \
+   libibverbs1 ibverbs-providers librdmacm1 \
  && rm -rf /var/lib/apt/lists/* \
  && { userdel --remove ubuntu 2>/dev/null || true; }
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility

@@ -18,7 +18,8 @@
 # The checkout and the environment must lie at the same path on all hosts (a shared file system, or launch/setup.sh
 # --gpu on each), and ssh to them must work without a password. Local rank r takes GPU r. Ctrl-C once saves and stops.
 #
-# Settings below are defaults: a variable that you have set stays.
+# Settings below are defaults: a variable that you have set stays. With NCCL_NET=IB a missing RDMA adapter is an error;
+# without it NCCL then takes TCP, which it says at NCCL_DEBUG=INFO only.
 set -euo pipefail
 launch_directory=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 default_slots=8 settings=() flagfile=$(dirname "$launch_directory")/flags/cluster1.flags
@@ -37,6 +38,9 @@ default_setting NCCL_IB_TC 106
 default_setting NCCL_NET_GDR_LEVEL PHB
 # The adapter also reads GPU memory for sending. NCCL does this by itself on NVLink machines only.
 default_setting NCCL_NET_GDR_READ 1
+# The papers' all-reduce is a ring; by itself NCCL may take a tree for smaller messages. Set NCCL_ALGO= (empty) to leave
+# the choice to NCCL: on hosts with NVSwitch and SHARP (H100) its NVLS and CollNet are faster than any ring.
+default_setting NCCL_ALGO Ring
 # A failing network shows as an error with its reason, not as a silent hang.
 default_setting NCCL_DEBUG WARN
 

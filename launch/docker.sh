@@ -6,11 +6,12 @@
 #   launch/docker.sh local.sh --epochs=3
 #   launch/docker.sh --gpu --data=/data/imagenet cluster1.sh localhost:8 --data_dir=/data
 #
-#   --gpu       the GPU image, with all GPUs of this host (needs the NVIDIA container toolkit)
+#   --gpu       the GPU image, with all GPUs and RDMA adapters of this host (needs the NVIDIA container toolkit)
 #   --build     build the image again
 #   --data=DIR  shown to the container at /data, read-only
 #   --runs=DIR  where results go, /workspace/runs in the container (runs in the current directory)
 #   --dry-run   print the commands, run nothing
+#   INFINIBAND  where the devices of RDMA adapters are (/dev/infiniband)
 #   DOCKER      the container engine (docker; podman takes the same arguments)
 #
 # The command (local.sh without one) and its exit code are as outside a container.
@@ -18,6 +19,7 @@ set -euo pipefail
 # shellcheck source=launch/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
+infiniband=${INFINIBAND:-/dev/infiniband}
 target=cpu build=0 dry_run=0 data='' runs=$PWD/runs engine=${DOCKER:-docker}
 while (($#)); do
   case $1 in
@@ -49,7 +51,12 @@ run_command=("$engine" run --rm --init --shm-size=2g --ulimit memlock=-1
   --user "$(id -u):$(id -g)" --env HOME=/tmp --volume "$(realpath -m "$runs"):/workspace/runs")
 if [[ -t 0 && -t 1 ]]; then run_command+=(--interactive --tty); fi
 [[ -z $data ]] || run_command+=(--volume "$(realpath "$data"):/data:ro")
-[[ $target == cpu ]] || run_command+=(--gpus all --network host)
+if [[ $target == gpu ]]; then
+  # What CUDA compiles for a GPU at its first use is kept beside the results, not lost with the container.
+  run_command+=(--gpus all --network host --env CUDA_CACHE_PATH=/workspace/runs/.cuda_cache)
+  # RDMA adapters, of which --gpus passes none.
+  [[ ! -e $infiniband ]] || run_command+=(--device "$infiniband")
+fi
 run_command+=("$image" "$@")
 
 if ((dry_run)); then

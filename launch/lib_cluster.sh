@@ -10,10 +10,14 @@
 SSH_SECONDS=10
 : "${default_slots:?}" "${flagfile:?}"
 
-# default_setting NAME VALUE: exported to all ranks unless the user has set NAME. horovodrun carries it over.
+# default_setting NAME VALUE: exported to all ranks unless the user has set NAME; one that is set but empty is not set
+# at all. horovodrun carries it over.
 default_setting() {
   if [[ -z ${!1+x} ]]; then
     export "$1=$2"
+  elif [[ -z ${!1} ]]; then
+    unset "$1"
+    return
   fi
   settings+=("$1")
 }

@@ -11,6 +11,17 @@ import sys
 CHANGES = [
     # Only the XLA operations, which are off by default; does not compile against TensorFlow's headers.
     ("horovod/tensorflow/xla_mpi_ops.cc", "", ""),
+    # GCC 13 and newer no longer bring these headers along with others: std::logic_error and std::string are unknown.
+    (
+        "horovod/common/common.h",
+        "#include <memory>\n#include <string>\n",
+        "#include <memory>\n#include <stdexcept>\n#include <string>\n",
+    ),
+    (
+        "horovod/common/group_table.h",
+        "#include <queue>\n#include <unordered_map>\n",
+        "#include <queue>\n#include <string>\n#include <unordered_map>\n",
+    ),
     # TensorFlow no longer exports the function that gives a stream's CUDA handle, so a GPU build links and then does
     # not load. The stream's own interface has the handle; define the function with it.
     (

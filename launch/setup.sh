@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# launch/setup.sh [--cpu|--gpu] [--print-key]
+# launch/setup.sh [--cpu|--gpu[=MODEL]] [--print-key]
 #
 # Makes everything that training needs, without root: a virtual environment with TensorFlow, Keras, Open MPI (its
 # wheel), Horovod (built from source once, then kept in the user's cache) and this package. A second run takes a moment.
 #
 #   --cpu        tensorflow-cpu, Horovod on MPI and Gloo (what a first run without an option makes)
 #   --gpu        tensorflow[and-cuda], Horovod with NCCL as well; needs nvcc (CUDA_HOME or /usr/local/cuda)
+#   --gpu=MODEL  the same for GPUs that this machine does not show: p100, p40, v100, t4, a10, a100, l4, l40, h100, h200
 #   --print-key  only print the name under which the built Horovod is kept
 #
-# Without an option an existing environment keeps its kind.
+# Without an option an existing environment keeps its kind. GPUs before Turing (P100, P40, V100) get the last cuDNN that
+# has kernels for them, all others a newer one.
 #
 #   HYBRID_IMAGENET_VENV    where the environment goes          (.venv in the checkout)
 #   HYBRID_IMAGENET_PYTHON  the Python to use, 3.10 to 3.12     (the first suitable one on the PATH)
@@ -20,13 +22,15 @@ set -euo pipefail
 EXTRAS=mpi,datasets,export,report,test
 ENVIRONMENT_GB_CPU=4
 ENVIRONMENT_GB_GPU=14
+CUDNN_BEFORE_TURING=9.10.2.21
 
 main() {
-  local kind='' only_key=0 argument
+  local kind='' model='' only_key=0 argument
   for argument in "$@"; do
     case $argument in
       --cpu) kind=cpu ;;
-      --gpu) kind=gpu ;;
+      --gpu) kind=gpu model=visible ;;
+      --gpu=*) kind=gpu model=${argument#*=} model=${model:-none} ;;
       --print-key) only_key=1 ;;
       -h | --help) help_of "${BASH_SOURCE[0]}" && exit 0 ;;
       *) usage_error "$argument: unknown option (see launch/setup.sh --help)" ;;
@@ -36,6 +40,8 @@ main() {
   stamp_file=$venv_dir/.hybrid_imagenet
   [[ -n $kind ]] || kind=$(sed -n 's/^kind //p' "$stamp_file" 2>/dev/null || true)
   kind=${kind:-cpu}
+  cudnn=$(choose_cudnn "$kind" "$model")
+  [[ $cudnn != unknown ]] || usage_error "--gpu=$model: unknown model (see launch/setup.sh --help)"
   if ((only_key)); then
     find_python
     "$launch_dir/horovod_wheel.sh" --print-key "$kind" "$python"
@@ -63,7 +69,33 @@ main() {
 fingerprint() {
   local files=("$launch_dir/constraints.txt" "$launch_dir/hashes.txt" "$launch_dir/setup.sh" "$launch_dir/horovod_wheel.sh"
     "$launch_dir/mend_horovod.py" "$root_dir/setup.py")
-  printf 'kind %s\ncheckout %s\nfiles %s\n' "$1" "$root_dir" "$(cat "${files[@]}" | cksum)"
+  printf 'kind %s\ncudnn %s\ncheckout %s\nfiles %s\n' "$1" "$cudnn" "$root_dir" "$(cat "${files[@]}" | cksum)"
+}
+
+# choose_cudnn KIND MODEL: the version for the GPUs named, else for those of this machine, else that of the environment.
+# A mixed cluster needs the older one. "unknown" for a model that is not in the list.
+choose_cudnn() {
+  local newer kept oldest=''
+  newer=$(sed -n 's/^nvidia-cudnn-cu12==\([^ ;]*\).*/\1/p' "$launch_dir/constraints.txt")
+  [[ $1 == gpu ]] || { echo none && return; }
+  case $2 in
+    p100 | p40 | v100) oldest=70 ;;
+    t4 | a10 | a100 | l4 | l40 | h100 | h200) oldest=75 ;;
+    visible | '')
+      # An environment keeps what it was made for, since hosts that share it may have other GPUs, unless asked anew.
+      kept=$(sed -n "s/^cudnn $CUDNN_BEFORE_TURING\$/70/p; s/^cudnn $newer\$/75/p" "$stamp_file" 2>/dev/null || true)
+      oldest=$(visible_capabilities | awk 'NR == 1 || $1 < least { least = $1 } END { print least }')
+      if [[ -n $kept && (-z $2 || -z $oldest) ]]; then oldest=$kept; fi
+      ;;
+    *) echo unknown && return ;;
+  esac
+  if [[ -n $oldest ]] && ((oldest < 75)); then echo "$CUDNN_BEFORE_TURING"; else echo "$newer"; fi
+}
+
+# visible_capabilities: compute capabilities of this machine's GPUs without the point, one a line.
+visible_capabilities() {
+  command -v nvidia-smi >/dev/null || return 0
+  nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -dc '0-9\n' | grep . || true
 }
 
 up_to_date() { [[ -x $venv_dir/bin/python && $(cat "$stamp_file" 2>/dev/null) == "$(fingerprint "$1")" ]]; }
@@ -163,9 +195,11 @@ install_all() {
     "$launch_dir/horovod_wheel.sh" --check "$kind" "$python"
   fi
   # Until the last step has succeeded the environment counts as unfinished; its kind is kept for the next try.
-  printf 'kind %s\n' "$kind" >"$stamp_file"
+  printf 'kind %s\ncudnn %s\n' "$kind" "$cudnn" >"$stamp_file"
   unset PYTHONPATH PYTHONHOME PIP_TARGET PIP_USER PIP_PREFIX PIP_CONSTRAINT
-  pip=("$venv_dir/bin/python" -m pip --disable-pip-version-check install -c "$launch_dir/constraints.txt")
+  local constraints=$venv_dir/constraints.txt
+  sed "s/^nvidia-cudnn-cu12==.*/nvidia-cudnn-cu12==$cudnn/" "$launch_dir/constraints.txt" >"$constraints"
+  pip=("$venv_dir/bin/python" -m pip --disable-pip-version-check install -c "$constraints")
   # What the later steps ask for is there by then, so that they download nothing whose hash was not checked.
   step "installing the pinned packages (the largest download)" install_hashed "$kind"
   step "installing the build tools" "${pip[@]}" setuptools wheel packaging cloudpickle pyyaml psutil
@@ -188,7 +222,9 @@ install_hashed() {
   [[ $1 == gpu ]] || others='tensorflow==|nvidia-'
   local list
   list=$(mktemp) || return 1
-  grep -vE "^(#|horovod==|$others)" "$launch_dir/hashes.txt" >"$list"
+  # Of the two versions of cuDNN the chosen one.
+  grep -vE "^(#|horovod==|$others)" "$launch_dir/hashes.txt" |
+    awk -v chosen="nvidia-cudnn-cu12==$cudnn" '!/^nvidia-cudnn-/ || $1 == chosen' >"$list"
   "$venv_dir/bin/python" -m pip --disable-pip-version-check install --require-hashes --no-deps -r "$list" || return 1
   rm -f "$list"
 }
@@ -202,7 +238,8 @@ horovod_title() {
 }
 
 # shellcheck disable=SC2329  # called by step
-# check_ranks KIND: what was built has the parts it should have, and two ranks add up their numbers.
+# check_ranks KIND: what was built has the parts it should have, and two ranks add up their numbers: on the CPU, and
+# with NCCL where this machine has two GPUs.
 check_ranks() {
   local parts part
   # A library that does not load says why only when it is imported; --check-build just shows an empty box.
@@ -213,8 +250,14 @@ check_ranks() {
   for part in TensorFlow MPI Gloo $([[ $1 == cpu ]] || echo NCCL); do
     [[ $parts == *"[X] $part"* ]] || { echo "error: Horovod was built without $part" && return 1; }
   done
+  CUDA_VISIBLE_DEVICES='' two_ranks || return 1
+  if [[ $1 == gpu ]] && (($(visible_capabilities | grep -c .) >= 2)); then two_ranks; fi
+}
+
+# shellcheck disable=SC2329  # called by check_ranks
+two_ranks() {
   # shellcheck source=launch/env.sh
-  (. "$launch_dir/env.sh" && CUDA_VISIBLE_DEVICES='' timeout 300 mpirun "${MPI_ARGUMENTS[@]}" -np 2 -H localhost:2 \
+  (. "$launch_dir/env.sh" && timeout 300 mpirun "${MPI_ARGUMENTS[@]}" -np 2 -H localhost:2 \
     "$venv_dir/bin/python" "$launch_dir/check_ranks.py")
 }
 

@@ -111,6 +111,14 @@ def test_settings_of_the_user_stay():
     assert "NCCL_NET_GDR_LEVEL=LOC" in run(CLUSTER2, "--dry-run", "a").stdout
 
 
+@pytest.mark.parametrize("script", [CLUSTER1, CLUSTER2])
+def test_the_ring_of_the_papers_is_a_default_that_can_be_dropped(script):
+    """NCCL may take a tree otherwise; an empty setting leaves the choice to it."""
+    assert "NCCL_ALGO=Ring" in run(script, "--dry-run", "a").stdout.split()
+    assert "NCCL_ALGO=Tree" in run(script, "--dry-run", "a", NCCL_ALGO="Tree").stdout.split()
+    assert "NCCL_ALGO" not in run(script, "--dry-run", "a", NCCL_ALGO="").stdout
+
+
 def test_a_host_that_does_not_exist_is_named_in_one_line():
     result = run(CLUSTER1, "no-such-host.invalid:2", "--dataset=digits", "--augmentation=digits", timeout=30)
     assert result.returncode == 2

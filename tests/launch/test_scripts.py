@@ -172,6 +172,22 @@ def test_docker_commands_show_mounts_and_quoted_arguments(tmp_path):
     assert f"'{data}:/data:ro'" in start
     assert start.endswith("hybrid-imagenet:gpu local.sh '--run_dir=a b'")
     assert "--gpus all" in start
+    assert "CUDA_CACHE_PATH=/workspace/runs/.cuda_cache" in start
+
+
+def test_docker_hands_rdma_adapters_to_gpu_containers_where_there_are_any(tmp_path):
+    """--gpus passes no adapter, and NCCL without one takes TCP in silence."""
+    (tmp_path / "infiniband").mkdir()
+    there, missing = str(tmp_path / "infiniband"), str(tmp_path / "none")
+    started = {
+        (kind, place): run(LAUNCH / "docker.sh", *kind, "--dry-run", INFINIBAND=place).stdout.splitlines()[1]
+        for kind in ((), ("--gpu",))
+        for place in (there, missing)
+    }
+    assert f"--device {there}" in started[("--gpu",), there]
+    assert sum("--device" in line for line in started.values()) == 1
+    for library in ("libibverbs1", "ibverbs-providers", "librdmacm1"):
+        assert library in (ROOT / "Dockerfile").read_text().partition("AS gpu-base")[2].partition("FROM")[0]
 
 
 def test_docker_refuses_what_it_cannot_mount(tmp_path):
@@ -184,7 +200,8 @@ def test_docker_refuses_what_it_cannot_mount(tmp_path):
 def test_every_pin_has_hashes():
     lines = {name: (LAUNCH / name).read_text().splitlines() for name in ("constraints.txt", "hashes.txt")}
     pins, hashed = ([line for line in text if line and not line.startswith("#")] for text in lines.values())
-    assert {line.partition(" --hash=")[0] for line in hashed} == set(pins)
+    older = re.search(r"(?m)^CUDNN_BEFORE_TURING=(.*)$", (LAUNCH / "setup.sh").read_text())[1]
+    assert {line.partition(" --hash=")[0] for line in hashed} == {*pins, f"nvidia-cudnn-cu12=={older}"}
     for line in hashed:
         hashes = line.split(" --hash=")[1:]
         assert hashes

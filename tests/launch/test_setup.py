@@ -6,6 +6,7 @@ stand-in that notes what it was asked for.
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -124,7 +125,7 @@ def test_the_gpu_kind_needs_a_compiler_for_these_gpus_and_their_driver(machine):
     assert "no C++ compiler" in error_line(machine.setup("--gpu", **home)), "it went on to the next check"
 
 
-@pytest.mark.parametrize("argument", ["--tpu", "x", "--cpu=1"])
+@pytest.mark.parametrize("argument", ["--tpu", "x", "--cpu=1", "--gpu=k80", "--gpu="])
 def test_unknown_options_are_refused(machine, argument):
     result = machine.setup(argument)
     assert result.returncode == 2
@@ -154,6 +155,7 @@ case "$*" in
     mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && : >"$3/pyvenv.cfg" && cp {machine.tools}/activate "$3/bin" ;;
   *"pip "*)
     echo "$*" >>{notes}
+    for last; do :; done; case "$*" in *" -r "*) cp "$last" {machine.folder}/installed ;; esac
     [ ! -e {machine.folder}/fail ] || {{ echo 'ERROR: No space left on device'; exit 1; }} ;;
   *horovod.tensorflow*) ;;
   -c*|-ISc*|-V) exec {sys.executable} "$@" ;;
@@ -194,6 +196,56 @@ def test_a_second_run_changes_nothing_and_a_change_of_versions_does(machine):
         constraints.write("# changed\n")
     assert "ready:" in machine.setup(script=script).stderr
     assert len(notes.read_text()) > len(asked)
+
+
+def test_cudnn_suits_the_gpus_that_are_visible_or_named(machine):
+    """cuDNN 9.11 has no kernels for GPUs before Turing, the papers' V100 and P40 among them."""
+    script = _stand_ins(machine)
+    cuda = machine.folder / "cuda"
+    (cuda / "bin").mkdir(parents=True)
+    nvcc = cuda / "bin" / "nvcc"
+    nvcc.write_text(
+        "#!/bin/sh\ncase $1 in --list*) for n in 60 61 70 75 80; do echo compute_$n; done;; *) echo 'release 12.9, V12';; esac\n"
+    )
+    nvcc.chmod(0o755)
+    own = {"CUDA_HOME": str(cuda)}
+    fake = str(machine.folder / "fakepython")
+    wheel = machine.setup("--path", "gpu", fake, script=script.parent / "horovod_wheel.sh", **own).stdout.strip()
+    Path(wheel).parent.mkdir(parents=True)
+    Path(wheel).touch()
+    machine.add("horovodrun", "echo '[X] TensorFlow [X] MPI [X] Gloo [X] NCCL'")
+    smi = "case $1 in --query*) printf '{}\\n';; *) echo '| Driver Version: 580.1   CUDA Version: 13.0 |';; esac"
+
+    def chosen(*arguments: str) -> str:
+        result = machine.setup(*arguments, script=script, **own)
+        assert result.returncode == 0, result.stderr
+        (pin,) = re.findall(r"(?m)^nvidia-cudnn-cu12==(.*)$", (machine.venv / "constraints.txt").read_text())
+        installed = (machine.folder / "installed").read_text()
+        assert re.findall(r"(?m)^nvidia-cudnn-cu12==(\S+) --hash", installed) == [pin]
+        assert f"cudnn {pin}\n" in (machine.venv / ".hybrid_imagenet").read_text()
+        return pin
+
+    older, newer = "9.10.2.21", "9.28.0.42"
+    assert chosen("--gpu") == newer, "no GPU is visible"
+    assert chosen("--gpu=v100") == older
+    assert chosen() == older, "an environment keeps what it was made for"
+    assert chosen("--gpu") == older, "nothing visible says otherwise"
+    machine.add("nvidia-smi", smi.format("8.0"))
+    assert chosen() == older
+    assert chosen("--gpu") == newer
+    machine.add("nvidia-smi", smi.format("8.0\\n6.1\\n8.0"))
+    assert chosen("--gpu") == older, "the oldest GPU decides"
+    assert chosen("--gpu=a100") == newer
+
+
+def test_the_readmes_gpus_have_a_cudnn():
+    """While the README names GPUs before Turing, the last cuDNN for them stays pinned."""
+    if re.search("V100|P40|P100", (ROOT / "README.md").read_text()):
+        version = re.search(r"(?m)^CUDNN_BEFORE_TURING=(.*)$", SETUP.read_text())[1]
+        assert tuple(map(int, version.split("."))) < (9, 11)
+        assert re.search(
+            rf"(?m)^nvidia-cudnn-cu12=={re.escape(version)} --hash=sha256", (LAUNCH / "hashes.txt").read_text()
+        )
 
 
 def test_a_step_that_fails_shows_its_reason_and_its_log_and_is_tried_again(machine):
