@@ -71,7 +71,7 @@ def _train(config: configuration.Config) -> int:
     follow_launcher()
     try:
         settings = comm.Settings(**{f.name: getattr(config, f.name) for f in dataclasses.fields(comm.Settings)})
-        communicator = comm.start(settings)
+        communicator = comm.start(settings, persistent_batch_norm=config.persistent_batch_norm)
         from hybrid_imagenet import train
 
         if comm.elastic.enabled():

@@ -17,7 +17,11 @@ from hybrid_imagenet.numerics.torus import parse_grid
 
 
 def start(
-    settings: Settings | None = None, *, threads: int | None = None, others: Sequence[Settings] = ()
+    settings: Settings | None = None,
+    *,
+    threads: int | None = None,
+    others: Sequence[Settings] = (),
+    persistent_batch_norm: bool = True,
 ) -> Communicator:
     """Prepares this process for its place among the ranks and connects it to the others.
 
@@ -29,6 +33,7 @@ def start(
       threads: threads of this rank for TensorFlow's operations, if not chosen from the number of cores.
       others: settings of further reductions that the program will make by itself, so that their sets of ranks are known
         from the start; not for elastic ranks.
+      persistent_batch_norm: see `gpus.prepare`; never with `Settings.deterministic`.
 
     Raises:
       UserError: if the launcher's variables are incomplete, Horovod is missing, a rank has no GPU of its own, or the
@@ -43,7 +48,8 @@ def start(
             raise UserError(f"--torus_grid={text}: {error}") from None
     if elastic.enabled():
         elastic.prepare(settings)
-    configure_tensorflow(place, prepare(place, threads))
+    persistent = persistent_batch_norm and not settings.deterministic
+    configure_tensorflow(place, prepare(place, threads, persistent_batch_norm=persistent))
     if place.size == 1 and not elastic.enabled():
         return SingleProcess(settings.wire_health_every_steps)
     try:

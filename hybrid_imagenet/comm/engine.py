@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.comm import elastic, hosts
+from hybrid_imagenet.comm import elastic, gpus, hosts
 from hybrid_imagenet.comm.algorithms import ProcessSets
 from hybrid_imagenet.comm.communicator import Communicator, LayerHealth
 from hybrid_imagenet.comm.environment import placement
@@ -22,6 +23,8 @@ from hybrid_imagenet.comm.gradients import GradientReducer
 from hybrid_imagenet.comm.selection import Selector
 from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.errors import UserError
+
+_log = logging.getLogger(__name__)
 
 _ELASTIC_ATTEMPTS = 10
 _PACK_BYTES = 64 << 20  # a broadcast of variables holds no more than this in addition to the variables
@@ -66,7 +69,21 @@ class HorovodCommunicator(Communicator):
             Selector(self, other, self.sets)  # asks for its sets
         if not hvd.is_initialized():
             hvd.init(process_sets=self.sets.made())
-        self._reducer = GradientReducer(self, settings, selector)
+        self._reducer = GradientReducer(self, settings, selector, _nccl())
+        self._warn(settings)
+
+    def _warn(self, settings: Settings) -> None:
+        """Says at the start what would otherwise only show as a slow run."""
+        if not _nccl():
+            return
+        if self.rank == 0 and settings.compression == "bf16":
+            _log.warning(
+                "--compression=bf16 on GPUs goes by an exchange of all with all, for which each bucket waits for the "
+                "host: --compression=fp16 is one all-reduce of NCCL"
+            )
+        reason = gpus.without_verbs() if len(set(self.hosts)) > 1 and self.local_rank == 0 else None
+        if reason:
+            _log.warning("host %s: NCCL will use TCP: %s", self.hosts[self.rank], reason)
 
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """One all-reduce of Horovod."""
@@ -182,12 +199,18 @@ class HorovodCommunicator(Communicator):
         return f"{kind}_{self._calls}"
 
 
+def _nccl() -> bool:
+    """Whether NCCL carries the gradients."""
+    return bool(hvd.nccl_built() and tf.config.get_visible_devices("GPU"))
+
+
 def _set_engine(settings: Settings) -> bool:
     """Sets Horovod's own options; returns whether its all-reduce itself does what `settings.allreduce` asks for.
 
     Horovod reads them when it starts. What the launcher or the user has set stays.
     """
-    os.environ.setdefault("HOROVOD_CYCLE_TIME", f"{settings.cycle_time_ms:g}")
+    nccl = _nccl()
+    os.environ.setdefault("HOROVOD_CYCLE_TIME", f"{settings.cycle_ms(nccl):g}")
     if settings.autotune:
         os.environ.setdefault("HOROVOD_AUTOTUNE", "1")
     else:
@@ -195,8 +218,11 @@ def _set_engine(settings: Settings) -> bool:
         # nor split: a bucket of several gradients holds less than twice the threshold.
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(2 * settings.fusion_bytes))
-    if not (hvd.nccl_built() and tf.config.get_visible_devices("GPU")):
+    if not nccl:
         return False
+    # Sums are handed on while they still run; otherwise Horovod waits for each on the host, and what follows is
+    # launched only then. Not with elastic ranks, which learn of a lost rank by that wait.
+    os.environ.setdefault("HOROVOD_ENABLE_ASYNC_COMPLETION", "1")
     if settings.allreduce == "hierarchical":
         os.environ.setdefault("HOROVOD_HIERARCHICAL_ALLREDUCE", "1")
         return True

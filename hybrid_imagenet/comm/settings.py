@@ -6,6 +6,8 @@ import dataclasses
 
 ALGORITHMS = ("ring", "hierarchical", "masters", "torus", "hybrid", "auto")
 COMPRESSIONS = ("none", "fp16", "bf16")
+_CYCLE_MS, _NCCL_CYCLE_MS = 1.0, 0.2
+_NCCL_LATE_MB = 4.0
 _WIRES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -20,7 +22,8 @@ class Settings:
       compression: the type of gradients on the wire, one of COMPRESSIONS.
       fp32_gradients: gradients whose names contain one of these texts are sent in FP32 in any case.
       fusion_threshold_mb: a bucket is sent once it holds so many MiB; 0 sends each gradient by itself.
-      cycle_time_ms: pause of Horovod's thread between looks at its queue.
+      late_fusion_mb: the same for the last buckets, which nothing hides; None for 4 with NCCL, else no difference.
+      cycle_time_ms: pause of Horovod's thread between looks at its queue; None for 0.2 with NCCL, else 1.
       autotune: Horovod chooses fusion and cycle time while training; gradients are then sent one by one.
       wire_health_every_steps: steps between counts of what gradients lose in 16 bits; 0 for never.
       deterministic: read no clocks inside the step, which TensorFlow refuses in deterministic mode.
@@ -32,7 +35,8 @@ class Settings:
     compression: str = "fp16"
     fp32_gradients: tuple[str, ...] = ()
     fusion_threshold_mb: float = 16.0
-    cycle_time_ms: float = 1.0
+    late_fusion_mb: float | None = None
+    cycle_time_ms: float | None = None
     autotune: bool = False
     wire_health_every_steps: int = 0
     deterministic: bool = False
@@ -48,6 +52,16 @@ class Settings:
     def fusion_bytes(self) -> int:
         """Bytes after which a bucket is sent."""
         return 0 if self.autotune else int(self.fusion_threshold_mb * 2**20)
+
+    def late_bytes(self, nccl: bool) -> int | None:
+        """The same for the last buckets; None for no difference."""
+        if self.autotune or (self.late_fusion_mb is None and not nccl):
+            return None
+        return int((_NCCL_LATE_MB if self.late_fusion_mb is None else self.late_fusion_mb) * 2**20)
+
+    def cycle_ms(self, nccl: bool) -> float:
+        """The pause of Horovod's thread. A GPU's step is short, and so are the waits that hide behind it."""
+        return (_NCCL_CYCLE_MS if nccl else _CYCLE_MS) if self.cycle_time_ms is None else self.cycle_time_ms
 
     def wire(self, name: str) -> str:
         """The type in which the gradient of this name travels."""

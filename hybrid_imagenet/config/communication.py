@@ -29,7 +29,15 @@ class Communication:
     fusion_threshold_mb: float = option(
         16.0, "Send a bucket of gradients once it holds so much; 0 sends each by itself.", unit="MiB", minimum=0
     )
-    cycle_time_ms: float = option(1.0, "Pause between Horovod's looks at its queue.", unit="ms", minimum=0.1)
+    late_fusion_mb: float | None = option(
+        None,
+        "The same for the last buckets of a step, which nothing hides; default 4 with NCCL, else as the others.",
+        unit="MiB",
+        minimum=0,
+    )
+    cycle_time_ms: float | None = option(
+        None, "Pause between Horovod's looks at its queue; default 0.2 with NCCL, else 1.", unit="ms", minimum=0.1
+    )
     autotune: bool = option(False, "Let Horovod choose fusion and cycle time while it trains.")
     wire_health_every_steps: int = option(
         100,

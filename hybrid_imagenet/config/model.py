@@ -35,6 +35,11 @@ class Model:
     sync_batch_norm: bool = option(False, "Training statistics over all GPUs in every step (H Table 3.4).")
     batch_norm_momentum: float = option(0.9, "Decay of the moving average.", minimum=0, maximum=1)
     batch_norm_epsilon: float = option(1e-5, "Added to the variance.", minimum=0)
+    persistent_batch_norm: bool = option(
+        True,
+        "On GPUs, normalize in the layout of the convolutions with cuDNN's kernels of one pass, whose sums vary in "
+        "order; never with --deterministic.",
+    )
     precise_batch_norm_batches: int = option(16, "Batches per GPU behind precise statistics.", minimum=1)
     precision: str = option(
         "auto",

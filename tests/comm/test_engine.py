@@ -42,6 +42,16 @@ def test_what_the_launcher_set_stays(options):
     assert options(Settings(), HOROVOD_CYCLE_TIME="7")[1]["HOROVOD_CYCLE_TIME"] == "7"
 
 
+def test_with_nccl_sums_are_handed_on_before_they_are_done_and_the_thread_looks_often(options):
+    """Otherwise Horovod's thread waits for each sum on the host, and the device runs dry behind every one."""
+    plain, found = options(Settings())[1], options(Settings(), nccl=True)[1]
+    assert "HOROVOD_ENABLE_ASYNC_COMPLETION" not in plain
+    assert found["HOROVOD_ENABLE_ASYNC_COMPLETION"] == "1"
+    assert (plain["HOROVOD_CYCLE_TIME"], found["HOROVOD_CYCLE_TIME"]) == ("1", "0.2")
+    given = options(Settings(cycle_time_ms=3), nccl=True, HOROVOD_ENABLE_ASYNC_COMPLETION="0")[1]
+    assert (given["HOROVOD_CYCLE_TIME"], given["HOROVOD_ENABLE_ASYNC_COMPLETION"]) == ("3", "0")
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

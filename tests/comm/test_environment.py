@@ -147,6 +147,7 @@ class Devices:
         ):
             monkeypatch.setattr(place, name, lambda *values, name=name: self.noted.append((name, *values)))
         monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["gpu a", "gpu b"])
+        monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: {})
 
 
 def test_each_rank_of_a_host_gets_one_gpu_whose_memory_grows(monkeypatch):

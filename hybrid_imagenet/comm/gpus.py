@@ -1,0 +1,135 @@
+"""What a rank sets up for its GPU before TensorFlow starts, and which GPUs TensorFlow cannot use.
+
+Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import re
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
+
+_TURING = (7, 5)
+_CUDNN_WITHOUT_OLDER = (9, 11)  # the first release without kernels for GPUs before Turing
+_FIRST_WITHOUT_PTX = 10  # XLA fails on the code that the driver makes for Blackwell from older kernels
+
+
+def prepare(local_rank: int, environ: MutableMapping[str, str], persistent: bool, root: Path = Path("/")) -> None:
+    """Sets what TensorFlow and CUDA read when they start, and binds this process to the cores next to its GPU.
+
+    Variables that the user has set are left alone; without GPUs they have no effect.
+
+    Args:
+      local_rank: of this process; it takes the visible GPU of that number.
+      environ: of this process.
+      persistent: let cuDNN normalize batches in NHWC, as the rest of the network computes. Otherwise TensorFlow
+        transposes every activation to NCHW and back around each normalization, and does not fuse it with what follows.
+        Its kernels add up in an order that varies.
+      root: stands for the root of the file system in tests.
+    """
+    # Threads of their own launch kernels without waiting for the host's other work.
+    environ.setdefault("TF_GPU_THREAD_MODE", "gpu_private")
+    environ.setdefault("TF_GPU_THREAD_COUNT", "2")
+    environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1" if persistent else "0")
+    environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # numbers GPUs like nvidia-smi and `addresses`
+    if environ.get("HYBRID_IMAGENET_BIND", "1") == "0":
+        return
+    own = os.sched_getaffinity(0)
+    cores = near_cores(local_rank, environ, root) & own
+    if cores and cores != own:
+        os.sched_setaffinity(0, cores)
+
+
+def near_cores(local_rank: int, environ: Mapping[str, str], root: Path = Path("/")) -> set[int]:
+    """The cores on the NUMA node of a rank's GPU; none where that cannot be told."""
+    gpus = addresses(environ, root)
+    if not 0 <= local_rank < len(gpus) or environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID") != "PCI_BUS_ID":
+        return set()
+    try:
+        node = int((root / "sys/bus/pci/devices" / gpus[local_rank] / "numa_node").read_text())
+        cores = (root / f"sys/devices/system/node/node{node}/cpulist").read_text() if node >= 0 else ""
+    except (OSError, ValueError):
+        return set()
+    found: set[int] = set()
+    for span in filter(None, cores.strip().split(",")):
+        first, _, last = span.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def addresses(environ: Mapping[str, str], root: Path = Path("/")) -> list[str]:
+    """PCI addresses of the GPUs that CUDA will show this process, in its order; none where that cannot be told."""
+    present = sorted(path.name.lower() for path in (root / "proc/driver/nvidia/gpus").glob("*"))
+    if (chosen := environ.get("CUDA_VISIBLE_DEVICES")) is None:
+        return present
+    found = []
+    for name in chosen.split(","):
+        if name.strip().isdigit() and int(name) < len(present):
+            found.append(present[int(name)])
+        elif name.strip().startswith("GPU-"):
+            match = [address for address in present if _uuid(root, address).startswith(name.strip())]
+            if len(match) != 1:
+                break
+            found += match
+        else:  # CUDA stops at the first name that it does not know; parts of GPUs (MIG) are not looked up
+            break
+    return found
+
+
+def _uuid(root: Path, address: str) -> str:
+    for path in (root / "proc/driver/nvidia/gpus").glob("*/information"):
+        if path.parent.name.lower() == address and (match := re.search(r"GPU UUID:\s*(\S+)", path.read_text())):
+            return match[1]
+    return ""
+
+
+def refusal(capability: tuple[int, int], kernels: Sequence[str], cudnn: tuple[int, ...] | None) -> str | None:
+    """Why TensorFlow cannot train on a GPU, with the remedy; None if it can.
+
+    Args:
+      capability: the GPU's compute capability.
+      kernels: what TensorFlow was compiled for, such as sm_80 and, for newer GPUs of the driver's making, compute_90.
+      cudnn: the version that is installed, None if unknown.
+    """
+    code = 10 * capability[0] + capability[1]
+    here = f"compute capability {capability[0]}.{capability[1]}"
+    if capability < _TURING and cudnn is not None and cudnn >= _CUDNN_WITHOUT_OLDER:
+        version = ".".join(map(str, cudnn))
+        return (
+            f"{here} is not supported by cuDNN {version}: run launch/setup.sh --gpu=v100, which installs an older one"
+        )
+    if not kernels:
+        return None
+    known = [(name.partition("_")[0], int(re.sub(r"\D", "", name))) for name in kernels]
+    if any(kind == "sm" and number // 10 == capability[0] and number <= code for kind, number in known):
+        return None
+    if capability[0] < _FIRST_WITHOUT_PTX and any(kind == "compute" and number <= code for kind, number in known):
+        return None
+    return (
+        f"{here} has no kernels in this TensorFlow (it has {', '.join(kernels)}): use a TensorFlow built for this GPU"
+    )
+
+
+def installed_cudnn() -> tuple[int, ...] | None:
+    """The version of the cuDNN that TensorFlow's wheels bring; None where it comes from elsewhere."""
+    try:
+        version = importlib.metadata.version("nvidia-cudnn-cu12")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return tuple(int(part) for part in version.split(".")[:3])
+
+
+def without_verbs(root: Path = Path("/")) -> str | None:
+    """Why NCCL will not use the RDMA adapters of this host, with the remedy; None if it has none or can use them."""
+    if not list((root / "sys/class/infiniband").glob("*")):
+        return None
+    if not list((root / "dev/infiniband").glob("uverbs*")):
+        return "its RDMA adapters have no /dev/infiniband/uverbs*: pass the devices to the container"
+    try:
+        ctypes.CDLL("libibverbs.so.1")
+    except OSError:
+        return "it has RDMA adapters but no libibverbs: install libibverbs1 and ibverbs-providers"
+    return None

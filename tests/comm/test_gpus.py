@@ -1,0 +1,162 @@
+"""What a rank sets up for a GPU, on made-up trees of /proc and /sys, and which GPUs are refused before training."""
+
+import os
+from unittest import mock
+
+import pytest
+import tensorflow as tf
+
+from hybrid_imagenet.comm import environment, gpus
+from hybrid_imagenet.comm.environment import Placement
+from hybrid_imagenet.errors import UserError
+
+# (address, UUID, NUMA node) as on a host with two sockets; the kernel lists addresses in capitals in one place only
+GPUS = (("0000:3B:00.0", "GPU-aa11", 0), ("0000:5e:00.0", "GPU-aa22", 0), ("0000:af:00.0", "GPU-bb33", 1))
+NODES = ("0-3,8-11", "4-7,12")
+KERNELS = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")  # of TensorFlow 2.21
+
+
+@pytest.fixture
+def host(tmp_path):
+    for address, uuid, node in GPUS:
+        listed = tmp_path / "proc/driver/nvidia/gpus" / address
+        listed.mkdir(parents=True)
+        (listed / "information").write_text(f"Model: \t\t V100\nIRQ:   \t\t 56\nGPU UUID: \t {uuid}\n")
+        device = tmp_path / "sys/bus/pci/devices" / address.lower()
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(f"{node}\n")
+    for number, cores in enumerate(NODES):
+        node = tmp_path / f"sys/devices/system/node/node{number}"
+        node.mkdir(parents=True)
+        (node / "cpulist").write_text(cores + "\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("2,0", [2, 0]),
+        ("GPU-bb,1", [2, 1]),
+        ("1,-1,2", [1]),
+        ("GPU-aa", []),  # of two
+        ("MIG-1/2/3", []),
+        ("7", []),
+    ],
+)
+def test_gpus_are_those_that_cuda_shows(host, chosen, expected):
+    environ = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
+    assert gpus.addresses(environ, host) == [GPUS[i][0].lower() for i in expected]
+
+
+def test_the_cores_are_those_of_the_gpus_node(host):
+    first, second = {0, 1, 2, 3, 8, 9, 10, 11}, {4, 5, 6, 7, 12}
+    assert [gpus.near_cores(rank, {}, host) for rank in range(4)] == [first, first, second, set()]
+    assert gpus.near_cores(0, {"CUDA_VISIBLE_DEVICES": "2"}, host) == second
+    assert gpus.near_cores(0, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, host) == set(), "the order is not known"
+    (host / "sys/bus/pci/devices/0000:af:00.0/numa_node").write_text("-1\n")  # a machine with one node
+    assert gpus.near_cores(2, {}, host) == set()
+    (host / "sys/bus/pci/devices/0000:5e:00.0/numa_node").unlink()
+    assert gpus.near_cores(1, {}, host) == set()
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "bound"),
+    [
+        (range(13), {}, [{4, 5, 6, 7, 12}]),
+        ({5, 6}, {}, []),  # bound by the launcher already
+        ({0, 1}, {}, []),  # bound elsewhere: the launcher knows better
+        (range(13), {"HYBRID_IMAGENET_BIND": "0"}, []),
+        (range(13), {"CUDA_VISIBLE_DEVICES": ""}, []),
+    ],
+)
+def test_a_rank_is_bound_to_the_node_of_its_gpu(host, monkeypatch, own, given, bound):
+    asked = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(own))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: asked.append(cores))
+    gpus.prepare(2, dict(given), True, host)
+    assert asked == bound
+
+
+def test_variables_for_tensorflow_are_defaults(tmp_path):
+    environ = {}
+    gpus.prepare(0, environ, True, tmp_path)
+    assert environ == {
+        "TF_GPU_THREAD_MODE": "gpu_private",
+        "TF_GPU_THREAD_COUNT": "2",
+        "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    environ = {}
+    gpus.prepare(0, environ, False, tmp_path)
+    assert environ["TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"] == "0"
+    environ = dict.fromkeys(environ, "mine")
+    gpus.prepare(0, environ, True, tmp_path)
+    assert set(environ.values()) == {"mine"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [((), "1"), (("--persistent_batch_norm=false",), "0"), (("--deterministic",), "0")],
+)
+def test_the_program_asks_for_one_pass_normalization_unless_it_must_be_repeatable(monkeypatch, flags, expected):
+    from hybrid_imagenet import comm, config, main
+
+    monkeypatch.setattr(comm, "configure_tensorflow", lambda place, threads: None)
+    monkeypatch.setattr(comm, "SingleProcess", mock.Mock(side_effect=UserError("far enough")))
+    monkeypatch.setattr(main, "_leave", lambda code: code)
+    with mock.patch.dict(os.environ):
+        os.environ.pop("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", None)
+        main._train(config.resolve(["--dataset=digits", *flags]))
+        assert os.environ["TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"] == expected
+
+
+@pytest.mark.parametrize(
+    ("capability", "kernels", "cudnn", "reason"),
+    [
+        ((7, 0), KERNELS, (9, 10, 2), None),
+        ((7, 0), KERNELS, (9, 11, 0), "cuDNN 9.11.0: run launch/setup.sh --gpu=v100"),
+        ((6, 1), KERNELS, (9, 28, 0), "compute capability 6.1 is not supported by cuDNN 9.28.0"),
+        ((7, 0), KERNELS, None, None),  # a cuDNN of the system's
+        ((7, 5), KERNELS, (9, 28, 0), None),
+        ((8, 0), KERNELS, (9, 28, 0), None),
+        ((8, 6), KERNELS, (9, 28, 0), None),
+        ((9, 0), KERNELS, (9, 28, 0), None),  # compiled by the driver
+        ((10, 0), KERNELS, (9, 28, 0), "compute capability 10.0 has no kernels in this TensorFlow"),
+        ((12, 0), KERNELS, (9, 28, 0), "compute capability 12.0 has no kernels"),
+        ((10, 0), (*KERNELS, "sm_100"), (9, 28, 0), None),
+        ((5, 2), KERNELS, (9, 10, 2), "compute capability 5.2 has no kernels"),
+        ((8, 0), (), (9, 28, 0), None),
+    ],
+)
+def test_gpus_that_cannot_train_are_told_so(capability, kernels, cudnn, reason):
+    found = gpus.refusal(capability, kernels, cudnn)
+    assert found is None if reason is None else reason in found
+
+
+def test_a_rank_says_so_before_training(monkeypatch):
+    for place, name in (
+        (tf.config.threading, "set_intra_op_parallelism_threads"),
+        (tf.config.threading, "set_inter_op_parallelism_threads"),
+        (tf.config, "set_visible_devices"),
+    ):
+        monkeypatch.setattr(place, name, lambda *values: None)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["gpu"])
+    details = {"device_name": "Tesla V100", "compute_capability": (7, 0)}
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
+    monkeypatch.setattr(gpus, "installed_cudnn", lambda: (9, 28, 0))
+    with pytest.raises(UserError, match=r"^GPU 0 \(Tesla V100\): compute capability 7.0 .* --gpu=v100"):
+        environment.configure_tensorflow(Placement(), threads=1)
+
+
+def test_adapters_without_libraries_or_devices_are_noticed(tmp_path, monkeypatch):
+    assert gpus.without_verbs(tmp_path) is None
+    (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
+    assert "/dev/infiniband" in gpus.without_verbs(tmp_path)
+    (tmp_path / "dev/infiniband").mkdir(parents=True)
+    (tmp_path / "dev/infiniband/uverbs0").touch()
+    monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock(side_effect=OSError))
+    assert "install libibverbs1" in gpus.without_verbs(tmp_path)
+    monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock())
+    assert gpus.without_verbs(tmp_path) is None
