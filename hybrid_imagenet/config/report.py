@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from hybrid_imagenet.config import relative_step
 from hybrid_imagenet.config.checks import check_data
 from hybrid_imagenet.config.derived import batches, schedule_arguments, settle, sizes
 from hybrid_imagenet.errors import without_secrets
@@ -93,13 +94,25 @@ def describe(config: Config, num_examples: int, world_size: int) -> str:
     width, value_width = max(map(len, texts)), max(map(len, texts.values()))
     lines = [f"{name:<{width}}  {text:<{value_width}}  {config.origins[name]}" for name, text in texts.items()]
     rows = plan(config, num_examples, world_size)
-    lines += ["", f"{num_examples} training images, {world_size} GPUs, {sum(row.steps for row in rows)} steps", ""]
+    lines += ["", f"{num_examples} training images, {world_size} GPUs, {sum(row.steps for row in rows)} steps"]
+    lines += [text for text in (relative_step.line(config, world_size),) if text]
+    lines += warnings(config, world_size)
+    lines.append("")
     lines.append(
         f"{'epoch':>5}  {'phase':<8}  {'learning rate':>23}  {'AdaBound bounds':>21}  {'momentum':>8}  "
         f"{'per GPU':>9}  {'batch':>7}  {'steps':>6}  {'pixels':>6}"
     )
     lines += [_row(row) for row in rows]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def warnings(config: Config, world_size: int, *, imagenet: bool = True) -> list[str]:
+    """One line with a remedy for each setting that is possible but probably not meant.
+
+    The relative step of LARS is judged for runs on `imagenet` only, of which tuned ones are known.
+    """
+    found = [relative_step.warning(config, world_size) if imagenet else None]
+    return [f"warning: {text}" for text in found if text]
 
 
 def _row(row: EpochPlan) -> str:

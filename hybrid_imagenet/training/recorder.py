@@ -15,7 +15,7 @@ from typing import Any
 from hybrid_imagenet import __version__
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import Checkpoint, CheckpointStore
-from hybrid_imagenet.config import Config
+from hybrid_imagenet.config import Config, report
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.resilience.rollback import Rollback
 from hybrid_imagenet.runlog import jsonl, live, run_dir, standard_logs, summary, trackers
@@ -164,6 +164,9 @@ class Recording:
                 f"all {self._config.epochs} epochs lie inside of the warmup of {self._config.warmup_epochs:g} epochs: "
                 "SGD will not be reached"
             )
+        imagenet = info.get("reference_batch") is not None
+        for text in report.warnings(self._config, facts["world_size"], imagenet=imagenet):
+            self.view.message(text)
 
     def finish(self, *, world_size: int, train_images: int, seconds: float, stop: str) -> None:
         """Closes metrics.jsonl, writes summary.json and the standard logs, and shows the summary."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from hybrid_imagenet.checkpoints.restore import restore_arrays
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import Checkpoint
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import Config
+from hybrid_imagenet.config import Config, relative_step
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models import normalization
@@ -279,7 +280,9 @@ class Session:
             *profiler,
             NoteProgress(self.watchdog.note),
             BroadcastInitialState(communicator, lambda: list(self.variables().values())),
-            HyperparameterSchedule(self.schedule, self.optimizer.inner, self.state),
+            HyperparameterSchedule(
+                self.schedule, self.optimizer.inner, self.state, functools.partial(relative_step.at_step, config)
+            ),
             self.statistics,
             *self.averaged,
             EpochFacts(self.data.facts),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybrid_imagenet.analysis import published
+from hybrid_imagenet.numerics import relative_step
 from hybrid_imagenet.tools.report.load import Run
 from hybrid_imagenet.tools.report.svg import Series
 
@@ -70,6 +71,23 @@ def learning_rate(run: Run, number: int) -> Chart | None:
     ]
     title = f"Learning rate and bounds, {run.name}"
     return _unless_empty(Chart(f"learning_rate_{number}", title, series, "epoch", "learning rate", log_y=True))
+
+
+def relative_steps(runs: Sequence[Run]) -> Chart | None:
+    """Relative step of LARS by epoch, and that of tuned LARS at the batch of each epoch; None without LARS."""
+    series = [Series(run.name, *run.series("relative_step"), color) for color, run in enumerate(runs)]
+    tuned: dict[float, list[tuple[float, float]]] = {}
+    for run in runs:
+        for record in run.epochs:
+            if record.get("relative_step") is not None and record.get("global_batch"):
+                step = relative_step.tuned(record["global_batch"])
+                tuned.setdefault(record["global_batch"], []).append((float(record["epoch"]), step))
+    for batch, points in sorted(tuned.items()):
+        xs, ys = zip(*sorted(set(points)), strict=True)
+        series.append(Series(f"tuned LARS, peak, batch {batch}", xs, ys, len(runs), dashed=True))
+    return _unless_empty(
+        Chart("relative_step", "Relative step of LARS", series, "epoch", "part of the weights' norm", log_y=True)
+    )
 
 
 def throughput(runs: Sequence[Run]) -> Chart | None:

@@ -20,7 +20,9 @@ def charts(runs: Sequence[Run]) -> dict[str, list[figures.Chart]]:
     """The charts with lines, by section."""
     return {
         "accuracy": _present(figures.curves(runs, what, by) for what in ("top1", "loss") for by in ("epoch", "hours")),
-        "rates": _present(figures.learning_rate(run, number) for number, run in enumerate(runs, 1)),
+        "rates": _present(
+            [*(figures.learning_rate(run, number) for number, run in enumerate(runs, 1)), figures.relative_steps(runs)]
+        ),
         "speed": [*_present([figures.throughput(runs)]), *figures.scaling(runs)],
         "input": figures.input_output(runs),
     }
@@ -32,7 +34,7 @@ def build(runs: Sequence[Run], title: str) -> str:
     sections = [
         tables.overview(runs),
         _section("Accuracy and loss", _note(runs), _grid(drawn["accuracy"])),
-        _section("Learning rate", "", _grid(drawn["rates"]) or _missing("learning rates")),
+        _section("Learning rate and relative step", "", _grid(drawn["rates"]) or _missing("learning rates")),
         _section("LARS trust ratios", "", _trust(runs)),
         _section("Speed", _speed_note(runs), _grid(drawn["speed"]) or _missing("throughput")),
         _section("Where the time goes", "", _time(runs)),

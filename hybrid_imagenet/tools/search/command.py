@@ -1,4 +1,4 @@
-"""`hybrid-imagenet search --budget_epochs=N -- FLAGS`: finds a learning rate and T with short trainings."""
+"""`hybrid-imagenet search --budget_epochs=N -- FLAGS`: finds the size of steps and T with short trainings."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ class Trial:
 def _parser() -> command_line.Parser:
     parser = command_line.Parser(
         "search",
-        "Successive halving over --lr and --warmup_epochs: all candidates are trained for a few epochs, the better "
-        "half for twice as many, and so on. Flags of the run follow after --.",
+        "Successive halving over --warmup_epochs and the relative step of LARS, or --lr where LARS does not run: all "
+        "candidates are trained for a few epochs, the better half for twice as many, and so on. Flags of the run "
+        "follow after --.",
     )
     parser.add_argument(
         "--budget_epochs", type=command_line.positive, required=True, help="epochs of all trials together"
@@ -48,7 +49,15 @@ def _parser() -> command_line.Parser:
         "--out", type=pathlib.Path, default=pathlib.Path("chosen.flags"), help="flag file (%(default)s)"
     )
     parser.add_argument("--ranks", type=command_line.positive, default=1, help="ranks of each trial (%(default)s)")
-    parser.add_argument("--lrs", type=_numbers, default=(), help="rates to try (default: 1/4, 1/2, 1, 2, 4 of --lr)")
+    parser.add_argument(
+        "--relative_steps",
+        type=_numbers,
+        default=(),
+        help="relative steps of LARS to try (default: 1/4, 1/2, 1, 2, 4 of that of tuned LARS at the batch)",
+    )
+    parser.add_argument(
+        "--lrs", type=_numbers, default=(), help="without LARS: rates to try (default: 1/4, 1/2, 1, 2, 4 of --lr)"
+    )
     parser.add_argument(
         "--warmups", type=_numbers, default=(), help="T to try, in epochs of the run (default: 1/2, 1, 3/2)"
     )
@@ -98,7 +107,7 @@ def search(found: Sequence[Candidate], budget: int, train: Train, report: Callab
         left = [trial.candidate for trial in here if trial.top1 is not None]
         if not left:
             raise UserError(
-                f"no trial of round {number} finished ({here[0].reason}): try lower --lrs or longer --warmups"
+                f"no trial of round {number} finished ({here[0].reason}): try smaller steps or longer --warmups"
             )
     return done
 
@@ -116,7 +125,10 @@ def _trial(candidate: Candidate, epochs: int, result: trial_runs.Result) -> Tria
 
 
 def _line(trial: Trial) -> str:
-    text = f"lr {trial.candidate.lr:.4g}, T {trial.candidate.warmup_epochs:g}, {trial.epochs} epochs: "
+    tried = trial.candidate
+    text = f"{tried.flag} {tried.value:.4g}, T {tried.warmup_epochs:g}, {trial.epochs} epochs: "
+    if tried.relative_step is not None:
+        text = f"relative step {tried.relative_step:.3g}, {text}"
     if trial.top1 is None:
         return text + trial.reason
     return text + f"top-1 {100 * trial.top1:.2f} %, loss {trial.loss:.4f}"
@@ -125,19 +137,22 @@ def _line(trial: Trial) -> str:
 def flagfile(done: Sequence[Trial], command: str) -> str:
     """The flag file: what was tried as comments, the chosen values as flags."""
     best = choice(done).candidate
-    lines = ["# Learning rate and T by successive halving", f"# Command: {command}", "#"]
+    what = "Learning rate" if best.relative_step is None else "Relative step of LARS"
+    lines = [f"# {what} and T by successive halving", f"# Command: {command}", "#"]
     lines += [f"# {_line(trial)}" for trial in done]
-    return "\n".join([*lines, f"--lr={best.lr!r}", f"--warmup_epochs={best.warmup_epochs!r}", ""])
+    return "\n".join([*lines, f"--{best.flag}={best.value!r}", f"--warmup_epochs={best.warmup_epochs!r}", ""])
 
 
 def _run(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     config = configuration.resolve(arguments.flags)
-    found = trials.candidates(config, arguments.lrs, arguments.warmups)
+    lists = arguments.lrs, arguments.relative_steps, arguments.warmups
+    found = trials.candidates(config, arguments.ranks, *lists)
     root = arguments.out.with_suffix(".trials")
 
     def train(candidate: Candidate, epochs: int) -> trial_runs.Result:
-        cell = trial_runs.create(root, [*arguments.flags, *trials.flags(config, candidate, epochs)], arguments.ranks)
+        flags = trials.flags(config, arguments.ranks, candidate, epochs)
+        cell = trial_runs.create(root, [*arguments.flags, *flags], arguments.ranks)
         return running.ensure(cell, running.run_process, arguments.launcher)[0]
 
     done = search(found, arguments.budget_epochs, train, lambda text: print(text, flush=True))

@@ -6,54 +6,113 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from hybrid_imagenet.config import AUTO, Config
+from hybrid_imagenet.config import AUTO, Config, relative_step
+from hybrid_imagenet.config.derived import base_batch, settle
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics.relative_step import tuned
 from hybrid_imagenet.numerics.schedules import FIXED
 
-_RATES = (0.25, 0.5, 1.0, 2.0, 4.0)  # of --lr
+_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of --lr, or of the relative step of tuned LARS
 _WARMUPS = (0.5, 1.0, 1.5)  # of --warmup_epochs
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """Values that are tried: --lr, and --warmup_epochs (T) of the whole run."""
+    """Values that are tried.
 
-    lr: float
+    Attributes:
+      flag: what sets the size of the steps: lr or lars_eta.
+      value: of the flag.
+      warmup_epochs: T of the whole run.
+      relative_step: at its peak, where LARS runs.
+    """
+
+    flag: str
+    value: float
     warmup_epochs: float
+    relative_step: float | None = None
 
 
-def candidates(config: Config, rates: Sequence[float] = (), warmups: Sequence[float] = ()) -> list[Candidate]:
-    """Every pair of a rate and a warmup; without any, a quarter to four times --lr and half to one and a half T.
+def candidates(
+    config: Config,
+    workers: int,
+    rates: Sequence[float] = (),
+    steps: Sequence[float] = (),
+    warmups: Sequence[float] = (),
+) -> list[Candidate]:
+    """Every pair of a step size and a warmup.
+
+    With LARS (lars, and the SGD phase of hybrid) the sizes are relative steps, by default a quarter to four times that
+    of tuned LARS at the batch; else learning rates, by default a quarter to four times --lr. Warmups are by default
+    half to one and a half T.
+
+    Args:
+      config: of the run.
+      workers: number of GPUs of each trial.
+      rates: learning rates to try instead, for a run without LARS.
+      steps: relative steps to try instead, for a run with LARS.
+      warmups: values of --warmup_epochs to try instead.
 
     Raises:
-      UserError: for a configuration whose rate is fixed, or that changes batch or image size by epoch.
+      UserError: for a configuration without a rate to set, or that changes batch or image size by epoch.
     """
-    fixed = config.lr_schedule in (*FIXED, "mlperf")
-    if fixed or config.optimizer == "adabound":
-        what = f"--lr_schedule={config.lr_schedule}" if fixed else "--optimizer=adabound"
-        raise UserError(f"{what} does not take its rate from --lr, so there is nothing to search: choose another")
     if config.batch_schedule or config.image_size_schedule:
         raise UserError("--batch_schedule and --image_size_schedule count epochs of a whole run: search without them")
     if config.per_gpu_batch == AUTO:
         raise UserError("--per_gpu_batch=auto: the trials need one batch, give a number")
-    rates = rates or [config.lr * factor for factor in _RATES]
+    config = settle(config, workers)
     warmups = warmups or [config.warmup_epochs * factor for factor in _WARMUPS]
     fitting = dict.fromkeys(t for t in warmups if t <= config.epochs)
     if not fitting:
         raise UserError(f"--warmups: none lies within --epochs={config.epochs}; give shorter ones")
-    return [Candidate(*pair) for pair in itertools.product(dict.fromkeys(rates), fitting)]
+    if relative_step.peak(dataclasses.replace(config, warmup_epochs=0.0), workers) is not None:
+        return _with_lars(config, workers, rates, steps, tuple(fitting))
+    return _without_lars(config, rates, steps, tuple(fitting))
 
 
-def flags(config: Config, candidate: Candidate, epochs: int) -> list[str]:
+def _with_lars(
+    config: Config, workers: int, rates: Sequence[float], steps: Sequence[float], warmups: Sequence[float]
+) -> list[Candidate]:
+    if rates:
+        raise UserError("--lrs: with LARS the search goes over its relative step; give --relative_steps")
+    steps = steps or [factor * tuned(base_batch(config, workers)) for factor in _FACTORS]
+    found = []
+    for step, warmup in itertools.product(dict.fromkeys(steps), warmups):
+        here = dataclasses.replace(config, warmup_epochs=warmup)
+        top = relative_step.peak(here, workers)
+        if top is None:
+            raise UserError(
+                f"--warmups={warmup:g}: LARS does not run after it in {config.epochs} epochs; give shorter ones"
+            )
+        if top.value == 0:
+            raise UserError(f"--lr={config.lr:g} and --lars_eta={config.lars_eta:g} make no step: give positive values")
+        found.append(Candidate(*relative_step.remedy(here, top, step), warmup, step))
+    return found
+
+
+def _without_lars(
+    config: Config, rates: Sequence[float], steps: Sequence[float], warmups: Sequence[float]
+) -> list[Candidate]:
+    if steps:
+        raise UserError("--relative_steps: only LARS has a relative step; give --lrs")
+    if config.lr_schedule in FIXED or config.optimizer == "adabound":
+        what = f"--lr_schedule={config.lr_schedule}" if config.lr_schedule in FIXED else "--optimizer=adabound"
+        raise UserError(f"{what} does not take its rate from --lr, so there is nothing to search: choose another")
+    rates = rates or [config.lr * factor for factor in _FACTORS]
+    return [Candidate("lr", *pair) for pair in itertools.product(dict.fromkeys(rates), warmups)]
+
+
+def flags(config: Config, workers: int, candidate: Candidate, epochs: int) -> list[str]:
     """The flags that train a candidate for some epochs, under the schedule of the whole run, compressed.
 
     With the share s = epochs / --epochs, T and the milestones are multiplied by s and kappa becomes kappa^(1/s), so
     that the rate at a given fraction of the run stays; poly and cosine end with the run anyway. One validation, at the
     end.
     """
+    config = settle(config, workers)
     share = epochs / config.epochs
     texts = [
-        f"--lr={candidate.lr!r}",
+        f"--{candidate.flag}={candidate.value!r}",
         f"--warmup_epochs={candidate.warmup_epochs * share!r}",
         f"--epochs={epochs}",
         f"--eval_offset_epochs={epochs}",

@@ -23,15 +23,21 @@ class HyperparameterSchedule(keras.callbacks.Callback):
         schedule: Callable[[float, float, int], Mapping[str, float]],
         optimizer: GroupedOptimizer,
         state: RunState,
+        relative_step: Callable[[Mapping[str, float]], float | None] = lambda values: None,
     ):
-        """`schedule(start, end, global_batch)` gives the values; the optimizer takes them in one assignment.
+        """Keeps the values in `state.hyper`, so that a run resumed between an epoch's last step and its end has them.
 
-        They are kept in `state.hyper`: a run that is resumed between an epoch's last step and its end records them.
+        Args:
+          schedule: of (start, end, global_batch); the optimizer takes its values in one assignment.
+          optimizer: built.
+          state: of the run.
+          relative_step: that of LARS under such values, None where LARS does not run; goes into the records.
         """
         super().__init__()
         self._schedule = schedule
         self._optimizer = optimizer
         self._state = state
+        self._relative_step = relative_step
         self._global_batch = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -50,9 +56,15 @@ class HyperparameterSchedule(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the values to a step record."""
         if logs and "train_loss" in logs:
-            logs.update(self._state.hyper)
+            self._record(logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the values of the last step to the epoch's record."""
         if logs is not None:
-            logs.update(self._state.hyper)
+            self._record(logs)
+
+    def _record(self, logs: dict[str, Any]) -> None:
+        logs.update(self._state.hyper)
+        step = self._relative_step(self._state.hyper)
+        if step is not None:
+            logs["relative_step"] = step

@@ -115,4 +115,6 @@ def _schedule(epoch: int) -> dict:
     if epoch <= 4:
         upper = 0.2 + 1000 / epoch - 1000 / 4
         return {"phase": 0.0, "learning_rate": 0.2, "lower_bound": 0.05 * epoch, "upper_bound": upper}
-    return {"phase": 1.0, "learning_rate": 0.2 * 0.9 ** (epoch - 5), "lower_bound": 0.2, "upper_bound": 0.2}
+    rate = 0.2 * 0.9 ** (epoch - 5)
+    bounds = {"lower_bound": 0.2, "upper_bound": 0.2}
+    return {"phase": 1.0, "learning_rate": rate, "relative_step": 0.02 * rate, **bounds}

@@ -130,6 +130,20 @@ def test_bounds_are_drawn_only_while_they_hold(runs):
     assert lengths == {"upper bound Bu": 8, "learning rate": 24, "lower bound Bl": 8}  # 4 of 12 epochs, 2 records each
 
 
+def test_relative_steps_stand_beside_the_tuned_one_at_the_batch(runs):
+    chart = figures.relative_steps(load.load_all(runs))
+    names = ["one", "two", "tuned LARS, peak, batch 32", "tuned LARS, peak, batch 64"]
+    assert [series.name for series in chart.series] == names
+    own, tuned = chart.series[1], chart.series[3]
+    assert (list(own.xs), own.ys[0]) == (list(range(5, 13)), pytest.approx(0.02 * 0.2))  # after the warmup
+    assert (list(tuned.xs), tuned.dashed) == (list(range(5, 13)), True)
+    assert tuned.ys == pytest.approx([0.105 * (64 / 3264) ** 0.5] * 8)
+    for run in (loaded := load.load_all(runs)):
+        for record in run.epochs:
+            record.pop("relative_step", None)
+    assert figures.relative_steps(loaded) is None
+
+
 def test_efficiency_by_gpus_is_relative_to_the_smallest(runs):
     throughput, efficiency = figures.scaling(load.load_all(runs))
     assert throughput.series[0].xs == [1, 2]

@@ -3,7 +3,7 @@
 import pytest
 
 from hybrid_imagenet import config
-from hybrid_imagenet.config import derived
+from hybrid_imagenet.config import derived, relative_step
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.tools.search import command as program
@@ -11,7 +11,8 @@ from hybrid_imagenet.tools.search import trials
 from hybrid_imagenet.tools.search.trials import Candidate
 from hybrid_imagenet.tools.study import trial_runs
 
-GRID = [Candidate(lr, t) for lr in (0.1, 0.2, 0.4, 0.8) for t in (2.0, 4.0)]
+GRID = [Candidate("lr", lr, t) for lr in (0.1, 0.2, 0.4, 0.8) for t in (2.0, 4.0)]
+SGD = ["--optimizer=sgd", "--lr_schedule=step"]
 
 
 def result(top1, loss=1.0):
@@ -24,15 +25,17 @@ def test_the_better_half_goes_on_for_twice_as_long():
 
     def train(candidate, epochs):
         asked.append((candidate, epochs))
-        if candidate.lr == 0.8:
+        if candidate.value == 0.8:
             return trial_runs.Result(trial_runs.DIVERGED, "the validation loss is not finite")
-        return result(0.9 - abs(candidate.lr - 0.4) - 0.01 * (candidate.warmup_epochs == 2))
+        return result(0.9 - abs(candidate.value - 0.4) - 0.01 * (candidate.warmup_epochs == 2))
 
     done = program.search(GRID, 64, train, lambda text: None)
     assert [epochs for _, epochs in asked] == [2] * 8 + [4] * 4 + [8] * 2
-    assert {c for c, epochs in asked if epochs == 4} == {Candidate(lr, t) for lr in (0.2, 0.4) for t in (2.0, 4.0)}
-    assert {c for c, epochs in asked if epochs == 8} == {Candidate(0.4, 2.0), Candidate(0.4, 4.0)}
-    assert program.choice(done).candidate == Candidate(0.4, 4.0)
+    assert {c for c, epochs in asked if epochs == 4} == {
+        Candidate("lr", lr, t) for lr in (0.2, 0.4) for t in (2.0, 4.0)
+    }
+    assert {c for c, epochs in asked if epochs == 8} == {Candidate("lr", 0.4, 2.0), Candidate("lr", 0.4, 4.0)}
+    assert program.choice(done).candidate == Candidate("lr", 0.4, 4.0)
 
 
 def test_equal_accuracy_is_decided_by_the_loss_and_failures_are_told():
@@ -58,7 +61,7 @@ def test_a_trial_has_the_schedule_of_the_run_compressed(flags):
     """Nine epochs instead of ninety; the exponential schedule steps at whole epochs, of the run and of the trial."""
     flags = [*flags, "--epochs=90"]
     run = config.resolve(flags)
-    short = config.resolve([*flags, *trials.flags(run, Candidate(0.3, run.warmup_epochs), 9)])
+    short = config.resolve([*flags, *trials.flags(run, 4, Candidate("lr", 0.3, run.warmup_epochs), 9)])
     run = config.resolve([*flags, "--lr=0.3"])
     whole, trial = (schedules.create(**derived.schedule_arguments(c, 4)) for c in (run, short))
     for epoch in range(0, 90, 10 if run.lr_schedule == "exponential" else 1):
@@ -67,18 +70,61 @@ def test_a_trial_has_the_schedule_of_the_run_compressed(flags):
         assert then["learning_rate"] == pytest.approx(at["learning_rate"], rel=1e-6)
 
 
-def test_candidates():
-    run = config.resolve(["--lr=0.2", "--warmup_epochs=4", "--epochs=5"])
-    grid = trials.candidates(run)
-    assert {c.lr for c in grid} == {0.05, 0.1, 0.2, 0.4, 0.8}
+def test_a_trial_of_mlperfs_table_keeps_the_peak_and_decay_of_the_run():
+    flags = ["--recipe=mlperf_lars", "--per_gpu_batch=256"]
+    run = config.resolve(flags)
+    candidate = trials.candidates(run, 24)[0]
+    short = derived.settle(config.resolve([*flags, *trials.flags(run, 24, candidate, 11)]), 24)
+    whole = derived.settle(run, 24)
+    assert (short.epochs, whole.epochs, short.weight_decay) == (11, 43, whole.weight_decay)
+    assert short.warmup_epochs == pytest.approx(candidate.warmup_epochs * 11 / 43)
+    assert relative_step.peak(short, 24).value == pytest.approx(candidate.relative_step)
+
+
+def test_without_lars_rates_are_tried():
+    run = config.resolve([*SGD, "--lr=0.2", "--warmup_epochs=4", "--epochs=5"])
+    grid = trials.candidates(run, 2)
+    assert {(c.flag, c.value) for c in grid} == {("lr", value) for value in (0.05, 0.1, 0.2, 0.4, 0.8)}
     assert {c.warmup_epochs for c in grid} == {2.0, 4.0}  # 6 epochs do not fit
-    assert trials.candidates(run, (1.0,), (0.0, 1.0)) == [Candidate(1.0, 0.0), Candidate(1.0, 1.0)]
+    expected = [Candidate("lr", 1.0, 0.0), Candidate("lr", 1.0, 1.0)]
+    assert trials.candidates(run, 2, rates=(1.0,), warmups=(0.0, 1.0)) == expected
+
+
+HYBRID = ["--handover=continuous", "--per_gpu_batch=256", "--lr=0.1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag"),
+    [
+        (HYBRID, "lars_eta"),
+        ([*HYBRID, "--lr_decay_exponent=epoch"], "lars_eta"),
+        (["--optimizer=lars", "--lr_schedule=poly", "--per_gpu_batch=256"], "lr"),
+        (["--recipe=mlperf_lars", "--per_gpu_batch=256", "--warmup_epochs=4"], "lr"),
+        (["--recipe=flash_a", "--per_gpu_batch=256"], "lars_eta"),
+    ],
+)
+def test_with_lars_relative_steps_are_tried_around_the_tuned_one(flags, flag):
+    """Each candidate's flags give the run the relative step that it is for, whatever sets the rate."""
+    run = config.resolve(flags)
+    grid = trials.candidates(run, 24)
+    assert {c.flag for c in grid} == {flag}
+    for candidate in grid:
+        chosen = [f"--{flag}={candidate.value!r}", f"--warmup_epochs={candidate.warmup_epochs!r}"]
+        top = relative_step.peak(config.resolve([*flags, *chosen]), 24)
+        assert top.value == pytest.approx(candidate.relative_step)
+    steps = sorted({c.relative_step for c in grid})
+    assert steps == pytest.approx([0.105 * (6144 / 3264) ** 0.5 * factor for factor in (0.25, 0.5, 1, 2, 4)])
+    assert {c.relative_step for c in trials.candidates(run, 24, steps=(0.3,))} == {0.3}
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--budget_epochs=9", "--", "--recipe=flash_b"], "--lr_schedule=sony_b does not take its rate from --lr"),
+        (["--budget_epochs=9", "--", "--lars=none", "--recipe=flash_b"], "--lr_schedule=sony_b does not take its rate"),
+        (["--budget_epochs=9", "--lrs=1,2"], "--lrs: with LARS the search goes over its relative step"),
+        (["--budget_epochs=9", "--relative_steps=1", "--", *SGD], "--relative_steps: only LARS has"),
+        (["--budget_epochs=9", "--warmups=5", "--", "--epochs=5"], "--warmups=5: LARS does not run after it"),
+        (["--budget_epochs=9", "--", "--lars_eta=0"], "--lars_eta=0 make no step"),
         (["--budget_epochs=9", "--", "--recipe=adabound"], "--optimizer=adabound"),
         (["--budget_epochs=9", "--", "--per_gpu_batch=auto"], "--per_gpu_batch=auto"),
         (["--budget_epochs=9", "--", "--batch_schedule=3:*2"], "--batch_schedule"),
@@ -98,12 +144,15 @@ def test_mistakes_are_one_line(arguments, words, capsys):
 def test_a_real_search_on_two_ranks_writes_a_flag_file(tmp_path, capsys):
     out = tmp_path / "chosen.flags"
     run = ["--dataset=digits", "--augmentation=digits", "--model=resnet10", "--image_size=16", "--per_gpu_batch=64"]
-    arguments = ["--budget_epochs=2", "--lrs=0.1,1e9", "--warmups=1", "--ranks=2", f"--out={out}"]
+    run += ["--lr=0.1", "--handover=continuous"]
+    arguments = ["--budget_epochs=2", "--relative_steps=0.02,1e7", "--warmups=1", "--ranks=2", f"--out={out}"]
     assert program.main([*arguments, "--", *run, "--epochs=4"]) == 0
     chosen = config.resolve([*run, f"--flagfile={out}"])
-    assert (chosen.lr, chosen.warmup_epochs, chosen.origins["lr"]) == (0.1, 1.0, "flagfile")
+    assert chosen.lars_eta == pytest.approx(0.1)  # lr * N is 0.2, and the velocity an average
+    assert (chosen.warmup_epochs, chosen.origins["lars_eta"]) == (1.0, "flagfile")
     text = out.read_text()
-    assert "# lr 0.1, T 1, 1 epochs: top-1" in text and "# lr 1e+09, T 1, 1 epochs:" in text
+    assert "# relative step 0.02, lars_eta 0.1, T 1, 1 epochs: top-1" in text
+    assert "# relative step 1e+07, lars_eta 5e+07, T 1, 1 epochs:" in text
     again = capsys.readouterr().out
     assert program.main([*arguments, "--", *run, "--epochs=4"]) == 0  # both trials are kept
     assert capsys.readouterr().out.splitlines()[-1] == again.splitlines()[-1]

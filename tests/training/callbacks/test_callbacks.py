@@ -32,18 +32,22 @@ def test_the_schedule_sets_every_step_and_frees_state_at_the_switch():
         return {"learning_rate": batch * end, "phase": float(start >= 1)}
 
     state = RunState()
-    callback = HyperparameterSchedule(schedule, inner, state)
+    steps = {0.0: None, 1.0: 0.25}
+    callback = HyperparameterSchedule(schedule, inner, state, lambda values: steps[values["phase"]])
     callback.on_epoch_begin(0, {"global_batch": 4})
     callback.on_train_batch_begin(0, {"start": 0.5, "end": 1.0})
     assert (inner.hyper["learning_rate"], inner.hyper["phase"]) == (4.0, 0.0)
     assert inner.second_moment[0].numpy().size == 2
+    warm = {"train_loss": 1.0}
+    callback.on_train_batch_end(1, warm)
+    assert "relative_step" not in warm
     callback.on_train_batch_begin(1, {"start": 1.0, "end": 1.5})
     assert (inner.hyper["learning_rate"], inner.hyper["phase"]) == (6.0, 1.0)
     assert inner.second_moment[0].numpy().size == 0
     record, unfetched = {"train_loss": 1.0}, {"position": 1.5}
     callback.on_train_batch_end(2, record)
     callback.on_train_batch_end(2, unfetched)
-    assert record["learning_rate"] == 6.0
+    assert (record["learning_rate"], record["relative_step"]) == (6.0, 0.25)
     assert "learning_rate" not in unfetched
     resumed, at_epoch_end = HyperparameterSchedule(schedule, inner, RunState.from_dict(state.to_dict())), {}
     resumed.on_epoch_end(0, at_epoch_end)

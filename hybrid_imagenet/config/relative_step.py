@@ -1,0 +1,111 @@
+"""The relative step of LARS under a configuration: at one step, at its peak, and beside that of tuned LARS."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hybrid_imagenet.config.derived import batches, schedule_arguments, settle
+from hybrid_imagenet.numerics import relative_step, schedules
+
+if TYPE_CHECKING:
+    from hybrid_imagenet.config import Config
+
+
+@dataclasses.dataclass(frozen=True)
+class Peak:
+    """The largest relative step of a run.
+
+    Attributes:
+      value: the relative step.
+      epoch: number of the epoch that has it first, from 1.
+      learning_rate: there.
+      momentum: there.
+      batch: images per update there.
+    """
+
+    value: float
+    epoch: int
+    learning_rate: float
+    momentum: float
+    batch: int
+
+
+def at_step(config: Config, values: Mapping[str, float]) -> float | None:
+    """The relative step under the `learning_rate`, `momentum` and `phase` of a step; None where LARS does not run.
+
+    With LARC's clip it is the largest that the clip allows, eta c / (1 - momentum), whatever the rate is.
+    """
+    if config.optimizer not in ("lars", "hybrid") or config.lars == "none" or values["phase"] < 0.5:
+        return None
+    rate, momentum = 1.0 if config.lars == "larc" else values["learning_rate"], values["momentum"]
+    return relative_step.relative_step(rate, config.lars_eta, momentum, gradient_factor(config, momentum))
+
+
+def gradient_factor(config: Config, momentum: float) -> float:
+    """The factor in front of the gradient in LARS's velocity: 1 - momentum where hybrid goes on averaging, else 1."""
+    averages = config.optimizer == "hybrid" and config.handover == "continuous"
+    return 1 - momentum if averages else 1.0
+
+
+def peak(config: Config, workers: int) -> Peak | None:
+    """The largest relative step at the beginning of an epoch or around the end of the warmup; None without LARS."""
+    config = settle(config, workers)
+    schedule, stages = schedules.create(**schedule_arguments(config, workers)), batches(config)
+    ends = (math.nextafter(config.warmup_epochs, 0), config.warmup_epochs)
+    found = None
+    for start in sorted({*map(float, range(config.epochs)), *(e for e in ends if e < config.epochs)}):
+        batch = stages.at(int(start)).global_batch(workers)
+        values = schedule(start, start, batch)
+        step = at_step(config, values)
+        if step is not None and (found is None or step > found.value):
+            found = Peak(step, int(start) + 1, values["learning_rate"], values["momentum"], batch)
+    return found
+
+
+def line(config: Config, workers: int) -> str | None:
+    """One line on the peak of the relative step and on that of tuned LARS; None without LARS."""
+    config, top = settle(config, workers), peak(config, workers)
+    if top is None:
+        return None
+    factor = gradient_factor(config, top.momentum)
+    rate = "" if config.lars == "larc" else f"rate {top.learning_rate:.4g} x "
+    text = (
+        f"relative step {top.value:.2g} in epoch {top.epoch} ({rate}eta {config.lars_eta:.4g} x gradient factor "
+        f"{factor:.4g} / (1 - momentum {top.momentum:.4g})); tuned LARS has {relative_step.tuned(top.batch):.2g} at "
+        f"batch {top.batch}"
+    )
+    if config.optimizer == "hybrid":
+        other = "reset" if config.handover == "continuous" else "continuous"
+        swapped = dataclasses.replace(config, handover=other)
+        names = "reset or rescale" if other == "reset" else other
+        value = top.value * gradient_factor(swapped, top.momentum) / factor
+        text += f"; --handover={names} would make it {value:.2g}"
+    return text
+
+
+def warning(config: Config, workers: int) -> str | None:
+    """One line with a remedy where the peak is more than a factor of 4 from tuned LARS at its batch; else None."""
+    config, top = settle(config, workers), peak(config, workers)
+    if top is None or top.value <= 0 or not relative_step.far_off(top.value, top.batch):
+        return None
+    tuned = relative_step.tuned(top.batch)
+    flag, value = remedy(config, top, tuned)
+    times = max(tuned / top.value, top.value / tuned)
+    side = "smaller" if top.value < tuned else "larger"
+    return (
+        f"the relative step of LARS, {top.value:.2g}, is {times:.{0 if times >= 10 else 1}f} times {side} than tuned "
+        f"LARS has on ImageNet at batch {top.batch}, {tuned:.2g}: --{flag}={value:.3g} gives that"
+    )
+
+
+def remedy(config: Config, top: Peak, wanted: float) -> tuple[str, float]:
+    """The flag, and its value, that turns the peak into `wanted`: the rate of LARS, else its trust coefficient.
+
+    The rate of hybrid is also that of its warmup, and some schedules and LARC's clip have no use for --lr.
+    """
+    by_rate = config.optimizer == "lars" and config.lars == "you" and config.lr_schedule not in schedules.FIXED
+    flag = "lr" if by_rate else "lars_eta"
+    return flag, getattr(config, flag) * wanted / top.value

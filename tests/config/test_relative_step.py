@@ -1,0 +1,94 @@
+"""The relative step of a configuration, in --print_config and against the optimizers themselves."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hybrid_imagenet import config, optimizers
+from hybrid_imagenet.config import derived, relative_step, report
+
+IMAGENET = 1_281_167
+
+
+def lines(*flags, gpus=24):
+    return report.describe(config.resolve(flags), IMAGENET, gpus).splitlines()
+
+
+def found(*flags, gpus=24):
+    return [line for line in lines(*flags, gpus=gpus) if line.startswith(("relative step", "warning"))]
+
+
+@pytest.mark.parametrize("handover", ["continuous", "reset", "rescale"])
+@pytest.mark.parametrize(
+    "flags", [[], ["--optimizer=lars"], ["--optimizer=lars", "--nesterov"], ["--lars=larc", "--lars_eta=0.02"]]
+)
+def test_it_is_how_far_the_optimizer_moves_a_layer(handover, flags):
+    """300 updates with one and the same gradient, the weights put back after each."""
+    resolved = config.resolve([f"--handover={handover}", "--weight_decay=0", *flags])
+    values = {"learning_rate": 2.4, "momentum": 0.9, "phase": 1.0, "lower_bound": 2.4, "upper_bound": 2.4}
+    random = np.random.default_rng(1)
+    start, gradient = (random.normal(size=(4, 5)).astype(np.float32) for _ in range(2))
+    weights = keras.Variable(start)
+    optimizer = optimizers.create(**derived.optimizer_arguments(resolved, 24))
+    optimizer.build([weights])
+    optimizer.hyper.assign(values)
+    for _ in range(300):
+        weights.assign(start)
+        optimizer.apply([tf.constant(gradient)])
+    moved = np.linalg.norm(weights.numpy() - start) / np.linalg.norm(start)
+    assert relative_step.at_step(resolved, values) == pytest.approx(moved, rel=1e-4)
+
+
+def test_without_lars_there_is_none():
+    warm = {"learning_rate": 2.4, "momentum": 0.9, "phase": 0.0}
+    assert relative_step.at_step(config.resolve([]), warm) is None
+    for flags in (["--recipe=gradual_warmup"], ["--recipe=adabound"], ["--lars=none"], ["--epochs=5"]):
+        resolved = config.resolve(flags)
+        assert relative_step.peak(resolved, 24) is None
+        assert found(*flags) == []
+
+
+def test_the_line_names_its_parts_the_tuned_step_and_the_other_handover():
+    assert found("--handover=continuous", "--lars_eta=0.058") == [
+        "relative step 0.14 in epoch 11 (rate 2.4 x eta 0.058 x gradient factor 0.1 / (1 - momentum 0.9)); "
+        "tuned LARS has 0.14 at batch 6144; --handover=reset or rescale would make it 1.4"
+    ]
+    (line,) = found("--handover=reset", "--lars_eta=0.0058")
+    assert line.startswith("relative step 0.14 in epoch 11 (rate 2.4 x eta 0.0058 x gradient factor 1 /")
+    assert line.endswith("--handover=continuous would make it 0.014")
+    (line,) = found("--recipe=mlperf_lars", gpus=1024)
+    assert line.startswith("relative step 0.35 in epoch 17 (rate 21.2 x eta 0.001 ")
+    assert "handover" not in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus", "side", "remedy"),
+    [
+        (["--handover=continuous", "--lars_eta=0.001"], 24, "60 times smaller", "--lars_eta=0.06 "),
+        (
+            ["--optimizer=lars", "--lr_schedule=poly", "--warmup_epochs=5", "--lr=100"],
+            24,
+            "167 times larger",
+            "--lr=0.6 ",
+        ),
+        (["--recipe=flash_a", "--lars_eta=0.01"], 1024, "10 times larger", "--lars_eta=0.000978 "),
+    ],
+)
+def test_a_relative_step_far_from_the_tuned_one_is_a_warning_whose_remedy_helps(flags, gpus, side, remedy):
+    _, warning = found(*flags, gpus=gpus)
+    assert warning.startswith("warning: ")
+    assert side in warning
+    assert remedy in warning
+    line, *others = found(*flags, remedy.strip(), gpus=gpus)
+    assert not others
+    step = line.split()[2]
+    assert f"tuned LARS has {step} " in line
+
+
+def test_the_peak_is_found_where_a_warmup_ends_within_an_epoch_and_where_the_batch_grows():
+    top = relative_step.peak(config.resolve(["--optimizer=lars", "--lr_schedule=poly", "--warmup_epochs=5.5"]), 24)
+    assert (top.epoch, top.learning_rate, top.batch) == (6, pytest.approx(2.4), 6144)
+    flags = ["--optimizer=lars", "--lr_schedule=constant", "--warmup_epochs=1", "--batch_schedule=30:*2"]
+    top = relative_step.peak(config.resolve(flags), 24)
+    assert (top.epoch, top.learning_rate, top.batch) == (31, pytest.approx(4.8), 12288)

@@ -1,0 +1,48 @@
+import numpy as np
+import pytest
+
+from hybrid_imagenet.numerics.relative_step import far_off, relative_step, tuned
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9, 0.951807])
+@pytest.mark.parametrize("averaged", [False, True])
+def test_it_is_the_part_of_its_norm_by_which_lars_moves_a_layer_when_gradients_agree(momentum, averaged):
+    """You et al., algorithm 1, until the velocity has settled; the weights are held so that their norm is."""
+    random = np.random.default_rng(0)
+    weights, gradient = random.normal(size=50), random.normal(size=50)
+    lr, eta, factor = 17.0, 0.001, 1 - momentum if averaged else 1.0
+    local = eta * np.linalg.norm(weights) / np.linalg.norm(gradient)
+    velocity = np.zeros(50)
+    for _ in range(1000):
+        velocity = momentum * velocity + factor * lr * local * gradient
+    moved = np.linalg.norm(velocity) / np.linalg.norm(weights)
+    assert relative_step(lr, eta, momentum, factor) == pytest.approx(moved)
+
+
+def test_published_settings_have_the_relative_steps_of_the_record():
+    assert relative_step(10.5, 0.001, 0.9) == pytest.approx(0.105)
+    assert relative_step(24.699, 0.001, 0.951807) == pytest.approx(0.5125, abs=1e-4)
+    # Lu et al. with lr N = 2.4, eta = 0.001 and an averaged velocity.
+    assert relative_step(2.4, 0.001, 0.9, 0.1) == pytest.approx(0.0024)
+
+
+def test_tuned_steps_grow_with_the_square_root_of_the_batch():
+    assert tuned(3264) == 0.105
+    assert tuned(6144) == pytest.approx(0.144, abs=5e-4)
+    assert tuned(4 * 3264) == pytest.approx(0.21)
+
+
+def test_far_off_is_more_than_a_factor_of_4_either_way():
+    assert [far_off(0.105 * times, 3264) for times in (0.249, 0.251, 1, 3.99, 4.01)] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("momentum", [1.0, -0.1])
+def test_a_momentum_out_of_range_is_named(momentum):
+    with pytest.raises(ValueError, match=f"momentum={momentum}"):
+        relative_step(1, 0.001, momentum)
