@@ -5,6 +5,7 @@ import json
 import pytest
 
 from hybrid_imagenet import config
+from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.errors import SharedError, UserError, without_secrets
 from hybrid_imagenet.training.recorder import Recording
 
@@ -42,7 +43,7 @@ def test_the_files_of_a_run_hold_no_secrets(tmp_path, capsys, monkeypatch):
     flags = [f"--data_dir={secret}", f"--run_dir={tmp_path / 'run'}", "--progress=plain"]
     recording = Recording(config.resolve(flags), 0, 1)
     facts = {"train_images": 1, "validation_images": 1, "world_size": 1, "precision": "float32"}
-    recording.start(facts, {"step": 0, "epochs": 0.0}, 0.0)
+    recording.start(facts, {"step": 0, "epochs": 0.0}, RunState())
     recording.writer.close()
     written = "".join(path.read_text() for path in (tmp_path / "run").iterdir()) + "".join(capsys.readouterr())
     assert json.loads((tmp_path / "run" / "config.json").read_text())["flags"]["data_dir"].startswith("https://***@")

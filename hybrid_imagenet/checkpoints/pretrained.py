@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet import __version__, models
-from hybrid_imagenet.checkpoints import store
+from hybrid_imagenet.checkpoints import archive, metadata
+from hybrid_imagenet.checkpoints.store import CheckpointFolder
 from hybrid_imagenet.data import device
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.weights import applications, torchvision
@@ -113,10 +114,10 @@ class Trained:
         arrays = {f"{_PART}{i:04d}/{name}": np.asarray(v) for i, (name, v) in enumerate((self.weights or {}).items())}
         description = self.description()
         description["imported_from"] = description.pop("origin")
-        store.write(path, arrays, {**description, "num_classes": len(self.class_names), "version": __version__})
+        archive.write(path, arrays, {**description, "num_classes": len(self.class_names), "version": __version__})
 
 
-def load(path: pathlib.Path, report: Report, *, bgr: bool = True, weights: str = "auto") -> Trained:
+def load(path: pathlib.Path, report: Report, *, bgr: bool = True, weights: str = "auto", best: bool = False) -> Trained:
     """Reads a network.
 
     Args:
@@ -127,20 +128,23 @@ def load(path: pathlib.Path, report: Report, *, bgr: bool = True, weights: str =
         ImageNet's means and deviations (mode "torch").
       weights: of a checkpoint: `ema`, the averaged ones, which validation saw; `trained`, those of the last step; or
         `auto`, the averaged ones where there are any.
+      best: of a run: the checkpoint with the best validation top-1, not the newest.
 
     Raises:
       UserError: if there is no such file, or it holds no network that is known, or no such weights.
     """
     path = path.expanduser()
     if path.is_dir():
-        return _from_run(path, report, weights)
+        return _from_run(path, report, weights, best)
     if not path.exists():
         raise UserError(f"{path}: no such file or directory; give a checkpoint (step-*.npz) or the directory of a run")
+    if best:
+        raise UserError(f"--best: {path} is a file; give the directory of a run, or leave the flag out")
     if path.suffix not in FOREIGN_SUFFIXES:
         try:
-            return _from_checkpoint(store.read(path), weights)
-        except store.DamagedCheckpointError as error:
-            raise UserError(f"{error}; this is no good checkpoint, give another") from None
+            return _from_checkpoint(archive.read(path), weights)
+        except archive.DamagedCheckpointError as error:
+            raise UserError(f"{error}; give a checkpoint that is not damaged") from None
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; give a file that can be read") from None
     if weights == "ema":
@@ -151,16 +155,21 @@ def load(path: pathlib.Path, report: Report, *, bgr: bool = True, weights: str =
     return _foreign(path, model, arrays, torchvision.EPSILON)
 
 
-def _from_run(path: pathlib.Path, report: Report, weights: str) -> Trained:
-    directories = (path / "checkpoints", path)
-    for directory in directories:
-        found = store.CheckpointStore(directory, keep=1).newest_good(report)
+def _from_run(path: pathlib.Path, report: Report, weights: str, best: bool) -> Trained:
+    for directory in (path / "checkpoints", path):
+        folder = CheckpointFolder(directory, report)
+        found = folder.best_good() if best else folder.newest_good()
         if found is not None:
             return _from_checkpoint(found, weights)
+    if best:
+        raise UserError(
+            f"--best: {path} holds no good checkpoint with a validation result of its own; leave the flag out for the "
+            "newest"
+        )
     raise UserError(f"{path}: holds no good checkpoint (checkpoints/step-*.npz); give another run")
 
 
-def _from_checkpoint(source: store.Checkpoint, which: str) -> Trained:
+def _from_checkpoint(source: archive.Checkpoint, which: str) -> Trained:
     meta = source.meta
     weights, averages = _part(source, _PART), _part(source, _AVERAGES)
     if which == "ema" and not averages:
@@ -174,14 +183,15 @@ def _from_checkpoint(source: store.Checkpoint, which: str) -> Trained:
     if "batch_norm_epsilon" not in values:
         values["batch_norm_epsilon"] = _epsilon_of_run(source.path)
     try:
+        metadata.check_network(meta)
         return dataclasses.replace(Trained.from_description(values), weights=weights)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise UserError(f"{source.path}: does not describe a network ({error}); give another checkpoint") from None
 
 
-def _part(source: store.Checkpoint, prefix: str) -> dict[str, np.ndarray]:
+def _part(source: archive.Checkpoint, prefix: str) -> dict[str, np.ndarray]:
     """The arrays of one part of a checkpoint, by path of the variable."""
-    return {name.split("/", 2)[2]: value for name, value in source.arrays.items() if name.startswith(prefix)}
+    return {name.split("/", 2)[-1]: value for name, value in source.arrays.items() if name.startswith(prefix)}
 
 
 def _epsilon_of_run(path: pathlib.Path) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import keras
 
-from hybrid_imagenet.checkpoints.store import Checkpoint
+from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.errors import UserError
 
 
@@ -34,3 +34,17 @@ def restore_arrays(checkpoint: Checkpoint, variables: Mapping[str, keras.Variabl
             )
     for name, variable in variables.items():
         variable.assign(checkpoint.arrays[name])
+
+
+def check_position(checkpoint: Checkpoint, num_examples: int) -> None:
+    """Compares where a run stands in its epoch with the size of the training set.
+
+    Raises:
+      UserError: if it stands behind the last example.
+    """
+    offset = checkpoint.meta["state"]["cursor"]["offset"]
+    if offset >= num_examples:
+        raise UserError(
+            f"{checkpoint.path}: the run stands at example {offset} of its epoch, but there are {num_examples} "
+            "training images; resume with the data it was started with"
+        )

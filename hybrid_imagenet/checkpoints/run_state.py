@@ -20,6 +20,7 @@ class RunState:
         the end of its validation.
       seconds: wall time of earlier sessions and this one up to the last record, in seconds.
       best_top1: the best validation top-1 so far, a fraction.
+      best_epoch: the epoch (from 1) that had it first; 0 before the first validation, or if it is not known.
       hyper: the schedule's values of the last step; empty before the first.
       running_loss: the running value of the training loss; None before the first look, or if it is not watched.
       good_step: the newest step whose weights were found good.
@@ -33,6 +34,7 @@ class RunState:
     finished_epochs: int = 0
     seconds: float = 0.0
     best_top1: float = 0.0
+    best_epoch: int = 0
     hyper: dict[str, float] = dataclasses.field(default_factory=dict)
     running_loss: float | None = None
     good_step: int = 0
@@ -47,5 +49,6 @@ class RunState:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RunState:
-        """The inverse of `to_dict`."""
-        return cls(**{**values, "cursor": Cursor(**values["cursor"])})
+        """The inverse of `to_dict`; values that an older version did not store are those of a new run."""
+        known = {field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values}
+        return cls(**{**known, "cursor": Cursor(values["cursor"]["epoch"], values["cursor"]["offset"])})

@@ -1,122 +1,119 @@
-"""Checkpoints: one file each, checksummed, replaced atomically, read without pickle."""
+"""Keeps the newest good checkpoints of a run and its best one, and sets damaged ones aside."""
 
 from __future__ import annotations
 
-import dataclasses
-import errno
-import json
+import contextlib
 import os
 import pathlib
 import re
 import threading
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
+from hybrid_imagenet.checkpoints import archive, metadata
+from hybrid_imagenet.checkpoints.archive import Arrays, Checkpoint, DamagedCheckpointError, NewerCheckpointError
 from hybrid_imagenet.errors import UserError
 
-FORMAT = 1
-_META = "meta"
 _NAME = re.compile(r"step-(\d{9})\.npz")
-Arrays = Mapping[str, np.ndarray]
+_DAMAGED = ".damaged"
+_Found = TypeVar("_Found")
+Report = Callable[[str], None]
+Check = Callable[[Mapping[str, Any]], None]
 
 
-class DamagedCheckpointError(Exception):
-    """A checkpoint file that is cut short, altered or not one of ours; the message says what is wrong."""
+class CheckpointFolder:
+    """Finds checkpoints in a directory and changes nothing there: it may be that of a run under way."""
 
+    def __init__(self, directory: pathlib.Path, report: Report, check: Check = metadata.check_network):
+        """Takes the directory.
 
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """Arrays by name, and a JSON-ready description of the run that they belong to."""
-
-    path: pathlib.Path
-    arrays: Arrays
-    meta: dict[str, Any]
-
-
-def write(path: pathlib.Path, arrays: Arrays, meta: Mapping[str, Any]) -> None:
-    """Writes a checkpoint so that `path` holds either all of it or what it held before.
-
-    The file is an uncompressed NumPy archive. Its members carry CRC-32 checksums, and one of them lists the names of
-    the others, which have none. It is written under a temporary name, flushed to the disk and renamed; the directory
-    entry is flushed too.
-
-    Raises:
-      OSError: if the disk is full or not writable; the temporary file is removed.
-    """
-    text = json.dumps({"format": FORMAT, "arrays": sorted(arrays), **meta}).encode()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            np.savez(file, **{_META: np.frombuffer(text, np.uint8)}, **{f"array/{k}": v for k, v in arrays.items()})  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def read(path: pathlib.Path) -> Checkpoint:
-    """Reads and verifies a checkpoint.
-
-    Raises:
-      DamagedCheckpointError: if it is not complete and intact.
-      OSError: if it cannot be opened.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            content = {name: archive[name] for name in archive.files}
-        meta = json.loads(bytes(content.pop(_META)))
-        arrays = {name.removeprefix("array/"): value for name, value in content.items()}
-        if meta.pop("arrays") != sorted(arrays) or not all(isinstance(a, np.ndarray) for a in arrays.values()):
-            raise DamagedCheckpointError(f"{path}: its table of contents does not match its content")
-        if meta["format"] != FORMAT:
-            raise DamagedCheckpointError(f"{path}: format {meta['format']}, this version reads {FORMAT}")
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        EOFError,
-        NotImplementedError,
-    ) as error:
-        raise DamagedCheckpointError(f"{path}: {' '.join(str(error).split()) or type(error).__name__}") from None
-    except OSError as error:
-        if error.errno not in (None, errno.EINVAL):  # a damaged table of contents leads to impossible places
-            raise
-        raise DamagedCheckpointError(f"{path}: {error}") from None
-    return Checkpoint(path, arrays, meta)
-
-
-class CheckpointStore:
-    """The checkpoints of one run, in one directory; used by rank 0.
-
-    Writing happens in a thread; at most one write is under way, and an error of the thread is raised by the next call.
-    """
-
-    def __init__(self, directory: pathlib.Path, keep: int):
-        """Keeps the newest `keep` checkpoints of `directory`, which is created at the first write."""
+        Args:
+          directory: need not exist.
+          report: is told of each checkpoint that cannot be used, in one line.
+          check: raises ValueError for a description that lacks what the checkpoint is needed for.
+        """
         self.directory = directory
-        self.keep = keep
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._report = report
+        self._check = check
 
     def paths(self) -> list[pathlib.Path]:
-        """The checkpoint files, newest first."""
+        """Whatever bears the name of a checkpoint, newest first."""
         if not self.directory.is_dir():
             return []
         return sorted((p for p in self.directory.iterdir() if _NAME.fullmatch(p.name)), reverse=True)
+
+    def newest_good(self) -> Checkpoint | None:
+        """The newest checkpoint whose checksums and description are right, if there is one."""
+        return self._first_good(self.paths())
+
+    def best_good(self) -> Checkpoint | None:
+        """The good checkpoint whose own validation top-1 is highest, the earliest of equal ones.
+
+        None if none was saved right after a validation.
+        """
+        scores = {path: self._attempt(path, _own_top1) for path in reversed(self.paths())}
+        scored = {path: top1 for path, top1 in scores.items() if top1 is not None}
+        return self._first_good(sorted(scored, key=lambda path: scored[path], reverse=True))
+
+    def _first_good(self, paths: Sequence[pathlib.Path]) -> Checkpoint | None:
+        found = (self._attempt(path, self._read) for path in paths)
+        return next((checkpoint for checkpoint in found if checkpoint is not None), None)
+
+    def _attempt(self, path: pathlib.Path, read: Callable[[pathlib.Path], _Found]) -> _Found | None:
+        """What `read` finds in a file; None if it cannot be used, which is reported."""
+        try:
+            return read(path)
+        except FileNotFoundError:  # the run that goes on there has removed it
+            return None
+        except (DamagedCheckpointError, OSError) as error:
+            self._reject(path, error)
+            return None
+
+    def _read(self, path: pathlib.Path) -> Checkpoint:
+        return self._verified(path, arrays=True)
+
+    def _verified(self, path: pathlib.Path, *, arrays: bool) -> Checkpoint:
+        checkpoint = archive.read(path, arrays=arrays)
+        try:
+            self._check(checkpoint.meta)
+        except ValueError as error:
+            raise DamagedCheckpointError(f"{path}: {error}") from None
+        return checkpoint
+
+    def _reject(self, path: pathlib.Path, error: Exception) -> None:
+        self._report(f"checkpoint passed over: {error}")
+
+
+class _Known(NamedTuple):
+    """A file that was found good: what the file system said of it then, and its own validation top-1."""
+
+    signature: tuple[int, ...]
+    top1: float | None
+
+
+class CheckpointStore(CheckpointFolder):
+    """The checkpoints of the run that rank 0 works on.
+
+    Writing happens in a thread; at most one write is under way, and an error of the thread is raised by the next call.
+    A file counts towards `keep` only if it is good; one that is not is renamed to `step-*.npz.damaged`.
+    """
+
+    def __init__(self, directory: pathlib.Path, keep: int, *, keep_best: bool = False, report: Report = lambda _: None):
+        """Takes the directory, which is created at the first write.
+
+        Args:
+          directory: holds nothing else.
+          keep: the newest good checkpoints that stay.
+          keep_best: the one with the highest validation top-1 of its own (`val_top1`) stays too.
+          report: is told of what is set aside, in one line; called by the thread that owns the store.
+        """
+        super().__init__(directory, report, metadata.check_run)
+        self.keep = keep
+        self._keep_best = keep_best
+        self._known: dict[pathlib.Path, _Known] = {}
+        self._notes: list[str] = []  # of the writing thread
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
 
     def save(self, step: int, arrays: Arrays, meta: Mapping[str, Any], *, wait: bool = False) -> None:
         """Starts writing the checkpoint of a step; the arrays must not change any more.
@@ -144,6 +141,7 @@ class CheckpointStore:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        self._tell()
         if self._error is not None:
             error, self._error = self._error, None
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -152,32 +150,101 @@ class CheckpointStore:
                 "make room or access and start again with --resume"
             )
 
+    def newest_good(self) -> Checkpoint | None:
+        """The newest good checkpoint, if there is one; what is damaged among newer ones is set aside."""
+        found = super().newest_good()
+        self._tell()
+        return found
+
+    def set_aside(self) -> list[pathlib.Path]:
+        """The damaged files that this session and earlier ones have renamed."""
+        return sorted(self.directory.glob(f"step-*.npz{_DAMAGED}*"))
+
     def remove_after(self, step: int) -> None:
         """Removes the checkpoints of later steps, to which the run must not go back."""
         for path in self.paths():
-            if int(path.stem.removeprefix("step-")) > step:
+            if _step(path) > step and self._is_good(path):
                 path.unlink(missing_ok=True)
+        self._tell()
 
-    def newest_good(self, report: Callable[[str], None]) -> Checkpoint | None:
-        """The newest checkpoint that can be read; `report` is told of each damaged one that is passed over."""
-        for checkpoint in self._readable(report):
-            return checkpoint
-        return None
-
-    def _readable(self, report: Callable[[str], None]) -> Iterator[Checkpoint]:
-        for path in self.paths():
-            try:
-                yield read(path)
-            except (DamagedCheckpointError, OSError) as error:
-                report(f"damaged checkpoint passed over: {error}")
+    def _tell(self) -> None:
+        while self._notes:
+            self._report(self._notes.pop(0))
 
     def _write(self, step: int, arrays: Arrays, meta: Mapping[str, Any]) -> None:
         try:
             self.directory.mkdir(exist_ok=True)  # not its parents: a run directory that was deleted stays so
             for leftover in self.directory.glob(".*.tmp"):
-                leftover.unlink(missing_ok=True)
-            write(self.directory / f"step-{step:09d}.npz", arrays, meta)
-            for old in self.paths()[self.keep :]:
-                old.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    leftover.unlink()
+            path = self.directory / f"step-{step:09d}.npz"
+            if os.path.lexists(path):
+                self._is_good(path)  # if not, it is set aside rather than replaced
+            archive.write(path, arrays, meta)
+            self._known[path] = _Known(_signature(path), meta.get("val_top1"))
+            self._remove_old()
         except Exception as error:  # raised again by the next call, in the training thread
             self._error = error
+
+    def _remove_old(self) -> None:
+        """Removes good checkpoints that are neither among the newest `keep` nor the best."""
+        good = [path for path in self.paths() if self._is_good(path)]
+        kept = set(good[: self.keep])
+        scores = {path: top1 for path in reversed(good) if (top1 := self._known[path].top1) is not None}
+        if self._keep_best and scores:
+            kept.add(max(scores, key=lambda path: scores[path]))
+        for path in good:
+            if path not in kept:
+                path.unlink(missing_ok=True)
+                del self._known[path]
+
+    def _is_good(self, path: pathlib.Path) -> bool:
+        """Whether a file is good; one that has not changed since it was found good is not read again."""
+
+        def verify(path: pathlib.Path) -> bool:
+            known = self._known.get(path)
+            return (known is not None and known.signature == _signature(path)) or bool(
+                self._verified(path, arrays=False)
+            )
+
+        return bool(self._attempt(path, verify))
+
+    def _verified(self, path: pathlib.Path, *, arrays: bool) -> Checkpoint:
+        signature = _signature(path)
+        checkpoint = super()._verified(path, arrays=arrays)
+        step = checkpoint.meta["state"]["step"]
+        if step != _step(path):
+            raise DamagedCheckpointError(f"{path}: it holds step {step}")
+        self._known[path] = _Known(signature, checkpoint.meta.get("val_top1"))
+        return checkpoint
+
+    def _reject(self, path: pathlib.Path, error: Exception) -> None:
+        if isinstance(error, NewerCheckpointError) or not isinstance(error, DamagedCheckpointError):
+            self._notes.append(f"checkpoint passed over: {error}")
+            return
+        place = path.with_name(path.name + _DAMAGED)
+        number = 1
+        while os.path.lexists(place):
+            number += 1
+            place = path.with_name(f"{path.name}{_DAMAGED}-{number}")
+        try:
+            path.rename(place)
+        except OSError as problem:
+            self._notes.append(f"checkpoint passed over: {error}; it cannot be renamed: {problem.strerror}")
+        else:
+            self._notes.append(f"damaged checkpoint set aside as {place.name}: {error}")
+
+
+def _step(path: pathlib.Path) -> int:
+    return int(path.stem.removeprefix("step-"))
+
+
+def _own_top1(path: pathlib.Path) -> float | None:
+    top1 = archive.read_meta(path).get("val_top1")
+    return top1 if isinstance(top1, float) else None
+
+
+def _signature(path: pathlib.Path) -> tuple[int, ...]:
+    """What changes when a file is written to or replaced; damage that leaves all of it alone is found on reading."""
+    status = path.stat()
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

@@ -65,4 +65,5 @@ class Evaluation:
     checkpoint_every_epochs: int = option(1, "Epochs between checkpoints.", unit="epochs", minimum=1)
     checkpoint_every_steps: int | None = option(None, "Also save every so many steps.", unit="steps", minimum=1)
     checkpoint_every_seconds: float | None = option(None, "Also save after so long.", unit="s", minimum=1)
-    keep: int = option(2, "Checkpoints that stay on disk.", minimum=1)
+    keep: int = option(2, "Newest good checkpoints that stay on disk.", minimum=1)
+    keep_best: bool = option(True, "Save each best epoch, and keep the one with the best validation top-1 too.")

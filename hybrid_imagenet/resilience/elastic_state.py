@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hybrid_imagenet.checkpoints.store import Checkpoint
+from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.resilience.reaper import Guardian
 
 

@@ -1,9 +1,9 @@
 """`metrics.jsonl`: one JSON object per line, the source of truth of a run. Every other log and report is made from it.
 
 A record has the key `kind`: `step` (every --log_every_steps steps), `epoch` (one per pass over the training set, with
-the validation's results when there was one), `rollback` (training had diverged and went back to this step) or `ranks`
-(elastic ranks came or went, and training went on from this step). Values that are not finite are written as null, as
-JSON has no word for them.
+the validation's results when there was one), `rollback` (training had diverged and went back to this step), `ranks`
+(elastic ranks came or went, and training went on from this step) or `gap` (records before it are missing). Values that
+are not finite are written as null, as JSON has no word for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from hybrid_imagenet.errors import UserError
 
 KEYS: Mapping[str, str] = {
-    "kind": "`step`, `epoch`, `rollback` or `ranks`",
+    "kind": "`step`, `epoch`, `rollback`, `ranks` or `gap`",
     "epoch": "epochs finished (epoch records), or the epoch under way, from 1 (step records)",
     "step": "optimizer steps done since the start of the run",
     "position": "fractional epochs done",
@@ -68,10 +68,13 @@ KEYS: Mapping[str, str] = {
     "world_size": "number of ranks from here on (ranks records)",
     "world_size_before": "number of ranks before (ranks records)",
     "steps_repeated": "steps after this one that were done before and are done anew (ranks records)",
+    "lost_epochs": "epochs whose records were deleted or cut off (gap records)",
+    "best_val_top1": "best validation top-1 up to here, as the checkpoint knows it (gap records)",
+    "best_epoch": "epoch of the best validation top-1, if the checkpoint knows it (gap records)",
 }
 """What each key means. A record may hold other keys too; readers pass over those that they do not know."""
 
-KINDS = ("step", "epoch", "rollback", "ranks")
+KINDS = ("step", "epoch", "rollback", "ranks", "gap")
 
 
 def clean(value: Any) -> Any:
@@ -145,7 +148,8 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Reads the records of a file that may still be growing; a torn last line is passed over.
 
     Raises:
-      UserError: if there is no such file, or if a line before the last is not a JSON object.
+      UserError: if there is no such file, or if a line before the last is not a JSON object, or the value of one of
+        `KEYS` is not what it must be.
     """
     path = pathlib.Path(path)
     try:
@@ -164,8 +168,38 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             if number == len(lines):  # no newline after it: the writer was cut off in the middle
                 break
             raise UserError(f"{path}, line {number}: not a JSON object; remove the line") from None
+        _check(record, f"{path}, line {number}")
         records.append(record)
     return records
+
+
+def _check(record: Mapping[str, Any], place: str) -> None:
+    """Raises UserError if a value that reports calculate with is of another kind."""
+    if record.get("kind") == "epoch" and "epoch" not in record:
+        raise UserError(f"{place}: the record of an epoch without its number; correct or remove the line")
+    for key in KEYS.keys() & record.keys():
+        value = record[key]
+        if key in ("kind", "val_split"):
+            good, wanted = isinstance(value, str), "a text"
+        elif key == "trust_ratios":
+            good, wanted = isinstance(value, dict) and all(map(_is_number, value.values())), "numbers by layer"
+        elif key == "lost_epochs":
+            good, wanted = isinstance(value, list) and all(map(_is_count, value)), "a list of whole numbers"
+        elif key in ("epoch", "step"):
+            good, wanted = _is_count(value), "a whole number"
+        else:
+            good, wanted = _is_number(value), "a number"
+        if not good and value is not None:
+            raise UserError(f"{place}: {key} is {json.dumps(value)[:80]}, not {wanted}; correct or remove the line")
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number, or nothing, as of a layer without a trust ratio."""
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _mend(path: pathlib.Path, resume_from: tuple[int, int] | None) -> None:
@@ -184,5 +218,5 @@ def _mend(path: pathlib.Path, resume_from: tuple[int, int] | None) -> None:
 
 def _is_later(record: Mapping[str, Any], step: int, finished_epochs: int) -> bool:
     """Whether a record was written after that position: an epoch ends later than its last step."""
-    epoch_not_finished = record.get("kind") == "epoch" and record.get("epoch", 0) > finished_epochs
-    return bool(record.get("step", 0) > step or epoch_not_finished)
+    epoch_not_finished = record.get("kind") == "epoch" and (record.get("epoch") or 0) > finished_epochs
+    return bool((record.get("step") or 0) > step or epoch_not_finished)

@@ -25,7 +25,7 @@ class RunDirectory:
 
         Raises:
           UserError: if it holds a run and `resume` is false, if it holds something else, if another run uses it, or
-            if it cannot be written.
+            if it or one of its files cannot be written.
         """
         self.path = path
         try:
@@ -33,6 +33,9 @@ class RunDirectory:
             self._lock = self._acquire()
         except OSError as error:
             raise UserError(f"--run_dir={path}: {error.strerror}; give a directory that can be written") from None
+        for name in ("config.json", "metrics.jsonl", "summary.json"):
+            if (path / name).exists() and not (path / name).is_file():
+                raise UserError(f"--run_dir={path}: {name} is not a regular file; move it away")
         others = [p.name for p in path.iterdir() if p.name != "lock"]
         self.resumed = (path / "config.json").exists()
         if self.resumed and not resume:
@@ -40,8 +43,9 @@ class RunDirectory:
         if others and not self.resumed:
             raise UserError(f"--run_dir={path} holds other files ({others[0]}): give a new or empty directory")
 
-    def _acquire(self) -> IO[str]:
-        file = (self.path / "lock").open("a+")
+    def _acquire(self) -> IO[bytes]:
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)  # FIFOs do not wait
+        file = os.fdopen(descriptor, "rb+", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -10,6 +10,7 @@ from typing import Any
 
 from hybrid_imagenet.analysis import criteria
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.runlog import gaps
 from hybrid_imagenet.runlog.jsonl import clean
 
 Record = Mapping[str, Any]
@@ -56,17 +57,18 @@ def summarize(
       JSON-ready values. Accuracies are fractions, times are in seconds, what is not known is None:
       `val_top1`, `val_top5`, `val_loss`, `train_loss`, `train_top1` of the last epoch that has them; `val_split`,
       the images that these speak of (`validation` or `tuning`);
-      `best_val_top1`, `best_epoch`; `epochs` (finished), `steps`; `target` and `epochs_to_target`;
+      `best_val_top1`, `best_epoch`; `epochs` (finished), `steps`; `lost_epochs`, those whose records are missing;
+      `target` and `epochs_to_target`;
       `images_per_second` (all images / all training seconds), `steady_images_per_second` (median over the epochs
       after the first, whose start-up would distort it); `wall_seconds`, `world_size`, `images_per_epoch`,
       `skipped_steps`; `gradient_elements`, `gradient_overflow`, `gradient_underflow` and `gradient_zeros`, sums over
       the epochs (see `callbacks.costs.WireHealthLog`); `single_gpu_images_per_second`, `scaling_efficiency`;
-      `time_by_cause`; and `targets`, a list with the criteria of H for each target (see `target_criteria`).
+      `time_by_cause`; and `targets`, a list with the criteria of H for each target (see `target_criteria`), with
+      `known`: false if the target may have been reached in an epoch whose record is missing.
     """
     records = list(records)
     epochs = [r for r in records if r.get("kind") == "epoch"]
-    validated = [r for r in epochs if r.get("val_top1") is not None]
-    best = max(validated, key=lambda r: r["val_top1"], default={})
+    best_top1, best_epoch = gaps.best(records)
     seconds = wall_seconds if wall_seconds is not None else _last(records, "seconds")
     steady = steady_throughput(epochs)
     if single_gpu_images_per_second is None and world_size == 1:
@@ -75,13 +77,19 @@ def summarize(
     if steady and single_gpu_images_per_second:
         efficiency = criteria.scaling_efficiency(steady, single_gpu_images_per_second, world_size)
     goals = [("val_top1", target) for target in targets] + [("val_top5", TOP5_TARGET)]
-    hits = [target_criteria(epochs, *goal, world_size, steady, efficiency, images_per_epoch) for goal in goals]
+    hits = []
+    for goal in goals:
+        hit = target_criteria(epochs, *goal, world_size, steady, efficiency, images_per_epoch)
+        if gaps.hides(records, *goal, hit["epochs"]):
+            hit |= {**dict.fromkeys(_CRITERIA), "known": False}
+        hits.append(hit)
     values = {
         **{key: _last(epochs, key) for key in ("val_top1", "val_top5", "val_loss", "train_loss", "train_top1")},
         "val_split": _last(epochs, "val_split"),
-        "best_val_top1": best.get("val_top1"),
-        "best_epoch": best.get("epoch"),
-        "epochs": _last(epochs, "epoch") or 0,
+        "best_val_top1": best_top1,
+        "best_epoch": best_epoch,
+        "epochs": _last([r for r in records if r.get("kind") in ("epoch", "gap")], "epoch") or 0,
+        "lost_epochs": gaps.lost(records),
         "steps": _last(records, "step") or 0,
         "target": targets[0] if targets else None,
         "epochs_to_target": hits[0]["epochs"] if targets else None,
@@ -161,7 +169,7 @@ def time_by_cause(
         return None
     trained = [r for r in epochs if r.get("train_seconds") and r.get("images_per_second")]
     images = sum(r["train_seconds"] * r["images_per_second"] for r in trained)
-    steps = [b.get("step", 0) - a for a, b in zip([0, *(r.get("step", 0) for r in epochs)], epochs, strict=False)]
+    steps = _steps(epochs)
     causes = {
         "input": [r["train_seconds"] * r["data_wait_fraction"] for r in trained if r.get("data_wait_fraction")],
         "exposed communication": _per_step(epochs, steps, "communication_seconds"),
@@ -172,6 +180,16 @@ def time_by_cause(
     losses = {name: float(sum(parts)) for name, parts in causes.items() if parts}
     ideal = images / (gpus * single_gpu_rate) if single_gpu_rate else None
     return {loss.name: loss.seconds for loss in criteria.waterfall(wall_seconds, ideal, losses)}
+
+
+def _steps(epochs: Sequence[Record]) -> list[int]:
+    """The steps of each epoch; 0 where the epoch before it has no record."""
+    steps, before = [], {"epoch": 0, "step": 0}
+    for record in epochs:
+        follows = record.get("epoch", 0) == before.get("epoch", 0) + 1
+        steps.append(record.get("step", 0) - before.get("step", 0) if follows else 0)
+        before = dict(record)
+    return steps
 
 
 def _per_step(epochs: Sequence[Record], steps: Sequence[int], key: str) -> list[float]:
@@ -242,7 +260,9 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     for goal in summary["targets"]:
         name = f"{goal['metric'].removeprefix('val_').replace('top', 'top-')} {_percent(goal['target'])}"
         if goal["epochs"] is None:
-            text.append(f"{name}: not reached")
+            missing = gaps.ranges(summary.get("lost_epochs") or ())
+            known = goal.get("known", True)
+            text.append(f"{name}: not reached" if known else f"{name}: not known, epochs {missing} have no records")
             continue
         text.append(
             f"{name}: epoch {goal['epochs']:g} (convergence rate {goal['convergence_rate']:.4f}), "

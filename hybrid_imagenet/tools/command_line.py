@@ -44,6 +44,9 @@ def add_network(parser: argparse.ArgumentParser, name: str = "checkpoint") -> No
         default="auto",
         help="of a checkpoint: averaged ones (--ema_decay), those of the last step, or auto, averaged if there are any",
     )
+    parser.add_argument(
+        "--best", action="store_true", help="of a run: the checkpoint with the best validation top-1, not the newest"
+    )
     parser.add_argument("--image_size", type=positive, help="pixels (default: as trained; foreign weights: 224)")
     parser.add_argument(
         "--class_names", type=pathlib.Path, help="file with one name per line (default: the checkpoint's)"
@@ -60,7 +63,9 @@ def load_network(path: pathlib.Path, arguments: argparse.Namespace) -> Trained:
     """Reads the network that the arguments of `add_network` describe; raises UserError."""
     from hybrid_imagenet.checkpoints import pretrained
 
-    network = pretrained.load(path, _warn, bgr=arguments.pixels == "caffe", weights=arguments.weights)
+    network = pretrained.load(
+        path, _warn, bgr=arguments.pixels == "caffe", weights=arguments.weights, best=arguments.best
+    )
     changes: dict[str, Any] = {}
     if arguments.image_size:
         changes["image_size"] = arguments.image_size

@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybrid_imagenet import __version__
+from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import RunState
-from hybrid_imagenet.checkpoints.store import Checkpoint, CheckpointStore
+from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.config import Config, report
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.resilience.rollback import Rollback
-from hybrid_imagenet.runlog import jsonl, live, run_dir, standard_logs, summary, trackers
+from hybrid_imagenet.runlog import gaps, jsonl, live, run_dir, standard_logs, summary, trackers
 
 
 class Recording:
@@ -58,7 +59,9 @@ class Recording:
         self.writer: jsonl.MetricsWriter | None = None
         self.store: CheckpointStore | None = None
         if self._directory is not None:
-            self.store = CheckpointStore(self._directory.path / "checkpoints", config.keep)
+            self.store = CheckpointStore(
+                self._directory.path / "checkpoints", config.keep, keep_best=config.keep_best, report=self.view.message
+            )
 
     def announce(self, text: str) -> None:
         """Shows what all ranks know alike, once: on rank 0."""
@@ -73,9 +76,12 @@ class Recording:
         """
         if self.store is None or self._directory is None or not self._config.resume:
             return None
-        checkpoint = self.store.newest_good(self.view.message)
-        if checkpoint is None and self.store.paths():
-            raise UserError(f"--run_dir={self._directory.path}: none of its checkpoints can be read; start a new run")
+        checkpoint = self.store.newest_good()
+        if checkpoint is None and (self.store.paths() or self.store.set_aside()):
+            raise UserError(
+                f"--run_dir={self._directory.path}: none of its checkpoints can be used; put a good one there under "
+                "its name step-*.npz, or start a new run"
+            )
         if checkpoint is None:
             self.view.message(f"no checkpoint in {self._directory.path}: starting from the beginning")
         return checkpoint
@@ -85,7 +91,7 @@ class Recording:
         if self.store is None:
             return None
         self.store.remove_after(rollback.good_step)
-        return self.store.newest_good(self.view.message)
+        return self.store.newest_good()
 
     def rolled_back(self, rollback: Rollback, step: int, factor: float) -> None:
         """Records and shows a rollback to `step`, after which all learning rates are `factor` times the schedule's."""
@@ -123,13 +129,13 @@ class Recording:
         )
         self.view.message(f"ranks {before} -> {now}: going on after step {state.step}, {lost} steps are repeated")
 
-    def start(self, facts: Mapping[str, Any], info: Mapping[str, Any], seconds: float) -> None:
+    def start(self, facts: Mapping[str, Any], info: Mapping[str, Any], state: RunState) -> None:
         """Writes config.json and opens metrics.jsonl.
 
         Args:
           facts: world size, precision, hosts, hardware, versions and numbers of images, for config.json.
           info: what the view needs beforehand, see `metrics.progress.Status`.
-          seconds: wall time of earlier sessions.
+          state: where the run stands; `seconds` is the wall time of earlier sessions.
         """
         log = logging.getLogger("hybrid_imagenet")
         log.setLevel(logging.INFO if self._rank == 0 else logging.WARNING)
@@ -138,7 +144,7 @@ class Recording:
         if self._directory is None:
             return
         flags = _shown(self._config)
-        started = time.time() - seconds
+        started = time.time() - state.seconds
         self._directory.write_json(
             "config.json",
             {
@@ -149,9 +155,10 @@ class Recording:
                 **facts,
             },
         )
-        resume_from = (info["step"], info["finished_epochs"]) if self._directory.resumed else None
+        resume_from = (state.step, state.finished_epochs) if self._directory.resumed else None
         self.writer = jsonl.MetricsWriter(self._directory.path / "metrics.jsonl", resume_from=resume_from)
         self.view.run_started(info)
+        self._note_missing(self.writer, state)
         if self._note:
             self.view.message(self._note)
         self.view.message(
@@ -167,6 +174,30 @@ class Recording:
         imagenet = info.get("reference_batch") is not None
         for text in report.warnings(self._config, facts["world_size"], imagenet=imagenet):
             self.view.message(text)
+
+    def _note_missing(self, writer: jsonl.MetricsWriter, state: RunState) -> None:
+        """Records and shows which finished epochs have lost their records, and what the checkpoint knows of them."""
+        missing = gaps.find(jsonl.read(writer.path), state.finished_epochs)
+        if not missing:
+            return
+        best = state.best_top1 if state.best_epoch or state.best_top1 else None
+        writer.write(
+            {
+                "kind": "gap",
+                "epoch": state.finished_epochs,
+                "step": state.step,
+                "seconds": state.seconds,
+                "lost_epochs": missing,
+                "best_val_top1": best,
+                "best_epoch": state.best_epoch or None,
+            }
+        )
+        known = "" if best is None else f"; the checkpoint knows of a best top-1 of {100 * best:.2f} %"
+        at = f" in epoch {state.best_epoch}" if state.best_epoch else ""
+        self.view.message(
+            f"{writer.path} has no records of epoch {gaps.ranges(missing)} of the {state.finished_epochs} finished"
+            f"{known}{at}; reports leave out what they cannot know"
+        )
 
     def finish(self, *, world_size: int, train_images: int, seconds: float, stop: str) -> None:
         """Closes metrics.jsonl, writes summary.json and the standard logs, and shows the summary."""

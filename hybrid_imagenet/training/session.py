@@ -12,9 +12,9 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet import comm
-from hybrid_imagenet.checkpoints.restore import restore_arrays
+from hybrid_imagenet.checkpoints.archive import Checkpoint
+from hybrid_imagenet.checkpoints.restore import check_position, restore_arrays
 from hybrid_imagenet.checkpoints.run_state import RunState
-from hybrid_imagenet.checkpoints.store import Checkpoint
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import Config, relative_step
 from hybrid_imagenet.data.sources.base import Source
@@ -85,6 +85,7 @@ class Session:
         self.memory = survivor.memory if survivor else None
         self.validation_source = validation_source
         self.state = RunState()
+        self.restored_top1: float | None = None
         self.watchdog = Watchdog(
             communicator,
             config.stall_seconds,
@@ -154,7 +155,8 @@ class Session:
         with together(self.communicator):
             if checkpoint is not None:
                 restore_arrays(checkpoint, self.variables())
-            self.recording.start(self.facts, self._info(), self.state.seconds)
+                check_position(checkpoint, self.data.source.num_examples)
+            self.recording.start(self.facts, self._info(), self.state)
         if self.rollback:
             self.recording.rolled_back(self.rollback, self.state.step, self._rate_factor())
         elif self.memory is not None and self.memory.checkpoint is not None:
@@ -190,6 +192,7 @@ class Session:
         meta = self.communicator.broadcast_object(checkpoint.meta if checkpoint else None)
         if meta is not None:
             self.state = RunState.from_dict(meta["state"])
+            self.restored_top1 = meta.get("val_top1")
             if self.state.hyper:
                 self.optimizer.inner.enter_phase(self.state.hyper["phase"])
                 self.optimizer.inner.hyper.assign(self.state.hyper)
@@ -274,7 +277,9 @@ class Session:
             every_epochs=config.checkpoint_every_epochs,
             every_steps=config.checkpoint_every_steps,
             last_epoch=config.epochs,
+            save_best=config.keep_best,
             save_first=self.rollback is not None,
+            first_top1=self.restored_top1,
         )
         return [
             *profiler,

@@ -1,118 +1,198 @@
-import random
+import os
 import threading
 
 import numpy as np
 import pytest
 
-from hybrid_imagenet.checkpoints import store as checkpoint
-from hybrid_imagenet.checkpoints.store import CheckpointStore, DamagedCheckpointError
+from hybrid_imagenet.checkpoints import archive
+from hybrid_imagenet.checkpoints.store import CheckpointFolder, CheckpointStore
 from hybrid_imagenet.errors import UserError
-
-ARRAYS = {"a/weights": np.arange(60, dtype=np.float32).reshape(3, 20), "b": np.array(7, np.int64)}
-META = {"state": {"step": 5}, "model": "resnet18"}
+from tests.checkpoints.support import ARRAYS, meta
 
 
-def save(store, step, **arrays):
-    store.save(step, {**ARRAYS, **arrays}, META, wait=True)
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "checkpoints"
 
 
-def test_what_is_written_is_read(tmp_path):
-    path = tmp_path / "step-000000005.npz"
-    checkpoint.write(path, ARRAYS, META)
-    read = checkpoint.read(path)
-    assert read.meta["state"] == {"step": 5}
-    assert read.arrays.keys() == ARRAYS.keys()
-    for name, value in ARRAYS.items():
-        np.testing.assert_array_equal(read.arrays[name], value)
-        assert read.arrays[name].dtype == value.dtype
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+def save(store, step, top1=None, **arrays):
+    store.save(step, {**ARRAYS, **arrays}, meta(step, top1), wait=True)
 
 
-def test_any_single_change_is_noticed(tmp_path):
-    path = tmp_path / "step-000000005.npz"
-    checkpoint.write(path, ARRAYS, META)
-    good = path.read_bytes()
-    generator = random.Random(3)
-    noticed = 0
-    for _ in range(300):
-        place = generator.randrange(len(good))
-        path.write_bytes(good[:place] + bytes([good[place] ^ (1 << generator.randrange(8))]) + good[place + 1 :])
-        try:
-            same = checkpoint.read(path)
-        except DamagedCheckpointError:
-            noticed += 1
-            continue
-        # A bit of a time stamp or another field that says nothing: the content must be whole.
-        assert same.meta == {**META, "format": 1}
-        for name, value in ARRAYS.items():
-            np.testing.assert_array_equal(same.arrays[name], value)
-    assert noticed > 200
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("part", [0, 1, 10, 0.5, -1])
-def test_a_cut_file_is_damaged(tmp_path, part):
-    path = tmp_path / "step-000000005.npz"
-    checkpoint.write(path, ARRAYS, META)
-    content = path.read_bytes()
-    path.write_bytes(content[: int(part * len(content)) if isinstance(part, float) else part])
-    with pytest.raises(DamagedCheckpointError, match="step-000000005"):
-        checkpoint.read(path)
+def name(step):
+    return f"step-{step:09d}.npz"
 
 
-def test_pickles_are_refused(tmp_path):
-    path = tmp_path / "step-000000005.npz"
-    with path.open("wb") as file:
-        np.savez(file, meta=np.array([{"format": 1}], dtype=object))
-    with pytest.raises(DamagedCheckpointError):
-        checkpoint.read(path)
-
-
-def test_the_newest_good_one_is_found_and_the_damaged_one_named(tmp_path):
-    store = CheckpointStore(tmp_path / "checkpoints", keep=3)
+def test_the_newest_good_one_is_found_and_the_damaged_one_set_aside(folder):
+    told = []
+    store = CheckpointStore(folder, keep=3, report=told.append)
     for step in (1, 2, 3):
         save(store, step, c=np.array(step))
     newest = store.paths()[0]
-    newest.write_bytes(newest.read_bytes()[:-30])
-    told = []
-    found = store.newest_good(told.append)
-    assert found.arrays["c"] == 2
-    assert len(told) == 1
-    assert newest.name in told[0]
+    cut = newest.read_bytes()[:-30]
+    newest.write_bytes(cut)
+    assert store.newest_good().arrays["c"] == 2
+    assert names(folder) == [name(1), name(2), f"{name(3)}.damaged"]
+    assert (folder / f"{name(3)}.damaged").read_bytes() == cut
+    [line] = told
+    assert line.startswith(f"damaged checkpoint set aside as {name(3)}.damaged: {newest}: ")
+    save(store, 3, c=np.array(3))
+    newest.write_bytes(b"")
+    assert store.newest_good().arrays["c"] == 2
+    assert [path.name for path in store.set_aside()] == [f"{name(3)}.damaged", f"{name(3)}.damaged-2"]
 
 
-def test_only_so_many_are_kept_and_leftovers_go(tmp_path):
-    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+def test_damaged_files_do_not_push_good_ones_out(folder):
+    """Two empty files with later names were all that was left of a run that trained on."""
+    save(CheckpointStore(folder, keep=2), 8)
+    for step in (998, 999):
+        (folder / name(step)).touch()
+    resumed = CheckpointStore(folder, keep=2)
+    assert resumed.newest_good().meta["state"]["step"] == 8
+    save(resumed, 9)
+    save(resumed, 10)
+    assert names(folder) == [name(9), name(10), f"{name(998)}.damaged", f"{name(999)}.damaged"]
+
+
+def test_cut_files_do_not_count_while_a_run_goes_on(folder):
+    store = CheckpointStore(folder, keep=2)
+    for step in (8, 16):
+        save(store, step)
+    for step in (20, 22):  # by another hand, after the store has looked
+        (folder / name(step)).write_bytes(b"PK\x03\x04 cut")
+    save(store, 17)
+    assert names(folder) == [name(16), name(17), f"{name(20)}.damaged", f"{name(22)}.damaged"]
+    (folder / name(17)).write_bytes(b"cut after it was written")
+    save(store, 18)
+    assert names(folder)[:2] == [name(16), f"{name(17)}.damaged"]
+    assert names(folder)[2] == name(18)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["FIFO", "directory"])
+def test_what_is_no_file_stops_neither_a_resume_nor_a_save(folder, make):
+    store = CheckpointStore(folder, keep=2)
     save(store, 1)
-    (tmp_path / "checkpoints" / ".step-000000009.npz.77.tmp").write_bytes(b"cut short")
+    make(folder / name(2))
+    done = threading.Thread(target=store.newest_good, daemon=True)
+    done.start()
+    done.join(10)
+    assert not done.is_alive()
+    make(folder / name(3))
+    save(store, 3)
+    assert names(folder) == [name(1), f"{name(2)}.damaged", name(3), f"{name(3)}.damaged"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": [1, 2]},
+        {"state": {"step": "many"}},
+        {"state": {**meta(5)["state"], "seconds": float("nan")}},
+        {"state": {**meta(5)["state"], "cursor": {"epoch": 10**12, "offset": 0}}},
+        {"epoch_sums": {"loss": 1.0}},
+        {"epoch_sums": []},
+        {"state": {**meta(4)["state"]}},  # of another step than its name says
+    ],
+)
+def test_a_description_of_another_form_is_passed_over_and_does_not_count(folder, changes):
+    save(CheckpointStore(folder, keep=1), 1)
+    archive.write(folder / name(5), ARRAYS, meta(5, **changes))
+    told = []
+    store = CheckpointStore(folder, keep=1, report=told.append)
+    assert store.newest_good().path.name == name(1)
+    assert len(told) == 1
+    assert names(folder) == [name(1), f"{name(5)}.damaged"]
+
+
+def test_what_this_version_cannot_judge_stays_where_it_is(folder):
+    told = []
+    store = CheckpointStore(folder, keep=1, report=told.append)
+    save(store, 1)
+    archive.write(folder / name(2), ARRAYS, {**meta(2), "format": 2})
+    assert store.newest_good().path.name == name(1)
+    save(store, 3)
+    assert names(folder) == [name(2), name(3)]
+    assert set(told) == {
+        f"checkpoint passed over: {folder / name(2)}: format 2, this version reads 1: use a newer version"
+    }
+
+
+def test_the_best_stays_beside_the_newest(folder):
+    store = CheckpointStore(folder, keep=2, keep_best=True)
+    scores = {1: 0.3, 2: 0.7, 3: 0.7, 4: None, 5: 0.6, 6: 0.5}
+    for step, top1 in scores.items():
+        save(store, step, top1)
+    assert names(folder) == [name(2), name(5), name(6)]
+    assert store.best_good().path.name == name(2)
+    # What is best stands in the files: a store that is opened anew knows it, and goes on to the next best without it.
+    again = CheckpointStore(folder, keep=1, keep_best=True)
+    save(again, 7, 0.1)
+    assert names(folder) == [name(2), name(7)]
+    (folder / name(2)).write_bytes(b"damaged")
+    assert CheckpointFolder(folder, print).best_good().path.name == name(7)
+    save(again, 8, 0.2)
+    assert names(folder) == [f"{name(2)}.damaged", name(8)]
+    without = CheckpointStore(folder, keep=1)
+    save(without, 9)
+    assert names(folder) == [f"{name(2)}.damaged", name(9)]
+    assert without.best_good() is None
+
+
+def test_a_reader_changes_nothing(folder):
+    save(CheckpointStore(folder, keep=1), 1)
+    (folder / name(2)).write_bytes(b"being written by another version")
+    told = []
+    assert CheckpointFolder(folder, told.append).newest_good().path.name == name(1)
+    assert len(told) == 1
+    assert names(folder) == [name(1), name(2)]
+
+
+def test_only_so_many_are_kept_and_leftovers_go(folder):
+    store = CheckpointStore(folder, keep=2)
+    save(store, 1)
+    (folder / ".step-000000009.npz.77.tmp").write_bytes(b"cut short")
     for step in (2, 10, 11):
         save(store, step)
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-000000010.npz", "step-000000011.npz"]
+    assert names(folder) == [name(10), name(11)]
 
 
-def test_a_failed_write_is_told_and_leaves_the_earlier_ones(tmp_path, monkeypatch):
-    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+def test_later_ones_go_and_damaged_ones_stay_when_a_run_goes_back(folder):
+    store = CheckpointStore(folder, keep=9)
+    for step in (1, 2, 3, 4):
+        save(store, step)
+    (folder / name(3)).write_bytes(b"cut")
+    store.remove_after(1)
+    assert names(folder) == [name(1), f"{name(3)}.damaged"]
+
+
+def test_a_failed_write_is_told_and_leaves_the_earlier_ones(folder, monkeypatch):
+    store = CheckpointStore(folder, keep=2)
     save(store, 1)
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
-    store.save(2, ARRAYS, META)
+    monkeypatch.setattr(archive.os, "fsync", full)
+    store.save(2, ARRAYS, meta(2))
     with pytest.raises(UserError, match="No space left on device"):
         store.wait()
     monkeypatch.undo()
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000000001.npz"]
+    assert names(folder) == [name(1)]
     save(store, 3)
-    assert store.newest_good(print).path.name == "step-000000003.npz"
+    assert store.newest_good().path.name == name(3)
 
 
-def test_writing_happens_beside_training(tmp_path, monkeypatch):
-    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+def test_writing_happens_beside_training(folder, monkeypatch):
+    store = CheckpointStore(folder, keep=2)
     release = threading.Event()
-    original = checkpoint.write
-    monkeypatch.setattr(checkpoint, "write", lambda *a: (release.wait(20), original(*a)))
-    store.save(1, ARRAYS, META)
+    original = archive.write
+    monkeypatch.setattr(archive, "write", lambda *a: (release.wait(20), original(*a)))
+    store.save(1, ARRAYS, meta(1))
     assert store.paths() == []
     release.set()
     store.wait()
-    assert [p.name for p in store.paths()] == ["step-000000001.npz"]
+    assert [p.name for p in store.paths()] == [name(1)]

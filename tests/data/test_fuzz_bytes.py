@@ -8,12 +8,14 @@ import zipfile
 import numpy as np
 import pytest
 
-from hybrid_imagenet.checkpoints import store
-from hybrid_imagenet.checkpoints.store import CheckpointStore, DamagedCheckpointError
+from hybrid_imagenet.checkpoints import archive
+from hybrid_imagenet.checkpoints.archive import DamagedCheckpointError
+from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.data import decode, images, records
 from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.data.sources.tfrecord import ShardSource
 from hybrid_imagenet.errors import UserError
+from tests.checkpoints import support
 from tests.data.support import jpeg, png
 from tests.support.counts import counted
 
@@ -131,35 +133,37 @@ def test_images(counts):
 
 
 ARRAYS = {"model/0000/kernel": np.arange(24, dtype=np.float32).reshape(4, 6), "optimizer/0000/step": np.array(3)}
-META = {"state": {"step": 3}, "model": "resnet18", "num_classes": 4}
 
 
 def test_checkpoints(tmp_path, counts):
     """Whatever happens to a file, what is read is what was written; the file before it is used and both stay."""
-    store = CheckpointStore(tmp_path, keep=2)
-    store.save(2, ARRAYS, META, wait=True)
-    store.save(3, ARRAYS, META, wait=True)
+    told = []
+    store = CheckpointStore(tmp_path, keep=2, report=told.append)
+    store.save(2, ARRAYS, support.meta(2), wait=True)
+    store.save(3, ARRAYS, support.meta(3), wait=True)
     newest, before = store.paths()
+    aside = newest.with_name(f"{newest.name}.damaged")
     good, earlier = newest.read_bytes(), before.read_bytes()
     generator = random.Random(4)
     for _ in range(300):
         newest.write_bytes(content := damaged(good, generator))
-        told = []
-        found = store.newest_good(told.append)
+        told.clear()
+        found = store.newest_good()
         assert found is not None
         assert {name: value.tolist() for name, value in found.arrays.items()} == {
             name: value.tolist() for name, value in ARRAYS.items()
         }
-        assert found.meta["state"] == {"step": 3}
+        assert found.meta["state"] == support.meta(2 if told else 3)["state"]
         assert len(told) == (found.path == before)
         assert all(newest.name in line for line in told)
         counts.refused += len(told)
         counts.taken += not told
-        assert newest.read_bytes() == content
+        assert (aside if told else newest).read_bytes() == content
+        aside.unlink(missing_ok=True)
         assert before.read_bytes() == earlier
 
 
-def archive(members: dict[str, bytes]) -> bytes:
+def zipped(members: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
         for name, content in members.items():
@@ -200,7 +204,7 @@ def meta(value) -> bytes:
 )
 def test_archives_that_are_no_checkpoints(tmp_path, members):
     path = tmp_path / "step-000000001.npz"
-    path.write_bytes(archive(members))
+    path.write_bytes(zipped(members))
     with pytest.raises(DamagedCheckpointError, match="step-000000001"):
-        store.read(path)
+        archive.read(path)
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]

@@ -158,7 +158,7 @@ def soak(minutes: float, every: float, seed: int, folder: pathlib.Path) -> list[
             break
         if codes:
             session = Session(data, run_dir, "--epochs=100000", "--resume")
-            if fault == "newest checkpoint damaged" and "damaged checkpoint passed over" not in session.output:
+            if fault == "newest checkpoint damaged" and "damaged checkpoint set aside" not in session.output:
                 wrong.append(f"the damaged checkpoint was not told\n{session.output}")
     epochs = step // STEPS + 3
     done = program.train(RANKS, data, run_dir, *FLAGS, f"--epochs={epochs}", "--resume")

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from hybrid_imagenet.checkpoints import store
+from hybrid_imagenet.checkpoints import archive
 from tests.data.support import jpeg
 from tests.ranks import ROOT
 from tests.support import processes, program
@@ -48,7 +48,7 @@ def newest_is_good(run_dir) -> int:
     """The step of the newest checkpoint; what was begun and not finished is gone."""
     names = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
     assert all(name.startswith("step-") for name in names)
-    return store.read(run_dir / "checkpoints" / names[-1]).meta["state"]["step"]
+    return archive.read(run_dir / "checkpoints" / names[-1]).meta["state"]["step"]
 
 
 def test_a_full_disk_ends_the_run_and_after_making_room_it_goes_on(data, tmp_path):
@@ -74,7 +74,7 @@ def test_a_full_disk_ends_the_run_and_after_making_room_it_goes_on(data, tmp_pat
 
 def test_two_runs_and_a_deleted_directory(data, tmp_path):
     run_dir = tmp_path / "run"
-    run = program.Running(1, data, run_dir, *FLAGS, "--checkpoint_every_epochs=100")
+    run = program.Running(1, data, run_dir, *FLAGS, "--checkpoint_every_epochs=100", "--nokeep_best")
     run.wait_for_step(2)
     second = program.train(1, data, run_dir, "--resume", timeout=120)
     assert second.returncode == 2
@@ -93,7 +93,7 @@ def test_lost_image_files_are_named(tmp_path):
             path = tmp_path / "data" / split / f"class{number % 4}" / f"{number}.jpeg"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(jpeg(number, 40, 40))
-    flags = ("--dataset=folder", "--num_classes=", "--checkpoint_every_epochs=100")
+    flags = ("--dataset=folder", "--num_classes=", "--checkpoint_every_epochs=100", "--nokeep_best")
     run = program.Running(2, tmp_path / "data", tmp_path / "run", *FLAGS, *flags)
     run.wait_for_step(4)
     ranks = processes.ranks(run.process.pid)

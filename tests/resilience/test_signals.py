@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hybrid_imagenet.checkpoints import store
+from hybrid_imagenet.checkpoints import archive
 from tests.ranks import ROOT
 from tests.support import processes, program
 
@@ -60,7 +60,7 @@ def test_no_rank_outlives_a_killed_launcher(running):
     os.kill(run.process.pid, signal.SIGKILL)
     assert processes.gone_within(ranks.values(), 15)
     newest = sorted((run.run_dir / "checkpoints").glob("step-*.npz"))[-1]
-    assert store.read(newest).arrays
+    assert archive.read(newest).arrays
 
 
 CONTROL = """

@@ -95,3 +95,27 @@ def test_full_disk_is_one_clear_line():
     writer = jsonl.MetricsWriter("/dev/full")
     with pytest.raises(UserError, match="No space left on device; earlier records are intact"):
         writer.write({"kind": "step", "step": 1})
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('{"kind": "step", "step": "abc"}', 'step is "abc", not a whole number'),
+        ('{"kind": "step", "step": 1.5}', "step is 1.5, not a whole number"),
+        ('{"kind": "step", "step": -1}', "step is -1, not a whole number"),
+        ('{"kind": "step", "step": 1e400}', "step is Infinity, not a whole number"),
+        ('{"kind": "epoch", "epoch": [1]}', r"epoch is \[1\], not a whole number"),
+        ('{"kind": "epoch", "step": 1}', "the record of an epoch without its number"),
+        ('{"kind": "epoch", "epoch": 1, "val_top1": "good"}', 'val_top1 is "good", not a number'),
+        ('{"kind": "epoch", "epoch": 1, "seconds": NaN}', "seconds is NaN, not a number"),
+        ('{"kind": "epoch", "epoch": 1, "trust_ratios": {"conv1": "x"}}', "trust_ratios .* not numbers by layer"),
+        ('{"kind": "gap", "lost_epochs": 3}', "lost_epochs is 3, not a list of whole numbers"),
+        ('{"kind": 5}', "kind is 5, not a text"),
+    ],
+)
+def test_a_value_of_another_kind_is_an_error_that_names_it(tmp_path, line, told):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"kind": "step", "step": 1}}\n{line}\n')
+    with pytest.raises(UserError, match=f"{path}, line 2: {told}.*; correct or remove the line"):
+        jsonl.MetricsWriter(path, resume_from=(1, 0))
+    assert line in path.read_text()

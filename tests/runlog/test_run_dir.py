@@ -1,3 +1,6 @@
+import os
+import threading
+
 import pytest
 
 from hybrid_imagenet.errors import UserError
@@ -45,3 +48,25 @@ def test_free_and_newest_names(tmp_path):
     free_name(base).mkdir()
     assert newest_name(base).name == "hybrid-digits-2"
     assert free_name(base).name == "hybrid-digits-3"
+
+
+@pytest.mark.parametrize("name", ["lock", "config.json", "metrics.jsonl"])
+def test_a_fifo_in_the_place_of_a_file_does_not_make_a_run_wait(tmp_path, name):
+    run = RunDirectory(tmp_path, resume=False)
+    run.write_json("config.json", {})
+    run.release()
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    found = []
+
+    def resume():
+        try:
+            found.append(RunDirectory(tmp_path, resume=True))
+        except UserError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=resume, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert len(found) == 1
+    assert name == "lock" or found == [f"--run_dir={tmp_path}: {name} is not a regular file; move it away"]

@@ -171,7 +171,7 @@ def test_resumed_between_the_last_step_of_an_epoch_and_its_end(data, tmp_path):
 
 def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(data, tmp_path):
     run_dir = tmp_path / "stopped"
-    running = program.Running(2, data, run_dir, "--checkpoint_every_epochs=50", "--epochs=30")
+    running = program.Running(2, data, run_dir, "--checkpoint_every_epochs=50", "--nokeep_best", "--epochs=30")
     running.wait_for_step(6)
     os.kill(running.process.pid, signal.SIGUSR1)  # which mpirun passes on to its ranks
     code, output = running.finish(60)
@@ -180,7 +180,9 @@ def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(data, tmp_path):
     stopped_at = int(saved.stem.removeprefix("step-"))
     assert json.loads((run_dir / "summary.json").read_text())["stop"] == "preempted"
     # On one rank from here: what was read before counts in examples, 16 per step on 2 ranks and 8 on 1.
-    running = program.Running(1, data, run_dir, "--resume", "--epochs=30", "--checkpoint_every_epochs=50")
+    running = program.Running(
+        1, data, run_dir, "--resume", "--epochs=30", "--checkpoint_every_epochs=50", "--nokeep_best"
+    )
     running.wait_for_step(stopped_at + 10)
     os.kill(running.process.pid, signal.SIGTERM)
     code, output = running.finish(60)

@@ -24,7 +24,8 @@ LAUNCHERS = ("mpirun", "horovodrun")
 # As horovodrun starts mpirun, and as launch/local.sh does.
 _MPI_ARGUMENTS = ("--quiet", "--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "^openib", "-bind-to", "none",
                   "-map-by", "slot")  # fmt: skip
-_SAVING = ("--checkpoint_every_epochs=1000000", "--keep=1")  # the state at the end is enough: no run is resumed
+# The state at the end is enough: no run is resumed.
+_SAVING = ("--checkpoint_every_epochs=1000000", "--keep=1", "--nokeep_best")
 _GRACE_SECONDS = 20.0
 _ROOT = pathlib.Path(__file__).parents[2]
 

@@ -20,8 +20,8 @@ FINISHED, FAILED, DIVERGED, MISSING = "finished", "failed", "diverged", "missing
 WATCHING = frozenset(
     {
         *("run_dir", "progress", "log_every_steps", "tensorboard", "histograms", "tracker", "stall_seconds"),
-        *("checkpoint_every_epochs", "checkpoint_every_steps", "checkpoint_every_seconds", "keep", "single_gpu"),
-        *("wire_health_every_steps", "gradient_noise_scale", "profile_steps", "resume"),
+        *("checkpoint_every_epochs", "checkpoint_every_steps", "checkpoint_every_seconds", "keep", "keep_best"),
+        *("single_gpu", "wire_health_every_steps", "gradient_noise_scale", "profile_steps", "resume"),
     }
 )
 """Flags that watch, save or report a training without changing it: equal cells may differ in them."""

@@ -14,7 +14,7 @@ from hybrid_imagenet.checkpoints.store import CheckpointStore
 
 
 class CheckpointCallback(keras.callbacks.Callback):
-    """Saves at epoch ends, every so many steps, when all ranks agree to, and when training ends early.
+    """Saves at epoch ends and best epochs, every so many steps, when all ranks agree to, and when training ends early.
 
     Every rank calls it, because the statistics of batch normalization are merged first; rank 0 alone has a `store`.
     """
@@ -30,7 +30,9 @@ class CheckpointCallback(keras.callbacks.Callback):
         every_epochs: int,
         every_steps: int | None,
         last_epoch: int,
+        save_best: bool = False,
         save_first: bool = False,
+        first_top1: float | None = None,
     ):
         """Takes what to save and when.
 
@@ -43,7 +45,9 @@ class CheckpointCallback(keras.callbacks.Callback):
           every_epochs: epochs between checkpoints; the last epoch is always saved.
           every_steps: also save after so many steps.
           last_epoch: number (from 1) of the last epoch.
+          save_best: also save each epoch whose validation is the best so far.
           save_first: also save what training starts from.
+          first_top1: validation top-1 of what training starts from, if it is known.
         """
         super().__init__()
         self._store = store
@@ -54,7 +58,9 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._every_epochs = every_epochs
         self._every_steps = every_steps
         self._last_epoch = last_epoch
+        self._save_best = save_best
         self._save_first = save_first
+        self._first_top1 = first_top1
         self._saved = (state.step, state.finished_epochs)
         self._seconds = 0.0
 
@@ -62,7 +68,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         """Saves what training starts from, if asked to."""
         if self._save_first:
             self._saved = (-1, -1)
-            self.save()
+            self.save(self._first_top1)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves after a step where it is due."""
@@ -72,8 +78,11 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves after an epoch where it is due."""
-        if (epoch + 1) % self._every_epochs == 0 or epoch + 1 == self._last_epoch or self._state.stop:
-            self.save()
+        top1 = (logs or {}).get("val_top1")
+        done = epoch + 1
+        best = self._save_best and top1 is not None and self._state.best_epoch == done
+        if best or done % self._every_epochs == 0 or done == self._last_epoch or self._state.stop:
+            self.save(top1)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Saves what is not saved yet and waits for the disk."""
@@ -81,8 +90,8 @@ class CheckpointCallback(keras.callbacks.Callback):
         if self._store is not None:
             self._store.wait()
 
-    def save(self) -> None:
-        """Saves the state after the current step, unless it is saved already."""
+    def save(self, top1: float | None = None) -> None:
+        """Saves the state after the current step, unless it is saved already; `top1` is that of its validation."""
         position = (self._state.step, self._state.finished_epochs)
         if self._saved == position:
             return
@@ -92,7 +101,8 @@ class CheckpointCallback(keras.callbacks.Callback):
         description = self._description()
         if self._store is not None:
             arrays = {name: np.array(variable.numpy()) for name, variable in self._variables().items()}
-            self._store.save(self._state.step, arrays, {"state": self._state.to_dict(), **description})
+            own = {"state": self._state.to_dict(), "val_top1": None if top1 is None else float(top1)}
+            self._store.save(self._state.step, arrays, {**description, **own})
         self._seconds += time.perf_counter() - began
 
     def take_seconds(self) -> float:

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet import models
-from hybrid_imagenet.checkpoints import pretrained, store
+from hybrid_imagenet.checkpoints import archive, pretrained
 from hybrid_imagenet.errors import EXIT_USAGE, UserError
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.export import command as program
@@ -100,7 +100,7 @@ def test_epsilon_of_a_run_comes_from_its_configuration(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     meta = {"model": "resnet18", "class_names": list(CLASSES), "image_size": 32, "crop_fraction": 1.0}
-    store.write(folder / "step-000000001.npz", {}, meta)
+    archive.write(folder / "step-000000001.npz", {}, meta)
     (tmp_path / "config.json").write_text(json.dumps({"flags": {"batch_norm_epsilon": 0.01}}))
     assert pretrained.load(tmp_path, print).batch_norm_epsilon == 0.01
 
@@ -117,12 +117,34 @@ def test_a_run_means_its_newest_good_checkpoint(tmp_path):
     assert "step-000000003.npz" in told[0]
 
 
+def test_the_best_of_a_run(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    weights = network(tmp_path)
+    for step, top1 in ((1, 0.5), (2, 0.7), (3, None), (4, 0.9)):
+        described = {**weights.description(), "num_classes": len(CLASSES), "val_top1": top1, "image_size": 10 * step}
+        archive.write(folder / f"step-{step:09d}.npz", {}, described)
+    (folder / "step-000000004.npz").write_bytes(b"cut short")
+    told = []
+    assert pretrained.load(tmp_path, told.append, best=True).image_size == 20
+    assert len(told) == 1
+    assert pretrained.load(tmp_path, told.append).image_size == 30
+    for step in (1, 2):
+        (folder / f"step-{step:09d}.npz").unlink()
+    with pytest.raises(UserError, match=r"--best: .* holds no good checkpoint with a validation result of its own"):
+        pretrained.load(tmp_path, told.append, best=True)
+    with pytest.raises(UserError, match=r"--best: .* is a file"):
+        pretrained.load(folder / "step-000000003.npz", told.append, best=True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["none.npz", "--to=x.onnx"], "none.npz: no such file or directory"),
         (["empty", "--to=x.onnx"], "empty: holds no good checkpoint"),
-        (["damaged.npz", "--to=x.onnx"], "this is no good checkpoint"),
+        (["damaged.npz", "--to=x.onnx"], "give a checkpoint that is not damaged"),
+        (["weights.npz", "--to=x.onnx", "--best"], "--best: weights.npz is a file"),
+        (["epsilon.npz", "--to=x.onnx"], "does not describe a network (batch_norm_epsilon is -1"),
         (["meta.npz", "--to=x.onnx"], "does not describe a network"),
         (["weights.npz", "--to=x.tflite"], "--to=x.tflite: the name must end in one of: .keras (Keras), .onnx"),
         (["weights.npz", "--to=weights.npz"], "--to=weights.npz: exists already"),
@@ -141,7 +163,8 @@ def test_bad_input_is_one_line(stored, tmp_path, monkeypatch, capsys, arguments,
     (tmp_path / "empty").mkdir()
     (tmp_path / "damaged.npz").write_bytes(stored.read_bytes()[:-1000])
     (tmp_path / "two.txt").write_text("a\nb\n")
-    store.write(tmp_path / "meta.npz", {}, {"model": "resnet18"})
+    archive.write(tmp_path / "meta.npz", {}, {"model": "resnet18"})
+    archive.write(tmp_path / "epsilon.npz", {}, {"model": "resnet18", "batch_norm_epsilon": -1})
     assert program.main(arguments) == EXIT_USAGE
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ")

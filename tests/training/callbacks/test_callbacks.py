@@ -4,11 +4,13 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet import optimizers
+from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.errors import NumericsError
 from hybrid_imagenet.models.normalization import BatchNormalization
+from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.training.accumulators import ClassificationSums
 from hybrid_imagenet.training.callbacks.batch_norm import PreciseStatistics
@@ -17,6 +19,7 @@ from hybrid_imagenet.training.callbacks.metric_average import MetricAverage
 from hybrid_imagenet.training.callbacks.nan_guard import NumericsGuard, WeightCheck
 from hybrid_imagenet.training.callbacks.schedules import HyperparameterSchedule
 from hybrid_imagenet.training.callbacks.target import BestAndTarget
+from tests.checkpoints import support
 from tests.references.moments_reference import population_moments
 
 
@@ -93,26 +96,33 @@ def test_a_rank_whose_weights_differ_is_named():
 def test_best_and_target():
     state = RunState()
     callback = BestAndTarget(state, 0.9)
-    for top1, stop in ((0.5, ""), (None, ""), (0.4, ""), (0.9, "target")):
-        callback.on_epoch_end(0, {} if top1 is None else {"val_top1": top1})
+    for epoch, (top1, stop) in enumerate([(0.5, ""), (None, ""), (0.4, ""), (0.5, ""), (0.9, "target")]):
+        callback.on_epoch_end(epoch, {} if top1 is None else {"val_top1": top1})
         assert state.stop == stop
-    assert state.best_top1 == 0.9
+        assert (state.best_top1, state.best_epoch) == ((0.9, 5) if stop else (0.5, 1))
+    BestAndTarget(first := RunState(), None).on_epoch_end(0, {"val_top1": 0.0})
+    assert first.best_epoch == 1
+    # Version 0.1 stored the best top-1 without its epoch: a lower one is no new best.
+    BestAndTarget(old := RunState(best_top1=0.5), None).on_epoch_end(7, {"val_top1": 0.4})
+    assert (old.best_top1, old.best_epoch) == (0.5, 0)
+
+
+def saver(store, state, weights, merged, **options):
+    return CheckpointCallback(
+        store=store,
+        state=state,
+        variables=lambda: {"w": weights},
+        description=lambda: support.meta(0),
+        synchronize=lambda: merged.append(state.step),
+        **options,
+    )
 
 
 def test_checkpoints_are_saved_when_due_and_once(tmp_path):
     state, merged = RunState(), []
     store = CheckpointStore(tmp_path, keep=10)
     weights = variable(0.0)
-    callback = CheckpointCallback(
-        store=store,
-        state=state,
-        variables=lambda: {"w": weights},
-        description=lambda: {"model": "m"},
-        synchronize=lambda: merged.append(state.step),
-        every_epochs=2,
-        every_steps=3,
-        last_epoch=3,
-    )
+    callback = saver(store, state, weights, merged, every_epochs=2, every_steps=3, last_epoch=3)
     for epoch in range(3):
         for _ in range(4):
             state.step += 1
@@ -124,9 +134,36 @@ def test_checkpoints_are_saved_when_due_and_once(tmp_path):
     # Every third step, by request at 7, after epoch 2 (step 8) and after the last epoch (step 12, a second time).
     assert merged == [3, 6, 7, 8, 9, 12, 12]
     assert [p.name for p in store.paths()] == [f"step-{s:09d}.npz" for s in (12, 9, 8, 7, 6, 3)]
-    newest = store.newest_good(print)
-    assert newest.meta["state"]["finished_epochs"] == 3
-    assert newest.arrays["w"] == [12.0]
+    newest = store.paths()[0]
+    assert archive.read_meta(newest)["state"]["finished_epochs"] == 3
+    assert archive.read(newest).arrays["w"] == [12.0]
+
+
+def test_each_best_epoch_is_saved_and_the_best_of_them_kept(tmp_path):
+    state, merged = RunState(), []
+    store = CheckpointStore(tmp_path, keep=1, keep_best=True)
+    options = {"every_epochs": 5, "every_steps": None, "last_epoch": 6}
+    best = BestAndTarget(state, None)
+    callback = saver(store, state, variable(0.0), merged, **options, save_best=True)
+    for epoch, top1 in enumerate([0.3, 0.2, 0.6, 0.6, 0.5, None]):
+        state.step += 4
+        state.finished_epochs, state.cursor = epoch + 1, Cursor(epoch + 1, 0)
+        logs = {} if top1 is None else {"val_top1": top1}
+        best.on_epoch_end(epoch, logs)
+        callback.on_epoch_end(epoch, logs)
+    callback.on_train_end()
+    assert merged == [4, 12, 20, 24]  # the best so far after epochs 1 and 3, the fifth, the last
+    assert [p.name for p in store.paths()] == ["step-000000024.npz", "step-000000012.npz"]
+    assert store.best_good().meta["val_top1"] == 0.6
+    # A run that goes back begins with a checkpoint of where it starts, which is still the best.
+    again = saver(store, state, variable(0.0), [], **options, save_first=True, first_top1=0.7)
+    again.on_train_begin()
+    store.wait()
+    assert store.best_good().meta["val_top1"] == 0.7
+    merged.clear()
+    state.best_epoch, state.step = 7, 28
+    saver(store, state, variable(0.0), merged, **options).on_epoch_end(6, {"val_top1": 0.9})
+    assert merged == []  # --nokeep_best
 
 
 def test_precise_statistics_are_those_of_all_batches_together():

@@ -1,0 +1,160 @@
+"""Any sequence of saves, kills, damage and resumes leaves the newest good checkpoint restorable.
+
+What is good is told here from the bytes: a file is good as long as it holds exactly what was once renamed to its name.
+"""
+
+import collections
+import os
+import pathlib
+import re
+import tempfile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybrid_imagenet.checkpoints.store import CheckpointStore
+from hybrid_imagenet.errors import UserError
+from tests.checkpoints.support import meta
+
+KEEP = 2
+TOP1 = st.sampled_from([None, 0.2, 0.4, 0.4, 0.6])
+EVENTS = st.one_of(
+    st.tuples(st.just("save"), TOP1),
+    st.tuples(st.just("save"), TOP1),
+    st.tuples(st.just("kill"), TOP1, st.integers(0, 9)),
+    st.tuples(st.just("cut"), st.integers(0, 4), st.floats(0, 0.99)),
+    st.tuples(st.just("flip"), st.integers(0, 4), st.integers(0, 2047)),
+    st.tuples(st.just("replace"), st.integers(0, 4), st.sampled_from(["empty", "FIFO", "directory"])),
+    st.tuples(st.just("plant"), st.integers(1, 9), st.sampled_from(["empty", "FIFO", "directory"])),
+    st.tuples(st.just("resume")),
+)
+ENDLESS = 10**6  # operations
+
+
+class Killed(Exception):  # noqa: N818 - stands for SIGKILL
+    """The process ended here, and nothing of it runs any more."""
+
+
+class Run:
+    """A run whose process may end between any two operations on the disk."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.written = {}  # by name: the bytes that were renamed to it, and their top-1
+        self.step, self.top1 = 0, None
+        self.left = ENDLESS  # operations before the process ends
+        self.store = self.open()
+
+    def open(self):
+        return CheckpointStore(self.folder, KEEP, keep_best=True, report=lambda line: None)
+
+    def counted(self, original):
+        """The operation, after whose last use the process is dead."""
+
+        def operation(*arguments, **options):
+            if self.left <= 0:
+                raise Killed
+            self.left -= 1
+            if original is REPLACE:
+                source, target = arguments
+                self.written[target.name] = (source.read_bytes(), self.top1)
+            return None if original is SYNC else original(*arguments, **options)
+
+        return operation
+
+    def save(self, top1, operations=ENDLESS):
+        """Saves the next step, or is killed after so many operations; a run that was killed is resumed."""
+        self.step, self.top1, self.left = self.step + 1, top1, operations
+        array = np.full(64, self.step, np.float32)
+        try:
+            self.store.save(self.step, {"w": array}, meta(self.step, top1), wait=True)
+        except UserError:
+            assert self.left <= 0
+            self.resume()
+        self.left = ENDLESS
+
+    def resume(self):
+        self.left = ENDLESS
+        self.store = self.open()
+        good = self.good()
+        found = self.store.newest_good()
+        assert (found.path if found else None) == (good[0] if good else None)
+        self.step = found.meta["state"]["step"] if found else 0
+        if found:
+            assert found.arrays["w"].tolist() == [self.step] * 64
+
+    def files(self):
+        return sorted((p for p in self.folder.iterdir() if re.fullmatch(r"step-\d{9}\.npz", p.name)), reverse=True)
+
+    def good(self):
+        """The good files, newest first."""
+        return [p for p in self.files() if p.is_file() and self.written.get(p.name, ("",))[0] == p.read_bytes()]
+
+    def best(self, paths):
+        """The earliest of those with the highest top-1, as a list."""
+        scored = [p for p in reversed(paths) if self.written[p.name][1] is not None]
+        return sorted(scored, key=lambda p: -self.written[p.name][1])[:1]
+
+    def damaged(self):
+        """What the files hold that are not good, under whatever name; how many are no files."""
+        others = [p for p in self.folder.iterdir() if p not in self.good() and not p.name.startswith(".")]
+        return collections.Counter(p.read_bytes() if p.is_file() else "no file" for p in others)
+
+    def damage(self, kind, which, how):
+        if kind == "plant":
+            path = self.folder / f"step-{self.step + which:09d}.npz"
+        elif self.files():
+            path = self.files()[which % len(self.files())]
+        else:
+            return
+        if kind in ("cut", "flip"):
+            if not path.is_file() or not path.stat().st_size:
+                return
+            content = bytearray(path.read_bytes())
+            if kind == "cut":
+                del content[int(how * len(content)) :]
+            else:  # among the 256 bytes of the array
+                place = content.find(np.full(2, int(path.stem[-9:]), np.float32).tobytes())
+                content[min(max(place, 0) + how // 8, len(content) - 1)] ^= 1 << how % 8
+            path.write_bytes(content)
+            later = path.stat().st_mtime + 1  # the clock of a file system is too coarse for this test
+            os.utime(path, (later, later))
+        elif not path.is_dir():
+            path.unlink(missing_ok=True)
+            {"empty": path.touch, "FIFO": lambda: os.mkfifo(path), "directory": path.mkdir}[how]()
+
+
+REPLACE, RENAME, UNLINK, SYNC = pathlib.Path.replace, pathlib.Path.rename, pathlib.Path.unlink, os.fsync
+
+
+@settings(max_examples=100, deadline=None)
+@given(events=st.lists(EVENTS, min_size=4, max_size=16))
+def test_the_newest_good_checkpoint_is_always_restored(events):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        run = Run(pathlib.Path(folder))
+        for kind, *arguments in events:
+            before, damaged = run.good(), run.damaged()
+            if kind in ("cut", "flip", "replace", "plant"):
+                run.damage(kind, *arguments)
+                continue
+            with patch.context() as armed:
+                for owner, name, original in (
+                    (pathlib.Path, "replace", REPLACE),
+                    (pathlib.Path, "rename", RENAME),
+                    (pathlib.Path, "unlink", UNLINK),
+                    (os, "fsync", SYNC),
+                ):
+                    armed.setattr(owner, name, run.counted(original))
+                run.resume() if kind == "resume" else run.save(*arguments)
+            after = run.good()
+            assert not damaged - run.damaged()
+            known = sorted({*after[:1], *before}, reverse=True)  # with the new one, if its write came to an end
+            kept = {*known[:KEEP], *run.best(known)}
+            if kind == "save":
+                assert after[0].name == f"step-{run.step:09d}.npz"
+                assert set(after) == kept
+            else:
+                assert set(after) >= kept
+        run.resume()

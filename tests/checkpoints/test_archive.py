@@ -1,0 +1,151 @@
+import os
+import random
+import threading
+import zipfile
+
+import numpy as np
+import pytest
+
+from hybrid_imagenet.checkpoints import archive
+from hybrid_imagenet.checkpoints.archive import DamagedCheckpointError, NewerCheckpointError
+from tests.checkpoints.support import ARRAYS, meta
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "step-000000005.npz"
+    archive.write(path, ARRAYS, meta(5))
+    return path
+
+
+def assert_whole(checkpoint):
+    assert checkpoint.meta == {**meta(5), "format": 1}
+    assert checkpoint.arrays.keys() == ARRAYS.keys()
+    for name, value in ARRAYS.items():
+        np.testing.assert_array_equal(checkpoint.arrays[name], value)
+        assert checkpoint.arrays[name].dtype == value.dtype
+
+
+def test_what_is_written_is_read(path):
+    assert_whole(archive.read(path))
+    assert archive.read_meta(path)["state"] == meta(5)["state"]
+    assert archive.read(path, arrays=False).arrays == {}
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.zeros((0, 3)), np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.array([True]), np.float16(1.5)],
+    ids=["empty", "columns first", "truth values", "scalar"],
+)
+def test_arrays_of_every_kind(tmp_path, array):
+    archive.write(tmp_path / "a.npz", {"x": array}, meta(5))
+    read = archive.read(tmp_path / "a.npz").arrays["x"]
+    np.testing.assert_array_equal(read, array)
+    assert (read.dtype, read.shape) == (np.asarray(array).dtype, np.asarray(array).shape)
+
+
+def test_any_single_change_is_noticed(path):
+    good = path.read_bytes()
+    generator = random.Random(3)
+    noticed = 0
+    for _ in range(300):
+        place = generator.randrange(len(good))
+        path.write_bytes(good[:place] + bytes([good[place] ^ (1 << generator.randrange(8))]) + good[place + 1 :])
+        try:
+            same = archive.read(path)
+        except DamagedCheckpointError:
+            noticed += 1
+            continue
+        assert_whole(same)  # a bit of a time stamp or another field that says nothing
+    assert noticed > 200
+
+
+@pytest.mark.parametrize("part", [0, 1, 10, 0.5, -1])
+def test_a_cut_file_is_damaged(path, part):
+    content = path.read_bytes()
+    path.write_bytes(content[: int(part * len(content)) if isinstance(part, float) else part])
+    with pytest.raises(DamagedCheckpointError, match="step-000000005"):
+        archive.read(path)
+
+
+def header(text: str) -> bytes:
+    """The beginning of an array file (format 1.0 of NumPy), with any text in the place of its header."""
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (4000000000000, 1000), }\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        header(HUGE) + bytes(16),
+        header("{'descr': '<f4', 'fortran_order': False, 'shape': (-2, -2), }\n") + bytes(16),
+        header("{'descr': '<f4', 'fortran_order': False, 'shape': (5,), }\n") + bytes(16),
+        header("{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }\n") + bytes(16),
+        header("{'descr': '|O', 'fortran_order': False, 'shape': (2,), }\n") + bytes(16),
+        header("(" * 5000 + "\n") + bytes(16),
+        header("-" * 9000 + "1\n") + bytes(16),
+        header("not a dictionary\n") + bytes(16),
+        header("{'descr': '<f4'") + bytes(16),
+        b"\x93NUMPY\x03\x00",
+        b"",
+    ],
+)
+def test_no_header_of_an_array_asks_for_memory_or_ends_in_a_traceback(path, content):
+    """The checksums are right here: headers that were never good, or were damaged before they were summed up."""
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    with zipfile.ZipFile(path, "w") as file:
+        for name, value in members.items():
+            file.writestr(name, content if name == "array/b.npy" else value)
+    with pytest.raises(DamagedCheckpointError, match="step-000000005"):
+        archive.read(path)
+
+
+def test_a_damaged_shape_asks_for_no_memory(path):
+    """As on a disk: the bytes of the header change, the checksum does not."""
+    content, shape, huge = path.read_bytes(), b"(3, 20), }        ", b"(99999999999999,)}"
+    assert content.count(shape) == 1
+    path.write_bytes(content.replace(shape, huge))
+    with pytest.raises(DamagedCheckpointError, match="step-000000005"):
+        archive.read(path)
+
+
+def test_compressed_members_are_refused_unread(path):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("meta.npy", bytes(1 << 20))
+    with pytest.raises(DamagedCheckpointError, match="directory of members"):
+        archive.read(path)
+
+
+def test_pickles_are_refused(path):
+    with path.open("wb") as file:
+        np.savez(file, meta=np.array([{"format": 1}], dtype=object))
+    with pytest.raises(DamagedCheckpointError):
+        archive.read(path)
+
+
+def test_a_later_format_is_told_from_damage(path):
+    archive.write(path, ARRAYS, {**meta(5), "format": 2})
+    with pytest.raises(NewerCheckpointError, match="format 2, this version reads 1: use a newer version"):
+        archive.read(path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["FIFO", "directory"])
+def test_what_is_no_file_is_told_at_once(path, make):
+    path.unlink()
+    make(path)
+    found = []
+
+    def read():
+        try:
+            archive.read(path)
+        except DamagedCheckpointError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert found == [f"{path}: not a regular file"]
