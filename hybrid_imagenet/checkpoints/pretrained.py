@@ -19,6 +19,7 @@ from hybrid_imagenet.data import device
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.weights import applications, torchvision
 from hybrid_imagenet.numerics.augment import EVALUATION_FRACTION
+from hybrid_imagenet.numerics.depths import WIDTH
 
 FOREIGN_SUFFIXES = (".safetensors", ".pth", ".pt", ".h5")
 _IMAGENET_SIZE = 224
@@ -37,7 +38,7 @@ class Trained:
       image_size: pixels.
       crop_fraction: side of the central square that it looks at, as a fraction of an image's shorter side.
       batch_norm_epsilon: added to variances.
-      stride_in_1x1: see `models.create`.
+      stride_in_1x1, width, stem: see `models.create`.
       pixel_mean: subtracted from RGB pixels in [0, 1].
       pixel_deviation: what the difference is divided by.
       averaged: whether they are averages over the last steps (--ema_decay).
@@ -51,6 +52,8 @@ class Trained:
     crop_fraction: float
     batch_norm_epsilon: float
     stride_in_1x1: bool = False
+    width: int = WIDTH
+    stem: str = "imagenet"
     pixel_mean: tuple[float, ...] = device.MEAN
     pixel_deviation: tuple[float, ...] = device.DEVIATION
     averaged: bool = False
@@ -80,6 +83,8 @@ class Trained:
             precision=precision,
             batch_norm_epsilon=self.batch_norm_epsilon,
             stride_in_1x1=self.stride_in_1x1,
+            width=self.width,
+            stem=self.stem,
         )
         if self.weights is not None:
             for variable in network.weights:

@@ -9,6 +9,7 @@ from hybrid_imagenet.config.derived import batches, sizes
 from hybrid_imagenet.config.options import AUTO
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import torus
+from hybrid_imagenet.numerics.depths import WIDTH
 from hybrid_imagenet.numerics.schedules import FIXED
 
 if typing.TYPE_CHECKING:
@@ -118,6 +119,12 @@ def _tuning_split_is_a_number_of_images(config: Config) -> None:
         raise UserError(f"--validate_on={config.validate_on} goes with --tuning_split only: leave it out")
 
 
+def _network_has_its_flags(config: Config) -> None:
+    if config.model == "alexnet_bn" and (config.width, config.stem) != (WIDTH, "imagenet"):
+        flag = f"--stem={config.stem}" if config.stem != "imagenet" else f"--width={config.width}"
+        raise UserError(f"{flag} does not go with --model=alexnet_bn: leave it out, or choose a ResNet")
+
+
 def _image_sizes_are_possible(config: Config) -> None:
     try:
         sizes(config)
@@ -166,6 +173,7 @@ RULES = (
     _schedule_is_possible,
     _batches_are_possible,
     _image_sizes_are_possible,
+    _network_has_its_flags,
     _decoder_has_work,
     _tuning_split_is_a_number_of_images,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from hybrid_imagenet.config.options import option
+from hybrid_imagenet.numerics.depths import DEPTHS, STEMS, WIDTH
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,7 +15,15 @@ class Model:
     model: str = option(
         "resnet50",
         "Network.",
-        choices=("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "alexnet_bn"),
+        choices=(*DEPTHS, "alexnet_bn"),
+    )
+    width: int = option(
+        WIDTH, "Channels of a ResNet's first stage; each later stage has twice as many.", unit="channels", minimum=1
+    )
+    stem: str = option(
+        "imagenet",
+        "First layer of a ResNet: 7x7 with stride 2 and a pooling, or for small images 3x3, also with stride 2.",
+        choices=STEMS,
     )
     image_size: int = option(224, "Side of the square network input.", unit="pixels", minimum=8)
     image_size_schedule: tuple[str, ...] = option(

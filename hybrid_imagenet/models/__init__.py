@@ -10,8 +10,9 @@ import tensorflow as tf
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models import alexnet, resnet
 from hybrid_imagenet.models.blocks import Builder
+from hybrid_imagenet.numerics.depths import DEPTHS, STEMS, WIDTH
 
-NAMES = (*resnet.DEPTHS, "alexnet_bn")
+NAMES = (*DEPTHS, "alexnet_bn")
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
 
 
@@ -29,6 +30,8 @@ def create(
     seed: int = 0,
     sync_allreduce: Callable[[tf.Tensor, str], tf.Tensor] | None = None,
     stride_in_1x1: bool = False,
+    width: int = WIDTH,
+    stem: str = "imagenet",
     recompute: bool = False,
 ) -> keras.Model:
     """Builds a network that maps images to class scores.
@@ -47,6 +50,8 @@ def create(
       sync_allreduce: `(tensor, name) -> sum over ranks`; given, training statistics cover the batches of all ranks.
       stride_in_1x1: ResNets of 50 and more layers stride in the first 1x1 convolution of a block instead of the 3x3, as
         He et al. (2015) and keras.applications do.
+      width: channels of a ResNet's first stage; each later one has twice as many.
+      stem: of a ResNet, one of `numerics.depths.STEMS`.
       recompute: compute the activations inside residual blocks again in the backward pass instead of keeping them.
 
     Returns:
@@ -54,12 +59,16 @@ def create(
       FP32 logits [b, num_classes].
 
     Raises:
-      UserError: for a name or precision that does not exist, or an image too small for the network.
+      UserError: for a name, precision or stem that does not exist, or an image too small for the network.
     """
     if name not in NAMES:
         raise UserError(f"--model={name}: choose one of {', '.join(NAMES)}")
     if precision not in PRECISIONS:
         raise UserError(f"--precision={precision}: choose one of {', '.join(PRECISIONS)}")
+    if stem not in STEMS:
+        raise UserError(f"--stem={stem}: choose one of {', '.join(STEMS)}")
+    if name == "alexnet_bn" and (width, stem) != (WIDTH, "imagenet"):
+        raise UserError("--width and --stem are those of a ResNet: leave them out with --model=alexnet_bn")
     builder = Builder(
         precision=precision,
         initializer=initializer,
@@ -77,7 +86,7 @@ def create(
         if image_size is None:
             raise UserError("--image_size_schedule: alexnet_bn takes images of one size only; choose a ResNet")
         return alexnet.build(builder, num_classes, image_size)
-    return resnet.build(builder, name, num_classes, image_size, recompute=recompute)
+    return resnet.build(builder, name, num_classes, image_size, width=width, stem=stem, recompute=recompute)
 
 
 __all__ = ["NAMES", "PRECISIONS", "create"]

@@ -1,6 +1,6 @@
 """ResNet v1.5 (He et al. 2015, with the stride in the 3x3 convolution as in G): 18, 34, 50, 101 and 152 layers.
 
-resnet10, one basic block per stage, is not in the paper: it is for comparisons on small images.
+Depths, widths and stems, also those for small images, are in `numerics.depths`.
 """
 
 from __future__ import annotations
@@ -10,36 +10,39 @@ import keras
 from hybrid_imagenet.models.blocks import Builder
 from hybrid_imagenet.models.layers import MaxPool2D
 from hybrid_imagenet.models.recompute import RecomputingModel
+from hybrid_imagenet.numerics.depths import BASIC, DEPTHS, WIDTH
 
-DEPTHS = {
-    "resnet10": (1, 1, 1, 1),
-    "resnet18": (2, 2, 2, 2),
-    "resnet34": (3, 4, 6, 3),
-    "resnet50": (3, 4, 6, 3),
-    "resnet101": (3, 4, 23, 3),
-    "resnet152": (3, 8, 36, 3),
-}
-BASIC = ("resnet10", "resnet18", "resnet34")
-_WIDTHS = (64, 128, 256, 512)
 _EXPANSION = 4
 
 
 def build(
-    builder: Builder, name: str, num_classes: int, image_size: int | None, *, recompute: bool = False
+    builder: Builder,
+    name: str,
+    num_classes: int,
+    image_size: int | None,
+    *,
+    width: int = WIDTH,
+    stem: str = "imagenet",
+    recompute: bool = False,
 ) -> keras.Model:
     """The network `name`: [b, image_size, image_size, 3] to logits [b, num_classes].
 
+    The first stage has `width` channels, each later one twice those before. The stem is that for ImageNet, 7x7 with
+    stride 2 and a pooling, or for small images a 3x3 convolution (He et al. 2015, 4.2), also with stride 2.
     With `recompute`, training keeps the activations between residual blocks only.
     """
     block = _basic if name in BASIC else _bottleneck
     image = builder.images(image_size)
-    x = builder.conv_norm_relu(image, 64, 7, stride=2, name="stem")
-    x = MaxPool2D(3, 2, pad=1, dtype=builder.precision, name="stem_pool")(x)
+    if stem == "imagenet":
+        x = builder.conv_norm_relu(image, width, 7, stride=2, name="stem")
+        x = MaxPool2D(3, 2, pad=1, dtype=builder.precision, name="stem_pool")(x)
+    else:
+        x = builder.conv_norm_relu(image, width, 3, stride=2 if stem == "3x3_stride2" else 1, name="stem")
     boundaries = [x]
-    for stage, (count, width) in enumerate(zip(DEPTHS[name], _WIDTHS, strict=True), start=1):
+    for stage, count in enumerate(DEPTHS[name], start=1):
         for index in range(count):
             stride = 2 if index == 0 and stage > 1 else 1
-            x = block(builder, x, width, stride, f"stage{stage}_block{index + 1}")
+            x = block(builder, x, width * 2 ** (stage - 1), stride, f"stage{stage}_block{index + 1}")
             boundaries.append(x)
     # The mean over pixels is taken in FP32, like all sums over many values.
     x = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(x)

@@ -81,6 +81,8 @@ def model(config: Config, precision: str, num_classes: int, communicator: Commun
         batch_norm_momentum=config.batch_norm_momentum,
         batch_norm_epsilon=config.batch_norm_epsilon,
         seed=config.seed,
+        width=config.width,
+        stem=config.stem,
         recompute=config.recompute,
         sync_allreduce=communicator.allreduce_sum if config.sync_batch_norm and communicator.size > 1 else None,
     )
@@ -171,6 +173,8 @@ def description(config: Config, source: Source) -> dict[str, Any]:
         "num_classes": source.num_classes,
         "class_names": list(source.class_names),
         "image_size": config.image_size,
+        "width": config.width,
+        "stem": config.stem,
         "batch_norm_epsilon": config.batch_norm_epsilon,
         "crop_fraction": evaluation_crop(config),
         "optimizer": config.optimizer,

@@ -12,7 +12,7 @@ from hybrid_imagenet.errors import UserError
 
 # TensorFlow has BF16 kernels for both; docs/performance.md has the measured ratio to FP32.
 _FAST_BF16 = {"amx_bf16", "avx512_bf16"}
-_FP16_ON_CPU = ("resnet18", "resnet10")
+_FP16_ON_CPU = ("resnet18", "resnet10", "resnet8")
 
 
 def has_gpu() -> bool:

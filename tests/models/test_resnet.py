@@ -8,7 +8,8 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.normalization import BatchNormalization
 from tests.references import resnet_reference
 
-PUBLISHED = {  # at 1000 classes; resnet10 is not in the paper and was counted by hand
+PUBLISHED = {  # at 1000 classes; resnet8 and resnet10 are not in the paper and were counted by hand
+    "resnet8": 1_489_704,
     "resnet10": 5_418_792,
     "resnet18": 11_689_512,
     "resnet34": 21_797_672,
@@ -28,6 +29,19 @@ def test_parameter_counts_are_the_published_ones(name):
     with keras.StatelessScope():  # no weights are drawn
         model = models.create(name, 1000, 224)
     assert trainable_parameters(model) == PUBLISHED[name]
+
+
+def test_a_narrow_network_for_small_images():
+    """ResNet-8 of 16, 32 and 64 channels with 10 classes, counted by hand."""
+    model = models.create("resnet8", 10, 28, width=16, stem="3x3")
+    stem, first, second, third, classifier = 432 + 32, 4608 + 64, 14336 + 192, 57344 + 384, 650
+    assert trainable_parameters(model) == stem + first + second + third + classifier
+    assert trainable_parameters(model) == resnet_reference.parameter_count("resnet8", 10, 16, 3)
+    sides = [model.get_layer(f"stage{stage}_block1_relu").output.shape[1] for stage in (1, 2, 3)]
+    assert sides == [28, 14, 7]
+    strided = models.create("resnet8", 10, 28, width=16, stem="3x3_stride2")
+    assert strided.get_layer("stage3_block1_relu").output.shape[1:] == (4, 4, 64)
+    assert trainable_parameters(strided) == trainable_parameters(model)
 
 
 def randomized(model, seed):
@@ -72,6 +86,19 @@ def test_forward_pass_is_that_of_the_papers(name, training):
     np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("stem", ["imagenet", "3x3", "3x3_stride2"])
+@pytest.mark.parametrize(("name", "side"), [("resnet8", 28), ("resnet50", 24)])
+def test_width_and_stem_against_the_oracle(name, side, stem):
+    model = randomized(models.create(name, 5, side, width=6, stem=stem, zero_last_gamma=False, seed=4), 2)
+    images = np.random.default_rng(1).normal(size=(3, side, side, 3)).astype(np.float32)
+    convolutions, classifier = weights_in_order(model)
+    wide = images.astype(np.float64)
+    for training in (False, True):
+        expected = resnet_reference.logits(name, wide, convolutions, classifier, stem=stem, training=training)
+        actual = model(images, training=training).numpy()
+        np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max())
+
+
 def last_norms(model):
     return [n for n in model.layers if isinstance(n, BatchNormalization) and n.name.endswith("_3_bn")]
 
@@ -110,10 +137,12 @@ def test_reduced_precision_keeps_fp32_variables_and_logits(precision):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("resnet51", {}, "--model=resnet51: choose one of resnet10, resnet18"),
+        ("resnet51", {}, "--model=resnet51: choose one of resnet8, resnet10, resnet18"),
         ("resnet18", {"precision": "float64"}, "--precision=float64: choose"),
         ("resnet18", {"initializer": "orthogonal"}, "--initializer=orthogonal: choose"),
         ("resnet18", {"batch_norm": "none"}, "--batch_norm=none: choose"),
+        ("resnet18", {"stem": "5x5"}, "--stem=5x5: choose one of imagenet, 3x3"),
+        ("alexnet_bn", {"width": 32}, "--width and --stem are those of a ResNet"),
         ("alexnet_bn", {}, "--image_size=32: alexnet_bn needs at least 63 pixels"),
     ],
 )

@@ -8,6 +8,7 @@ and last the classifier's kernel and bias. Kernels are [k, k, in, out].
 import numpy as np
 
 BLOCKS = {
+    "resnet8": (2, (1, 1, 1)),
     "resnet10": (2, (1, 1, 1, 1)),
     "resnet18": (2, (2, 2, 2, 2)),
     "resnet34": (2, (3, 4, 6, 3)),
@@ -59,11 +60,13 @@ class Network:
         return np.maximum(x + shortcut, 0)
 
 
-def logits(name, x, convolutions, classifier, *, epsilon=1e-5, training=False):
+def logits(name, x, convolutions, classifier, *, stem="imagenet", epsilon=1e-5, training=False):
     """Class scores of normalized images [b, h, w, 3]; in training mode the batch's own statistics are used."""
     per_block, counts = BLOCKS[name]
     network = Network(convolutions, epsilon, training)
-    x = max_pool(np.maximum(network.unit(x, 2), 0), 3, 2, 1)
+    x = np.maximum(network.unit(x, 1 if stem == "3x3" else 2), 0)
+    if stem == "imagenet":
+        x = max_pool(x, 3, 2, 1)
     for stage, count in enumerate(counts):
         for index in range(count):
             stride = 2 if stage > 0 and index == 0 else 1
@@ -73,13 +76,13 @@ def logits(name, x, convolutions, classifier, *, epsilon=1e-5, training=False):
     return x.mean(axis=(1, 2)) @ kernel + bias
 
 
-def parameter_count(name, classes):
-    """Trainable parameters, counted from table 1 of He et al. 2015."""
+def parameter_count(name, classes, first=64, kernel=7):
+    """Trainable parameters, counted from table 1 of He et al. 2015; `first` channels, a stem of `kernel` pixels."""
     per_block, counts = BLOCKS[name]
-    total = 7 * 7 * 3 * 64 + 2 * 64
-    inputs = 64
+    total = kernel * kernel * 3 * first + 2 * first
+    inputs = first
     for stage, count in enumerate(counts):
-        width = 64 * 2**stage
+        width = first * 2**stage
         outputs = width if per_block == 2 else 4 * width
         for index in range(count):
             if index == 0 and (per_block == 3 or stage > 0):

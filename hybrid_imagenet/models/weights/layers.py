@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hybrid_imagenet.models.resnet import BASIC, DEPTHS
+from hybrid_imagenet.numerics.depths import BASIC, DEPTHS
 
 Weights = Mapping[str, np.ndarray]
 NORM_VARIABLES = ("gamma", "beta", "moving_mean", "moving_variance")

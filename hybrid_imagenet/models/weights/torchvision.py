@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.models.resnet import DEPTHS
 from hybrid_imagenet.models.weights.layers import CLASSIFIER, NORM_VARIABLES, Weights, units
+from hybrid_imagenet.numerics.depths import DEPTHS
 
 EPSILON = 1e-5
 _NORM = dict(zip(NORM_VARIABLES, ("weight", "bias", "running_mean", "running_var"), strict=True))

@@ -18,6 +18,7 @@ from hybrid_imagenet.checkpoints.pretrained import Trained
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.weights import applications, torchvision
 from hybrid_imagenet.models.weights.layers import with_epsilon
+from hybrid_imagenet.numerics.depths import WIDTH
 from hybrid_imagenet.tools.export import stock
 
 Outputs = Callable[[np.ndarray], np.ndarray]
@@ -120,6 +121,11 @@ def _write_torchvision(network: Trained, path: pathlib.Path) -> None:
         raise UserError(
             f"{network.origin}: this is a network of keras.applications (stride in the 1x1 convolution, other "
             "preprocessing), which torchvision does not have; export to .onnx"
+        )
+    if (network.width, network.stem) != (WIDTH, "imagenet"):
+        raise UserError(
+            f"{network.origin}: torchvision has no {network.model} with --width={network.width} and "
+            f"--stem={network.stem}; export to .onnx"
         )
     weights = with_epsilon(network.weights or {}, network.batch_norm_epsilon, torchvision.EPSILON)
     torchvision.write(path, network.model, weights)

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from hybrid_imagenet.analysis.step_time import Layer
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics.depths import BASIC, DEPTHS
 
-_BLOCKS = {
-    "resnet10": (False, (1, 1, 1, 1)),
-    "resnet18": (False, (2, 2, 2, 2)),
-    "resnet34": (False, (3, 4, 6, 3)),
-    "resnet50": (True, (3, 4, 6, 3)),
-    "resnet101": (True, (3, 4, 23, 3)),
-    "resnet152": (True, (3, 8, 36, 3)),
-}
-MODELS = tuple(_BLOCKS)
+MODELS = tuple(DEPTHS)
 
 
 def layers_of(model: str, image_size: int = 224, classes: int = 1000) -> list[Layer]:
@@ -22,9 +15,9 @@ def layers_of(model: str, image_size: int = 224, classes: int = 1000) -> list[La
     Raises:
       UserError: for an unknown model.
     """
-    if model not in _BLOCKS:
+    if model not in DEPTHS:
         raise UserError(f"--model={model}: choose one of {', '.join(MODELS)}")
-    bottleneck, counts = _BLOCKS[model]
+    bottleneck, counts = model not in BASIC, DEPTHS[model]
     side = _half(image_size)
     layers = [_convolution(7, 3, 64, side)]
     side, channels = _half(side), 64

@@ -74,6 +74,22 @@ def test_alexnet(tmp_path):
         program.export(alexnet, targets.find(tmp_path / "x.pth"), tmp_path / "x.pth")
 
 
+def test_a_narrow_network_for_small_images_keeps_its_form(tmp_path):
+    model = models.create("resnet8", 3, 16, width=4, stem="3x3_stride2")
+    weights = {variable.path: variable.numpy() for variable in model.weights}
+    small = pretrained.Trained(
+        "small", "resnet8", ("a", "b", "c"), 16, 1.0, 1e-5, width=4, stem="3x3_stride2", weights=weights
+    )
+    images = pixels(2, 16)
+    expected = model(small.preprocess(images), training=False).numpy()
+    for name in ("network.keras", "network.npz"):
+        program.export(small, targets.find(tmp_path / name), tmp_path / name)
+    np.testing.assert_allclose(keras.saving.load_model(tmp_path / "network.keras")(images), expected, atol=1e-5)
+    np.testing.assert_array_equal(targets.outputs(pretrained.load(tmp_path / "network.npz", print))(images), expected)
+    with pytest.raises(UserError, match="torchvision has no resnet8 with --width=4 and --stem=3x3_stride2"):
+        program.export(small, targets.find(tmp_path / "x.pth"), tmp_path / "x.pth")
+
+
 def test_a_file_that_disagrees_is_not_kept(tmp_path):
     def write(weights, path):
         spoiled = dict(weights.weights)

@@ -15,7 +15,7 @@ from hybrid_imagenet.tools.plan.layers import layers_of
 from hybrid_imagenet.tools.plan.predict import Job, Way, best, predict, ways
 from tests.references.cost_model_reference import ring
 
-COUNTS = {"resnet10": 5418792, "resnet18": 11689512, "resnet34": 21797672, "resnet50": 25557032,
+COUNTS = {"resnet8": 1489704, "resnet10": 5418792, "resnet18": 11689512, "resnet34": 21797672, "resnet50": 25557032,
           "resnet101": 44549160, "resnet152": 60192808}  # fmt: skip
 
 
