@@ -3,6 +3,7 @@
 import ast
 import importlib
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -114,6 +115,15 @@ def test_modules_import_each_other_in_no_circle():
 
     for name in sorted(edges):
         visit(name)
+
+
+def test_the_page_lists_every_room_and_only_files_that_exist():
+    text = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    rows = set(re.findall(r"^\| `(\w+)/` \|", text, re.M))
+    assert rows == {room for room in ALLOWED if (PACKAGE / room).is_dir()}
+    for name in re.findall(r"`((?:[\w]+/)+[\w.]*|\w+\.py)`", text.replace("NAME.py", "__init__.py")):
+        folders = [PACKAGE, PACKAGE.parent, PACKAGE / "tools" / "study", PACKAGE / "training"]
+        assert any((folder / name).exists() for folder in folders), name
 
 
 def test_only_comm_knows_horovod():
