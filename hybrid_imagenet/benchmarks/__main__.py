@@ -14,7 +14,7 @@ def main(argv: list[str]) -> int:
     names = sorted(m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not m.name.startswith("_"))
     names = [name for name in names if name != "peers"]
     if not argv or argv[0] not in names:
-        print(f"usage: python -m hybrid_imagenet.benchmarks NAME [options]; NAME is one of {', '.join(names)}")
+        print(f"usage: hybrid-imagenet bench NAME [--name=value ...]; NAME is one of {', '.join(names)}")
         return 0 if argv[:1] in (["-h"], ["--help"]) else 2
     try:
         return int(importlib.import_module(f"hybrid_imagenet.benchmarks.{argv[0]}").main(argv[1:]) or 0)

@@ -23,6 +23,7 @@ from pathlib import Path
 from hybrid_imagenet import comm
 from hybrid_imagenet.analysis import cost_model
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools import command_line
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.communicator import Communicator
@@ -179,7 +180,7 @@ def table(rows: Sequence[dict[str, typing.Any]], communicator: Communicator) -> 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     from hybrid_imagenet.comm.settings import ALGORITHMS, COMPRESSIONS
 
-    parser = argparse.ArgumentParser(prog="benchmarks allreduce", description=__doc__.split("\n")[0])
+    parser = command_line.Parser("bench allreduce", (__doc__ or "").split("\n")[0])
     parser.add_argument("--sizes", default="4K,64K,1M,16M,64M", help="bytes of FP32 gradients, with K, M or G")
     parser.add_argument("--algorithms", default="mpi,ring", help=f"of mpi, {', '.join(ALGORITHMS)}")
     parser.add_argument("--compression", default="none,fp16", help=f"of {', '.join(COMPRESSIONS)}")

@@ -6,7 +6,6 @@ The exit code is 1 when anything is worse by more than the tolerance.
 
 from __future__ import annotations
 
-import argparse
 import json
 import pathlib
 import statistics
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools import command_line
 
 HIGHER_IS_BETTER = ("images_per_second", "bytes_per_second", "operations_per_second", "busbw_gb_s")
 LOWER_IS_BETTER = (
@@ -92,7 +92,7 @@ def load(path: str) -> Any:
 
 def main(argv: Sequence[str]) -> int:
     """Prints the table and tells by the exit code whether anything became worse."""
-    parser = argparse.ArgumentParser(prog="python -m hybrid_imagenet.benchmarks compare", description=__doc__)
+    parser = command_line.Parser("bench compare", (__doc__ or "").split("\n")[0])
     parser.add_argument("old", help="JSON file of the earlier run")
     parser.add_argument("new", help="JSON file of the later run")
     parser.add_argument("--tolerance", type=float, default=0.05, help="share by which a measure may be worse")

@@ -23,6 +23,7 @@ from typing import Any
 from hybrid_imagenet import data
 from hybrid_imagenet.benchmarks import _photographs
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError
+from hybrid_imagenet.tools import command_line
 
 PEERS = ("official", "pillow", "dali")
 _WARM_UP = 3  # batches
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m hybrid_imagenet.benchmarks input", description=__doc__)
+    parser = command_line.Parser("bench input", (__doc__ or "").split("\n")[0])
     parser.add_argument("--source", help="a data set as --dataset takes it; default: made photographs")
     parser.add_argument("--data_dir", help="where the source lies")
     parser.add_argument("--augmentation", default="inception", help="(%(default)s)")

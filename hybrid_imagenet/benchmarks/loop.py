@@ -20,6 +20,7 @@ from typing import Any
 from hybrid_imagenet import comm
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.benchmarks import _photographs
+from hybrid_imagenet.tools import command_line
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m hybrid_imagenet.benchmarks loop", description=__doc__)
+    parser = command_line.Parser("bench loop", (__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=10, help="steps per turn, and between records (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each (%(default)s)")
     parser.add_argument("--json", help="file for the result")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.optimizers.kinds import classify_by_rank
+from hybrid_imagenet.tools import command_line
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -121,7 +122,7 @@ def contestants(grads: Sequence[tf.Variable], weights: Sequence[Any]) -> list[Co
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(prog="python -m hybrid_imagenet.benchmarks optimizer", description=__doc__)
+    parser = command_line.Parser("bench optimizer", (__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=20, help="updates of each contestant")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of TensorFlow")
     parser.add_argument("--json", help="file for the result")

@@ -9,7 +9,6 @@ the rate of a large copy; a tensor counts as often as the pass has to go through
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import datetime
 import json
@@ -24,6 +23,7 @@ from typing import Any
 
 from hybrid_imagenet.benchmarks.step import processor
 from hybrid_imagenet.comm.environment import prefer_onednn
+from hybrid_imagenet.tools import command_line
 
 if typing.TYPE_CHECKING:
     import keras
@@ -53,7 +53,7 @@ class Work:
 
 def main(argv: Sequence[str]) -> int:
     """Measures, prints the table and writes --json."""
-    parser = argparse.ArgumentParser(prog="python -m hybrid_imagenet.benchmarks roofline", description=__doc__)
+    parser = command_line.Parser("bench roofline", (__doc__ or "").split("\n")[0])
     parser.add_argument("--batch", type=int, default=16, help="images per step (%(default)s)")
     parser.add_argument("--image_size", type=int, default=224, help="pixels (%(default)s)")
     parser.add_argument("--precision", default="mixed_bfloat16", choices=("float32", "mixed_bfloat16"))

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools import command_line
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.communicator import Communicator
@@ -63,7 +64,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="benchmarks scaling", description=__doc__.split("\n")[0])
+    parser = command_line.Parser("bench scaling", (__doc__ or "").split("\n")[0])
     parser.add_argument("--ranks", default="1,2", help="numbers of ranks, smallest first")
     parser.add_argument("--launcher", default="horovodrun -np {ranks}", help="command that starts {ranks} ranks")
     parser.add_argument(

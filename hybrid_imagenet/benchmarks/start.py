@@ -24,6 +24,7 @@ from pathlib import Path
 
 from hybrid_imagenet.benchmarks.step import processor
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools import command_line
 
 _MAIN = [sys.executable, "-m", "hybrid_imagenet.main"]
 _DIGITS = Path(__file__).parents[2] / "flags" / "digits.flags"
@@ -58,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m hybrid_imagenet.benchmarks start", description=__doc__)
+    parser = command_line.Parser("bench start", (__doc__ or "").split("\n")[0])
     parser.add_argument("--launcher", default="horovodrun -np 2", help="what starts the ranks (%(default)s)")
     parser.add_argument("--rounds", type=int, default=1, help="launches of each kind (%(default)s)")
     parser.add_argument("--timeout", type=float, default=300, help="seconds to wait for a first step (%(default)s)")

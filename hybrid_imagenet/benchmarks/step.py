@@ -22,6 +22,7 @@ from typing import Any
 from hybrid_imagenet.benchmarks.peers.step_protocol import MARK
 from hybrid_imagenet.comm.environment import prefer_onednn
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools import command_line
 
 PEERS = pathlib.Path(__file__).parent / "peers"
 OURS = "hybrid"
@@ -94,7 +95,7 @@ class Contestant:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(prog="python -m hybrid_imagenet.benchmarks step", description=__doc__)
+    parser = command_line.Parser("bench step", (__doc__ or "").split("\n")[0])
     parser.add_argument("--batch", type=int, default=16, help="images per step")
     parser.add_argument("--image_size", type=int, default=224, help="pixels")
     parser.add_argument("--precision", default="mixed_bfloat16", choices=("float32", "mixed_float16", "mixed_bfloat16"))

@@ -5,7 +5,6 @@ Prints a Markdown table; with --plots=DIR also draws `goals.png` (measured over 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools import command_line
 
 STEP_AIMS = {("mixed_bfloat16", "torch"): 1.25, ("mixed_bfloat16", "keras"): 2.0}
 STEP_AIM = 1.4  # for the others, in FP32
@@ -51,7 +51,7 @@ class Row:
 
 def main(argv: Sequence[str]) -> int:
     """Prints the table and draws the plots."""
-    parser = argparse.ArgumentParser(prog="python -m hybrid_imagenet.benchmarks table", description=__doc__)
+    parser = command_line.Parser("bench table", (__doc__ or "").split("\n")[0])
     parser.add_argument("directory", help="where the benchmarks' --json files are")
     parser.add_argument("--plots", help="directory for PNG files")
     options = parser.parse_args(argv)

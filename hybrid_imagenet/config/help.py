@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
+import typing
 
 from hybrid_imagenet import config
-from hybrid_imagenet.config.options import Option, ValueType, options_of
+from hybrid_imagenet.config.options import Option, ValueType, options_of, value_type
 
 _INTRODUCTION = """\
 usage: python -m hybrid_imagenet.main [--flag=value ...]
@@ -22,12 +23,15 @@ def text() -> str:
     """The whole help, one block per group of flags."""
     parts = [_INTRODUCTION]
     for group in config.GROUPS:
-        parts.append((group.__doc__ or "").strip())
-        fields = {f.name: f for f in dataclasses.fields(group)}
-        for name, opt in options_of(group).items():
-            parts.append(_entry(name, opt, config.KINDS[name], fields[name].default))
-        parts.append("")
+        parts += [(group.__doc__ or "").strip(), *entries(group), ""]
     return "\n".join(parts)
+
+
+def entries(group: type) -> list[str]:
+    """The flags that a dataclass declares, one text each."""
+    hints = typing.get_type_hints(group)
+    defaults = {f.name: f.default for f in dataclasses.fields(group)}
+    return [_entry(name, opt, value_type(hints[name]), defaults[name]) for name, opt in options_of(group).items()]
 
 
 def _entry(name: str, opt: Option, kind: ValueType, default: object) -> str:

@@ -8,7 +8,7 @@ import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybrid_imagenet import comm
@@ -18,22 +18,71 @@ if TYPE_CHECKING:
     from hybrid_imagenet.checkpoints.pretrained import Trained
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that reports mistakes as one line."""
+class _Layout(argparse.HelpFormatter):
+    """Prints options as the training program's --help does: --name=FORM, and its text on the lines below."""
 
-    def __init__(self, program: str, description: str) -> None:
-        """`program` is the command's name."""
-        super().__init__(prog=f"hybrid-imagenet {program}", description=description, allow_abbrev=False)
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=6, width=100)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        names = ", ".join(action.option_strings)
+        return names if action.nargs == 0 else f"{names}={self._form(action)}"
+
+    def _form(self, action: argparse.Action) -> str:
+        if action.choices:
+            return "|".join(map(str, action.choices))
+        return str(action.metavar or action.dest.upper())
+
+    def _format_usage(
+        self, usage: str | None, actions: Iterable[argparse.Action], groups: Any, prefix: str | None
+    ) -> str:
+        if usage is None:
+            words = [f"{a.option_strings[-1]}={self._form(a)}" for a in actions if a.option_strings and a.required]
+            words += [self._words(a) for a in actions if not a.option_strings]
+            # The prefix is empty where argparse asks for the first words of a command's subcommands.
+            usage = " ".join([self._prog, *words, *(["[--name=value ...]"] if prefix is None else [])])
+        return super()._format_usage(usage, actions, groups, prefix)
+
+    @staticmethod
+    def _words(action: argparse.Action) -> str:
+        name = str(action.metavar or ("COMMAND" if action.choices else action.dest.upper()))
+        return {"+": f"{name} [{name} ...]", "*": f"[{name} ...]", "?": f"[{name}]"}.get(str(action.nargs), name)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports mistakes as one line and takes --flag-name for --flag_name."""
+
+    def __init__(self, program: str = "", description: str | None = None, **more: Any) -> None:
+        """`program` is the command's name; `more` goes to argparse."""
+        more.setdefault("prog", f"hybrid-imagenet {program}")
+        super().__init__(description=description, allow_abbrev=False, formatter_class=_Layout, **more)
 
     def error(self, message: str) -> NoReturn:
         """Raises UserError."""
         raise UserError(f"{message}; see --help")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse, with underscores for dashes inside of the names of options; nothing is changed after `--`."""
+        words = list(sys.argv[1:] if args is None else args)
+        end = words.index("--") if "--" in words else len(words)
+        return super().parse_known_args([*map(underscored, words[:end]), *words[end:]], namespace)
 
-def add_network(parser: argparse.ArgumentParser, name: str = "checkpoint") -> None:
+
+def underscored(word: str) -> str:
+    """A word of a command line with `--flag_name` for `--flag-name`; other words as they are."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word[2:].partition("=")
+    return f"--{name.replace('-', '_')}{equals}{value}"
+
+
+def add_network(parser: argparse.ArgumentParser) -> None:
     """Adds the argument that names a network, and what may be said about it."""
     parser.add_argument(
-        name,
+        "checkpoint",
+        metavar="CHECKPOINT",
         type=pathlib.Path,
         help="a checkpoint (step-*.npz), a run's directory (its newest good checkpoint), or weights of torchvision "
         "(.safetensors, .pth) or keras.applications (.h5)",
@@ -47,9 +96,14 @@ def add_network(parser: argparse.ArgumentParser, name: str = "checkpoint") -> No
     parser.add_argument(
         "--best", action="store_true", help="of a run: the checkpoint with the best validation top-1, not the newest"
     )
-    parser.add_argument("--image_size", type=positive, help="pixels (default: as trained; foreign weights: 224)")
     parser.add_argument(
-        "--class_names", type=pathlib.Path, help="file with one name per line (default: the checkpoint's)"
+        "--image_size", type=positive, metavar="PIXELS", help="default: as trained; foreign weights: 224"
+    )
+    parser.add_argument(
+        "--class_names",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="one name per line (default: the checkpoint's)",
     )
     parser.add_argument(
         "--pixels",
@@ -104,14 +158,14 @@ def start_alone(program: str) -> None:
     comm.start()
 
 
-def run(program: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
+def run(program: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> int:
     """Runs a program; returns its exit code (see `errors`) and prints its error, a shared one on rank 0 alone.
 
     One of several ranks ends at once on an error: it must not wait in a collective of the others.
     """
     code = 0
     try:
-        program(arguments)
+        code = program(arguments) or 0
     except UserError as error:
         code = error.exit_code
         rank = comm.placement().rank

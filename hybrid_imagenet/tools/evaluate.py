@@ -1,4 +1,4 @@
-"""`hybrid-imagenet evaluate CHECKPOINT --data=NAME`: loss, top-1 and top-5 of a trained network.
+"""`hybrid-imagenet evaluate CHECKPOINT --dataset=NAME`: loss, top-1 and top-5 of a trained network.
 
 Started once, or once per rank by horovodrun: every image counts exactly once, whatever the number of ranks.
 """
@@ -25,14 +25,21 @@ def _parser() -> command_line.Parser:
         "evaluate", "Evaluates a trained network on one split of a data set, on one rank or many."
     )
     command_line.add_network(parser)
-    parser.add_argument("--data", required=True, help="digits, synthetic, tfrecord, folder, parquet or a TFDS name")
-    parser.add_argument("--data_dir", help="where it lies")
+    parser.add_argument(
+        "--dataset", required=True, metavar="NAME", help="as in training: digits, folder, tfrecord, ..., a TFDS name"
+    )
+    parser.add_argument("--data_dir", metavar="DIR", help="where the data set lies")
     parser.add_argument("--split", choices=data.SPLITS, default="validation", help="(%(default)s)")
     parser.add_argument(
-        "--batch", type=command_line.positive, default=64, help="images per rank and step (%(default)s)"
+        "--per_gpu_batch",
+        type=command_line.positive,
+        default=64,
+        metavar="IMAGES",
+        help="images per rank and step (%(default)s)",
     )
     parser.add_argument(
         "--crop",
+        metavar="FRACTION",
         type=command_line.fraction,
         help="side of the central square, as a fraction of the shorter side (default: as trained; foreign: 0.875)",
     )
@@ -84,7 +91,7 @@ def _evaluate(arguments: argparse.Namespace, communicator: comm.Communicator) ->
         EvaluationStep(model, lambda batch: network.preprocess(batch["image"], compute)),
         source,
         communicator,
-        batch=arguments.batch,
+        batch=arguments.per_gpu_batch,
         image_size=network.image_size,
         crop_fraction=arguments.crop or network.crop_fraction,
         options=pipeline.HostOptions(threads=threads, bad_records=arguments.bad_records),
@@ -109,11 +116,13 @@ def _shared_network(arguments: argparse.Namespace, communicator: comm.Communicat
 
 def _source(arguments: argparse.Namespace, network: Trained) -> Source:
     classes = len(network.class_names)
-    source = data.open_source(arguments.data, arguments.data_dir, arguments.split, num_classes=classes)
+    source = data.open_source(arguments.dataset, arguments.data_dir, arguments.split, num_classes=classes)
     if source.num_classes != classes:
-        raise UserError(f"--data={arguments.data}: {source.num_classes} classes, but {network.origin} has {classes}")
+        raise UserError(
+            f"--dataset={arguments.dataset}: {source.num_classes} classes, but {network.origin} has {classes}"
+        )
     if source.class_names != network.class_names and set(source.class_names) == set(network.class_names):
-        raise UserError(f"--data={arguments.data}: its classes are those of {network.origin} in another order")
+        raise UserError(f"--dataset={arguments.dataset}: its classes are those of {network.origin} in another order")
     return source
 
 

@@ -47,20 +47,20 @@ def assert_same(result, expected):
 
 
 def flags(run):
-    return "--data=tfrecord", f"--data_dir={run / 'data'}", "--precision=float32", "--json"
+    return "--dataset=tfrecord", f"--data_dir={run / 'data'}", "--precision=float32", "--json"
 
 
 def test_one_rank_finds_what_training_recorded(run, capsys):
     newest = max((run / "run" / "checkpoints").glob("step-*.npz"))
     for batch in ("8", "5"):
-        assert evaluate.main([str(newest), *flags(run), f"--batch={batch}"]) == 0
+        assert evaluate.main([str(newest), *flags(run), f"--per_gpu_batch={batch}"]) == 0
         result = json.loads(capsys.readouterr().out)
         assert result["checkpoint"] == str(newest)
         assert_same(result, recorded(run))
 
 
 def test_three_ranks_find_the_same(run):
-    done = start(3, str(run / "run"), *flags(run), "--batch=2")
+    done = start(3, str(run / "run"), *flags(run), "--per_gpu_batch=2")
     assert done.returncode == 0, done.stderr
     assert_same(json.loads(done.stdout), recorded(run))
 
@@ -76,10 +76,10 @@ def test_all_ranks_end_with_one_line(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data=digits"], "--data=digits: 10 classes, but"),
-        (["--data=tfrecord"], "--dataset=tfrecord: give the directory"),
-        (["--data=tfrecord", "--data_dir=none"], "none"),
-        (["--data=digits", "--crop=2"], "argument --crop: 2: give a number above 0, at most 1"),
+        (["--dataset=digits"], "--dataset=digits: 10 classes, but"),
+        (["--dataset=tfrecord"], "--dataset=tfrecord: give the directory"),
+        (["--dataset=tfrecord", "--data_dir=none"], "none"),
+        (["--dataset=digits", "--crop=2"], "argument --crop: 2: give a number above 0, at most 1"),
         ([], "the following arguments are required: --data"),
     ],
 )

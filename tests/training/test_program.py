@@ -122,7 +122,13 @@ def test_evaluation_takes_the_averaged_weights_that_validation_saw(data, undistu
     last = [r for r in program.records(run_dir) if r["kind"] == "epoch"][-1]
     losses = {}
     for weights in ("auto", "ema", "trained"):
-        arguments = ["--data=tfrecord", f"--data_dir={data}", "--precision=float32", "--json", f"--weights={weights}"]
+        arguments = [
+            "--dataset=tfrecord",
+            f"--data_dir={data}",
+            "--precision=float32",
+            "--json",
+            f"--weights={weights}",
+        ]
         assert evaluate.main([str(run_dir), *arguments]) == 0
         result = json.loads(capsys.readouterr().out)
         assert result["weights"] == ("trained" if weights == "trained" else "ema")

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from hybrid_imagenet import data
-from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE
 from hybrid_imagenet.numerics.augment import AUGMENTATIONS
+from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.data import parallel
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="hybrid-imagenet data", description=__doc__)
+    parser = command_line.Parser("data", "Converts, verifies and shows data sets.")
     commands = parser.add_subparsers(dest="command", required=True)
 
     prepare = commands.add_parser("prepare", help="write any data set as TFRecord shards with an index and a manifest")
     _add_source(prepare, "--from")
     prepare.add_argument("--to", required=True, help="new directory for the shards; an interrupted one is continued")
-    prepare.add_argument("--resize", type=_positive, help="reduce larger images to this shorter side, in pixels")
-    prepare.add_argument("--quality", type=_positive, default=90, help="JPEG quality of reduced images (%(default)s)")
-    prepare.add_argument("--per_shard", type=_positive, default=1024, help="images per shard (%(default)s)")
+    prepare.add_argument("--resize", type=command_line.positive, metavar="PIXELS", help="reduce larger images")
+    prepare.add_argument("--quality", type=command_line.positive, default=90, help="of reduced JPEGs (%(default)s)")
+    prepare.add_argument("--per_shard", type=command_line.positive, default=1024, help="images per shard (%(default)s)")
     prepare.add_argument("--bad_records", choices=("fail", "skip"), default="fail", help="end, or leave out and list")
 
     check = commands.add_parser("check", help="verify every record of a data set; report each bad one")
@@ -33,9 +34,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_source(show, "--dataset")
     show.add_argument("--split", choices=data.SPLITS, default="train", help="(%(default)s)")
     show.add_argument("--augmentation", choices=AUGMENTATIONS, default="alexnet", help="(%(default)s)")
-    show.add_argument("--image_size", type=_positive, default=224, help="pixels (%(default)s)")
-    show.add_argument("--count", type=_positive, default=6, help="images, one per row (%(default)s)")
-    show.add_argument("--variants", type=_positive, default=6, help="training views of each (%(default)s)")
+    show.add_argument("--image_size", type=command_line.positive, default=224, help="pixels (%(default)s)")
+    show.add_argument("--count", type=command_line.positive, default=6, help="images, one per row (%(default)s)")
+    show.add_argument("--variants", type=command_line.positive, default=6, help="training views of each (%(default)s)")
     show.add_argument("--seed", type=int, default=0, help="chooses images and views (%(default)s)")
     show.add_argument("--out", required=True, help="the PNG file")
     return parser
@@ -45,18 +46,11 @@ def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
     known = "digits, synthetic, tfrecord, folder, parquet, idx, fashion_mnist or a TFDS name"
     parser.add_argument(flag, dest="dataset", required=True, help=known)
     parser.add_argument("--data_dir", help="where it lies")
-    parser.add_argument("--num_classes", type=_positive, help="classes of shards that do not tell")
-    parser.add_argument("--num_examples", type=_positive, help="training images of a synthetic set")
+    parser.add_argument("--num_classes", type=command_line.positive, help="classes of shards that do not tell")
+    parser.add_argument("--num_examples", type=command_line.positive, help="training images of a synthetic set")
     parser.add_argument(
-        "--workers", type=_positive, default=os.cpu_count() or 1, help="processes (default: cores, %(default)s)"
+        "--workers", type=command_line.positive, default=os.cpu_count() or 1, help="processes (%(default)s)"
     )
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
-    return value
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
@@ -116,11 +110,11 @@ def _show(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def main(argv: list[str]) -> int:
-    """Runs one command; returns the exit code."""
+def _run(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
-    try:
-        return {"prepare": _prepare, "check": _check, "show": _show}[arguments.command](arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    return {"prepare": _prepare, "check": _check, "show": _show}[arguments.command](arguments)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit code (see `hybrid_imagenet.errors`)."""
+    return command_line.run(_run, argv)

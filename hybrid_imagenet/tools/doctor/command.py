@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError
+from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.doctor import hosts
 from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN, Finding, Request, judge
 
@@ -21,12 +22,11 @@ _COLORS = {PASS: "32", WARN: "33", FAIL: "31"}
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line. argparse ends the program with code 2 for a wrong one."""
-    parser = argparse.ArgumentParser(
-        prog="hybrid-imagenet doctor",
-        description="Checks hosts before a run: each line passes, warns or fails, with the remedy.",
+    """Reads the command line; raises UserError for a wrong one."""
+    parser = command_line.Parser(
+        "doctor",
+        "Checks hosts before a run: each line passes, warns or fails, with the remedy.",
         epilog="Exit code: 0 if nothing fails, 1 if something does, 2 for a wrong command line.",
-        allow_abbrev=False,
     )
     parser.add_argument("-H", "--hosts", default="localhost", metavar="HOST:SLOTS,...", help="as for horovodrun")
     parser.add_argument("--slots", type=int, default=1, help="ranks on hosts without :SLOTS (%(default)s)")

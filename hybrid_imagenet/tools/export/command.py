@@ -1,4 +1,4 @@
-"""`hybrid-imagenet export NETWORK --to=FILE`: converts a trained network and compares the outputs."""
+"""`hybrid-imagenet export CHECKPOINT --to=FILE`: converts a trained network and compares the outputs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _BATCHES = (3, 1)  # two sizes, so that a fixed batch would show
 
 def _parser() -> command_line.Parser:
     parser = command_line.Parser("export", "Writes a trained network in another form, and checks that outputs agree.")
-    command_line.add_network(parser, "network")
+    command_line.add_network(parser)
     parser.add_argument(
         "--to",
+        metavar="FILE",
         type=pathlib.Path,
         required=True,
         help="new file; its suffix tells the form: .keras, .onnx, .safetensors or .pth (torchvision), .weights.h5 "
@@ -45,7 +46,7 @@ def _run(argv: Sequence[str]) -> None:
     from hybrid_imagenet.tools.export import targets
 
     target = targets.find(target_path)
-    network = command_line.load_network(arguments.network, arguments)
+    network = command_line.load_network(arguments.checkpoint, arguments)
     difference = export(network, target, target_path)
     print(f"wrote {target_path} ({target.title}); outputs differ by at most {difference:.1e} of the largest logit")
 

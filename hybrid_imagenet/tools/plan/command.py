@@ -8,25 +8,21 @@ import sys
 from collections.abc import Sequence
 
 from hybrid_imagenet.analysis.cost_model import ALGORITHMS, Link
+from hybrid_imagenet.config.help import entries
 from hybrid_imagenet.errors import EXIT_OK, UserError
 from hybrid_imagenet.runlog.summary import duration
 from hybrid_imagenet.tools.plan import residuals, settings
 from hybrid_imagenet.tools.plan.predict import FUSION_CHOICES_MB, MIB, Prediction, Way, best, published_grid, ways
 
-_HELP = "usage: hybrid-imagenet plan [--name=value ...]\n\n{}"
+_USAGE = """usage: hybrid-imagenet plan [--name=value ...]
+
+Predicts step time, scaling efficiency and training time on a cluster, and recommends how to exchange gradients.
+"""
 
 
 def help_text() -> str:
     """All flags with their defaults."""
-    defaults = settings.Plan()
-    lines = []
-    for name, opt in settings.OPTIONS.items():
-        default = getattr(defaults, name)
-        notes = [f"one of {', '.join(opt.choices)}"] if opt.choices else []
-        notes += [opt.unit] if opt.unit else []
-        notes += [] if default is None else [f"default {default}"]
-        lines.append(f"--{name}: {opt.help}" + (f" ({'; '.join(notes)})" if notes else ""))
-    return _HELP.format("\n".join(lines))
+    return "\n".join([_USAGE, *entries(settings.Plan)])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -83,7 +79,7 @@ def _row(setting: settings.Settings, hosts: int) -> Prediction:
     try:
         return best(setting.job, topology, [setting.way(setting.algorithm, grid, size) for size in sizes])
     except ValueError as error:
-        raise UserError(f"--algorithm={setting.algorithm}: {error}") from None
+        raise UserError(f"--allreduce={setting.algorithm}: {error}") from None
 
 
 def _all(setting: settings.Settings, hosts: int) -> list[Way]:

@@ -27,21 +27,21 @@ class Plan:
     cluster: str = option("h1", "Described cluster that gives what other flags leave out.", choices=tuple(CLUSTERS))
     hosts: int | None = option(None, "Hosts.", minimum=1, maximum=1_000_000)
     gpus_per_host: int | None = option(None, "GPUs per host.", minimum=1, maximum=1024)
-    algorithm: str | None = option(None, "All-reduce; auto takes the fastest.", choices=(*ALGORITHMS, "auto"))
-    torus_grid: str | None = option(None, "Rows x columns of GPUs for --algorithm=torus, as VxH.")
+    allreduce: str | None = option(None, "All-reduce; auto takes the fastest.", choices=(*ALGORITHMS, "auto"))
+    torus_grid: str | None = option(None, "Rows x columns of GPUs for --allreduce=torus, as VxH.")
     hybrid_threshold_kb: int = option(
-        256, "With --algorithm=hybrid, smaller buckets go by masters.", unit="KiB", minimum=0
+        256, "With --allreduce=hybrid, smaller buckets go by masters.", unit="KiB", minimum=0
     )
     fusion_threshold_mb: float | None = option(
         None, "Send a bucket of gradients once it holds so much; default the best.", unit="MiB", minimum=0
     )
     model: str = option("resnet50", "Network.", choices=MODELS)
-    batch: int | None = option(None, "Images per GPU and step.", minimum=1, maximum=1_000_000)
+    per_gpu_batch: int | None = option(None, "Images per GPU and step.", minimum=1, maximum=1_000_000)
     precision: str | None = option(None, "Arithmetic on the GPU.", choices=("fp16", "fp32"))
     compression: str = option("fp16", "Type of gradients on the wire.", choices=tuple(_WIRE))
     gpu: str | None = option(None, "GPU whose published speed is used.", choices=tuple(GPUS))
     images_per_second: float | None = option(
-        None, "Speed of one GPU alone at --batch, in place of a published one.", minimum=1e-3
+        None, "Speed of one GPU alone at --per_gpu_batch, in place of a published one.", minimum=1e-3
     )
     link: str | None = option(None, f"Link of a host: {', '.join(LINKS)}, or such as 25gbit or 3.1GB/s:20us.")
     inside: str | None = option(None, f"Link inside a host: {', '.join(INSIDE)}, or such as 20GB/s:5us.")
@@ -111,7 +111,7 @@ def resolve(plan: Plan) -> Settings:
     return Settings(
         cluster=cluster,
         job=_job(plan, cluster),
-        algorithm=plan.algorithm or cluster.algorithm,
+        algorithm=plan.allreduce or cluster.algorithm,
         grid=_grid(plan, hosts * local_size),
         threshold=plan.hybrid_threshold_kb * 1024,
         fusion_bytes=None if plan.fusion_threshold_mb is None else plan.fusion_threshold_mb * MIB,
@@ -129,7 +129,7 @@ def _grid(plan: Plan, ranks: int) -> Grid | None:
 
 
 def _job(plan: Plan, cluster: Cluster) -> Job:
-    batch = plan.batch or cluster.batch
+    batch = plan.per_gpu_batch or cluster.batch
     layers = layers_of(plan.model)
     return Job(
         layers=layers,

@@ -7,27 +7,31 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from hybrid_imagenet.errors import EXIT_OK, UserError
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.report import load, page, png
 
-USAGE = """usage: hybrid-imagenet report RUN [RUN ...] [--out=DIR] [--title=TEXT]
 
-Writes DIR/index.html, one file that needs no network, and a PNG of each plot. RUN is the directory of a run, finished
-or not. DIR is RUN/report for one run and ./report for several."""
+def _parser() -> command_line.Parser:
+    parser = command_line.Parser(
+        "report",
+        "Writes DIR/index.html, one file that needs no network, and a PNG of each plot.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="the directory of a run, finished or not")
+    parser.add_argument("--out", metavar="DIR", help="default RUN/report for one run, ./report for several")
+    parser.add_argument("--title", metavar="TEXT", help="of the page")
+    return parser
+
+
+def _run(arguments: Sequence[str]) -> None:
+    parsed = _parser().parse_args(arguments)
+    for path in write(parsed.runs, parsed.out, parsed.title):
+        print(path)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the program; returns the exit code."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(USAGE)
-        return EXIT_OK if arguments else UserError.exit_code
-    try:
-        for path in write(*_parse(arguments)):
-            print(path)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return EXIT_OK
+    """Runs the command line; returns the exit code (see `hybrid_imagenet.errors`)."""
+    return command_line.run(_run, arguments)
 
 
 def write(paths: Sequence[str], out: str | None = None, title: str | None = None) -> list[pathlib.Path]:
@@ -50,19 +54,3 @@ def write(paths: Sequence[str], out: str | None = None, title: str | None = None
     except OSError as error:
         raise UserError(f"--out={directory}: {error.strerror or error}") from None
     return written
-
-
-def _parse(arguments: Sequence[str]) -> tuple[list[str], str | None, str | None]:
-    paths: list[str] = []
-    options: dict[str, str | None] = {"out": None, "title": None}
-    for argument in arguments:
-        name, equals, value = argument.removeprefix("--").partition("=")
-        if not argument.startswith("-"):
-            paths.append(argument)
-        elif name in options and equals and value:
-            options[name] = value
-        else:
-            raise UserError(f"{argument}: not an option; give --out=DIR or --title=TEXT")
-    if not paths:
-        raise UserError("no run given; name the directory of a run")
-    return paths, options["out"], options["title"]

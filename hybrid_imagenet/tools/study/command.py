@@ -11,6 +11,7 @@ import typing
 from collections.abc import Iterator, Sequence
 
 from hybrid_imagenet import config as configuration
+from hybrid_imagenet.config.help import entries
 from hybrid_imagenet.config.options import option, options_of, parse_arguments, parse_value, value_type
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError
 from hybrid_imagenet.tools.study import plot, running, tables, trial_runs
@@ -45,14 +46,7 @@ OPTIONS = options_of(Settings)
 
 def help_text() -> str:
     """Usage, studies and flags with their defaults."""
-    defaults = Settings()
-    flags = []
-    for name, opt in OPTIONS.items():
-        default = getattr(defaults, name)
-        notes = [f"one of {', '.join(opt.choices)}"] if opt.choices else []
-        notes += [] if default is None else [f"default {default}"]
-        flags.append(f"--{name}: {opt.help}" + (f" ({'; '.join(notes)})" if notes else ""))
-    return "\n".join([_USAGE, *list_text(), "", *flags])
+    return "\n".join([_USAGE, *list_text(), "", *entries(Settings)])
 
 
 def list_text() -> list[str]:

@@ -101,7 +101,7 @@ def run(*arguments):
 
 def test_table_goes_to_4096_gpus_and_beyond(capsys, tmp_path):
     path = tmp_path / "plan.json"
-    arguments = ["--cluster=abci", "--algorithm=torus", "--max_gpus=8192", f"--json={path}"]
+    arguments = ["--cluster=abci", "--allreduce=torus", "--max_gpus=8192", f"--json={path}"]
     assert program.main(arguments) == 0
     text = capsys.readouterr().out
     assert "recommended for 4096 GPUs: --allreduce=torus --torus_grid=" in text
@@ -112,7 +112,9 @@ def test_table_goes_to_4096_gpus_and_beyond(capsys, tmp_path):
 
 
 def test_planned_size_is_in_the_table_and_flags_override_the_cluster(capsys):
-    text = "--hosts=5 --gpus_per_host=4 --link=25gbit:20us --images_per_second=100 --batch=64 --algorithm=masters"
+    text = (
+        "--hosts=5 --gpus_per_host=4 --link=25gbit:20us --images_per_second=100 --per_gpu_batch=64 --allreduce=masters"
+    )
     assert program.main([*text.split(), "--max_gpus=32", "--epochs_to_target=32"]) == 0
     text = capsys.readouterr().out
     assert "5 hosts x 4 GPUs, batch 64 per GPU, 100 images/s on one GPU; link 2.81 GB/s and 20 us a hop" in text
@@ -149,7 +151,7 @@ def test_calibration_prefers_rows_with_the_compression_that_is_planned(tmp_path,
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--torus_grid=5x5", "--algorithm=torus"], "5x5 holds 25 ranks, not 24"),
+        (["--torus_grid=5x5", "--allreduce=torus"], "5x5 holds 25 ranks, not 24"),
         (["--torus_grid=abc"], "--torus_grid=abc"),
         (["--link=fast"], "--link=fast: choose one of"),
         (["--link=0gbit"], "--link=0gbit"),
@@ -158,7 +160,7 @@ def test_calibration_prefers_rows_with_the_compression_that_is_planned(tmp_path,
         (["--hosts=many"], "--hosts=many: give a whole number"),
         (["--model=vgg"], "--model=vgg: choose one of"),
         (["--cluster=abcd"], "did you mean abci"),
-        (["--algorithm=halving-doubling"], "power of two"),
+        (["--allreduce=halving-doubling"], "power of two"),
         (["--cluster=h2", "--precision=fp16"], "give --images_per_second"),
         (["--calibrate=/absent.json"], "No such file"),
         (["--json=/absent/x.json"], "No such file"),
