@@ -38,7 +38,11 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command that the first argument names; returns its exit code (see `hybrid_imagenet.errors`)."""
+    """Runs the command that the first argument names; returns its exit code (see `hybrid_imagenet.errors`).
+
+    Args:
+      arguments: the words after the program's name; None takes those of this process.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
@@ -50,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"error: {name}: no such command; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return EXIT_USAGE
-    if name == "train":
+    if name == "train" and arguments is None:  # only a process of our own can be started anew
         from hybrid_imagenet.comm.environment import restart_with_huge_pages
 
         restart_with_huge_pages()

@@ -88,19 +88,19 @@ def render(findings: Sequence[Finding], color: bool) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Prints the report and returns the exit code."""
+def _run(arguments: Sequence[str]) -> int:
     options = parse_arguments(arguments)
-    try:
-        facts, findings = examine(options)
-        if options.json:
-            report = {"facts": facts, "findings": [dataclasses.asdict(f) for f in findings]}
+    facts, findings = examine(options)
+    if options.json:
+        report = {"facts": facts, "findings": [dataclasses.asdict(f) for f in findings]}
+        try:
             Path(options.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        print(f"error: --json={options.json}: cannot be written ({error.strerror})", file=sys.stderr)
-        return UserError.exit_code
+        except OSError as error:
+            raise UserError(f"--json={options.json}: cannot be written ({error.strerror})") from None
     print(render(findings, color=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
     return EXIT_FAILURE if any(f.level == FAIL for f in findings) else EXIT_OK
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the report; returns the exit code (see `hybrid_imagenet.errors`)."""
+    return command_line.run(_run, arguments)

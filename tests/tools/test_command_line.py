@@ -1,0 +1,54 @@
+"""What all commands share: the layout of help, the words, and both spellings of a flag."""
+
+import re
+
+import pytest
+
+from hybrid_imagenet import __main__ as program
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools import command_line
+
+
+def parser():
+    result = command_line.Parser("try", "Tries.")
+    result.add_argument("--bad_records", choices=("fail", "skip"), default="fail", help="end, or leave out")
+    result.add_argument("--to", required=True, metavar="FILE", help="new file")
+    result.add_argument("images", nargs="*", metavar="IMAGE")
+    return result
+
+
+def test_dashes_and_underscores_spell_the_same_flag():
+    parsed = parser().parse_args(["--bad-records=skip", "--to=a-b"])
+    assert (parsed.bad_records, parsed.to) == ("skip", "a-b")
+    assert parser().parse_args(["--to=x", "--", "--not-mine=1"]).images == ["--not-mine=1"]
+
+
+def test_a_mistake_is_one_line():
+    with pytest.raises(UserError, match="--bad_records: invalid choice: 'x'"):
+        parser().parse_args(["--to=x", "--bad-records=x"])
+
+
+def test_options_stand_as_in_the_help_of_training():
+    text = parser().format_help()
+    assert "usage: hybrid-imagenet try --to=FILE [IMAGE ...] [--name=value ...]" in text
+    assert "  --bad_records=fail|skip\n      end, or leave out" in text
+
+
+@pytest.mark.parametrize("command", sorted(set(program.COMMANDS) - {"bench"}))
+def test_every_command_has_help_in_that_layout(command, capsys):
+    try:
+        code = program.main([command, "--help"])
+    except SystemExit as end:  # argparse's way
+        code = end.code
+    text = capsys.readouterr().out
+    assert code in (0, None)
+    assert text.startswith("usage: ")
+    flags = re.findall(r"^  --(\[no\])?([a-z_0-9]+)(=\S+)?$", text, re.M)
+    assert flags or command == "data"
+    assert not re.search(r"^  --[a-z_]+-[a-z]", text, re.M)
+
+
+def test_unknown_commands_are_refused_in_one_line(capsys):
+    assert program.main(["trian"]) == 2
+    assert capsys.readouterr().err.startswith("error: trian: no such command; choose one of train, ")
+    assert program.main([]) == 2
