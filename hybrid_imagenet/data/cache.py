@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import struct
 from pathlib import Path
 
@@ -43,7 +42,7 @@ class CachedSource(Source):
         self._stored = 0
         self.io = source.io
         self.num_examples, self.num_classes = source.num_examples, source.num_classes
-        self.class_names, self.ready = source.class_names, source.ready
+        self.class_names, self.ready, self.losses = source.class_names, source.ready, source.losses
         if directory is not None:
             ends = [source.locate(index) for index in (0, source.num_examples - 1)]
             key = hashlib.sha256(repr([kind, source.num_examples, source.class_names, ends]).encode()).hexdigest()[:16]
@@ -72,14 +71,10 @@ class CachedSource(Source):
         return content, label
 
     def _pixels(self, index: int, content: bytes) -> bytes:
-        from PIL import Image
-
         try:
-            images.probe(content)
-            with Image.open(io.BytesIO(content)) as opened:
-                return images.raw(opened.convert("RGB"))
-        except (OSError, ValueError, SyntaxError) as error:
-            raise BadRecord(*self.locate(index), f"the image does not decode ({error})") from None
+            return images.raw(images.picture(content))
+        except ValueError as error:
+            raise BadRecord(*self.locate(index), str(error)) from None
 
     def _path(self, directory: Path, index: int) -> Path:
         return directory / f"{index % 1000:03d}" / str(index)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -56,6 +58,11 @@ def decode(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, side: int) 
     cases = [lambda ratio=ratio: jpeg(ratio) for ratio in RATIOS]
     cropped = tf.switch_case(branch, [*cases, other, raw])
     return resize(cropped, side)
+
+
+def reason(error: tf.errors.OpError) -> str:
+    """Why an image did not decode, without the names of TensorFlow's operations."""
+    return re.sub(r"\{\{.*?\}\} ?|\[Op:.*", "", str(error.message).splitlines()[0]).strip()
 
 
 def resize(pixels: tf.Tensor, side: int) -> tf.Tensor:

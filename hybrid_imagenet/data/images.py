@@ -1,4 +1,4 @@
-"""What an encoded image is, from its first bytes: format and size, without decoding."""
+"""Tells the format and size of an encoded image from its headers, without decoding."""
 
 from __future__ import annotations
 
@@ -12,28 +12,36 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from PIL import Image
 
+MAX_PIXELS = (1 << 28) // 3
+"""Pixels of the largest image that is decoded: 256 MiB as RGB. A file of 48 KB may claim 400 million."""
+
 JPEG, OTHER, RAW = 0, 1, 2
 RAW_MARK = b"\x00RAW"  # then height and width as 32-bit integers, little-endian, then RGB pixels
 _SIZED = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})  # start-of-frame markers
 _BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
 _HUFFMAN = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended and progressive frames
 _ADOBE = 0xEE
+_SCAN = 0xDA
+_END = b"\xff\xd9"
 
 
 def probe(data: bytes) -> tuple[int, int, int]:
     """The format (JPEG, OTHER or RAW), height and width of an encoded image.
 
+    Bytes after the end of a JPEG or PNG are passed over, as decoders do.
+
     Raises:
-      ValueError: if it is empty, truncated, or of no format that is read here (JPEG, PNG, GIF, BMP).
+      ValueError: if it is empty, truncated, of no format that is read here (JPEG, PNG, GIF, BMP), or has more than
+        `MAX_PIXELS`.
     """
     if data[:2] == b"\xff\xd8":
-        if b"\xff\xd9" not in data[-64:]:
+        if not _jpeg_ends(data):
             raise ValueError("the JPEG is truncated: it has no end-of-image marker")
-        return (JPEG, *_jpeg_size(data))
-    if data[:4] == RAW_MARK:
-        return (RAW, *struct.unpack_from("<ii", data, 4))
+        return _bounded(JPEG, *_jpeg_size(data))
+    if data[:4] == RAW_MARK and len(data) >= 12:
+        return _bounded(RAW, *struct.unpack_from("<ii", data, 4))
     if data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) >= 24:
-        if b"IEND" not in data[-64:]:
+        if not _png_ends(data):
             raise ValueError("the PNG is truncated: it has no end chunk")
         width, height = struct.unpack_from(">II", data, 16)
     elif data[:4] == b"GIF8" and len(data) >= 10:
@@ -45,7 +53,25 @@ def probe(data: bytes) -> tuple[int, int, int]:
         raise ValueError("the image is empty")
     else:
         raise ValueError(f"is no JPEG, PNG, GIF or BMP image (it begins with {data[:4]!r})")
-    return _positive(OTHER, height, width)
+    return _bounded(OTHER, height, width)
+
+
+def picture(data: bytes) -> Image.Image:
+    """An image of any form that `probe` knows as RGB pixels; what is encoded is decoded by Pillow.
+
+    Raises:
+      ValueError: if `probe` refuses it or it does not decode.
+    """
+    from PIL import Image
+
+    kind, height, width = probe(data)
+    try:
+        if kind == RAW:
+            return Image.frombytes("RGB", (width, height), data[12:])
+        with Image.open(io.BytesIO(data)) as opened:
+            return opened.convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"the image does not decode ({error})") from None
 
 
 def is_plain_jpeg(data: bytes) -> bool:
@@ -73,31 +99,39 @@ def raw_pixels(pixels: npt.NDArray[np.uint8]) -> bytes:
     return b"".join((RAW_MARK, struct.pack("<ii", *pixels.shape[:2]), pixels.tobytes()))
 
 
-def picture(content: bytes) -> Image.Image:
-    """An encoded image of any form that `probe` knows as a picture of Pillow.
-
-    Raises:
-      ValueError, OSError, SyntaxError: if it does not decode.
-    """
-    from PIL import Image
-
-    if content[:4] == RAW_MARK:
-        height, width = struct.unpack_from("<ii", content, 4)
-        return Image.frombytes("RGB", (width, height), content[12:])
-    return Image.open(io.BytesIO(content))
-
-
-def _positive(kind: int, height: int, width: int) -> tuple[int, int, int]:
+def _bounded(kind: int, height: int, width: int) -> tuple[int, int, int]:
     if height < 1 or width < 1:
         raise ValueError(f"the image has {height} x {width} pixels")
+    if height * width > MAX_PIXELS:
+        raise ValueError(
+            f"the image has {width} x {height} = {width * height:,} pixels, at most {MAX_PIXELS:,} are decoded: "
+            "make it smaller or remove it"
+        )
     return kind, height, width
+
+
+def _jpeg_ends(data: bytes) -> bool:
+    """Whether the end-of-image marker follows the pixels; a thumbnail before them may have one of its own."""
+    if _END in data[-64:]:
+        return True
+    scan = next((at for marker, at in _segments(data) if marker == _SCAN), None)
+    return scan is not None and data.find(_END, scan) >= 0
+
+
+def _png_ends(data: bytes) -> bool:
+    at = 8
+    while at + 12 <= len(data):
+        if data[at + 4 : at + 8] == b"IEND":
+            return True
+        at += 12 + int.from_bytes(data[at : at + 4], "big")
+    return False
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
     for marker, at in _segments(data):
         if marker in _SIZED:
             height, width = struct.unpack_from(">HH", data, at + 1)
-            return _positive(JPEG, height, width)[1:]
+            return height, width
     raise ValueError("the JPEG has no frame header")
 
 

@@ -9,7 +9,7 @@ import os
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -22,6 +22,7 @@ FOOTER_BYTES = 4
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _MAX_RECORD = 1 << 31
+_BLOCK = 1 << 22
 
 
 class RecordError(ValueError):
@@ -67,31 +68,79 @@ def header_length(header: bytes) -> int:
     return length
 
 
-def scan(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], tuple[int, str] | None]:
-    """Finds the records of a file by hopping from header to header.
+class Gap(NamedTuple):
+    """A part of a file that holds no readable record: its first byte, the byte after it, and the reason."""
+
+    offset: int
+    end: int
+    reason: str
+
+
+def scan(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], tuple[Gap, ...]]:
+    """Finds the records of a file by hopping from header to header, and from a damaged one to the next good one.
 
     Returns:
-      (offsets, lengths, damage): int64 [n] each, where a record begins and its bytes with header and checksums;
-      damage is (offset, reason) where the file stops making sense, or None.
+      (offsets, lengths, gaps): int64 [n] each, where a record begins and its bytes with header and checksums; and the
+      parts between them that make no sense.
     """
-    offsets, lengths = [], []
+    offsets: list[int] = []
+    lengths: list[int] = []
+    gaps: list[Gap] = []
     with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
+        handle = file.fileno()
+        size = os.fstat(handle).st_size
         offset = 0
-        damage = None
         while offset < size:
             try:
-                length = HEADER_BYTES + header_length(os.pread(file.fileno(), HEADER_BYTES, offset)) + FOOTER_BYTES
+                length = _length_at(handle, offset, size)
             except RecordError as error:
-                damage = (offset, str(error))
-                break
-            if offset + length > size:
-                damage = (offset, f"the record is truncated: {size - offset} of {length} bytes")
-                break
+                if offsets and not _is_whole(handle, offsets[-1], lengths[-1]):
+                    # Bytes are missing or added inside of the record before: the next begins elsewhere than it says.
+                    offset = offsets.pop()
+                    lengths.pop()
+                gaps.append(Gap(offset, _next_record(handle, offset + 1, size), str(error)))
+                offset = gaps[-1].end
+                continue
             offsets.append(offset)
             lengths.append(length)
             offset += length
-    return np.array(offsets, np.int64), np.array(lengths, np.int64), damage
+    return np.array(offsets, np.int64), np.array(lengths, np.int64), tuple(gaps)
+
+
+def _length_at(handle: int, offset: int, size: int) -> int:
+    """Bytes of the record at an offset of a file of `size` bytes; raises RecordError if there is none."""
+    length = HEADER_BYTES + header_length(os.pread(handle, HEADER_BYTES, offset)) + FOOTER_BYTES
+    if offset + length > size:
+        raise RecordError(f"the record is truncated: {size - offset} of {length} bytes")
+    return length
+
+
+def _is_whole(handle: int, offset: int, length: int) -> bool:
+    try:
+        unframe(os.pread(handle, length, offset))
+    except RecordError:
+        return False
+    return True
+
+
+def _next_record(handle: int, start: int, size: int) -> int:
+    """The first offset from `start` on at which a whole record with a right header begins; `size` if there is none.
+
+    A length below 2^31 has four zero bytes; where they are, its checksum is compared.
+    """
+    for block in range(start, size, _BLOCK):
+        data = np.frombuffer(os.pread(handle, _BLOCK + HEADER_BYTES - 1, block), np.uint8)
+        if len(data) < HEADER_BYTES:
+            break
+        zeros = np.all(np.lib.stride_tricks.sliding_window_view(data == 0, 4), axis=1)
+        count = len(data) - HEADER_BYTES + 1
+        for place in np.flatnonzero(zeros[4 : 4 + count] & ~zeros[8 : 8 + count]):  # a file system's holes are skipped
+            try:
+                _length_at(handle, block + int(place), size)
+            except RecordError:
+                continue
+            return block + int(place)
+    return size
 
 
 def _example_class() -> Any:

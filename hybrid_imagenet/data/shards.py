@@ -23,7 +23,7 @@ MANIFEST = "manifest.json"
 # What a split is called in the names of shards: by our own writer, TensorFlow's ImageNet scripts, and TFDS.
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val", "test")}
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})(\.tfrecord)?$")
-_INDEX_VERSION = 1
+_INDEX_VERSION = 2
 
 
 def cache_root() -> Path:
@@ -39,14 +39,18 @@ class ShardIndex:
     Attributes:
       files: the shards, sorted.
       shard, offset, length: int64 [n] each; the file number, first byte and bytes (with framing) of each record.
-      damaged: (file, offset, reason) for each shard whose end cannot be read.
+      damaged: what cannot be read, by file number.
     """
 
     files: tuple[Path, ...]
     shard: npt.NDArray[np.int64]
     offset: npt.NDArray[np.int64]
     length: npt.NDArray[np.int64]
-    damaged: tuple[tuple[str, int, str], ...] = ()
+    damaged: tuple[tuple[int, records.Gap], ...] = ()
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Records found in each file, int64 [files]."""
+        return np.bincount(self.shard, minlength=len(self.files))
 
 
 def find(directory: Path, split: str) -> tuple[Path, ...]:
@@ -84,9 +88,9 @@ def index(files: Sequence[Path]) -> ShardIndex:
     cached = cache_root() / "index" / f"{key}.npz"
     try:
         with np.load(cached) as stored:
-            damaged = tuple((f, int(o), r) for f, o, r in json.loads(str(stored["damaged"])))
+            damaged = tuple((int(file), records.Gap(*gap)) for file, gap in json.loads(str(stored["damaged"])))
             return ShardIndex(tuple(files), stored["shard"], stored["offset"], stored["length"], damaged)
-    except (OSError, KeyError, ValueError):
+    except (OSError, KeyError, ValueError, TypeError):
         pass  # absent, or cut short by a full disk: scan again
     built = _scan_all(files)
     try:
@@ -124,7 +128,7 @@ def _scan_all(files: Sequence[Path]) -> ShardIndex:
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from None
     shard = np.repeat(np.arange(len(files), dtype=np.int64), [len(offsets) for offsets, _, _ in scans])
-    damaged = tuple((str(path), *bad) for path, (_, _, bad) in zip(files, scans, strict=True) if bad)
+    damaged = tuple((number, gap) for number, (_, _, gaps) in enumerate(scans) for gap in gaps)
     return ShardIndex(
         tuple(files), shard, np.concatenate([s[0] for s in scans]), np.concatenate([s[1] for s in scans]), damaged
     )
@@ -178,10 +182,14 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
 def _check_manifest(manifest: dict[str, Any]) -> None:
     """Raises ValueError, KeyError, TypeError or AttributeError if what readers use is missing or of another kind."""
     names = manifest["class_names"]
-    counts = [entry["num_examples"] for entry in manifest["splits"].values()]
-    sizes = [shard["bytes"] for entry in manifest["splits"].values() for shard in entry["shards"]]
-    sums = [shard["crc32c"] for entry in manifest["splits"].values() for shard in entry["shards"]]
+    shards = [shard for entry in manifest["splits"].values() for shard in entry["shards"]]
+    numbers = [entry["num_examples"] for entry in manifest["splits"].values()]
+    numbers += [shard[key] for shard in shards for key in ("bytes", "num_examples")]
+    sums = [shard["crc32c"] for shard in shards]
     if not isinstance(names, list) or not all(isinstance(text, str) for text in [*names, *sums]):
         raise TypeError("class_names and crc32c hold texts")
-    if not all(type(number) is int for number in [*counts, *sizes]):
+    if not all(type(number) is int for number in numbers):
         raise TypeError("num_examples and bytes hold whole numbers")
+    for split, entry in manifest["splits"].items():
+        if sum(shard["num_examples"] for shard in entry["shards"]) != entry["num_examples"]:
+            raise ValueError(f"num_examples of {split} is not the sum of its shards")

@@ -3,6 +3,7 @@ import io
 import json
 import logging
 import random
+import struct
 import subprocess
 import sys
 import time
@@ -237,6 +238,12 @@ def test_reduced_decoding_stays_close_to_a_full_decode_with_area_averaging(exten
     )  # the window is rounded to blocks: up to half an output pixel
 
 
+# An image whose description holds a smaller image, with an end marker of its own, as cameras write it.
+WITH_THUMBNAIL = (
+    b"\xff\xd8\xff\xe1" + struct.pack(">H", 2 + len(support.jpeg(9))) + support.jpeg(9) + support.jpeg(8)[2:]
+)
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -244,12 +251,26 @@ def test_reduced_decoding_stays_close_to_a_full_decode_with_area_averaging(exten
         (b"hello", "no JPEG"),
         (support.jpeg(0)[:-80], "truncated"),
         (support.png(0)[:-80], "truncated"),
+        (WITH_THUMBNAIL[:-80], "truncated"),
+        (support.jpeg(0)[:-80] + bytes(100), "truncated"),
+        (b"BM" + struct.pack("<16xii", 20000, -20000), "20000 x 20000 = 400,000,000 pixels.*make it smaller"),
+        (images.RAW_MARK, "no JPEG"),
         (b"\xff\xd8\xff\xd9", "no frame header"),
     ],
 )
 def test_what_is_no_image_is_told_from_its_first_and_last_bytes(content, reason):
     with pytest.raises(ValueError, match=reason):
         images.probe(content)
+
+
+@pytest.mark.parametrize("content", [support.jpeg(0, 31, 57), support.png(0, 31, 57), WITH_THUMBNAIL])
+def test_bytes_after_the_end_of_an_image_do_no_harm(content):
+    trailing = content + random.Random(1).randbytes(5000)
+    assert images.probe(trailing) == images.probe(content)
+    _, height, width = images.probe(content)
+    np.testing.assert_array_equal(
+        decoded(trailing, (0, 0, height, width), 16), decoded(content, (0, 0, height, width), 16)
+    )
 
 
 def test_probe_tells_height_and_width():

@@ -144,7 +144,7 @@ def test_records_are_those_of_tensorflow(tmp_path):
     data_bytes = (tmp_path / "theirs").read_bytes()
     assert data_bytes == b"".join(map(records.frame, payloads))
     offsets, lengths, damage = records.scan(tmp_path / "theirs")
-    assert damage is None
+    assert damage == ()
     got = [records.unframe(data_bytes[o : o + n]) for o, n in zip(offsets, lengths, strict=True)]
     assert got == payloads
 
@@ -166,20 +166,59 @@ def test_a_flipped_bit_is_found_with_file_and_offset(tmp_path):
     assert (caught.value.file, caught.value.offset) == (str(path), offsets[3])
 
 
-@pytest.mark.parametrize("damage", ["cut", "length"])
-def test_a_damaged_shard_is_refused_or_read_as_far_as_it_goes(tmp_path, damage):
+def test_a_damaged_shard_is_refused_or_read_as_far_as_it_goes(tmp_path):
     support.write_shards(tmp_path, "train", support.tiny("train"))
     path = tmp_path / "train-00001-of-00002"
     offset = int(records.scan(path)[0][5])
-    if damage == "cut":
-        path.write_bytes(path.read_bytes()[: offset + 50])
-    else:
-        flipped(path, offset)
+    path.write_bytes(path.read_bytes()[: offset + 50])
     with pytest.raises(UserError, match=rf"train-00001-of-00002, offset {offset}: .*--bad_records=skip"):
         data.open_source("tfrecord", str(tmp_path), num_classes=3)
     source = data.open_source("tfrecord", str(tmp_path), num_classes=3, ignore_damage=True)
     assert source.num_examples == 12
-    assert source.index.damaged[0][:2] == (str(path), offset)
+    loss = f"{path}, offset {offset}: the record is truncated: 50 of "
+    assert str(source.losses[0]).startswith(loss)
+    assert str(source.losses[0]).endswith("; the rest of the shard is lost (at least 1 lost)")
+    assert source.lost == 1
+
+
+def removed(content, offsets, lengths):
+    at = int(offsets[2] + 40)
+    return content[:at] + content[at + 30 :]
+
+
+def joined(content, offsets, lengths):
+    return content[: int(offsets[2] + 40)] + content[int(offsets[4] + 40) :]
+
+
+def zeroed(content, offsets, lengths):
+    return content[: offsets[2]] + bytes(int(lengths[2])) + content[offsets[3] :]
+
+
+def inserted(content, offsets, lengths):
+    return content[: offsets[2]] + bytes(range(1, 200)) + content[offsets[3] :]
+
+
+def length_changed(content, offsets, lengths):
+    return content[: offsets[2]] + bytes([content[offsets[2]] ^ 1]) + content[offsets[2] + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "lost"),
+    [(length_changed, {2}), (removed, {2}), (zeroed, {2}), (inserted, {2}), (joined, {2, 3, 4})],
+)
+@pytest.mark.parametrize("block", [1 << 22, 64])
+def test_only_what_is_damaged_of_a_shard_is_lost(damage, lost, block, tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "_BLOCK", block)  # small blocks: records begin across their ends, too
+    pairs = support.tiny("train")
+    support.write_shards(tmp_path, "train", pairs, shards=1)
+    path = tmp_path / "train-00000-of-00001"
+    offsets, lengths, _ = records.scan(path)
+    path.write_bytes(damage(path.read_bytes(), offsets, lengths))
+    source = data.open_source("tfrecord", str(tmp_path), num_classes=3, ignore_damage=True)
+    images, _ = source.read(range(source.num_examples))
+    assert images == [image for number, (image, _) in enumerate(pairs) if number not in lost]
+    assert [(loss.offset, loss.count, loss.exact) for loss in source.losses] == [(offsets[2], 1, False)]
+    assert "all up to offset" in source.losses[0].reason
 
 
 def test_the_index_is_remembered_until_a_file_changes(tmp_path, monkeypatch):

@@ -30,6 +30,31 @@ class BadRecord(Exception):  # noqa: N818 - it names the record, not the error
 
 
 @dataclasses.dataclass(frozen=True)
+class Loss:
+    """Records that a file has lost: they cannot be told apart any more, or are not there.
+
+    Attributes:
+      file: where they were.
+      offset: the first byte that makes no sense.
+      reason: why it makes none, and where readable records go on.
+      count: records that are lost.
+      exact: whether that is known, from a manifest; else each damaged place counts as one record.
+    """
+
+    file: str
+    offset: int
+    reason: str
+    count: int
+    exact: bool
+
+    def __str__(self) -> str:
+        """One line."""
+        return (
+            f"{self.file}, offset {self.offset}: {self.reason} ({'' if self.exact else 'at least '}{self.count} lost)"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class IoStatistics:
     """What has been read from storage since the source was opened."""
 
@@ -74,6 +99,7 @@ class Source(abc.ABC):
       class_names: one name per class, in the order of the labels.
       ready: the pipeline may decode one batch and repeat its pixels, so that batches cost nothing.
       side: all images are squares of so many pixels, which `read_pixels` gives without decoding; None where not.
+      losses: what damaged files have lost; `num_examples` does not count it.
     """
 
     num_examples: int
@@ -81,6 +107,7 @@ class Source(abc.ABC):
     class_names: tuple[str, ...]
     ready: bool = False
     side: int | None = None
+    losses: tuple[Loss, ...] = ()
 
     def __init__(self) -> None:
         """Starts the counters."""
@@ -110,6 +137,11 @@ class Source(abc.ABC):
     def read_pixels(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         """Pixels, uint8 [k, side, side, 3], and labels, int32 [k]; only where `side` is not None."""
         raise NotImplementedError(f"{type(self).__name__} has encoded images only")
+
+    @property
+    def lost(self) -> int:
+        """Records that damaged files have lost."""
+        return sum(loss.count for loss in self.losses)
 
     def io_statistics(self) -> IoStatistics:
         """Bytes and operations read so far, and the time they took."""

@@ -36,7 +36,7 @@ def open_tfds(name: str, data_dir: Path | None, split: str, *, ignore_damage: bo
         return _ArrayRecordSource(files, names, keys)
     if file_format != "tfrecord":
         raise UserError(f"--dataset={name}: is stored as {file_format}; prepare it as tfrecord or array_record")
-    return ShardSource(files, names, keys=(keys,), ignore_damage=ignore_damage, expected=chosen.num_examples)
+    return ShardSource(files, names, keys=(keys,), ignore_damage=ignore_damage, expected=chosen.shard_lengths)
 
 
 def _builder(name: str, data_dir: Path | None) -> Any:

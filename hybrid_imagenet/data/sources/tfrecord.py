@@ -5,13 +5,14 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hybrid_imagenet.data import records, shards
-from hybrid_imagenet.data.sources.base import BadRecord, Source, read_at
+from hybrid_imagenet.data.sources.base import BadRecord, Loss, Source, read_at
 from hybrid_imagenet.errors import UserError
 
 
@@ -38,12 +39,12 @@ class ShardSource(Source):
       files: the shards in order.
       class_names: names in the order of the labels.
       keys: the forms of Example to look for, in this order.
-      ignore_damage: go on with the readable part of damaged shards instead of raising.
+      ignore_damage: go on with the readable part of damaged shards, with their `losses`, instead of raising.
       index: where the records lie, if that is known.
-      expected: number of records that a manifest promises.
+      expected: numbers of records that a manifest promises, by shard.
 
     Raises:
-      UserError: for a damaged shard, no records at all, or another number than `expected`.
+      UserError: for a damaged shard, no records at all, or other numbers than `expected`.
     """
 
     def __init__(
@@ -53,21 +54,25 @@ class ShardSource(Source):
         *,
         keys: tuple[Keys, ...] = (IMAGENET_KEYS, PLAIN_KEYS),
         ignore_damage: bool = False,
-        expected: int | None = None,
+        expected: Sequence[int] | None = None,
         index: shards.ShardIndex | None = None,
     ) -> None:
         """Loads or builds the index."""
         super().__init__()
         self.index = index or shards.index(files)
         if self.index.damaged and not ignore_damage:
-            file, offset, reason = self.index.damaged[0]
-            raise UserError(f"{file}, offset {offset}: {reason}; restore the file or give --bad_records=skip")
+            number, gap = self.index.damaged[0]
+            raise UserError(
+                f"{files[number]}, offset {gap.offset}: {gap.reason}; restore the file or give --bad_records=skip"
+            )
         self.num_examples = len(self.index.offset)
         if not self.num_examples:
             raise UserError(f"{files[0].parent}: its {len(files)} shards hold no records")
-        if expected is not None and expected != self.num_examples and not self.index.damaged:
+        self.losses = tuple(_losses(self.index, expected))
+        wrong = expected is not None and sum(expected) != self.num_examples + self.lost
+        if expected is not None and (wrong or (self.losses and not ignore_damage)):
             raise UserError(
-                f"{files[0].parent}: its shards hold {self.num_examples} records, the manifest says {expected}; "
+                f"{files[0].parent}: its shards hold {self.num_examples} records, the manifest says {sum(expected)}; "
                 "prepare the data set again"
             )
         self.class_names = class_names
@@ -100,6 +105,28 @@ class ShardSource(Source):
         return image_and_label(features, self._keys, file, offset)
 
 
+def _losses(index: shards.ShardIndex, expected: Sequence[int] | None) -> Iterator[Loss]:
+    """The losses of each damaged place; all that a manifest tells of a shard counts at the first of its places."""
+    found = index.counts()
+    gaps: dict[int, list[records.Gap]] = {}
+    for number, gap in index.damaged:
+        gaps.setdefault(number, []).append(gap)
+    for number, path in enumerate(index.files):
+        missing = max(0, int(expected[number] - found[number])) if expected is not None else None
+        if missing or number in gaps:
+            yield from _losses_of_shard(path, int(found[number]), missing, gaps.get(number, []))
+
+
+def _losses_of_shard(path: Path, found: int, missing: int | None, gaps: Sequence[records.Gap]) -> Iterator[Loss]:
+    size = path.stat().st_size
+    if missing and not gaps:
+        yield Loss(str(path), size, f"the shard ends early, with {found} of {found + missing} records", missing, True)
+    for place, gap in enumerate(gaps):
+        rest = "the rest of the shard is" if gap.end >= size else f"all up to offset {gap.end} is"
+        count = 1 if missing is None else 0 if place else missing
+        yield Loss(str(path), gap.offset, f"{gap.reason}; {rest} lost", count, missing is not None)
+
+
 def image_and_label(
     features: dict[str, bytes | int], keys: tuple[Keys, ...], file: str, offset: int
 ) -> tuple[bytes, int]:
@@ -130,12 +157,17 @@ def open_directory(
     entry = manifest["splits"].get(split)
     if entry is None:
         raise UserError(f"--data_dir={directory}: its manifest knows no {split} split")
+    if len(entry["shards"]) != len(files):
+        raise UserError(
+            f"--data_dir={directory}: has {len(files)} {split} shards, the manifest lists {len(entry['shards'])}; "
+            "prepare the data set again"
+        )
     index = shards.stored_index(directory, split, files, entry["shards"])
     return ShardSource(
         files,
         tuple(manifest["class_names"]),
         ignore_damage=ignore_damage,
-        expected=entry["num_examples"],
+        expected=[shard["num_examples"] for shard in entry["shards"]],
         index=index,
     )
 

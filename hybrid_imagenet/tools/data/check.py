@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
 
-from hybrid_imagenet.data import images, shards
+from hybrid_imagenet.data import shards, strict_decode
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.data.sources.tfrecord import ShardSource
 from hybrid_imagenet.tools.data import parallel
@@ -26,12 +27,15 @@ class _Part:
 
 def check(name: parallel.SourceName, workers: int) -> Iterator[str]:
     """Yields a line for each fault: file, place and reason."""
+    name = dataclasses.replace(name, ignore_damage=True)
     source = name.open()
+    yield from map(str, source.losses)
     if isinstance(source, ShardSource):
-        yield from (f"{file}, offset {offset}: {reason}" for file, offset, reason in source.index.damaged)
-        manifest = shards.read_manifest(source.index.files[0].parent)
+        directory = source.index.files[0].parent
+        manifest = shards.read_manifest(directory)
         if manifest is not None:
             yield from _against_manifest(source, manifest["splits"][name.split])
+            yield from _left_out(directory / shards.MANIFEST, name.split, manifest["splits"][name.split])
     parts = [_Part(first, min(first + _CHUNK, source.num_examples)) for first in range(0, source.num_examples, _CHUNK)]
     progress = parallel.Progress(f"{name.split} records", source.num_examples)
     for part, faults in parallel.run(_check_part, name, parts, workers):
@@ -44,19 +48,18 @@ def _check_part(source: Source, part: _Part) -> list[str]:
     for index in range(part.first, part.last):
         try:
             content, _ = source.read_one(index)
-            _check_image(content)
+            strict_decode.verify(content)
         except BadRecord as error:
             faults.append(str(error))
-        except (OSError, ValueError, SyntaxError) as error:
-            faults.append(str(BadRecord(*source.locate(index), f"the image does not decode ({error})")))
+        except ValueError as error:
+            faults.append(str(BadRecord(*source.locate(index), str(error))))
     return faults
 
 
-def _check_image(content: bytes) -> None:
-    """Decodes the whole image; raises ValueError, OSError or SyntaxError (for broken PNGs) if it cannot."""
-    images.probe(content)
-    with images.picture(content) as opened:
-        opened.load()
+def _left_out(manifest: Path, split: str, promised: dict[str, Any]) -> Iterator[str]:
+    """Tells what `data prepare` has left out."""
+    for bad in promised.get("bad_records", []):
+        yield f"{manifest}: {split}: left out when the set was prepared: {json.dumps(bad)[1:-1]}"
 
 
 def _against_manifest(source: ShardSource, promised: dict[str, Any]) -> Iterator[str]:

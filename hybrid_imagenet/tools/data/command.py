@@ -25,6 +25,9 @@ def _parser() -> argparse.ArgumentParser:
     prepare.add_argument("--quality", type=command_line.positive, default=90, help="of reduced JPEGs (%(default)s)")
     prepare.add_argument("--per_shard", type=command_line.positive, default=1024, help="images per shard (%(default)s)")
     prepare.add_argument("--bad_records", choices=("fail", "skip"), default="fail", help="end, or leave out and list")
+    prepare.add_argument(
+        "--max_bad_records", type=int, default=100, help="left out per split above which it ends (%(default)s)"
+    )
 
     check = commands.add_parser("check", help="verify every record of a data set; report each bad one")
     _add_source(check, "--dataset")
@@ -57,7 +60,11 @@ def _prepare(arguments: argparse.Namespace) -> int:
     from hybrid_imagenet.tools.data import prepare
 
     settings = prepare.Settings(
-        arguments.resize, arguments.quality, arguments.per_shard, arguments.bad_records == "skip"
+        arguments.resize,
+        arguments.quality,
+        arguments.per_shard,
+        arguments.bad_records == "skip",
+        arguments.max_bad_records,
     )
     manifest = prepare.prepare(
         arguments.dataset,
@@ -70,8 +77,11 @@ def _prepare(arguments: argparse.Namespace) -> int:
     )
     for split, entry in manifest["splits"].items():
         size = sum(shard["bytes"] for shard in entry["shards"])
-        left_out = f", {len(entry['bad_records'])} bad records left out" if entry["bad_records"] else ""
-        print(f"{split}: {entry['num_examples']} images in {len(entry['shards'])} shards, {size} bytes{left_out}")
+        left_out = f", {entry['images_dropped']} of {entry['images_in']} images left out (see manifest.json)"
+        print(
+            f"{split}: {entry['num_examples']} images in {len(entry['shards'])} shards, {size} bytes"
+            f"{left_out if entry['bad_records'] else ''}"
+        )
     print(f"train with --dataset=tfrecord --data_dir={arguments.to}")
     return EXIT_OK
 

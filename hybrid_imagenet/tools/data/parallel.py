@@ -23,23 +23,24 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True)
 class SourceName:
-    """What opens a source in another process: the arguments of `data.open_source`."""
+    """The arguments of `data.open_source`, with which another process opens the same source."""
 
     name: str
     data_dir: str | None
     split: str
     num_classes: int | None = None
     num_examples: int | None = None
+    ignore_damage: bool = False
 
     def open(self) -> Source:
-        """Opens the source; damaged shards are read as far as they go, and reported by those who check."""
+        """Opens the source."""
         return data.open_source(
             self.name,
             self.data_dir,
             self.split,
             num_classes=self.num_classes,
             num_examples=self.num_examples,
-            ignore_damage=True,
+            ignore_damage=self.ignore_damage,
         )
 
 

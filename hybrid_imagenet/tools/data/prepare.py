@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ import google_crc32c
 import numpy as np
 
 from hybrid_imagenet.data import images, records, shards
-from hybrid_imagenet.data.sources.base import BadRecord, Source
+from hybrid_imagenet.data.sources.base import BadRecord, Loss, Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools.data import parallel
 
 _STATE = "prepare-state"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +32,14 @@ class Settings:
       quality: JPEG quality of reduced images.
       per_shard: images per shard.
       skip_bad: leave out records that cannot be used, and list them in the manifest, instead of failing.
+      max_bad: records of a split above which leaving out fails.
     """
 
     resize: int | None = None
     quality: int = 90
     per_shard: int = 1024
     skip_bad: bool = False
+    max_bad: int = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,17 +63,24 @@ def prepare(
     """Writes `train` and `validation` shards of a data set into `target`; returns the manifest.
 
     Shards appear whole or not at all. A shard that an interrupted call with the same settings has finished is kept.
+    The manifest tells for each split the `images_in` of the source, of which `num_examples` were written and
+    `images_dropped` were not, for the reasons listed in `bad_records`.
 
     Raises:
-      UserError: for a source that cannot be used, a bad record, or a target that holds something else.
+      UserError: for a source that cannot be used, a bad record, more of them than `max_bad`, or a target that holds
+        something else.
     """
     from hybrid_imagenet import data
 
-    sources = {split: parallel.SourceName(name, data_dir, split, num_classes, num_examples) for split in data.SPLITS}
+    sources = {
+        split: parallel.SourceName(name, data_dir, split, num_classes, num_examples, settings.skip_bad)
+        for split in data.SPLITS
+    }
     opened = {split: source.open() for split, source in sources.items()}
-    _claim(
-        target, {"name": name, "sizes": {s: o.num_examples for s, o in opened.items()}} | dataclasses.asdict(settings)
-    )
+    images_of = {"name": name, "sizes": {split: source.num_examples for split, source in opened.items()}}
+    choices = dataclasses.asdict(settings)
+    choices.pop("max_bad")  # an interrupted call may go on with another
+    _claim(target, images_of | choices)
     manifest: dict[str, Any] = {
         "source": name,
         "class_names": list(opened["train"].class_names),
@@ -76,7 +89,7 @@ def prepare(
         "splits": {},
     }
     for split, source in sources.items():
-        manifest["splits"][split] = _write_split(source, opened[split].num_examples, split, target, settings, workers)
+        manifest["splits"][split] = _write_split(source, opened[split], split, target, settings, workers)
     with shards.replacing(target / shards.MANIFEST) as temporary:
         temporary.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
     for leftover in (*target.glob(".*"), *(target / _STATE).iterdir()):
@@ -103,39 +116,95 @@ def _claim(target: Path, settings: dict[str, Any]) -> None:
 
 
 def _write_split(
-    source: parallel.SourceName, num_examples: int, split: str, target: Path, settings: Settings, workers: int
+    name: parallel.SourceName, source: Source, split: str, target: Path, settings: Settings, workers: int
 ) -> dict[str, Any]:
-    count = -(-num_examples // settings.per_shard)
-    bounds = np.linspace(0, num_examples, count + 1).astype(int).tolist()
+    count = -(-source.num_examples // settings.per_shard)
+    bounds = np.linspace(0, source.num_examples, count + 1).astype(int).tolist()
     names = [f"{split}-{number:05d}-of-{count:05d}" for number in range(count)]
     tasks = [
-        _Shard(str(target / shard), bounds[number], bounds[number + 1], settings)
-        for number, shard in enumerate(names)
-        if not (target / shard).exists() or not _receipt(target / shard).exists()
+        _Shard(str(target / shard), bounds[number], bounds[number + 1], settings) for number, shard in enumerate(names)
     ]
-    progress = parallel.Progress(f"{split} shards", num_examples)
-    progress.add(num_examples - sum(task.last - task.first for task in tasks))
-    for task, _ in parallel.run(_write_shard, source, tasks, workers):
+    dropped = _Dropped(source.losses, settings.max_bad)
+    progress = parallel.Progress(f"{split} shards", source.num_examples)
+    todo = []
+    for task in tasks:
+        bad = _finished(task)
+        if bad is None:
+            todo.append(task)
+        else:
+            dropped.add(bad)
+            progress.add(task.last - task.first)
+    for task, bad in parallel.run(_write_shard, name, todo, workers):
+        dropped.add(bad)
         progress.add(task.last - task.first)
     receipts = [json.loads(_receipt(target / shard).read_text()) for shard in names]
-    offsets = [np.array(receipt.pop("offsets"), np.int64) for receipt in receipts]
-    with shards.replacing(target / f"{split}.index.npz") as temporary, temporary.open("wb") as file:
-        lengths = [np.diff(starts, append=r["bytes"]) for starts, r in zip(offsets, receipts, strict=True)]
-        numbers = np.repeat(np.arange(count), [len(starts) for starts in offsets])
-        np.savez(file, shard=numbers, offset=np.concatenate(offsets), length=np.concatenate(lengths))
-    return {
+    _write_index(target / f"{split}.index.npz", receipts)
+    bad = [line for receipt in receipts for line in receipt.pop("bad_records")]
+    entry = {
         "num_examples": sum(receipt["num_examples"] for receipt in receipts),
-        "bad_records": [bad for receipt in receipts for bad in receipt.pop("bad_records")],
+        "images_in": source.num_examples + source.lost,
+        "images_dropped": len(bad) + source.lost,
+        "bad_records": [*map(str, source.losses), *bad],
         "shards": receipts,
     }
+    if entry["images_in"] != entry["num_examples"] + entry["images_dropped"]:
+        raise UserError(
+            f"--to={target}: of {entry['images_in']} {split} images {entry['num_examples']} are written and "
+            f"{entry['images_dropped']} were dropped, which does not add up; remove it and prepare the set again"
+        )
+    return entry
+
+
+class _Dropped:
+    """Tells what is left out of a split as it becomes known, and fails when it is too much."""
+
+    def __init__(self, losses: Sequence[Loss], limit: int) -> None:
+        self._limit = limit
+        self._count = 0
+        for loss in losses:
+            self._tell(str(loss), loss.count)
+
+    def add(self, records: Sequence[str]) -> None:
+        """Adds the bad records of a shard."""
+        for record in records:
+            self._tell(record, 1)
+
+    def _tell(self, line: str, count: int) -> None:
+        self._count += count
+        _log.warning("left out (%d so far): %s", self._count, line)
+        if self._count > self._limit:
+            raise UserError(f"more than --max_bad_records={self._limit} bad records; the last: {line}")
+
+
+def _write_index(path: Path, receipts: Sequence[dict[str, Any]]) -> None:
+    """Writes where each record lies, which the receipts then hold no more."""
+    offsets = [np.array(receipt.pop("offsets"), np.int64) for receipt in receipts]
+    lengths = [np.diff(starts, append=r["bytes"]) for starts, r in zip(offsets, receipts, strict=True)]
+    numbers = np.repeat(np.arange(len(receipts)), [len(starts) for starts in offsets])
+    with shards.replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, shard=numbers, offset=np.concatenate(offsets), length=np.concatenate(lengths))
+
+
+def _finished(task: _Shard) -> list[str] | None:
+    """The bad records of a shard that an interrupted call has finished and that is still whole; else None."""
+    path = Path(task.target)
+    try:
+        receipt = json.loads(_receipt(path).read_text())
+        if path.stat().st_size != receipt["bytes"]:
+            return None
+        if receipt["num_examples"] + len(receipt["bad_records"]) != task.last - task.first:
+            return None
+        return list(receipt["bad_records"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _receipt(shard: Path) -> Path:
     return shard.parent / _STATE / f"{shard.name}.json"
 
 
-def _write_shard(source: Source, task: _Shard) -> None:
-    """Writes one shard and then its receipt: counts, checksum and where each record begins."""
+def _write_shard(source: Source, task: _Shard) -> list[str]:
+    """Writes one shard and then its receipt: counts, checksum and where each record begins; returns what is bad."""
     path = Path(task.target)
     offsets: list[int] = []
     bad: list[str] = []
@@ -164,6 +233,7 @@ def _write_shard(source: Source, task: _Shard) -> None:
     }
     with shards.replacing(_receipt(path)) as temporary:
         temporary.write_text(json.dumps(receipt))
+    return bad
 
 
 def _record(source: Source, index: int, settings: Settings) -> bytes:
@@ -176,7 +246,7 @@ def _record(source: Source, index: int, settings: Settings) -> bytes:
             content = as_png(content)
         if settings.resize is not None:
             content, height, width = reduced(content, kind, height, width, settings.resize, settings.quality)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise BadRecord(file, offset, str(error)) from None
     return records.frame(
         records.encode_example(
@@ -205,14 +275,17 @@ def reduced(content: bytes, kind: int, height: int, width: int, shorter: int, qu
     A JPEG that is small enough is returned as it is.
 
     Raises:
-      ValueError, OSError: if it does not decode.
+      ValueError: if it does not decode, or is a JPEG with damage that would be hidden in a new one.
     """
     from PIL import Image
 
-    if kind == images.JPEG and min(height, width) <= shorter:
-        return content, height, width
-    with Image.open(io.BytesIO(content)) as opened:
-        picture = opened.convert("RGB")
+    if kind == images.JPEG:
+        if min(height, width) <= shorter:
+            return content, height, width
+        from hybrid_imagenet.data import strict_decode  # loads TensorFlow, without which images are copied
+
+        strict_decode.verify(content)
+    picture = images.picture(content)
     scale = min(1.0, shorter / min(height, width))
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
     buffer = io.BytesIO()

@@ -2,9 +2,11 @@ import io
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -80,6 +82,69 @@ def test_bad_images_end_the_preparation_or_are_left_out_and_listed(tmp_path, cap
     manifest = json.loads((tmp_path / "to2" / "manifest.json").read_text())
     assert manifest["splits"]["train"]["num_examples"] == 13
     assert str(bad) in manifest["splits"]["train"]["bad_records"][0]
+    capsys.readouterr()
+    assert run("check", "--dataset=tfrecord", f"--data_dir={tmp_path / 'to2'}") == 2
+    out = capsys.readouterr().out
+    assert f"manifest.json: train: left out when the set was prepared: {bad}, offset 0: the JPEG is truncated" in out
+    assert "1 faults" in out
+
+
+@pytest.mark.parametrize(
+    ("damage", "promised"),
+    [("cut", False), ("length", False), ("cut", True), ("length", True), ("cut between records", True)],
+)
+def test_prepare_never_certifies_what_a_damaged_shard_has_lost(damage, promised, tmp_path, capsys, caplog):
+    """Without a manifest a file that is cut between two records looks whole, whoever reads it."""
+    source, target = tmp_path / "from", tmp_path / "to"
+    if promised:
+        make("folder", tmp_path / "images")
+        run("prepare", "--from=folder", f"--data_dir={tmp_path / 'images'}", f"--to={source}", "--per_shard=7")
+    else:
+        make("imagenet", source)
+    path = source / "train-00001-of-00002"
+    offsets, _, _ = records.scan(path)
+    content = path.read_bytes()
+    at = int(offsets[4])
+    cut = {"cut": at + 50, "length": None, "cut between records": at}[damage]
+    path.write_bytes(content[:cut] if cut else content[:at] + bytes([content[at] ^ 1]) + content[at + 1 : -1])
+    arguments = ["prepare", "--from=tfrecord", f"--data_dir={source}", f"--to={target}", "--num_classes=3"]
+    capsys.readouterr()
+    assert run(*arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert f"{path}, offset {at}: " in lines[0] if damage != "cut between records" else "hold 11 records" in lines[0]
+    assert not (target / "manifest.json").exists()
+
+    assert run(*arguments, "--bad_records=skip", "--max_bad_records=0") == 2
+    assert "more than --max_bad_records=0 bad records" in capsys.readouterr().err
+    assert run(*arguments, "--bad_records=skip") == 0
+    entry = json.loads((target / "manifest.json").read_text())["splits"]["train"]
+    written = {"cut": 11, "length": 12, "cut between records": 11}[damage]
+    known = 14 if promised else {"cut": 12, "length": 14}[damage]
+    assert (entry["num_examples"], entry["images_in"], entry["images_dropped"]) == (written, known, known - written)
+    assert data.open_source("tfrecord", str(target)).num_examples == written
+    assert any(
+        f"{path}, offset {at if damage != 'cut between records' else path.stat().st_size}: " in line
+        for line in entry["bad_records"]
+    )
+    assert all(line in caplog.text for line in entry["bad_records"])
+    assert f"{known - written} of {known} images left out" in capsys.readouterr().out
+    assert run("check", "--dataset=tfrecord", f"--data_dir={target}", "--split=train") == 2
+    assert entry["bad_records"][0] in capsys.readouterr().out
+
+
+def test_a_finished_shard_that_was_cut_since_is_written_again(tmp_path, capsys):
+    support.write_folder(tmp_path / "from", "train", support.tiny("train"))
+    support.write_folder(tmp_path / "from", "validation", [*support.tiny("validation")[:-1], (b"no image", 2)])
+    arguments = ["prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}"]
+    assert run(*arguments) == 2  # all training shards are finished then
+    path = tmp_path / "to" / "train-00000-of-00001"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    next(f for f in (tmp_path / "from" / "validation").rglob("*.JPEG") if f.read_bytes() == b"no image").unlink()
+    support.write_folder(tmp_path / "from", "validation", support.tiny("validation"))
+    assert run(*arguments) == 0
+    assert path.read_bytes() == whole
 
 
 def test_check_reports_each_fault_with_file_and_offset(tmp_path, capsys):
@@ -110,6 +175,32 @@ def test_check_decodes_the_images_of_any_source(tmp_path, capsys):
     assert f"{bad}, offset 0: the image does not decode" in capsys.readouterr().out
 
 
+def test_check_finds_images_that_the_decoder_covers_up_or_that_claim_too_many_pixels(tmp_path, capfd):
+    """The PNG is 48 KB of zeros that claim 20,000 x 20,000 pixels; the JPEG keeps its end marker."""
+    make("folder", tmp_path)
+    gray, huge, trailing = sorted(tmp_path.glob("train/n01/*"))[:3]
+    content = support.jpeg(1, 200, 200)
+    gray.write_bytes(content[: len(content) // 2] + b"\xff\xd9")
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", 20000, 20000, 1, 0, 0, 0, 0)
+    header = struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    end = b"\0\0\0\0IEND" + struct.pack(">I", zlib.crc32(b"IEND"))
+    huge.write_bytes(b"\x89PNG\r\n\x1a\n" + header + end)
+    trailing.write_bytes(trailing.read_bytes() + bytes(1000))
+    assert run("check", "--dataset=folder", f"--data_dir={tmp_path}", "--split=train") == 2
+    captured = capfd.readouterr()
+    assert captured.out.splitlines() == [
+        f"{gray}, offset 0: the JPEG is corrupt: premature end of data segment",
+        f"{huge}, offset 0: the image has 20000 x 20000 = 400,000,000 pixels, at most 89,478,485 are decoded: "
+        "make it smaller or remove it",
+        "2 faults",
+    ]
+    assert "Corrupt JPEG" not in captured.err
+    huge.unlink()
+    prepare = ["prepare", "--from=folder", f"--data_dir={tmp_path}", f"--to={tmp_path / 'to'}", "--resize=32"]
+    assert run(*prepare) == 2  # a new JPEG would hide the damage
+    assert f"{gray}, offset 0: the JPEG is corrupt" in capfd.readouterr().err
+
+
 def test_a_wrong_count_against_the_manifest_is_refused(tmp_path):
     make("folder", tmp_path / "from")
     run("prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}")
@@ -121,10 +212,13 @@ def test_a_wrong_count_against_the_manifest_is_refused(tmp_path):
 
 
 def test_a_killed_preparation_goes_on_where_it_stopped(tmp_path):
+    pictures = [support.png(number, 80, 80) for number in range(20)]  # slower than JPEGs, which would need TensorFlow
+    support.write_folder(tmp_path / "from", "train", [(pictures[n % 20], n % 3) for n in range(750)])
+    support.write_folder(tmp_path / "from", "validation", support.tiny("validation"))
     command = [
         sys.executable, "-m", "hybrid_imagenet", "data", "prepare",
-        "--from=digits", f"--data_dir={tmp_path / 'digits'}",
-        f"--to={tmp_path / 'to'}", "--per_shard=30", "--workers=2", "--resize=48",
+        "--from=folder", f"--data_dir={tmp_path / 'from'}",
+        f"--to={tmp_path / 'to'}", "--per_shard=15", "--workers=2", "--resize=48",
     ]  # fmt: skip
     started = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 60
@@ -142,7 +236,7 @@ def test_a_killed_preparation_goes_on_where_it_stopped(tmp_path):
     kept = [path for path, stamp in finished.items() if path.name in receipts and path.stat().st_mtime_ns == stamp]
     assert len(kept) == len(receipts) >= 4
     source = data.open_source("tfrecord", str(tmp_path / "to"))
-    assert source.num_examples == 1500
+    assert source.num_examples == 750
     assert Image.open(io.BytesIO(source.read_one(7)[0])).size == (48, 48)
     assert not [path for path in (tmp_path / "to").iterdir() if path.name.startswith((".", "prepare"))]
 
