@@ -82,7 +82,7 @@ class Data:
         "What a record that cannot be read or decoded does: end the run, or be counted, logged and replaced.",
         choices=("fail", "skip"),
     )
-    max_bad_records: int = option(100, "Skipped records per rank above which the run ends.", minimum=0)
+    max_bad_records: int = option(100, "Bad records of all ranks above which the run ends.", minimum=0)
     remainder: str = option(
         "wrap",
         "What a last, partial batch of an epoch becomes: filled up from the next epoch (every example exactly once "

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.data import dali, decode, images
+from hybrid_imagenet.data import dali, decode, tally
 from hybrid_imagenet.data.bad_records import BadRecords
-from hybrid_imagenet.data.sources.base import BadRecord, Source
+from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.data.usable import UsableExamples
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import augment, sampling
 
@@ -30,7 +30,7 @@ class HostOptions:
       device: where finished micro-batches are copied ahead of the trainer ("/gpu:0"); None leaves them on the host.
       memory_bytes: bound on what is read and decoded ahead; lowers `readers` and `prefetch` to 1 at least.
       bad_records: "fail" or "skip", see `training`.
-      max_bad_records: bad records of this rank above which skipping fails.
+      max_bad_records: bad records of all ranks above which skipping fails.
       decoder: "tensorflow" or "dali".
     """
 
@@ -68,6 +68,7 @@ class Batches:
 
     Attributes:
       bad: what was skipped so far.
+      tally: what was handed over since the beginning.
       wait_seconds: time that the consumer has waited for batches.
     """
 
@@ -81,11 +82,14 @@ class Batches:
         seed: int,
         options: HostOptions,
         weighted: bool,
+        bad: BadRecords | None = None,
     ) -> None:
         """See `training` and `evaluation`."""
-        self.bad = BadRecords(source, options.bad_records, options.max_bad_records)
+        self.bad = bad or BadRecords(source, options.bad_records, options.max_bad_records)
+        self.tally = tally.Tally()
         self.wait_seconds = 0.0
         self._source = source
+        self._reader = UsableExamples(source, self.bad)
         self._stages = stages
         self._options = options
         self._weighted = weighted
@@ -98,25 +102,31 @@ class Batches:
 
     def __iter__(self) -> Iterator[Element]:
         """Yields the elements; raises UserError for a record that cannot be used."""
+        self.tally.clear()
         for stage in self._stages():
             if self._source.ready:
                 yield from self._repeated(stage)
                 continue
             done = 0
             while done < stage.count:  # again only after an image that did not decode was skipped
+                self.tally.read_again()
+                known = len(self.bad.known)
                 elements = iter(self._dataset(stage, done))
                 try:
                     for element in self._timed(elements):
+                        self.tally.deliver(done)
                         done += 1
                         yield element
                 except tf.errors.OpError as error:
-                    self._explain(stage, stage.request(done), error)
+                    self._explain(stage, stage.request(done), known, error)
 
     def _repeated(self, stage: Stage) -> Iterator[Element]:
         """The pixels of one batch with the labels, seeds and weights of all."""
         first = next(iter(self._dataset(dataclasses.replace(stage, count=1), 0)))
         for number in range(stage.count):
             request = stage.request(number)
+            self._note_whole(number, request)
+            self.tally.deliver(number)
             element = {"image": first["image"], "label": tf.constant(self._source.read(request.examples)[1])}
             if self._weighted:
                 yield {**element, "weight": tf.constant(request.weights)}
@@ -132,39 +142,20 @@ class Batches:
                 return
             yield element
 
-    def _explain(self, stage: Stage, request: Request, error: Exception) -> None:
-        """Finds the record behind a failure; returns if it is one to skip from now on."""
+    def _explain(self, stage: Stage, request: Request, known: int, error: Exception) -> None:
+        """Finds the record behind a failure; returns if more than the `known` ones are to be skipped from now on."""
         if self._failure:
             raise self._failure from None
-        before = len(self.bad.known)
         for requested in np.unique(request.examples):
-            index = int(requested)
-            while index in self.bad.known:
-                index = self._neighbor(index)
-            try:
-                self._check_decodes(index, self._host(stage).side)
-            except BadRecord as bad:
-                self.bad.add(index, bad)
-        if len(self.bad.known) == before:
+            self._reader.check_decodes(int(requested), self._host(stage).side)
+        if len(self.bad.known) == known:
             raise error
-
-    def _neighbor(self, index: int) -> int:
-        return (index + 1) % self._source.num_examples
 
     def _host(self, stage: Stage) -> augment.HostStage:
         """The side of the square images that come from the host, and the draws that each takes."""
         if self._crop_fraction:
             return augment.HostStage(0, stage.image_size)
         return augment.host_stage(self._augmentation, stage.image_size)
-
-    def _check_decodes(self, index: int, side: int) -> None:
-        content, _, (kind, height, width) = self._usable(index)
-        branch, window = decode.branches(np.array([kind]), np.array([[0, 0, height, width]]), max(height, width))
-        try:
-            decode.decode(tf.constant(content), tf.constant(branch[0]), tf.constant(window[0]), side)
-        except tf.errors.OpError as error:
-            reason = re.sub(r"\{\{.*?\}\} ?|\[Op:.*", "", str(error.message).splitlines()[0]).strip()
-            raise BadRecord(*self._source.locate(index), f"the image does not decode ({reason})") from None
 
     def _dataset(self, stage: Stage, start: int) -> tf.data.Dataset:
         """The elements of a stage from number `start`; the last one built is kept, for repeated evaluation."""
@@ -197,7 +188,7 @@ class Batches:
         shapes = ((), (), (4,), (), (2,), ())
 
         def read(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            return _call(lambda number: self._read(stage.request(number), host), step, types, stage.batch, shapes)
+            return _call(lambda number: self._read(stage, number, host), step, types, stage.batch, shapes)
 
         def finish(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, *rest: tf.Tensor) -> Element:
             return self._element(decode.decode(content, branch, window, host.side), *rest)
@@ -219,6 +210,7 @@ class Batches:
 
         def read(number: int) -> tuple[np.ndarray, ...]:
             request = stage.request(number)
+            self._note_whole(number, request)
             seeds = sampling.seeds(self._seed, request.epochs, request.examples)
             return *self._source.read_pixels(request.examples), seeds, request.weights
 
@@ -238,7 +230,7 @@ class Batches:
         shapes = ((host.side, host.side, 3), (), (2,), ())
 
         def decoded(number: int) -> tuple[np.ndarray, ...]:
-            content, branch, window, *rest = self._read(stage.request(number), host)
+            content, branch, window, *rest = self._read(stage, number, host)
             return decoder.decode(content, branch, window), *rest
 
         def finish(step: tf.Tensor) -> Element:
@@ -259,13 +251,22 @@ class Batches:
         readers = min(self._options.readers, self._options.memory_bytes // (2 * encoded))
         return max(1, readers), max(1, prefetch)
 
-    def _read(self, request: Request, host: augment.HostStage) -> tuple[np.ndarray, ...]:
+    def _note_whole(self, number: int, request: Request) -> None:
+        """Counts a micro-batch of a source that has no bad records."""
+        self.tally.sheet[number] = tally.counts(
+            request.epochs, request.weights > 0, np.ones(len(request.weights), bool)
+        )
+
+    def _read(self, stage: Stage, number: int, host: augment.HostStage) -> tuple[np.ndarray, ...]:
         """Encoded images and what is to be done with each, for one micro-batch."""
+        request, sheet = stage.request(number), self.tally.sheet
         try:
-            contents, probed, labels, weights = self._contents(request)
+            contents, probed, labels, own = self._reader.read(request.examples)
         except UserError as error:
             self._failure = error
             raise
+        weights = request.weights * own  # what took the place of a bad record must not count
+        sheet[number] = tally.counts(request.epochs, request.weights > 0, own)
         seeds = sampling.seeds(self._seed, request.epochs, request.examples)
         sizes = probed[:, 1:]
         if self._crop_fraction:
@@ -274,33 +275,6 @@ class Batches:
             windows = augment.windows(self._augmentation, sizes, sampling.uniforms(seeds, host.draws))
         branch, window = decode.branches(probed[:, 0], windows, host.side)
         return contents, branch, window, labels, seeds, weights
-
-    def _contents(self, request: Request) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        count = len(request.examples)
-        contents = np.empty(count, object)
-        probed = np.empty((count, 3), np.int64)
-        labels = np.empty(count, np.int32)
-        weights = request.weights.copy()
-        for place, index in enumerate(request.examples):
-            attempt = int(index)
-            while True:  # a bad record's neighbor takes its place; `bad.add` ends this when there are too many
-                try:
-                    contents[place], labels[place], probed[place] = self._usable(attempt)
-                    break
-                except BadRecord as error:
-                    self.bad.add(attempt, error)
-                    weights[place] = 0
-                    attempt = self._neighbor(attempt)
-        return contents, probed, labels, weights
-
-    def _usable(self, index: int) -> tuple[bytes, int, tuple[int, int, int]]:
-        if index in self.bad.known:
-            raise BadRecord(*self._source.locate(index), self.bad.known[index])
-        content, label = self._source.read_one(index)
-        try:
-            return content, label, images.probe(content)
-        except ValueError as error:
-            raise BadRecord(*self._source.locate(index), str(error)) from None
 
 
 def _call(

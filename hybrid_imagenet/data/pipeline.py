@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from hybrid_imagenet.data.bad_records import BadRecords
 from hybrid_imagenet.data.batches import Batches, HostOptions, Request, Stage
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.numerics import augment
@@ -30,6 +31,7 @@ def training(
     image_size: int | Callable[[int], int],
     augmentation: str,
     options: HostOptions | None = None,
+    bad: BadRecords | None = None,
 ) -> Batches:
     """This rank's micro-batches from `start` to the end of epoch `epochs`.
 
@@ -38,7 +40,8 @@ def training(
     image size may change from epoch to epoch: the epoch is the one in which a step begins.
 
     A record that cannot be used ends the run with `bad_records="fail"`; with "skip" it is logged, counted in
-    `Batches.bad`, and another example takes its place, so that all ranks keep the same number of steps.
+    `Batches.bad` (or `bad`, which several may share) and `Batches.tally`, and another example takes its place, so that
+    all ranks keep the same number of steps.
 
     Raises (when iterated):
       UserError: for a bad record under "fail", or more than `max_bad_records`.
@@ -69,6 +72,7 @@ def training(
         seed=order.seed,
         options=options or HostOptions(),
         weighted=False,
+        bad=bad,
     )
 
 

@@ -61,7 +61,8 @@ def summarize(
       `target` and `epochs_to_target`;
       `images_per_second` (all images / all training seconds), `steady_images_per_second` (median over the epochs
       after the first, whose start-up would distort it); `wall_seconds`, `world_size`, `images_per_epoch`,
-      `skipped_steps`; `gradient_elements`, `gradient_overflow`, `gradient_underflow` and `gradient_zeros`, sums over
+      `skipped_steps`; `images_dropped`, the sum of `train_dropped`, `bad_records` behind them, and the last
+      `val_dropped`; `gradient_elements`, `gradient_overflow`, `gradient_underflow` and `gradient_zeros`, sums over
       the epochs (see `callbacks.costs.WireHealthLog`); `single_gpu_images_per_second`, `scaling_efficiency`;
       `time_by_cause`; and `targets`, a list with the criteria of H for each target (see `target_criteria`), with
       `known`: false if the target may have been reached in an epoch whose record is missing.
@@ -99,6 +100,9 @@ def summarize(
         "world_size": world_size,
         "images_per_epoch": images_per_epoch,
         "skipped_steps": _last(records, "skipped_steps") or 0,
+        "images_dropped": _sum(epochs, "train_dropped"),
+        "bad_records": max((r["bad_records"] for r in epochs if r.get("bad_records") is not None), default=None),
+        "val_dropped": _last(epochs, "val_dropped"),
         **{key: _sum(epochs, key) for key in _GRADIENTS},
         "single_gpu_images_per_second": single_gpu_images_per_second,
         "scaling_efficiency": efficiency,
@@ -251,6 +255,11 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         )
     if summary.get("skipped_steps") or summary.get("gradient_overflow"):
         text.append(f"{summary['skipped_steps']} steps skipped for gradients that were not finite")
+    if summary.get("images_dropped") or summary.get("val_dropped"):
+        text.append(
+            f"{summary['images_dropped'] or 0} training images dropped in all epochs for {summary['bad_records'] or 0} "
+            f"bad records, {summary['val_dropped'] or 0} validation images in the last"
+        )
     lost = [summary.get(key) or 0 for key in ("gradient_overflow", "gradient_underflow")]
     if any(lost):
         shares = [_percent(count / summary["gradient_elements"]) for count in lost]

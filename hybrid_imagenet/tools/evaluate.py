@@ -6,10 +6,12 @@ Started once, or once per rank by horovodrun: every image counts exactly once, w
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet import comm, data
+from hybrid_imagenet.data import bad_records
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import command_line
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
     from hybrid_imagenet.checkpoints.pretrained import Trained
     from hybrid_imagenet.data.sources.base import Source
+
+_log = logging.getLogger(__name__)
 
 
 def _parser() -> command_line.Parser:
@@ -52,6 +56,13 @@ def _parser() -> command_line.Parser:
     parser.add_argument(
         "--bad_records", choices=("fail", "skip"), default="fail", help="end, or leave out (%(default)s)"
     )
+    parser.add_argument(
+        "--max_bad_records",
+        type=int,
+        default=100,
+        metavar="RECORDS",
+        help="bad records above which it ends (%(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
@@ -84,6 +95,9 @@ def _evaluate(arguments: argparse.Namespace, communicator: comm.Communicator) ->
     except UserError as problem:
         error = str(problem)
     communicator.agree(error)
+    if communicator.rank == 0:
+        for loss in source.losses:
+            _log.warning("damaged shard: %s", loss)
     communicator.broadcast_variables([variable.value for variable in model.weights])
     compute = precision.removeprefix("mixed_")
     threads = tf.config.threading.get_intra_op_parallelism_threads() or 1
@@ -94,7 +108,9 @@ def _evaluate(arguments: argparse.Namespace, communicator: comm.Communicator) ->
         batch=arguments.per_gpu_batch,
         image_size=network.image_size,
         crop_fraction=arguments.crop or network.crop_fraction,
-        options=pipeline.HostOptions(threads=threads, bad_records=arguments.bad_records),
+        options=pipeline.HostOptions(
+            threads=threads, bad_records=arguments.bad_records, max_bad_records=arguments.max_bad_records
+        ),
     ).run()
     return {name.removeprefix("val_"): value for name, value in results.items()}, network
 
@@ -116,7 +132,14 @@ def _shared_network(arguments: argparse.Namespace, communicator: comm.Communicat
 
 def _source(arguments: argparse.Namespace, network: Trained) -> Source:
     classes = len(network.class_names)
-    source = data.open_source(arguments.dataset, arguments.data_dir, arguments.split, num_classes=classes)
+    source = data.open_source(
+        arguments.dataset,
+        arguments.data_dir,
+        arguments.split,
+        num_classes=classes,
+        ignore_damage=arguments.bad_records == "skip",
+    )
+    bad_records.check_losses(source, arguments.max_bad_records)
     if source.num_classes != classes:
         raise UserError(
             f"--dataset={arguments.dataset}: {source.num_classes} classes, but {network.origin} has {classes}"
@@ -128,8 +151,9 @@ def _source(arguments: argparse.Namespace, network: Trained) -> Source:
 
 def _line(network: Trained, results: dict[str, Any]) -> str:
     which = " (averaged weights)" if network.averaged else ""
+    dropped = f" ({results['dropped']} dropped)" if results["dropped"] else ""
     return (
-        f"{network.origin}{which}: {results['count']} images, top-1 {100 * results['top1']:.3f} %, "
+        f"{network.origin}{which}: {results['count']} images{dropped}, top-1 {100 * results['top1']:.3f} %, "
         f"top-5 {100 * results['top5']:.3f} %, loss {results['loss']:.5f}"
     )
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from hybrid_imagenet import __version__, data, models, optimizers
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import Config, derived
-from hybrid_imagenet.data import dali, device, pipeline
+from hybrid_imagenet.data import bad_records, dali, device, pipeline
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.data.sources.subset import Subset
 from hybrid_imagenet.errors import UserError
@@ -47,6 +47,8 @@ def sources(config: Config) -> tuple[Source, Source]:
         )
         for split in ("train", "validation")
     )
+    for source in (train, validation):
+        bad_records.check_losses(source, config.max_bad_records)
     if train.num_classes != validation.num_classes:
         raise UserError(
             f"--dataset={config.dataset}: {train.num_classes} classes for training but {validation.num_classes} for "
@@ -55,7 +57,8 @@ def sources(config: Config) -> tuple[Source, Source]:
     if not config.tuning_split:
         return train, validation
     stays, held_out = tuning_split.split(derived.held_out(config, train.num_examples), train.num_examples)
-    return Subset(train, stays), Subset(train, held_out) if validated_split(config) == "tuning" else validation
+    rest = Subset(train, stays, train.losses)
+    return rest, Subset(train, held_out) if validated_split(config) == "tuning" else validation
 
 
 def validated_split(config: Config) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -11,6 +12,8 @@ from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.training.accumulators import from_vector
 from hybrid_imagenet.training.step import EvaluationStep
+
+_log = logging.getLogger(__name__)
 
 
 class Ranks(Protocol):
@@ -21,6 +24,9 @@ class Ranks(Protocol):
 
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Sum over ranks."""
+
+    def allgather_object(self, obj: Any) -> list[Any]:
+        """The object of each rank."""
 
 
 class Validation:
@@ -39,6 +45,7 @@ class Validation:
     ):
         """`batch` images per rank and step; for the rest see `data.pipeline.evaluation`."""
         self._step = step
+        self._source = source
         self._ranks = ranks
         self._batches = pipeline.evaluation(
             source,
@@ -51,9 +58,13 @@ class Validation:
         )
 
     def run(self, note: Callable[[], None] = lambda: None) -> dict[str, float]:
-        """Returns `val_loss` (nats), `val_top1`, `val_top5` (fractions) and `val_count` over all ranks.
+        """Returns the results over all ranks: `val_loss` (nats), `val_top1`, `val_top5` (fractions), `val_count`
+        images, and `val_dropped`, those that are bad or lost in damaged files.
 
         `note` is called after every batch.
+
+        Raises:
+          UserError: on all ranks, if they have found more than `max_bad_records` bad records together.
         """
         self._step.sums.reset()
         for batch in self._batches:
@@ -61,4 +72,17 @@ class Validation:
             note()
         vector = self._ranks.allreduce_sum(self._step.sums.variable.read_value(), "validation_sums")
         total = from_vector(vector)
-        return {**total.means("val"), "val_count": int(total.count)}
+        return {**total.means("val"), "val_count": int(total.count), "val_dropped": self._dropped(int(total.count))}
+
+    def _dropped(self, used: int) -> int:
+        """Images that were not used, each once over all ranks; tells if they and those `used` are not all."""
+        own = [self._batches.tally.of(0).dropped, self._batches.bad.pairs()]
+        dropped, known = zip(*self._ranks.allgather_object(own), strict=True)
+        self._batches.bad.share(known)
+        if self._ranks.rank == 0 and used + sum(dropped) != self._source.num_examples:
+            _log.error(
+                "error: validation: %d images in, but %d used and %d dropped: some were not counted, or counted twice; "
+                "please report this",
+                *(self._source.num_examples, used, sum(dropped)),
+            )
+        return int(sum(dropped)) + self._source.lost

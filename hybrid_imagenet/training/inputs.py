@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import Config, derived
 from hybrid_imagenet.data import pipeline
+from hybrid_imagenet.data.bad_records import BadRecords
 from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.data.tally import Count
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from hybrid_imagenet.training.step import Batch
 
@@ -20,6 +24,7 @@ class TrainingData:
       source: the examples.
       order: their order.
       options: how the host reads them.
+      bad: the examples that turned out bad.
     """
 
     def __init__(
@@ -37,7 +42,11 @@ class TrainingData:
         self._ranks = communicator
         self.options = options
         self._stages, self._sizes = derived.batches(config), derived.sizes(config)
+        self.bad = BadRecords(source, options.bad_records, options.max_bad_records)
         self._stream: pipeline.Batches | None = None
+        self._start = Cursor()
+        self._earlier: dict[int, Count] = {}
+        self._first_known = 0
 
     def sizes(self, epoch: int) -> tuple[int, int]:
         """Images per rank and micro-batch, and micro-batches per update, in an epoch counted from 0."""
@@ -55,6 +64,7 @@ class TrainingData:
 
     def stream(self, cursor: Cursor) -> Iterator[Batch]:
         """The micro-batches from a cursor to the end of training."""
+        self._start = cursor
         self._stream = self._batches(cursor, self._config.epochs)
         return iter(self._stream)
 
@@ -66,9 +76,41 @@ class TrainingData:
             note()
             yield batch
 
-    def bad_records(self) -> int:
-        """Records that this rank has skipped."""
-        return len(self._stream.bad.known) if self._stream else 0
+    def count(self, epoch: int) -> Count:
+        """The examples of an epoch that this rank has used and dropped so far."""
+        return self.counts_since(epoch).get(epoch, Count())
+
+    def counts_since(self, epoch: int) -> dict[int, Count]:
+        """The counts of this epoch and later ones."""
+        now = self._stream.tally.since(epoch) if self._stream else {}
+        epochs = sorted({*now, *(number for number in self._earlier if number >= epoch)})
+        return {number: now.get(number, Count()) + self._earlier.get(number, Count()) for number in epochs}
+
+    def restore_counts(self, stored: dict[str, Any] | None, cursor: Cursor) -> None:
+        """Takes over the counts of the epochs under way, which rank 0 goes on with.
+
+        Args:
+          stored: [used, dropped] of all ranks by epoch; None in checkpoints of version 0.1, which do not count.
+          cursor: the next example.
+
+        Raises:
+          UserError: if they are of another form.
+        """
+        if stored is None:
+            self._first_known = cursor.epoch + bool(cursor.offset)
+            return
+        try:
+            counts = {int(epoch): Count(int(used), int(dropped)) for epoch, (used, dropped) in stored.items()}
+        except (AttributeError, TypeError, ValueError):
+            raise UserError(f"the checkpoint's counts of examples are {stored!r}: it is damaged, remove it") from None
+        self._earlier = counts if self._ranks.rank == 0 else {}
+
+    def expected(self, epoch: int) -> int | None:
+        """Examples of an epoch that all ranks are to use or drop; None if a part of it went uncounted."""
+        if epoch < self._first_known or (epoch < self._start.epoch and self.order.remainder == "drop"):
+            return None
+        offset = self._start.offset if epoch == self._start.epoch else 0
+        return self.source.num_examples - self.order.left_out(self.global_batch(epoch), offset)
 
     @property
     def wait_seconds(self) -> float:
@@ -87,4 +129,5 @@ class TrainingData:
             image_size=self._sizes.at,
             augmentation=self._config.augmentation,
             options=self.options,
+            bad=self.bad,
         )

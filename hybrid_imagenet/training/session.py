@@ -33,6 +33,7 @@ from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallba
 from hybrid_imagenet.training.callbacks.divergence import DivergenceGuard
 from hybrid_imagenet.training.callbacks.elastic_commits import CommitCallback
 from hybrid_imagenet.training.callbacks.epoch_facts import EpochFacts
+from hybrid_imagenet.training.callbacks.example_count import ExampleCount, gathered
 from hybrid_imagenet.training.callbacks.histograms import Histograms, distributions
 from hybrid_imagenet.training.callbacks.metric_average import MetricAverage
 from hybrid_imagenet.training.callbacks.nan_guard import NoiseScaleLog, NumericsGuard, TrustRatioLog, WeightCheck
@@ -157,6 +158,8 @@ class Session:
                 restore_arrays(checkpoint, self.variables())
                 check_position(checkpoint, self.data.source.num_examples)
             self.recording.start(self.facts, self._info(), self.state)
+        for loss in (*self.data.source.losses, *self.validation_source.losses):
+            self.recording.announce(f"damaged shard: {loss}")
         if self.rollback:
             self.recording.rolled_back(self.rollback, self.state.step, self._rate_factor())
         elif self.memory is not None and self.memory.checkpoint is not None:
@@ -197,6 +200,7 @@ class Session:
                 self.optimizer.inner.enter_phase(self.state.hyper["phase"])
                 self.optimizer.inner.hyper.assign(self.state.hyper)
             rank, size = self.communicator.rank, self.communicator.size
+            self.data.restore_counts(meta.get("counts"), self.state.cursor)
             self.step.sums.restore(accumulators.restore_sums(meta["epoch_sums"], rank, size))
             if len(meta["square_norms"]) == size:  # on other ranks the estimate of the epoch begins anew
                 self.optimizer.square_norms.assign(meta["square_norms"][rank])
@@ -291,13 +295,14 @@ class Session:
             self.statistics,
             *self.averaged,
             EpochFacts(self.data.facts),
+            ExampleCount(self.data, communicator.allgather_object, recording.announce),
             MetricAverage(communicator.allreduce_sum),
             NumericsGuard(self.optimizer, config.max_skipped_steps),
             *divergence,
             TrustRatioLog(self.optimizer.inner, self.model.trainable_variables),
             *noise,
             WeightCheck(communicator.allgather_object, self.model.trainable_variables),
-            Costs(communicator, self.data.source.io_statistics, self.data.bad_records, checkpoints.take_seconds),
+            Costs(communicator, self.data.source.io_statistics, checkpoints.take_seconds),
             WireHealthLog(communicator, recording.announce),
             BestAndTarget(self.state, config.stop_at_top1),
             *log,
@@ -352,6 +357,7 @@ class Session:
             **build.description(self.config, self.data.source),
             "world_size": self.communicator.size,
             "epoch_sums": self.communicator.allgather_object([sums.loss, sums.top1, sums.top5, sums.count]),
+            "counts": gathered(self.data, self.state.finished_epochs, self.communicator.allgather_object),
             "square_norms": self.communicator.allgather_object(self.optimizer.square_norms.numpy().tolist()),
         }
 

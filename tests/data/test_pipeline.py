@@ -180,6 +180,23 @@ def test_skipped_records_are_counted_logged_and_replaced_with_the_same_steps(kin
     assert "memory, offset 44000" in caplog.text
 
 
+def test_an_image_that_was_told_to_be_bad_after_it_was_read_is_skipped():
+    """Another rank tells at the end of an epoch, when the next batches have been read already."""
+    source, order = MemorySource(60, undecodable={17}), SampleOrder(60, seed=1)
+    position = order.take(Cursor(), 60)[0].tolist().index(17)
+    batches = train(source, order, Cursor(), (4, 1), 0, 1, bad_records="skip", readers=1, prefetch=1)
+    elements = iter(batches)
+    for _ in range(position // 4):
+        next(elements)
+    deadline = time.monotonic() + 30
+    while source.reads < 4 * (position // 4 + 1):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    batches.bad.share([[(17, "told by another rank")]])
+    assert 18 in next(elements)["label"].numpy()
+    assert batches.tally.of(0).dropped == 1
+
+
 @pytest.mark.parametrize("kind", ["bad", "undecodable"])
 def test_evaluation_gives_bad_records_no_weight(kind):
     batches = pipeline.evaluation(

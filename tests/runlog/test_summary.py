@@ -76,6 +76,19 @@ def test_what_gradients_lost_is_added_up_and_told():
     assert not [line for line in summary.lines(result) if "gradient values" in line]
 
 
+def test_dropped_images_are_added_up_and_told():
+    rows = records()
+    before = summary.summarize(rows, world_size=2, images_per_epoch=1000)
+    assert (before["images_dropped"], before["bad_records"], before["val_dropped"]) == (None, None, None)
+    assert not [line for line in summary.lines(before) if "dropped" in line]
+    for epoch, row in enumerate(rows[1::2]):
+        row |= {"train_count": 998, "train_dropped": 2, "bad_records": 2 - epoch % 2, "val_dropped": 3}
+    result = summary.summarize(rows, world_size=2, images_per_epoch=1000)
+    assert (result["images_dropped"], result["bad_records"], result["val_dropped"]) == (8, 2, 3)
+    line = "8 training images dropped in all epochs for 2 bad records, 3 validation images in the last"
+    assert line in summary.lines(result)
+
+
 def test_target_not_reached_leaves_every_criterion_open():
     (goal, _) = summary.summarize(records(), world_size=2, images_per_epoch=1000, targets=(0.9,))["targets"]
     assert {k: v for k, v in goal.items() if v is not None} == {"metric": "val_top1", "target": 0.9}

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hybrid_imagenet.data.records import scan
 from tests.data.support import jpeg, write_shards
 from tests.ranks import MPIRUN, ROOT
 
@@ -38,6 +39,20 @@ def make_data(folder: pathlib.Path) -> pathlib.Path:
         pairs = [(jpeg(first + number, 40, 40), number % CLASSES) for number in range(count)]
         write_shards(folder, split, pairs)
     return folder
+
+
+def damage(folder: pathlib.Path) -> list[str]:
+    """Makes two training records and one validation record bad, and loses another one; returns file and offset."""
+    places = []
+    for name, number, header in (("train-00000", 5, 0), ("train-00001", 30, 0), ("validation-00000", 3, 0),
+                                 ("validation-00001", 4, 1)):  # fmt: skip
+        path = folder / f"{name}-of-00002"
+        offsets, lengths, _ = scan(path)
+        content = bytearray(path.read_bytes())
+        content[offsets[number] + (0 if header else lengths[number] // 2)] ^= 1
+        path.write_bytes(content)
+        places.append(f"{path}, offset {offsets[number]}: ")
+    return places
 
 
 MAIN = ("-m", "hybrid_imagenet.main")

@@ -59,6 +59,23 @@ def test_one_rank_finds_what_training_recorded(run, capsys):
         assert_same(result, recorded(run))
 
 
+def test_damaged_shards_are_left_out_counted_and_told(run, tmp_path, capsys, caplog):
+    """One record has a wrong checksum, one is lost behind a wrong header."""
+    data = program.make_data(tmp_path / "data")
+    places = program.damage(data)[2:]
+    arguments = [str(run / "run"), "--dataset=tfrecord", f"--data_dir={data}", "--precision=float32"]
+    assert evaluate.main(arguments) == 2
+    assert f"{places[1]}the checksum of the record's length does not match" in capsys.readouterr().err
+    assert evaluate.main([*arguments, "--bad_records=skip", "--max_bad_records=1"]) == 2
+    assert "more than --max_bad_records=1 bad records" in capsys.readouterr().err
+    assert evaluate.main([*arguments, "--bad_records=skip", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["count"], result["dropped"]) == (program.VALIDATION - 2, 2)
+    assert all(place in caplog.text for place in places)
+    assert evaluate.main([*arguments, "--bad_records=skip"]) == 0
+    assert f": {program.VALIDATION - 2} images (2 dropped), top-1" in capsys.readouterr().out
+
+
 def test_three_ranks_find_the_same(run):
     done = start(3, str(run / "run"), *flags(run), "--per_gpu_batch=2")
     assert done.returncode == 0, done.stderr

@@ -175,9 +175,13 @@ def test_resumed_between_the_last_step_of_an_epoch_and_its_end(data, tmp_path):
     assert all(np.array_equal(value, arrays[name]) for name, value in program.arrays(expected_run).items())
 
 
-def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(data, tmp_path):
+def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(tmp_path):
+    """On damaged data: each bad record counts once over all ranks, each dropped image once per epoch."""
     run_dir = tmp_path / "stopped"
-    running = program.Running(2, data, run_dir, "--checkpoint_every_epochs=50", "--nokeep_best", "--epochs=30")
+    data = program.make_data(tmp_path / "data")
+    places = program.damage(data)
+    flags = ("--checkpoint_every_epochs=50", "--nokeep_best", "--epochs=30", "--bad_records=skip")
+    running = program.Running(2, data, run_dir, *flags)
     running.wait_for_step(6)
     os.kill(running.process.pid, signal.SIGUSR1)  # which mpirun passes on to its ranks
     code, output = running.finish(60)
@@ -186,9 +190,8 @@ def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(data, tmp_path):
     stopped_at = int(saved.stem.removeprefix("step-"))
     assert json.loads((run_dir / "summary.json").read_text())["stop"] == "preempted"
     # On one rank from here: what was read before counts in examples, 16 per step on 2 ranks and 8 on 1.
-    running = program.Running(
-        1, data, run_dir, "--resume", "--epochs=30", "--checkpoint_every_epochs=50", "--nokeep_best"
-    )
+    assert all(place in output for place in places)
+    running = program.Running(1, data, run_dir, "--resume", *flags)
     running.wait_for_step(stopped_at + 10)
     os.kill(running.process.pid, signal.SIGTERM)
     code, output = running.finish(60)
@@ -198,6 +201,13 @@ def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(data, tmp_path):
     assert [r["epoch"] for r in epochs] == list(range(1, len(epochs) + 1))
     later = [r for r in epochs if r["step"] > stopped_at]
     assert all(r["step"] == stopped_at + r["epoch"] * program.TRAIN // 8 - stopped_at * 2 for r in later)
+    assert len(epochs) >= 2
+    assert {(r["train_count"], r["train_dropped"]) for r in epochs} == {(program.TRAIN - 2, 2)}
+    assert {(r["val_count"], r["val_dropped"]) for r in epochs} == {(program.VALIDATION - 2, 2)}
+    assert epochs[0]["bad_records"] == epochs[-1]["bad_records"] == 2
+    assert "images in, but" not in output
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["images_dropped"], summary["bad_records"], summary["val_dropped"]) == (2 * len(epochs), 2, 2)
 
 
 @pytest.mark.parametrize(

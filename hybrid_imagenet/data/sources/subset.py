@@ -5,19 +5,25 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from hybrid_imagenet.data.sources.base import IoStatistics, Source
+from hybrid_imagenet.data.sources.base import IoStatistics, Loss, Source
 
 
 class Subset(Source):
-    """The examples of a source that `indices` names (int64 [k]), in that order."""
+    """The examples of a source that `indices` names (int64 [k]), in that order.
 
-    def __init__(self, source: Source, indices: npt.NDArray[np.int64]) -> None:
+    Args:
+      source: all examples.
+      indices: those that are taken.
+      losses: what damaged files have lost, if it counts here; it must count in one of several subsets only.
+    """
+
+    def __init__(self, source: Source, indices: npt.NDArray[np.int64], losses: tuple[Loss, ...] = ()) -> None:
         """Reads nothing yet."""
         super().__init__()
         self._source, self._indices = source, indices
         self.num_examples = len(indices)
         self.num_classes, self.class_names = source.num_classes, source.class_names
-        self.ready, self.side = source.ready, source.side
+        self.ready, self.side, self.losses = source.ready, source.side, losses
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         """The encoded image and the label of one example; raises BadRecord as the source does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybrid_imagenet.analysis import published
@@ -82,7 +82,7 @@ def _published(result: published.Result) -> list[str]:
 def overview(runs: Sequence[Run]) -> str:
     """What each run reached."""
     head = ("run", "validated on", "best top-1", "last top-1", "last top-5", "last loss", "epochs", "time", "images/s",
-            "ranks", "skipped steps")  # fmt: skip
+            "ranks", "skipped steps", "images dropped")  # fmt: skip
     rows = []
     for run in runs:
         s = run.summary
@@ -100,9 +100,18 @@ def overview(runs: Sequence[Run]) -> str:
                 number(s.get("images_per_second")),
                 str(s.get("world_size", DASH)),
                 str(s.get("skipped_steps", 0)),
+                _dropped(s),
             ]
         )
     return table(head, rows)
+
+
+def _dropped(summary: Mapping[str, Any]) -> str:
+    """Training images dropped in all epochs, and validation images in the last; a dash for runs that do not tell."""
+    train, validation = summary.get("images_dropped"), summary.get("val_dropped")
+    if train is None and validation is None:
+        return DASH
+    return f"{train or 0} + {validation} in validation" if validation else str(train or 0)
 
 
 def flag_differences(runs: Sequence[Run]) -> str:

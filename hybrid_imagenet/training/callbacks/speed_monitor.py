@@ -12,8 +12,8 @@ from hybrid_imagenet.data.sources.base import IoStatistics
 
 
 class Costs(keras.callbacks.Callback):
-    """Adds `communication_seconds`, `slowest_rank`, `slowest_rank_seconds`, `bytes_read`, `reads`,
-    `bad_records` and `checkpoint_seconds` (of checkpoints since the last record) to epoch records.
+    """Adds `communication_seconds`, `slowest_rank`, `slowest_rank_seconds`, `bytes_read`, `reads` and
+    `checkpoint_seconds` (of checkpoints since the last record) to epoch records.
 
     All ranks leave a reduction at the same time; the slowest enters it last and so waits least. The mean of what the
     others wait longer is the time that a step loses to it.
@@ -23,12 +23,10 @@ class Costs(keras.callbacks.Callback):
         self,
         communicator: Communicator,
         io_statistics: Callable[[], IoStatistics],
-        bad_records: Callable[[], int],
         checkpoint_seconds: Callable[[], float],
     ):
-        """Takes this rank's counters of training data read and records skipped, and the time of checkpoints."""
+        """Takes this rank's counters of training data read, and the time of checkpoints."""
         super().__init__()
-        self._bad_records = bad_records
         self._checkpoint_seconds = checkpoint_seconds
         self._communicator = communicator
         self._io_statistics = io_statistics
@@ -39,13 +37,11 @@ class Costs(keras.callbacks.Callback):
         read = self._io_statistics()
         exposed = self._communicator.statistics().get("exposed_ms")
         own = [exposed, read.bytes_read - self._read.bytes_read, read.operations - self._read.operations]
-        own.append(self._bad_records())
         self._read = read
-        waits, read_bytes, reads, bad = zip(*self._communicator.allgather_object(own), strict=True)
+        waits, read_bytes, reads = zip(*self._communicator.allgather_object(own), strict=True)
         if logs is None:
             return
         logs["bytes_read"], logs["reads"] = sum(read_bytes), sum(reads)
-        logs["bad_records"] = sum(bad)
         logs["checkpoint_seconds"] = self._checkpoint_seconds()
         if None not in waits:
             seconds = [wait / 1000 for wait in waits]

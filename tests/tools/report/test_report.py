@@ -192,6 +192,19 @@ def test_overview_tells_which_images_were_validated(runs):
     assert "tuning images" not in tables.overview(loaded)
 
 
+def test_overview_tells_what_was_dropped(runs):
+    run = load.load(runs[0])
+    run.summary.update({"images_dropped": None, "val_dropped": None})
+    told = load.load(runs[0])
+    told.summary.update({"images_dropped": 8, "val_dropped": 3})
+    head, *rows = (
+        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)
+        for row in re.findall(r"<tr>(.*?)</tr>", tables.overview([run, told]))
+    )
+    assert head[-1] == "images dropped"
+    assert [row[-1] for row in rows] == [tables.DASH, "8 + 3 in validation"]
+
+
 def test_differences_between_runs(runs):
     assert load.differences(load.load_all(runs)) == [("recipe", ["goyal", "hybrid"])]
     assert "goyal" in tables.flag_differences(load.load_all(runs))

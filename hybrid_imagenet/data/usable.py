@@ -1,0 +1,79 @@
+"""Reads examples that can be used: where one is bad, its neighbor in the data set takes its place."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from hybrid_imagenet.data import decode, images
+from hybrid_imagenet.data.bad_records import BadRecords
+from hybrid_imagenet.data.sources.base import BadRecord, Source
+
+Read = tuple[npt.NDArray[np.object_], npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.bool]]
+
+
+class UsableExamples:
+    """A source without its bad records; safe to use from several threads."""
+
+    def __init__(self, source: Source, bad: BadRecords) -> None:
+        """Takes the records that are known to be bad, and adds those that are found."""
+        self._source = source
+        self._bad = bad
+
+    def read(self, examples: npt.NDArray[np.int64]) -> Read:
+        """Reads `k` examples.
+
+        Returns:
+          (contents, probed, labels, own): encoded images, bytes [k]; kind, height and width of each, int64 [k, 3];
+          int32 [k]; and whether each is the example that was asked for, bool [k], or one that took its place.
+
+        Raises:
+          UserError: for a bad record under "fail", or too many of them.
+        """
+        count = len(examples)
+        contents = np.empty(count, object)
+        probed = np.empty((count, 3), np.int64)
+        labels = np.empty(count, np.int32)
+        own = np.ones(count, bool)
+        for place, index in enumerate(examples):
+            attempt = int(index)
+            while True:  # `bad.add` ends this when there are too many
+                try:
+                    contents[place], labels[place], probed[place] = self._one(attempt)
+                    break
+                except BadRecord as error:
+                    self._bad.add(attempt, error)
+                    own[place] = False
+                    attempt = self._neighbor(attempt)
+        return contents, probed, labels, own
+
+    def check_decodes(self, index: int, side: int) -> None:
+        """Decodes what `read` gives for an example, and notes it if it is bad; raises UserError as `read` does."""
+        while index in self._bad.known:
+            index = self._neighbor(index)
+        try:
+            self._decode(index, side)
+        except BadRecord as error:
+            self._bad.add(index, error)
+
+    def _decode(self, index: int, side: int) -> None:
+        content, _, (kind, height, width) = self._one(index)
+        branch, window = decode.branches(np.array([kind]), np.array([[0, 0, height, width]]), max(height, width))
+        try:
+            decode.decode(tf.constant(content), tf.constant(branch[0]), tf.constant(window[0]), side)
+        except tf.errors.OpError as error:
+            reason = f"the image does not decode ({decode.reason(error)})"
+            raise BadRecord(*self._source.locate(index), reason) from None
+
+    def _neighbor(self, index: int) -> int:
+        return (index + 1) % self._source.num_examples
+
+    def _one(self, index: int) -> tuple[bytes, int, tuple[int, int, int]]:
+        if index in self._bad.known:
+            raise BadRecord(*self._source.locate(index), self._bad.known[index])
+        content, label = self._source.read_one(index)
+        try:
+            return content, label, images.probe(content)
+        except ValueError as error:
+            raise BadRecord(*self._source.locate(index), str(error)) from None
