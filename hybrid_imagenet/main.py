@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import traceback
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet import recipes
 from hybrid_imagenet.comm.environment import restart_with_huge_pages
+from hybrid_imagenet.config import derived
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, EXIT_PREEMPTED, SharedError, UserError
 
@@ -70,7 +70,7 @@ def _train(config: configuration.Config) -> int:
 
     follow_launcher()
     try:
-        settings = comm.Settings(**{f.name: getattr(config, f.name) for f in dataclasses.fields(comm.Settings)})
+        settings = derived.communication(config)
         communicator = comm.start(settings, persistent_batch_norm=config.persistent_batch_norm)
         from hybrid_imagenet import train
 

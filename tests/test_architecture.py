@@ -19,7 +19,7 @@ ALLOWED = {
     "numerics": set(),
     "recipes": set(),
     "analysis": {"numerics"},
-    "config": {"recipes", "numerics"},
+    "config": {"recipes", "numerics", "comm", "optimizers"},
     "comm": {"numerics"},
     "optimizers": {"numerics"},
     "models": {"numerics"},

@@ -22,6 +22,8 @@ from pathlib import Path
 
 from hybrid_imagenet import comm
 from hybrid_imagenet.analysis import cost_model
+from hybrid_imagenet.comm.settings import Compression
+from hybrid_imagenet.config import choices
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import command_line
 
@@ -92,12 +94,9 @@ def _row(ranks: int, algorithm: str, compression: str, size: int, wire_bytes: in
 
 
 def _settings(options: argparse.Namespace, algorithm: str, compression: str) -> comm.Settings:
-    return comm.Settings(
-        allreduce=algorithm,
-        compression=compression,
-        torus_grid=options.torus_grid,
-        hybrid_threshold_kb=options.hybrid_kb,
-    )
+    given = {"torus_grid": options.torus_grid, "hybrid_threshold_kb": options.hybrid_kb}
+    own = choices.options_for("allreduce", algorithm, given)
+    return comm.Settings(allreduce=algorithm, compression=typing.cast(Compression, compression), options=own)
 
 
 def _ours(

@@ -20,6 +20,7 @@ from typing import Any
 from hybrid_imagenet import comm
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.benchmarks import _photographs
+from hybrid_imagenet.config import derived
 from hybrid_imagenet.tools import command_line
 
 
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         if not any(word.lstrip("-").startswith("dataset=") for word in given):
             flags += ["--dataset=tfrecord", f"--data_dir={_photographs.prepared(None)}", "--num_classes=1000"]
         config = configuration.resolve(flags + given)
-        settings = comm.Settings(**{name: getattr(config, name) for name in comm.Settings.__dataclass_fields__})
+        settings = derived.communication(config)
         communicator = comm.start(settings)
         from hybrid_imagenet.benchmarks._alternation import measure  # TensorFlow comes after `start`, as in main
 

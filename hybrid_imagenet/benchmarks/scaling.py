@@ -147,9 +147,10 @@ def _launch(arguments: Sequence[str], ranks: int, options: argparse.Namespace) -
 def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
     from hybrid_imagenet import comm
     from hybrid_imagenet import config as configuration
+    from hybrid_imagenet.config import derived
 
     config = configuration.resolve(flags)
-    settings = comm.Settings(**{name: getattr(config, name) for name in comm.Settings.__dataclass_fields__})
+    settings = derived.communication(config)
     communicator = comm.start(settings, threads=options.threads)
     row = measure(config, communicator, options.steps, options.rounds, options.classes)
     if communicator.rank == 0:

@@ -41,7 +41,7 @@ def start(
     """
     settings = settings or Settings()
     place = placement()
-    for text in filter(None, (each.torus_grid for each in (settings, *others))):
+    for text in filter(None, (each.options.get("torus_grid") for each in (settings, *others))):
         try:
             parse_grid(text, place.size)
         except ValueError as error:

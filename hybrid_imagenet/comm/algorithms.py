@@ -12,12 +12,21 @@ torus          reduce-scatter in rows, all-reduce in columns, all-gather in rows
 from __future__ import annotations
 
 import abc
+import dataclasses
+import pkgutil
+import typing
 from collections.abc import Sequence
+from typing import ClassVar
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from hybrid_imagenet.comm.settings import ALGORITHMS
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import torus
+
+if typing.TYPE_CHECKING:
+    from hybrid_imagenet.comm.communicator import Communicator
 
 
 class ProcessSets:
@@ -58,21 +67,100 @@ class ProcessSets:
             self._added.remove(key)
 
 
-class Algorithm(abc.ABC):
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """The ranks among which an algorithm works.
+
+    Attributes:
+      rank: this one's number.
+      hosts: the host of every rank.
+      sets: where the sets of ranks are made; one per process, as Horovod refuses duplicates.
+      communicator: for agreeing on measurements.
+    """
+
+    rank: int
+    hosts: Sequence[str]
+    sets: ProcessSets
+    communicator: Communicator | None = None
+
+    def grid(self, text: str | None) -> torus.Grid:
+        """The grid written as `text`, or the default one for the hosts.
+
+        Raises:
+          ValueError: if it does not hold all ranks.
+        """
+        return torus.parse_grid(text, len(self.hosts)) if text else torus.default_grid(self.hosts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The algorithm for a bucket.
+
+    Attributes:
+      name: of the algorithm, or `exchange` for bfloat16.
+      algorithm: what does it.
+      reason: why, if it was measured.
+    """
+
+    name: str
+    algorithm: Algorithm
+    reason: str = ""
+
+
+class Chooser(abc.ABC):
+    """What a value of --allreduce stands for: it names the algorithm for each size of bucket.
+
+    A constructor takes `Ranks` first; its arguments with defaults are flags of the same name.
+    """
+
+    built_in: ClassVar[str] = ""
+    """The variable that has Horovod's own all-reduce over NCCL do the same, without options."""
+
+    @abc.abstractmethod
+    def choose(self, sizes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Choice]:
+        """The choice for each pair of a type on the wire and a number of bytes. All ranks call it together."""
+
+
+class Algorithm(Chooser):
     """A way to sum tensors over all ranks."""
 
+    name = ""  # in `ALGORITHMS`; `make` sets it
     sets: list[list[int]]  # the sets of ranks, of 2 or more, in which it communicates
+
+    @classmethod
+    def is_of_use(cls, ranks: Ranks, **options: typing.Any) -> bool:
+        """Whether --allreduce=auto should measure it: false where it cannot work or does what the ring does."""
+        del ranks, options
+        return True
+
+    def choose(self, sizes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Choice]:
+        """Itself for every size."""
+        return dict.fromkeys(sizes, Choice(self.name, self))
 
     @abc.abstractmethod
     def sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """The sums over ranks of tensors of one type, in their shapes. `name` pairs the ranks' operations."""
 
 
+def make(name: str, ranks: Ranks, **options: typing.Any) -> Chooser:
+    """What `--allreduce=name` stands for, with its options.
+
+    Raises:
+      UserError: if the algorithm needs hosts with equal numbers of ranks.
+      ValueError: if a grid does not hold all ranks.
+    """
+    made: Chooser = pkgutil.resolve_name(ALGORITHMS[name])(ranks, **options)
+    if isinstance(made, Algorithm):
+        made.name = name
+    return made
+
+
 class Ring(Algorithm):
     """Horovod's all-reduce over all ranks; Horovod packs the tensors itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Ranks) -> None:
         """Needs no sets of ranks."""
+        del ranks
         self.sets = []
 
     def sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
@@ -101,23 +189,38 @@ class Flat(Algorithm):
         """The sum over ranks of a tensor of shape [n], n a multiple of `parts`."""
 
 
-class Torus(Flat):
+class OnGrid(Flat):
+    """An algorithm on a grid of ranks."""
+
+    @classmethod
+    def is_of_use(cls, ranks: Ranks, **options: typing.Any) -> bool:
+        """Whether the grid has several rows and several columns."""
+        grid = ranks.grid(options.get("torus_grid"))
+        return min(grid.vertical, grid.horizontal) > 1
+
+
+class Torus(OnGrid):
     """Reduce-scatter in rows, all-reduce in columns, all-gather in rows."""
 
-    def __init__(self, rank: int, rows: Sequence[Sequence[int]], sets: ProcessSets) -> None:
+    built_in = "HOROVOD_TORUS_ALLREDUCE"
+
+    def __init__(self, ranks: Ranks, *, torus_grid: str | None = None) -> None:
         """Makes the sets of ranks.
 
         Args:
-          rank: this rank.
-          rows: the ranks of each row; all rows of one length.
-          sets: where the sets of ranks are made.
+          ranks: all of them.
+          torus_grid: rows x columns of GPUs, as VxH; default hosts x GPUs per host.
+
+        Raises:
+          ValueError: if the grid does not hold all ranks.
         """
+        rows = torus.rows(ranks.hosts, ranks.grid(torus_grid))
         columns = torus.columns(rows)
         self.parts = len(columns)
-        self.sets = [list(ranks) for ranks in [*rows, *columns] if len(ranks) > 1]
-        made = {tuple(ranks): sets.get(ranks) for ranks in self.sets}
-        self._row = next((made[tuple(r)] for r in rows if rank in r and len(r) > 1), None)
-        self._column = next((made[tuple(c)] for c in columns if rank in c and len(c) > 1), None)
+        self.sets = [list(members) for members in [*rows, *columns] if len(members) > 1]
+        made = {tuple(members): ranks.sets.get(members) for members in self.sets}
+        self._row = next((made[tuple(r)] for r in rows if ranks.rank in r and len(r) > 1), None)
+        self._column = next((made[tuple(c)] for c in columns if ranks.rank in c and len(c) > 1), None)
 
     def sum_flat(self, flat: tf.Tensor, name: str) -> tf.Tensor:
         """Sends each element twice through the row and one H-th of them through the column."""
@@ -137,21 +240,59 @@ class Torus(Flat):
         return tf.ensure_shape(part, flat.shape)
 
 
-class Masters(Flat):
+class Hierarchical(Torus):
+    """A torus with one row per host."""
+
+    built_in = "HOROVOD_HIERARCHICAL_ALLREDUCE"
+
+    @classmethod
+    def is_of_use(cls, ranks: Ranks, **options: typing.Any) -> bool:
+        """Whether there are several hosts, with equally many ranks, more than 1."""
+        try:
+            grid = torus.host_grid(ranks.hosts)
+        except ValueError:
+            return False
+        return min(grid.vertical, grid.horizontal) > 1
+
+    def __init__(self, ranks: Ranks) -> None:
+        """Makes the sets of ranks.
+
+        Raises:
+          UserError: if the hosts hold different numbers of ranks.
+        """
+        try:
+            grid = torus.host_grid(ranks.hosts)
+        except ValueError as error:
+            raise UserError(
+                f"--allreduce=hierarchical: {error}: start as many on each, or use --allreduce=ring or torus"
+            ) from None
+        super().__init__(ranks, torus_grid=str(grid))
+
+
+class Masters(OnGrid):
     """Sum in groups, all-reduce between the groups' masters (their lowest ranks), broadcast in groups.
 
     Horovod has no reduction to one rank. The sum in a group is an all-reduce, whose result only the master uses.
     """
 
-    def __init__(self, rank: int, groups: Sequence[Sequence[int]], sets: ProcessSets) -> None:
-        """Makes the sets of ranks; arguments as in `Torus`, with groups for rows."""
+    def __init__(self, ranks: Ranks, *, torus_grid: str | None = None) -> None:
+        """Makes the sets of ranks.
+
+        Args:
+          ranks: all of them.
+          torus_grid: groups x GPUs per group, as VxH; default hosts x GPUs per host.
+
+        Raises:
+          ValueError: if the grid does not hold all ranks.
+        """
+        groups = torus.rows(ranks.hosts, ranks.grid(torus_grid))
         masters = sorted(min(group) for group in groups)
-        self.sets = [list(ranks) for ranks in [*groups, masters] if len(ranks) > 1]
-        made = {tuple(ranks): sets.get(ranks) for ranks in self.sets}
-        group = next(g for g in groups if rank in g)
+        self.sets = [list(members) for members in [*groups, masters] if len(members) > 1]
+        made = {tuple(members): ranks.sets.get(members) for members in self.sets}
+        group = next(g for g in groups if ranks.rank in g)
         self._root = min(group)
         self._group = made.get(tuple(group))
-        self._masters = made.get(tuple(masters)) if rank == self._root else None
+        self._masters = made.get(tuple(masters)) if ranks.rank == self._root else None
         self._several = len(masters) > 1
 
     def sum_flat(self, flat: tf.Tensor, name: str) -> tf.Tensor:

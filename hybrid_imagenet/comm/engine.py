@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from hybrid_imagenet.comm.communicator import Communicator, LayerHealth
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.comm.gradients import GradientReducer
 from hybrid_imagenet.comm.selection import Selector
-from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.comm.settings import ALGORITHMS, Settings
 from hybrid_imagenet.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -223,11 +224,9 @@ def _set_engine(settings: Settings) -> bool:
     # Sums are handed on while they still run; otherwise Horovod waits for each on the host, and what follows is
     # launched only then. Not with elastic ranks, which learn of a lost rank by that wait.
     os.environ.setdefault("HOROVOD_ENABLE_ASYNC_COMPLETION", "1")
-    if settings.allreduce == "hierarchical":
-        os.environ.setdefault("HOROVOD_HIERARCHICAL_ALLREDUCE", "1")
-        return True
-    if settings.allreduce == "torus" and not settings.torus_grid:  # its grid is hosts x local size
-        os.environ.setdefault("HOROVOD_TORUS_ALLREDUCE", "1")
+    variable: str = pkgutil.resolve_name(ALGORITHMS[settings.allreduce]).built_in
+    if variable and not any(settings.options.values()):  # Horovod's own has no options, as a grid of one's own
+        os.environ.setdefault(variable, "1")
         return True
     return False
 

@@ -1,21 +1,30 @@
-"""Which algorithm sums which bucket: as told, or measured at start."""
+"""--allreduce=hybrid and auto: which algorithm sums which bucket, by its size or by measurement."""
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 import logging
+import pkgutil
 import statistics
 import time
 import typing
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import tensorflow as tf
 
-from hybrid_imagenet.comm.algorithms import Algorithm, Masters, ProcessSets, Ring, SixteenBitExchange, Torus
+from hybrid_imagenet.comm.algorithms import (
+    Algorithm,
+    Choice,
+    Chooser,
+    ProcessSets,
+    Ranks,
+    Ring,
+    SixteenBitExchange,
+    make,
+)
 from hybrid_imagenet.comm.fusion import WIRE_BYTES, Bucket
-from hybrid_imagenet.comm.settings import Settings
-from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import torus
+from hybrid_imagenet.comm.settings import ALGORITHMS, Settings
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.communicator import Communicator
@@ -26,98 +35,48 @@ CLEARLY_FASTER = 0.95  # of the ring's time: less is within the noise of such a 
 _log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """The algorithm for a bucket.
-
-    Attributes:
-      name: one of `settings.ALGORITHMS`, or `exchange` for bfloat16.
-      algorithm: what does it.
-      reason: why, if it was measured.
-    """
-
-    name: str
-    algorithm: Algorithm
-    reason: str = ""
-
-
-class Selector:
-    """Makes the algorithms that the settings ask for and chooses among them. The same on all ranks."""
+class Hybrid(Chooser):
+    """Masters for small buckets, the ring for large ones (Jia et al.)."""
 
     def __init__(
-        self, communicator: Communicator, settings: Settings, sets: ProcessSets, engine_does_it: bool = False
+        self,
+        ranks: Ranks,
+        *,
+        torus_grid: str | None = None,
+        hybrid_threshold_kb: Annotated[int, ">= 0", "KiB"] = 256,
     ) -> None:
-        """Makes the sets of ranks.
+        """Makes both.
 
         Args:
-          communicator: for the ranks, their hosts, and for agreeing on measurements.
-          settings: the algorithm, grid and threshold.
-          sets: where the sets of ranks are made; one per process, as Horovod refuses duplicates.
-          engine_does_it: Horovod's own all-reduce has been set to the algorithm, so that nothing need be composed.
-
-        Raises:
-          UserError: if the algorithm needs hosts with equal numbers of ranks.
-          ValueError: if the grid does not hold all ranks.
+          ranks: all of them.
+          torus_grid: groups x GPUs per group, as VxH; default hosts x GPUs per host.
+          hybrid_threshold_kb: smaller buckets go by masters, others by the ring.
         """
-        self._communicator, self._settings = communicator, settings
-        self._sets = sets
-        self._exchange = Choice("exchange", SixteenBitExchange(communicator.size))
-        text, hosts = settings.torus_grid, communicator.hosts
-        self.grid = torus.parse_grid(text, communicator.size) if text else torus.default_grid(hosts)
-        name = settings.allreduce
-        if name == "auto":
-            self._candidates = self._all()
-        elif engine_does_it:
-            self._candidates = {name: Ring()}
-        elif name == "hybrid":
-            self._candidates = {"masters": self._make("masters"), "ring": Ring()}
-        else:
-            self._candidates = {name: self._make(name)}
+        self._threshold = hybrid_threshold_kb * 1024
+        self._small = make("masters", ranks, torus_grid=torus_grid)
+        self._large = make("ring", ranks)
 
-    def select(self, buckets: Sequence[Bucket]) -> list[Choice]:
-        """The choice for each bucket. With `auto` all ranks must call it together."""
-        sizes = sorted({(b.wire, b.bytes) for b in buckets if b.wire != "bfloat16"})
-        if self._settings.allreduce == "auto":
-            chosen = self._measure(sizes)
-        else:
-            chosen = {(wire, size): self._told(size) for wire, size in sizes}
-        return [self._exchange if b.wire == "bfloat16" else chosen[b.wire, b.bytes] for b in buckets]
+    def choose(self, sizes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Choice]:
+        """By the threshold."""
+        small = [size for size in sizes if size[1] < self._threshold]
+        return self._large.choose(sizes) | self._small.choose(small)
 
-    def _told(self, size: int) -> Choice:
-        name = self._settings.allreduce
-        if name == "hybrid" and len(self._candidates) > 1:
-            name = "masters" if size < self._settings.hybrid_threshold_kb * 1024 else "ring"
-        return Choice(name, self._candidates[name])
 
-    def _make(self, name: str) -> Algorithm:
-        hosts, rank = self._communicator.hosts, self._communicator.rank
-        if name == "ring":
-            return Ring()
-        grid = self.grid
-        if name == "hierarchical":
-            try:
-                grid = torus.host_grid(hosts)
-            except ValueError as error:
-                raise UserError(
-                    f"--allreduce=hierarchical: {error}: start as many on each, or use --allreduce=ring or torus"
-                ) from None
-        make = Masters if name == "masters" else Torus
-        return make(rank, torus.rows(hosts, grid), self._sets)
+class Auto(Chooser):
+    """Measures every algorithm that is of use on these ranks, at the sizes of the buckets."""
 
-    def _all(self) -> dict[str, Algorithm]:
-        """Every algorithm that is of use on these ranks; one that coincides with another is left out."""
-        found: dict[str, Algorithm] = {"ring": Ring()}
-        if min(self.grid.vertical, self.grid.horizontal) > 1:
-            found |= {"torus": self._make("torus"), "masters": self._make("masters")}
-        try:
-            by_host = torus.host_grid(self._communicator.hosts)
-        except ValueError:
-            return found
-        if by_host != self.grid and by_host.vertical > 1 and by_host.horizontal > 1:
-            found["hierarchical"] = self._make("hierarchical")
-        return found
+    def __init__(self, ranks: Ranks, *, torus_grid: str | None = None) -> None:
+        """Makes the candidates.
 
-    def _measure(self, sizes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Choice]:
+        Args:
+          ranks: all of them.
+          torus_grid: rows x columns of GPUs, as VxH; default hosts x GPUs per host.
+        """
+        self._communicator = typing.cast("Communicator", ranks.communicator)
+        self._sets = ranks.sets
+        self._candidates = candidates(ranks, {"torus_grid": torus_grid})
+
+    def choose(self, sizes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Choice]:
         """Times each candidate at each size, the largest first; the ring stays unless another is clearly faster.
 
         Sizes for which no time is left get the choice of the next larger one that was measured.
@@ -152,6 +111,56 @@ class Selector:
         if self._communicator.rank == 0:
             _log.info("--allreduce=auto takes %s for %s", best, reason)
         return Choice(best, self._candidates[best], reason)
+
+
+def candidates(ranks: Ranks, options: dict[str, typing.Any]) -> dict[str, Algorithm]:
+    """Every algorithm that is of use on these ranks; one that coincides with an earlier one is left out."""
+    found: dict[str, Algorithm] = {}
+    for name, target in ALGORITHMS.items():
+        cls = pkgutil.resolve_name(target)
+        if not issubclass(cls, Algorithm):
+            continue
+        own = {key: value for key, value in options.items() if key in inspect.signature(cls).parameters}
+        if cls.is_of_use(ranks, **own):
+            made = typing.cast(Algorithm, make(name, ranks, **own))
+            if all(made.sets != other.sets or not isinstance(made, type(other)) for other in found.values()):
+                found[name] = made
+    return found
+
+
+class Selector:
+    """Makes the algorithms that the settings ask for and chooses among them. The same on all ranks."""
+
+    def __init__(
+        self, communicator: Communicator, settings: Settings, sets: ProcessSets, engine_does_it: bool = False
+    ) -> None:
+        """Makes the sets of ranks.
+
+        Args:
+          communicator: for the ranks, their hosts, and for agreeing on measurements.
+          settings: the algorithm with its options.
+          sets: where the sets of ranks are made; one per process, as Horovod refuses duplicates.
+          engine_does_it: Horovod's own all-reduce has been set to the algorithm, so that nothing need be composed.
+
+        Raises:
+          UserError: if the algorithm needs hosts with equal numbers of ranks.
+          ValueError: if the grid does not hold all ranks.
+        """
+        self._exchange = Choice("exchange", SixteenBitExchange(communicator.size))
+        ranks = Ranks(communicator.rank, communicator.hosts, sets, communicator)
+        self._chooser: Chooser
+        if engine_does_it:
+            ring = Ring(ranks)
+            ring.name = settings.allreduce
+            self._chooser = ring
+        else:
+            self._chooser = make(settings.allreduce, ranks, **settings.options)
+
+    def select(self, buckets: Sequence[Bucket]) -> list[Choice]:
+        """The choice for each bucket. All ranks must call it together."""
+        sizes = sorted({(b.wire, b.bytes) for b in buckets if b.wire != "bfloat16"})
+        chosen = self._chooser.choose(sizes)
+        return [self._exchange if b.wire == "bfloat16" else chosen[b.wire, b.bytes] for b in buckets]
 
 
 def summation(algorithm: Algorithm, wire: str, elements: int, name: str) -> Callable[[], object]:

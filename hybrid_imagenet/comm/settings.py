@@ -1,44 +1,65 @@
-"""How gradients travel, in plain values."""
+"""How gradients travel, in plain values: the flags of communication, and the table of algorithms."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
 
-ALGORITHMS = ("ring", "hierarchical", "masters", "torus", "hybrid", "auto")
-COMPRESSIONS = ("none", "fp16", "bf16")
+Compression = Literal["none", "fp16", "bf16"]
+
+ALGORITHMS = {
+    "ring": "hybrid_imagenet.comm.algorithms:Ring",
+    "torus": "hybrid_imagenet.comm.algorithms:Torus",
+    "hierarchical": "hybrid_imagenet.comm.algorithms:Hierarchical",
+    "masters": "hybrid_imagenet.comm.algorithms:Masters",
+    "hybrid": "hybrid_imagenet.comm.selection:Hybrid",
+    "auto": "hybrid_imagenet.comm.selection:Auto",
+}
+"""The class of each algorithm; the arguments of its constructor that have defaults are flags of the same name."""
+COMPRESSIONS = get_args(Compression)
 _CYCLE_MS, _NCCL_CYCLE_MS = 1.0, 0.2
 _NCCL_LATE_MB = 4.0
 _WIRES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What `start` is told about the exchange of gradients. The fields bear the names of the flags.
+class Communication:
+    """Communication.
 
     Attributes:
-      allreduce: the algorithm, one of ALGORITHMS.
-      torus_grid: rows and columns of ranks, VxH, for torus, masters and hybrid; None for the default.
-      hybrid_threshold_kb: buckets of fewer KiB go by masters, larger ones by ring.
-      compression: the type of gradients on the wire, one of COMPRESSIONS.
-      fp32_gradients: gradients whose names contain one of these texts are sent in FP32 in any case.
-      fusion_threshold_mb: a bucket is sent once it holds so many MiB; 0 sends each gradient by itself.
-      late_fusion_mb: the same for the last buckets, which nothing hides; None for 4 with NCCL, else no difference.
-      cycle_time_ms: pause of Horovod's thread between looks at its queue; None for 0.2 with NCCL, else 1.
-      autotune: Horovod chooses fusion and cycle time while training; gradients are then sent one by one.
-      wire_health_every_steps: steps between counts of what gradients lose in 16 bits; 0 for never.
-      deterministic: read no clocks inside the step, which TensorFlow refuses in deterministic mode.
+      allreduce: how gradients are summed over GPUs; auto measures the others at the first step.
+      compression: type of gradients on the wire.
+      fp32_gradients: send gradients of variables whose names contain one of these texts in FP32.
+      fusion_threshold_mb: send a bucket of gradients once it holds so much; 0 sends each by itself.
+      late_fusion_mb: the same for the last buckets of a step, which nothing hides; default 4 with NCCL, else as the
+        others.
+      cycle_time_ms: pause between Horovod's looks at its queue; default 0.2 with NCCL, else 1.
+      autotune: let Horovod choose fusion and cycle time while it trains; gradients are then sent one by one.
+      wire_health_every_steps: count gradient values that overflow or vanish, in computation and on the wire, at every
+        so many steps; 0 for never.
     """
 
     allreduce: str = "ring"
-    torus_grid: str | None = None
-    hybrid_threshold_kb: int = 256
-    compression: str = "fp16"
+    compression: Compression = "fp16"
     fp32_gradients: tuple[str, ...] = ()
-    fusion_threshold_mb: float = 16.0
-    late_fusion_mb: float | None = None
-    cycle_time_ms: float | None = None
+    fusion_threshold_mb: Annotated[float, ">= 0", "MiB"] = 16.0
+    late_fusion_mb: Annotated[float | None, ">= 0", "MiB"] = None
+    cycle_time_ms: Annotated[float | None, ">= 0.1", "ms"] = None
     autotune: bool = False
-    wire_health_every_steps: int = 0
+    wire_health_every_steps: Annotated[int, ">= 0", "steps"] = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(Communication):
+    """What `start` is told about the exchange of gradients: the flags, and what comes with them.
+
+    Attributes:
+      options: those of the algorithm, by name.
+      deterministic: read no clocks inside the step, which TensorFlow refuses in deterministic mode.
+    """
+
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     deterministic: bool = False
 
     def __post_init__(self) -> None:

@@ -1,14 +1,16 @@
 """The configuration of a run: one frozen `Config`, put together from defaults, recipe, flag files and command line.
 
-Each field of `Config` is a flag of the same name. The groups live in modules of their own (`run`, `model`, `data`,
-`optimization`, `communication`); `checks` holds the rules that involve several flags. Nothing here imports
-TensorFlow, so that `--help` and a wrong flag answer at once.
+Each attribute of a `Config` is a flag of the same name. Fields are the flags that every run has, in groups (`run`,
+`model`, `data`, `optimization`, `comm.settings`). `chosen` holds the options of the chosen optimizer, schedule and
+all-reduce algorithm (`choices`). `checks` holds the rules that involve several flags. Nothing here imports TensorFlow,
+so that `--help` and a wrong flag answer at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,8 +18,8 @@ from typing import Any
 from absl import flags as absl_flags
 
 from hybrid_imagenet import recipes
-from hybrid_imagenet.config import checks
-from hybrid_imagenet.config.communication import Communication
+from hybrid_imagenet.comm.settings import Communication
+from hybrid_imagenet.config import checks, choices, signatures
 from hybrid_imagenet.config.data import Data
 from hybrid_imagenet.config.model import Model
 from hybrid_imagenet.config.optimization import Optimization
@@ -31,25 +33,69 @@ from hybrid_imagenet.config.options import (
     value_type,
 )
 from hybrid_imagenet.config.run import Evaluation, Run
+from hybrid_imagenet.config.signatures import Argument
 from hybrid_imagenet.errors import UserError
 
+_log = logging.getLogger(__name__)
 GROUPS = (Run, Evaluation, Data, Model, Optimization, Communication)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(Communication, Optimization, Model, Data, Evaluation, Run):
-    """Every setting of a run. `origins` tells what set each one: default, recipe, flagfile or command line."""
+    """Every setting of a run; `resolve` and `from_values` make one.
 
+    Attributes:
+      chosen: the options of the chosen optimizer, schedule and algorithm; also attributes of the configuration.
+      origins: what set each value: default, recipe, flagfile or command line.
+      dropped: notes on options that were given but that nothing chosen has.
+    """
+
+    chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    dropped: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    if not typing.TYPE_CHECKING:  # a type checker shall find misspelled fields
+
+        def __getattr__(self, name: str) -> Any:
+            """The value of a chosen option."""
+            try:
+                return self.__dict__["chosen"][name]
+            except KeyError:
+                raise AttributeError(f"this configuration has no --{name}") from None
+
+    def values(self) -> dict[str, Any]:
+        """Every setting by flag, in the order of --help."""
+        own = {name: getattr(self, name) for group in GROUPS for name in fields_of(group)}
+        return own | dict(self.chosen)
+
+    def replace(self, origins: Mapping[str, str], **changes: Any) -> Config:
+        """This configuration with other values, chosen options among them, and what set them."""
+        chosen = {name: changes.pop(name, value) for name, value in self.chosen.items()}
+        return dataclasses.replace(self, **changes, chosen=chosen, origins={**self.origins, **origins})
 
     def to_json(self) -> str:
         """The settings as a JSON object, without their origins."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "origins"}
-        return json.dumps(values, indent=2, sort_keys=True)
+        return json.dumps(self.values(), indent=2, sort_keys=True)
 
 
-OPTIONS = options_of(Config)
-KINDS = {name: value_type(hint) for name, hint in typing.get_type_hints(Config).items() if name in OPTIONS}
+def fields_of(group: type) -> dict[str, Argument]:
+    """The flags of a group that every run has, by name."""
+    if group is Communication:
+        found = dict(signatures.read("hybrid_imagenet.comm.settings:Communication"))
+    else:
+        hints, defaults = typing.get_type_hints(group), {f.name: f.default for f in dataclasses.fields(group)}
+        found = {
+            name: Argument(name, value_type(hints[name]), defaults[name], opt)
+            for name, opt in options_of(group).items()
+        }
+    return found | {c.flag: c.selector(found[c.flag]) for c in choices.CHOICES if c.flag in found}
+
+
+COMMON = {name: argument for group in GROUPS for name, argument in fields_of(group).items()}
+"""The flags that every run has."""
+_ALL = COMMON | {name: owners[0].argument for name, owners in choices.OWNERS.items()}
+OPTIONS = {name: argument.option for name, argument in _ALL.items()}
+KINDS = {name: argument.kind for name, argument in _ALL.items()}
 
 
 def resolve(arguments: Sequence[str]) -> Config:
@@ -68,22 +114,35 @@ def resolve(arguments: Sequence[str]) -> Config:
     recipe_text = given["command line"].get("recipe", given["flagfile"].get("recipe", Run.recipe))
     recipe = recipes.load(recipe_text)
     values: dict[str, Any] = dict(recipe.overrides)
-    origins = dict.fromkeys(OPTIONS, "default") | dict.fromkeys(values, f"recipe {recipe.name}")
+    origins = dict.fromkeys(values, f"recipe {recipe.name}")
     for name, value in values.items():
         check_value(name, value, OPTIONS[name])
     for origin, texts in given.items():
         for name, text in texts.items():
             values[name] = parse_value(name, text, KINDS[name], OPTIONS[name])
             origins[name] = origin
-    config = Config(**values, origins=origins)
+    config = _build(values, origins)
     checks.check(config)
     return config
 
 
 def from_values(values: Mapping[str, Any]) -> Config:
-    """The configuration that `Config.to_json` has written, parsed."""
-    arguments: dict[str, Any] = {k: tuple(value) if KINDS[k].repeated else value for k, value in values.items()}
-    return Config(**arguments)
+    """The configuration that `Config.to_json` has written, parsed.
+
+    Flags that no longer exist are ignored, with a warning.
+    """
+    gone = sorted(set(values) - set(OPTIONS))
+    if gone:
+        _log.warning("ignored, as this version has no such flags: %s", ", ".join(f"--{name}" for name in gone))
+    arguments = {k: tuple(value) if KINDS[k].repeated else value for k, value in values.items() if k in OPTIONS}
+    return _build(arguments, dict.fromkeys(arguments, "config.json"))
+
+
+def _build(values: dict[str, Any], origins: dict[str, str]) -> Config:
+    selected = {choice.flag: values.get(choice.flag, COMMON[choice.flag].default) for choice in choices.CHOICES}
+    chosen, dropped = choices.settle(values, origins, selected)
+    origins = dict.fromkeys([*COMMON, *chosen], "default") | origins
+    return Config(**values, chosen=chosen, origins=origins, dropped=dropped)
 
 
 def _split_flagfiles(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -114,4 +173,4 @@ def _read_flagfile(path: str) -> list[str]:
         raise UserError(f"--flagfile={path}: cannot be read ({reason})") from None
 
 
-__all__ = ["AUTO", "GROUPS", "KINDS", "OPTIONS", "Config", "from_values", "option", "resolve"]
+__all__ = ["AUTO", "COMMON", "GROUPS", "KINDS", "OPTIONS", "Config", "fields_of", "from_values", "option", "resolve"]

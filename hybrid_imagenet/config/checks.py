@@ -55,9 +55,10 @@ def _allreduce_fits(config: Config) -> None:
         )
     if config.autotune and config.allreduce != "ring":
         raise UserError(f"--autotune works with --allreduce=ring only, not {config.allreduce}")
-    if config.torus_grid is not None:
+    grid = config.chosen.get("torus_grid")
+    if grid is not None:
         try:
-            torus.parse_grid(config.torus_grid)
+            torus.parse_grid(grid)
         except ValueError as error:
             raise UserError(f"--torus_grid: {error}") from None
 

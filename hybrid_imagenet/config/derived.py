@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.config import choices
 from hybrid_imagenet.config.options import AUTO
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import batch_schedule, image_sizes, mlperf, tuning_split
@@ -84,8 +86,7 @@ def settle(config: Config, workers: int) -> Config:
         "epochs": round(point.schedule_epochs),
     }
     free = {name: value for name, value in table.items() if _is_free(config.origins.get(name, ""))}
-    origins = {**config.origins, **dict.fromkeys(free, f"{_TABLE} at batch {batch}")}
-    return dataclasses.replace(config, **free, origins=origins)
+    return config.replace(dict.fromkeys(free, f"{_TABLE} at batch {batch}"), **free)
 
 
 def _is_free(origin: str) -> bool:
@@ -164,3 +165,9 @@ def optimizer_arguments(config: Config, workers: int) -> dict[str, Any]:
         arguments |= {"alpha": alpha, "bias_correction": config.bias_correction}
         arguments |= {"handover": config.handover, "decay_in_warmup": config.decay_in_warmup}
     return arguments
+
+
+def communication(config: Config) -> Settings:
+    """How gradients travel."""
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(Settings) if f.name != "options"}
+    return Settings(**values, options=choices.options_for("allreduce", config.allreduce, config.chosen))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import textwrap
-import typing
 
 from hybrid_imagenet import config
-from hybrid_imagenet.config.options import Option, ValueType, options_of, value_type
+from hybrid_imagenet.config import choices
+from hybrid_imagenet.config.signatures import Argument
 
 _INTRODUCTION = """\
 usage: python -m hybrid_imagenet.main [--flag=value ...]
@@ -20,21 +19,28 @@ _WIDTH = 100
 
 
 def text() -> str:
-    """The whole help, one block per group of flags."""
+    """The whole help: a block per group of flags, then the options of what can be chosen."""
     parts = [_INTRODUCTION]
     for group in config.GROUPS:
-        parts += [(group.__doc__ or "").strip(), *entries(group), ""]
+        parts += [(group.__doc__ or "").strip().splitlines()[0], *entries(group), ""]
+    for choice in choices.CHOICES:
+        parts.append(f"Options of --{choice.flag}, each with the values that have it.")
+        for name in choice.names():
+            declared: dict[str, list[str]] = {}
+            for value in choice.owners(name):
+                declared.setdefault(_entry(name, choice.options[value][name]), []).append(value)
+            parts += [_entry(name, choice.options[v[0]][name], f"{', '.join(v)}; ") for v in declared.values()]
+        parts.append("")
     return "\n".join(parts)
 
 
 def entries(group: type) -> list[str]:
     """The flags that a dataclass declares, one text each."""
-    hints = typing.get_type_hints(group)
-    defaults = {f.name: f.default for f in dataclasses.fields(group)}
-    return [_entry(name, opt, value_type(hints[name]), defaults[name]) for name, opt in options_of(group).items()]
+    return [_entry(name, argument) for name, argument in config.fields_of(group).items()]
 
 
-def _entry(name: str, opt: Option, kind: ValueType, default: object) -> str:
+def _entry(name: str, argument: Argument, owners: str = "") -> str:
+    kind, opt = argument.kind, argument.option
     form = (
         "|".join(opt.choices)
         if opt.choices
@@ -42,7 +48,7 @@ def _entry(name: str, opt: Option, kind: ValueType, default: object) -> str:
     )
     head = f"  --[no]{name}" if kind.base is bool else f"  --{name}={form}"
     unit = f", in {opt.unit}" if opt.unit else ""
-    body = f"{opt.help} (default {_shown(default)}{unit})"
+    body = f"{opt.help} ({owners}default {_shown(argument.default)}{unit})"
     return textwrap.fill(head, _WIDTH, subsequent_indent="      ", break_long_words=False, break_on_hyphens=False) + (
         "\n" + textwrap.fill(body, _WIDTH, initial_indent="      ", subsequent_indent="      ")
     )

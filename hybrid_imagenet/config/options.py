@@ -19,7 +19,7 @@ AUTO = 0  # what a whole number that is still to be found holds
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What a flag's help shows and what its value must satisfy (bounds are inclusive)."""
+    """What a flag's help shows and what its value must satisfy (bounds are inclusive, but for `above`)."""
 
     help: str
     unit: str = ""
@@ -27,6 +27,7 @@ class Option:
     minimum: float | None = None
     maximum: float | None = None
     auto: bool = False
+    above: float | None = None
 
 
 def option(
@@ -122,6 +123,8 @@ def check_value(name: str, value: Any, opt: Option) -> None:
         raise UserError(f"--{name}={value}: choose one of {', '.join(opt.choices)}{hint}")
     if isinstance(value, float) and value != value:
         raise UserError(f"--{name}=nan: give a number")
+    if opt.above is not None and value <= opt.above:
+        raise UserError(f"--{name}={value:g}: must be above {opt.above:g}")
     if opt.minimum is not None and value < opt.minimum:
         raise UserError(f"--{name}={value}: must be at least {opt.minimum:g}")
     if opt.maximum is not None and value > opt.maximum:

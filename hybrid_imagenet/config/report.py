@@ -89,10 +89,10 @@ def plan(config: Config, num_examples: int, world_size: int) -> list[EpochPlan]:
 def describe(config: Config, num_examples: int, world_size: int) -> str:
     """The settings with what set each one, then learning rate, momentum, batch and steps of each epoch."""
     config = settle(config, world_size)
-    settings = [f for f in dataclasses.fields(config) if f.name != "origins"]
-    texts = {f.name: _text(getattr(config, f.name)) for f in settings}
+    texts = {name: _text(value) for name, value in config.values().items()}
     width, value_width = max(map(len, texts)), max(map(len, texts.values()))
     lines = [f"{name:<{width}}  {text:<{value_width}}  {config.origins[name]}" for name, text in texts.items()]
+    lines += [f"{name:<{width}}  not used: {note}" for name, note in config.dropped.items()]
     rows = plan(config, num_examples, world_size)
     lines += ["", f"{num_examples} training images, {world_size} GPUs, {sum(row.steps for row in rows)} steps"]
     lines += [text for text in (relative_step.line(config, world_size),) if text]

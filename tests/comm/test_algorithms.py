@@ -15,21 +15,21 @@ place = placement()
 configure_tensorflow(place, prepare(place))
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from hybrid_imagenet.comm.algorithms import Masters, ProcessSets, Ring, SixteenBitExchange, Torus
+from hybrid_imagenet.comm.algorithms import Masters, ProcessSets, Ranks, Ring, SixteenBitExchange, Torus
 from hybrid_imagenet.numerics import torus
 sets = ProcessSets(place.size)
-found = {"ring": Ring(), "exchange": SixteenBitExchange(place.size)}
+ranks = Ranks(place.rank, ["here"] * place.size, sets)
+found = {"ring": Ring(ranks), "exchange": SixteenBitExchange(place.size)}
 for v in [v for v in range(1, place.size + 1) if place.size % v == 0]:
     grid = torus.Grid(v, place.size // v)
-    rows = torus.rows(["here"] * place.size, grid)
-    found[f"torus {grid}"] = Torus(place.rank, rows, sets)
-    found[f"masters {grid}"] = Masters(place.rank, rows, sets)
+    found[f"torus {grid}"] = Torus(ranks, torus_grid=str(grid))
+    found[f"masters {grid}"] = Masters(ranks, torus_grid=str(grid))
 # rows that are not contiguous, as with ranks dealt out over hosts
 if place.size in (4, 6, 8):
-    rows = torus.rows([f"h{r % 2}" for r in range(place.size)], torus.Grid(2, place.size // 2))
-    assert rows[0] == list(range(0, place.size, 2))
-    found["torus dealt"] = Torus(place.rank, rows, sets)
-    found["masters dealt"] = Masters(place.rank, rows, sets)
+    dealt = Ranks(place.rank, [f"h{r % 2}" for r in range(place.size)], sets)
+    assert torus.rows(dealt.hosts, dealt.grid(None))[0] == list(range(0, place.size, 2))
+    found["torus dealt"] = Torus(dealt)
+    found["masters dealt"] = Masters(dealt)
 hvd.init(process_sets=sets.made())
 c = comm.start(Settings(compression="none"))  # finds Horovod started
 lists = [[()], [(1,), (0, 3)], [(3, 5), (), (2,)], [(c.size * 8 + 1,), (5,)], [(1023,), (17, 3), (1,)]]

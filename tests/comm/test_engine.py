@@ -57,7 +57,7 @@ def test_with_nccl_sums_are_handed_on_before_they_are_done_and_the_thread_looks_
     [
         (Settings(allreduce="hierarchical"), "HOROVOD_HIERARCHICAL_ALLREDUCE"),
         (Settings(allreduce="torus"), "HOROVOD_TORUS_ALLREDUCE"),
-        (Settings(allreduce="torus", torus_grid="2x2"), None),  # a grid of one's own is composed
+        (Settings(allreduce="torus", options={"torus_grid": "2x2"}), None),  # a grid of one's own is composed
         (Settings(allreduce="masters"), None),
         (Settings(), None),
     ],

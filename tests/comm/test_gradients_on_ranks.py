@@ -39,7 +39,7 @@ for compression in ("none", "fp16", "bf16"):
         if compression == "bf16" and allreduce not in ("ring", "auto"):
             continue
         r = reducer(allreduce=allreduce, compression=compression, fusion_threshold_mb=0.001,
-                    hybrid_threshold_kb=1, fp32_gradients=("keep",))
+                    options={"hybrid_threshold_kb": 1} if allreduce == "hybrid" else {}, fp32_gradients=("keep",))
         got = reduce(r, everyone[c.rank], names)
         bits = {"none": 24, "fp16": 11, "bf16": 8}[compression]
         worst = 0.0
@@ -149,7 +149,7 @@ def test_a_grid_that_does_not_hold_the_ranks_ends_with_one_line():
         + """
 import sys
 try:
-    comm.start(Settings(allreduce="torus", torus_grid="2x2"))
+    comm.start(Settings(allreduce="torus", options={"torus_grid": "2x2"}))
 except comm.UserError as error:
     print(error)
     sys.exit(error.exit_code)

@@ -15,7 +15,7 @@ if HOSTS:
 if not MPI4PY:
     find = importlib.util.find_spec
     importlib.util.find_spec = lambda name: None if name == "mpi4py" else find(name)
-c = comm.start(Settings(allreduce=NAME, compression="none", torus_grid=GRID, hybrid_threshold_kb=0), others=[
+c = comm.start(Settings(allreduce=NAME, compression="none"), others=[
     Settings(allreduce=name) for name in OTHERS
 ])
 import horovod.tensorflow as hvd
@@ -34,8 +34,8 @@ report(out)
 """
 
 
-def outcome(ranks, name, grid=None, others=(), hosts=(), gloo=False, mpi4py=True):
-    head = f"NAME, GRID, OTHERS, HOSTS, MPI4PY = {name!r}, {grid!r}, {others!r}, {hosts!r}, {mpi4py!r}\n"
+def outcome(ranks, name, others=(), hosts=(), gloo=False, mpi4py=True):
+    head = f"NAME, OTHERS, HOSTS, MPI4PY = {name!r}, {others!r}, {hosts!r}, {mpi4py!r}\n"
     outcomes = results(ranks, head + CODE, gloo=gloo)
     mean = (ranks + 1) / 2
     for out in outcomes:

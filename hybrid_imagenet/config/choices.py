@@ -1,0 +1,112 @@
+"""Flags whose value selects code, and the options that come with each value.
+
+The optimizers, schedules and all-reduce algorithms are listed in registries, one line each; their options are read
+from the code itself (`config.signatures`). A configuration holds those of the chosen ones only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from hybrid_imagenet.comm.settings import ALGORITHMS
+from hybrid_imagenet.config import signatures
+from hybrid_imagenet.config.options import check_value
+from hybrid_imagenet.config.signatures import Argument
+from hybrid_imagenet.errors import UserError
+
+COMMAND_LINE = "command line"
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A flag that selects one of several classes or functions.
+
+    Attributes:
+      flag: its name.
+      options: for each value of the flag the options that it brings, by the name of their flag.
+    """
+
+    flag: str
+    options: Mapping[str, Mapping[str, Argument]]
+
+    def owners(self, name: str) -> list[str]:
+        """The values of the flag that bring an option."""
+        return [value for value, options in self.options.items() if name in options]
+
+    def names(self) -> list[str]:
+        """Every option of any value, in the order of declaration."""
+        return list(dict.fromkeys(name for options in self.options.values() for name in options))
+
+    def selector(self, argument: Argument) -> Argument:
+        """The argument that selects, with its choices."""
+        option = dataclasses.replace(argument.option, choices=tuple(self.options))
+        return dataclasses.replace(argument, option=option)
+
+
+@dataclasses.dataclass(frozen=True)
+class Owner:
+    """Where an option is declared.
+
+    Attributes:
+      flag: the flag that selects.
+      value: its value.
+      argument: what is declared there.
+    """
+
+    flag: str
+    value: str
+    argument: Argument
+
+
+CHOICES = (Choice("allreduce", {name: signatures.read(target) for name, target in ALGORITHMS.items()}),)
+OWNERS = {
+    name: [Owner(choice.flag, value, choice.options[value][name]) for value in choice.owners(name)]
+    for choice in CHOICES
+    for name in choice.names()
+}
+"""The owners of each option."""
+
+
+def settle(
+    values: MutableMapping[str, Any], origins: MutableMapping[str, str], selected: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Takes the options of all that is selected out of `values`, with defaults for those not given.
+
+    Args:
+      values: given values by flag; options are removed from it.
+      origins: what gave each value; those of options that are left out are removed.
+      selected: the value of each flag in `CHOICES`.
+
+    Returns:
+      The options of what is selected, and a note on each option that was left out because what is selected does not
+      have it.
+
+    Raises:
+      UserError: for such an option on the command line, or a value that is out of its bounds.
+    """
+    chosen: dict[str, Any] = {}
+    dropped: dict[str, str] = {}
+    for choice in CHOICES:
+        here = selected[choice.flag]
+        for name in choice.names():
+            argument = choice.options[here].get(name)
+            if argument is not None:
+                chosen[name] = values.pop(name, argument.default)
+                check_value(name, chosen[name], argument.option)
+            elif name in values:
+                value, origin = values.pop(name), origins.pop(name)
+                owners = " or ".join(choice.owners(name))
+                if origin == COMMAND_LINE:
+                    raise UserError(
+                        f"--{name} does not go with --{choice.flag}={here}: leave it out, or choose {owners}"
+                    )
+                dropped[name] = f"{origin} has {value}, but --{choice.flag}={here} has no --{name}"
+    return chosen, dropped
+
+
+def options_for(flag: str, value: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that belong to one value of a flag, out of all that are chosen."""
+    options = next(choice.options[value] for choice in CHOICES if choice.flag == flag)
+    return {name: chosen[name] for name in options}

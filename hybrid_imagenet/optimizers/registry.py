@@ -1,0 +1,67 @@
+"""The optimizers by name, in plain values: nothing here needs TensorFlow.
+
+A new optimizer is a class in a module of its own and a line in `OPTIMIZERS`. The arguments of its constructor that have
+defaults are its flags: `LARS(eta=...)` is --lars_eta. Those of the common base, and those that begin with the name of
+an optimizer, are flags under their own name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+BASE = "hybrid_imagenet.optimizers.base:GroupedOptimizer"
+NO_FLAGS = frozenset({"learning_rate", "final_lr", "jit_compile", "name"})
+"""Arguments that are worked out for a run, or that only tests and other programs set."""
+_SCHEDULES = "hybrid_imagenet.numerics.schedules"
+WARMUP, MOMENTUM = f"{_SCHEDULES}:gradual_warmup", f"{_SCHEDULES}:momentum_at"
+BOUNDS, ADAM = f"{_SCHEDULES}:warmup_bounds", f"{_SCHEDULES}:adam_rate"
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """An optimizer.
+
+    Attributes:
+      constructor: its class, as module:Class.
+      phases: the update rule in each phase of the schedule; with two, the first is a warmup with closing bounds.
+      also: functions whose keyword arguments with defaults are options of a run with this optimizer too.
+      rate: the flag that is scheduled, and is the constructor's `learning_rate` at its peak.
+    """
+
+    constructor: str
+    phases: tuple[str, ...]
+    also: tuple[str, ...] = (WARMUP, MOMENTUM)
+    rate: str = "lr"
+
+    @property
+    def bounded_warmup(self) -> bool:
+        """Whether a warmup with closing bounds comes first."""
+        return len(self.phases) > 1
+
+
+OPTIMIZERS = {
+    "hybrid": Method("hybrid_imagenet.optimizers.hybrid:Hybrid", ("AdaBound", "SGD"), (BOUNDS, MOMENTUM, ADAM)),
+    "adabound": Method(
+        "hybrid_imagenet.optimizers.adabound:AdaBound", ("AdaBound",), (WARMUP, ADAM), rate="adabound_lr"
+    ),
+    "sgd": Method("hybrid_imagenet.optimizers.sgd:SGD", ("SGD",)),
+    "lars": Method("hybrid_imagenet.optimizers.lars:LARS", ("LARS",)),
+}
+
+
+def rule(optimizer: str, phase: float) -> str:
+    """The name of the update rule that an optimizer follows in a phase, as AdaBound, SGD or LARS."""
+    phases = OPTIMIZERS[optimizer].phases
+    return phases[-1] if phase else phases[0]
+
+
+def rate_argument(optimizer: str) -> str | None:
+    """The constructor's argument that is an option although it is worked out: the rate, where a flag of its own is."""
+    return "learning_rate" if OPTIMIZERS[optimizer].rate != "lr" else None
+
+
+def flag(optimizer: str, argument: str, common: frozenset[str]) -> str:
+    """The flag of a constructor's argument; `common` are the arguments of the base."""
+    if argument in common or argument.startswith(tuple(f"{name}_" for name in OPTIMIZERS)):
+        return argument
+    return OPTIMIZERS[optimizer].rate if argument == "learning_rate" else f"{optimizer}_{argument}"
