@@ -32,11 +32,6 @@ def _warmup_fits(config: Config) -> None:
         )
 
 
-def _rollback_has_a_reason(config: Config) -> None:
-    if config.rollback and config.divergence_factor is None:
-        raise UserError(f"--rollback={config.rollback} waits for divergence: add --divergence_factor, for example 3")
-
-
 def _histograms_have_a_place(config: Config) -> None:
     if config.histograms and not config.tensorboard:
         raise UserError("--histograms are written for TensorBoard: add --tensorboard")
@@ -166,7 +161,6 @@ def check_data(config: Config, num_examples: int, world_size: int) -> None:
 
 RULES = (
     _warmup_fits,
-    _rollback_has_a_reason,
     _histograms_have_a_place,
     _profile_has_a_first_and_a_last_step,
     _allreduce_fits,

@@ -64,7 +64,10 @@ class Model:
         50, "Stop after so many skipped steps in a row (non-finite gradients).", unit="steps", minimum=1
     )
     divergence_factor: float | None = option(
-        None, "Training has diverged when its loss is above so many times its running value; default never.", minimum=1
+        None,
+        "Training has diverged also when its loss is above so many times its running value; default: only when it is "
+        "not finite or above 100 ln(classes).",
+        minimum=1,
     )
     rollback: int = option(
         0, "At divergence go back to the last good checkpoint, at most so many times; then stop.", minimum=0

@@ -164,11 +164,6 @@ def evaluation_crop(config: Config) -> float:
     return augment.evaluation_fraction(config.augmentation)
 
 
-def mean_over_ranks(communicator: Communicator) -> Callable[[float], float]:
-    """Averages a number over all ranks, which all call it."""
-    return lambda own: sum(communicator.allgather_object(own)) / communicator.size
-
-
 def description(config: Config, source: Source) -> dict[str, Any]:
     """What a checkpoint says of its run, JSON-ready: all that is needed to use it without the run's flags."""
     return {

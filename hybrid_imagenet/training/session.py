@@ -25,7 +25,7 @@ from hybrid_imagenet.resilience import preemption, rollback
 from hybrid_imagenet.resilience.elastic_state import Survivor
 from hybrid_imagenet.resilience.preemption import Control
 from hybrid_imagenet.resilience.watchdog import Watchdog
-from hybrid_imagenet.training import accumulators, build, hardware, step
+from hybrid_imagenet.training import accumulators, build, hardware, loss_alarm, step
 from hybrid_imagenet.training.callbacks.averaged_weights import AveragedWeights
 from hybrid_imagenet.training.callbacks.batch_norm import BatchNormSync, PreciseStatistics
 from hybrid_imagenet.training.callbacks.broadcast import BroadcastInitialState
@@ -90,7 +90,7 @@ class Session:
         self.watchdog = Watchdog(
             communicator,
             config.stall_seconds,
-            waits_in=(comm, preemption, accumulators, step),
+            waits_in=(comm, preemption, accumulators, loss_alarm, step),
             elastic=survivor is not None,
             guardian=survivor.guardian if survivor else None,
         )
@@ -268,9 +268,13 @@ class Session:
         if config.histograms and recording.board is not None:
             tags = distributions(self.optimizer.inner, self.model.trainable_variables)
             histograms = [Histograms(recording.board.histogram, tags)]
-        divergence = []
-        if config.divergence_factor is not None:
-            divergence = [DivergenceGuard(self.state, config.divergence_factor, build.mean_over_ranks(communicator))]
+        self.divergence = DivergenceGuard(
+            self.state,
+            self.step.alarm.read,
+            communicator.allgather_object,
+            self.step.alarm.highest,
+            config.divergence_factor,
+        )
         log = [RecordLog(recording.writer, recording.view)] if recording.writer is not None else []
         checkpoints = CheckpointCallback(
             store=recording.store,
@@ -298,7 +302,7 @@ class Session:
             ExampleCount(self.data, communicator.allgather_object, recording.announce),
             MetricAverage(communicator.allreduce_sum),
             NumericsGuard(self.optimizer, config.max_skipped_steps),
-            *divergence,
+            self.divergence,
             TrustRatioLog(self.optimizer.inner, self.model.trainable_variables),
             *noise,
             WeightCheck(communicator.allgather_object, self.model.trainable_variables),
@@ -339,7 +343,8 @@ class Session:
         return BatchNormSync(self.communicator.allreduce_sum, self.communicator.size, layers, collect)
 
     def _synchronize(self) -> None:
-        """Readies the statistics for a checkpoint; every rank calls it."""
+        """Readies the statistics for a checkpoint, or ends a run that has diverged; every rank calls it."""
+        self.divergence.look()
         self.statistics.synchronize()
         for part in self.averaged:
             part.refresh()

@@ -9,7 +9,9 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.training import loss_alarm
 from hybrid_imagenet.training.accumulators import SumAccumulator
+from hybrid_imagenet.training.loss_alarm import LossAlarm
 from hybrid_imagenet.training.losses import cross_entropy
 from hybrid_imagenet.training.mixup import mix
 
@@ -92,6 +94,7 @@ class TrainStep:
         self.model = model
         self.optimizer = optimizer
         self.sums = SumAccumulator("train_sums")
+        self.alarm = LossAlarm(loss_alarm.limit(int(model.output_shape[-1])))
         self._preprocess = preprocess
         self._communicator = communicator
         self._label_smoothing = label_smoothing
@@ -108,6 +111,7 @@ class TrainStep:
         gradients = self._gradients(batch)  # of this rank, for the scaled loss
         reduced = self.optimizer.reduce(gradients)  # means over ranks, float32, still scaled
         self.optimizer.update_if_finite(reduced)
+        self.alarm.advance()
         return self._reduce_control(control)
 
     def _accumulate(self, batch: Batch) -> None:
@@ -122,6 +126,7 @@ class TrainStep:
         self.optimizer.update_if_finite(reduced)
         for total in self._accumulators:
             total.assign(tf.zeros_like(total))
+        self.alarm.advance()
         return self._reduce_control(control)
 
     def forward(self, batch: Batch) -> tf.Tensor:
@@ -139,6 +144,7 @@ class TrainStep:
             images, share = mix(images, batch["seed"], self._mixup)
         losses, logits, gradients = self._forward_backward(images, batch["label"], share)
         self.sums.add(losses, logits, batch["label"])
+        self.alarm.judge(losses)
         return gradients
 
     def _loss_and_gradients(

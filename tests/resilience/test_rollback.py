@@ -27,6 +27,10 @@ def test_a_diverged_run_goes_back_and_on_with_a_lower_rate(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     last = program.records(run_dir)[-1]
     assert last["learning_rate"] == 40 * FACTOR
-    done = program.train(1, data, tmp_path / "stops", *FLAGS)
+    # Without any of these flags: nothing is fetched or saved before the end of the first epoch.
+    quiet = ("--optimizer=sgd", "--lr=1000", "--log_every_steps=1000")
+    done = program.train(1, data, tmp_path / "stops", *quiet)
     assert done.returncode == 3
+    assert done.stderr.count("error:") == 1
     assert "training has diverged; lower --lr" in done.stderr
+    assert not list((tmp_path / "stops").glob("checkpoints/step-*"))

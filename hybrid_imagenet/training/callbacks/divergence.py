@@ -1,4 +1,4 @@
-"""Notices that training has diverged, and asks to go back."""
+"""Ends training that has diverged, on all ranks at the same step."""
 
 from __future__ import annotations
 
@@ -12,39 +12,98 @@ from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.resilience.rollback import DivergedError
 
 _DECAY = 0.9  # of the running value, per look
+_REMEDY = "training has diverged; lower --lr or lengthen --warmup_epochs and start anew, or start with --rollback=3"
 
 
 class DivergenceGuard(keras.callbacks.Callback):
-    """Compares the training loss with `factor` times its running value, wherever the metrics are fetched.
+    """Reads the loss alarm of every rank, and compares the training loss with its running value if asked to.
 
-    The running value is an exponential average over looks. The loss of a step is that of the weights before it; so
-    what a look finds good is a checkpoint up to the step before, whose number it keeps in the state.
+    It looks wherever metrics are fetched, before validation, at the end of each epoch and of training, and before what
+    is saved (`look`). The running value is an exponential average over the looks that fetch metrics.
+
+    The loss of a step is that of the weights before it; so what a look finds good is a checkpoint up to the step
+    before, whose number it keeps in the state.
     """
 
-    def __init__(self, state: RunState, factor: float, mean_over_ranks: Callable[[float], float]):
-        """`mean_over_ranks` averages a number over ranks, which all call it at the same steps."""
+    def __init__(
+        self,
+        state: RunState,
+        alarm: Callable[[], tuple[int, float] | None],
+        allgather: Callable[[Any], list[Any]],
+        highest: float,
+        factor: float | None = None,
+    ):
+        """Takes what to look at.
+
+        Args:
+          state: the position of the run.
+          alarm: the first bad step of this rank, counted from 1 since training began, and its loss.
+          allgather: collects one small object per rank, in the order of ranks.
+          highest: the loss in nats above which the alarm goes off, for the message.
+          factor: the training loss has diverged above so many times its running value; None compares nothing.
+        """
         super().__init__()
         self._state = state
+        self._alarm = alarm
+        self._allgather = allgather
+        self._highest = highest
         self._factor = factor
-        self._mean = mean_over_ranks
+        self._began = self._seen = state.step
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Notes the step from which the alarm counts."""
+        self._began = self._seen = self._state.step
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Looks.
+        """Looks where the metrics were fetched; raises DivergedError on all ranks."""
+        if logs and "train_loss" in logs:
+            self.look(logs["train_loss"])
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Looks before validation; raises DivergedError on all ranks."""
+        self.look()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Looks before the epoch is recorded; raises DivergedError on all ranks."""
+        self.look()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Looks before the end of the run; raises DivergedError on all ranks."""
+        self.look()
+
+    def look(self, train_loss: float | None = None) -> None:
+        """Looks, unless it has looked at this step before; every rank calls it at the same steps.
+
+        Args:
+          train_loss: the mean training loss of this rank since the last fetch, if it was fetched.
 
         Raises:
-          DivergedError: on all ranks, if the loss is too high or not finite.
+          DivergedError: on all ranks, if a loss was not finite or too high.
         """
-        if not logs or "train_loss" not in logs:
+        if train_loss is None and self._seen == self._state.step:
             return
-        loss, state = self._mean(logs["train_loss"]), self._state
+        self._seen = self._state.step
+        alarms, losses = zip(*self._allgather((self._alarm(), train_loss)), strict=True)
+        raised = [alarm for alarm in alarms if alarm is not None]
+        if raised:
+            step, loss = min(raised, key=lambda alarm: alarm[0])
+            why = f"above 100 ln(classes) = {self._highest:.4g}" if math.isfinite(loss) else "not finite"
+            self._raise(f"step {self._began + step}: the loss is {loss:.4g}, {why}", loss)
+        if self._factor is None:
+            self._state.good_step = max(self._state.step - 1, 0)
+        elif train_loss is not None:
+            self._compare(sum(losses) / len(losses), self._factor)
+
+    def _compare(self, loss: float, factor: float) -> None:
+        state = self._state
         running = state.running_loss
-        if not math.isfinite(loss) or (running is not None and loss > self._factor * running):
+        if not math.isfinite(loss) or (running is not None and loss > factor * running):
             before = "the first look" if running is None else f"a running value of {running:.4g}"
-            raise DivergedError(
-                f"step {batch}: the loss is {loss:.4g} after {before} (--divergence_factor={self._factor:g}): training "
-                "has diverged; lower --lr or lengthen --warmup_epochs and start anew, or start with --rollback=3",
-                state,
-                loss,
+            self._raise(
+                f"step {state.step}: the loss is {loss:.4g} after {before} (--divergence_factor={factor:g})", loss
             )
         state.running_loss = loss if running is None else _DECAY * running + (1 - _DECAY) * loss
-        state.good_step = batch - 1
+        state.good_step = state.step - 1
+
+    def _raise(self, what: str, loss: float) -> None:
+        raise DivergedError(f"{what}: {_REMEDY}", self._state, loss)
