@@ -19,12 +19,17 @@ def without_secrets(text: str) -> str:
     return _TOKEN.sub(r"\1***", _PASSWORD.sub("***", text))
 
 
+def printable(text: str) -> str:
+    """The text with every character escaped that could move a terminal's cursor or recolour it."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def _one_line(text: str) -> str:
     """Printable text without secrets: control characters escaped, the middle of a very long one left out."""
     text = without_secrets(text)
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST - 500]} ... {text[-500:]}"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(text)
 
 
 class UserError(Exception):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hybrid_imagenet.errors import printable
+
 
 class Messages:
     """Messages, each shown once, and how many ranks sent it."""
@@ -12,6 +14,7 @@ class Messages:
 
     def line(self, text: str, rank: int | None) -> str | None:
         """The line to show, or None if this message was shown before."""
+        text = "\n".join(printable(line) for line in text.split("\n"))  # it may quote the names of files
         first = text not in self._ranks
         self._ranks.setdefault(text, []).append(rank)
         if not first:

@@ -7,7 +7,7 @@ TensorBoard's tags are listed in TAGS; layers appear as `trust_ratio/<layer>` an
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,70 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
             if record.get("learning_rate") is not None:
                 values[f"learning_rate/{layer}"] = float(ratio * record["learning_rate"])
     return values
+
+
+class Optional:
+    """Passes calls on to a sink that a run can do without: the first that fails is told, and no other is made.
+
+    A disk may be full or a tracker's server away; metrics.jsonl holds all that the sink would have got.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Any], tell: Callable[[str], None]):
+        """Makes the sink.
+
+        Args:
+          name: of the sink, for the message.
+          make: creates it.
+          tell: shows a message.
+
+        Raises:
+          UserError: if the sink raises it.
+        """
+        self._name = name
+        self._tell = tell
+        self._sink: Any = None
+        self._works = True
+        self._attempt(lambda: setattr(self, "_sink", make()))
+
+    def run_started(self, info: Mapping[str, Any]) -> None:
+        """Begins."""
+        self._attempt(lambda: self._sink.run_started(info))
+
+    def advance(self, step: int, position: float | None = None) -> None:
+        """Notes a finished step."""
+        self._attempt(lambda: self._sink.advance(step, position))
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Takes a step record."""
+        self._attempt(lambda: self._sink.step(record))
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """Takes an epoch record."""
+        self._attempt(lambda: self._sink.epoch(record))
+
+    def message(self, text: str, rank: int | None = None) -> None:
+        """Takes a message."""
+        self._attempt(lambda: self._sink.message(text, rank))
+
+    def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
+        """Ends."""
+        self._attempt(lambda: self._sink.run_finished(summary))
+
+    def histogram(self, tag: str, values: np.ndarray, step: int) -> None:
+        """Takes the distribution of an array."""
+        self._attempt(lambda: self._sink.histogram(tag, values, step))
+
+    def _attempt(self, call: Callable[[], object]) -> None:
+        if not self._works:
+            return
+        try:
+            call()
+        except UserError:
+            raise
+        except Exception as error:  # whatever TensorFlow or a tracker's package raises: training goes on
+            self._works = False
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            self._tell(f"{self._name} gets no more of this run, which goes on: {reason}")
 
 
 class Fanout:

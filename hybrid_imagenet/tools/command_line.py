@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybrid_imagenet import comm
-from hybrid_imagenet.errors import EXIT_FAILURE, SharedError, UserError
+from hybrid_imagenet.errors import EXIT_FAILURE, SharedError, UserError, printable
 
 if TYPE_CHECKING:
     from hybrid_imagenet.checkpoints.pretrained import Trained
@@ -182,7 +182,7 @@ def run(program: Callable[[Sequence[str]], int | None], arguments: Sequence[str]
 
 
 def _warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    print(f"warning: {printable(message)}", file=sys.stderr)
 
 
 def _class_names(path: pathlib.Path, count: int) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet import comm, data
 from hybrid_imagenet.data import bad_records
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, printable
 from hybrid_imagenet.tools import command_line
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _line(network: Trained, results: dict[str, Any]) -> str:
     which = " (averaged weights)" if network.averaged else ""
     dropped = f" ({results['dropped']} dropped)" if results["dropped"] else ""
     return (
-        f"{network.origin}{which}: {results['count']} images{dropped}, top-1 {100 * results['top1']:.3f} %, "
+        f"{printable(network.origin)}{which}: {results['count']} images{dropped}, top-1 {100 * results['top1']:.3f} %, "
         f"top-5 {100 * results['top5']:.3f} %, loss {results['loss']:.5f}"
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, printable
 from hybrid_imagenet.tools import command_line
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def _pixels(network: Trained, path: pathlib.Path) -> np.ndarray:
 
 
 def _text(result: dict[str, Any]) -> str:
-    lines = [f"  {100 * entry['probability']:7.3f} %  {entry['class']}" for entry in result["predictions"]]
-    return "\n".join([result["image"], *lines])
+    lines = [f"  {100 * entry['probability']:7.3f} %  {printable(entry['class'])}" for entry in result["predictions"]]
+    return "\n".join([printable(result["image"]), *lines])
 
 
 def main(argv: Sequence[str]) -> int:

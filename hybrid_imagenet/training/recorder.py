@@ -54,7 +54,7 @@ class Recording:
         self.path = self._directory.path if self._directory is not None else None
         self._rank = rank
         self._handler: logging.Handler | None = None
-        self.board: trackers.TensorBoard | None = None
+        self.board: trackers.Optional | None = None
         self.view = self._make_view(rank, size)
         self.writer: jsonl.MetricsWriter | None = None
         self.store: CheckpointStore | None = None
@@ -237,11 +237,13 @@ class Recording:
         view = live.make_view(_view_mode(self._config, rank, size), sys.stdout, self._config.epochs)
         sinks = [view]
         if self._directory is not None and self._config.tensorboard:
-            self.board = trackers.TensorBoard(str(self._directory.path / "tensorboard"))
+            folder = str(self._directory.path / "tensorboard")
+            self.board = trackers.Optional("TensorBoard", lambda: trackers.TensorBoard(folder), view.message)
             sinks.append(self.board)
         if self._directory is not None and self._config.tracker != "none":
             flags = _shown(self._config)
-            sinks.append(trackers.Tracker(self._config.tracker, self._directory.path.name, flags))
+            name, run = self._config.tracker, self._directory.path.name
+            sinks.append(trackers.Optional(name, lambda: trackers.Tracker(name, run, flags), view.message))
         return trackers.Fanout(sinks) if len(sinks) > 1 else view
 
 

@@ -112,6 +112,13 @@ def test_trouble_is_shown_when_there_is_some():
     assert "skipped" not in io.StringIO().getvalue()
 
 
+@pytest.mark.parametrize("mode", ["plain", "none"])
+def test_messages_are_no_commands_for_the_terminal(mode):
+    stream = io.StringIO()
+    live.make_view(mode, stream, 5).message("lost a\x1b[2J.jpg\nand b")
+    assert stream.getvalue() == "lost a\\x1b[2J.jpg\nand b\n"
+
+
 @pytest.mark.parametrize("mode", ["plain", "none", "live"])
 def test_messages_appear_once_with_their_rank(mode):
     stream = io.StringIO()

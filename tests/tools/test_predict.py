@@ -51,6 +51,12 @@ def test_text_names_the_most_probable_classes(folder, capsys):
     assert capsys.readouterr().out.splitlines() == ["1.png", *lines]
 
 
+def test_names_do_not_reach_the_terminal_as_commands(folder, capsys):
+    result = {"image": "a\x1b]0;title\x07.png", "predictions": [{"class": "cat\x1b[2J\u202e", "probability": 0.5}]}
+    text = predict._text(result)
+    assert text.splitlines() == [r"a\x1b]0;title\x07.png", r"   50.000 %  cat\x1b[2J\u202e"]
+
+
 def test_the_central_square_is_looked_at(folder, capsys):
     image = pixels(1, seed=3)[0].astype(np.uint8)
     Image.fromarray(np.pad(image, ((0, 0), (20, 20), (0, 0)))).save(folder / "wide.png")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import pathlib
+import re
 import string
 from collections.abc import Iterable, Sequence
 
@@ -13,6 +14,8 @@ from hybrid_imagenet.tools.report import figures, svg, tables
 from hybrid_imagenet.tools.report.load import Run
 
 _SHADES = range(svg.COLORS)
+# What no HTML file may hold, and what a terminal that prints one would obey; names of runs and flags may have them.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
 
 
@@ -48,7 +51,8 @@ def build(runs: Sequence[Run], title: str) -> str:
     )
     colors = "".join(rules)
     template = string.Template(_TEMPLATE.read_text(encoding="utf-8"))
-    return template.substitute(title=html.escape(title), colors=colors, body="\n".join(sections), count=svg.COLORS)
+    text = template.substitute(title=html.escape(title), colors=colors, body="\n".join(sections), count=svg.COLORS)
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _present(found: Iterable[figures.Chart | None]) -> list[figures.Chart]:

@@ -41,8 +41,7 @@ class Profiler(keras.callbacks.Callback):
         number = batch + 1
         if number == self._first:
             self._wait()
-            tf.profiler.experimental.start(str(self._folder))
-            self._running = True
+            self._running = self._attempt(lambda: tf.profiler.experimental.start(str(self._folder)))
         if self._running:
             self._step = tf.profiler.experimental.Trace(profile.STEP, step_num=number, _r=1)
             self._step.__enter__()
@@ -65,9 +64,21 @@ class Profiler(keras.callbacks.Callback):
 
     def _finish(self) -> None:
         self._running = False
-        tf.profiler.experimental.stop()
+        self._attempt(tf.profiler.experimental.stop) and self._attempt(self._write)
+
+    def _write(self) -> None:
         summary = profile.summarize(profile.read(self._folder))
         text = profile.table(summary, self._first)
         (self._folder / "profile.txt").write_text(text + "\n")
         (self._folder / "profile.json").write_text(json.dumps({"first": self._first, **summary}, indent=1) + "\n")
         self._announce(text)
+
+    def _attempt(self, call: Callable[[], object]) -> bool:
+        """Calls; a profile that fails, for want of room on the disk, is told and ends no training."""
+        try:
+            call()
+        except Exception as error:  # TensorFlow's, the system's, or a parser's of a file that is cut short
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            self._announce(f"--profile_steps: no profile in {self._folder}, training goes on: {reason}")
+            return False
+        return True

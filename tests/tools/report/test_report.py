@@ -224,6 +224,15 @@ def test_text_from_a_run_cannot_become_markup(tmp_path):
         assert tag not in text
 
 
+def test_control_characters_of_a_run_are_shown_not_obeyed(tmp_path):
+    make_run(tmp_path / "run\x1b[31m", epochs=2, note="a\x1b]0;x\x07\ud800", dataset="b\x9b2J")
+    text = page.build([load.load(tmp_path / "run\x1b[31m")], "title\x1b[0m")
+    assert not [c for c in text if not c.isprintable() and c not in "\n\t\xa0"]
+    for shown in (r"run\x1b[31m", r"title\x1b[0m", r"b\x9b2J"):
+        assert shown in text
+    text.encode()
+
+
 def test_run_on_imagenet_is_set_beside_the_reference(tmp_path):
     make_run(tmp_path / "run", epochs=12, dataset="imagenet2012", per_gpu_batch=1024)
     text = page.build([load.load(tmp_path / "run")], "t")
