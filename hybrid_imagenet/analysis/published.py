@@ -103,9 +103,9 @@ EFFICIENCIES = (
 
 S_FOUR_GPUS = 2565.0
 """S, Table 6: images per second of one node (4 GPUs), the yardstick of its efficiencies."""
-N_IO_BANDWIDTH_GB_S = 3.30
-N_IOPS = 36500.0
-"""N: mean file-system bandwidth and operations per second with 64 GPUs, epochs 10 to 60."""
+HAL_IO_GB_S = 3.30
+HAL_IOPS = 36500.0
+"""NCSA HAL: mean file-system bandwidth and operations per second with 64 GPUs, epochs 10 to 60."""
 
 
 def reference_epochs(global_batch: int) -> float | None:

@@ -79,7 +79,7 @@ def line(config: Config, workers: int) -> str | None:
     )
     if config.optimizer == "hybrid":
         other = "reset" if config.handover == "continuous" else "continuous"
-        swapped = dataclasses.replace(config, handover=other)
+        swapped = config.replace({}, handover=other)
         names = "reset or rescale" if other == "reset" else other
         value = top.value * gradient_factor(swapped, top.momentum) / factor
         text += f"; --handover={names} would make it {value:.2g}"

@@ -111,8 +111,19 @@ def warnings(config: Config, world_size: int, *, imagenet: bool = True) -> list[
 
     The relative step of LARS is judged for runs on `imagenet` only, of which tuned ones are known.
     """
-    found = [relative_step.warning(config, world_size) if imagenet else None]
+    found = [relative_step.warning(config, world_size) if imagenet else None, _masters_without_work(config)]
     return [f"warning: {text}" for text in found if text]
+
+
+def _masters_without_work(config: Config) -> str | None:
+    full, threshold = 1024 * config.fusion_threshold_mb, config.chosen.get("hybrid_threshold_kb")
+    if threshold is None or threshold > full:
+        return None
+    return (
+        f"--hybrid_threshold_kb={threshold} is not above --fusion_threshold_mb="
+        f"{config.fusion_threshold_mb:g} ({full:g} KiB), so that every full bucket goes by the ring and none by "
+        "masters: raise the first or lower the second"
+    )
 
 
 def _row(row: EpochPlan) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hybrid_imagenet.analysis import criteria
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.runlog import gaps
+from hybrid_imagenet.runlog import gaps, input_rates
 from hybrid_imagenet.runlog.jsonl import clean
 
 Record = Mapping[str, Any]
@@ -63,9 +63,10 @@ def summarize(
       after the first, whose start-up would distort it); `wall_seconds`, `world_size`, `images_per_epoch`,
       `skipped_steps`; `images_dropped`, the sum of `train_dropped`, `bad_records` behind them, and the last
       `val_dropped`; `gradient_elements`, `gradient_overflow`, `gradient_underflow` and `gradient_zeros`, sums over
-      the epochs (see `callbacks.costs.WireHealthLog`); `single_gpu_images_per_second`, `scaling_efficiency`;
-      `time_by_cause`; and `targets`, a list with the criteria of H for each target (see `target_criteria`), with
-      `known`: false if the target may have been reached in an epoch whose record is missing.
+      the epochs (see `callbacks.costs.WireHealthLog`); `read_bytes_per_second` and
+      `reads_per_second`, means over epochs 10 to 60 (see `input_rates`); `single_gpu_images_per_second`,
+      `scaling_efficiency`; `time_by_cause`; and `targets`, a list with the criteria of Lu et al. for each target (see
+      `target_criteria`), with `known`: false if the target may have been reached in an epoch whose record is missing.
     """
     records = list(records)
     epochs = [r for r in records if r.get("kind") == "epoch"]
@@ -104,6 +105,8 @@ def summarize(
         "bad_records": max((r["bad_records"] for r in epochs if r.get("bad_records") is not None), default=None),
         "val_dropped": _last(epochs, "val_dropped"),
         **{key: _sum(epochs, key) for key in _GRADIENTS},
+        "read_bytes_per_second": input_rates.mean_rate(epochs, "bytes_read"),
+        "reads_per_second": input_rates.mean_rate(epochs, "reads"),
         "single_gpu_images_per_second": single_gpu_images_per_second,
         "scaling_efficiency": efficiency,
         "targets": hits,

@@ -1,11 +1,13 @@
-import dataclasses
+import math
 
 import pytest
 
 from hybrid_imagenet import config, optimizers, recipes
-from hybrid_imagenet.config import derived, report
+from hybrid_imagenet.benchmarks.optimizer import resnet50_shapes
+from hybrid_imagenet.comm import fusion
+from hybrid_imagenet.config import choices, derived, report
 from hybrid_imagenet.numerics import schedules
-from tests.references import mlperf_reference
+from tests.references import alexnet_reference, mlperf_reference
 
 IMAGENET = 1_281_167
 NAMES = {
@@ -40,7 +42,8 @@ def test_every_method_has_a_recipe():
 def test_a_recipe_resolves_holds_only_differences_and_says_where_it_is_from(name):
     recipe = recipes.load(name)
     resolved = config.resolve([f"--recipe={name}"])
-    defaults = {f.name: f.default for f in dataclasses.fields(config.Config)}
+    arguments = config.COMMON | {flag: owners[0].argument for flag, owners in choices.OWNERS.items()}
+    defaults = {flag: argument.default for flag, argument in arguments.items()}
     for flag, value in recipe.overrides.items():
         assert getattr(resolved, flag) == value, flag
         assert value != defaults[flag] or (flag in TABLE and resolved.lr_schedule == "mlperf"), flag
@@ -96,6 +99,15 @@ def test_goyal_and_hal_reach_their_linear_scaling_rates():
         assert found == pytest.approx(expected)
 
 
+def test_hal_decays_every_parameter_and_goyal_leaves_out_biases_and_normalization():
+    found = {
+        name: derived.optimizer_arguments(config.resolve([f"--recipe={name}"]), 4) for name in ("hal", "gradual_warmup")
+    }
+    assert {name: (a["weight_decay"], a["decay_all"]) for name, a in found.items()} == {
+        "hal": (1e-4, True), "gradual_warmup": (1e-4, False)
+    }  # fmt: skip
+
+
 def test_sony_experiments_follow_the_batch():
     rows = plan("flash_exp4", 2176)
     assert [rows[e].global_batch for e in (0, 30, 45, 75)] == [34816, 69632, 87040, 121856]
@@ -137,6 +149,39 @@ def test_what_is_set_wins_over_mlperfs_table_and_another_number_of_gpus_has_anot
 def test_the_recipes_of_jia_keep_their_epochs():
     found = {n: derived.settle(config.resolve([f"--recipe=four_minutes_{n}"]), 2048) for n in ("resnet", "alexnet")}
     assert {name: (c.epochs, c.warmup_epochs) for name, c in found.items()} == {"resnet": (90, 31), "alexnet": (95, 31)}
+
+
+@pytest.mark.parametrize("late", [None, 4 << 20])  # with NCCL the last buckets have a threshold of their own
+@pytest.mark.parametrize(("name", "shapes"), [("resnet", resnet50_shapes()), ("alexnet", alexnet_reference.shapes())])
+def test_the_hybrid_allreduce_of_jia_uses_masters_and_the_ring(name, shapes, late):
+    """On the network's own gradients, in the order of backpropagation: packs go by masters, large ones by the ring."""
+    resolved = config.resolve([f"--recipe=four_minutes_{name}"])
+    settings = derived.communication(resolved)
+    elements = [math.prod(shape) for shape in shapes]
+    order, wires = range(len(shapes))[::-1], [settings.wire(str(i)) for i in range(len(shapes))]
+    buckets = fusion.pack(order, elements, wires, settings.fusion_bytes, late)
+    limit = 1024 * settings.options["hybrid_threshold_kb"]
+    masters = [bucket for bucket in buckets if bucket.bytes < limit]
+    ring = [bucket for bucket in buckets if bucket.bytes >= limit]
+    assert masters and ring
+    assert all(bucket in masters for bucket in buckets if len(bucket.members) > 1)
+    assert sum(len(bucket.members) for bucket in masters) > 2 * len(ring)
+    assert not report.warnings(resolved, 2048)
+
+
+def test_a_hybrid_allreduce_without_masters_is_a_warning():
+    found = {}
+    for kilobytes in (256, 16384, 16385):
+        flags = ["--allreduce=hybrid", f"--hybrid_threshold_kb={kilobytes}", "--fusion_threshold_mb=16"]
+        found[kilobytes] = report.warnings(config.resolve(flags), 24, imagenet=False)
+    assert found[16385] == []
+    for kilobytes in (256, 16384):
+        (line,) = found[kilobytes]
+        assert line.startswith(
+            f"warning: --hybrid_threshold_kb={kilobytes} is not above --fusion_threshold_mb=16 (16384"
+        )
+    assert report.warnings(config.resolve(["--fusion_threshold_mb=16"]), 24, imagenet=False) == []
+    assert found[256][0] in report.describe(config.resolve(["--allreduce=hybrid"]), IMAGENET, 24)
 
 
 def test_the_table_names_every_recipe_once():

@@ -89,6 +89,27 @@ def test_dropped_images_are_added_up_and_told():
     assert line in summary.lines(result)
 
 
+def test_reading_is_averaged_over_epochs_10_to_60():
+    """Total over total of the epochs that count, as a mean over time; the first and the last epochs do not."""
+    rows = [
+        {"kind": "epoch", "epoch": e, "train_seconds": 2.0 if e % 2 else 1.0, "bytes_read": 300.0 * e, "reads": e}
+        for e in range(1, 91)
+    ]
+    for row in rows:
+        if not 10 <= row["epoch"] <= 60:
+            row["bytes_read"] = 1e12
+    values = summary.summarize(rows, world_size=1, images_per_epoch=1)
+    inside = range(10, 61)
+    seconds = sum(2.0 if e % 2 else 1.0 for e in inside)
+    assert values["read_bytes_per_second"] == pytest.approx(300 * sum(inside) / seconds)
+    assert values["reads_per_second"] == pytest.approx(sum(inside) / seconds)
+    del rows[20]["bytes_read"]
+    fewer = summary.summarize(rows, world_size=1, images_per_epoch=1)["read_bytes_per_second"]
+    assert fewer == pytest.approx(300 * (sum(inside) - 21) / (seconds - 2))
+    short = summary.summarize(rows[:9], world_size=1, images_per_epoch=1)
+    assert (short["read_bytes_per_second"], short["reads_per_second"]) == (None, None)
+
+
 def test_target_not_reached_leaves_every_criterion_open():
     (goal, _) = summary.summarize(records(), world_size=2, images_per_epoch=1000, targets=(0.9,))["targets"]
     assert {k: v for k, v in goal.items() if v is not None} == {"metric": "val_top1", "target": 0.9}

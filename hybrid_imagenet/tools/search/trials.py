@@ -65,7 +65,7 @@ def candidates(
     fitting = dict.fromkeys(t for t in warmups if t <= config.epochs)
     if not fitting:
         raise UserError(f"--warmups: none lies within --epochs={config.epochs}; give shorter ones")
-    if relative_step.peak(dataclasses.replace(config, warmup_epochs=0.0), workers) is not None:
+    if relative_step.peak(config.replace({}, warmup_epochs=0.0), workers) is not None:
         return _with_lars(config, workers, rates, steps, tuple(fitting))
     return _without_lars(config, rates, steps, tuple(fitting))
 
@@ -78,7 +78,7 @@ def _with_lars(
     steps = steps or [factor * tuned(base_batch(config, workers)) for factor in _FACTORS]
     found = []
     for step, warmup in itertools.product(dict.fromkeys(steps), warmups):
-        here = dataclasses.replace(config, warmup_epochs=warmup)
+        here = config.replace({}, warmup_epochs=warmup)
         top = relative_step.peak(here, workers)
         if top is None:
             raise UserError(

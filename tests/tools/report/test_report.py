@@ -144,6 +144,18 @@ def test_relative_steps_stand_beside_the_tuned_one_at_the_batch(runs):
     assert figures.relative_steps(loaded) is None
 
 
+def test_input_is_drawn_beside_the_means_of_epochs_10_to_60(tmp_path):
+    make_run(tmp_path / "long", epochs=70)
+    make_run(tmp_path / "short", epochs=9)
+    bandwidth, operations = figures.input_output([load.load(tmp_path / "long")])
+    assert "application reads" in bandwidth.title and "application reads" in operations.title
+    for chart, mean in ((bandwidth, 3.30), (operations, 36500)):
+        dashed = chart.series[-1]
+        assert (list(dashed.xs), list(dashed.ys), dashed.dashed) == ([10, 60], [mean, mean], True)
+    (own,) = figures.input_output([load.load(tmp_path / "short")])[0].series
+    assert own.xs[-1] == 9
+
+
 def test_efficiency_by_gpus_is_relative_to_the_smallest(runs):
     throughput, efficiency = figures.scaling(load.load_all(runs))
     assert throughput.series[0].xs == [1, 2]
