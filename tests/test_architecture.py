@@ -25,7 +25,7 @@ ALLOWED = {
     "models": {"numerics"},
     "data": {"numerics"},
     "checkpoints": {"numerics", "models", "data"},
-    "runlog": {"numerics", "analysis"},
+    "runlog": {"numerics", "analysis", "optimizers"},
     "resilience": {"comm", "checkpoints"},
     "training": {
         "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "resilience",

@@ -25,6 +25,7 @@ from hybrid_imagenet.config.model import Model
 from hybrid_imagenet.config.optimization import Optimization
 from hybrid_imagenet.config.options import (
     AUTO,
+    Option,
     check_value,
     option,
     options_of,
@@ -65,8 +66,13 @@ class Config(Communication, Optimization, Model, Data, Evaluation, Run):
 
     def values(self) -> dict[str, Any]:
         """Every setting by flag, in the order of --help."""
-        own = {name: getattr(self, name) for group in GROUPS for name in fields_of(group)}
-        return own | dict(self.chosen)
+        found: dict[str, Any] = {}
+        for name in COMMON:
+            found[name] = getattr(self, name)
+            for choice in choices.CHOICES:
+                if choice.flag == name:
+                    found |= {option: self.chosen[option] for option in choice.options[found[name]]}
+        return found
 
     def replace(self, origins: Mapping[str, str], **changes: Any) -> Config:
         """This configuration with other values, chosen options among them, and what set them."""
@@ -96,17 +102,37 @@ COMMON = {name: argument for group in GROUPS for name, argument in fields_of(gro
 _ALL = COMMON | {name: owners[0].argument for name, owners in choices.OWNERS.items()}
 OPTIONS = {name: argument.option for name, argument in _ALL.items()}
 KINDS = {name: argument.kind for name, argument in _ALL.items()}
+_BOUNDS = {name: argument.option for name, argument in COMMON.items()}
+_FREE = Option("")  # the bounds of an option are those of the chosen optimizer, schedule or algorithm
+RENAMED = {
+    "lars": "lars_variant",
+    "handover": "hybrid_handover",
+    "bias_correction": "hybrid_bias_correction",
+    "decay_in_warmup": "hybrid_decay_in_warmup",
+    "amsbound": "adabound_amsbound",
+}
+"""Flags of version 0.1 by their names today."""
 
 
-def resolve(arguments: Sequence[str]) -> Config:
+def resolve(arguments: Sequence[str], *, before: Sequence[str] = ()) -> Config:
     """Builds the configuration from command-line arguments (without the program's name).
 
     Later sources win: default, recipe, flag file, command line.
+
+    Args:
+      arguments: of the command line.
+      before: arguments that count as a flag file before them.
 
     Raises:
       UserError: one line that names the flag, its value and the remedy.
     """
     from_files, from_command = _split_flagfiles(arguments)
+    from_files = [*before, *from_files]
+    for word in (*from_files, *from_command):
+        name = word.lstrip("-").partition("=")[0]
+        old = name if name in RENAMED else name.removeprefix("no")
+        if word.startswith("-") and old in RENAMED and name not in OPTIONS:
+            raise UserError(f"{word}: this flag is called --{RENAMED[old]} now")
     given = {
         "flagfile": parse_arguments(from_files, KINDS),
         "command line": parse_arguments(from_command, KINDS),
@@ -116,10 +142,10 @@ def resolve(arguments: Sequence[str]) -> Config:
     values: dict[str, Any] = dict(recipe.overrides)
     origins = dict.fromkeys(values, f"recipe {recipe.name}")
     for name, value in values.items():
-        check_value(name, value, OPTIONS[name])
+        check_value(name, value, _BOUNDS.get(name, _FREE))
     for origin, texts in given.items():
         for name, text in texts.items():
-            values[name] = parse_value(name, text, KINDS[name], OPTIONS[name])
+            values[name] = parse_value(name, text, KINDS[name], _BOUNDS.get(name, _FREE))
             origins[name] = origin
     config = _build(values, origins)
     checks.check(config)
@@ -131,6 +157,7 @@ def from_values(values: Mapping[str, Any]) -> Config:
 
     Flags that no longer exist are ignored, with a warning.
     """
+    values = {RENAMED.get(name, name): value for name, value in values.items()}
     gone = sorted(set(values) - set(OPTIONS))
     if gone:
         _log.warning("ignored, as this version has no such flags: %s", ", ".join(f"--{name}" for name in gone))

@@ -11,6 +11,7 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import torus
 from hybrid_imagenet.numerics.depths import WIDTH
 from hybrid_imagenet.numerics.schedules import FIXED
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.config import Config
@@ -25,7 +26,7 @@ def check(config: Config) -> None:
 def _warmup_fits(config: Config) -> None:
     # A short trial of a recipe or flag file ends inside of its warmup, which is fine; asking for both is a mistake.
     asked = config.origins.get("warmup_epochs") == "command line"
-    if asked and config.optimizer == "hybrid" and config.warmup_epochs > config.epochs:
+    if asked and OPTIMIZERS[config.optimizer].bounded_warmup and config.warmup_epochs > config.epochs:
         raise UserError(
             f"--warmup_epochs={config.warmup_epochs:g} is longer than --epochs={config.epochs}: "
             "lower the first or raise the second"
@@ -58,24 +59,16 @@ def _allreduce_fits(config: Config) -> None:
             raise UserError(f"--torus_grid: {error}") from None
 
 
-def _optimizer_has_its_flags(config: Config) -> None:
-    if config.nesterov and config.optimizer not in ("sgd", "lars"):
-        raise UserError(f"--nesterov does not go with --optimizer={config.optimizer}: choose sgd or lars")
-    if config.amsbound and config.optimizer != "adabound":
-        raise UserError(f"--amsbound does not go with --optimizer={config.optimizer}: choose adabound")
-    if config.optimizer == "adabound" and (config.adabound_lr == 0 or config.adabound_gamma == 0):
-        flag = "adabound_lr" if config.adabound_lr == 0 else "adabound_gamma"
-        raise UserError(f"--{flag}=0 with --optimizer=adabound: give a positive number")
-
-
 def _schedule_is_possible(config: Config) -> None:
-    if config.lr_schedule in (*FIXED, "mlperf") and config.optimizer in ("hybrid", "adabound"):
+    method = OPTIMIZERS[config.optimizer]
+    if config.lr_schedule in (*FIXED, "mlperf") and (method.bounded_warmup or method.rate != "lr"):
         raise UserError(
             f"--lr_schedule={config.lr_schedule} brings its own warmup and cannot follow --optimizer="
             f"{config.optimizer}: choose sgd or lars, or another schedule"
         )
-    if list(config.lr_steps) != sorted(set(config.lr_steps)):
-        raise UserError(f"--lr_steps={','.join(f'{e:g}' for e in config.lr_steps)}: give the epochs in ascending order")
+    steps = list(config.chosen.get("lr_steps", ()))
+    if steps != sorted(set(steps)):
+        raise UserError(f"--lr_steps={','.join(f'{e:g}' for e in steps)}: give the epochs in ascending order")
 
 
 def _batches_are_possible(config: Config) -> None:
@@ -164,7 +157,6 @@ RULES = (
     _histograms_have_a_place,
     _profile_has_a_first_and_a_last_step,
     _allreduce_fits,
-    _optimizer_has_its_flags,
     _schedule_is_possible,
     _batches_are_possible,
     _image_sizes_are_possible,

@@ -15,6 +15,9 @@ from hybrid_imagenet.config import signatures
 from hybrid_imagenet.config.options import check_value
 from hybrid_imagenet.config.signatures import Argument
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics.schedules import SCHEDULES
+from hybrid_imagenet.optimizers import registry
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
 COMMAND_LINE = "command line"
 
@@ -60,13 +63,43 @@ class Owner:
     argument: Argument
 
 
-CHOICES = (Choice("allreduce", {name: signatures.read(target) for name, target in ALGORITHMS.items()}),)
+def optimizer_options(name: str) -> dict[str, Argument]:
+    """The options of an optimizer by flag: of its constructor, and of what else a run with it evaluates."""
+    method, base = OPTIMIZERS[name], signatures.read(registry.BASE)
+    found: dict[str, Argument] = {}
+    for argument in signatures.read(method.constructor).values():
+        if argument.name in registry.NO_FLAGS and registry.rate_argument(name) != argument.name:
+            continue
+        flag = registry.flag(name, argument.name, frozenset(base))
+        option = base[flag].option if flag in base else argument.option
+        found[flag] = dataclasses.replace(argument, option=option)
+    for target in method.also:
+        found |= {name: argument for name, argument in signatures.read(target).items() if name not in found}
+    return found
+
+
+def schedule_options(name: str) -> Mapping[str, Argument]:
+    """The options of a learning rate schedule."""
+    function = SCHEDULES[name].rate
+    return signatures.read(f"{function.__module__}:{function.__name__}")
+
+
+CHOICES = (
+    Choice("optimizer", {name: optimizer_options(name) for name in OPTIMIZERS}),
+    Choice("lr_schedule", {name: schedule_options(name) for name in SCHEDULES}),
+    Choice("allreduce", {name: signatures.read(target) for name, target in ALGORITHMS.items()}),
+)
 OWNERS = {
     name: [Owner(choice.flag, value, choice.options[value][name]) for value in choice.owners(name)]
     for choice in CHOICES
     for name in choice.names()
 }
 """The owners of each option."""
+
+
+def defaults(selected: Mapping[str, str]) -> dict[str, Any]:
+    """The defaults of the options of all that is selected."""
+    return {name: a.default for choice in CHOICES for name, a in choice.options[selected[choice.flag]].items()}
 
 
 def settle(

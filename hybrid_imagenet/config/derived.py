@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.comm.settings import Settings
-from hybrid_imagenet.config import choices
+from hybrid_imagenet.config import choices, signatures
 from hybrid_imagenet.config.options import AUTO
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import batch_schedule, image_sizes, mlperf, tuning_split
+from hybrid_imagenet.numerics import batch_schedule, image_sizes, mlperf, schedules, tuning_split
 from hybrid_imagenet.numerics.batch_schedule import BatchSchedule
-from hybrid_imagenet.numerics.schedules import peak_rate
+from hybrid_imagenet.numerics.schedules import adam_rate, peak_rate
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import Config
@@ -102,69 +104,43 @@ def schedule_end(config: Config, workers: int) -> float:
     return float(config.epochs)
 
 
+def rates(config: Config, workers: int) -> dict[str, float]:
+    """The peak of the learning rate by the flag behind it: lr after linear scaling, and that of Adam in AdaBound."""
+    found = {"lr": peak_rate(config.lr, config.lr_scaling, workers, base_batch(config, workers))}
+    if "adabound_lr" in config.chosen:
+        scaling = config.chosen["adabound_lr_scaling"]
+        found["adabound_lr"] = adam_rate(config.chosen["adabound_lr"], workers, adabound_lr_scaling=scaling)
+    return found
+
+
 def schedule_arguments(config: Config, workers: int) -> dict[str, Any]:
-    """Arguments of `numerics.schedules.create`.
+    """Arguments of `numerics.schedules.create`: flags of the same name, and what is worked out.
 
     For --optimizer=adabound the scheduled rate is Adam's own; that of SGD, to which the bounds close, follows it.
     """
     config = settle(config, workers)
-    adabound = config.optimizer == "adabound"
-    return {
-        "schedule": config.lr_schedule,
-        "lr": adam_rate(config, workers) if adabound else config.lr,
+    method, values = OPTIMIZERS[config.optimizer], config.values()
+    flags = {name: values[name] for name in inspect.signature(schedules.create).parameters if name in values}
+    worked_out: dict[str, Any] = {
         "epochs": schedule_end(config, workers),
         "workers": workers,
         "base_batch": base_batch(config, workers),
-        "scaling": "none" if adabound else config.lr_scaling,
-        "warmup_epochs": config.warmup_epochs,
-        "bounded_warmup": config.optimizer == "hybrid",
-        "warmup_start_lr": config.warmup_start_lr,
-        "kappa": config.lr_decay,
-        "exponent": config.lr_decay_exponent,
-        "milestones": config.lr_steps,
-        "factor": config.lr_step_factor,
-        "power": config.lr_power,
-        "final_lr": config.lr_final,
-        "momentum": config.momentum,
-        "momentum_rule": config.momentum_rule,
-        "bound_time": config.bound_time,
-        "beta2": config.adabound_beta2,
+        "bounded_warmup": method.bounded_warmup,
     }
-
-
-def adam_rate(config: Config, workers: int) -> float:
-    """alpha, the learning rate of Adam inside AdaBound."""
-    return config.adabound_lr * (workers if config.adabound_lr_scaling else 1)
+    if method.rate != "lr":
+        worked_out |= {"lr": rates(config, workers)[method.rate], "lr_scaling": "none"}
+    return flags | choices.options_for("lr_schedule", config.lr_schedule, config.chosen) | worked_out
 
 
 def optimizer_arguments(config: Config, workers: int) -> dict[str, Any]:
-    """Arguments of `optimizers.create`."""
+    """Arguments of `optimizers.create`: the chosen options by the names that the constructor has for them."""
     config = settle(config, workers)
-    peak = peak_rate(config.lr, config.lr_scaling, workers, base_batch(config, workers))
-    alpha = adam_rate(config, workers)
-    arguments: dict[str, Any] = {
-        "optimizer": config.optimizer,
-        "learning_rate": alpha if config.optimizer == "adabound" else peak,
-        "weight_decay": config.weight_decay,
-        "decay_all": config.decay_all,
-    }
-    if config.optimizer != "adabound":
-        arguments |= {"momentum": config.momentum}
-    if config.optimizer in ("sgd", "lars"):
-        arguments |= {"nesterov": config.nesterov}
-    if config.optimizer in ("hybrid", "adabound"):
-        arguments |= {"beta1": config.adabound_beta1, "beta2": config.adabound_beta2, "eps": config.adabound_eps}
-    if config.optimizer == "adabound":
-        arguments |= {"final_lr": peak, "gamma": config.adabound_gamma, "amsbound": config.amsbound}
-    if config.optimizer == "lars":
-        arguments |= {"variant": config.lars, "eta": config.lars_eta}
-        arguments |= {"eps": config.lars_eps, "eps_rule": config.lars_eps_rule}
-    if config.optimizer == "hybrid":
-        arguments |= {"lars": config.lars, "eta": config.lars_eta}
-        arguments |= {"lars_eps": config.lars_eps, "lars_eps_rule": config.lars_eps_rule}
-        arguments |= {"alpha": alpha, "bias_correction": config.bias_correction}
-        arguments |= {"handover": config.handover, "decay_in_warmup": config.decay_in_warmup}
-    return arguments
+    method, peaks = OPTIMIZERS[config.optimizer], rates(config, workers)
+    options = choices.optimizer_options(config.optimizer)
+    known = {argument.name: config.chosen[flag] for flag, argument in options.items()}
+    known |= peaks | {"learning_rate": peaks[method.rate], "final_lr": peaks["lr"]}
+    arguments = {name: known[name] for name in signatures.read(method.constructor) if name in known}
+    return {"optimizer": config.optimizer, **arguments}
 
 
 def communication(config: Config) -> Settings:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hybrid_imagenet.config.derived import batches, schedule_arguments, settle
 from hybrid_imagenet.numerics import relative_step, schedules
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import Config
@@ -38,16 +39,16 @@ def at_step(config: Config, values: Mapping[str, float]) -> float | None:
 
     With LARC's clip it is the largest that the clip allows, eta c / (1 - momentum), whatever the rate is.
     """
-    if config.optimizer not in ("lars", "hybrid") or config.lars == "none" or values["phase"] < 0.5:
+    variant = config.chosen.get("lars_variant", "none")
+    if variant == "none" or values["phase"] < 0.5:
         return None
-    rate, momentum = 1.0 if config.lars == "larc" else values["learning_rate"], values["momentum"]
-    return relative_step.relative_step(rate, config.lars_eta, momentum, gradient_factor(config, momentum))
+    rate, momentum = 1.0 if variant == "larc" else values["learning_rate"], values["momentum"]
+    return relative_step.relative_step(rate, config.chosen["lars_eta"], momentum, gradient_factor(config, momentum))
 
 
 def gradient_factor(config: Config, momentum: float) -> float:
     """The factor in front of the gradient in LARS's velocity: 1 - momentum where hybrid goes on averaging, else 1."""
-    averages = config.optimizer == "hybrid" and config.handover == "continuous"
-    return 1 - momentum if averages else 1.0
+    return 1 - momentum if config.chosen.get("hybrid_handover") == "continuous" else 1.0
 
 
 def peak(config: Config, workers: int) -> Peak | None:
@@ -71,18 +72,20 @@ def line(config: Config, workers: int) -> str | None:
     if top is None:
         return None
     factor = gradient_factor(config, top.momentum)
-    rate = "" if config.lars == "larc" else f"rate {top.learning_rate:.4g} x "
+    rate = "" if config.chosen["lars_variant"] == "larc" else f"rate {top.learning_rate:.4g} x "
+    eta = config.chosen["lars_eta"]
     text = (
-        f"relative step {top.value:.2g} in epoch {top.epoch} ({rate}eta {config.lars_eta:.4g} x gradient factor "
+        f"relative step {top.value:.2g} in epoch {top.epoch} ({rate}eta {eta:.4g} x gradient factor "
         f"{factor:.4g} / (1 - momentum {top.momentum:.4g})); tuned LARS has {relative_step.tuned(top.batch):.2g} at "
         f"batch {top.batch}"
     )
-    if config.optimizer == "hybrid":
-        other = "reset" if config.handover == "continuous" else "continuous"
-        swapped = config.replace({}, handover=other)
+    handover = config.chosen.get("hybrid_handover")
+    if handover:
+        other = "reset" if handover == "continuous" else "continuous"
+        swapped = config.replace({}, hybrid_handover=other)
         names = "reset or rescale" if other == "reset" else other
         value = top.value * gradient_factor(swapped, top.momentum) / factor
-        text += f"; --handover={names} would make it {value:.2g}"
+        text += f"; --hybrid_handover={names} would make it {value:.2g}"
     return text
 
 
@@ -106,6 +109,7 @@ def remedy(config: Config, top: Peak, wanted: float) -> tuple[str, float]:
 
     The rate of hybrid is also that of its warmup, and some schedules and LARC's clip have no use for --lr.
     """
-    by_rate = config.optimizer == "lars" and config.lars == "you" and config.lr_schedule not in schedules.FIXED
-    flag = "lr" if by_rate else "lars_eta"
+    warms_up = OPTIMIZERS[config.optimizer].bounded_warmup
+    clips, fixed = config.chosen["lars_variant"] == "larc", config.lr_schedule in schedules.FIXED
+    flag = "lars_eta" if warms_up or clips or fixed else "lr"
     return flag, getattr(config, flag) * wanted / top.value

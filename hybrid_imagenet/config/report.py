@@ -11,6 +11,7 @@ from hybrid_imagenet.config.derived import batches, schedule_arguments, settle, 
 from hybrid_imagenet.errors import without_secrets
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.optimizers.registry import rule
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import Config
@@ -70,7 +71,7 @@ def plan(config: Config, num_examples: int, world_size: int) -> list[EpochPlan]:
         rows.append(
             EpochPlan(
                 epoch=epoch + 1,
-                phase=schedules.rule(config.optimizer, first["phase"]),
+                phase=rule(config.optimizer, first["phase"]),
                 learning_rate=first["learning_rate"],
                 last_learning_rate=end["learning_rate"],
                 bounds=None if end["phase"] else (end["lower_bound"], end["upper_bound"]),

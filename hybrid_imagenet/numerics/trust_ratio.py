@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-VARIANTS = ("you", "larc", "none")
-EPS_RULES = ("add", "floor")
+Variant = Literal["you", "larc", "none"]
+EpsRule = Literal["add", "floor"]
+
+VARIANTS = get_args(Variant)
+EPS_RULES = get_args(EpsRule)
 
 
 def trust_ratio(
@@ -28,7 +31,7 @@ def trust_ratio(
       eta: trust coefficient.
       decay: coefficient of weight decay, which is part of the denominator.
       eps: guards the denominator: `add` adds it (MLPerf's reference), `floor` replaces a denominator under eps by
-        eps (the library of S).
+        eps (the library of Mikami et al.).
       eps_rule: add or floor.
       xp: where `where` and `maximum` come from: numpy or tensorflow.
     """

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pkgutil
 from typing import TYPE_CHECKING, Any
+
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
 if TYPE_CHECKING:
     from hybrid_imagenet.optimizers.base import GroupedOptimizer
 
-NAMES = ("hybrid", "adabound", "sgd", "lars")
+NAMES = tuple(OPTIMIZERS)
 
 
 def create(optimizer: str, **arguments: Any) -> GroupedOptimizer:
@@ -16,12 +19,7 @@ def create(optimizer: str, **arguments: Any) -> GroupedOptimizer:
     Raises:
       ValueError: for an unknown name or a value that the class refuses.
     """
-    from hybrid_imagenet.optimizers.adabound import AdaBound
-    from hybrid_imagenet.optimizers.hybrid import Hybrid
-    from hybrid_imagenet.optimizers.lars import LARS
-    from hybrid_imagenet.optimizers.sgd import SGD
-
-    classes: dict[str, type[GroupedOptimizer]] = {"hybrid": Hybrid, "adabound": AdaBound, "sgd": SGD, "lars": LARS}
-    if optimizer not in classes:
+    if optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer={optimizer}: choose one of {', '.join(NAMES)}")
-    return classes[optimizer](**arguments)
+    made: GroupedOptimizer = pkgutil.resolve_name(OPTIMIZERS[optimizer].constructor)(**arguments)
+    return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import keras
 import tensorflow as tf
@@ -28,15 +28,15 @@ class AdaBound(GroupedOptimizer):
 
     def __init__(
         self,
-        learning_rate: float = 1e-3,
+        learning_rate: Annotated[float, "> 0"] = 1e-3,
         *,
         final_lr: float = 0.1,
-        gamma: float = 1e-3,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
+        gamma: Annotated[float, "> 0"] = 1e-3,
+        beta1: Annotated[float, "0 to 0.999999"] = 0.9,
+        beta2: Annotated[float, "0 to 0.999999"] = 0.999,
+        eps: Annotated[float, ">= 0"] = 1e-8,
         amsbound: bool = False,
-        weight_decay: float = 0.0,
+        weight_decay: float = 1e-4,
         decay_all: bool = False,
         jit_compile: bool = True,
         name: str = "adabound",
@@ -44,13 +44,13 @@ class AdaBound(GroupedOptimizer):
         """See `GroupedOptimizer` for the common arguments.
 
         Args:
-          learning_rate: that of Adam.
+          learning_rate: learning rate alpha of Adam inside AdaBound.
           final_lr: that of SGD, at which the bounds close.
-          gamma: how fast they close, per step.
+          gamma: how fast the bounds close, per step.
           beta1: decay of the first moment.
           beta2: decay of the second moment.
           eps: added to sqrt(v).
-          amsbound: keep the largest v.
+          amsbound: keep the largest second moment.
           weight_decay: see the base.
           decay_all: see the base.
           jit_compile: let XLA fuse the update.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import keras
 import numpy as np
@@ -57,22 +57,31 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     """Base of the optimizers: a subclass gives `slots` and `update`.
 
     All state is float32. Gradients are those of the whole batch, already averaged over ranks. Weight decay is coupled
-    L2 (`g += weight_decay * w`) and spares biases and normalization parameters unless `decay_all` is set (J 3.2).
+    L2 (`g += weight_decay * w`) and spares biases and normalization parameters unless `decay_all` is set (Jia et al.).
     """
 
     slots: tuple[str, ...] = ()
     """The kinds of state that `build` creates, one variable per trainable variable; an attribute for each."""
+    scales_layers: bool = False
+    """Whether LARS gives each layer a rate of its own."""
 
     def __init__(
         self,
         learning_rate: float,
         *,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
+        momentum: Annotated[float, "0 to 0.9999"] = 0.0,
+        weight_decay: Annotated[float, ">= 0"] = 0.0,
         decay_all: bool = False,
         name: str,
     ):
         """Sets the first values of the scalars; a schedule may replace them at each step.
+
+        Args:
+          learning_rate: the first value; for what it is worked out from, see `registry.Method.rate`.
+          momentum: momentum of SGD and LARS (Goyal et al.; the steps of Lu et al. show none, which is 0).
+          weight_decay: coupled L2 decay.
+          decay_all: decay biases and normalization parameters too (Jia et al. leave them out).
+          name: of the optimizer.
 
         Raises:
           ValueError: for a negative rate or decay, or a momentum outside [0, 1].

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
 import keras
 import tensorflow as tf
 
+from hybrid_imagenet.numerics.trust_ratio import EpsRule, Variant
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.layerwise import TrustRatio
 from hybrid_imagenet.optimizers.state import ReleasableVariable
 from hybrid_imagenet.optimizers.updates import adam_step_size, bounded_adam, momentum_step
 
-HANDOVERS = ("continuous", "reset", "rescale")
+Handover = Literal["continuous", "reset", "rescale"]
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -53,61 +54,63 @@ class Hybrid(GroupedOptimizer):
         learning_rate: float = 0.1,
         momentum: float = 0.9,
         *,
-        alpha: float = 1e-3,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
+        adabound_lr: Annotated[float, ">= 0"] = 1e-3,
+        adabound_beta1: Annotated[float, "0 to 0.999999"] = 0.9,
+        adabound_beta2: Annotated[float, "0 to 0.999999"] = 0.999,
+        adabound_eps: Annotated[float, ">= 0"] = 1e-8,
         bias_correction: bool = True,
-        handover: str = "continuous",
-        eta: float = 0.001,
-        lars_eps: float = 0.0,
-        lars_eps_rule: str = "add",
-        lars: str = "you",
+        handover: Handover = "continuous",
+        lars_eta: Annotated[float, ">= 0"] = 0.001,
+        lars_eps: Annotated[float, ">= 0"] = 0.0,
+        lars_eps_rule: EpsRule = "add",
+        lars_variant: Variant = "you",
         weight_decay: float = 1e-4,
         decay_in_warmup: bool = False,
         decay_all: bool = False,
         jit_compile: bool = True,
         name: str = "hybrid",
     ):
-        """See `GroupedOptimizer` for the common arguments, `layerwise.TrustRatio` for those of LARS.
+        """See `GroupedOptimizer` for the common arguments. Those of AdaBound and LARS have their names in front.
 
         Args:
           learning_rate: the first value of a, and of P and both bounds until a schedule sets them.
           momentum: of phase 1; 0 is the plain SGD that H's steps show.
-          alpha: learning rate of Adam in phase 0.
-          beta1: decay of the first moment.
-          beta2: decay of the second moment.
-          eps: added to sqrt(v).
-          bias_correction: of the step of Adam; off is the literal reading of H.
-          handover: continuous, reset or rescale.
-          eta: coefficient of LARS.
-          lars_eps: guard of its denominator.
-          lars_eps_rule: add or floor.
-          lars: you, larc or none.
-          weight_decay: L2 coefficient.
-          decay_in_warmup: decay in phase 0 too.
-          decay_all: decay biases and normalization parameters too.
+          adabound_lr: learning rate alpha of Adam inside AdaBound.
+          adabound_beta1: decay of the first moment.
+          adabound_beta2: decay of the second moment.
+          adabound_eps: added to sqrt(v).
+          bias_correction: correct Adam's step for bias (Lu et al. print none).
+          handover: the velocity at T; averaged on as AdaBound did, with no jump in the size of the update; zero; or as
+            if SGD with momentum had run before.
+          lars_eta: trust coefficient (Mikami et al. state 0.01, LARC 0.02).
+          lars_eps: guard of the ratio's denominator.
+          lars_eps_rule: add eps (MLPerf), or replace smaller denominators by it (Mikami et al.).
+          lars_variant: rates per layer; You et al., LARC's clip, or none.
+          weight_decay: see the base.
+          decay_in_warmup: decay in the AdaBound warmup too (Lu et al.: in SGD).
+          decay_all: see the base.
           jit_compile: let XLA fuse the update of phase 0.
           name: of the optimizer.
 
         Raises:
           ValueError: for an unknown handover or a value out of range.
         """
-        if handover not in HANDOVERS:
-            raise ValueError(f"handover={handover}: choose one of {', '.join(HANDOVERS)}")
+        if handover not in get_args(Handover):
+            raise ValueError(f"handover={handover}: choose one of {', '.join(get_args(Handover))}")
         super().__init__(learning_rate, momentum=momentum, weight_decay=weight_decay, decay_all=decay_all, name=name)
-        self.ratio = TrustRatio(lars, eta, lars_eps, lars_eps_rule)
+        self.ratio = TrustRatio(lars_variant, lars_eta, lars_eps, lars_eps_rule)
+        self.scales_layers = lars_variant != "none"
         self.arguments: dict[str, Any] = {
-            "alpha": alpha,
-            "beta1": beta1,
-            "beta2": beta2,
-            "eps": eps,
+            "adabound_lr": adabound_lr,
+            "adabound_beta1": adabound_beta1,
+            "adabound_beta2": adabound_beta2,
+            "adabound_eps": adabound_eps,
             "bias_correction": bias_correction,
             "handover": handover,
-            "eta": eta,
+            "lars_eta": lars_eta,
             "lars_eps": lars_eps,
             "lars_eps_rule": lars_eps_rule,
-            "lars": lars,
+            "lars_variant": lars_variant,
             "decay_in_warmup": decay_in_warmup,
             "jit_compile": jit_compile,
         }
@@ -124,9 +127,9 @@ class Hybrid(GroupedOptimizer):
             self.first_moment,
             self.second_moment,
             [self.decay_of(i) if a["decay_in_warmup"] else 0.0 for i in range(len(variables))],
-            beta1=a["beta1"],
-            beta2=a["beta2"],
-            eps=a["eps"],
+            beta1=a["adabound_beta1"],
+            beta2=a["adabound_beta2"],
+            eps=a["adabound_eps"],
             jit_compile=a["jit_compile"],
         )
 
@@ -165,9 +168,9 @@ class Hybrid(GroupedOptimizer):
 
     def _bounded_step(self, grads: list[tf.Tensor], unscale: tf.Tensor, hyper: dict[str, tf.Tensor]) -> None:
         a = self.arguments
-        step_size = tf.constant(a["alpha"], tf.float32)
+        step_size = tf.constant(a["adabound_lr"], tf.float32)
         if a["bias_correction"]:
-            step_size = adam_step_size(self.step_number(), a["alpha"], a["beta1"], a["beta2"])
+            step_size = adam_step_size(self.step_number(), a["adabound_lr"], a["adabound_beta1"], a["adabound_beta2"])
         self._warmup_update(grads, unscale, step_size, hyper["lower_bound"], hyper["upper_bound"])
 
     def _sgd_step(
@@ -175,7 +178,7 @@ class Hybrid(GroupedOptimizer):
     ) -> None:
         a, momentum = self.arguments, hyper["momentum"]
         # The first step turns the first moment into -u on the way: P, where both bounds meet, joins the factor.
-        begin: float = {"continuous": 1.0, "reset": 0.0, "rescale": 1.0 / (1.0 - a["beta1"])}[a["handover"]]
+        begin: float = {"continuous": 1.0, "reset": 0.0, "rescale": 1.0 / (1.0 - a["adabound_beta1"])}[a["handover"]]
         first = tf.equal(self._sgd_steps.value, 0)
         carry = tf.where(first, -begin * hyper["lower_bound"] * momentum, momentum)
         factor = 1.0 - momentum if a["handover"] == "continuous" else tf.constant(1.0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import keras
 import tensorflow as tf
 
+from hybrid_imagenet.numerics.trust_ratio import EpsRule, Variant
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.layerwise import TrustRatio
 from hybrid_imagenet.optimizers.updates import momentum_step
@@ -31,18 +32,32 @@ class LARS(GroupedOptimizer):
         learning_rate: float = 1.0,
         momentum: float = 0.9,
         *,
-        eta: float = 0.001,
-        eps: float = 0.0,
-        eps_rule: str = "add",
-        variant: str = "you",
+        eta: Annotated[float, ">= 0"] = 0.001,
+        eps: Annotated[float, ">= 0"] = 0.0,
+        eps_rule: EpsRule = "add",
+        variant: Variant = "you",
         nesterov: bool = False,
         weight_decay: float = 1e-4,
         decay_all: bool = False,
         name: str = "lars",
     ):
-        """See `GroupedOptimizer` and `layerwise.TrustRatio` for the arguments."""
+        """See `GroupedOptimizer` for the common arguments.
+
+        Args:
+          learning_rate: that of biases and normalization; the layers' is a multiple of it.
+          momentum: see the base.
+          eta: trust coefficient (Mikami et al. state 0.01, LARC 0.02).
+          eps: guard of the ratio's denominator.
+          eps_rule: add eps (MLPerf), or replace smaller denominators by it (Mikami et al.).
+          variant: rates per layer; You et al., LARC's clip, or none.
+          nesterov: Nesterov's momentum in MLPerf's form.
+          weight_decay: see the base.
+          decay_all: see the base.
+          name: of the optimizer.
+        """
         super().__init__(learning_rate, momentum=momentum, weight_decay=weight_decay, decay_all=decay_all, name=name)
         self.ratio = TrustRatio(variant, eta, eps, eps_rule)
+        self.scales_layers = variant != "none"
         self.nesterov = nesterov
 
     def update(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from hybrid_imagenet.numerics.trust_ratio import EPS_RULES, VARIANTS, clip_ratio, trust_ratio
+from hybrid_imagenet.numerics.trust_ratio import EPS_RULES, VARIANTS, EpsRule, Variant, clip_ratio, trust_ratio
 
 if TYPE_CHECKING:
     from hybrid_imagenet.optimizers.base import GroupedOptimizer
@@ -24,10 +24,10 @@ class TrustRatio:
       eps_rule: `add` or `floor`, see `numerics.trust_ratio`.
     """
 
-    variant: str = "you"
+    variant: Variant = "you"
     eta: float = 0.001
     eps: float = 0.0
-    eps_rule: str = "add"
+    eps_rule: EpsRule = "add"
 
     def __post_init__(self) -> None:
         """Raises ValueError for a variant or rule that does not exist."""

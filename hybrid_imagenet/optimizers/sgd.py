@@ -27,11 +27,20 @@ class SGD(GroupedOptimizer):
         momentum: float = 0.9,
         *,
         nesterov: bool = False,
-        weight_decay: float = 0.0,
+        weight_decay: float = 1e-4,
         decay_all: bool = False,
         name: str = "sgd",
     ):
-        """See `GroupedOptimizer` for the common arguments."""
+        """See `GroupedOptimizer` for the common arguments.
+
+        Args:
+          learning_rate: of all variables.
+          momentum: see the base.
+          nesterov: Nesterov's momentum in MLPerf's form.
+          weight_decay: see the base.
+          decay_all: see the base.
+          name: of the optimizer.
+        """
         super().__init__(learning_rate, momentum=momentum, weight_decay=weight_decay, decay_all=decay_all, name=name)
         self.nesterov = nesterov
 

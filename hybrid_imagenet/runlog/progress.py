@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybrid_imagenet.analysis import forecast
-from hybrid_imagenet.numerics import mlperf, schedules
+from hybrid_imagenet.numerics import mlperf
+from hybrid_imagenet.optimizers import registry
 from hybrid_imagenet.runlog.summary import duration
 
 
@@ -135,7 +136,7 @@ class Status:
         if values.get("learning_rate") is None:
             return None
         phase = values.get("phase")
-        text = f"{schedules.rule(self.info.get('optimizer', 'hybrid'), phase)}, " if phase is not None else ""
+        text = f"{registry.rule(self.info.get('optimizer', 'hybrid'), phase)}, " if phase is not None else ""
         text += f"learning rate {values['learning_rate']:.4g}"
         if phase == 0 and values.get("lower_bound") is not None:
             upper = values.get("upper_bound")

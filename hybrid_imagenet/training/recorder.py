@@ -18,6 +18,7 @@ from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.config import Config, report
 from hybrid_imagenet.errors import UserError, without_secrets
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.resilience.rollback import Rollback
 from hybrid_imagenet.runlog import gaps, jsonl, live, run_dir, standard_logs, summary, trackers
 
@@ -166,7 +167,7 @@ class Recording:
             f"{facts['validation_images']} validation images), {facts['world_size']} ranks x "
             f"{self._config.per_gpu_batch} images, {facts['precision']}, results in {self._directory.path}"
         )
-        if self._config.warmup_epochs >= self._config.epochs and self._config.optimizer == "hybrid":
+        if self._config.warmup_epochs >= self._config.epochs and OPTIMIZERS[self._config.optimizer].bounded_warmup:
             self.view.message(
                 f"all {self._config.epochs} epochs lie inside of the warmup of {self._config.warmup_epochs:g} epochs: "
                 "SGD will not be reached"

@@ -1,16 +1,20 @@
 """Options that come with what is chosen: read from the code, refused or left out elsewhere, handed over by name."""
 
 import inspect
+import pathlib
 import pkgutil
 from typing import Annotated, Literal
 
 import pytest
 
-from hybrid_imagenet import config
+from hybrid_imagenet import config, optimizers
 from hybrid_imagenet.comm.settings import ALGORITHMS, Communication, Settings
 from hybrid_imagenet.config import choices, derived, report, signatures
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.optimizers import registry
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
 
 def function(
@@ -66,6 +70,104 @@ def constructor_defaults(target):
     return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
 
+OTHERS = {  # a value of each type that is not the default
+    bool: lambda default: not default,
+    float: lambda default: default / 2 or 0.25,
+    str: lambda default: "2x1",
+    int: lambda default: default + 1,
+}
+
+
+def another(argument):
+    """A value within the bounds that is not the default."""
+    if argument.option.choices:
+        return next(c for c in argument.option.choices if c != argument.default)
+    if argument.kind.repeated:
+        return (1.0, 2.0)
+    return OTHERS[argument.kind.base](argument.default)
+
+
+def flags_for(arguments):
+    texts = {name: another(argument) for name, argument in arguments.items()}
+    return [f"--{n}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for n, v in texts.items()], texts
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_arguments_of_an_optimizer_are_its_flags(name):
+    """Read from the source and by importing: the same arguments with the same defaults, each with a help text."""
+    method, options = OPTIMIZERS[name], choices.optimizer_options(name)
+    rate = {"learning_rate"} if method.rate != "lr" else set()
+    defaults = constructor_defaults(method.constructor)
+    expected = {key: value for key, value in defaults.items() if key not in registry.NO_FLAGS - rate}
+    found = {argument.name: argument.default for argument in options.values() if argument.name in expected}
+    assert found == expected
+    assert all(argument.option.help for argument in options.values())
+    for target in method.also:
+        declared = signatures.read(target)
+        assert {flag: declared[flag].default for flag in declared} == {flag: options[flag].default for flag in declared}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_flag_of_an_optimizer_reaches_its_constructor_and_survives_a_round_trip(name):
+    method, options = OPTIMIZERS[name], choices.optimizer_options(name)
+    own = signatures.read(method.constructor)
+    flags, values = flags_for({flag: a for flag, a in options.items() if a.name in own})
+    arguments = derived.optimizer_arguments(config.resolve([f"--optimizer={name}", *flags]), 2)
+    optimizer = optimizers.create(**arguments)
+    made = optimizer.get_config()
+    assert {flag: made[options[flag].name] for flag in values} == values
+    given = {key: value for key, value in arguments.items() if key != "optimizer"}
+    assert {key: made[key] for key in given} == given
+    assert set(made) - set(given) <= registry.NO_FLAGS
+    assert type(optimizer).from_config(made).get_config() == made
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "argument", "flag"),
+    [
+        ("lars", "eta", "lars_eta"),
+        ("hybrid", "lars_eta", "lars_eta"),
+        ("hybrid", "handover", "hybrid_handover"),
+        ("adabound", "beta1", "adabound_beta1"),
+        ("adabound", "learning_rate", "adabound_lr"),
+        ("sgd", "momentum", "momentum"),
+    ],
+)
+def test_a_flag_is_the_optimizer_and_the_argument(optimizer, argument, flag):
+    assert choices.optimizer_options(optimizer)[flag].name == argument
+
+
+@pytest.mark.parametrize("name", schedules.SCHEDULES)
+def test_every_flag_of_a_schedule_changes_its_rates(name):
+    base = ["--optimizer=sgd", f"--lr_schedule={name}", "--warmup_epochs=5"]
+
+    def rates(*flags):
+        schedule = schedules.create(**derived.schedule_arguments(config.resolve([*base, *flags]), 2))
+        return [schedule(e / 2, e / 2, 512)["learning_rate"] for e in range(180)]
+
+    options = choices.schedule_options(name)
+    assert all(argument.option.help for argument in options.values())
+    for flag in flags_for(options)[0]:
+        assert rates(flag) != rates(), flag
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_other_option_of_an_optimizer_changes_the_schedule_or_the_rate(name):
+    own = signatures.read(OPTIMIZERS[name].constructor)
+    options = {flag: a for flag, a in choices.optimizer_options(name).items() if a.name not in own}
+
+    def evaluated(*flags):
+        rate = f"--{OPTIMIZERS[name].rate}=0.2"  # above the default start of a linear warmup
+        resolved = config.resolve([f"--optimizer={name}", rate, *flags])
+        schedule = schedules.create(**derived.schedule_arguments(resolved, 2))
+        values = [tuple(schedule(e / 2, e / 2 + 0.25, 1024).values()) for e in range(40)]
+        return values, derived.optimizer_arguments(resolved, 2)
+
+    assert options
+    for flag in flags_for(options)[0]:
+        assert evaluated(flag) != evaluated(), flag
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_arguments_of_an_algorithm_are_its_flags(name):
     """Read from the source and by importing: the same arguments with the same defaults, each with a help text."""
@@ -94,6 +196,7 @@ def test_the_settings_of_communication_are_flags():
 
 def test_no_option_has_two_selecting_flags_or_the_name_of_a_common_flag():
     names = [name for choice in choices.CHOICES for name in choice.names()]
+    assert [choice.flag for choice in choices.CHOICES] == ["optimizer", "lr_schedule", "allreduce"]
     assert len(names) == len(set(names))
     assert not set(names) & set(config.COMMON)
     for owners in choices.OWNERS.values():
@@ -101,6 +204,16 @@ def test_no_option_has_two_selecting_flags_or_the_name_of_a_common_flag():
 
 
 REFUSED = [
+    (["--sgd_nesterov"], "--sgd_nesterov does not go with --optimizer=hybrid: leave it out, or choose sgd"),
+    (["--optimizer=sgd", "--lars_eta=0.1"], "--lars_eta does not go with --optimizer=sgd: .* choose hybrid or lars"),
+    (["--optimizer=adabound", "--momentum=0.8"], "--momentum does not go with --optimizer=adabound"),
+    (["--optimizer=adabound", "--adabound_lr=0"], "--adabound_lr=0: must be above 0"),
+    (["--optimizer=adabound", "--adabound_gamma=0"], "--adabound_gamma=0: must be above 0"),
+    (["--lr_steps=3"], "--lr_steps does not go with --lr_schedule=exponential: leave it out, or choose step"),
+    (["--recipe=hal", "--lr_decay=0.8"], "--lr_decay does not go with --lr_schedule=step"),
+    (["--handover=reset"], "--handover=reset: this flag is called --hybrid_handover now"),
+    (["--nobias_correction"], "--nobias_correction: this flag is called --hybrid_bias_correction now"),
+    (["--lars_eps_rule=ceiling"], "--lars_eps_rule=ceiling: choose one of add, floor"),
     (["--torus_grid=2x2"], "--torus_grid does not go with --allreduce=ring: leave it out, or choose torus"),
     (["--allreduce=torus", "--hybrid_threshold_kb=1"], "--hybrid_threshold_kb does not go with --allreduce=torus"),
     (["--allreduce=hybrid", "--hybrid_threshold_kb=-1"], "--hybrid_threshold_kb=-1: must be at least 0"),
@@ -123,6 +236,24 @@ def test_an_option_of_something_else_is_left_out_of_a_flag_file(tmp_path):
     assert "torus_grid" in text
     assert "not used: flagfile has 2x1, but --allreduce=ring has no --torus_grid" in text
     assert config.resolve([f"--flagfile={flagfile}"]).torus_grid == "2x1"
+
+
+def test_a_recipe_over_the_flag_file_of_another_method(monkeypatch):
+    """As `launch/local.sh --recipe=hal` does."""
+    monkeypatch.chdir(pathlib.Path(__file__).parents[2])
+    resolved = config.resolve(["--flagfile=flags/digits.flags", "--recipe=hal"])
+    assert set(resolved.dropped) == {"lr_decay", "lars_eta"}
+    text = report.describe(resolved, 1500, 2)
+    assert "not used: flagfile has 0.02, but --optimizer=sgd has no --lars_eta" in text
+    assert derived.optimizer_arguments(resolved, 2)["optimizer"] == "sgd"
+
+
+def test_settings_of_an_old_run_keep_their_values_under_new_names(caplog):
+    old = {"optimizer": "hybrid", "lars": "larc", "handover": "reset", "bias_correction": False, "nesterov": False}
+    found = config.from_values(old)
+    assert (found.chosen["lars_variant"], found.chosen["hybrid_handover"]) == ("larc", "reset")
+    assert found.chosen["hybrid_bias_correction"] is False
+    assert "--nesterov" in caplog.text
 
 
 def test_a_flag_that_is_gone_is_ignored_with_a_line(caplog):

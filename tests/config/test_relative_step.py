@@ -19,13 +19,19 @@ def found(*flags, gpus=24):
     return [line for line in lines(*flags, gpus=gpus) if line.startswith(("relative step", "warning"))]
 
 
-@pytest.mark.parametrize("handover", ["continuous", "reset", "rescale"])
 @pytest.mark.parametrize(
-    "flags", [[], ["--optimizer=lars"], ["--optimizer=lars", "--nesterov"], ["--lars=larc", "--lars_eta=0.02"]]
+    "flags",
+    [
+        *([f"--hybrid_handover={handover}"] for handover in ("continuous", "reset", "rescale")),
+        ["--hybrid_handover=continuous", "--lars_variant=larc", "--lars_eta=0.02"],
+        ["--hybrid_handover=reset", "--lars_variant=larc", "--lars_eta=0.02"],
+        ["--optimizer=lars"],
+        ["--optimizer=lars", "--lars_nesterov"],
+    ],
 )
-def test_it_is_how_far_the_optimizer_moves_a_layer(handover, flags):
+def test_it_is_how_far_the_optimizer_moves_a_layer(flags):
     """300 updates with one and the same gradient, the weights put back after each."""
-    resolved = config.resolve([f"--handover={handover}", "--weight_decay=0", *flags])
+    resolved = config.resolve(["--weight_decay=0", *flags])
     values = {"learning_rate": 2.4, "momentum": 0.9, "phase": 1.0, "lower_bound": 2.4, "upper_bound": 2.4}
     random = np.random.default_rng(1)
     start, gradient = (random.normal(size=(4, 5)).astype(np.float32) for _ in range(2))
@@ -43,20 +49,20 @@ def test_it_is_how_far_the_optimizer_moves_a_layer(handover, flags):
 def test_without_lars_there_is_none():
     warm = {"learning_rate": 2.4, "momentum": 0.9, "phase": 0.0}
     assert relative_step.at_step(config.resolve([]), warm) is None
-    for flags in (["--recipe=gradual_warmup"], ["--recipe=adabound"], ["--lars=none"], ["--epochs=5"]):
+    for flags in (["--recipe=gradual_warmup"], ["--recipe=adabound"], ["--lars_variant=none"], ["--epochs=5"]):
         resolved = config.resolve(flags)
         assert relative_step.peak(resolved, 24) is None
         assert found(*flags) == []
 
 
 def test_the_line_names_its_parts_the_tuned_step_and_the_other_handover():
-    assert found("--handover=continuous", "--lars_eta=0.058") == [
+    assert found("--hybrid_handover=continuous", "--lars_eta=0.058") == [
         "relative step 0.14 in epoch 11 (rate 2.4 x eta 0.058 x gradient factor 0.1 / (1 - momentum 0.9)); "
-        "tuned LARS has 0.14 at batch 6144; --handover=reset or rescale would make it 1.4"
+        "tuned LARS has 0.14 at batch 6144; --hybrid_handover=reset or rescale would make it 1.4"
     ]
-    (line,) = found("--handover=reset", "--lars_eta=0.0058")
+    (line,) = found("--hybrid_handover=reset", "--lars_eta=0.0058")
     assert line.startswith("relative step 0.14 in epoch 11 (rate 2.4 x eta 0.0058 x gradient factor 1 /")
-    assert line.endswith("--handover=continuous would make it 0.014")
+    assert line.endswith("--hybrid_handover=continuous would make it 0.014")
     (line,) = found("--recipe=mlperf_lars", gpus=1024)
     assert line.startswith("relative step 0.35 in epoch 17 (rate 21.2 x eta 0.001 ")
     assert "handover" not in line
@@ -65,7 +71,7 @@ def test_the_line_names_its_parts_the_tuned_step_and_the_other_handover():
 @pytest.mark.parametrize(
     ("flags", "gpus", "side", "remedy"),
     [
-        (["--handover=continuous", "--lars_eta=0.001"], 24, "60 times smaller", "--lars_eta=0.06 "),
+        (["--hybrid_handover=continuous", "--lars_eta=0.001"], 24, "60 times smaller", "--lars_eta=0.06 "),
         (
             ["--optimizer=lars", "--lr_schedule=poly", "--warmup_epochs=5", "--lr=100"],
             24,

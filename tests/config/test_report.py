@@ -60,13 +60,9 @@ def test_a_batch_larger_than_the_data_is_named():
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--nesterov"], "--nesterov does not go with --optimizer=hybrid"),
-        (["--amsbound"], "--amsbound does not go with --optimizer=hybrid"),
-        (["--optimizer=adabound", "--adabound_lr=0"], "--adabound_lr=0"),
-        (["--optimizer=adabound", "--adabound_gamma=0"], "--adabound_gamma=0"),
         (["--lr_schedule=sony_b"], "--lr_schedule=sony_b"),
         (["--lr_schedule=mlperf", "--optimizer=adabound"], "--lr_schedule=mlperf"),
-        (["--lr_steps=30,20"], "--lr_steps=30,20"),
+        (["--lr_schedule=step", "--lr_steps=30,20"], "--lr_steps=30,20"),
         (["--batch_schedule=flash_exp9"], "--batch_schedule: 'flash_exp9'"),
         (["--sync_batch_norm", "--accumulation=2"], "--accumulation above 1 does not go with --sync_batch_norm"),
         (["--sync_batch_norm", "--batch_schedule=3:16x2"], "--sync_batch_norm"),

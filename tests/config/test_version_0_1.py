@@ -9,8 +9,14 @@ import pytest
 from hybrid_imagenet import config
 from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.config import derived
+from hybrid_imagenet.numerics import schedules
 
 RECORD = json.loads((pathlib.Path(__file__).parent / "version_0_1.json").read_text())
+SINCE = {  # what has been changed on purpose
+    "--recipe=hal": {"arguments": {"decay_all": True}},
+    "--recipe=four_minutes_alexnet": {"communication": {"fusion_threshold_mb": 0.5, "hybrid_threshold_kb": 1024}},
+    "--recipe=four_minutes_resnet": {"communication": {"fusion_threshold_mb": 0.5, "hybrid_threshold_kb": 1024}},
+}
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -18,7 +24,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 def recorded(request, monkeypatch):
     """A source of flags with what it came to."""
     monkeypatch.chdir(ROOT)
-    return config.resolve([request.param]), RECORD[request.param]
+    record = RECORD[request.param]
+    changes = {key: record[key] | values for key, values in SINCE.get(request.param, {}).items()}
+    return config.resolve([request.param]), record | changes
 
 
 def test_communication(recorded):
@@ -32,3 +40,20 @@ def test_communication(recorded):
     assert {name: found[name] for name in expected if name in found} == {
         name: value for name, value in expected.items() if name in found
     }
+
+
+def test_arguments_of_the_optimizer(recorded):
+    resolved, record = recorded
+    arguments = derived.optimizer_arguments(resolved, record["workers"])
+    assert arguments.pop("optimizer") == record["optimizer"]
+    assert arguments == pytest.approx(record["arguments"])
+
+
+def test_schedule(recorded):
+    resolved, record = recorded
+    schedule = schedules.create(**derived.schedule_arguments(resolved, record["workers"]))
+    assert record["schedule"]
+    for epoch, batch, values in record["schedule"]:
+        found = schedule(epoch, epoch + 0.01, batch)
+        names = ("learning_rate", "momentum", "phase", "lower_bound", "upper_bound")
+        assert [found[name] for name in names] == pytest.approx(values, rel=1e-12), epoch

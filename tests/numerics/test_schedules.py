@@ -11,8 +11,8 @@ STEPS = 37  # per epoch
 
 
 def create(name, **arguments):
-    values = {"lr": 0.1, "epochs": 90, "workers": 24, "base_batch": 24 * 256, "scaling": "workers"}
-    return schedules.create(schedule=name, **(values | arguments))
+    values = {"lr": 0.1, "epochs": 90, "workers": 24, "base_batch": 24 * 256, "lr_scaling": "workers"}
+    return schedules.create(lr_schedule=name, **(values | arguments))
 
 
 def boundaries(epochs=90):
@@ -25,8 +25,8 @@ def rate(schedule, step, batch=24 * 256):
     return schedule(step / STEPS, (step + 1) / STEPS, batch)["learning_rate"]
 
 
-G = {"warmup_epochs": 5, "warmup_start_lr": 0.1, "scaling": "batch", "milestones": (30, 60, 80)}
-MLPERF = {"lr": 17.0, "scaling": "none", "warmup_epochs": 5, "epochs": 42}
+G = {"warmup_epochs": 5, "warmup_start_lr": 0.1, "lr_scaling": "batch", "lr_steps": (30, 60, 80)}
+MLPERF = {"lr": 17.0, "lr_scaling": "none", "warmup_epochs": 5, "warmup_start_lr": 0.0, "epochs": 42}
 CASES = {
     "gradual warmup": (create("step", **G), lambda e: reference.goyal(e, Fraction(24, 10)), 90),
     "poly": (create("poly", **MLPERF), lambda e: reference.mlperf(e, 17, 5, 42), 42),
@@ -48,7 +48,7 @@ def test_every_schedule_equals_its_oracle_around_every_epoch_boundary(case):
 
 @pytest.mark.parametrize("exponent", schedules.EXPONENTS)
 def test_hybrid_schedule_in_all_three_readings(exponent):
-    schedule = create("exponential", warmup_epochs=10, bounded_warmup=True, exponent=exponent)
+    schedule = create("exponential", warmup_epochs=10, bounded_warmup=True, lr_decay_exponent=exponent)
     for step in boundaries():
         values = schedule(step / STEPS, (step + 1) / STEPS, 24 * 256)
         if step < 10 * STEPS:
@@ -146,11 +146,11 @@ def test_scaling_rules():
 
 
 def test_a_linear_warmup_never_starts_above_its_end():
-    schedule = create("constant", lr=0.01, scaling="none", warmup_epochs=2, warmup_start_lr=0.1)
+    schedule = create("constant", lr=0.01, lr_scaling="none", warmup_epochs=2, warmup_start_lr=0.1)
     assert [schedule(e, e, 256)["learning_rate"] for e in (0, 1, 2)] == pytest.approx([0.01] * 3)
 
 
-@pytest.mark.parametrize("name", schedules.NAMES)
+@pytest.mark.parametrize("name", schedules.SCHEDULES)
 def test_rates_stay_finite_to_the_last_step_and_beyond(name):
     for bounded in (False, True):
         schedule = create(name, epochs=10, warmup_epochs=10, bounded_warmup=bounded)
@@ -164,4 +164,4 @@ def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="linear"):
         create("linear")
     with pytest.raises(ValueError, match="T-2"):
-        create("exponential", exponent="T-2")
+        create("exponential", lr_decay_exponent="T-2")

@@ -27,14 +27,18 @@ def test_200_steps_follow_the_oracle(amsbound):
 
 def test_first_step_by_hand():
     # gamma 1, t = 1: bounds F/2 and 2F = 0.1 and 0.4. m = 0.1 g; s / sqrt(v) = lr / |g|, here 0.002, is raised to 0.1.
-    runner = Runner(AdaBound(1e-3, final_lr=0.2, gamma=1.0), Problem(shapes=((1, 1),)), kinds=[ParameterKind.KERNEL])
+    runner = Runner(
+        AdaBound(1e-3, final_lr=0.2, gamma=1.0, weight_decay=0.0),
+        Problem(shapes=((1, 1),)),
+        kinds=[ParameterKind.KERNEL],
+    )
     runner.variables[0].assign([[1.0]])
     runner.step(grads=[np.array([[0.5]])])
     np.testing.assert_allclose(runner.weights()[0], [[1.0 - 0.1 * 0.05]], rtol=1e-6)
 
 
 def test_amsbound_keeps_the_largest_second_moment():
-    runner = Runner(AdaBound(amsbound=True), Problem(shapes=((1, 1),)), kinds=[ParameterKind.KERNEL])
+    runner = Runner(AdaBound(amsbound=True, weight_decay=0.0), Problem(shapes=((1, 1),)), kinds=[ParameterKind.KERNEL])
     for value in (10.0, 0.0, 0.0):
         runner.step(grads=[np.array([[value]])])
     assert runner.optimizer.largest_second_moment[0].numpy() == pytest.approx(0.1, rel=1e-5)
@@ -43,7 +47,7 @@ def test_amsbound_keeps_the_largest_second_moment():
 
 def test_a_gradient_that_is_always_zero_moves_nothing():
     problem = Problem()
-    runner = Runner(AdaBound(), problem)
+    runner = Runner(AdaBound(weight_decay=0.0), problem)
     for _ in range(3):
         runner.step(grads=[np.zeros_like(w, np.float64) for w in problem.start])
     for a, b in zip(runner.weights(), problem.start, strict=True):

@@ -13,7 +13,7 @@ from tests.references.average_reference import averaged
 
 def make(decay, start):
     variables = [keras.Variable(value, name=f"w{i}") for i, value in enumerate(start)]
-    inner = optimizers.create("sgd", learning_rate=0.5, momentum=0.9)
+    inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=0.5, momentum=0.9)
     optimizer = DistributedOptimizer(inner, SingleProcess(), LossScale(64.0), average=WeightAverage(decay))
     optimizer.build(variables)
 

@@ -13,7 +13,7 @@ from hybrid_imagenet.optimizers.loss_scale import LossScale
 
 def make(scale):
     variable = keras.Variable(np.array([1.0, 2.0], np.float32), name="w")
-    inner = optimizers.create("sgd", learning_rate=0.5, momentum=0.0)
+    inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=0.5, momentum=0.0)
     optimizer = DistributedOptimizer(inner, SingleProcess(), scale)
     optimizer.build([variable])
 
@@ -78,7 +78,7 @@ def test_it_serves_keras_fit():
     x = generator.normal(size=(64, 3)).astype(np.float32)
     y = (x.sum(axis=1) > 0).astype(np.int32)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    inner = optimizers.create("sgd", learning_rate=0.5, momentum=0.9)
+    inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=0.5, momentum=0.9)
     model.compile(
         DistributedOptimizer(inner, SingleProcess(), LossScale(16.0)),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -14,7 +14,7 @@ KINDS_OF_ONE = (ParameterKind.KERNEL,)
 
 def schedule():
     return schedules.create(
-        schedule="exponential",
+        lr_schedule="exponential",
         lr=0.1,
         workers=4,
         base_batch=64,
@@ -43,7 +43,7 @@ def run_both(steps, optimizer_arguments, reference_arguments):
 @pytest.mark.parametrize("handover", ["continuous", "reset", "rescale"])
 @pytest.mark.parametrize("lars", ["you", "larc", "none"])
 def test_200_steps_follow_the_oracle_through_the_switch(handover, lars):
-    runner = run_both(200, {"handover": handover, "lars": lars}, {"handover": handover, "lars": lars})
+    runner = run_both(200, {"handover": handover, "lars_variant": lars}, {"handover": handover, "lars": lars})
     assert runner.function.experimental_get_tracing_count() == 1
     assert int(runner.optimizer.iterations) == 200
 
@@ -55,7 +55,7 @@ def test_200_steps_follow_the_oracle_through_the_switch(handover, lars):
         ({"momentum": 0.0}, {"momentum": 0.0}),
         ({"decay_in_warmup": True, "weight_decay": 0.01}, {"decay_in_warmup": True, "decay": 0.01}),
         ({"decay_all": True, "weight_decay": 0.01}, {"decay_all": True, "decay": 0.01}),
-        ({"alpha": 4e-3}, {"alpha": 4e-3}),
+        ({"adabound_lr": 4e-3}, {"alpha": 4e-3}),
         ({"jit_compile": False}, {}),
     ],
 )
@@ -99,7 +99,9 @@ def test_the_continuous_handover_has_no_jump_where_the_others_do():
     grads = [problem.grads(problem.start, 0)[0]]
     growth = {}
     for handover in ("continuous", "reset", "rescale"):
-        runner = Runner(Hybrid(PEAK, handover=handover, lars="none", weight_decay=0.0), problem, kinds=KINDS_OF_ONE)
+        runner = Runner(
+            Hybrid(PEAK, handover=handover, lars_variant="none", weight_decay=0.0), problem, kinds=KINDS_OF_ONE
+        )
         values, sizes = schedule(), []
         for step in range(SWITCH + 30):
             before = runner.weights()[0].astype(np.float64)
@@ -199,7 +201,9 @@ def test_zero_gradients_and_zero_weights_stay_finite():
 
 
 def test_state_is_float32_and_configuration_survives_a_round_trip():
-    optimizer = Hybrid(0.3, 0.8, alpha=2e-3, handover="rescale", lars="larc", eta=0.02, decay_all=True)
+    optimizer = Hybrid(
+        0.3, 0.8, adabound_lr=2e-3, handover="rescale", lars_variant="larc", lars_eta=0.02, decay_all=True
+    )
     again = Hybrid.from_config(optimizer.get_config())
     assert again.get_config() == optimizer.get_config()
     assert again.learning_rate == pytest.approx(0.3)

@@ -26,7 +26,9 @@ def test_200_steps_follow_the_oracle(nesterov, momentum):
 @pytest.mark.parametrize(("nesterov", "expected"), [(False, (0.8, 0.42)), (True, (0.62, 0.078))])
 def test_two_steps_by_hand(nesterov, expected):
     # lr 0.1, momentum 0.9, g = 2 twice. Plain: u = 2, 3.8. Nesterov: v = -.2, -.38; w += .9 v - .2.
-    runner = Runner(SGD(0.1, 0.9, nesterov=nesterov), Problem(shapes=((1, 1),)), kinds=[ParameterKind.KERNEL])
+    runner = Runner(
+        SGD(0.1, 0.9, nesterov=nesterov, weight_decay=0.0), Problem(shapes=((1, 1),)), kinds=[ParameterKind.KERNEL]
+    )
     runner.variables[0].assign([[1.0]])
     for value in expected:
         runner.step(grads=[np.array([[2.0]])])
@@ -45,7 +47,7 @@ def test_decay_spares_biases_and_normalization_unless_told():
 def test_it_trains_a_keras_model_through_fit():
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    optimizer = SGD(0.1, 0.5)
+    optimizer = SGD(0.1, 0.5, weight_decay=0.0)
     model.compile(optimizer, "mse")
     x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
     y = x @ np.ones((4, 1), np.float32)

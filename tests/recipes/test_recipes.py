@@ -42,8 +42,8 @@ def test_every_method_has_a_recipe():
 def test_a_recipe_resolves_holds_only_differences_and_says_where_it_is_from(name):
     recipe = recipes.load(name)
     resolved = config.resolve([f"--recipe={name}"])
-    arguments = config.COMMON | {flag: owners[0].argument for flag, owners in choices.OWNERS.items()}
-    defaults = {flag: argument.default for flag, argument in arguments.items()}
+    defaults = {flag: argument.default for flag, argument in config.COMMON.items()}
+    defaults |= choices.defaults(resolved.values())
     for flag, value in recipe.overrides.items():
         assert getattr(resolved, flag) == value, flag
         assert value != defaults[flag] or (flag in TABLE and resolved.lr_schedule == "mlperf"), flag

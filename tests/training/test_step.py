@@ -20,7 +20,7 @@ def traced(xla):
     """The graph of a step, and those of the functions that XLA compiles."""
     ranks = Marked()
     model = models.create("resnet10", 5, 16, precision="float32")
-    inner = optimizers.create("sgd", learning_rate=0.1)
+    inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1)
     inner.set_kinds(classify(model))
     step = TrainStep(model, DistributedOptimizer(inner, ranks), lambda batch: batch["image"], ranks, xla=xla)
     batch = {"image": tf.TensorSpec([2, 16, 16, 3]), "label": tf.TensorSpec([2], tf.int32)}

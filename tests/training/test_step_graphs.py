@@ -16,7 +16,7 @@ def step():
     image = keras.Input((None, None, 3))
     logits = keras.layers.Dense(4)(keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(3, 3)(image)))
     ranks = SingleProcess()
-    optimizer = DistributedOptimizer(optimizers.create("sgd", learning_rate=0.1), ranks)
+    optimizer = DistributedOptimizer(optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1), ranks)
     return TrainStep(keras.Model(image, logits), optimizer, lambda batch: batch["image"], ranks)
 
 

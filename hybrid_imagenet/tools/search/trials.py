@@ -11,6 +11,7 @@ from hybrid_imagenet.config.derived import base_batch, settle
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.relative_step import tuned
 from hybrid_imagenet.numerics.schedules import FIXED
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of --lr, or of the relative step of tuned LARS
 _WARMUPS = (0.5, 1.0, 1.5)  # of --warmup_epochs
@@ -85,7 +86,9 @@ def _with_lars(
                 f"--warmups={warmup:g}: LARS does not run after it in {config.epochs} epochs; give shorter ones"
             )
         if top.value == 0:
-            raise UserError(f"--lr={config.lr:g} and --lars_eta={config.lars_eta:g} make no step: give positive values")
+            raise UserError(
+                f"--lr={config.lr:g} and --lars_eta={config.chosen['lars_eta']:g} make no step: give positive values"
+            )
         found.append(Candidate(*relative_step.remedy(here, top, step), warmup, step))
     return found
 
@@ -95,8 +98,10 @@ def _without_lars(
 ) -> list[Candidate]:
     if steps:
         raise UserError("--relative_steps: only LARS has a relative step; give --lrs")
-    if config.lr_schedule in FIXED or config.optimizer == "adabound":
-        what = f"--lr_schedule={config.lr_schedule}" if config.lr_schedule in FIXED else "--optimizer=adabound"
+    if config.lr_schedule in FIXED or OPTIMIZERS[config.optimizer].rate != "lr":
+        what = (
+            f"--lr_schedule={config.lr_schedule}" if config.lr_schedule in FIXED else f"--optimizer={config.optimizer}"
+        )
         raise UserError(f"{what} does not take its rate from --lr, so there is nothing to search: choose another")
     rates = rates or [config.lr * factor for factor in _FACTORS]
     return [Candidate("lr", *pair) for pair in itertools.product(dict.fromkeys(rates), warmups)]
@@ -121,7 +126,7 @@ def flags(config: Config, workers: int, candidate: Candidate, epochs: int) -> li
         "--progress=plain",
     ]
     if config.lr_schedule == "exponential":
-        texts.append(f"--lr_decay={config.lr_decay ** (1 / share)!r}")
+        texts.append(f"--lr_decay={config.chosen['lr_decay'] ** (1 / share)!r}")
     if config.lr_schedule == "step":
-        texts.append("--lr_steps=" + ",".join(repr(epoch * share) for epoch in config.lr_steps))
+        texts.append("--lr_steps=" + ",".join(repr(epoch * share) for epoch in config.chosen["lr_steps"]))
     return texts

@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 
+from hybrid_imagenet import config as configuration
+
 EPOCHS = 12
 TARGET = 0.9
 BASE = (
@@ -93,9 +95,14 @@ class Study:
     base: tuple[str, ...] = BASE
 
     def arguments(self, arm: Arm, seed: int, extra: Sequence[str] = ()) -> tuple[str, ...]:
-        """Flags of the training program for one cell, without its run directory. Later flags win."""
+        """Flags of the training program for one cell, without its run directory. Later flags win.
+
+        Options of the base that an arm's optimizer or schedule does not have are left out.
+        """
         seeded = arm.by_seed(seed) if arm.by_seed else ()
-        return (*self.base, *arm.flags, *seeded, f"--seed={seed}", *extra)
+        own = (*arm.flags, *seeded, f"--seed={seed}", *extra)
+        unused = configuration.resolve(own, before=self.base).dropped
+        return (*(flag for flag in self.base if flag.lstrip("-").partition("=")[0] not in unused), *own)
 
 
 def ranking(*names: str, metric: str = "top1") -> tuple[Claim, ...]:

@@ -28,7 +28,7 @@ GRADIENT_DESCENT = Study(
         Arm("gradual", "Gradual warmup + SGD", ("--optimizer=sgd", *_GRADUAL), top1=0.751, about=True),
         Arm("adabound", "AdaBound", ("--optimizer=adabound",)),
         Arm("hybrid_low", "AdaBound warmup + SGD, low rate", _LOW),
-        Arm("gradual_low", "Gradual warmup + SGD, low rate", ("--optimizer=sgd", *_GRADUAL, *_LOW)),
+        Arm("gradual_low", "Gradual warmup + SGD, low rate", ("--optimizer=sgd", *_GRADUAL, _LOW[0])),
     ),
     claims=(*ranking("hybrid", "gradual", "adabound"), Claim("hybrid", "gradual", metric="epochs")),
     notes=(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybrid_imagenet import config as configuration
+from hybrid_imagenet.config import choices
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, UserError
 from hybrid_imagenet.runlog import jsonl
 from hybrid_imagenet.runlog.standard_logs import read_json
@@ -86,8 +87,10 @@ def create(root: pathlib.Path, flags: Sequence[str], ranks: int) -> Cell:
 
 def resolved(flags: Sequence[str]) -> dict[str, Any]:
     """Those settings that differ from the defaults of the hybrid recipe and matter to the training."""
-    values: dict[str, Any] = json.loads(configuration.resolve(flags).to_json())
-    defaults = json.loads(configuration.resolve(()).to_json())
+    config = configuration.resolve(flags)
+    defaults = configuration.resolve(()).values() | choices.defaults(config.values())
+    values: dict[str, Any] = json.loads(config.to_json())
+    defaults = json.loads(json.dumps(defaults))  # tuples become lists
     return {name: value for name, value in values.items() if value != defaults[name] and name not in WATCHING}
 
 

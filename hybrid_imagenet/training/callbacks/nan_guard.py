@@ -92,7 +92,7 @@ class WeightCheck(keras.callbacks.Callback):
 
 
 class TrustRatioLog(keras.callbacks.Callback):
-    """Adds `trust_ratios`, the LARS ratio of each layer in the last step, to the epoch records of the SGD phase."""
+    """Adds `trust_ratios`, the LARS ratio of each layer in the last step, to epochs in which LARS runs."""
 
     def __init__(self, optimizer: GroupedOptimizer, variables: Sequence[keras.Variable]):
         """`variables` are those that the optimizer was built on."""
@@ -102,7 +102,7 @@ class TrustRatioLog(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Fetches the ratios."""
-        if logs is not None and self._optimizer.hyper["phase"] > 0:
+        if logs is not None and self._optimizer.scales_layers and self._optimizer.hyper["phase"] > 0:
             logs["trust_ratios"] = dict(zip(self._names, self._optimizer.trust_ratios.numpy().tolist(), strict=True))
 
 

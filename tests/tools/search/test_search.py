@@ -90,7 +90,7 @@ def test_without_lars_rates_are_tried():
     assert trials.candidates(run, 2, rates=(1.0,), warmups=(0.0, 1.0)) == expected
 
 
-HYBRID = ["--handover=continuous", "--per_gpu_batch=256", "--lr=0.1"]
+HYBRID = ["--hybrid_handover=continuous", "--per_gpu_batch=256", "--lr=0.1"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,10 @@ def test_with_lars_relative_steps_are_tried_around_the_tuned_one(flags, flag):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--budget_epochs=9", "--", "--lars=none", "--recipe=flash_b"], "--lr_schedule=sony_b does not take its rate"),
+        (
+            ["--budget_epochs=9", "--", "--lars_variant=none", "--recipe=flash_b"],
+            "--lr_schedule=sony_b does not take its rate",
+        ),
         (["--budget_epochs=9", "--lrs=1,2"], "--lrs: with LARS the search goes over its relative step"),
         (["--budget_epochs=9", "--relative_steps=1", "--", *SGD], "--relative_steps: only LARS has"),
         (["--budget_epochs=9", "--warmups=5", "--", "--epochs=5"], "--warmups=5: LARS does not run after it"),
@@ -144,7 +147,7 @@ def test_mistakes_are_one_line(arguments, words, capsys):
 def test_a_real_search_on_two_ranks_writes_a_flag_file(tmp_path, capsys):
     out = tmp_path / "chosen.flags"
     run = ["--dataset=digits", "--augmentation=digits", "--model=resnet10", "--image_size=16", "--per_gpu_batch=64"]
-    run += ["--lr=0.1", "--handover=continuous"]
+    run += ["--lr=0.1", "--hybrid_handover=continuous"]
     arguments = ["--budget_epochs=2", "--relative_steps=0.02,1e7", "--warmups=1", "--ranks=2", f"--out={out}"]
     assert program.main([*arguments, "--", *run, "--epochs=4"]) == 0
     chosen = config.resolve([*run, f"--flagfile={out}"])

@@ -121,7 +121,7 @@ def test_a_run_that_was_watched_otherwise_is_kept(cell):
     path = cell.run_dir / "config.json"
     content = json.loads(path.read_text())
     content["flags"] |= {"wire_health_every_steps": 3, "keep": 9, "a_flag_of_former_times": 1}
-    del content["flags"]["lr_power"]
+    del content["flags"]["lr_decay"]
     path.write_text(json.dumps(content))
     assert trial_runs.read(cell).status == trial_runs.FINISHED
 

@@ -16,7 +16,7 @@ from hybrid_imagenet.training.accumulators import ClassificationSums
 from hybrid_imagenet.training.callbacks.batch_norm import PreciseStatistics
 from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallback
 from hybrid_imagenet.training.callbacks.metric_average import MetricAverage
-from hybrid_imagenet.training.callbacks.nan_guard import NumericsGuard, WeightCheck
+from hybrid_imagenet.training.callbacks.nan_guard import NumericsGuard, TrustRatioLog, WeightCheck
 from hybrid_imagenet.training.callbacks.schedules import HyperparameterSchedule
 from hybrid_imagenet.training.callbacks.target import BestAndTarget
 from tests.checkpoints import support
@@ -57,6 +57,30 @@ def test_the_schedule_sets_every_step_and_frees_state_at_the_switch():
     assert at_epoch_end == {"learning_rate": 6.0, "phase": 1.0}
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "recorded"),
+    [
+        ("lars", {}, True),
+        ("hybrid", {}, True),
+        ("lars", {"variant": "none"}, False),
+        ("hybrid", {"lars_variant": "none"}, False),
+        ("sgd", {}, False),
+        ("adabound", {}, False),
+    ],
+)
+def test_trust_ratios_are_recorded_where_lars_runs(name, arguments, recorded):
+    inner = optimizers.create(name, **arguments)
+    variables = [keras.Variable(np.ones((2, 2), np.float32), name="kernel"), variable(1.0)]
+    inner.build(variables)
+    log, warm, logs = TrustRatioLog(inner, variables), {}, {}
+    inner.hyper.assign({"phase": 0.0})
+    log.on_epoch_end(0, warm)
+    inner.hyper.assign({"phase": 1.0})
+    log.on_epoch_end(1, logs)
+    assert warm == {}
+    assert logs == ({"trust_ratios": {"kernel": 1.0}} if recorded else {})
+
+
 def test_metric_average_divides_sums_of_all_ranks_once():
     others = np.array([10.0, 1.0, 2.0, 30.0])
     logs = {"sums": ClassificationSums(2.0, 3.0, 4.0, 6.0)}
@@ -65,7 +89,7 @@ def test_metric_average_divides_sums_of_all_ranks_once():
 
 
 def test_the_guard_stops_a_run_that_only_skips():
-    optimizer = DistributedOptimizer(optimizers.create("sgd", learning_rate=0.1), SingleProcess())
+    optimizer = DistributedOptimizer(optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1), SingleProcess())
     weights = [keras.Variable(np.ones(1, np.float32), name=name) for name in ("stem", "head")]
     optimizer.build(weights)
     guard = NumericsGuard(optimizer, max_skipped_steps=3)

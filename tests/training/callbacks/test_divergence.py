@@ -82,7 +82,7 @@ def test_it_looks_wherever_a_run_may_end_or_be_saved(moment):
 @pytest.mark.parametrize(("bounded", "epoch"), [(True, 2.0), (False, 2.0), (True, 20.0)])
 def test_a_scaled_schedule_differs_in_its_rates_only(bounded, epoch):
     schedule = schedules.create(
-        schedule="exponential",
+        lr_schedule="exponential",
         lr=0.1,
         epochs=30,
         workers=8,

@@ -20,7 +20,7 @@ from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 
 w = keras.Variable(np.zeros(3, np.float32), name="w")
-inner = optimizers.create("sgd", learning_rate=1.0, momentum=0.0)
+inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=1.0, momentum=0.0)
 optimizer = DistributedOptimizer(inner, c, LossScale(1024.0, dynamic=True))
 optimizer.build([w])
 @tf.function(autograph=False)
