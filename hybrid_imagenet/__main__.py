@@ -13,6 +13,7 @@ from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE
 # The module of each command, with main(arguments) -> exit code, and one line for the list of commands.
 COMMANDS = {
     "train": ("hybrid_imagenet.main", "train, on this process or as one of the ranks that horovodrun started"),
+    "run": ("hybrid_imagenet.tools.run", "start training on several hosts, as horovodrun does, and end when it ends"),
     "evaluate": ("hybrid_imagenet.tools.evaluate", "loss, top-1 and top-5 of a trained network on a data set"),
     "predict": ("hybrid_imagenet.tools.predict", "the most probable classes of images"),
     "export": (

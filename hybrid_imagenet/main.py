@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 
@@ -12,16 +14,13 @@ from hybrid_imagenet import recipes
 from hybrid_imagenet.comm.environment import restart_with_huge_pages
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.config import help as flag_help
-from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, EXIT_PREEMPTED, SharedError, UserError
+from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, EXIT_PREEMPTED, EXIT_STALLED, SharedError, UserError
+from hybrid_imagenet.resilience.ending import announce
+from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
+from hybrid_imagenet.resilience.stop_signals import REQUESTS
 
 # Training images; the plan of a run needs no data set.
 _KNOWN_SIZES = {"imagenet2012": 1281167, "digits": 1500, "fashion_mnist": 60000}
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK")
-
-
-def launcher_rank() -> int:
-    """The rank that the launcher announced, 0 without one."""
-    return next((int(os.environ[name]) for name in _RANK_VARIABLES if name in os.environ), 0)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     except UserError as error:
         if launcher_rank() == 0:
             print(f"error: {error}", file=sys.stderr)
+        announce(error.exit_code)
         return error.exit_code
     if config.check_only:
         return EXIT_OK
@@ -64,9 +64,9 @@ def _print_config(config: configuration.Config) -> int:
 
 
 def _train(config: configuration.Config) -> int:
+    REQUESTS.install()
     # Imported late: a wrong flag answers without TensorFlow, and TensorFlow starts with the threads that comm sets.
     from hybrid_imagenet import comm
-    from hybrid_imagenet.resilience.launcher import follow_launcher
 
     follow_launcher()
     try:
@@ -91,8 +91,29 @@ def _train(config: configuration.Config) -> int:
     except Exception:
         print(f"rank {launcher_rank()}: unexpected error\n{traceback.format_exc()}", file=sys.stderr)
         return _leave(EXIT_FAILURE)
+    _end_within(config.stall_seconds)
+    with contextlib.suppress(Exception):  # a rank was lost here: what is to be saved is saved
+        communicator.barrier()  # the launcher ends all ranks as soon as one leaves with another code than 0
     communicator.shutdown()
-    return EXIT_PREEMPTED if outcome == "preempted" else EXIT_OK
+    if REQUESTS.stop and outcome != "preempted" and launcher_rank() == 0:
+        print("stopped after the last step: the run is complete", file=sys.stderr)
+    if REQUESTS.stop or outcome == "preempted":
+        announce(EXIT_PREEMPTED)
+        return EXIT_PREEMPTED
+    return EXIT_OK
+
+
+def _end_within(seconds: float) -> None:
+    """Ends this rank if the others do not come to the end with it: nobody watches over them any more."""
+
+    def end() -> None:
+        print(f"error: rank {launcher_rank()} waited for the others at the end for {seconds:g} s", file=sys.stderr)
+        _leave(EXIT_STALLED)
+
+    if seconds:
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
 
 
 def _report(error: UserError) -> None:
@@ -107,6 +128,7 @@ def _leave(code: int) -> int:
     """Ends the process at once: a rank that failed must not wait in a collective of the others."""
     sys.stdout.flush()
     sys.stderr.flush()
+    announce(code)
     os._exit(code)
 
 

@@ -10,12 +10,6 @@ cache_dir=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/hybrid_imagenet
 
 EXIT_USAGE=2
 
-# What horovodrun gives mpirun: plain point-to-point transport, no verbs through Open MPI (NCCL has its own), and no
-# binding, so that a rank's threads may use all the cores that the program divides among the ranks of a host. mpirun
-# itself is quiet: a rank that fails has said why.
-# shellcheck disable=SC2034
-MPI_ARGUMENTS=(--quiet --mca pml ob1 --mca btl ^openib -bind-to none -map-by slot)
-
 say() { printf '%s\n' "$*" >&2; }
 
 # die MESSAGE: one line, exit 1 (the machine lacks something).
@@ -83,6 +77,7 @@ parse_hosts() {
     seen+="$name,"
     host_names+=("$name") host_slots+=("$slots")
   done
+  ((${#host_names[@]})) || usage_error "no hosts: an empty list names none"
 }
 
 # total_slots: the number of ranks on all hosts of parse_hosts.
@@ -107,75 +102,15 @@ resume_flag() {
   [[ ! -e $1/config.json ]] || resume=(--resume)
 }
 
-# mpi_command PROGRAM...: fills command with the mpirun line for the hosts of parse_hosts, for schedulers that start
-# Open MPI's daemons in their own way. Variables that the ranks need on other hosts are handed over by name.
-mpi_command() {
-  local name
-  command=(mpirun "${MPI_ARGUMENTS[@]}" --prefix "$venv_dir" --tag-output -np "$(total_slots)" -H "$(hosts_argument)")
-  while IFS= read -r name; do
-    command+=(-x "$name")
-  done < <(compgen -e | grep -E '^(PATH|LD_LIBRARY_PATH|OPAL_PREFIX|VIRTUAL_ENV|(NCCL|HOROVOD|TF|HYBRID_IMAGENET)_.*)$')
-  command+=("$@")
+# run_command PROGRAM_FLAG...: fills command with the line that trains on the hosts of parse_hosts.
+# shellcheck disable=SC2034
+run_command() {
+  command=("$venv_dir/bin/python" -m hybrid_imagenet run -np "$(total_slots)" -H "$(hosts_argument)" -- "$@")
 }
 
 # is_local HOST: whether ranks on HOST start without ssh.
 is_local() { [[ $1 == localhost || $1 == 127.* || $1 == "$(hostname)" ]]; }
 
-# terminal_environment: ranks write into Open MPI's pseudo-terminal whatever our own output is, so tell them.
-terminal_environment() {
-  local size
-  if [[ -t 1 ]] && size=$(stty size 2>/dev/null </dev/tty); then
-    export HYBRID_IMAGENET_TERMINAL=1 LINES=${size% *} COLUMNS=${size#* }
-  elif [[ -t 1 ]]; then
-    export HYBRID_IMAGENET_TERMINAL=1
-  else
-    export HYBRID_IMAGENET_TERMINAL=0
-  fi
-}
-
-# supervise COMMAND...: runs a launcher (mpirun, or horovodrun which becomes mpirun) and returns its exit code.
-#
-# Ctrl-C, TERM or USR1 once: mpirun hands SIGUSR1 to every rank on every host, which saves and stops; a TERM sent to
-# mpirun itself would kill the ranks within a second. A second signal ends everything at once.
-supervise() {
-  local child code signals=0 errors filter
-  # A session of its own keeps the terminal's Ctrl-C from reaching mpirun before us; if we are killed, it dies too.
-  local wrapper=(setsid)
-  if command -v setpriv >/dev/null && setpriv --pdeathsig TERM true 2>/dev/null; then
-    wrapper=(setsid setpriv --pdeathsig TERM)
-  fi
-  exec {errors}> >(trap '' INT TERM HUP USR1 && drop_greetings >&2)
-  filter=$!
-  "${wrapper[@]}" "$@" </dev/null 2>&"$errors" {errors}>&- &
-  child=$!
-  exec {errors}>&-
-  trap 'stop_ranks "$child"' INT TERM HUP USR1
-  while :; do
-    wait "$child" && code=0 || code=$?
-    # wait returns early when a signal was trapped; go on until the launcher is really gone.
-    kill -0 "$child" 2>/dev/null || break
-  done
-  # The status of a wait that a signal interrupted is not the launcher's: ask again, which answers at once.
-  if ((signals)); then wait "$child" 2>/dev/null && code=0 || code=$?; fi
-  wait "$filter" 2>/dev/null || true # it may have lines left to write
-  trap - INT TERM HUP USR1
-  return "$code"
-}
-
-# drop_greetings: what TensorFlow writes to standard error whatever its log settings, once or twice for every rank.
-drop_greetings() {
-  exec sed -u -e '/WARNING: All log messages before absl::InitializeLog() is called are written to STDERR/d' \
-    -e '/ port\.cc:[0-9]*\] oneDNN custom operations are on/d' \
-    -e '/ util\.cc:[0-9]*\] oneDNN supports DT_HALF only on platforms/d'
-}
-
-# stop_ranks PID: what supervise does on a signal.
-stop_ranks() {
-  signals=$((signals + 1))
-  if ((signals == 1)); then
-    say "stopping: the ranks save and leave; press Ctrl-C again to end them at once"
-    kill -USR1 "$1" 2>/dev/null
-  else
-    kill -TERM -- "-$1" 2>/dev/null
-  fi
-}
+# supervise COMMAND...: becomes the process that runs a launcher (mpirun, or horovodrun which becomes mpirun), hands
+# signals on to its ranks, ends it when they have ended, and returns their exit code.
+supervise() { exec "$venv_dir/bin/python" -m hybrid_imagenet.resilience.supervisor -- "$@"; }

@@ -86,14 +86,11 @@ show_settings() {
 }
 
 run_cluster() {
-  local code=0
   # shellcheck source=launch/env.sh
   . "$launch_dir/env.sh"
   [[ -n $module ]] || "${program[@]}" --check_only || exit $?
   check_hosts
-  terminal_environment
-  supervise "${command[@]}" || code=$?
-  exit "$code"
+  supervise "${command[@]}"
 }
 
 # check_hosts: each remote host answers over ssh without a password and has the environment, the checkout and the

@@ -26,9 +26,8 @@ for argument in "$@"; do
 done
 ranks=${RANKS:-2}
 check_number "$ranks" RANKS 1024
-program=("$venv_dir/bin/python" -m hybrid_imagenet.main "--flagfile=$root_dir/flags/digits.flags" "${flags[@]}")
-# mpirun as horovodrun would start it, but with the ranks' output as it is and without a second start of TensorFlow.
-command=(mpirun "${MPI_ARGUMENTS[@]}" -np "$ranks" -H "localhost:$ranks" "${program[@]}")
+host_names=(localhost) host_slots=("$ranks")
+run_command "--flagfile=$root_dir/flags/digits.flags" "${flags[@]}"
 if ((dry_run)); then
   print_command "${command[@]}"
   exit 0
@@ -36,8 +35,4 @@ fi
 "$launch_dir/setup.sh"
 # shellcheck source=launch/env.sh
 . "$launch_dir/env.sh"
-"${program[@]}" --check_only || exit $?
-terminal_environment
-code=0
-supervise "${command[@]}" || code=$?
-exit "$code"
+exec "${command[@]}"

@@ -44,22 +44,12 @@ for argument in "$@"; do
   case $argument in --run_dir=*) run_dir=${argument#*=} ;; esac
 done
 resume_flag "$run_dir" # a job that was queued again goes on in its directory
-program=("$venv_dir/bin/python" -m hybrid_imagenet.main "--flagfile=$root_dir/flags/cluster1.flags" "--run_dir=$run_dir"
-  "$@" "${resume[@]}")
-mpi_command "${program[@]}"
+run_command "--flagfile=$root_dir/flags/cluster1.flags" "--run_dir=$run_dir" "$@" "${resume[@]}"
 if [[ -n ${DRY_RUN:-} ]]; then
   print_command "${command[@]}"
   exit 0
 fi
 # shellcheck source=launch/env.sh
 . "$scripts/env.sh"
-mpi_command "${program[@]}" # again, now with the variables that the environment sets
-"${program[@]}" --check_only || exit $?
-terminal_environment
-# Slurm's USR1 reaches this script alone (B: above); supervise hands it to all ranks.
-code=0
-supervise "${command[@]}" || code=$?
-if ((code == 75)); then # stopped by a signal after saving
-  scontrol requeue "$SLURM_JOB_ID" && exit 0
-fi
-exit "$code"
+# Slurm's USR1 reaches this process alone (B: above), which hands it to all ranks. What was stopped so queues again.
+exec "${command[@]:0:4}" --preempted "scontrol requeue $SLURM_JOB_ID" "${command[@]:4}"

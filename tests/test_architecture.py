@@ -33,7 +33,8 @@ ALLOWED = {
     "train": {"config", "comm", "resilience", "training"},
     "main": {"config", "recipes", "comm", "data", "resilience", "train"},
     "tools": {
-        "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "training",
+        "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "resilience",
+        "training",
     },
     "benchmarks": {
         "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "training",

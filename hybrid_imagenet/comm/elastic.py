@@ -6,9 +6,12 @@ connect anew, gives out new numbers. What a rank does meanwhile is up to it; see
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.errors import UserError
@@ -17,6 +20,13 @@ _MAX_FUSION_MB = 64  # half of Horovod's own buffer, see `engine._set_engine`
 # What Horovod can be told only once per process: a second start with it set writes outside of its memory.
 _ONCE = {"HOROVOD_CYCLE_TIME": "--cycle-time-ms", "HOROVOD_FUSION_THRESHOLD": "--fusion-threshold-mb"}
 _CONNECT_SECONDS = "120"  # for new ranks to start Python and TensorFlow while the others wait
+# Of connections on which nothing comes back: first question, further ones, their number; and the end in milliseconds.
+_LOSS = {
+    socket.TCP_KEEPIDLE: 5,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 20_000,
+}
 
 
 class RanksChangeError(Exception):
@@ -49,6 +59,22 @@ def prepare(settings: Settings) -> None:
             f"--fusion_threshold_mb={settings.fusion_threshold_mb:g}: at most {_MAX_FUSION_MB} with elastic ranks"
         )
     os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", _CONNECT_SECONDS)
+
+
+def watch_connections() -> None:
+    """Has the kernel end this process's connections to hosts that are lost, after some 20 seconds.
+
+    A host that loses its network closes nothing: Gloo would wait for its full time-out, which is long enough for new
+    ranks to start. Hosts that are only busy answer by their kernel.
+    """
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as connection:
+            if connection.type != socket.SOCK_STREAM or connection.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            connection.getpeername()  # OSError for a socket that listens
+            for option, value in _LOSS.items():
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def is_loss(error: BaseException) -> bool:

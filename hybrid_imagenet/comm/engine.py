@@ -184,6 +184,7 @@ class HorovodCommunicator(Communicator):
             hvd.shutdown()
         else:
             raise UserError(f"the ranks could not connect to each other in {_ELASTIC_ATTEMPTS} attempts: see above")
+        elastic.watch_connections()
         # Horovod asks the launcher for new numbers and changes the variables behind Python's back.
         for name in ("rank", "size", "local_rank", "local_size"):
             os.environ[f"HOROVOD_{name.upper()}"] = str(getattr(hvd, name)())

@@ -25,11 +25,11 @@ def announce(code: int, environ: Mapping[str, str] | None = None) -> None:
 
 
 def line(word: str, code: int) -> bytes:
-    """The line; a line break before it ends one that others may have begun."""
-    return f"\n{word} ends {code}\n".encode()
+    """The line."""
+    return f"{word} ends {code}\n".encode()
 
 
-def code_in(text: bytes, word: str) -> int | None:
-    """The exit code in a line of standard error; None for any other line."""
+def code_in(text: bytes, word: str) -> tuple[int, bytes] | None:
+    """The exit code in a line of standard error, and what stands before it; None for any other line."""
     found = re.search(rb"%s ends (\d{1,3})\b" % word.encode(), text)
-    return int(found[1]) if found else None
+    return (int(found[1]), text[: found.start()]) if found else None

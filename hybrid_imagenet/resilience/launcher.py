@@ -1,18 +1,31 @@
-"""Ends a rank whose launcher has died."""
+"""Ends a rank whose launcher has died or cannot be reached, and hears from it when the job is to stop."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
-from hybrid_imagenet.errors import EXIT_FAILURE
+from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED
+from hybrid_imagenet.resilience import processes
 
 _GRACE = 8.0  # seconds for saving after the launcher is gone
+_CALL_EVERY = 5.0  # seconds between calls of an elastic rank to its launcher, and for one of them
+_CALLS = 6  # that fail one after the other: the launcher has gone on without this rank
 LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK")
+ORDERS_VARIABLE = "HYBRID_IMAGENET_ORDERS"  # "stdin": the launcher writes to standard input, and holds it open
+_STOP, _END = b"stop", b"end"  # the orders: save and leave; leave, as the job has failed
+
+
+def launcher_rank(environ: Mapping[str, str] | None = None) -> int:
+    """The rank that the launcher announced; 0 without one, or if that is no number."""
+    env = os.environ if environ is None else environ
+    given = next((env[name] for name in LAUNCHER_VARIABLES if name in env), "0")
+    return int(given) if given.isascii() and given.isdigit() else 0
 
 
 def follow_launcher(environ: Mapping[str, str] | None = None) -> None:
@@ -26,13 +39,51 @@ def follow_launcher(environ: Mapping[str, str] | None = None) -> None:
     launchers = _launchers()
 
     def follow() -> None:
-        while all(_parent(process) == parent for process, parent in launchers):
+        while all(processes.parent(process) == parent for process, parent in launchers):
             time.sleep(1)
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(_GRACE)
-        os._exit(EXIT_FAILURE)
+        _leave()
 
-    threading.Thread(target=follow, name="launcher", daemon=True).start()
+    _thread(follow)
+    if env.get(ORDERS_VARIABLE) == "stdin":
+        _thread(_obey)
+    address = env.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), env.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
+    if env.get("HOROVOD_ELASTIC") == "1" and all(address):
+        _thread(lambda: _call(str(address[0]), int(str(address[1]))))
+
+
+def _thread(what) -> None:  # type: ignore[no-untyped-def]
+    threading.Thread(target=what, name="launcher", daemon=True).start()
+
+
+def _leave() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE)
+    os._exit(EXIT_FAILURE)
+
+
+def _obey() -> None:
+    """Reads the launcher's orders from standard input, which ends with the launcher or with the way to it."""
+    while order := os.read(0, 1 << 10):
+        if _STOP in order:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        if _END in order:
+            os._exit(EXIT_FAILURE)
+    _leave()
+
+
+def _call(host: str, port: int) -> None:
+    """Ends an elastic rank that cannot reach its launcher: its host has lost the network, and is counted as lost."""
+    failed = 0
+    while failed < _CALLS:
+        time.sleep(_CALL_EVERY)
+        try:
+            socket.create_connection((host, port), timeout=_CALL_EVERY).close()
+            failed = 0
+        except OSError:
+            failed += 1
+    where = f"rank {launcher_rank()} on {socket.gethostname()}"
+    print(f"error: {where} cannot reach its launcher at {host}:{port}: it ends", file=sys.stderr, flush=True)
+    os._exit(EXIT_STALLED)
 
 
 def _launchers() -> list[tuple[int, int]]:
@@ -41,22 +92,8 @@ def _launchers() -> list[tuple[int, int]]:
     The parent of an mpirun that a user started may go: with nohup it outlives the login.
     """
     own, parent = os.getpid(), os.getppid()
-    try:
-        above = _parent(parent)
-        words = Path(f"/proc/{above}/cmdline").read_bytes().split(b"\0")
-    except OSError:  # no /proc, or gone already
-        return [(own, parent)]
-    if len(words) > 2 and words[1] == b"-c" and words[2].lstrip().startswith(b"mpirun "):
+    above = processes.parent(parent)
+    words = processes.words(above)
+    if len(words) > 2 and words[1] == "-c" and words[2].lstrip().startswith("mpirun "):
         return [(own, parent), (parent, above)]
     return [(own, parent)]
-
-
-def _parent(process: int) -> int:
-    """The number of a process's parent; 0 if there is no such process."""
-    if process == os.getpid():
-        return os.getppid()
-    try:
-        # The second field, the command, is in parentheses and may hold spaces.
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0

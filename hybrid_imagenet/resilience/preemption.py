@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import signal
 import threading
 import time
-import types
 
 import tensorflow as tf
 
-# SIGUSR1 is the one that mpirun passes on to the ranks without killing them a second later.
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+from hybrid_imagenet.resilience.stop_signals import REQUESTS, SIGNALS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +31,7 @@ class Control:
 
     def __init__(self, save_every_seconds: float | None = None):
         """Without `save_every_seconds` no checkpoint is asked for by time; pass it on one rank only."""
-        self._stop = self._regroup = False
+        self._regroup = False
         self._save_every_seconds = save_every_seconds
         self._last_save = time.monotonic()
         self._previous: dict[int, object] = {}
@@ -43,31 +40,29 @@ class Control:
 
     def install_signal_handlers(self) -> None:
         """Catches SIGTERM, SIGINT and SIGUSR1; does nothing outside the main thread."""
+        REQUESTS.begin_training()
         if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                self._previous[number] = signal.signal(number, self._on_signal)
+            for number in SIGNALS:
+                self._previous[number] = signal.signal(number, REQUESTS.on_signal)
 
     def restore_signal_handlers(self) -> None:
         """Puts back what `install_signal_handlers` replaced."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._previous.clear()
+        if not REQUESTS.installed:  # not the program, but a notebook: another run may follow in this process
+            REQUESTS.stop = False
 
     def request_regroup(self) -> None:
         """Asks all ranks to connect anew after a step; may be called from any thread."""
         self._regroup = True
-
-    def _on_signal(self, number: int, frame: types.FrameType | None) -> None:
-        if self._stop:
-            os._exit(128 + number)
-        self._stop = True
 
     def word(self) -> tf.Tensor:
         """This rank's requests, int32 [3]: stop, save, regroup."""
         save = self._save_every_seconds is not None and (time.monotonic() - self._last_save >= self._save_every_seconds)
         if save:
             self._last_save = time.monotonic()
-        return self._words[int(self._stop), int(save), int(self._regroup)]
+        return self._words[int(REQUESTS.stop), int(save), int(self._regroup)]
 
     @staticmethod
     def read(total: tf.Tensor) -> Verdict:

@@ -24,17 +24,11 @@ hostfile=${MPI_HOSTFILE:-/etc/mpi/hostfile}
 mapfile -t lines < <(sed -e 's/#.*//' -e 's/[[:space:]]*slots=/:/' -e '/^[[:space:]]*$/d' "$hostfile")
 parse_hosts 1 "${lines[@]}"
 resume_flag "$run_dir"
-program=("$venv_dir/bin/python" -m hybrid_imagenet.main "${flags[@]}" "${resume[@]}")
-mpi_command "${program[@]}"
+run_command "${flags[@]}" "${resume[@]}"
 if ((dry_run)); then
   print_command "${command[@]}"
   exit 0
 fi
 # shellcheck source=launch/env.sh
 . "$launch_dir/env.sh"
-mpi_command "${program[@]}" # again, now with the variables that the environment sets
-"${program[@]}" --check_only || exit $?
-terminal_environment
-code=0
-supervise "${command[@]}" || code=$?
-exit "$code"
+exec "${command[@]}"

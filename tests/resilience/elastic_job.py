@@ -1,4 +1,4 @@
-"""An elastic job on this machine: horovodrun with a host list that a test changes."""
+"""An elastic job on this machine, with a host list that a test changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from tests.ranks import HOROVODRUN, ROOT
+from tests.ranks import ROOT
 from tests.support import program
 
 # Names of this machine: the launcher takes each for a host of its own, which it drops when one of its ranks fails.
@@ -17,7 +17,7 @@ HOSTS = ("localhost", "127.0.0.1", "127.1", "127.0.1", "127.0x1", "0177.1")
 
 
 class Job:
-    """horovodrun with elastic ranks, in a session of its own."""
+    """A launcher with elastic ranks, in a session of its own."""
 
     def __init__(self, folder: pathlib.Path, hosts: int, least: int, *flags: str, most: int = 4):
         self.run_dir = folder / "run"
@@ -30,10 +30,11 @@ class Job:
         script.write_text(f"#!/bin/sh\ncat {self._list}\n")
         script.chmod(0o755)
         counts = ["-np", str(hosts), "--min-np", str(least), "--max-np", str(most)]
-        launch = [str(HOROVODRUN), *counts, "--host-discovery-script", str(script), "--network-interfaces", "lo"]
+        launch = [sys.executable, "-m", "hybrid_imagenet", "run", *counts, "--host-discovery-script", str(script)]
+        launch += ["--blacklist-cooldown-range", "3600", "3600"]  # what is lost stays away
         self._log = (folder / "log").open("w+")
         self.process = subprocess.Popen(
-            [*launch, sys.executable, "-m", "tests.resilience.elastic_rank", f"--run_dir={self.run_dir}", *flags],
+            [*launch, "--module", "tests.resilience.elastic_rank", "--", f"--run_dir={self.run_dir}", *flags],
             env=program.environment() | {"ELASTIC_NOTES": str(self.notes)},
             cwd=ROOT,
             stdout=self._log,
@@ -97,7 +98,7 @@ class Job:
         os.kill(self.rank_process(host), signal.SIGKILL)
 
     def finish(self, timeout: float = 240) -> int:
-        """Waits for the end; the exit code of horovodrun."""
+        """Waits for the end; the exit code of the job."""
         return self.process.wait(timeout)
 
     def close(self) -> None:

@@ -128,14 +128,14 @@ def test_ranks_that_agree_to_connect_anew_lose_no_step():
     assert parts.memory.recall().meta["state"]["step"] == 2
 
 
-def seen(job):
+def seen(job, ranks=4):
     """How often each example was trained on by the steps that count: those that were not done anew."""
     changes = [(record["step"], record["world_size"]) for record in job.records("ranks")]
     counts, steps = collections.Counter(), collections.Counter()
     for path in job.notes.iterdir():
         for line in path.read_text().splitlines():
             step, size, labels = json.loads(line)
-            if size == ([4] + [after for at, after in changes if at <= step])[-1]:
+            if size == ([ranks] + [after for at, after in changes if at <= step])[-1]:
                 counts.update(labels)
                 steps[step] += 1
     return counts, steps

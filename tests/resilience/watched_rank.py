@@ -1,4 +1,7 @@
-"""A rank without MPI that only its watchdog watches: FOLDER RANK SIZE LIMIT [RANK that hangs ...] [elastic] [busy]."""
+"""A rank without MPI that only its watchdog watches: FOLDER RANK SIZE LIMIT [RANK that hangs ...] [elastic] [busy].
+
+RANK is a number, or `launched`: a launcher says it, and every rank is on a host of its own.
+"""
 
 import json
 import pathlib
@@ -6,16 +9,20 @@ import random
 import sys
 import time
 
+from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
 from hybrid_imagenet.resilience.watchdog import Watchdog
 
-folder, rank, size, limit = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+folder, size, limit = pathlib.Path(sys.argv[1]), int(sys.argv[3]), float(sys.argv[4].rpartition("=")[2])
+launched = sys.argv[2] == "launched"
+rank = launcher_rank() if launched else int(sys.argv[2])
 
 
 class Files:
     """What the watchdog needs of a communicator, over files."""
 
     def __init__(self):
-        self.rank, self.size, self.hosts, self.calls = rank, size, ("here",) * size, 0
+        self.rank, self.size, self.calls = rank, size, 0
+        self.hosts = tuple(f"lab{r + 1}" for r in range(size)) if launched else ("here",) * size
 
     def allgather_object(self, value):
         self.calls += 1
@@ -40,6 +47,7 @@ def step_that_hangs():
     time.sleep(600)
 
 
+follow_launcher()
 ranks = Files()
 dog = Watchdog(ranks, limit, elastic="elastic" in sys.argv)
 if "busy" in sys.argv:
@@ -53,5 +61,7 @@ for step in range(1, 10**6):
     if step == 10 and str(rank) in sys.argv[5:]:
         step_that_hangs()
     dog.note(step)
-    if step == 5 and "busy" not in sys.argv:
+    if step == 5 and "busy" not in sys.argv and not launched:
         print("training", flush=True)
+    if launched and step % 5 == 0:
+        (folder / f"training-{rank}").touch()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-import re
 import shlex
 import socket
 import subprocess
@@ -14,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hybrid_imagenet.comm.discovery import parse_host
 from hybrid_imagenet.errors import UserError
 
-_HOST = re.compile(r"(?!\d+(:|$))[A-Za-z0-9](?:[A-Za-z0-9._-]{0,250}[A-Za-z0-9])?(?::(?P<slots>[1-9][0-9]{0,3}))?")
 CONNECT_SECONDS = 10
 ANSWER_SECONDS = 60
 
@@ -38,13 +37,13 @@ def parse(text: str, default_slots: int = 1) -> dict[str, int]:
     """
     slots: dict[str, int] = {}
     for word in text.split(","):
-        match = _HOST.fullmatch(word.strip())
-        if match is None:
-            raise UserError(f"-H {text}: '{word}' is not HOST or HOST:SLOTS")
-        name = word.strip().partition(":")[0]
+        try:
+            name, count = parse_host(word.strip(), default_slots)
+        except ValueError as error:
+            raise UserError(f"-H {text}: {error}") from None
         if name in slots:
             raise UserError(f"-H {text}: {name} stands there twice; write its slots as {name}:N")
-        slots[name] = int(match["slots"] or default_slots)
+        slots[name] = count
     return slots
 
 

@@ -1,0 +1,64 @@
+"""Processes of this host, as /proc shows them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def parent(process: int) -> int:
+    """The number of a process's parent; 0 if there is no such process."""
+    return _status(process)[1]
+
+
+def descendants(process: int) -> list[int]:
+    """All processes that stem from this one and have not ended."""
+    children: dict[int, list[int]] = {}
+    ended = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            number = int(entry.name)
+            state, above = _status(number)
+            children.setdefault(above, []).append(number)
+            if state in "ZX":
+                ended.add(number)
+    found: list[int] = []
+    queue = list(children.get(process, ()))
+    while queue:
+        number = queue.pop()
+        found.append(number)
+        queue += children.get(number, ())
+    return [number for number in found if number not in ended]
+
+
+def children(process: int) -> list[int]:
+    """The direct children of a process, ascending."""
+    numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return sorted(number for number in numbers if parent(number) == process)
+
+
+def words(process: int) -> list[str]:
+    """The command line of a process; one empty word if there is no such process."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return [""]
+
+
+def kill(processes: Iterable[int]) -> None:
+    """SIGKILL to each that is still there."""
+    for process in processes:
+        with contextlib.suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _status(process: int) -> tuple[str, int]:
+    try:
+        # The second field, the command, is in parentheses and may hold spaces.
+        words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return words[0], int(words[1])
+    except (OSError, IndexError):
+        return "X", 0

@@ -1,0 +1,259 @@
+"""`python -m hybrid_imagenet.resilience.supervisor -- LAUNCHER...`: runs a launcher of ranks to its end.
+
+The launcher (mpirun, horovodrun, or the one for Gloo) starts ranks on several hosts. Whatever becomes of them, this
+process returns with the exit code that the ranks gave:
+
+- The launcher may wait for ever for a host that is lost. A rank that ends the job says so (`ending`); when the launcher
+  is still there some seconds later it is killed, with everything that it has started here.
+- Ctrl-C, TERM or USR1 once: SIGUSR1 to the launcher, which hands it on to the ranks; they save and leave. A second one
+  ends everything at once.
+- ssh to other hosts asks for signs of life, so that a lost host is noticed where no rank can tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, EXIT_STALLED, EXIT_USAGE
+from hybrid_imagenet.resilience import ending, processes
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_GRACE = 12.0  # seconds for a launcher to end after a rank has ended the job
+_KILL_AFTER = 4.0  # seconds from SIGTERM to SIGKILL
+_ORPHAN_GRACE = 10.0  # seconds in which ranks notice that their launcher is gone, save and leave
+_RECENT = 60.0  # ends of ranks that were longer ago did not end the job: the others went on
+_ALIVE_EVERY = 5  # seconds between ssh's questions to a host that says nothing
+_CODE_SSH = 255  # mpirun's and ssh's when the connection to a host is lost
+_DEFAULT_STALL = 300.0  # of --stall_seconds
+_BY_SIGNAL = {-signal.SIGUSR1, -signal.SIGTERM, 128 + signal.SIGUSR1, 128 + signal.SIGTERM}
+_TAG = re.compile(rb"(\[[\d,]+\]<std(err|out)>: ?)?")  # mpirun's and horovodrun's, before each line of a rank
+# What TensorFlow writes to standard error whatever its log settings, once or twice for every rank; and what Open MPI
+# says when the child that it starts ssh with is quicker than itself.
+_GREETINGS = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
+    rb"| port\.cc:\d*\] oneDNN custom operations are on| util\.cc:\d*\] oneDNN supports DT_HALF only on platforms"
+    rb"|plm:rsh: Warning: setpgid\(\d+,\d+\) failed in parent"
+)
+
+
+def ssh_options(stall_seconds: float) -> list[str]:
+    """Options for ssh: the connection ends after the watchdog has had its say, not before a short outage is over."""
+    count = math.ceil((stall_seconds + 10) / _ALIVE_EVERY)
+    return ["-o", f"ServerAliveInterval={_ALIVE_EVERY}", "-o", f"ServerAliveCountMax={count}"]
+
+
+def stall_seconds(words: Sequence[str]) -> float:
+    """`--stall_seconds` among the words of a command; its default if it is not there, or 0 (never)."""
+    given = [word.partition("=")[2] for word in words if re.fullmatch(r"--?stall_seconds=[0-9.]+", word)]
+    try:
+        return float(given[-1]) or _DEFAULT_STALL
+    except (IndexError, ValueError):
+        return _DEFAULT_STALL
+
+
+class Supervisor:
+    """One run of a launcher."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stall: float = _DEFAULT_STALL,
+        ssh_port: int | None = None,
+        elastic: bool = False,
+    ):
+        """Takes the launcher's words.
+
+        Args:
+          command: the launcher and its arguments.
+          stall: --stall_seconds of the program.
+          ssh_port: port of sshd on the hosts, for mpirun; that of ssh's configuration if None.
+          elastic: a rank that ends does not end the job, but for codes on which all ranks agree.
+        """
+        self._command, self._elastic = list(command), elastic
+        self._ssh = [*ssh_options(stall), *(["-p", str(ssh_port)] if ssh_port else [])]
+        self._word = secrets.token_hex(16)
+        self._ends: list[tuple[float, int]] = []
+        self._signals = 0
+        self._forced = 0.0  # when the launcher was told to end because ranks have
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> int:
+        """Runs it; returns the exit code."""
+        adopt_orphans()
+        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        try:
+            self._child = child = subprocess.Popen(
+                self._command,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # the terminal's Ctrl-C is for us
+                preexec_fn=_die_with_parent,
+            )
+            if self._signals:  # before there was anybody to tell
+                self._ask_to_stop()
+            reader = threading.Thread(target=self._read, name="standard error", daemon=True)
+            reader.start()
+            while (code := _wait(child, 0.2)) is None:
+                self._push()
+            self._clear_up()
+            reader.join(2)  # it ends when nobody holds the pipe any more
+            return self._result(code)
+        except FileNotFoundError:
+            print(f"error: {self._command[0]}: no such program: run launch/setup.sh first", file=sys.stderr)
+            return EXIT_USAGE
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _environment(self) -> dict[str, str]:
+        env = os.environ | {ending.JOB_VARIABLE: self._word} | _terminal()
+        ssh = shutil.which("ssh")
+        if ssh is not None:  # without it Open MPI finds its own way, or starts ranks on this host only
+            env.setdefault("OMPI_MCA_plm_rsh_agent", " ".join([ssh, *self._ssh]))
+        return env
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            self._force()
+            return
+        print("stopping: the ranks save and leave; press Ctrl-C again to end them at once", file=sys.stderr, flush=True)
+        self._ask_to_stop()
+
+    def _ask_to_stop(self) -> None:
+        if self._child is not None:
+            with contextlib.suppress(OSError):
+                os.kill(_behind_shell(self._child.pid), signal.SIGUSR1)
+
+    def _read(self) -> None:
+        """Passes standard error on, without greetings and what is meant for this process."""
+        assert self._child is not None
+        assert self._child.stderr is not None
+        for line in self._child.stderr:
+            found = ending.code_in(line, self._word)
+            if found is not None:
+                self._ends.append((time.monotonic(), found[0]))
+                line = b"" if _TAG.fullmatch(found[1]) else found[1] + b"\n"
+            if not _GREETINGS.search(line):
+                os.write(2, line)
+
+    def _push(self) -> None:
+        """Ends a launcher that stays although the job has ended."""
+        now = time.monotonic()
+        final = (EXIT_NUMERICS, EXIT_PREEMPTED) if self._elastic else range(1, 256)
+        began = next((at for at, code in self._ends if code in final), None)
+        if not self._forced and began is not None and now - began > _GRACE:
+            self._forced = now
+            processes.kill(_left())  # asked to end, mpirun would go on waiting, and say so
+        elif self._forced and now - self._forced > _KILL_AFTER:
+            processes.kill(_left())
+
+    def _force(self) -> None:
+        if self._child is not None and not self._forced:
+            self._forced = time.monotonic()
+            with contextlib.suppress(OSError):
+                os.killpg(self._child.pid, signal.SIGTERM)
+
+    def _clear_up(self) -> None:
+        """Leaves no process of the job on this host: what lost its launcher saves and leaves, or is killed."""
+        until = time.monotonic() + (0 if self._forced else _ORPHAN_GRACE)
+        while (left := _left()) and time.monotonic() < until:
+            time.sleep(0.1)
+        processes.kill(left)
+
+    def _result(self, code: int) -> int:
+        """The exit code of the job."""
+        now = time.monotonic()
+        told = [each for at, each in self._ends if now - at < _RECENT]
+        if code in (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED, EXIT_PREEMPTED):
+            return code
+        for good in ((EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED), (EXIT_PREEMPTED,)):
+            if found := [each for each in told if each in good]:
+                return found[0]
+        if self._signals > 1:
+            return 128 + signal.SIGTERM
+        if self._signals and code in _BY_SIGNAL:
+            print("stopped before training began: nothing was saved", file=sys.stderr)
+            return EXIT_PREEMPTED
+        if code == _CODE_SSH and not told:
+            print("error: the connection to a host is lost; start again with --resume", file=sys.stderr)
+            return EXIT_STALLED
+        return code if code >= 0 else 128 - code
+
+
+def _wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:
+    try:
+        return child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _left() -> list[int]:
+    """What this process has started, or has taken over, and is still there; connections that ssh shares may stay."""
+    own = processes.descendants(os.getpid())
+    return [process for process in own if not processes.words(process)[0].startswith("ssh: ")]
+
+
+def _behind_shell(process: int) -> int:
+    """The launcher itself where a shell waits for it, as horovodrun becomes one; else the process."""
+    if processes.words(process)[1:2] != ["-c"]:
+        return process
+    return next(iter(processes.children(process)), process)
+
+
+def _terminal() -> dict[str, str]:
+    """Tells ranks, which write into a pipe or Open MPI's pseudo-terminal in any case, what our own output is."""
+    if not sys.stdout.isatty():
+        return {"HYBRID_IMAGENET_TERMINAL": "0"}
+    size = shutil.get_terminal_size()
+    return {"HYBRID_IMAGENET_TERMINAL": "1", "LINES": str(size.lines), "COLUMNS": str(size.columns)}
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of all descendants whose own parent ends, so that they can be found."""
+    _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def _die_with_parent() -> None:
+    _prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def succeeds(command: str) -> bool:
+    """Whether a command ends with code 0."""
+    try:
+        return subprocess.run(shlex.split(command), check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the launcher in the arguments after `--`."""
+    command = list(arguments)[1:]
+    if list(arguments)[:1] != ["--"] or not command:
+        print("error: usage: python -m hybrid_imagenet.resilience.supervisor -- LAUNCHER...", file=sys.stderr)
+        return EXIT_USAGE
+    return Supervisor(command, stall=stall_seconds(command)).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,107 @@
+"""Scripts that name an elastic job's hosts: those that hang, fail, or print what is no name."""
+
+import time
+
+import pytest
+
+from hybrid_imagenet.comm.discovery import Discovery, parse_host
+from hybrid_imagenet.errors import UserError
+
+
+@pytest.fixture
+def discovery(tmp_path):
+    """Makes a Discovery of the script `text`, which `change` replaces."""
+    path, made = tmp_path / "hosts.sh", []
+
+    def change(text):
+        new = path.with_suffix(".new")
+        new.write_text(f"#!/bin/sh\n{text}\n")
+        new.chmod(0o755)
+        new.replace(path)
+
+    def make(text, **options):
+        change(text)
+        made.append(Discovery(str(path), 2, every=0.05, limit=options.pop("limit", 2.0), **options))
+        return made[-1], change
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"), [("a", ("a", 2)), ("node-1.x:8", ("node-1.x", 8)), ("10.0.0.7", ("10.0.0.7", 2))]
+)
+def test_names_and_slots_are_read(word, expected):
+    assert parse_host(word, 2) == expected
+
+
+@pytest.mark.parametrize(
+    "word", ["", "a;touch x", "$(x)", "a b", "-oProxyCommand=x", "a:0", "a:-1", "a:x", "a:1:2", "7", "../a", "a\x1b[2J"]
+)
+def test_what_is_no_name_never_reaches_a_shell(word):
+    with pytest.raises(ValueError, match="is not HOST"):
+        parse_host(word, 2)
+
+
+def test_hosts_follow_the_script(discovery):
+    hosts, change = discovery("echo a; echo b:3; echo")
+    assert hosts.find_available_hosts_and_slots() == {"a": 2, "b": 3}
+    change("echo d")
+    wait_for(lambda: hosts.find_available_hosts_and_slots() == {"d": 2})
+    change("true")
+    wait_for(lambda: hosts.find_available_hosts_and_slots() == {})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("sleep 60", "gave no answer within 0.5 s"),
+        ("echo z; sleep 60 & wait", "gave no answer within 0.5 s"),
+        ("echo z; exit 3", "ended with code 3"),
+        ("yes", "printed more than"),
+        ("echo b; echo 'c;touch /tmp/x'", "'c;touch /tmp/x' is not HOST"),
+        ("echo b; printf '\\377\\033[2J'", "is not HOST"),
+    ],
+)
+def test_a_script_that_fails_later_leaves_the_hosts_as_they_are_and_makes_nobody_wait(discovery, text, why, capfd):
+    hosts, change = discovery("echo a", limit=0.5)
+    change(text)
+    told = ""
+
+    def said():
+        nonlocal told
+        told += capfd.readouterr().err
+        return why in told
+
+    wait_for(said)
+    began = time.monotonic()
+    assert hosts.find_available_hosts_and_slots() == {"a": 2}
+    assert time.monotonic() - began < 0.2
+    assert "host discovery keeps the hosts known so far: " in told
+
+
+@pytest.mark.parametrize("text", ["exit 1", "sleep 60", "echo '$(x)'"])
+def test_a_script_that_fails_at_once_is_a_mistake(discovery, text):
+    with pytest.raises(UserError, match=r"--host-discovery-script .*hosts\.sh: "):
+        discovery(text, limit=0.3)
+    with pytest.raises(UserError, match="cannot be run"):
+        Discovery("/nowhere/at/all")
+
+
+def test_a_host_that_does_not_answer_is_left_out_until_it_does(discovery, capfd):
+    down = set()
+    hosts, _ = discovery("echo a; echo b", answers=lambda host: host not in down)
+    assert hosts.find_available_hosts_and_slots() == {"a": 2, "b": 2}
+    down.add("b")
+    wait_for(lambda: hosts.find_available_hosts_and_slots() == {"a": 2})
+    down.clear()
+    wait_for(lambda: hosts.find_available_hosts_and_slots() == {"a": 2, "b": 2})
+    assert capfd.readouterr().err == "host discovery leaves out b: it does not answer\n"

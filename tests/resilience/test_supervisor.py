@@ -1,0 +1,142 @@
+"""A supervised launcher: its end, its exit code, and what is left; with programs that stand in for mpirun."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hybrid_imagenet.resilience import ending, supervisor
+from tests.ranks import ROOT
+from tests.support import processes
+
+# As the command line does it, with shorter times; the launcher's word for its ranks is at hand as $WORD.
+START = """
+import sys
+from hybrid_imagenet.resilience import supervisor
+supervisor._GRACE, supervisor._KILL_AFTER, supervisor._ORPHAN_GRACE = 0.5, 0.5, float(sys.argv[2])
+job = supervisor.Supervisor(["sh", "-c", "WORD=$HYBRID_IMAGENET_JOB;" + sys.argv[1]], elastic=sys.argv[3] == "elastic")
+sys.exit(job.run())
+"""
+
+
+def start(script, *, orphans=0.5, elastic=""):
+    return subprocess.Popen(
+        [sys.executable, "-c", START, script, str(orphans), elastic],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process, seconds=30):
+    began = time.monotonic()
+    try:
+        out, err = process.communicate(timeout=seconds)
+    finally:
+        process.kill()
+    return process.returncode, out, err, time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("exit 0", 0),
+        ("exit 137", 137),
+        ("kill -KILL $$", 137),
+        ("echo $WORD ends 3 >&2; exit 1", 3),  # horovodrun with Gloo
+        ("echo $WORD ends 75 >&2; echo $WORD ends 75 >&2; exit 1", 75),
+        ("echo $WORD ends 75 >&2; echo $WORD ends 4 >&2; exit 1", 4),  # ranks that were told to leave because of one
+        ("echo $WORD ends 1 >&2; echo $WORD ends 75 >&2; exit 1", 75),
+        ("echo $WORD ends 2 >&2; exit 0", 0),  # elastic ranks that went on
+        ("exit 255", 4),  # ssh and mpirun when a connection is lost
+    ],
+)
+def test_the_exit_code_is_the_ranks(script, code):
+    assert finish(start(script))[0] == code
+
+
+def test_a_launcher_that_waits_for_ever_is_ended_when_a_rank_has_ended_the_job(tmp_path):
+    script = (
+        f"setsid sleep 301 & echo $! >{tmp_path}/pid; trap '' TERM USR1; "
+        "echo 'error: rank 1 hung' >&2; echo [1,0]'<stderr>:'$WORD ends 4 >&2; sleep 300"
+    )
+    code, _, err, seconds = finish(start(script))
+    assert code == 4
+    assert err == "error: rank 1 hung\n"
+    assert seconds < 15
+    assert not processes.alive(int((tmp_path / "pid").read_text()))
+
+
+def test_an_elastic_job_goes_on_without_a_rank_and_ends_with_what_all_agree_on():
+    code, *_ = finish(start("echo $WORD ends 2 >&2; echo $WORD ends 1 >&2; sleep 3; exit 0", elastic="elastic"))
+    assert code == 0
+    code, _, _, seconds = finish(start("echo $WORD ends 75 >&2; sleep 300", elastic="elastic"))
+    assert (code, seconds < 15) == (75, True)
+
+
+def test_ranks_have_a_moment_when_their_launcher_is_gone_and_no_more(tmp_path):
+    saves = (
+        f"(trap '' TERM; sleep 1; touch {tmp_path}/saved) & setsid sleep 302 & echo $! >{tmp_path}/pid; kill -KILL $$"
+    )
+    assert finish(start(saves, orphans=3))[0] == 137
+    assert (tmp_path / "saved").exists()
+    assert not processes.alive(int((tmp_path / "pid").read_text()))
+
+
+def test_a_signal_before_ranks_can_hear_it_is_a_stop_too():
+    process = start("echo ready; exec sleep 300")
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    code, _, err, _ = finish(process)
+    assert code == 75
+    assert "stopped before training began: nothing was saved" in err
+
+
+def test_a_second_signal_ends_everything():
+    process = start("trap '' USR1 TERM; echo ready; while :; do sleep 1; done")
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 143
+
+
+def test_the_launcher_ends_with_a_killed_supervisor():
+    process = start("echo $$; exec sleep 303")
+    launcher = int(process.stdout.readline())
+    os.kill(process.pid, signal.SIGKILL)
+    assert processes.gone_within([launcher], 10)
+    finish(process)
+
+
+def test_a_missing_launcher_is_one_line():
+    done = subprocess.run(
+        [sys.executable, "-m", "hybrid_imagenet.resilience.supervisor", "--", "no-such-mpirun"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "error: no-such-mpirun: no such program: run launch/setup.sh first\n"
+
+
+def test_ssh_waits_until_the_watchdog_has_had_its_say():
+    for stall in (20, 300):
+        interval, count = (int(word.partition("=")[2]) for word in supervisor.ssh_options(stall)[1::2])
+        assert stall + 10 <= interval * count < stall + 20  # and at most one interval more
+    assert supervisor.stall_seconds(["x", "--stall_seconds=20", "--stall_seconds=45"]) == 45
+    assert supervisor.stall_seconds(["--stall_seconds=0"]) == supervisor.stall_seconds(["--stall_seconds=.5.5"]) == 300
+
+
+def test_only_a_supervised_rank_announces_its_end(capfd):
+    word = "0123456789abcdef" * 2
+    ending.announce(4, {})
+    ending.announce(4, {ending.JOB_VARIABLE: "x; y"})
+    assert capfd.readouterr().err == ""
+    ending.announce(4, {ending.JOB_VARIABLE: word})
+    assert ending.code_in(capfd.readouterr().err.encode(), word) == (4, b"")
+    assert ending.code_in(b"[1,2]<stderr>:" + ending.line(word, 75), word) == (75, b"[1,2]<stderr>:")
+    assert ending.code_in(ending.line(word[::-1], 75), word) is None

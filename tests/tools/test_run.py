@@ -1,0 +1,111 @@
+"""`hybrid-imagenet run`: its command lines, and jobs of Gloo and MPI from plain processes."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hybrid_imagenet.tools import run
+from tests.ranks import ROOT
+from tests.support import processes, program
+
+DIGITS = ("--dataset=digits", "--augmentation=digits")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["-np", "0"], "-np=0"),
+        (["-np", "3", "-H", "a:2"], "the hosts have 2 slots"),
+        (["-H", "a;touch x"], "'a;touch x' is not HOST"),
+        (["-H", ""], "'' is not HOST"),
+        (["--network-interfaces", "eth0 --mca x"], "not a valid name"),
+        (["--module", "a;b"], "--module a;b"),
+        (["--min-np", "2"], "need --host_discovery_script"),
+        (["--host-discovery-script", "h", "-H", "a"], "one of them"),
+        (["-np", "4", "--max-np", "3", "--host-discovery-script", "h"], "between --min_np 1 and --max_np 3"),
+        (["--blacklist-cooldown-range", "5", "2"], "MIN first"),
+        (["--ssh-port", "70000"], "from 1 to 65535"),
+        (["--nonsense"], "see --help"),
+        (["--", "--epoch=3"], "epoch"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_starts_nothing(words, text, capfd):
+    if words == ["-H", ""]:
+        words = ["-H", ","]
+    assert run.main(words) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert text in lines[0]
+
+
+def test_mpirun_learns_hosts_prefix_interface_and_variables(capfd, monkeypatch):
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    words = ["-np", "3", "-H", "a:2,b", "--network-interfaces", "eth1", "--dry-run", "--", *DIGITS, "--run_dir=a b;$x"]
+    assert run.main(words) == 0
+    command = shlex.split(capfd.readouterr().out)
+    assert command[0] == "mpirun"
+    assert command[command.index("-np") + 1 : command.index("-np") + 4] == ["3", "-H", "a:2,b:1"]
+    assert command[command.index("oob_tcp_if_include") + 1] == "eth1"
+    assert {"HYBRID_IMAGENET_JOB", "NCCL_DEBUG", "PATH"} <= set(command)
+    assert command[-5:] == ["-m", "hybrid_imagenet.main", *DIGITS, "--run_dir=a b;$x"]
+
+
+def test_elastic_ranks_wait_as_long_as_the_watchdog_and_ssh_gives_up_early(capfd):
+    words = ["-np", "2", "--max-np", "3", "--host-discovery-script", "./h.sh", "--dry-run", "--"]
+    assert run.main([*words, *DIGITS, "--stall_seconds=45"]) == 0
+    command = shlex.split(capfd.readouterr().out)
+    plan = json.loads(command[command.index("hybrid_imagenet.comm.gloo_launch") + 1])
+    assert (plan["ranks"], plan["least"], plan["most"], plan["wait"]) == (2, 1, 3, 45)
+    assert plan["ssh_options"][-1] == "ServerAliveCountMax=3"
+    assert plan["cooldown"] == [10, 3600]
+
+
+def job(launcher, manner, folder):
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2", *launcher),
+            *("--module", "tests.resilience.plain_rank", "--", manner, str(folder)),
+        ],
+        cwd=ROOT,
+        env=program.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ranks_of(folder):
+    deadline = time.monotonic() + 60
+    while len(found := list(folder.glob("[0-9]*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return [int(path.name) for path in found]
+
+
+@pytest.mark.parametrize("launcher", [["--gloo"], []], ids=["Gloo", "MPI"])
+@pytest.mark.parametrize(("manner", "code"), [("polite", 75), ("fails", 3), ("good", 0)])
+def test_a_job_ends_with_the_code_of_its_ranks_and_leaves_none(launcher, manner, code, tmp_path):
+    process = job(launcher, manner, tmp_path)
+    ranks = ranks_of(tmp_path)
+    if manner == "polite":
+        process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == code, output
+    assert not any(map(processes.alive, ranks))
+    assert "Traceback" not in output
+    assert output.count("saved") == (2 if manner == "polite" else 0)
+
+
+def test_a_killed_supervisor_leaves_no_rank_of_gloo(tmp_path):
+    process = job(["--gloo"], "polite", tmp_path)
+    ranks = ranks_of(tmp_path)
+    os.kill(process.pid, signal.SIGKILL)
+    assert processes.gone_within(ranks, 20)
+    process.communicate()
