@@ -35,7 +35,11 @@ def usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
     head = "usage: hybrid-imagenet COMMAND [arguments]   (or: python -m hybrid_imagenet COMMAND ...)"
-    return "\n".join([head, "", *lines, "", "hybrid-imagenet COMMAND --help describes the arguments of a command."])
+    ends = [
+        "hybrid-imagenet COMMAND --help describes the arguments of a command.",
+        "source <(hybrid-imagenet completion) lets bash complete commands, flags and values.",
+    ]
+    return "\n".join([head, "", *lines, "", *ends])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,6 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_OK if words else EXIT_USAGE
     if words[0] == "--version":
         print(__version__)
+        return EXIT_OK
+    if words == ["completion"]:
+        from hybrid_imagenet.tools import completion
+
+        print(completion.script({name: module for name, (module, _) in COMMANDS.items()}), end="")
         return EXIT_OK
     name, *rest = words
     if name not in COMMANDS:

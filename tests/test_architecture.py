@@ -33,14 +33,14 @@ ALLOWED = {
     "train": {"config", "comm", "resilience", "training"},
     "main": {"config", "recipes", "comm", "data", "resilience", "train"},
     "tools": {
-        "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "resilience",
-        "training",
+        "numerics", "analysis", "config", "recipes", "comm", "optimizers", "models", "data", "checkpoints", "runlog",
+        "resilience", "training",
     },
     "benchmarks": {
         "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "training",
         "train", "tools",
     },
-    "__main__": {"comm"},
+    "__main__": {"comm", "tools"},
     "__init__": set(),
 }  # fmt: skip
 

@@ -31,6 +31,7 @@ from hybrid_imagenet.config.options import (
     options_of,
     parse_arguments,
     parse_value,
+    underscored,
     value_type,
 )
 from hybrid_imagenet.config.run import Evaluation, Run
@@ -129,7 +130,7 @@ def resolve(arguments: Sequence[str], *, before: Sequence[str] = ()) -> Config:
     from_files, from_command = _split_flagfiles(arguments)
     from_files = [*before, *from_files]
     for word in (*from_files, *from_command):
-        name = word.lstrip("-").partition("=")[0]
+        name = underscored(word).lstrip("-").partition("=")[0]
         old = name if name in RENAMED else name.removeprefix("no")
         if word.startswith("-") and old in RENAMED and name not in OPTIONS:
             raise UserError(f"{word}: this flag is called --{RENAMED[old]} now")

@@ -131,10 +131,19 @@ def check_value(name: str, value: Any, opt: Option) -> None:
         raise UserError(f"--{name}={value}: must be at most {opt.maximum:g}")
 
 
+def underscored(word: str) -> str:
+    """A word of a command line with `--flag_name` for `--flag-name`; other words as they are."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word[2:].partition("=")
+    return f"--{name.replace('-', '_')}{equals}{value}"
+
+
 def parse_arguments(arguments: Iterable[str], kinds: Mapping[str, ValueType]) -> dict[str, str]:
     """Splits `--name=value` arguments with absl's parser into the texts that were given.
 
-    Booleans take absl's forms too: `--name` and `--noname`. The last of several values counts.
+    Booleans take absl's forms too: `--name` and `--noname`. `--flag-name` is `--flag_name`. The last of several values
+    counts.
 
     Raises:
       UserError: for an unknown flag (with the nearest known name), a flag without a value or a stray word.
@@ -146,7 +155,7 @@ def parse_arguments(arguments: Iterable[str], kinds: Mapping[str, ValueType]) ->
         else:
             flags.DEFINE_string(name, None, "", flag_values=values)
     try:
-        rest = values(["hybrid_imagenet", *arguments])
+        rest = values(["hybrid_imagenet", *map(underscored, arguments)])
     except flags.Error as error:
         raise UserError(" ".join(str(error).split())) from None
     if len(rest) > 1:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybrid_imagenet import comm
+from hybrid_imagenet.config.options import underscored
 from hybrid_imagenet.errors import EXIT_FAILURE, SharedError, UserError, printable
 
 if TYPE_CHECKING:
@@ -68,14 +69,6 @@ class Parser(argparse.ArgumentParser):
         words = list(sys.argv[1:] if args is None else args)
         end = words.index("--") if "--" in words else len(words)
         return super().parse_known_args([*map(underscored, words[:end]), *words[end:]], namespace)
-
-
-def underscored(word: str) -> str:
-    """A word of a command line with `--flag_name` for `--flag-name`; other words as they are."""
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word[2:].partition("=")
-    return f"--{name.replace('-', '_')}{equals}{value}"
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:

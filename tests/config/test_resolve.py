@@ -24,6 +24,15 @@ def test_later_sources_win(tmp_path):
     assert resolved.zero_last_gamma is False
 
 
+def test_dashes_stand_for_underscores(tmp_path):
+    flagfile = tmp_path / "some.flags"
+    flagfile.write_text("--warmup-epochs=3\n")
+    arguments = [f"--flagfile={flagfile}", "--lars-eta=0.5", "--run-dir=a-b", "--nozero-last-gamma"]
+    resolved = config.resolve([*arguments, "--torus-grid=1x1", "--allreduce=torus"])
+    assert (resolved.warmup_epochs, resolved.lars_eta, resolved.run_dir) == (3.0, 0.5, "a-b")
+    assert (resolved.zero_last_gamma, resolved.torus_grid) == (False, "1x1")
+
+
 def test_types():
     resolved = config.resolve(["--target=.5,0.6", "--run_dir=", "--stop_at_top1=0.7", "--resume=true"])
     assert resolved.target == (0.5, 0.6)
