@@ -149,6 +149,8 @@ _NETWORK: Mapping[str, _Rule] = {
     "num_classes": _whole(1, 10**7, needed=False),
     "class_names": _Rule(_is_names, "a list of names", needed=False),
     "image_size": _whole(1, _PIXELS, needed=False),
+    "width": _whole(1, _PIXELS, needed=False),
+    "stem": _Rule(_is_text, "the name of a stem", needed=False),
     "crop_fraction": _optional(_number(1e-6, 1)),
     "batch_norm_epsilon": _optional(_number(0, 1)),
     "pixel_mean": _colours(-_LARGEST),

@@ -32,6 +32,8 @@ NETWORK = {
     "num_classes": [0, 3, "2"],
     "class_names": [[], "ab", ["a", 1], ["a"]],
     "image_size": [0, 1.5, 10**9],
+    "width": [0, "64"],
+    "stem": [None, 3],
     "crop_fraction": [0, 1.5, math.nan],
     "batch_norm_epsilon": [-1e-5, math.nan, "1e-5"],
     "pixel_mean": [[0.5], 0.5, [0.1, 0.2, math.inf]],
