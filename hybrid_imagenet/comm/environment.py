@@ -20,6 +20,8 @@ _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
 )
+RANK_VARIABLES = (*(names[0] for names in _LAUNCHERS), "PMI_RANK")
+"""Where launchers tell a process its rank; one of them is set in every process that a launcher started."""
 
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

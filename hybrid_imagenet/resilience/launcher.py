@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Mapping
 
+from hybrid_imagenet.comm.environment import RANK_VARIABLES
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED
 from hybrid_imagenet.resilience import processes
 
 _GRACE = 8.0  # seconds for saving after the launcher is gone
 _CALL_EVERY = 5.0  # seconds between calls of an elastic rank to its launcher, and for one of them
 _CALLS = 6  # that fail one after the other: the launcher has gone on without this rank
-LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK")
 ORDERS_VARIABLE = "HYBRID_IMAGENET_ORDERS"  # "stdin": the launcher writes to standard input, and holds it open
 _STOP, _END = b"stop", b"end"  # the orders: save and leave; leave, as the job has failed
 
@@ -24,7 +24,7 @@ _STOP, _END = b"stop", b"end"  # the orders: save and leave; leave, as the job h
 def launcher_rank(environ: Mapping[str, str] | None = None) -> int:
     """The rank that the launcher announced; 0 without one, or if that is no number."""
     env = os.environ if environ is None else environ
-    given = next((env[name] for name in LAUNCHER_VARIABLES if name in env), "0")
+    given = next((env[name] for name in RANK_VARIABLES if name in env), "0")
     return int(given) if given.isascii() and given.isdigit() else 0
 
 
@@ -34,7 +34,7 @@ def follow_launcher(environ: Mapping[str, str] | None = None) -> None:
     Does nothing in a process that no launcher started: that may outlive the shell that started it.
     """
     env = os.environ if environ is None else environ
-    if not any(name in env for name in LAUNCHER_VARIABLES):
+    if not any(name in env for name in RANK_VARIABLES):
         return
     launchers = _launchers()
 
