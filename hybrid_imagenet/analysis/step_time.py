@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A layer by its parameters and the multiply-adds of one image's forward pass."""
+    """A layer by its parameters, the multiply-adds of one image's forward pass, and its batch normalizations."""
 
     parameters: int
     operations: int
+    normalizations: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

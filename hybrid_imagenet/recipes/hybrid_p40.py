@@ -1,4 +1,4 @@
-"""Hybrid gradient computing on cluster 2 of H: FP32 computation, FP16 gradients on the wire.
+"""Hybrid gradient computing on cluster 2 of Lu et al.: FP32 computation, FP16 gradients on the wire.
 
 The printed times (108 min for 90 epochs) do not follow from the printed speed, at which 90 epochs take 278 min.
 """
@@ -8,7 +8,7 @@ from hybrid_imagenet.recipes import Recipe
 RECIPE = Recipe(
     name="hybrid_p40",
     summary="hybrid on GPUs without fast FP16: FP32 computation, FP16 communication",
-    source="Lu, Lu, Liang, hybrid gradient computing, 3.1-3.3",
+    source="Lu, Lu, Liang, hybrid gradient computing, 3.1 and 3.2",
     hardware="6 x 4 P40, 40 Gbit/s RoCE",
     published="75.58 % top-1; 6,903 images/s",
     overrides={

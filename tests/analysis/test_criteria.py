@@ -88,19 +88,54 @@ def test_order_of_magnitude_over_the_p40_rests_on_the_wrong_time():
 
 
 def test_published_results_hold_the_printed_numbers():
-    rows = {r.system: r for r in published.RESULTS if r.source.startswith("H")}
-    assert rows["cluster 1, to 75 % top-1"].gpu_seconds == 60 * 432
-    assert rows["cluster 1, to 93 % top-5"].gpu_seconds == 60 * 552
-    (two, sixty_four) = [r for r in published.RESULTS if r.source == "N"]
+    rows = {r.system: r for r in published.RESULTS if r.source.startswith("Lu et al.")}
+    gpu_minutes = {(1, "75 % top-1"): 432, (1, "93 % top-5"): 552, (2, "75 % top-1"): 936, (2, "93 % top-5"): 1200}
+    for (cluster, target), minutes in gpu_minutes.items():
+        assert rows[f"cluster {cluster}, to {target}"].gpu_seconds == 60 * minutes
+    assert [r.epochs for r in rows.values()] == [90, 90, 32, 33, 39, 42]
+    (two, sixty_four) = [r for r in published.RESULTS if r.source == "NCSA HAL"]
     assert two.seconds == 20 * 3600 + 36 * 60 + 51
     assert two.seconds / sixty_four.seconds == pytest.approx(18.2, abs=0.05)
     assert two.seconds / sixty_four.seconds / 32 == pytest.approx(0.57, abs=0.005)
+    single = published.JIA_SINGLE_NODE
+    assert math.floor(100 * single["mixed"] / single["fp32"]) == 126
+    assert round(100 * (published.JIA_ABLATION["LARS"] - published.JIA_ABLATION["none"]), 1) == 11.3
+
+
+def test_a_throughput_stands_with_a_run_only_if_its_time_follows_from_it():
+    """But for cluster 2 of Lu et al., whose times contradict its throughput; minutes are cut off, by up to one."""
+    for row in published.RESULTS:
+        if row.images_per_second is None or "cluster 2" in row.system:
+            continue
+        minutes = row.epochs * h.IMAGES / row.images_per_second / 60
+        assert 0 <= minutes - row.seconds / 60 < 1, row
+
+
+def test_table_6_of_mikami_et_al_does_not_belong_to_the_runs_of_table_5():
+    rates = {r.gpus: r.images_per_second for r in published.EFFICIENCIES if "Table 6" in r.source}
+    runs = {r.gpus: r for r in published.RESULTS if "reference" in r.source or "exp. 2" in r.source}
+    for gpus, implied in ((1024, 228_000), (3456, 944_000)):
+        assert 90 * h.IMAGES / runs[gpus].seconds == pytest.approx(implied, rel=2e-3)
+        assert rates[gpus] > 1.7 * implied
+        assert runs[gpus].images_per_second is None and runs[gpus].efficiency is None
+
+
+def test_the_comparison_of_mikami_et_al_agrees_with_the_papers_own_rows():
+    own = {r.source: r for r in published.RESULTS}
+    compared = {(r.source, r.batch): r for r in published.COMPARED}
+    assert len(published.COMPARED) == 12
+    for name, batch in (("Goyal et al.", 8192), ("Jia et al.", 65536)):
+        row = compared[f"Mikami et al., Table 1: {name}", batch]
+        assert (row.gpus, row.seconds, row.top1) == (own[name].gpus, own[name].seconds, own[name].top1)
+    ours = own["Mikami et al., Table 5, exp. 2"]
+    row = compared["Mikami et al., Table 1: this work", 55296]
+    assert (row.gpus, row.top1, round(ours.seconds / 60, 1)) == (ours.gpus, ours.top1, row.seconds / 60)
 
 
 def test_sony_efficiencies_are_relative_to_one_node():
     for row in published.EFFICIENCIES:
-        if row.source == "S 6":
-            per_gpu = published.S_FOUR_GPUS / 4
+        if row.source == "Mikami et al., Table 6":
+            per_gpu = published.MIKAMI_FOUR_GPUS / 4
             assert criteria.scaling_efficiency(row.images_per_second, per_gpu, row.gpus) == pytest.approx(
                 row.printed, abs=2e-3
             )

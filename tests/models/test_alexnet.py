@@ -1,8 +1,10 @@
+import keras
 import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet import models
 from hybrid_imagenet.models import normalization
+from tests.references import alexnet_reference
 
 
 def test_layers_follow_krizhevsky_with_normalization_after_pool5():
@@ -28,3 +30,39 @@ def test_a_step_moves_every_variable():
     assert logits.dtype == tf.float32
     gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
     assert all(np.abs(g).max() > 0 for g in gradients)
+
+
+def test_at_224_pixels_and_1000_classes_there_are_62_380_232_parameters():
+    assert alexnet_reference.parameter_count() == 62_380_232
+    with keras.StatelessScope():  # no weights are drawn
+        model = models.create("alexnet_bn", 1000, 224)
+    assert sum(int(np.prod(v.shape)) for v in model.trainable_variables) == 62_380_232
+    assert [tuple(v.shape) for v in model.trainable_variables] == alexnet_reference.shapes()
+
+
+def test_forward_pass_against_the_oracle():
+    """At 111 pixels pool5 is 2 x 2, so that the order in which it is flattened counts."""
+    model = models.create("alexnet_bn", 5, 111)
+    random = np.random.default_rng(0)
+    for variable in model.variables:
+        if variable.ndim == 1:  # values that no initializer gives, so that a swapped pair would show
+            variable.assign(random.uniform(0.5, 1.5, variable.shape))
+    images = random.normal(size=(2, 111, 111, 3)).astype(np.float32)
+
+    def values(*variables):
+        return tuple(np.asarray(v.value, np.float64) for v in variables)
+
+    def norm(name):
+        layer = model.get_layer(name)
+        return values(layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance)
+
+    stages = [f"stage{i}" for i in range(1, 6)]
+    expected = alexnet_reference.logits(
+        images.astype(np.float64),
+        [values(model.get_layer(f"{stage}_conv").kernel)[0] for stage in stages],
+        [norm(f"{stage}_bn") for stage in stages],
+        norm("pool5_bn"),
+        [values(model.get_layer(name).kernel, model.get_layer(name).bias) for name in ("hidden6", "hidden7", "logits")],
+    )
+    got = model(images, training=False).numpy()
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())

@@ -52,7 +52,7 @@ NVLINK = Link.of(100, 5)
 PCIE = Link.of(10, 10)
 INSIDE = {"nvlink": NVLINK, "pcie": PCIE}
 
-# 90 % of the nominal bandwidth; the latency of a hop through library and network is H's, see cluster h1.
+# 90 % of the nominal bandwidth; the latency of a hop through library and network is that of cluster h1.
 _HOP = 34.0
 LINKS = {
     "eth1": Link.of(0.1125, _HOP),
@@ -66,23 +66,23 @@ LINKS = {
     "ib-ndr": Link.of(45.0, _HOP),
 }
 
-_V100 = {"fp16": _through(128, 1377, 256, 1542), "fp32": Speed(0.0, 1 / 758)}  # H, Table 3.2
-_P40 = {"fp32": Speed(0.0, 1 / 295)}  # H, section 3.2.2
+_V100 = {"fp16": _through(128, 1377, 256, 1542), "fp32": Speed(0.0, 1 / 758)}  # Lu et al., Table 3.2
+_P40 = {"fp32": Speed(0.0, 1 / 295)}  # Lu et al., 3.2.2
 GPUS = {"v100": _V100, "p40": _P40}
 
 CLUSTERS = {
-    # Latency and jitter are fitted to the five efficiencies of H, Table 3.3 and section 3.2.2.
-    "h1": Cluster("H cluster 1: 3 x 8 V100, RoCE 40G with GPUDirect", 3, 8, NVLINK, LINKS["roce40"], _V100, 256, "ring",
-                  0.012),
+    # Latency and jitter are fitted to the five efficiencies of Lu et al., Table 3.3 and section 3.2.2.
+    "h1": Cluster("Lu et al., cluster 1: 3 x 8 V100, RoCE 40G with GPUDirect", 3, 8, NVLINK, LINKS["roce40"], _V100,
+                  256, "ring", 0.012),
     # 0.62 GB/s is fitted to 91.2 %: without GPUDirect the data goes through the host's memory.
-    "h2": Cluster("H cluster 2: 6 x 4 P40, RoCE 40G without GPUDirect", 6, 4, PCIE, Link.of(0.62, _HOP), _P40, 128,
-                  "ring", 0.012),
-    # Table 6 of S has one node of 4 GPUs as its yardstick. One latency for all hops, fitted to its four efficiencies:
-    # within 3.5 points; `residuals.TWO_LATENCIES` comes closer with a second constant.
-    "abci": Cluster("S on ABCI: 4 V100 a node, 2 x InfiniBand EDR", 1024, 4, NVLINK, Link.of(22.5, 36.0),
+    "h2": Cluster("Lu et al., cluster 2: 6 x 4 P40, RoCE 40G without GPUDirect", 6, 4, PCIE, Link.of(0.62, _HOP),
+                  _P40, 128, "ring", 0.012),
+    # Table 6 of Mikami et al. has one node of 4 GPUs as its yardstick. One latency for all hops, fitted to its four
+    # efficiencies: within 3.5 points; `residuals.TWO_LATENCIES` comes closer with a second constant.
+    "abci": Cluster("Mikami et al. on ABCI: 4 V100 a node, 2 x InfiniBand EDR", 1024, 4, NVLINK, Link.of(22.5, 36.0),
                     {"fp16": Speed(0.0, 4 / 2565)}, 32, "torus", 0.0),
-    # N's 2-GPU run: 90 epochs of 1,281,167 images in 74,211 s.
-    "hal": Cluster("N on HAL: 16 x 4 V100, InfiniBand EDR", 16, 4, NVLINK, LINKS["ib-edr"],
+    # NCSA HAL's 2-GPU run: 90 epochs of 1,281,167 images in 74,211 s.
+    "hal": Cluster("NCSA HAL: 16 x 4 V100, InfiniBand EDR", 16, 4, NVLINK, LINKS["ib-edr"],
                    {"fp16": Speed(0.0, 2 * 74211 / (90 * 1_281_167))}, 208, "ring", 0.012),
 }  # fmt: skip
 

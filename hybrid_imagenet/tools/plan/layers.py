@@ -1,12 +1,14 @@
-"""Parameters and operations of the residual networks, layer by layer (He et al., with the stride in the 3x3)."""
+"""Parameters and operations of networks, layer by layer (residual ones after He et al., with the stride in the 3x3)."""
 
 from __future__ import annotations
 
 from hybrid_imagenet.analysis.step_time import Layer
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.depths import BASIC, DEPTHS
+from hybrid_imagenet.tools.plan import plain_networks
 
-MODELS = tuple(DEPTHS)
+_PLAIN = {"alexnet_bn": plain_networks.alexnet_bn, "vgg16": plain_networks.vgg16}
+MODELS = (*DEPTHS, *_PLAIN)
 
 
 def layers_of(model: str, image_size: int = 224, classes: int = 1000) -> list[Layer]:
@@ -15,6 +17,8 @@ def layers_of(model: str, image_size: int = 224, classes: int = 1000) -> list[La
     Raises:
       UserError: for an unknown model.
     """
+    if model in _PLAIN:
+        return _PLAIN[model](image_size, classes)
     if model not in DEPTHS:
         raise UserError(f"--model={model}: choose one of {', '.join(MODELS)}")
     bottleneck, counts = model not in BASIC, DEPTHS[model]
@@ -43,7 +47,7 @@ def _bottleneck(channels: int, width: int) -> list[tuple[int, int, int]]:
 
 def _convolution(kernel: int, inputs: int, outputs: int, side: int) -> Layer:
     weights = kernel * kernel * inputs * outputs
-    return Layer(weights + 2 * outputs, weights * side * side)
+    return Layer(weights + 2 * outputs, weights * side * side, normalizations=1)
 
 
 def _half(side: int) -> int:

@@ -48,6 +48,7 @@ class Plan:
     calibrate: str | None = option(
         None, "JSON of `benchmarks allreduce`, whose ring gives the link (of a host, or inside the only host)."
     )
+    sync_batch_norm: bool = option(False, "Batch normalization over all GPUs in every step.")
     jitter: float | None = option(None, "Relative wait for the slowest rank.", minimum=0, maximum=10)
     epochs: int = option(90, "Passes over ImageNet.", minimum=1)
     epochs_to_target: float | None = option(
@@ -140,6 +141,7 @@ def _job(plan: Plan, cluster: Cluster) -> Job:
         images_per_epoch=IMAGENET_TRAIN_IMAGES,
         epochs=plan.epochs,
         epochs_to_target=plan.epochs_to_target,
+        sync_batch_norm=plan.sync_batch_norm,
     )
 
 
@@ -151,7 +153,7 @@ def _compute_seconds(plan: Plan, cluster: Cluster, batch: int) -> float:
     if precision not in speeds:
         name = f"--gpu={plan.gpu}" if plan.gpu else f"--cluster={plan.cluster}"
         raise UserError(f"--precision={precision}: no speed is known for {name}; give --images_per_second")
-    # Other depths are taken to run at ResNet-50's operations per second.
+    # Other networks are taken to run at ResNet-50's operations per second.
     operations = {name: sum(layer.operations for layer in layers_of(name)) for name in (plan.model, "resnet50")}
     return speeds[precision].seconds(batch) * operations[plan.model] / operations["resnet50"]
 

@@ -34,9 +34,9 @@ _CRITERIA = ("run", "target", "GPUs", "images per step", "epochs", "convergence 
 
 
 def criteria(runs: Sequence[Run]) -> str:
-    """H's criteria for each target of each run, then what the papers printed."""
+    """The criteria of Lu et al. for each target of each run, then what the papers printed."""
     rows = [_own(run, goal) for run in runs for goal in run.summary.get("targets", [])]
-    return table(_CRITERIA, [*rows, *map(_published, published.RESULTS)], "wide")
+    return table(_CRITERIA, [*rows, *map(_published, (*published.RESULTS, *published.COMPARED))], "wide")
 
 
 def _own(run: Run, goal: dict[str, Any]) -> list[str]:
@@ -62,18 +62,18 @@ def _own(run: Run, goal: dict[str, Any]) -> list[str]:
 
 def _published(result: published.Result) -> list[str]:
     whole = result.epochs == 90
-    metric, reached = ("top-1", result.top1) if result.top1 is not None else ("top-5", result.top5)
+    reached = [f"{name} {percent(value)}" for name, value in (("top-1", result.top1), ("top-5", result.top5)) if value]
     return [
         f"{result.source}: {result.system}",
-        "90 epochs" if whole else f"{metric} {percent(reached)}",
-        str(result.gpus),
+        "90 epochs" if whole else next(iter(reached), DASH),
+        DASH if result.gpus is None else str(result.gpus),
         DASH if result.batch is None else str(result.batch),
         DASH if result.epochs is None else f"{result.epochs:g}",
         DASH if whole or result.epochs is None else f"{1 / result.epochs:.4f}",
-        duration(result.seconds),
+        DASH if result.seconds is None else duration(result.seconds),
         number(result.images_per_second),
         percent(result.efficiency),
-        duration(result.gpu_seconds),
+        DASH if result.gpu_seconds is None else duration(result.gpu_seconds),
         percent(result.top1 if whole else None),
         percent(result.top5 if whole else None),
     ]

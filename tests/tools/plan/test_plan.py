@@ -1,4 +1,5 @@
 import json
+import math
 import pathlib
 import re
 import subprocess
@@ -16,12 +17,49 @@ from hybrid_imagenet.tools.plan.predict import Job, Way, best, predict, ways
 from tests.references.cost_model_reference import ring
 
 COUNTS = {"resnet8": 1489704, "resnet10": 5418792, "resnet18": 11689512, "resnet34": 21797672, "resnet50": 25557032,
-          "resnet101": 44549160, "resnet152": 60192808}  # fmt: skip
+          "resnet101": 44549160, "resnet152": 60192808, "alexnet_bn": 62380232, "vgg16": 138357544}  # fmt: skip
 
 
 @pytest.mark.parametrize("model", COUNTS)
 def test_layers_hold_every_parameter(model):
     assert sum(layer.parameters for layer in layers_of(model)) == COUNTS[model]
+
+
+def test_alexnet_and_vgg_have_the_operations_of_their_papers():
+    """VGG-16 is known for 15.5 billion multiply-adds; AlexNet without groups needs 1.1 billion."""
+    assert sum(layer.operations for layer in layers_of("vgg16")) == 15_470_264_320
+    expected, (side, inputs) = 0, (55, 3)
+    for kernel, channels, side in ((11, 96, 55), (5, 256, 27), (3, 384, 13), (3, 384, 13), (3, 256, 13)):
+        expected += kernel**2 * inputs * channels * side**2
+        inputs = channels
+    expected += 9216 * 4096 + 4096 * 4096 + 4096 * 1000
+    assert sum(layer.operations for layer in layers_of("alexnet_bn")) == expected
+
+
+def test_each_network_has_the_normalizations_that_its_paper_gives_it():
+    counts = {name: sum(layer.normalizations for layer in layers_of(name)) for name in COUNTS}
+    assert {name: counts[name] for name in ("resnet50", "resnet18", "alexnet_bn", "vgg16")} == {
+        "resnet50": 53, "resnet18": 20, "alexnet_bn": 6, "vgg16": 0
+    }  # fmt: skip
+
+
+def test_alexnet_scales_worse_than_resnet_for_its_parameters():
+    """Lu et al., 4: more computation per parameter makes a network easier to scale."""
+    topology, found = CLUSTERS["h1"].topology(3), {}
+    for name in ("resnet50", "alexnet_bn"):
+        layers = layers_of(name)
+        seconds = 0.166 * sum(x.operations for x in layers) / 4.09e9
+        found[name] = predict(job(layers=layers, compute_seconds=seconds), topology, Way("ring")).efficiency
+    assert found["resnet50"] > 1.5 * found["alexnet_bn"]
+
+
+def test_synchronized_statistics_cost_what_the_paper_lost_by_them():
+    plain, sync = (predict(job(sync_batch_norm=on), CLUSTERS["h1"].topology(3), Way("ring")) for on in (False, True))
+    assert sync.step_seconds - plain.step_seconds == pytest.approx(2 * 53 * 3.7e-6 * math.log2(24))
+    (row,) = [r for r in residuals.residuals() if r.row.sync_batch_norm]
+    assert row.predicted == pytest.approx(0.965, abs=5e-4)
+    none = predict(job(layers=layers_of("vgg16"), sync_batch_norm=True), CLUSTERS["h1"].topology(3), Way("ring"))
+    assert none == predict(job(layers=layers_of("vgg16")), CLUSTERS["h1"].topology(3), Way("ring"))
 
 
 def test_resnet50_needs_4_billion_multiply_adds():
@@ -44,7 +82,7 @@ def test_two_latencies_meet_all_of_sonys_efficiencies():
 
 def test_contradictory_efficiency_of_cluster_2_is_met_as_its_throughput_has_it():
     (row,) = [r for r in residuals.residuals() if r.row.printed == 0.94]
-    assert row.predicted == pytest.approx(row.row.images_per_second / (24 * published.H_SINGLE_P40), abs=0.01)
+    assert row.predicted == pytest.approx(row.row.images_per_second / (24 * published.LU_SINGLE_P40), abs=0.01)
 
 
 def test_table_in_the_documentation_is_what_the_planner_predicts():
@@ -194,7 +232,7 @@ def test_plot_is_a_picture(tmp_path, capsys):
 def test_starts_as_a_program_without_tensorflow():
     result = run("--published")
     assert result.returncode == 0
-    assert "H 3.3" in result.stdout
+    assert "Lu et al., Table 3.3" in result.stdout
     code = "import sys; import hybrid_imagenet.tools.plan.command; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
     assert run("--help").stdout.startswith("usage: ")

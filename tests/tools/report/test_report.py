@@ -193,7 +193,7 @@ def test_criteria_table_shows_runs_and_papers(runs):
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)]
     two = next(row for row in rows if row[0] == "two")
     assert two[1:6] == ["top-1 75.00 %", "2", "64", "10", "0.1000"]
-    h = next(row for row in rows if row[0] == "H 3.8: cluster 1, to 75 % top-1")
+    h = next(row for row in rows if row[0] == "Lu et al., Table 3.8: cluster 1, to 75 % top-1")
     assert h[4:10] == ["32", "0.0312", "18 min 00 s", "36,082", "97.50 %", "7 h 12 min"]
 
 
