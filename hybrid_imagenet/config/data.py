@@ -59,8 +59,6 @@ class Data:
     data_threads: int | None = option(
         None, "Decoding threads per rank; default the machine's cores divided by its ranks.", minimum=1
     )
-    data_readers: int = option(4, "Micro-batches read from storage at the same time, per rank.", minimum=1)
-    data_prefetch: int = option(2, "Decoded micro-batches kept ready, per rank.", minimum=1)
     data_memory_gb: float = option(
         4.0,
         "Bound on the memory for reading and decoding ahead (half) and for row groups or the cache (half), per rank.",

@@ -59,7 +59,6 @@ class Model:
         "auto", "dynamic, a number, or auto: dynamic under mixed_float16, else 1 (see --loss_scale_init)."
     )
     loss_scale_init: float = option(32768.0, "First dynamic loss scale.", minimum=1)
-    loss_scale_growth_steps: int = option(2000, "Finite steps before the dynamic scale doubles.", minimum=1)
     max_skipped_steps: int = option(
         50, "Stop after so many skipped steps in a row (non-finite gradients).", unit="steps", minimum=1
     )

@@ -35,7 +35,7 @@ class HostOptions:
     """
 
     threads: int = 2
-    readers: int = 2
+    readers: int = 4
     prefetch: int = 2
     device: str | None = None
     memory_bytes: int = 4 << 30

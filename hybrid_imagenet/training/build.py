@@ -119,7 +119,7 @@ def loss_scale(config: Config, precision: str) -> LossScale:
     if kind == "auto":
         kind = "dynamic" if precision == "mixed_float16" else "1"
     if kind == "dynamic":
-        return LossScale(config.loss_scale_init, dynamic=True, growth_steps=config.loss_scale_growth_steps)
+        return LossScale(config.loss_scale_init, dynamic=True)
     try:
         return LossScale(float(kind))
     except ValueError:
@@ -147,8 +147,6 @@ def host_options(config: Config, threads: int) -> pipeline.HostOptions:
     """How the host reads and decodes."""
     return pipeline.HostOptions(
         threads=config.data_threads or threads,
-        readers=config.data_readers,
-        prefetch=config.data_prefetch,
         device=_ahead_device(),
         memory_bytes=_half_memory(config),
         bad_records=config.bad_records,

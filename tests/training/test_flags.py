@@ -1,0 +1,94 @@
+"""Flags that no recipe sets: each reaches the part that it is about."""
+
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hybrid_imagenet import config
+from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.config import derived
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.models.normalization import BatchNormalization
+from hybrid_imagenet.resilience import preemption
+from hybrid_imagenet.training import build
+from hybrid_imagenet.training.session import Session
+
+
+def test_factors_enlarge_the_batch_of_a_gpu_or_the_number_of_micro_batches():
+    flags = ["--per_gpu_batch=8", "--batch_schedule=1:*2"]
+    grown = {
+        growth: derived.batches(config.resolve([*flags, f"--batch_growth={growth}"])).at(1)
+        for growth in ("per_gpu", "accumulation")
+    }
+    assert (grown["per_gpu"].per_gpu_batch, grown["per_gpu"].accumulation) == (16, 1)
+    assert (grown["accumulation"].per_gpu_batch, grown["accumulation"].accumulation) == (8, 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision", "scale", "dynamic"),
+    [
+        ([], "mixed_float16", 32768.0, True),
+        ([], "float32", 1.0, False),
+        (["--loss_scale=128"], "mixed_float16", 128.0, False),
+        (["--loss_scale=dynamic", "--loss_scale_init=4"], "float32", 4.0, True),
+    ],
+)
+def test_the_loss_scale(flags, precision, scale, dynamic):
+    made = build.loss_scale(config.resolve(flags), precision)
+    assert (float(made.multiply(tf.constant(1.0))), made.dynamic) == (scale, dynamic)
+
+
+def test_a_loss_scale_that_is_none():
+    with pytest.raises(UserError, match="--loss_scale=high: give auto, dynamic or a positive number"):
+        build.loss_scale(config.resolve(["--loss_scale=high"]), "float32")
+
+
+def test_threads_and_memory_of_a_host():
+    options = build.host_options(config.resolve(["--data_memory_gb=3"]), 5)
+    assert (options.threads, options.memory_bytes) == (5, 1_500_000_000)
+    assert build.host_options(config.resolve(["--data_threads=7"]), 5).threads == 7
+
+
+@pytest.mark.parametrize(("flag", "spread"), [("--augment_brightness=0.5", 0.0), ("--augment_noise=0.5", 0.1)])
+def test_brightness_moves_an_image_and_noise_its_pixels(flag, spread):
+    batch = {"image": tf.fill([4, 16, 16, 3], tf.constant(128, tf.uint8)), "seed": tf.reshape(tf.range(8), [4, 2])}
+    batch["seed"] = tf.cast(batch["seed"], tf.int64)
+    plain, changed = (
+        build.train_preprocess(config.resolve(["--augmentation=sony", *flags]), "float32")(batch).numpy()
+        for flags in ([], [flag])
+    )
+    difference = changed - plain
+    assert np.abs(difference).max() > 0.05
+    within = difference.std(axis=(1, 2)).max()  # of the pixels of an image and channel
+    assert within > spread if spread else within < 1e-4
+
+
+def test_the_part_of_an_image_that_is_evaluated():
+    assert build.evaluation_crop(config.resolve(["--eval_crop=0.5"])) == 0.5
+    assert build.evaluation_crop(config.resolve([])) == 0.875
+
+
+def test_the_decay_of_moving_averages():
+    resolved = config.resolve(["--model=resnet8", "--image_size=32", "--batch_norm_momentum=0.5"])
+    layers = build.model(resolved, "float32", 3, SingleProcess())._flatten_layers()
+    assert {layer.momentum for layer in layers if isinstance(layer, BatchNormalization)} == {0.5}
+
+
+def test_epochs_that_are_validated():
+    resolved = config.resolve(["--epochs=12", "--eval_every_epochs=4", "--eval_offset_epochs=1", "--warmup_epochs=2"])
+    session = types.SimpleNamespace(config=resolved)
+    assert [e + 1 for e in range(12) if Session._validate_after(session, e)] == [5, 9, 12]
+
+
+def test_a_checkpoint_after_so_many_seconds(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(preemption.time, "monotonic", lambda: now[0])
+    control = preemption.Control(config.resolve(["--checkpoint_every_seconds=30"]).checkpoint_every_seconds)
+    asked = []
+    for seconds in (0, 29, 1, 29, 1):
+        now[0] += seconds
+        asked.append(control.read(control.word()).save)
+    assert asked == [False, False, True, False, True]
+    assert not preemption.Control(config.resolve([]).checkpoint_every_seconds).read(control.word()).save
