@@ -100,7 +100,7 @@ def _decoder_has_work(config: Config) -> None:
 
 
 def _tuning_split_is_a_number_of_images(config: Config) -> None:
-    if config.tuning_split >= 1 and config.tuning_split != int(config.tuning_split):
+    if config.tuning_split >= 1 and not config.tuning_split.is_integer():
         raise UserError(
             f"--tuning_split={config.tuning_split:g}: give a whole number of images, or a fraction of them below 1"
         )
