@@ -34,6 +34,13 @@ class Data:
         "Training augmentation; shift (flips and whole-pixel shifts) is for small images.",
         choices=("none", "alexnet", "inception", "sony", "digits", "shift"),
     )
+    augment_pad: int = option(
+        0,
+        "Black border of --augmentation=sony on each side, in pixels of a stored image of 320.",
+        unit="pixels",
+        minimum=0,
+        maximum=320,
+    )
     augment_brightness: float = option(
         0.0, "Largest brightness offset of --augmentation=sony, for pixels in [0, 1].", minimum=0, maximum=1
     )

@@ -163,9 +163,15 @@ def _digits(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
 
 
 def _sony(images: tf.Tensor, seeds: tf.Tensor, bounds: ranges.SonyRanges) -> tf.Tensor:
-    """Geometry and contrast of S. uint8 [b, side, side, 3] to FP32 [b, s, s, 3], 0 to 255 before contrast."""
+    """Padding, geometry, color and noise of Mikami et al.
+
+    uint8 [b, side, side, 3] to FP32 [b, s, s, 3], 0 to 255 before contrast.
+    """
     stored = images.shape[1]
     side = ranges.input_side("sony", stored)
+    pad = round(bounds.pad * stored / bounds.stored)
+    if pad:
+        images, stored = tf.pad(images, [[0, 0], [pad, pad], [pad, pad], [0, 0]]), stored + 2 * pad
     draws = uniforms(seeds, 12)
     x, y = _sony_positions(draws, bounds, stored, side)
     pixels = _bilinear(images, x, y) / 255

@@ -36,8 +36,8 @@ class SonyRanges:
     """The augmentation of S: random ranges as in the published ImageNet example of the library that S used.
 
     Scale and aspect are log-uniform, rotation is uniform, distortion is exp(uniform) - 1, contrast is log-uniform per
-    channel about 0.5. Brightness (uniform, one draw per image) and noise (normal, its deviation uniform up to the
-    bound) are off there.
+    channel about 0.5. Padding (black pixels on each side of the stored image), brightness (uniform, one draw per image)
+    and noise (normal, its deviation uniform up to the bound) are off there.
     """
 
     stored: int = 320  # pixels, for an output of 224
@@ -46,6 +46,7 @@ class SonyRanges:
     aspect: float = 1.3
     distortion: float = 0.2
     contrast: float = 1.1
+    pad: int = 0  # pixels, for a stored image of `stored`
     brightness: float = 0.0
     noise: float = 0.0
 

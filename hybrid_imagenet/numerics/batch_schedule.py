@@ -12,16 +12,17 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-PRESETS: dict[str, tuple[tuple[int, Fraction], ...]] = {
-    "flash_exp1": ((0, Fraction(1)), (30, Fraction(2))),
-    "flash_exp2": ((0, Fraction(1)),),
-    "flash_exp3": ((0, Fraction(1)), (30, Fraction(65536, 55296))),
-    "flash_exp4": ((0, Fraction(1)), (30, Fraction(2)), (45, Fraction(5, 2)), (75, Fraction(7, 2))),
+PRESETS: dict[str, tuple[tuple[int, Fraction, int], ...]] = {
+    "flash_exp1": ((0, Fraction(1), 1), (30, Fraction(2), 2)),
+    "flash_exp2": ((0, Fraction(1), 1),),
+    "flash_exp3": ((0, Fraction(1), 1), (30, Fraction(65536, 55296), 2)),
+    "flash_exp4": ((0, Fraction(1), 1), (30, Fraction(2), 2), (45, Fraction(5, 2), 2), (75, Fraction(7, 2), 2)),
 }
-"""S, Table 3, as factors of the first batch, because S changes the number of workers and we do not.
+"""Mikami et al., Table 3: epoch, factor of the first batch, and micro-batches where growth is by accumulation.
 
-On 2176 workers, experiment 4 with 16 images each is 34816, 69632, 87040 and 121856 images; experiment 3 goes from
-55296 to 65536, so the first batch of a worker must be a multiple of 27.
+They are factors because the paper changes the number of workers and we do not. On 2176 workers, experiment 4 with 16
+images each is 34816, 69632, 87040 and 121856 images; experiment 3 goes from 55296 to 65536, so the first batch of a
+worker must be a multiple of 27. No worker has more than 32 images in the paper, which two micro-batches keep to.
 """
 GROWTHS = ("per_gpu", "accumulation")
 _ENTRY = re.compile(r"(\d+):(?:(\d+)(?:x(\d+))?|\*(\d+(?:\.\d+)?(?:/\d+)?))")
@@ -72,7 +73,7 @@ def parse(
       per_gpu_batch: images of one worker and micro-batch at epoch 0.
       accumulation: micro-batches per update, where an entry says nothing else.
       growth: what a factor enlarges: the batch of a worker, or the number of micro-batches, which then stay as
-        close below their first size as they divide evenly.
+        close below their first size as they divide evenly, or in a preset as large as the paper's.
       epochs: length of the run; entries behind it are left out.
 
     Raises:
@@ -80,7 +81,9 @@ def parse(
     """
     first = Stage(0, per_gpu_batch, accumulation)
     if len(entries) == 1 and entries[0] in PRESETS:
-        stages = [_enlarged(first, epoch, factor, growth, entries[0]) for epoch, factor in PRESETS[entries[0]]]
+        stages = [
+            _enlarged(first, epoch, factor, growth, entries[0], micro) for epoch, factor, micro in PRESETS[entries[0]]
+        ]
     else:
         stages = [_stage(entry, first, growth) for entry in entries]
     if not stages or stages[0].epoch > 0:
@@ -112,8 +115,14 @@ def _ratio(text: str) -> Fraction:
     return Fraction(numerator) / int(denominator)
 
 
-def _enlarged(first: Stage, epoch: int, factor: Fraction, growth: str, entry: str) -> Stage:
-    """The stage whose worker takes `factor` times as many images per update as `first`."""
+def _enlarged(
+    first: Stage, epoch: int, factor: Fraction, growth: str, entry: str, accumulation: int | None = None
+) -> Stage:
+    """The stage whose worker takes `factor` times as many images per update as `first`.
+
+    Growth by accumulation takes `accumulation` times as many micro-batches; None takes the fewest that stay at or
+    below the first size.
+    """
     images = first.images * factor
     if images.denominator != 1 or images == 0:
         raise ValueError(
@@ -127,5 +136,6 @@ def _enlarged(first: Stage, epoch: int, factor: Fraction, growth: str, entry: st
         if total % first.accumulation:
             raise ValueError(f"{entry!r}: {total} images cannot be split into {first.accumulation} micro-batches")
         return Stage(epoch, total // first.accumulation, first.accumulation)
-    micro_batches = next(k for k in range(-(-total // first.per_gpu_batch), total + 1) if total % k == 0)
+    least = -(-total // first.per_gpu_batch) if accumulation is None else accumulation * first.accumulation
+    micro_batches = next(k for k in range(least, total + 1) if total % k == 0)
     return Stage(epoch, total // micro_batches, micro_batches)

@@ -128,7 +128,9 @@ def loss_scale(config: Config, precision: str) -> LossScale:
 
 def train_preprocess(config: Config, dtype: str) -> Callable[[Batch], tf.Tensor]:
     """The device's part of the training augmentation."""
-    sony = dataclasses.replace(augment.SONY, brightness=config.augment_brightness, noise=config.augment_noise)
+    sony = dataclasses.replace(
+        augment.SONY, pad=config.augment_pad, brightness=config.augment_brightness, noise=config.augment_noise
+    )
     return lambda batch: device.augment(batch["image"], batch["seed"], config.augmentation, dtype, sony=sony)
 
 

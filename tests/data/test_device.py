@@ -76,6 +76,16 @@ def test_sony_against_the_oracle():
         np.testing.assert_allclose(image, augment_reference.sony(original / 255, 14, draws), atol=2e-4)
 
 
+def test_sony_pads_with_black_when_asked_to():
+    """32 pixels of 320 are 2 of 20."""
+    got = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augment.SonyRanges(pad=32)))
+    u = sampling.uniforms(SEEDS, 11, augment.DEVICE_STREAM).astype(np.float64)
+    for image, original, draws in zip(got, IMAGES, u, strict=True):
+        padded = np.pad(original / 255, ((2, 2), (2, 2), (0, 0)))
+        np.testing.assert_allclose(image, augment_reference.sony(padded, 14, draws), atol=2e-4)
+    assert np.abs(got - denormalized(device.augment(IMAGES, SEEDS, "sony"))).max() > 0.1
+
+
 def test_sony_noise_and_brightness_when_asked_for():
     plain = denormalized(device.augment(IMAGES, SEEDS, "sony"))
     still = augment.SonyRanges(contrast=1.0)

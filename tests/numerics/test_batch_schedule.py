@@ -23,8 +23,15 @@ def test_the_four_experiments(name, workers, images, expected, growth):
 
 
 def test_accumulation_keeps_micro_batches_at_or_under_the_first_size():
-    stages = parse(("flash_exp4",), 16, growth="accumulation").stages
+    stages = parse(("30:*2", "45:*5/2", "75:*7/2"), 16, growth="accumulation").stages
     assert [(s.per_gpu_batch, s.accumulation) for s in stages] == [(16, 1), (16, 2), (10, 4), (14, 4)]
+
+
+def test_no_worker_of_experiment_4_has_more_than_32_images_at_a_time():
+    stages = parse(("flash_exp4",), 16, growth="accumulation").stages
+    assert [(s.per_gpu_batch, s.accumulation) for s in stages] == [(16, 1), (16, 2), (20, 2), (28, 2)]
+    doubled = parse(("flash_exp4",), 8, accumulation=2, growth="accumulation").stages
+    assert [(s.per_gpu_batch, s.accumulation) for s in doubled] == [(8, 2), (8, 4), (10, 4), (14, 4)]
 
 
 def test_entries_in_all_forms():
@@ -80,4 +87,4 @@ def test_micro_batches_must_divide_the_batch():
 
 
 def test_presets_start_at_epoch_0():
-    assert all(stages[0] == (0, 1) for stages in PRESETS.values())
+    assert all(stages[0] == (0, 1, 1) for stages in PRESETS.values())

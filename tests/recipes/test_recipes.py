@@ -111,6 +111,8 @@ def test_hal_decays_every_parameter_and_goyal_leaves_out_biases_and_normalizatio
 def test_sony_experiments_follow_the_batch():
     rows = plan("flash_exp4", 2176)
     assert [rows[e].global_batch for e in (0, 30, 45, 75)] == [34816, 69632, 87040, 121856]
+    assert max(row.per_gpu_batch for row in rows) <= 32
+    assert [rows[e].accumulation for e in (0, 30, 45, 75)] == [1, 2, 2, 2]
     rows = plan("flash_exp3", 2048)
     assert [(rows[e].global_batch, round(rows[e].momentum, 4)) for e in (0, 31)] == [(55296, 0.9407), (65536, 0.95)]
     assert plan("flash_exp2", 3456)[89].global_batch == 55296
@@ -144,6 +146,12 @@ def test_what_is_set_wins_over_mlperfs_table_and_another_number_of_gpus_has_anot
     assert derived.settle(hybrid, 24) is hybrid
     automatic = config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=auto"])
     assert derived.settle(automatic, 24) is automatic
+
+
+def test_labels_are_smoothed_in_the_experiments_that_table_3_marks():
+    found = {name: config.resolve([f"--recipe={name}"]) for name in sorted(NAMES) if name.startswith("flash")}
+    assert [name for name, c in found.items() if c.label_smoothing] == ["flash_exp2", "flash_exp3", "flash_exp4"]
+    assert all(c.augment_pad and c.augment_brightness and c.augment_noise for c in found.values())
 
 
 def test_the_recipes_of_jia_keep_their_epochs():
