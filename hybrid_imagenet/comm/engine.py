@@ -17,10 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet.comm import elastic, gpus, hosts
-from hybrid_imagenet.comm.algorithms import ProcessSets
 from hybrid_imagenet.comm.communicator import Communicator, LayerHealth
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.comm.gradients import GradientReducer
+from hybrid_imagenet.comm.process_sets import ProcessSets
 from hybrid_imagenet.comm.selection import Selector
 from hybrid_imagenet.comm.settings import ALGORITHMS, Settings
 from hybrid_imagenet.errors import UserError

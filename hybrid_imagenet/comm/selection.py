@@ -17,13 +17,13 @@ from hybrid_imagenet.comm.algorithms import (
     Algorithm,
     Choice,
     Chooser,
-    ProcessSets,
     Ranks,
     Ring,
     SixteenBitExchange,
     make,
 )
 from hybrid_imagenet.comm.fusion import WIRE_BYTES, Bucket
+from hybrid_imagenet.comm.process_sets import ProcessSets
 from hybrid_imagenet.comm.settings import ALGORITHMS, Settings
 
 if typing.TYPE_CHECKING:

@@ -9,8 +9,8 @@ from hybrid_imagenet.config.derived import batches, sizes
 from hybrid_imagenet.config.options import AUTO
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import torus
+from hybrid_imagenet.numerics.decays import FIXED
 from hybrid_imagenet.numerics.depths import WIDTH
-from hybrid_imagenet.numerics.schedules import FIXED
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
 if typing.TYPE_CHECKING:

@@ -15,7 +15,7 @@ from hybrid_imagenet.config import signatures
 from hybrid_imagenet.config.options import check_value
 from hybrid_imagenet.config.signatures import Argument
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.schedules import SCHEDULES
+from hybrid_imagenet.numerics.decays import SCHEDULES
 from hybrid_imagenet.optimizers import registry
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 

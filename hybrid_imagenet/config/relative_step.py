@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hybrid_imagenet.config.derived import batches, schedule_arguments, settle
 from hybrid_imagenet.numerics import relative_step, schedules
+from hybrid_imagenet.numerics.decays import FIXED
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -110,6 +111,6 @@ def remedy(config: Config, top: Peak, wanted: float) -> tuple[str, float]:
     The rate of hybrid is also that of its warmup, and some schedules and LARC's clip have no use for --lr.
     """
     warms_up = OPTIMIZERS[config.optimizer].bounded_warmup
-    clips, fixed = config.chosen["lars_variant"] == "larc", config.lr_schedule in schedules.FIXED
+    clips, fixed = config.chosen["lars_variant"] == "larc", config.lr_schedule in FIXED
     flag = "lars_eta" if warms_up or clips or fixed else "lr"
     return flag, getattr(config, flag) * wanted / top.value

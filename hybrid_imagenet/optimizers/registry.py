@@ -13,7 +13,7 @@ BASE = "hybrid_imagenet.optimizers.base:GroupedOptimizer"
 NO_FLAGS = frozenset({"learning_rate", "final_lr", "jit_compile", "name"})
 """Arguments that are worked out for a run, or that only tests and other programs set."""
 _SCHEDULES = "hybrid_imagenet.numerics.schedules"
-WARMUP, MOMENTUM = f"{_SCHEDULES}:gradual_warmup", f"{_SCHEDULES}:momentum_at"
+WARMUP, MOMENTUM = "hybrid_imagenet.numerics.decays:gradual_warmup", f"{_SCHEDULES}:momentum_at"
 BOUNDS, ADAM = f"{_SCHEDULES}:warmup_bounds", f"{_SCHEDULES}:adam_rate"
 
 

@@ -15,7 +15,8 @@ place = placement()
 configure_tensorflow(place, prepare(place))
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from hybrid_imagenet.comm.algorithms import Masters, ProcessSets, Ranks, Ring, SixteenBitExchange, Torus
+from hybrid_imagenet.comm.process_sets import ProcessSets
+from hybrid_imagenet.comm.algorithms import Masters, Ranks, Ring, SixteenBitExchange, Torus
 from hybrid_imagenet.numerics import torus
 sets = ProcessSets(place.size)
 ranks = Ranks(place.rank, ["here"] * place.size, sets)

@@ -4,9 +4,9 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet.comm import SingleProcess
-from hybrid_imagenet.comm.algorithms import ProcessSets
 from hybrid_imagenet.comm.gradients import GradientReducer
 from hybrid_imagenet.comm.order import appearance
+from hybrid_imagenet.comm.process_sets import ProcessSets
 from hybrid_imagenet.comm.selection import Selector
 from hybrid_imagenet.comm.settings import Settings
 

@@ -12,7 +12,7 @@ from hybrid_imagenet.comm.settings import ALGORITHMS, Communication, Settings
 from hybrid_imagenet.config import choices, derived, report, signatures
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.numerics import decays, schedules
 from hybrid_imagenet.optimizers import registry
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
@@ -137,7 +137,7 @@ def test_a_flag_is_the_optimizer_and_the_argument(optimizer, argument, flag):
     assert choices.optimizer_options(optimizer)[flag].name == argument
 
 
-@pytest.mark.parametrize("name", schedules.SCHEDULES)
+@pytest.mark.parametrize("name", decays.SCHEDULES)
 def test_every_flag_of_a_schedule_changes_its_rates(name):
     base = ["--optimizer=sgd", f"--lr_schedule={name}", "--warmup_epochs=5"]
 

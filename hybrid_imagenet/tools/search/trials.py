@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from hybrid_imagenet.config import AUTO, Config, relative_step
 from hybrid_imagenet.config.derived import base_batch, settle
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics.decays import FIXED
 from hybrid_imagenet.numerics.relative_step import tuned
-from hybrid_imagenet.numerics.schedules import FIXED
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of --lr, or of the relative step of tuned LARS
