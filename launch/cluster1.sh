@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # launch/cluster1.sh [OPTION ...] HOST[:SLOTS] ... [FLAG ...]
 #
-# Trains on the layout of the paper's cluster 1 (H 3.1): 3 hosts with 8 V100 each, RoCE with GPUDirect RDMA.
+# Trains on the layout of the paper's cluster 1 (Lu et al. §3.1): 3 hosts with 8 V100 each, RoCE with GPUDirect RDMA.
 #
 #   launch/cluster1.sh node1 node2 node3 --data_dir=/data/imagenet
 #   HOSTS=node1,node2,node3 launch/cluster1.sh --data_dir=/data/imagenet

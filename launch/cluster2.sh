@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # launch/cluster2.sh [OPTION ...] HOST[:SLOTS] ... [FLAG ...]
 #
-# Trains on the layout of the paper's cluster 2 (H 3.1): 6 hosts with 4 P40 each, RoCE without GPUDirect.
+# Trains on the layout of the paper's cluster 2 (Lu et al. §3.1): 6 hosts with 4 P40 each, RoCE without GPUDirect.
 #
 #   launch/cluster2.sh node1 node2 node3 node4 node5 node6 --data_dir=/data/imagenet
 #   HOSTS=node1,node2,node3,node4,node5,node6 launch/cluster2.sh --data_dir=/data/imagenet
@@ -33,7 +33,7 @@ default_setting NCCL_IB_DISABLE 0
 default_setting NCCL_IB_GID_INDEX 3
 # Traffic class of RoCE packets. Lossless Ethernet sorts by it; 106 (DSCP 26) is what most switches are set up for.
 default_setting NCCL_IB_TC 106
-# GPUDirect RDMA is off: P40 cards behind these adapters cannot use it (H 3.1), and NCCL's attempt would cost time.
+# GPUDirect RDMA is off: P40 cards behind these adapters cannot use it (Lu et al. §3.1), and NCCL's attempt would cost time.
 default_setting NCCL_NET_GDR_LEVEL LOC
 # The cards have PCIe only. NCCL copies between two of them directly on one CPU socket (PHB); across sockets host memory
 # is faster.

@@ -23,7 +23,7 @@ from hybrid_imagenet.numerics import mlperf
 IMAGENET_TRAIN_IMAGES = mlperf.TRAIN_IMAGES
 """Images in ImageNet's training set (ILSVRC 2012)."""
 ROUNDED_TRAIN_IMAGES = 1_280_000
-"""The round figure that H computes its times with."""
+"""The round figure that Lu et al. compute its times with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ def convergence_rate(epochs_to_target: float) -> float:
 
 
 def scaling_efficiency(images_per_second: float, single_gpu_images_per_second: float, gpus: int) -> float:
-    """H, section 3.2.2: actual speed / ideal speed, the ideal being `gpus` times the speed of one GPU alone."""
+    """Lu et al., section 3.2.2: actual speed / ideal speed, the ideal being `gpus` times the speed of one GPU alone."""
     ideal = _positive("single_gpu_images_per_second", single_gpu_images_per_second) * _positive("gpus", gpus)
     return images_per_second / ideal
 
@@ -87,7 +87,7 @@ def actual_average_single_gpu_seconds(
 def rescaled_gpu_seconds(seconds: float, gpus: int, efficiency: float, common_efficiency: float) -> float:
     """GPU seconds that a published run would have taken at another scaling efficiency.
 
-    H compares runs of unlike size so (Tables 3.10 and 3.11): time * GPUs * efficiency / common efficiency.
+    Lu et al. compare runs of unlike size so (Tables 3.10 and 3.11): time * GPUs * efficiency / common efficiency.
     """
     return seconds * gpus * efficiency / _positive("common_efficiency", common_efficiency)
 

@@ -6,7 +6,8 @@ starts a job for each number of ranks; what follows `--` are flags of the traini
 random images in memory, so reading and decoding do not count. Every round times a few full steps and then as many
 whose gradients are left where they are; both on all ranks at once, so that what ranks share (cores, memory, power) is
 shared in both. The difference is the communication that nothing hides. Times are medians over rounds, on the slowest
-rank. Efficiency is throughput over that of the smallest job scaled by the number of ranks (H, Tables 3.2 and 3.3).
+rank. Efficiency is throughput over that of the smallest job scaled by the number of ranks
+(Lu et al., Tables 3.2 and 3.3).
 """
 
 from __future__ import annotations
@@ -236,7 +237,7 @@ def add_efficiency(rows: Sequence[Row]) -> None:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as text, in the form of H, Tables 3.2 and 3.3, and S, Table 6."""
+    """The rows as text, in the form of Lu et al., Tables 3.2 and 3.3, and Mikami et al., Table 6."""
     first = rows[0]
     lines = [
         f"{first['model']}, {first['image_size']} pixels, batch {first['batch_per_rank']} per rank, "
@@ -267,7 +268,7 @@ def print_peers(rows: Sequence[Row], peers: Sequence[Row]) -> None:
 
 
 def plot(rows: Sequence[Row], path: str) -> None:
-    """Throughput over ranks beside ideal scaling, as in H, Figures 3.5 to 3.7."""
+    """Throughput over ranks beside ideal scaling, as in Lu et al., Figures 3.5 to 3.7."""
     from matplotlib.figure import Figure
 
     ranks = [row["ranks"] for row in rows]

@@ -32,16 +32,16 @@ class Model:
         "validation is at --image_size throughout.",
     )
     initializer: str = option(
-        "kaiming", "Convolution weights (H 2.2.3-2, Table 3.5).", choices=("kaiming", "xavier", "gaussian")
+        "kaiming", "Convolution weights (Lu et al. §2.2.3, Table 3.5).", choices=("kaiming", "xavier", "gaussian")
     )
-    zero_last_gamma: bool = option(True, "Start the last BN scale of each residual block at 0 (H Table 3.6).")
+    zero_last_gamma: bool = option(True, "Start the last BN scale of each residual block at 0 (Lu et al., Table 3.6).")
     batch_norm: str = option(
         "last",
-        "Statistics used for inference: those of the last iteration averaged over all GPUs (H), a moving average, "
-        "or precise ones from frozen weights.",
+        "Statistics used for inference: those of the last iteration averaged over all GPUs (Lu et al.), a moving "
+        "average, or precise ones from frozen weights.",
         choices=("last", "moving", "precise"),
     )
-    sync_batch_norm: bool = option(False, "Training statistics over all GPUs in every step (H Table 3.4).")
+    sync_batch_norm: bool = option(False, "Training statistics over all GPUs in every step (Lu et al., Table 3.4).")
     batch_norm_momentum: float = option(0.9, "Decay of the moving average.", minimum=0, maximum=1)
     batch_norm_epsilon: float = option(1e-5, "Added to the variance.", minimum=0)
     persistent_batch_norm: bool = option(

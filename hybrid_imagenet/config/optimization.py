@@ -30,8 +30,9 @@ class Batch:
     accumulation: int = option(1, "Micro-batches per update, reduced once.", minimum=1)
     batch_schedule: tuple[str, ...] = option(
         (),
-        "Batch by epoch (S Table 3): flash_exp1 to flash_exp4, or entries EPOCH:IMAGES, EPOCH:IMAGESxACCUMULATION or "
-        "EPOCH:*FACTOR; images are per GPU, epochs count from 0, factors refer to the first batch.",
+        "Batch by epoch (Mikami et al., Table 3): flash_exp1 to flash_exp4, or entries EPOCH:IMAGES, "
+        "EPOCH:IMAGESxACCUMULATION or EPOCH:*FACTOR; images are per GPU, epochs count from 0, factors refer to the "
+        "first batch.",
     )
     batch_growth: str = option(
         "per_gpu",

@@ -42,7 +42,7 @@ def create(
       image_size: side of the square input in pixels; None makes a ResNet that takes any.
       precision: `float32`, `mixed_float16` or `mixed_bfloat16`. Variables are FP32 in all three.
       initializer: `kaiming`, `xavier` or `gaussian` (see `initializers`).
-      zero_last_gamma: start the last BN scale of each residual block at 0 (H 2.2.3-2).
+      zero_last_gamma: start the last BN scale of each residual block at 0 (Lu et al. §2.2.3).
       batch_norm: `last`, `moving` or `precise` (see `normalization.BatchNormalization`).
       batch_norm_momentum: decay of the moving average.
       batch_norm_epsilon: added to the variance.

@@ -17,7 +17,8 @@ def build(builder: Builder, num_classes: int, image_size: int) -> keras.Model:
     """AlexNet-BN: [b, image_size, image_size, 3] to logits [b, num_classes].
 
     The five convolutions of Krizhevsky et al. (2012) without groups, batch normalization in place of local response
-    normalization after each, and one more after pool5 (J). J prints no table of layers; the widths are the original's.
+    normalization after each, and one more after pool5 (Jia et al., who print no table of layers: the
+    widths are the original's).
 
     Raises:
       UserError: if the image is too small for the three poolings.

@@ -8,7 +8,7 @@ import keras
 
 from hybrid_imagenet.errors import UserError
 
-CLASSIFIER_STDDEV = 0.01  # G 5.1; the other papers say nothing about the classifier
+CLASSIFIER_STDDEV = 0.01  # Goyal et al. §5.1; the other papers say nothing about the classifier
 
 
 def layer_seed(seed: int, layer: str) -> int:
@@ -18,10 +18,10 @@ def layer_seed(seed: int, layer: str) -> int:
 
 
 def convolution(kind: str, seed: int, layer: str) -> keras.initializers.Initializer:
-    """The initializer of a convolution kernel (H 2.2.3-2 and Table 3.5).
+    """The initializer of a convolution kernel (Lu et al. §2.2.3 and Table 3.5).
 
     `kaiming` is N(0, 2 / fan_in), not truncated (He et al. 2015); `xavier` is uniform with variance
-    2 / (fan_in + fan_out) (Glorot and Bengio 2010); `gaussian` is N(0, 1) as H prints it.
+    2 / (fan_in + fan_out) (Glorot and Bengio 2010); `gaussian` is N(0, 1) as Lu et al. print it.
 
     Raises:
       UserError: for another kind.
@@ -37,5 +37,5 @@ def convolution(kind: str, seed: int, layer: str) -> keras.initializers.Initiali
 
 
 def classifier(seed: int, layer: str) -> keras.initializers.Initializer:
-    """The initializer of the last layer: N(0, 0.01^2) as in G 5.1."""
+    """The initializer of the last layer: N(0, 0.01^2) as in Goyal et al. §5.1."""
     return keras.initializers.RandomNormal(0.0, CLASSIFIER_STDDEV, seed=layer_seed(seed, layer))

@@ -1,4 +1,4 @@
-"""ResNet v1.5 (He et al. 2015, with the stride in the 3x3 convolution as in G): 18, 34, 50, 101 and 152 layers.
+"""ResNet v1.5 of 18, 34, 50, 101 and 152 layers (He et al. 2015, the stride in the 3x3 convolution as in Goyal et al.).
 
 Depths, widths and stems, also those for small images, are in `numerics.depths`.
 """

@@ -21,8 +21,8 @@ def normalize_over_ranks(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Normalizes [b, h, w, c] by mean and variance over all ranks, which hold batches of the same size.
 
-    Forward, FP32 mean and mean of squares are summed over ranks in one reduction (S). The gradient is that of the sum
-    of all ranks' losses, for which the means of dy and of dy * xhat are summed in one more reduction.
+    Forward, FP32 mean and mean of squares are summed over ranks in one reduction (Mikami et al.). The gradient is that
+    of the sum of all ranks' losses, for which the means of dy and of dy * xhat are summed in one more reduction.
 
     Args:
       inputs: activations in any float type.

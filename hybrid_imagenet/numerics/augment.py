@@ -33,7 +33,7 @@ PCA_DEVIATION = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class SonyRanges:
-    """The augmentation of S: random ranges as in the published ImageNet example of the library that S used.
+    """The augmentation of Mikami et al.: random ranges as in the published ImageNet example of their library.
 
     Scale and aspect are log-uniform, rotation is uniform, distortion is exp(uniform) - 1, contrast is log-uniform per
     channel about 0.5. Padding (black pixels on each side of the stored image), brightness (uniform, one draw per image)

@@ -1,4 +1,4 @@
-"""Bounds on the step of Adam that turn it into SGD: those of H and those of AdaBound's authors.
+"""Bounds on the step of Adam that turn it into SGD: those of Lu et al. and those of AdaBound's authors.
 
 The functions use arithmetic only, so that they take floats, NumPy arrays and TensorFlow tensors alike.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def hybrid_bounds(t: float, warmup: float, peak: float, beta2: float = 0.999) -> tuple[float, float]:
-    """Lower and upper bound of the warmup's step at epoch `t` (H 2.2.1).
+    """Lower and upper bound of the warmup's step at epoch `t` (Lu et al. §2.2.1).
 
     lower = (t / T) peak,  upper = peak + 1 / ((1 - beta2) t) - 1 / ((1 - beta2) T).
 

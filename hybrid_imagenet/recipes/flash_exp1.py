@@ -1,4 +1,4 @@
-"""Experiment 1 of S: batch-size control alone, 34K to 68K at epoch 30."""
+"""Experiment 1 of Mikami et al.: batch-size control alone, 34K to 68K at epoch 30."""
 
 from hybrid_imagenet.recipes import Recipe
 from hybrid_imagenet.recipes._sony import CONFIGURATION_A

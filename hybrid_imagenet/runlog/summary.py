@@ -124,12 +124,12 @@ def target_criteria(
     efficiency: float | None,
     images_per_epoch: int,
 ) -> dict[str, Any]:
-    """H's criteria for one target; entries are None where the target was not reached or a speed is not known.
+    """Lu et al.'s criteria for one target; entries are None where the target was not reached or a speed is not known.
 
     Returns:
       `metric`, `target`; `epochs` and `seconds` to it, as measured, with validation and checkpoints;
       `convergence_rate` (1/epochs); `single_gpu_images_per_second`, `scaling_efficiency`; and from the training
-      throughput alone, as H computes them: `actual_training_speed` (trainings per second),
+      throughput alone, as Lu et al. compute them: `actual_training_speed` (trainings per second),
       `actual_training_seconds`, `actual_average_single_gpu_seconds`.
     """
     values: dict[str, Any] = {"metric": metric, "target": target, **dict.fromkeys(_CRITERIA)}

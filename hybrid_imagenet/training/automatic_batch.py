@@ -1,4 +1,4 @@
-"""--per_gpu_batch=auto: the largest batch that fits the memory of every rank's device (H 2.2.3-4)."""
+"""--per_gpu_batch=auto: the largest batch that fits the memory of every rank's device (Lu et al. §2.2.3)."""
 
 from __future__ import annotations
 

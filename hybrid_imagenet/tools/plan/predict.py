@@ -147,7 +147,7 @@ def best(job: Job, topology: Topology, candidates: Sequence[Way]) -> Prediction:
 
 
 def published_grid(ranks: int) -> Grid:
-    """S's grid for a number of ranks that it has used, else the one nearest to a square."""
+    """Mikami et al.'s grid for a number of ranks that it has used, else the one nearest to a square."""
     return Grid(*PUBLISHED_GRIDS[ranks]) if ranks in PUBLISHED_GRIDS else nearest_square(ranks)
 
 

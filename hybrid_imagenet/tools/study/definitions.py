@@ -1,7 +1,7 @@
-"""The studies: their arms, and the papers' numbers as printed (H = Lu et al., S = Mikami et al.).
+"""The studies: their arms, and the papers' numbers as printed.
 
-Where an epoch of S says when something changes, it is multiplied by EPOCHS / 90. The length T of H's AdaBound warmup is
-not: 10 / 90 of so short a training would be a few steps.
+Where an epoch of Mikami et al. says when something changes, it is multiplied by EPOCHS / 90. The length T of the
+AdaBound warmup of Lu et al. is not: 10 / 90 of so short a training would be a few steps.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from hybrid_imagenet.tools.study.base import BASE, EPOCHS, Arm, Claim, Study, ra
 
 _H = "Lu, Lu, Liang, hybrid gradient computing"
 _S = "Mikami et al., ImageNet/ResNet-50 in a Flash"
-_BEST = 0.756  # H's final top-1 of its full method, in Tables 3.4 to 3.7
-_BEST_EPOCHS = 32  # H 3.2.1: epochs to 75 %
+_BEST = 0.756  # final top-1 of the full method of Lu et al., in Tables 3.4 to 3.7
+_BEST_EPOCHS = 32  # Lu et al. §3.2.1: epochs to 75 %
 _LOW = ("--lr=0.1", "--lars_eta=0.02")
 _GRADUAL = ("--warmup_epochs=2.5", "--warmup_start_lr=0.1")
 
@@ -137,7 +137,7 @@ GAMMA = Study(
 )
 
 SONY_SCALE = 128
-"""Batches of S divided by it are those of the two studies on S with 2 ranks: 32K becomes 256."""
+"""Batches of Mikami et al. divided by it are those of the two studies of their methods: 32K becomes 256."""
 _SONY = (
     *BASE,
     "--optimizer=lars",
@@ -152,7 +152,7 @@ _SMOOTH = "--label_smoothing=0.1"
 
 
 def growing(*stages: tuple[int, int]) -> str:
-    """A batch schedule from (epoch of 90 after which the batch changes, thousands of images as S prints them)."""
+    """A batch schedule from (epoch of 90 after which the batch changes, thousands of images as printed)."""
     entries = [f"{epoch * EPOCHS // 90}:{thousands * 1024 // SONY_SCALE // 2}" for epoch, thousands in stages]
     return "--batch_schedule=" + ",".join(entries)
 
@@ -160,9 +160,9 @@ def growing(*stages: tuple[int, int]) -> str:
 _EXP3 = (growing((0, 54), (30, 64)), _SMOOTH)
 _EXP4 = (growing((0, 34), (30, 68), (45, 85), (75, 119)), _SMOOTH)
 _SONY_NOTES = (
-    f"Batches are S's divided by {SONY_SCALE}, on 2 ranks throughout. S lets the number of GPUs change too.",
+    f"Batches are those of Mikami et al. divided by {SONY_SCALE}, on 2 ranks throughout; theirs change the number of GPUs too.",
     "All arms have configuration A, its epochs scaled to the length of the run, and momentum 0.9, so that they differ "
-    "in batch and label smoothing only. S uses configuration B in experiments 2 and 3.",
+    "in batch and label smoothing only. Mikami et al. use configuration B in experiments 2 and 3.",
 )
 
 BATCH_SIZE_CONTROL = Study(
@@ -199,7 +199,7 @@ LABEL_SMOOTHING = Study(
         Arm("32K_smoothed", "32K, smoothed", (_SMOOTH,)),
     ),
     claims=(Claim("32K", "54K_smoothed", "equal"), Claim("54K_smoothed", "54K")),
-    notes=("S has no training at 54K without label smoothing, nor at 32K with it.", *_SONY_NOTES),
+    notes=("Mikami et al. have no training at 54K without label smoothing, nor at 32K with it.", *_SONY_NOTES),
     base=_SONY,
 )
 
