@@ -112,7 +112,7 @@ def comparable(runs: Sequence[Run]) -> list[Run]:
 
 
 def scaling(runs: Sequence[Run]) -> list[Chart]:
-    """Throughput and efficiency by GPUs (Lu et al., Figure 3.5), from comparable runs of at least two sizes; else nothing.
+    """Throughput and efficiency by GPUs (Lu et al., Figure 3.5), from comparable runs of several sizes; else nothing.
 
     Efficiency is relative to the speed per GPU of the smallest size.
     """

@@ -160,7 +160,7 @@ def growing(*stages: tuple[int, int]) -> str:
 _EXP3 = (growing((0, 54), (30, 64)), _SMOOTH)
 _EXP4 = (growing((0, 34), (30, 68), (45, 85), (75, 119)), _SMOOTH)
 _SONY_NOTES = (
-    f"Batches are those of Mikami et al. divided by {SONY_SCALE}, on 2 ranks throughout; theirs change the number of GPUs too.",
+    f"Batches are those of Mikami et al. divided by {SONY_SCALE}, on 2 ranks; theirs change the number of GPUs too.",
     "All arms have configuration A, its epochs scaled to the length of the run, and momentum 0.9, so that they differ "
     "in batch and label smoothing only. Mikami et al. use configuration B in experiments 2 and 3.",
 )
