@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hybrid_imagenet.errors import SharedError
+from hybrid_imagenet.numerics.packing import padded
 
 if typing.TYPE_CHECKING:
     import tensorflow as tf
@@ -80,6 +81,18 @@ class Communicator(abc.ABC):
         """
 
     @abc.abstractmethod
+    def reduce_packed(
+        self, grads: Sequence[tf.Tensor], names: Sequence[str]
+    ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
+        """As `reduce_gradients`, left in the vectors that travel: for a GPU, which then has few kernels to start.
+
+        Returns:
+          One vector for each bucket, in the wire's type, each gradient filled up with zeros to a multiple of
+          `numerics.packing.ROW`; and the positions of each bucket's gradients, in their order. Gradients without
+          elements are in no bucket.
+        """
+
+    @abc.abstractmethod
     def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
         """Overwrites the variables of all ranks with those of rank `root`. For use outside of graphs.
 
@@ -148,6 +161,19 @@ class Communicator(abc.ABC):
     @abc.abstractmethod
     def shutdown(self) -> None:
         """Ends communication; nothing but the attributes may be used afterwards."""
+
+
+def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Tensors of one type side by side in one vector, each filled up with zeros to whole rows."""
+    import tensorflow as tf
+
+    pieces = []
+    for tensor in tensors:
+        count = tensor.shape.num_elements()
+        pieces.append(tf.reshape(tensor, [-1]))
+        if padded(count) > count:
+            pieces.append(tf.zeros([padded(count) - count], tensor.dtype))
+    return tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
 
 
 def check_gradients(grads: Sequence[tf.Tensor], names: Sequence[str]) -> None:

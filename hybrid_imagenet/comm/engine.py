@@ -94,6 +94,12 @@ class HorovodCommunicator(Communicator):
         """One reduction per bucket, started as soon as the bucket's gradients exist."""
         return self._reducer.reduce(grads, names)
 
+    def reduce_packed(
+        self, grads: Sequence[tf.Tensor], names: Sequence[str]
+    ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
+        """One reduction per bucket, of one vector."""
+        return self._reducer.reduce_packed(grads, names)
+
     def statistics(self) -> dict[str, Any]:
         """The buckets, and the time for which steps waited for them since the last call."""
         return self._reducer.statistics()

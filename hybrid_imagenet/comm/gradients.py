@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from hybrid_imagenet.comm import fusion
-from hybrid_imagenet.comm.communicator import LayerHealth, check_gradients
+from hybrid_imagenet.comm.communicator import LayerHealth, check_gradients, pack
 from hybrid_imagenet.comm.health import WireHealth
 from hybrid_imagenet.comm.order import appearance
 from hybrid_imagenet.comm.selection import Choice, Selector
@@ -63,11 +63,31 @@ class GradientReducer:
             received = choice.algorithm.sum(sent, f"gradients_{number}")
             for member, tensor in zip(bucket.members, received, strict=True):
                 reduced[member] = tf.cast(tensor, tf.float32)
-        if plan.health is not None:
-            plan.health.observe(scaled, [self._settings.wire(name) for name in names])
-        if not self._settings.deterministic:
-            self._time(scaled, reduced)
+        self._account(plan, grads, names, reduced)
         return reduced
+
+    def reduce_packed(
+        self, grads: Sequence[tf.Tensor], names: Sequence[str]
+    ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
+        """See `Communicator.reduce_packed`; calls as for `reduce`."""
+        check_gradients(grads, names)
+        plan = self._plan(grads, names)
+        received = []
+        for number, (bucket, choice) in enumerate(zip(plan.buckets, plan.choices, strict=True)):
+            vector = pack([tf.cast(grads[m], tf.float32) for m in bucket.members]) / float(self._communicator.size)
+            received += choice.algorithm.sum([tf.cast(vector, bucket.wire)], f"gradients_{number}")
+        self._account(plan, grads, names, received)
+        return received, [bucket.members for bucket in plan.buckets]
+
+    def _account(
+        self, plan: Plan, grads: Sequence[tf.Tensor], names: Sequence[str], after: Sequence[tf.Tensor]
+    ) -> None:
+        """Counts what the gradients lose and times their reduction, as far as that is asked for."""
+        if plan.health is not None:
+            wires = [self._settings.wire(name) for name in names]
+            plan.health.observe(grads, wires, float(self._communicator.size))
+        if not self._settings.deterministic:
+            self._time(grads, after)
 
     def _time(self, before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]) -> None:
         """Adds the time from the last gradient to the last sum: communication that nothing hides."""

@@ -23,18 +23,20 @@ class WireHealth:
             self._counts = tf.Variable(tf.zeros([len(names), 4], tf.int64), **apart)
             self._counted = tf.Variable(0, dtype=tf.int64, **apart)
 
-    def observe(self, scaled: Sequence[tf.Tensor], wires: Sequence[str]) -> None:
+    def observe(self, grads: Sequence[tf.Tensor], wires: Sequence[str], ranks: float = 1.0) -> None:
         """Adds this step's counts, if it is one of those to be counted.
 
         Args:
-          scaled: gradients in FP32, divided by the number of ranks, as they are about to be cast.
+          grads: gradients as they were computed; in FP32 and divided by the number of ranks they are cast.
           wires: the type to which each is cast.
+          ranks: their number.
         """
 
         counters = {wire: _counter(wire) for wire in set(wires)}
 
         def count() -> tf.Tensor:
-            rows = tf.stack([counters[wire](tf.reshape(g, [-1])) for g, wire in zip(scaled, wires, strict=True)])
+            scaled = [tf.cast(tf.reshape(grad, [-1]), tf.float32) / ranks for grad in grads]
+            rows = tf.stack([counters[wire](g) for g, wire in zip(scaled, wires, strict=True)])
             with tf.device("CPU:0"):
                 self._counts.assign_add(rows)
                 return self._counted.assign_add(1)

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-from hybrid_imagenet.comm.communicator import Communicator, check_gradients
+from hybrid_imagenet.comm.communicator import Communicator, check_gradients, pack
 
 if typing.TYPE_CHECKING:
     import tensorflow as tf
@@ -44,6 +44,14 @@ class SingleProcess(Communicator):
         if self._every:
             self._counter(names, reduced).observe(reduced, ["float32"] * len(names))
         return reduced
+
+    def reduce_packed(
+        self, grads: Sequence[tf.Tensor], names: Sequence[str]
+    ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
+        """All gradients in one vector, FP32."""
+        reduced = self.reduce_gradients(grads, names)
+        members = tuple(i for i, grad in enumerate(reduced) if grad.shape.num_elements())
+        return [pack([reduced[i] for i in members])], [members]
 
     def wire_health(self) -> list[LayerHealth]:
         """The counts since the last call."""

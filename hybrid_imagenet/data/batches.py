@@ -26,6 +26,7 @@ class HostOptions:
     Attributes:
       threads: decoding threads of this rank.
       readers: micro-batches that are read from storage at the same time.
+      reads: records of a micro-batch that are read at the same time; they hide what a read from a network takes.
       prefetch: finished micro-batches kept ready.
       device: where finished micro-batches are copied ahead of the trainer ("/gpu:0"); None leaves them on the host.
       memory_bytes: bound on what is read and decoded ahead; lowers `readers` and `prefetch` to 1 at least.
@@ -36,6 +37,7 @@ class HostOptions:
 
     threads: int = 2
     readers: int = 4
+    reads: int = 8
     prefetch: int = 2
     device: str | None = None
     memory_bytes: int = 4 << 30
@@ -89,7 +91,7 @@ class Batches:
         self.tally = tally.Tally()
         self.wait_seconds = 0.0
         self._source = source
-        self._reader = UsableExamples(source, self.bad)
+        self._reader = UsableExamples(source, self.bad, options.reads, options.readers)
         self._stages = stages
         self._options = options
         self._weighted = weighted

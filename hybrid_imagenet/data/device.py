@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -92,6 +93,17 @@ def augment(
     if augmentation == "alexnet":
         images = tf.cast(images, tf.float32) + 255 * _color_noise(seeds)[:, None, None, :]
     return normalize(images, dtype)
+
+
+# What XLA can make one kernel of: the others resample with operations that it does not have.
+_COMPILED = ("none", "alexnet", "inception")
+
+
+def one_pass(function: Callable[..., tf.Tensor], augmentation: str) -> Callable[..., tf.Tensor]:
+    """A function of images and more, compiled where there is a GPU: one pass over the images instead of six."""
+    if augmentation not in _COMPILED or not tf.config.get_visible_devices("GPU"):
+        return function
+    return tf.function(function, autograph=False, jit_compile=True)
 
 
 def _flip(images: tf.Tensor, uniform: tf.Tensor) -> tf.Tensor:

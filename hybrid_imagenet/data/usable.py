@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -10,16 +12,26 @@ from hybrid_imagenet.data import decode, images
 from hybrid_imagenet.data.bad_records import BadRecords
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 
+Usable = tuple[bytes, int, tuple[int, int, int]]  # content, label, and what `images.probe` finds
 Read = tuple[npt.NDArray[np.object_], npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.bool]]
 
 
 class UsableExamples:
     """A source without its bad records; safe to use from several threads."""
 
-    def __init__(self, source: Source, bad: BadRecords) -> None:
-        """Takes the records that are known to be bad, and adds those that are found."""
+    def __init__(self, source: Source, bad: BadRecords, reads: int = 1, callers: int = 1) -> None:
+        """Takes the records that are known to be bad, and adds those that are found.
+
+        Args:
+          source: of the records.
+          bad: those that are bad.
+          reads: records that one call of `read` reads at the same time.
+          callers: threads that call it.
+        """
         self._source = source
         self._bad = bad
+        self._reads = reads
+        self._pool = concurrent.futures.ThreadPoolExecutor(reads * callers, "reads")
 
     def read(self, examples: npt.NDArray[np.int64]) -> Read:
         """Reads `k` examples.
@@ -36,16 +48,15 @@ class UsableExamples:
         probed = np.empty((count, 3), np.int64)
         labels = np.empty(count, np.int32)
         own = np.ones(count, bool)
+        read = self._read_together(examples)
         for place, index in enumerate(examples):
-            attempt = int(index)
-            while True:  # `bad.add` ends this when there are too many
-                try:
-                    contents[place], labels[place], probed[place] = self._one(attempt)
-                    break
-                except BadRecord as error:
-                    self._bad.add(attempt, error)
-                    own[place] = False
-                    attempt = self._neighbor(attempt)
+            attempt, outcome = int(index), read[place]
+            while isinstance(outcome, BadRecord):  # `bad.add` ends this when there are too many
+                self._bad.add(attempt, outcome)
+                own[place] = False
+                attempt = self._neighbor(attempt)
+                outcome = self._outcome(attempt)
+            contents[place], labels[place], probed[place] = outcome
         return contents, probed, labels, own
 
     def check_decodes(self, index: int, side: int) -> None:
@@ -69,7 +80,21 @@ class UsableExamples:
     def _neighbor(self, index: int) -> int:
         return (index + 1) % self._source.num_examples
 
-    def _one(self, index: int) -> tuple[bytes, int, tuple[int, int, int]]:
+    def _read_together(self, examples: npt.NDArray[np.int64]) -> list[Usable | BadRecord]:
+        """The outcome for each example, in their order, from as many threads as parts."""
+        parts = np.array_split(examples, max(1, min(self._reads, len(examples))))
+        if len(parts) == 1:
+            return [self._outcome(int(index)) for index in examples]
+        done = self._pool.map(lambda part: [self._outcome(int(index)) for index in part], parts)
+        return [outcome for part in done for outcome in part]
+
+    def _outcome(self, index: int) -> Usable | BadRecord:
+        try:
+            return self._one(index)
+        except BadRecord as error:
+            return error
+
+    def _one(self, index: int) -> Usable:
         if index in self._bad.known:
             raise BadRecord(*self._source.locate(index), self._bad.known[index])
         content, label = self._source.read_one(index)

@@ -7,7 +7,7 @@ All forms compute the same sums. What each is for was measured on AVX512-BF16 (s
 * The kernel gradient of a 3x3 convolution is nine products, one for each offset between input and output. In BF16
   oneDNN's own falls to 150 GFLOP/s and less where maps are small and channels many, and with stride 2.
 * A convolution with explicit padding has no oneDNN gradient at all (80 times slower in BF16), so padding is `SAME`
-  where that means the same, else an operation of its own.
+  where that means the same, else an operation of its own. cuDNN pads while it convolves.
 """
 
 from __future__ import annotations
@@ -46,10 +46,24 @@ def conv2d(images: tf.Tensor, kernel: tf.Tensor, stride: int, pad: int) -> tf.Te
     return _plain(images, kernel, stride, pad)
 
 
+def max_pool(images: tf.Tensor, size: int, stride: int, pad: int) -> tf.Tensor:
+    """The maximum over windows of [b, h, w, c] that is not negative, with `pad` pixels of zeros, or less, around it."""
+    if on_cpu():
+        return tf.nn.max_pool2d(pad_sides(images, pad), size, stride, "VALID")
+    return tf.nn.max_pool2d(images, size, stride, _padding(pad))
+
+
 def _plain(images: tf.Tensor, kernel: tf.Tensor, stride: int, pad: int) -> tf.Tensor:
     if stride == 1 and kernel.shape[0] == 2 * pad + 1:
         return tf.nn.conv2d(images, kernel, 1, "SAME")
-    return tf.nn.conv2d(pad_sides(images, pad), kernel, stride, "VALID")
+    if on_cpu():
+        return tf.nn.conv2d(pad_sides(images, pad), kernel, stride, "VALID")
+    return tf.nn.conv2d(images, kernel, stride, _padding(pad))
+
+
+def _padding(pad: int) -> str | list[list[int]]:
+    """Padding that a GPU's kernels do themselves, without another pass over the images; the same on both sides."""
+    return [[0, 0], [pad, pad], [pad, pad], [0, 0]] if pad else "VALID"
 
 
 def _conv_1x1(images: tf.Tensor, kernel: tf.Tensor, stride: int) -> tf.Tensor:

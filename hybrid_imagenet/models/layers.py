@@ -58,7 +58,7 @@ class MaxPool2D(keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Pools [b, h, w, c] to [b, (h + 2 pad - pool_size) // strides + 1, ..., c]."""
-        return tf.nn.max_pool2d(kernels.pad_sides(inputs, self.pad), self.pool_size, self.strides, "VALID")
+        return kernels.max_pool(inputs, self.pool_size, self.strides, self.pad)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         """The shape that `call` gives."""

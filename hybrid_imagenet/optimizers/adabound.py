@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import keras
@@ -9,7 +10,10 @@ import tensorflow as tf
 
 from hybrid_imagenet.numerics.bounds import adabound_bounds
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
-from hybrid_imagenet.optimizers.updates import adam_step_size, bounded_adam
+from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
+from hybrid_imagenet.optimizers.updates import BoundedAdam, adam_step_size, bounded_adam
+
+_MOMENTS = ("first_moment", "second_moment", "largest_second_moment")
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -24,7 +28,7 @@ class AdaBound(GroupedOptimizer):
     With `amsbound` the running maximum of v takes its place.
     """
 
-    slots: tuple[str, ...] = ("first_moment", "second_moment")
+    slots: tuple[str, ...] = _MOMENTS[:2]
 
     def __init__(
         self,
@@ -71,8 +75,9 @@ class AdaBound(GroupedOptimizer):
             "amsbound": amsbound,
             "jit_compile": jit_compile,
         }
+        self._rule = BoundedAdam(beta1, beta2, eps)
         if amsbound:
-            self.slots += ("largest_second_moment",)
+            self.slots = _MOMENTS
 
     def build(self, variables: Any) -> None:
         """Creates the moments and compiles the update."""
@@ -85,9 +90,7 @@ class AdaBound(GroupedOptimizer):
             self.first_moment,
             self.second_moment,
             [self.decay_of(i) for i in range(len(variables))],
-            beta1=a["beta1"],
-            beta2=a["beta2"],
-            eps=a["eps"],
+            self._rule,
             largest=self.largest_second_moment if a["amsbound"] else None,
             jit_compile=a["jit_compile"],
         )
@@ -96,10 +99,31 @@ class AdaBound(GroupedOptimizer):
         self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
     ) -> None:
         """One step of AdaBound."""
-        a, step, rate = self.arguments, self.step_number(), hyper["learning_rate"]
+        self._bounded_update(grads, unscale, *self._step_and_bounds(self.step_number(), hyper["learning_rate"]))
+
+    def before(self, now: Before) -> dict[str, tf.Tensor]:
+        """The step size and its bounds."""
+        limits = self._step_and_bounds(now.number, now.hyper["learning_rate"])
+        return dict(zip(("step_size", "lower", "upper"), limits, strict=True))
+
+    def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
+        """The same on values."""
+        new = self._rule.values(
+            values[WEIGHTS],
+            values["first_moment"],
+            values["second_moment"],
+            values.get("largest_second_moment"),
+            grad,
+            unscale=step.unscale,
+            decay=step.decay,
+            **step.before,
+        )
+        return {name: value for name, value in zip((WEIGHTS, *_MOMENTS), new, strict=True) if value is not None}
+
+    def _step_and_bounds(self, number: tf.Tensor, rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        a = self.arguments
         final = rate * (a["final_lr"] / self._config["learning_rate"])
-        lower, upper = adabound_bounds(step, final, a["gamma"])
-        self._bounded_update(grads, unscale, adam_step_size(step, rate, a["beta1"], a["beta2"]), lower, upper)
+        return adam_step_size(number, rate, a["beta1"], a["beta2"]), *adabound_bounds(number, final, a["gamma"])
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

@@ -46,11 +46,14 @@ class WeightAverage:
 
     def update(self, count: tf.Tensor) -> None:
         """Takes the weights in after update number `count` (integer scalar, from 1); to be called inside a graph."""
-        t = tf.cast(count, tf.float32)
-        share = 1.0 - tf.minimum(self._decay, (1.0 + t) / (10.0 + t))
+        share = self.share(tf.cast(count, tf.float32))
         for w, s in zip(self._weights, self._averages, strict=True):
             # s -= share (s - w), by the one kernel that multiplies and subtracts in a single pass over memory
             tf.raw_ops.ResourceApplyGradientDescent(var=s.value.handle, alpha=share, delta=s.value - w.value)
+
+    def share(self, t: tf.Tensor) -> tf.Tensor:
+        """1 - d after update number t (float32 scalar, from 1): s -= share (s - w)."""
+        return 1.0 - tf.minimum(self._decay, (1.0 + t) / (10.0 + t))
 
     @tf.function(autograph=False)
     def exchange(self) -> None:

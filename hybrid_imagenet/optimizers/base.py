@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify_by_rank
+from hybrid_imagenet.optimizers.rule import TRUST_RATIOS, WEIGHTS, Before, Step
 
 HYPER_NAMES = ("learning_rate", "momentum", "phase", "lower_bound", "upper_bound")
 
@@ -43,10 +44,15 @@ class Hyper:
                 values = tf.constant(self._values.copy())
                 tf.raw_ops.AssignVariableOp(resource=self._variable.handle, value=values)
 
+    def vector(self) -> tf.Tensor:
+        """The scalars in the order of `names`, on the CPU; inside a graph they are read at every execution."""
+        with tf.device("CPU:0"):
+            return self._variable.read_value()
+
     def read(self) -> dict[str, tf.Tensor]:
         """The scalars by name, as tensors on the CPU; inside a graph they are read at every execution."""
         with tf.device("CPU:0"):
-            return dict(zip(self.names, tf.unstack(self._variable.read_value()), strict=True))
+            return dict(zip(self.names, tf.unstack(self.vector()), strict=True))
 
     def __getitem__(self, name: str) -> float:
         """The value last assigned."""
@@ -54,7 +60,10 @@ class Hyper:
 
 
 class GroupedOptimizer(keras.optimizers.Optimizer):
-    """Base of the optimizers: a subclass gives `slots` and `update`.
+    """Base of the optimizers: a subclass gives `slots` and `rule`, on values.
+
+    A processor runs the rule for each variable; a subclass may give a faster `update` for it, with kernels of
+    TensorFlow that update in place. A GPU runs it once, for all variables as one long vector (`flat_update`).
 
     All state is float32. Gradients are those of the whole batch, already averaged over ranks. Weight decay is coupled
     L2 (`g += weight_decay * w`) and spares biases and normalization parameters unless `decay_all` is set (Jia et al.).
@@ -64,6 +73,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     """The kinds of state that `build` creates, one variable per trainable variable; an attribute for each."""
     scales_layers: bool = False
     """Whether LARS gives each layer a rate of its own."""
+
+    phases: int = 1
+    """Parts of a run with different rules, numbered from 0; `hyper["phase"]` says which one a step belongs to."""
 
     def __init__(
         self,
@@ -192,8 +204,59 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     def update(
         self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
     ) -> None:
-        """The update rule; `hyper` holds the scalars of `HYPER_NAMES`."""
+        """The rule for each variable by itself; `hyper` holds the scalars of `HYPER_NAMES`. For one phase."""
+        variables = [v.value for v in self._trainable_variables]
+        before = self.before(
+            Before(
+                phase=0,
+                hyper=hyper,
+                number=self.step_number(),
+                counters=[],
+                weight_sums=lambda: tf.stack([2.0 * tf.nn.l2_loss(v) for v in variables]),
+            )
+        )
+        for i, (grad, w) in enumerate(zip(grads, variables, strict=True)):
+            held = {WEIGHTS: w} | {slot: getattr(self, slot)[i].value for slot in self.slots}
+            step = Step(
+                phase=0,
+                hyper=hyper,
+                before=before,
+                unscale=unscale,
+                square_sums=square_sums,
+                decay=self.decay_of(i),
+                scaled_decay=self.decay_of(i) / unscale if self.decay_of(i) else 0.0,
+                spread=lambda vector, i=i: vector[i] if vector.shape.rank else vector,  # type: ignore[misc]
+            )
+            new = self.rule(grad, {name: variable.read_value() for name, variable in held.items()}, step)
+            if TRUST_RATIOS in new:
+                self.trust_ratios.assign(new.pop(TRUST_RATIOS))
+            for name, value in new.items():
+                held[name].assign(value)
+
+    def before(self, now: Before) -> dict[str, tf.Tensor]:
+        """What `rule` needs and gradients do not change, as tensors by name; computed once per step."""
+        return {}
+
+    def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
+        """New values from old ones, elementwise but for what `step` offers; no variable is read or assigned.
+
+        Args:
+          grad: float32, as in `apply_reduced`, of one variable or of all.
+          values: `rule.WEIGHTS` and `slots_in(step.phase)`, in the shape of `grad`.
+          step: all else.
+
+        Returns:
+          New values under the same keys, and `rule.TRUST_RATIOS` (see `trust_ratios`) where there are any.
+        """
         raise NotImplementedError
+
+    def slots_in(self, phase: int) -> tuple[str, ...]:
+        """The slots that the rule of a phase needs."""
+        return self.slots
+
+    def counters_in(self, phase: int) -> list[keras.Variable]:
+        """int64 scalars that every step of a phase counts up."""
+        return []
 
     def decay_of(self, index: int) -> float:
         """The coefficient of weight decay of variable `index`."""

@@ -11,8 +11,11 @@ import tensorflow as tf
 
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.flat_update import FlatUpdate
+from hybrid_imagenet.optimizers.layout import Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 
+Reduced = list[tf.Tensor] | Packed
 UPDATE_SCOPE = "optimizer_update"  # metrics.profile finds the update's operations by it
 
 
@@ -22,6 +25,11 @@ class GradientReducer(Protocol):
     def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
         """Means over ranks, float32, in the order given."""
 
+    def reduce_packed(
+        self, grads: Sequence[tf.Tensor], names: Sequence[str]
+    ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
+        """Means over ranks, as vectors in the type that travelled, and the positions of the gradients in each."""
+
 
 class DistributedOptimizer(keras.optimizers.Optimizer):
     """Averages gradients over ranks, then lets an inner optimizer update the variables once.
@@ -30,7 +38,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
         r_i    = sum over ranks of wire(g_i / N)            one reduction per bucket, as gradients appear
         finite = isfinite(sum_i ||r_i||^2)                  after the reduction: the same verdict on every rank
-        if finite: inner.apply_reduced(r, unscale=1/S)      float32
+        if finite: inner.apply_reduced(r, unscale=1/S)      float32; on a GPU a mask, not a branch (`flat_update`)
         S      = next(S, finite)
 
     The division by N comes before the sum, so that a sum over ranks in FP16 overflows only where the mean does
@@ -48,6 +56,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         *,
         measure_noise: bool = False,
         average: WeightAverage | None = None,
+        flat: bool | None = None,
         name: str = "distributed",
     ):
         """Wraps `inner`.
@@ -59,6 +68,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
           measure_noise: add up the square norms behind the gradient noise scale (McCandlish et al.) in `square_norms`,
             float64 [3]: of this rank's gradients, of their mean over ranks, and the finite steps counted.
           average: takes in the weights after every update.
+          flat: update all variables as one compiled program (`flat_update`); by default where there is a GPU.
+          name: of the optimizer.
         """
         super().__init__(learning_rate=0.0, name=name)
         self.inner = inner
@@ -68,6 +79,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         self.square_norms = tf.Variable(tf.zeros([3], tf.float64), trainable=False, name="square_norms")
         self._measure_noise = measure_noise
         self.average = average
+        self._packs = bool(tf.config.get_visible_devices("GPU")) if flat is None else flat
+        self._flat = FlatUpdate(inner, self.loss_scale, average)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the inner optimizer's state for these trainable variables."""
@@ -116,14 +129,15 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
             self.build(trainable_variables)
         self.update_if_finite(self.reduce(grads))
 
-    def reduce(self, grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def reduce(self, grads: Sequence[tf.Tensor]) -> Reduced:
         """Averages gradients of the scaled loss over ranks.
 
         Args:
           grads: this rank's gradients, one per trainable variable, in any floating type.
 
         Returns:
-          The means over ranks, float32, still scaled, in the same order; the same on every rank.
+          The means over ranks, still scaled, the same on every rank: one float32 tensor for each variable or, for a
+          flat update, the vectors that travelled.
 
         Raises:
           ValueError: if a gradient is missing.
@@ -132,17 +146,31 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
         if missing:
             raise ValueError(f"no gradient for {', '.join(missing)}")
-        reduced = self._communicator.reduce_gradients(list(grads), [v.path for v in variables])
+        names = [v.path for v in variables]
+        reduced: Reduced
+        if self._packs:
+            reduced = Packed(*self._communicator.reduce_packed(list(grads), names))
+        else:
+            reduced = self._communicator.reduce_gradients(list(grads), names)
         if self._measure_noise:
             self._add_square_norms(grads, reduced)
         return reduced
 
-    def update_if_finite(self, reduced: Sequence[tf.Tensor]) -> None:
+    def update_if_finite(self, reduced: Reduced) -> None:
         """Updates the variables from means over ranks, or skips the step on all ranks alike.
 
         Args:
-          reduced: what `reduce` has returned: float32, still scaled, the same on every rank.
+          reduced: what `reduce` has returned: still scaled, the same on every rank.
         """
+        if isinstance(reduced, Packed):
+            with tf.name_scope(UPDATE_SCOPE):
+                square_sums, norm = self._flat.apply(reduced)
+                self.grad_norm.assign(norm)
+                self.square_sums.assign(square_sums)
+        else:
+            self._update_each(reduced)
+
+    def _update_each(self, reduced: Sequence[tf.Tensor]) -> None:
         with tf.name_scope(UPDATE_SCOPE):
             square_sums = tf.stack([2.0 * tf.nn.l2_loss(g) for g in reduced])
             total = tf.reduce_sum(square_sums)
@@ -165,11 +193,12 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         finite = np.isfinite(self.square_sums.numpy())
         return [v.path for v, good in zip(self._trainable_variables, finite, strict=True) if not good]
 
-    def _add_square_norms(self, grads: Sequence[tf.Tensor], reduced: Sequence[tf.Tensor]) -> None:
+    def _add_square_norms(self, grads: Sequence[tf.Tensor], reduced: Reduced) -> None:
         """Adds a step's square norms, unscaled; a step that is not finite counts as none."""
         square_scale = tf.square(self.loss_scale.inverse())
         own = tf.add_n([2.0 * tf.nn.l2_loss(tf.cast(g, tf.float32)) for g in grads]) * square_scale
-        mean = tf.add_n([2.0 * tf.nn.l2_loss(g) for g in reduced]) * square_scale
+        means = reduced.buckets if isinstance(reduced, Packed) else reduced
+        mean = tf.add_n([2.0 * tf.nn.l2_loss(tf.cast(g, tf.float32)) for g in means]) * square_scale
         row = tf.cast(tf.stack([own, mean, 1.0]), tf.float64)
         finite = tf.math.is_finite(own) & tf.math.is_finite(mean)
         self.square_norms.assign_add(tf.where(finite, row, tf.zeros_like(row)))

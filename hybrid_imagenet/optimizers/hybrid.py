@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 import keras
@@ -11,8 +11,15 @@ import tensorflow as tf
 from hybrid_imagenet.numerics.trust_ratio import EpsRule, Variant
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.layerwise import TrustRatio
+from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
 from hybrid_imagenet.optimizers.state import ReleasableVariable
-from hybrid_imagenet.optimizers.updates import adam_step_size, bounded_adam, momentum_step
+from hybrid_imagenet.optimizers.updates import (
+    BoundedAdam,
+    adam_step_size,
+    bounded_adam,
+    momentum_step,
+    momentum_values,
+)
 
 Handover = Literal["continuous", "reset", "rescale"]
 
@@ -48,6 +55,7 @@ class Hybrid(GroupedOptimizer):
     """
 
     slots = ("first_moment", "second_moment")
+    phases = 2
 
     def __init__(
         self,
@@ -100,6 +108,7 @@ class Hybrid(GroupedOptimizer):
         super().__init__(learning_rate, momentum=momentum, weight_decay=weight_decay, decay_all=decay_all, name=name)
         self.ratio = TrustRatio(lars_variant, lars_eta, lars_eps, lars_eps_rule)
         self.scales_layers = lars_variant != "none"
+        self._bounded = BoundedAdam(adabound_beta1, adabound_beta2, adabound_eps)
         self.arguments: dict[str, Any] = {
             "adabound_lr": adabound_lr,
             "adabound_beta1": adabound_beta1,
@@ -121,15 +130,13 @@ class Hybrid(GroupedOptimizer):
             return
         super().build(variables)
         a = self.arguments
-        self._sgd_steps = self.add_variable(shape=(), dtype="int32", name="sgd_steps")
+        self._sgd_steps = self.add_variable(shape=(), dtype="int64", name="sgd_steps")
         self._warmup_update = bounded_adam(
             self._trainable_variables,
             self.first_moment,
             self.second_moment,
             [self.decay_of(i) if a["decay_in_warmup"] else 0.0 for i in range(len(variables))],
-            beta1=a["adabound_beta1"],
-            beta2=a["adabound_beta2"],
-            eps=a["adabound_eps"],
+            self._bounded,
             jit_compile=a["jit_compile"],
         )
 
@@ -167,21 +174,19 @@ class Hybrid(GroupedOptimizer):
         tf.cond(hyper["phase"] > 0.5, sgd, warmup)
 
     def _bounded_step(self, grads: list[tf.Tensor], unscale: tf.Tensor, hyper: dict[str, tf.Tensor]) -> None:
-        a = self.arguments
-        step_size = tf.constant(a["adabound_lr"], tf.float32)
-        if a["bias_correction"]:
-            step_size = adam_step_size(self.step_number(), a["adabound_lr"], a["adabound_beta1"], a["adabound_beta2"])
+        step_size = self._step_size(self.step_number())
         self._warmup_update(grads, unscale, step_size, hyper["lower_bound"], hyper["upper_bound"])
+
+    def _step_size(self, number: tf.Tensor) -> tf.Tensor:
+        a = self.arguments
+        if a["bias_correction"]:
+            return adam_step_size(number, a["adabound_lr"], a["adabound_beta1"], a["adabound_beta2"])
+        return tf.constant(a["adabound_lr"], tf.float32)
 
     def _sgd_step(
         self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
     ) -> None:
-        a, momentum = self.arguments, hyper["momentum"]
-        # The first step turns the first moment into -u on the way: P, where both bounds meet, joins the factor.
-        begin: float = {"continuous": 1.0, "reset": 0.0, "rescale": 1.0 / (1.0 - a["adabound_beta1"])}[a["handover"]]
-        first = tf.equal(self._sgd_steps.value, 0)
-        carry = tf.where(first, -begin * hyper["lower_bound"] * momentum, momentum)
-        factor = 1.0 - momentum if a["handover"] == "continuous" else tf.constant(1.0)
+        carry, factor = self._carry_and_factor(self._sgd_steps.value, hyper)
         rates = self.ratio.rates(self, square_sums, unscale, hyper["learning_rate"], factor)
         for i, (grad, w, m) in enumerate(zip(grads, self._trainable_variables, self.first_moment, strict=True)):
             momentum_step(
@@ -194,6 +199,57 @@ class Hybrid(GroupedOptimizer):
                 decay=self.decay_of(i),
             )
         self._sgd_steps.value.assign_add(1)
+
+    def _carry_and_factor(self, sgd_steps: tf.Tensor, hyper: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        """What the velocity and the rate of phase 1 are multiplied by."""
+        a, momentum = self.arguments, hyper["momentum"]
+        # The first step turns the first moment into -u on the way: P, where both bounds meet, joins the factor.
+        begin: float = {"continuous": 1.0, "reset": 0.0, "rescale": 1.0 / (1.0 - a["adabound_beta1"])}[a["handover"]]
+        carry = tf.where(tf.equal(sgd_steps, 0), -begin * hyper["lower_bound"] * momentum, momentum)
+        return carry, 1.0 - momentum if a["handover"] == "continuous" else tf.constant(1.0)
+
+    def slots_in(self, phase: int) -> tuple[str, ...]:
+        """Phase 1 keeps one moment."""
+        return self.slots[:1] if phase else self.slots
+
+    def counters_in(self, phase: int) -> list[keras.Variable]:
+        """The steps of phase 1."""
+        return [self._sgd_steps] if phase else []
+
+    def before(self, now: Before) -> dict[str, tf.Tensor]:
+        """The step size and its bounds, or what the velocity and the rates are multiplied by, and norms."""
+        if now.phase == 0:
+            bounds = {"lower": now.hyper["lower_bound"], "upper": now.hyper["upper_bound"]}
+            return {"step_size": self._step_size(now.number), **bounds}
+        carry, factor = self._carry_and_factor(now.counters[0], now.hyper)
+        return {"carry": carry, "factor": factor, **self.ratio.before(self, now)}
+
+    def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
+        """One step of `step.phase` on values."""
+        w, m = values[WEIGHTS], values["first_moment"]
+        if step.phase == 0:
+            w, m, v, _ = self._bounded.values(
+                w,
+                m,
+                values["second_moment"],
+                None,
+                grad,
+                unscale=step.unscale,
+                decay=step.decay if self.arguments["decay_in_warmup"] else 0.0,
+                **step.before,
+            )
+            return {WEIGHTS: w, "first_moment": m, "second_moment": v}
+        rates, log = self.ratio.vector(self, step, step.before["factor"])
+        w, m = momentum_values(
+            w,
+            m,
+            grad,
+            rate=step.spread(rates),
+            momentum=step.before["carry"],
+            unscale=step.unscale,
+            scaled_decay=step.scaled_decay,
+        )
+        return {WEIGHTS: w, "first_moment": m, **log}
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import keras
@@ -10,7 +11,8 @@ import tensorflow as tf
 from hybrid_imagenet.numerics.trust_ratio import EpsRule, Variant
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.layerwise import TrustRatio
-from hybrid_imagenet.optimizers.updates import momentum_step
+from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
+from hybrid_imagenet.optimizers.updates import momentum_step, momentum_values
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -76,6 +78,25 @@ class LARS(GroupedOptimizer):
                 decay=self.decay_of(i),
                 nesterov=self.nesterov,
             )
+
+    def before(self, now: Before) -> dict[str, tf.Tensor]:
+        """The norms of the weights."""
+        return self.ratio.before(self, now)
+
+    def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
+        """The same on values."""
+        rates, log = self.ratio.vector(self, step)
+        w, u = momentum_values(
+            values[WEIGHTS],
+            values["velocity"],
+            grad,
+            rate=step.spread(rates),
+            momentum=step.hyper["momentum"],
+            unscale=step.unscale,
+            scaled_decay=step.scaled_decay,
+            nesterov=self.nesterov,
+        )
+        return {WEIGHTS: w, "velocity": u, **log}
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

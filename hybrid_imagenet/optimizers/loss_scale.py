@@ -32,9 +32,10 @@ class LossScale:
         self.dynamic = dynamic
         self.growth_steps = growth_steps
         self.scale = keras.Variable(initial, dtype="float32", trainable=False, name="scale")
-        self.good_steps = keras.Variable(0, dtype="int32", trainable=False, name="good_steps")
-        self.skipped_steps = keras.Variable(0, dtype="int32", trainable=False, name="skipped_steps")
-        self.skipped_in_a_row = keras.Variable(0, dtype="int32", trainable=False, name="skipped_in_a_row")
+        # int64: TensorFlow keeps int32 variables on the host, for which the device would be waited for at every step.
+        self.good_steps = keras.Variable(0, dtype="int64", trainable=False, name="good_steps")
+        self.skipped_steps = keras.Variable(0, dtype="int64", trainable=False, name="skipped_steps")
+        self.skipped_in_a_row = keras.Variable(0, dtype="int64", trainable=False, name="skipped_in_a_row")
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -51,13 +52,19 @@ class LossScale:
 
     def update(self, finite: tf.Tensor) -> None:
         """Accounts for one step; `finite` (bool scalar) must be the same on every rank."""
-        skipped = tf.cast(tf.logical_not(finite), tf.int32)
-        self.skipped_steps.assign_add(skipped)
-        self.skipped_in_a_row.assign((self.skipped_in_a_row.value + skipped) * skipped)
+        for variable, value in zip(self.variables, self.next(finite, *(v.value for v in self.variables)), strict=True):
+            variable.assign(value)
+
+    def next(
+        self, finite: tf.Tensor, scale: tf.Tensor, good: tf.Tensor, skipped: tf.Tensor, in_a_row: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The values of `variables` after a step, of any one shape."""
+        skip = tf.cast(tf.logical_not(finite), tf.int64)
+        skipped, in_a_row = skipped + skip, (in_a_row + skip) * skip
         if not self.dynamic:
-            return
-        good = (self.good_steps.value + 1) * (1 - skipped)
+            return tf.identity(scale), tf.identity(good), skipped, in_a_row
+        good = (good + 1) * (1 - skip)
         grow = tf.greater_equal(good, self.growth_steps)
         factor = tf.where(finite, tf.where(grow, 2.0, 1.0), 0.5)
-        self.scale.assign(tf.clip_by_value(self.scale.value * factor, 1.0, _LARGEST_SCALE))
-        self.good_steps.assign(tf.where(grow, 0, good))
+        scale = tf.clip_by_value(scale * factor, 1.0, _LARGEST_SCALE)
+        return scale, tf.where(grow, tf.zeros_like(good), good), skipped, in_a_row

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
-from hybrid_imagenet.optimizers.updates import classical_step, momentum_step
+from hybrid_imagenet.optimizers.rule import WEIGHTS, Step
+from hybrid_imagenet.optimizers.updates import classical_step, classical_values, momentum_step, momentum_values
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -58,6 +60,20 @@ class SGD(GroupedOptimizer):
                 momentum_step(w, u, grad, decay=self.decay_of(i), nesterov=True, **common)
             else:
                 classical_step(w, u, grad, decay=self.decay_of(i), **common)
+
+    def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
+        """The same on values."""
+        common: dict[str, Any] = {
+            "rate": step.hyper["learning_rate"],
+            "momentum": step.hyper["momentum"],
+            "unscale": step.unscale,
+        }
+        w, u = values[WEIGHTS], values["velocity"]
+        if self.nesterov:
+            w, u = momentum_values(w, u, grad, scaled_decay=step.scaled_decay, nesterov=True, **common)
+        else:
+            w, u = classical_values(w, u, grad, decay=step.decay, **common)
+        return {WEIGHTS: w, "velocity": u}
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

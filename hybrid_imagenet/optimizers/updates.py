@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -59,6 +61,43 @@ def classical_step(
     )
 
 
+def momentum_values(
+    w: tf.Tensor,
+    velocity: tf.Tensor,
+    grad: tf.Tensor,
+    *,
+    rate: tf.Tensor,
+    momentum: tf.Tensor,
+    unscale: tf.Tensor,
+    scaled_decay: Any = 0.0,
+    nesterov: bool = False,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """`momentum_step` on values: the new weights and velocity; `scaled_decay` is decay / unscale."""
+    step = (rate * unscale) * (grad if _is_zero(scaled_decay) else grad + scaled_decay * w)
+    velocity = momentum * velocity - step
+    return w + (momentum * velocity - step if nesterov else velocity), velocity
+
+
+def classical_values(
+    w: tf.Tensor,
+    velocity: tf.Tensor,
+    grad: tf.Tensor,
+    *,
+    rate: tf.Tensor,
+    momentum: tf.Tensor,
+    unscale: tf.Tensor,
+    decay: Any = 0.0,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """`classical_step` on values: the new weights and velocity."""
+    grad = unscale * grad
+    velocity = momentum * velocity + (grad if _is_zero(decay) else grad + decay * w)
+    return w - rate * velocity, velocity
+
+
+def _is_zero(decay: Any) -> bool:
+    return isinstance(decay, float) and decay == 0.0
+
+
 def bias_correction(step: tf.Tensor, beta: float) -> tf.Tensor:
     """1 - beta^step in float32 without the cancellation of the literal form, which costs four digits at step 1."""
     return -tf.math.expm1(step * math.log(beta)) if beta > 0 else tf.ones_like(step)
@@ -69,6 +108,52 @@ def adam_step_size(step: tf.Tensor, alpha: tf.Tensor | float, beta1: float, beta
     return alpha * tf.sqrt(bias_correction(step, beta2)) / bias_correction(step, beta1)
 
 
+@dataclasses.dataclass(frozen=True)
+class BoundedAdam:
+    """Adam whose step is clipped (Luo et al.), on values:
+
+        g = unscale grad + decay w
+        m = beta1 m + (1 - beta1) g
+        v = beta2 v + (1 - beta2) g^2        with a maximum (AMSBound)  v' = max(v', v), used in place of v
+        w = w - clip(step_size / (sqrt(v) + eps), lower, upper) m
+
+    Attributes:
+      beta1: decay of the first moment.
+      beta2: decay of the second moment.
+      eps: added to sqrt(v).
+    """
+
+    beta1: float
+    beta2: float
+    eps: float
+
+    def values(
+        self,
+        w: tf.Tensor,
+        m: tf.Tensor,
+        v: tf.Tensor,
+        top: tf.Tensor | None,
+        grad: tf.Tensor,
+        *,
+        unscale: tf.Tensor,
+        decay: Any,
+        step_size: tf.Tensor,
+        lower: tf.Tensor,
+        upper: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
+        """The new weights, moments and, if there is one, maximum."""
+        g = unscale * grad
+        if not _is_zero(decay):
+            g += decay * w
+        m = self.beta1 * m + (1.0 - self.beta1) * g
+        v = self.beta2 * v + (1.0 - self.beta2) * tf.square(g)
+        used = v
+        if top is not None:
+            used = top = tf.maximum(top, v)
+        rate = step_size / (tf.sqrt(used) + self.eps)
+        return w - tf.minimum(tf.maximum(rate, lower), tf.maximum(upper, lower)) * m, m, v, top
+
+
 BoundedUpdate = Callable[[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], None]
 
 
@@ -77,26 +162,18 @@ def bounded_adam(
     first: Sequence[keras.Variable],
     second: Sequence[keras.Variable],
     decays: Sequence[float],
+    rule: BoundedAdam,
     *,
-    beta1: float,
-    beta2: float,
-    eps: float,
     largest: Sequence[keras.Variable] | None = None,
     jit_compile: bool = True,
 ) -> BoundedUpdate:
-    """Returns f(grads, unscale, step_size, lower, upper), which does for each variable (Luo et al.)
-
-        g = unscale grad + decay w
-        m = beta1 m + (1 - beta1) g
-        v = beta2 v + (1 - beta2) g^2        and with `largest` (AMSBound)  v' = max(v', v), used in place of v
-        w = w - clip(step_size / (sqrt(v) + eps), lower, upper) m
+    """Returns f(grads, unscale, step_size, lower, upper), which does `rule` for each variable.
 
     XLA makes one kernel per variable of it: one pass over memory instead of a dozen. Variables of the same shape and
-    decay share a trace. For a processor it is compiled once per shape (28 times for the 161 variables of a ResNet-50);
-    on a GPU, where each launch costs time, all are one program.
+    decay share a trace, so it is compiled once per shape (28 times for the 161 variables of a ResNet-50).
     """
 
-    def rule(
+    def of_one(
         grad: tf.Tensor,
         w: tf.Variable,
         m: tf.Variable,
@@ -108,25 +185,17 @@ def bounded_adam(
         lower: tf.Tensor,
         upper: tf.Tensor,
     ) -> None:
-        g = unscale * grad
-        if decay:
-            g += decay * w
-        m_new = beta1 * m + (1.0 - beta1) * g
-        v_new = beta2 * tf.ensure_shape(v, w.shape) + (1.0 - beta2) * tf.square(g)
-        m.assign(m_new)
-        v.assign(v_new)
-        if top is not None:
-            v_new = tf.maximum(top, v_new)
-            top.assign(v_new)
-        rate = step_size / (tf.sqrt(v_new) + eps)
-        w.assign_sub(tf.minimum(tf.maximum(rate, lower), tf.maximum(upper, lower)) * m_new)
+        held = (w.read_value(), m.read_value(), tf.ensure_shape(v, w.shape), None if top is None else top.read_value())
+        new = rule.values(*held, grad, unscale=unscale, decay=decay, step_size=step_size, lower=lower, upper=upper)
+        for variable, value in zip((w, m, v, top), new, strict=True):
+            if variable is not None:
+                variable.assign(value)
 
-    of_one_variable = tf.function(rule, jit_compile=jit_compile, autograph=False)
+    compiled = tf.function(of_one, jit_compile=jit_compile, autograph=False)
 
     def update(grads: list[tf.Tensor], *scalars: tf.Tensor) -> None:
         maxima = [v.value for v in largest] if largest else [None] * len(second)
         for grad, w, m, v, top, decay in zip(grads, variables, first, second, maxima, decays, strict=True):
-            of_one_variable(grad, w.value, m.value, v.value, top, decay, *scalars)
+            compiled(grad, w.value, m.value, v.value, top, decay, *scalars)
 
-    on_gpu = bool(tf.config.get_visible_devices("GPU"))
-    return tf.function(update, jit_compile=jit_compile and on_gpu, autograph=False)
+    return tf.function(update, autograph=False)

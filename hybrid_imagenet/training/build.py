@@ -131,12 +131,15 @@ def train_preprocess(config: Config, dtype: str) -> Callable[[Batch], tf.Tensor]
     sony = dataclasses.replace(
         augment.SONY, pad=config.augment_pad, brightness=config.augment_brightness, noise=config.augment_noise
     )
-    return lambda batch: device.augment(batch["image"], batch["seed"], config.augmentation, dtype, sony=sony)
+    kind = config.augmentation
+    prepare = device.one_pass(lambda images, seeds: device.augment(images, seeds, kind, dtype, sony=sony), kind)
+    return lambda batch: prepare(batch["image"], batch["seed"])
 
 
 def evaluation_preprocess(dtype: str) -> Callable[[Batch], tf.Tensor]:
     """The device's part of the preparation of validation images."""
-    return lambda batch: device.normalize(batch["image"], dtype)
+    prepare = device.one_pass(lambda images: device.normalize(images, dtype), "none")
+    return lambda batch: prepare(batch["image"])
 
 
 def check_decoder(config: Config) -> None:

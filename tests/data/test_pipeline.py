@@ -6,6 +6,7 @@ import random
 import struct
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -344,3 +345,30 @@ def test_batches_are_copied_to_the_device_ahead_of_the_trainer():
         assert all(np.array_equal(ours[key], expected[key]) for key in ("image", "label", "seed"))
     last = batches._built[2]
     assert [type(last).__name__, type(last._input_dataset).__name__] == ["_PrefetchDataset", "_CopyToDeviceDataset"]
+
+
+class SlowSource(MemorySource):
+    """Storage far away: every read takes a while; notes how many are under way together."""
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.reading = self.most = 0
+        self._lock = threading.Lock()
+
+    def read_one(self, index):
+        with self._lock:
+            self.reading += 1
+            self.most = max(self.most, self.reading)
+        time.sleep(0.02)
+        with self._lock:
+            self.reading -= 1
+        return super().read_one(index)
+
+
+@pytest.mark.parametrize(("reads", "most"), [(1, {1}), (8, set(range(4, 9)))])
+def test_records_of_a_batch_are_read_at_the_same_time_in_the_same_order(reads, most):
+    """Otherwise a batch of 256 takes half a second to read where a read takes 2 ms."""
+    source = SlowSource(64)
+    elements = train(source, SampleOrder(64, seed=3), Cursor(), (32, 1), 0, 1, readers=1, reads=reads)
+    assert np.concatenate(labels(elements)).tolist() == SampleOrder(64, seed=3).at(0, np.arange(64)).tolist()
+    assert source.most in most

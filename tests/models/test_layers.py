@@ -29,6 +29,25 @@ def test_pooling_of_non_negative_values(size):
     assert MaxPool2D.from_config(layer.get_config()).pad == 1
 
 
+@pytest.mark.parametrize(("size", "kernel", "stride", "pad"), [(8, 3, 2, 1), (9, 3, 2, 1), (8, 7, 2, 3), (7, 1, 2, 0)])
+def test_the_form_for_gpus_has_the_same_values_and_gradients(monkeypatch, size, kernel, stride, pad):
+    """The convolution pads by itself, and so does the pooling behind a ReLU."""
+    random = np.random.default_rng(0)
+    x = tf.constant(random.normal(size=(2, size, size, 4)).astype(np.float32))
+    weights = tf.constant(random.normal(size=(kernel, kernel, 4, 6)).astype(np.float32))
+
+    def pooled(x, weights):
+        return kernels.max_pool(tf.nn.relu(kernels.conv2d(x, weights, stride, pad)), 3, 2, 1)
+
+    found = []
+    for cpu in (True, False):
+        monkeypatch.setattr(kernels, "on_cpu", lambda cpu=cpu: cpu)
+        side = ((size + 2 * pad - kernel) // stride + 2 - 3) // 2 + 1
+        found.append(gradients(pooled, x, weights, tf.ones([2, side, side, 6])))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-5)
+
+
 def gradients(convolve, x, kernel, dy):
     with tf.GradientTape() as tape:
         tape.watch([x, kernel])

@@ -1,0 +1,107 @@
+"""All variables as one long vector, and back, in a few GPU kernels whatever their number."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from hybrid_imagenet.numerics.packing import ROW, padded
+
+_ALIGNED = 16  # numbers in the 64 bytes at whose multiples TensorFlow's views begin and end
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """Reduced gradients as they travelled.
+
+    Attributes:
+      buckets: floating-point vectors, of whole rows for each gradient.
+      members: the positions of each bucket's variables, in the order of the vector.
+    """
+
+    buckets: Sequence[tf.Tensor]
+    members: Sequence[Sequence[int]]
+
+
+class Layout:
+    """Where each variable lies in a vector of rows of `ROW` numbers; none shares a row, and rows are filled with zeros.
+
+    A variable that starts at a row is aligned in memory, so taking the vector apart copies nothing: the pieces are
+    views of it. Sums over variables are sums over rows, in an order that is always the same.
+    """
+
+    def __init__(self, shapes: Sequence[Sequence[int]], order: Sequence[int]) -> None:
+        """Lays out the variables of these shapes.
+
+        Args:
+          shapes: of all n variables.
+          order: their positions in the order of the vector; a variable without elements may be left out.
+        """
+        self.shapes, self.order = [tuple(shape) for shape in shapes], list(order)
+        self._counts = [math.prod(self.shapes[i]) for i in self.order]
+        rows = np.array([padded(count) // ROW for count in self._counts], np.int64)
+        self.rows = int(rows.sum())
+        self._owner = np.repeat(np.array(self.order, np.int32), rows)
+        self._first = np.zeros(len(self.shapes), np.int32)
+        self._rows_of = np.zeros(len(self.shapes), np.int32)
+        self._first[self.order] = np.cumsum(rows) - rows
+        self._rows_of[self.order] = rows
+
+    def pack(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The variables' values, float32 in their shapes, as [rows, ROW]."""
+        pieces = []
+        for i, count in zip(self.order, self._counts, strict=True):
+            pieces.append(tf.reshape(tensors[i], [-1]))
+            if padded(count) > count:
+                pieces.append(tf.zeros([padded(count) - count]))
+        return tf.reshape(tf.concat(pieces, 0), [self.rows, ROW])
+
+    def unpack(self, rows: tf.Tensor, ends: Sequence[tf.Tensor] | None = None) -> dict[int, tf.Tensor]:
+        """From [rows, ROW] the values by position of the variable, as views; copies of those in `odd`, or `ends`."""
+        pieces = tf.split(tf.reshape(rows, [-1]), [padded(count) for count in self._counts])
+        copies = dict(zip(self.odd, self.ends(rows) if ends is None else ends, strict=True))
+        found = {}
+        for i, count, piece in zip(self.order, self._counts, pieces, strict=True):
+            if i in copies:
+                piece = copies[i]
+            elif padded(count) > count:
+                piece = tf.slice(piece, [0], [count])
+            found[i] = tf.reshape(piece, self.shapes[i])
+        return found
+
+    @property
+    def odd(self) -> list[int]:
+        """The variables whose ends are not aligned in memory, so that TensorFlow copies them out of the vector."""
+        return [i for i, count in zip(self.order, self._counts, strict=True) if count % _ALIGNED]
+
+    def ends(self, rows: tf.Tensor) -> list[tf.Tensor]:
+        """The values of the `odd` variables, flat, from [rows, ROW]."""
+        found = []
+        for i in self.odd:
+            part = tf.reshape(rows[self._first[i] : self._first[i] + self._rows_of[i]], [-1])
+            found.append(part[: math.prod(self.shapes[i])])
+        return found
+
+    def spread(self, vector: tf.Tensor) -> tf.Tensor:
+        """From [n] to [rows, 1]: each row gets the number of its variable. A scalar stays one."""
+        return vector if vector.shape.rank == 0 else tf.gather(vector, self._owner)[:, None]
+
+    def spread_constant(self, vector: np.ndarray) -> np.ndarray:
+        """`spread` of numbers that are known beforehand."""
+        return vector[self._owner][:, None]
+
+    def sums(self, rows: tf.Tensor) -> tf.Tensor:
+        """The sums of squares of each variable in [rows, ROW], [n]; in two kernels.
+
+        Each row is summed, then the rows of each variable, filled up with zeros to the longest: no atomic additions,
+        whose order would differ between ranks and runs.
+        """
+        by_row = tf.reduce_sum(tf.square(rows), 1)
+        place = np.arange(max(int(self._rows_of.max(initial=0)), 1), dtype=np.int32)[None]
+        own = place < self._rows_of[:, None]
+        at = np.where(own, self._first[:, None] + place, 0)
+        return tf.reduce_sum(tf.where(own, tf.gather(by_row, at), 0.0), 1)

@@ -1,0 +1,60 @@
+"""What an update rule is told about a step, whether it is run for one variable or for all of them at once.
+
+It has two parts, since at the end of a step a GPU should have as few kernels to start as can be: what gradients do not
+change is computed before they are there (`GroupedOptimizer.before`), the rest when they are (`GroupedOptimizer.rule`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+WEIGHTS = "weights"  # the key of the weights among the values that a rule gets and gives
+TRUST_RATIOS = "trust_ratios"  # and of what it may give besides, for the log
+
+
+@dataclasses.dataclass(frozen=True)
+class Before:
+    """A step before its gradients are there. A vector [n] has one number for each trainable variable, in their order.
+
+    Attributes:
+      phase: part of the run, below the optimizer's `phases`.
+      hyper: the scalars of `base.HYPER_NAMES`.
+      number: of this update, float32, from 1.
+      counters: int64 scalars, the optimizer's `counters_in(phase)` before this step.
+      weight_sums: gives the sums of squares of the weights, float32 [n].
+    """
+
+    phase: int
+    hyper: Mapping[str, tf.Tensor]
+    number: tf.Tensor
+    counters: Sequence[tf.Tensor]
+    weight_sums: Callable[[], tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step with its gradients.
+
+    Attributes:
+      phase: as before.
+      hyper: as before.
+      before: what `GroupedOptimizer.before` gave.
+      unscale: float32 scalar, 1 / loss scale: gradients and `square_sums` are as they came.
+      square_sums: float32 [n], sums of squares of the gradients.
+      decay: coefficients of weight decay, to multiply the weights by; the number 0 where there is none.
+      scaled_decay: the same times the loss scale.
+      spread: gives each value of a variable that variable's number in a vector [n]; of a scalar, the scalar.
+    """
+
+    phase: int
+    hyper: Mapping[str, tf.Tensor]
+    before: Mapping[str, tf.Tensor]
+    unscale: tf.Tensor
+    square_sums: tf.Tensor
+    decay: Any
+    scaled_decay: Any
+    spread: Callable[[tf.Tensor], tf.Tensor]

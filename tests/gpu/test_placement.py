@@ -1,0 +1,109 @@
+"""Every operation of the traced steps has a GPU kernel for its types, or a reason to be on the CPU.
+
+The kernels are those of the CUDA wheel, which lists them without a GPU. It is installed once in the user's cache (700 MB
+to fetch, 2 GB on disk), so the test is a long one.
+"""
+
+import importlib.metadata
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+from hybrid_imagenet import models, optimizers
+from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.data import device
+from hybrid_imagenet.models import kernels
+from hybrid_imagenet.optimizers.average import WeightAverage
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.optimizers.kinds import classify
+from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.training.step import EvaluationStep, TrainStep
+
+ROOT = pathlib.Path(__file__).parents[2]
+CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "hybrid_imagenet" / "kernels"
+
+# What stays on the CPU, and why that costs nothing.
+ON_CPU = {
+    "int32": "shapes and sizes are 32-bit integers, which TensorFlow keeps on the host by design",
+    "string": "names of functions and messages",
+}
+
+
+@pytest.fixture(scope="module")
+def cuda_wheel():
+    """The folder of TensorFlow's CUDA wheel of the pinned version, installed with its hash."""
+    version = importlib.metadata.version("tensorflow-cpu")
+    folder = CACHE / f"tensorflow-{version}"
+    if not (folder / "tensorflow").exists():
+        lines = (ROOT / "launch" / "hashes.txt").read_text().splitlines()
+        CACHE.mkdir(parents=True, exist_ok=True)
+        wanted = CACHE / "tensorflow.txt"
+        wanted.write_text("\n".join(line for line in lines if line.startswith(f"tensorflow=={version} ")))
+        install = [sys.executable, "-m", "pip", "install", "--no-deps", "--require-hashes", "--target", str(folder)]
+        subprocess.run([*install, "-r", str(wanted)], check=True, capture_output=True)
+    return folder
+
+
+def traced(precision):
+    """The graphs of a step with one batch, of accumulation, and of evaluation, as a GPU would get them."""
+    ranks, compute = SingleProcess(health_every_steps=100), precision.removeprefix("mixed_")
+    model = models.create("resnet18", 1000, 64, precision=precision)
+    inner = optimizers.create("hybrid")
+    inner.set_kinds(classify(model))
+    scale, average = LossScale(8.0, dynamic=True), WeightAverage(0.99)
+    optimizer = DistributedOptimizer(inner, ranks, scale, measure_noise=True, average=average, flat=True)
+    step = TrainStep(
+        model, optimizer, lambda b: device.augment(b["image"], b["seed"], "alexnet", compute), ranks, mixup=0.2
+    )
+    step.prepare_accumulation()
+    evaluation = EvaluationStep(model, lambda b: device.normalize(b["image"], compute))
+    spec = tf.TensorSpec
+    image, label = spec([4, 64, 64, 3], tf.uint8), spec([4], tf.int32)
+    batch = {"image": image, "label": label, "seed": spec([4, 2], tf.int64)}
+    control = spec([2], tf.int32)
+    yield step.single.get_concrete_function(batch, control).graph
+    yield step.accumulate.get_concrete_function(batch).graph
+    yield step.last.get_concrete_function(batch, control, spec([], tf.float32)).graph
+    weighted = {"image": image, "label": label, "weight": spec([4], tf.float32)}
+    yield evaluation._compiled.get_concrete_function(weighted).graph
+
+
+def operations(graph):
+    """(type, types, device) of every operation, also inside of branches; what XLA compiles needs no kernels."""
+    definition = graph.as_graph_def()
+    compiled = {f.signature.name for f in definition.library.function if f.attr["_XlaMustCompile"].b}
+    nodes = list(definition.node)
+    for function in definition.library.function:
+        if function.signature.name not in compiled:
+            nodes += function.node_def
+    for node in nodes:
+        types = {
+            name: tf.dtypes.as_dtype(v.type).name for name, v in node.attr.items() if v.WhichOneof("value") == "type"
+        }
+        called = [v.func.name for v in node.attr.values() if v.WhichOneof("value") == "func"]
+        if not set(called) & compiled:
+            yield node.op, types, node.device
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16", "float32"])
+def test_every_operation_of_the_steps_has_a_kernel_for_gpus(precision, cuda_wheel, monkeypatch):
+    monkeypatch.setattr(kernels, "on_cpu", lambda: False)
+    found = set()
+    for graph in traced(precision):
+        for kind, types, place in operations(graph):
+            if "CPU" not in place:
+                found.add((kind, tuple(sorted(types.items()))))
+    assert {"Conv2D", "FusedBatchNormGradV3", "MaxPoolGrad", "SelectV2", "SplitV"} <= {kind for kind, _ in found}
+    environment = os.environ | {"PYTHONPATH": str(cuda_wheel), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    asked = json.dumps([(kind, dict(types)) for kind, types in sorted(found)])
+    program = [sys.executable, str(pathlib.Path(__file__).with_name("registered.py"))]
+    done = subprocess.run(program, input=asked, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    missing = [(kind, types) for kind, types in json.loads(done.stdout) if not set(types.values()) & set(ON_CPU)]
+    assert not missing

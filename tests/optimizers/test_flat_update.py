@@ -1,0 +1,189 @@
+"""The update of all variables as one vector against that of each variable, whose oracles are in the other files."""
+
+import collections
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hybrid_imagenet import optimizers
+from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.optimizers.average import WeightAverage
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.optimizers.kinds import ParameterKind as Kind
+from hybrid_imagenet.optimizers.layout import Layout, Packed
+from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.optimizers.rule import WEIGHTS
+
+SHAPES = ((3, 3, 2, 4), (4,), (4,), (50, 40), (40,), (0,), (7, 7, 8, 16))
+KINDS = (Kind.KERNEL, Kind.NORM_SCALE, Kind.NORM_OFFSET, Kind.KERNEL, Kind.BIAS, Kind.BIAS, Kind.KERNEL)
+STEPS, BAD = 6, 4  # of which one is skipped
+PLAIN = {"jit_compile": False}
+
+
+class Run:
+    """Some steps of an optimizer with a dynamic loss scale and averaged weights."""
+
+    def __init__(self, inner, flat, jit_compile=False, phase=0.0, average=True):
+        random = np.random.default_rng(0)
+        start = [random.normal(0, 0.5, s).astype(np.float32) for s in SHAPES]
+        self.variables = [keras.Variable(w, name=f"w{i}") for i, w in enumerate(start)]
+        inner.set_kinds(KINDS)
+        average = WeightAverage(0.9) if average else None
+        scale = LossScale(256.0, dynamic=True, growth_steps=3)
+        self.optimizer = DistributedOptimizer(inner, SingleProcess(), scale, average=average, flat=flat)
+        self.optimizer._flat._jit_compile = jit_compile
+        self.optimizer.build(self.variables)
+        self.step = tf.function(lambda grads: self.optimizer.apply(grads), autograph=False)
+        for number in range(STEPS):
+            hyper = {"learning_rate": 0.1 + 0.01 * number, "lower_bound": 0.05, "upper_bound": 0.4}
+            inner.hyper.assign(hyper | {"momentum": 0.9, "phase": phase if phase in (0, 1) else float(number > 2)})
+            grads = [256 * random.normal(0, 1, s).astype(np.float32) for s in SHAPES]
+            if number == BAD:
+                grads[1][0] = np.inf
+            self.step([tf.constant(g) for g in grads])
+
+    def values(self):
+        kept = {f"w{i}": v.numpy() for i, v in enumerate(self.variables)}
+        kept |= {v.path.partition("/")[2] or v.path: v.numpy() for v in self.optimizer.variables}
+        if self.optimizer.average is not None:
+            kept |= {f"average {i}": v.numpy() for i, v in enumerate(self.optimizer.average.variables.values())}
+        return kept | {"square_sums": self.optimizer.square_sums.numpy()}
+
+
+CASES = {
+    "sgd": ({"optimizer": "sgd", "weight_decay": 1e-4}, 0),
+    "nesterov": ({"optimizer": "sgd", "nesterov": True, "weight_decay": 1e-4, "decay_all": True}, 0),
+    "adabound": ({"optimizer": "adabound", "weight_decay": 1e-4, **PLAIN}, 0),
+    "amsbound": ({"optimizer": "adabound", "amsbound": True, **PLAIN}, 0),
+    "warmup": ({"optimizer": "hybrid", "decay_in_warmup": True, **PLAIN}, 0),
+    "without ratios": ({"optimizer": "hybrid", "lars": "none", **PLAIN}, 1),
+    "lars": ({"optimizer": "lars"}, 0),
+    "larc": ({"optimizer": "lars", "variant": "larc", "nesterov": True}, 0),
+    "hybrid": ({"optimizer": "hybrid", **PLAIN}, 0.5),
+}
+# Norms are sums in another order, some 1e-7 apart, and TensorFlow's kernel of classical momentum rounds a product and a
+# sum once; all else is the same to the last bit.
+ROUNDED = ("sgd", "lars", "larc", "hybrid")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_does_what_the_update_of_each_variable_does(case):
+    arguments, phase = CASES[case]
+    each = Run(optimizers.create(**arguments), flat=False, phase=phase).values()
+    flat = Run(optimizers.create(**arguments), flat=True, phase=phase).values()
+    tolerance = 2e-6 if case in ROUNDED else 0.0
+    for name, one in each.items():
+        slack = 2e-6 if name in ("grad_norm", "square_sums") else tolerance
+        assert one.dtype == flat[name].dtype
+        np.testing.assert_allclose(flat[name], one, rtol=slack, atol=slack * np.abs(one).max(initial=0), err_msg=name)
+
+
+@pytest.mark.parametrize("case", ["sgd", "hybrid"])
+def test_compiled_it_differs_by_roundings_only(case):
+    """XLA makes one operation of a multiplication and an addition, which rounds once instead of twice."""
+    arguments, phase = CASES[case]
+    plain = Run(optimizers.create(**arguments), flat=True, phase=phase).values()
+    compiled = Run(optimizers.create(**arguments), flat=True, jit_compile=True, phase=phase).values()
+    for name, one in plain.items():
+        slack = 2e-6 * np.abs(one).max(initial=0)
+        np.testing.assert_allclose(compiled[name], one, rtol=1e-5, atol=slack, err_msg=name)
+
+
+def test_a_step_that_is_not_finite_changes_nothing_but_the_scale():
+    run = Run(optimizers.create(**CASES["hybrid"][0]), flat=True, phase=1)
+    scale = run.optimizer.loss_scale
+    counts = [int(v.numpy()) for v in scale.variables]
+    assert int(run.optimizer.iterations.numpy()) == STEPS - 1
+    held = [v.numpy() for v in [*run.variables, *run.optimizer.inner.first_moment]]
+    run.step([tf.fill(s, np.float32(np.nan)) for s in SHAPES])
+    for before, variable in zip(held, [*run.variables, *run.optimizer.inner.first_moment], strict=True):
+        np.testing.assert_array_equal(variable.numpy(), before)
+    assert int(run.optimizer.iterations.numpy()) == STEPS - 1
+    assert float(scale.scale.numpy()) == counts[0] / 2
+    assert [int(v.numpy()) for v in scale.variables[2:]] == [counts[2] + 1, 1]
+
+
+class Signs(GroupedOptimizer):
+    """An optimizer of one file: w -= lr m with m = sign(g) + momentum m, and nothing else."""
+
+    slots = ("direction",)
+
+    def rule(self, grad, values, step):
+        """One step."""
+        direction = tf.sign(grad) + step.hyper["momentum"] * values["direction"]
+        return {WEIGHTS: values[WEIGHTS] - step.hyper["learning_rate"] * direction, "direction": direction}
+
+
+def test_a_new_optimizer_is_a_rule():
+    each, flat = (Run(Signs(0.1, name="signs"), flat=flat, average=False).values() for flat in (False, True))
+    for name in set(each) - {"grad_norm", "square_sums"}:
+        np.testing.assert_array_equal(flat[name], each[name], err_msg=name)
+    start = np.random.default_rng(0).normal(0, 0.5, SHAPES[0])
+    assert 0.1 < np.abs(flat["w0"] - start).max() < 2
+
+
+def test_variables_are_views_of_the_vector_that_do_not_disturb_each_other():
+    """Taking the vector apart copies nothing, and a later change in place of one variable stays its own."""
+    layout = Layout([(64, 32), (64,), (1000,)], [2, 0, 1])
+    rows = layout.pack([tf.random.normal(shape) for shape in layout.shapes])
+    pieces = layout.unpack(rows)
+    assert np.shares_memory(np.asarray(memoryview(rows)), np.asarray(memoryview(pieces[0])))
+    variables = [tf.Variable(tf.zeros(shape)) for shape in layout.shapes]
+
+    @tf.function(autograph=False)
+    def assign(rows):
+        for i, value in layout.unpack(rows).items():
+            variables[i].assign(value)
+
+    assign(rows)
+    before = [v.numpy() for v in variables]
+    for i, value in pieces.items():
+        np.testing.assert_array_equal(before[i], value.numpy())
+    variables[1].assign_add(tf.ones([64]))
+    np.testing.assert_array_equal(variables[1].numpy(), before[1] + 1)
+    np.testing.assert_array_equal(variables[0].numpy(), before[0])
+    np.testing.assert_array_equal(variables[2].numpy(), before[2])
+
+
+def test_sums_over_variables_are_those_of_their_values():
+    layout = Layout(SHAPES, [6, 4, 3, 2, 1, 0])
+    values = [np.random.default_rng(i).normal(size=shape).astype(np.float32) for i, shape in enumerate(SHAPES)]
+    found = layout.sums(layout.pack([tf.constant(v) for v in values])).numpy()
+    np.testing.assert_allclose(found, [np.sum(v.astype(np.float64) ** 2) for v in values], rtol=1e-6)
+    spread = layout.spread(tf.range(7.0)).numpy()
+    np.testing.assert_array_equal(spread, layout.spread_constant(np.arange(7, dtype=np.float32)))
+    assert spread[0, 0] == 6 and spread[-1, 0] == 0
+
+
+VIEWS = {"Reshape", "SplitV", "Slice", "Identity", "AssignVariableOp", "NoOp"}
+
+
+def test_nothing_but_one_compiled_program_and_views_follows_the_last_gradient():
+    """No kernel per variable outside of it, and no branch on a value of the device, for which the host would wait."""
+    inner = optimizers.create("lars")
+    shapes = [(64, 32), (64,), (32, 32), (1000,)]
+    variables = [keras.Variable(np.ones(shape, np.float32)) for shape in shapes]
+    inner.set_kinds([Kind.KERNEL, Kind.BIAS, Kind.KERNEL, Kind.BIAS])
+    optimizer = DistributedOptimizer(inner, SingleProcess(), LossScale(8.0, dynamic=True), flat=True)
+    optimizer.build(variables)
+    reduced = optimizer.reduce([tf.ones(shape) for shape in shapes])
+    last = []
+
+    def update(buckets):
+        last.extend(bucket.op.name for bucket in buckets)
+        optimizer.update_if_finite(Packed(buckets, reduced.members))
+
+    graph = tf.function(update, autograph=False).get_concrete_function(list(reduced.buckets)).graph
+    after, kinds = set(last), collections.Counter()
+    for op in graph.get_operations():
+        if any(t.op.name in after for t in op.inputs):
+            after.add(op.name)
+            kinds[op.type] += 1
+    compiled = {kind: kinds.pop(kind) for kind in list(kinds) if "PartitionedCall" in kind}
+    assert sum(compiled.values()) == 1
+    assert set(kinds) <= VIEWS
+    assert Layout(shapes, [0, 1, 2, 3]).odd == [3], "all others are views: they begin and end at multiples of 64 bytes"
+    assert kinds["Slice"] == 2, "of the vector of 64 numbers, which fills no row: weights and velocity"
