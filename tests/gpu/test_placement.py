@@ -1,7 +1,7 @@
 """Every operation of the traced steps has a GPU kernel for its types, or a reason to be on the CPU.
 
-The kernels are those of the CUDA wheel, which lists them without a GPU. It is installed once in the user's cache (700 MB
-to fetch, 2 GB on disk), so the test is a long one.
+The kernels are those of the CUDA wheel, which lists them without a GPU. It is installed once in the user's cache (it is
+700 MB to fetch, 2 GB on disk), so the test is a long one.
 """
 
 import importlib.metadata
