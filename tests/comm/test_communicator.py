@@ -38,6 +38,16 @@ def reduce(x):
 grads = reduce(tf.constant([1.0, 2.0, 3.0]) * (c.rank + 1))
 out["grads"] = [[g.dtype.name, g.numpy().tolist()] for g in grads]
 out["eager"] = [g.numpy().tolist() for g in c.reduce_gradients([tf.constant([1.0]) * c.rank], ["d"])]
+@tf.function
+def packed(x):
+    buckets, members = c.reduce_packed([x * 2.0, tf.cast(x[0], tf.bfloat16), tf.zeros([0]), x], ["a", "b", "e", "c"])
+    packed.members = [list(m) for m in members]
+    return buckets
+vectors = packed(tf.constant([1.0, 2.0, 3.0]) * (c.rank + 1))
+out["packed"] = {}
+for vector, members in zip(vectors, packed.members):
+    rows = vector.numpy().astype(np.float64).reshape(len(members), -1)
+    out["packed"] |= {str(m): [row[:3].tolist(), len(row), float(row[3:].sum())] for m, row in zip(members, rows)}
 c.shutdown()
 report(out)
 """
@@ -58,6 +68,9 @@ def test_collectives(ranks, gloo):
         assert out["object"] == {"from": size - 1, "list": [1, None, "ä"]}
         assert out["gathered"] == ["x" * r for r in range(size)]
         mean = total / size
+        whole = [mean, 2 * mean, 3 * mean]  # each gradient fills a row; the one without elements travels nowhere
+        rows = {"0": [2 * x for x in whole], "1": [mean, 0.0, 0.0], "3": whole}
+        assert out["packed"] == {place: [values, 1024, 0.0] for place, values in rows.items()}
         assert [name for name, _ in out["grads"]] == ["float32"] * 3
         assert out["grads"][0][1] == [2 * mean, 4 * mean, 6 * mean]
         assert math.isclose(out["grads"][1][1], mean)
