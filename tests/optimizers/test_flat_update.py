@@ -59,7 +59,7 @@ CASES = {
     "adabound": ({"optimizer": "adabound", "weight_decay": 1e-4, **PLAIN}, 0),
     "amsbound": ({"optimizer": "adabound", "amsbound": True, **PLAIN}, 0),
     "warmup": ({"optimizer": "hybrid", "decay_in_warmup": True, **PLAIN}, 0),
-    "without ratios": ({"optimizer": "hybrid", "lars": "none", **PLAIN}, 1),
+    "without ratios": ({"optimizer": "hybrid", "lars_variant": "none", **PLAIN}, 1),
     "lars": ({"optimizer": "lars"}, 0),
     "larc": ({"optimizer": "lars", "variant": "larc", "nesterov": True}, 0),
     "hybrid": ({"optimizer": "hybrid", **PLAIN}, 0.5),
