@@ -1,4 +1,7 @@
-"""Every operation of the traced steps has a GPU kernel for its types, or a reason to be on the CPU.
+"""Every operation of the traced steps has a GPU kernel for its types.
+
+What the program itself puts on the CPU is left out: the scalars of the schedule, which the host sets at each step and
+branches on; the counts of what gradients lose; and the clock around the reduction.
 
 The kernels are those of the CUDA wheel, which lists them without a GPU. It is installed once in the user's cache (it is
 700 MB to fetch, 2 GB on disk), so the test is a long one.
@@ -26,12 +29,6 @@ from hybrid_imagenet.training.step import EvaluationStep, TrainStep
 
 ROOT = pathlib.Path(__file__).parents[2]
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "hybrid_imagenet" / "kernels"
-
-# What stays on the CPU, and why that costs nothing.
-ON_CPU = {
-    "int32": "shapes and sizes are 32-bit integers, which TensorFlow keeps on the host by design",
-    "string": "names of functions and messages",
-}
 
 
 @pytest.fixture(scope="module")
@@ -105,5 +102,4 @@ def test_every_operation_of_the_steps_has_a_kernel_for_gpus(precision, cuda_whee
     program = [sys.executable, str(pathlib.Path(__file__).with_name("registered.py"))]
     done = subprocess.run(program, input=asked, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
-    missing = [(kind, types) for kind, types in json.loads(done.stdout) if not set(types.values()) & set(ON_CPU)]
-    assert not missing
+    assert json.loads(done.stdout) == []
