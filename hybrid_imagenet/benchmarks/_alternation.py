@@ -40,8 +40,8 @@ def measure(config: Config, communicator: Communicator, steps: int, rounds: int)
     found: list[Alternation] = []
 
     class Session(train.Session):
-        def _callbacks(self) -> list[keras.callbacks.Callback]:
-            callbacks = super()._callbacks()
+        def callbacks(self) -> list[keras.callbacks.Callback]:
+            callbacks = super().callbacks()
             found.append(Alternation(self, callbacks, steps, rounds))
             return [*callbacks, found[0]]
 

@@ -1,0 +1,103 @@
+"""Lists the Keras callbacks of a run, in the order in which they are called."""
+
+from __future__ import annotations
+
+import functools
+
+import keras
+
+from hybrid_imagenet.config import relative_step
+from hybrid_imagenet.training.callbacks.broadcast import BroadcastInitialState
+from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallback
+from hybrid_imagenet.training.callbacks.divergence import DivergenceGuard
+from hybrid_imagenet.training.callbacks.elastic_commits import CommitCallback
+from hybrid_imagenet.training.callbacks.epoch_facts import EpochFacts
+from hybrid_imagenet.training.callbacks.example_count import ExampleCount
+from hybrid_imagenet.training.callbacks.histograms import Histograms, distributions
+from hybrid_imagenet.training.callbacks.metric_average import MetricAverage
+from hybrid_imagenet.training.callbacks.nan_guard import NoiseScaleLog, NumericsGuard, TrustRatioLog, WeightCheck
+from hybrid_imagenet.training.callbacks.profiler import Profiler
+from hybrid_imagenet.training.callbacks.progress_notes import NoteProgress
+from hybrid_imagenet.training.callbacks.record_log import RecordLog
+from hybrid_imagenet.training.callbacks.schedules import HyperparameterSchedule
+from hybrid_imagenet.training.callbacks.speed_monitor import Costs, WireHealthLog
+from hybrid_imagenet.training.callbacks.target import BestAndTarget
+from hybrid_imagenet.training.parts import Parts
+
+
+def in_order(parts: Parts) -> list[keras.callbacks.Callback]:
+    """In the order of calls: what adds to a record stands before what writes it, and that before what saves."""
+    config, communicator, recording = parts.config, parts.communicator, parts.recording
+    noise = []
+    if config.gradient_noise_scale:
+        noise = [NoiseScaleLog(parts.optimizer, communicator.allgather_object, parts.data.sizes, recording.announce)]
+    profiler = []
+    if config.profile_steps and recording.path is not None:
+        folder = recording.path / "profile"
+        profiler = [Profiler(config.profile_steps, folder, parts.step.sums.read, recording.announce)]
+    histograms = []
+    if config.histograms and recording.board is not None:
+        tags = distributions(parts.optimizer.inner, parts.model.trainable_variables)
+        histograms = [Histograms(recording.board.histogram, tags)]
+    parts.divergence = DivergenceGuard(
+        parts.state,
+        parts.step.alarm.read,
+        communicator.allgather_object,
+        parts.step.alarm.highest,
+        config.divergence_factor,
+    )
+    log = [RecordLog(recording.writer, recording.view)] if recording.writer is not None else []
+    checkpoints = CheckpointCallback(
+        store=recording.store,
+        state=parts.state,
+        variables=parts.variables,
+        description=parts.checkpoint_meta,
+        synchronize=parts.synchronize,
+        every_epochs=config.checkpoint_every_epochs,
+        every_steps=config.checkpoint_every_steps,
+        last_epoch=config.epochs,
+        save_best=config.keep_best,
+        save_first=parts.rollback is not None,
+        first_top1=parts.restored_top1,
+    )
+    return [
+        *profiler,
+        NoteProgress(parts.watchdog.note),
+        BroadcastInitialState(communicator, lambda: list(parts.variables().values())),
+        HyperparameterSchedule(
+            parts.schedule, parts.optimizer.inner, parts.state, functools.partial(relative_step.at_step, config)
+        ),
+        parts.statistics,
+        *parts.averaged,
+        EpochFacts(parts.data.facts),
+        ExampleCount(parts.data, communicator.allgather_object, recording.announce),
+        MetricAverage(communicator.allreduce_sum),
+        NumericsGuard(parts.optimizer, config.max_skipped_steps),
+        parts.divergence,
+        TrustRatioLog(parts.optimizer.inner, parts.model.trainable_variables),
+        *noise,
+        WeightCheck(communicator.allgather_object, parts.model.trainable_variables),
+        Costs(communicator, parts.data.source.io_statistics, checkpoints.take_seconds),
+        WireHealthLog(communicator, recording.announce),
+        BestAndTarget(parts.state, config.stop_at_top1),
+        *log,
+        *histograms,
+        checkpoints,
+        *_commits(parts),
+    ]
+
+
+def _commits(parts: Parts) -> list[CommitCallback]:
+    """What keeps the state of elastic ranks in memory."""
+    if parts.memory is None:
+        return []
+    commits = CommitCallback(
+        parts.memory,
+        state=parts.state,
+        variables=parts.variables,
+        description=parts.checkpoint_meta,
+        synchronize=parts.synchronize,
+        every_steps=parts.config.commit_every_steps,
+        world_size=parts.communicator.size,
+    )
+    return [commits]

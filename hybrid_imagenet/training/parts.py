@@ -1,0 +1,152 @@
+"""Builds the parts of a run on one rank, the same on every rank, and names what a checkpoint holds of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet import comm
+from hybrid_imagenet.checkpoints.run_state import RunState
+from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet.config import Config
+from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.models import normalization
+from hybrid_imagenet.resilience import preemption, rollback
+from hybrid_imagenet.resilience.elastic_state import Survivor
+from hybrid_imagenet.resilience.watchdog import Watchdog
+from hybrid_imagenet.training import accumulators, build, hardware, loss_alarm, step
+from hybrid_imagenet.training.callbacks.averaged_weights import AveragedWeights
+from hybrid_imagenet.training.callbacks.batch_norm import BatchNormSync, PreciseStatistics
+from hybrid_imagenet.training.callbacks.divergence import DivergenceGuard
+from hybrid_imagenet.training.callbacks.example_count import gathered
+from hybrid_imagenet.training.evaluation import Validation
+from hybrid_imagenet.training.inputs import TrainingData
+from hybrid_imagenet.training.recorder import Recording
+from hybrid_imagenet.training.step import EvaluationStep, TrainStep
+
+
+class Parts:
+    """The parts of a run on one rank.
+
+    Attributes: those that `__init__` sets, each under the name of its part.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        communicator: Communicator,
+        recording: Recording,
+        precision: str,
+        train_source: Source,
+        validation_source: Source,
+        rollback: rollback.Rollback | None = None,
+        survivor: Survivor | None = None,
+    ):
+        """Builds the parts; the same on every rank.
+
+        With `rollback` it goes on from the last good checkpoint, else from what a survivor remembers.
+        """
+        self.config = config
+        self.communicator = communicator
+        self.recording = recording
+        self.rollback = rollback
+        self.memory = survivor.memory if survivor else None
+        self.validation_source = validation_source
+        self.state = RunState()
+        self.restored_top1: float | None = None
+        self.divergence: DivergenceGuard | None = None  # of the restored state: made with the callbacks
+        self.watchdog = Watchdog(
+            communicator,
+            config.stall_seconds,
+            waits_in=(comm, preemption, accumulators, loss_alarm, step),
+            elastic=survivor is not None,
+            guardian=survivor.guardian if survivor else None,
+        )
+        options = build.host_options(config, tf.config.threading.get_intra_op_parallelism_threads() or 1)
+        order = build.sample_order(config, train_source)
+        self.data = TrainingData(config, train_source, order, communicator, options)
+        self.model = build.model(config, precision, train_source.num_classes, communicator)
+        self.schedule = build.schedule(config, communicator.size)
+        self.optimizer = build.optimizer(config, precision, self.model, communicator)
+        compute = precision.removeprefix("mixed_")
+        self.step = TrainStep(
+            self.model,
+            self.optimizer,
+            build.train_preprocess(config, compute),
+            communicator,
+            label_smoothing=config.label_smoothing,
+            mixup=config.mixup,
+            xla=config.xla,
+        )
+        self.statistics = self._statistics(precise=config.batch_norm == "precise")
+        self.averaged = self._averaged()
+        self.validation = Validation(
+            EvaluationStep(self.model, build.evaluation_preprocess(compute)),
+            validation_source,
+            communicator,
+            batch=config.eval_batch or config.per_gpu_batch,
+            image_size=config.image_size,
+            crop_fraction=build.evaluation_crop(config),
+            options=options,
+        )
+        self.facts = {
+            "world_size": communicator.size,
+            "precision": precision,
+            "hosts": list(communicator.hosts),
+            "train_images": train_source.num_examples,
+            "validation_images": validation_source.num_examples,
+            "num_classes": train_source.num_classes,
+            **hardware.describe(),
+        }
+
+    def variables(self) -> dict[str, keras.Variable]:
+        """Everything that training changes, by a stable name."""
+        parts = {"model": self.model.variables, "optimizer": self.optimizer.variables}
+        found = {f"{part}/{i:04d}/{v.path}": v for part, values in parts.items() for i, v in enumerate(values)}
+        averages = [pair for part in self.averaged for pair in part.variables.items()]
+        return found | {f"average/{i:04d}/{path}": v for i, (path, v) in enumerate(averages)}
+
+    def synchronize(self) -> None:
+        """Readies the statistics for a checkpoint, or ends a run that has diverged; every rank calls it."""
+        if self.divergence is not None:
+            self.divergence.look()
+        self.statistics.synchronize()
+        for part in self.averaged:
+            part.refresh()
+
+    def checkpoint_meta(self) -> Mapping[str, Any]:
+        """What a checkpoint says beside the arrays; every rank calls it."""
+        sums = self.step.sums.read()
+        return {
+            **build.description(self.config, self.data.source),
+            "world_size": self.communicator.size,
+            "epoch_sums": self.communicator.allgather_object([sums.loss, sums.top1, sums.top5, sums.count]),
+            "counts": gathered(self.data, self.state.finished_epochs, self.communicator.allgather_object),
+            "square_norms": self.communicator.allgather_object(self.optimizer.square_norms.numpy().tolist()),
+        }
+
+    def global_batch(self) -> int:
+        """Images of all ranks per update at the present position."""
+        return self.data.global_batch(self.state.cursor.epoch)
+
+    def _statistics(self, *, precise: bool) -> BatchNormSync:
+        """What merges the statistics of normalization over ranks, measured anew for the weights in place or not."""
+        layers, collect = normalization.statistics(self.model), None
+        if precise:
+            collect = PreciseStatistics(
+                self.step.forward,
+                layers,
+                lambda: self.data.sample(self.state.finished_epochs, self.watchdog.note),
+                lambda: self.state.step,
+            ).collect
+        return BatchNormSync(self.communicator.allreduce_sum, self.communicator.size, layers, collect)
+
+    def _averaged(self) -> list[AveragedWeights]:
+        """The averaged weights of --ema_decay, if there are any."""
+        if self.optimizer.average is None:
+            return []
+        pairs, measure = normalization.statistics(self.model), self._statistics(precise=True).synchronize
+        return [AveragedWeights(self.model, self.optimizer.average, pairs, measure, lambda: self.state.step)]
