@@ -24,7 +24,7 @@ DISTRIBUTIONS = {
     "yaml": "pyyaml",
 }
 # Comparisons with programs that the user brings along; they say so themselves when one is missing.
-OPTIONAL = {"nvidia", "torch", "torchvision"}
+OPTIONAL = {"jax", "jaxlib", "nvidia", "torch", "torchvision"}
 # Part of what others need: TensorFlow, Horovod or pip install them with themselves.
 WITH_OTHERS = {
     "cloudpickle",
