@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.numerics.trust_ratio import EpsRule, Variant
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
-from hybrid_imagenet.optimizers.layerwise import TrustRatio
+from hybrid_imagenet.optimizers.lars import TrustRatio
 from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
 from hybrid_imagenet.optimizers.state import ReleasableVariable
 from hybrid_imagenet.optimizers.updates import (
