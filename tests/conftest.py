@@ -5,8 +5,34 @@ import os
 import pytest
 
 from hybrid_imagenet.comm.environment import prefer_onednn
+from tests.ranks import Pool
+from tests.support import program
 
 prefer_onednn(os.environ)  # tests in this process run the kernels that programs run
+
+
+@pytest.fixture(scope="session")
+def pools():
+    """Pools of 2 and 4 ranks, by size; they start at their first call."""
+    made = {size: Pool(size) for size in (2, 4)}
+    yield made
+    for pool in made.values():
+        pool.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory):
+    """The data set of `program.FLAGS`."""
+    return program.make_data(tmp_path_factory.mktemp("tiny_data"))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tiny_data, tmp_path_factory):
+    """A run of two ranks that horovodrun started, and its output; it must not be changed."""
+    run_dir = tmp_path_factory.mktemp("runs") / "undisturbed"
+    done = program.train(2, tiny_data, run_dir, "--profile_steps=3,5", *program.METHODS, launcher="horovodrun")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return run_dir, done.stdout
 
 
 def pytest_addoption(parser):

@@ -4,14 +4,13 @@ import json
 
 import pytest
 
-from tests import ranks as launch
+from tests.support import program
 
 
-def test_rows_for_every_choice(tmp_path):
+def test_rows_for_every_choice(pools, tmp_path):
     target = tmp_path / "rows.json"
     words = ["allreduce", "--sizes=4K,1M", "--algorithms=mpi,ring,torus", "--compression=none,fp16", "--tensors=3"]
-    call = f"sys.exit(main({[*words, f'--json={target}']!r}))"
-    done = launch.run(2, f"import sys\nfrom hybrid_imagenet.benchmarks.__main__ import main\n{call}\n")
+    done = program.run_on(pools[2], "hybrid_imagenet.benchmarks.__main__", *words, f"--json={target}")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(target.read_text())
     expected = {("mpi", "none")} | {(a, c) for a in ("ring", "torus") for c in ("none", "fp16")}

@@ -7,7 +7,7 @@ import pytest
 from hybrid_imagenet.benchmarks import step
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.slow), "mixed_bfloat16"])
 def test_contestants_take_turns_and_the_report_holds_ours_and_each_peer(tmp_path, capsys, precision):
     path = tmp_path / "step.json"
     arguments = ["--batch=2", "--image_size=32", "--steps=1", "--rounds=2", "--threads=1", "--peers=keras"]

@@ -98,8 +98,8 @@ def run() -> None:
     moment, number = sys.argv[1], int(sys.argv[2])
     start = comm.start
 
-    def started(settings):
-        communicator = start(settings)
+    def started(settings, **options):
+        communicator = start(settings, **options)
         if communicator.rank == 0:
             arm(moment, number)
         return communicator

@@ -9,22 +9,28 @@ from tests.checkpoints import killed_at
 from tests.support import program
 
 # Epochs of four steps; T is after the first. Each moment belongs to the session that ends with it.
-SHORT = (("in batch norm synchronization", 4), ("at phase switch", 4), ("before rename", 7))
+SHORT = (("at phase switch", 4), ("before rename", 7))
 
 
 def long_form():
     """Every kind of moment and random steps, ten in all, in the order of steps."""
     generator = random.Random(11)
-    named = [("in checkpoint", 2), ("in validation", 4), *SHORT]
+    named = [("in checkpoint", 2), ("in validation", 4), ("in batch norm synchronization", 4), *SHORT]
     last = [("before epoch record", 8), ("after epoch record", 8), ("after epoch checkpoint", 8)]
     anywhere = [("in step", step) for step in generator.sample((1, 3, 5, 6, 9, 10, 11), 2)]
     return tuple(sorted((*named, *last, *anywhere), key=lambda moment: moment[1]))
 
 
-@pytest.mark.parametrize("moments", [SHORT, pytest.param(long_form(), marks=pytest.mark.slow)], ids=["short", "long"])
-def test_a_run_killed_at_any_moment_ends_like_an_undisturbed_one(tmp_path, moments):
-    data, run_dir = program.make_data(tmp_path / "data"), tmp_path / "killed"
-    flags = ("--checkpoint_every_steps=1", "--keep=3")
+def assert_same_run(ours, expected):
+    arrays = program.arrays(ours)
+    assert arrays.keys() == program.arrays(expected).keys()
+    assert [name for name, value in program.arrays(expected).items() if not np.array_equal(value, arrays[name])] == []
+    assert program.without_times(ours) == program.without_times(expected)
+
+
+def kill_and_resume(data, run_dir, moments, *flags):
+    """Every session is killed at its moment, but for the last one."""
+    flags = ("--checkpoint_every_steps=1", *flags)
     for session, (moment, step) in enumerate(moments):
         again = ["--resume"] if session else []
         start = ["-m", killed_at.__name__, moment, str(step)]
@@ -33,12 +39,20 @@ def test_a_run_killed_at_any_moment_ends_like_an_undisturbed_one(tmp_path, momen
         assert max((r["step"] for r in program.records(run_dir)), default=0) <= step + 2
     done = program.train(2, data, run_dir, *flags, "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
-    undisturbed = program.train(2, data, tmp_path / "undisturbed", "--keep=3")
-    assert undisturbed.returncode == 0, undisturbed.stdout + undisturbed.stderr
-    expected, ours = program.arrays(tmp_path / "undisturbed"), program.arrays(run_dir)
-    assert expected.keys() == ours.keys()
-    assert [name for name in expected if not np.array_equal(expected[name], ours[name])] == []
-    assert program.without_times(run_dir) == program.without_times(tmp_path / "undisturbed")
+    assert "resumed at epoch" in done.stdout
+
+
+def test_a_killed_and_resumed_run_ends_like_an_undisturbed_one(tiny_data, undisturbed, tmp_path):
+    kill_and_resume(tiny_data, tmp_path / "killed", SHORT, *program.METHODS)
+    assert_same_run(tmp_path / "killed", undisturbed[0])
+
+
+@pytest.mark.slow
+def test_so_does_one_that_is_killed_at_any_moment(tiny_data, tmp_path):
+    kill_and_resume(tiny_data, tmp_path / "killed", long_form(), "--keep=3")
+    done = program.train(2, tiny_data, tmp_path / "undisturbed", "--keep=3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_run(tmp_path / "killed", tmp_path / "undisturbed")
 
 
 def test_the_long_form_has_ten_moments_of_every_kind():

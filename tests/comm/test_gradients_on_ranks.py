@@ -2,91 +2,14 @@
 
 import pytest
 
-from tests.ranks import results, run
-
-HEAD = """
-import logging
-import numpy as np
 from hybrid_imagenet import comm
-from hybrid_imagenet.comm import Settings
-"""
-
-REDUCERS = (
-    HEAD
-    + """
-OTHERS = [Settings(allreduce=name) for name in ("torus", "masters", "hybrid", "auto")]
-c = comm.start(Settings(compression="none"), others=OTHERS)
-import tensorflow as tf
-from hybrid_imagenet.comm.gradients import GradientReducer
-from hybrid_imagenet.comm.selection import Selector
-def reducer(**settings):
-    s = Settings(**settings)
-    return GradientReducer(c, s, Selector(c, s, c.sets))
-def reduce(r, grads, names):
-    out = tf.function(lambda *g: r.reduce(g, names), autograph=False)(*[tf.constant(g, tf.float32) for g in grads])
-    return [np.asarray(t.numpy(), np.float64) for t in out]
-"""
-)
-
-PRECISION = """
-shapes = [(3, 3, 4), (), (1000,), (0,), (37,)]
-names = ["kernel", "scalar", "big", "empty", "dense/keep"]
-rng = np.random.default_rng(0)
-everyone = [[np.float32(rng.normal(size=s) * 10.0 ** rng.uniform(-3, 3, s)) for s in shapes] for _ in range(c.size)]
-out = {}
-for compression in ("none", "fp16", "bf16"):
-    for allreduce in ("ring", "torus", "masters", "hybrid", "auto"):
-        if compression == "bf16" and allreduce not in ("ring", "auto"):
-            continue
-        r = reducer(allreduce=allreduce, compression=compression, fusion_threshold_mb=0.001,
-                    options={"hybrid_threshold_kb": 1} if allreduce == "hybrid" else {}, fp32_gradients=("keep",))
-        got = reduce(r, everyone[c.rank], names)
-        bits = {"none": 24, "fp16": 11, "bf16": 8}[compression]
-        worst = 0.0
-        for k, name in enumerate(names):
-            parts = np.stack([np.float64(rank[k]) for rank in everyone]) / c.size
-            b = 24 if "keep" in name else bits
-            # FP32 division, then the cast and N - 1 additions round: N + 1 roundings; FP16 is subnormal below 2^-14.
-            total = np.abs(parts).sum(0)
-            bound = (c.size + 1) * (2.0**-b * total + (2.0**-25 if b == 11 else 0)) + 2.0**-22 * total
-            error = np.abs(got[k] - parts.sum(0))
-            if error.size:
-                worst = max(worst, float((error / bound).max()))
-        alike = c.allgather_object([g.tobytes().hex() for g in got])
-        s = r.statistics()
-        algorithms, wires = (sorted({b[key] for b in s["buckets"]}) for key in ("algorithm", "wire"))
-        out[f"{compression} {allreduce}"] = [
-            worst, all(a == alike[0] for a in alike), s["steps"], algorithms, wires, s["exposed_ms"] >= 0, s["bytes"]
-        ]
-"""
-
-EXTREMES = """
-names = ["a", "b", "c", "d", "e", "keep"]
-inf, nan = np.inf, np.nan
-mine = [
-    np.array([60000.0, -60000.0]),                       # the sum overflows FP16, the mean does not
-    np.array([2.0**-20, 2.0**-24]),                       # subnormal in FP16; after division by 4 the second is lost
-    np.array([inf if c.rank == 1 else 1.0, 1.0, nan if c.rank == 2 else 1.0]),
-    np.array([1e6 if c.rank == 3 else 0.0, 1.0]),        # overflows on one rank only
-    np.array([1e-9, 1.0]),                               # lost in FP16
-    np.array([1e-9, 1e6]),
-]
-r = reducer(compression="fp16", fp32_gradients=("keep",), wire_health_every_steps=2)
-step = tf.function(lambda *g: r.reduce(g, names), autograph=False)
-for _ in range(3):  # the first and the third are counted
-    got = step(*[tf.constant(m, tf.float32) for m in mine])
-out["values"] = [[repr(float(x)) for x in g.numpy()] for g in got]
-out["health"] = [
-    [h.name, h.elements, h.overflow, h.underflow, h.nonfinite, h.zeros, h.first_rank] for h in r.wire_health()
-]
-out["again"] = sum(h.elements for h in r.wire_health())
-out["traces"] = step.experimental_get_tracing_count()
-"""
+from hybrid_imagenet.errors import UserError
+from tests.comm import programs
 
 
 @pytest.fixture(scope="module")
-def outcomes():
-    return results(4, REDUCERS + PRECISION + EXTREMES + "report(out)\n")
+def outcomes(pools):
+    return pools[4].call(programs.reductions)
 
 
 def test_means_are_within_the_rounding_of_the_wire(outcomes):
@@ -143,38 +66,15 @@ def test_the_health_of_the_wire_names_layer_and_rank(outcomes):
         assert out["again"] == 0
 
 
-def test_a_grid_that_does_not_hold_the_ranks_ends_with_one_line():
-    code = (
-        HEAD
-        + """
-import sys
-try:
-    comm.start(Settings(allreduce="torus", options={"torus_grid": "2x2"}))
-except comm.UserError as error:
-    print(error)
-    sys.exit(error.exit_code)
-"""
-    )
-    for ranks in (0, 2):
-        done = run(ranks, code)
-        assert done.returncode == 2
-        expected = f"--torus_grid=2x2: 2x2 holds 4 ranks, not {max(ranks, 1)}: use 1x{max(ranks, 1)}"
-        assert expected in done.stdout.splitlines()
+def test_a_grid_that_does_not_hold_the_ranks_is_refused(pools):
+    settings = {"allreduce": "torus", "options": {"torus_grid": "2x2"}}
+    wrong = "--torus_grid=2x2: 2x2 holds 4 ranks, not {0}: use 1x{0}"
+    assert pools[2].call(programs.refused, settings) == [wrong.format(2)] * 2
+    with pytest.raises(UserError) as caught:
+        comm.start(comm.Settings(**settings))
+    assert str(caught.value) == wrong.format(1)
 
 
-def test_hosts_with_different_numbers_of_ranks():
-    """Three ranks, two of them as if on another host."""
-    code = (
-        HEAD
-        + """
-import os
-from hybrid_imagenet.comm import hosts
-hosts.key = lambda: [["near", "far", "far"][int(os.environ["OMPI_COMM_WORLD_RANK"])], ""]
-try:
-    comm.start(Settings(allreduce="hierarchical"))
-except comm.UserError as error:
-    report(str(error))
-"""
-    )
-    for message in results(3, code):
-        assert message.startswith("--allreduce=hierarchical: the hosts hold different numbers of ranks (near 1, far 2)")
+def test_hosts_with_different_numbers_of_ranks(pools):
+    for message in pools[4].call(programs.refused, {"allreduce": "hierarchical"}, ["near", "far", "far", "far"]):
+        assert message.startswith("--allreduce=hierarchical: the hosts hold different numbers of ranks (near 1, far 3)")

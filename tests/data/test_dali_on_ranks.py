@@ -1,25 +1,17 @@
 """The program with --decoder=dali: without the package one line on all ranks; with it the same training."""
 
+import functools
+
 import pytest
 
 from tests.data.test_dali import needs_dali
 from tests.support import program
 
-WITHOUT = (
-    "-c",
-    "import sys\nsys.modules['nvidia.dali'] = None\n"
-    "from hybrid_imagenet import main\nsys.exit(main.main(sys.argv[1:]))",
-)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return program.make_data(tmp_path_factory.mktemp("data"))
-
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_missing_package_is_one_line_before_training(ranks, data, tmp_path):
-    done = program.train(ranks, data, tmp_path / "run", "--decoder=dali", timeout=120, start=WITHOUT)
+def test_a_missing_package_is_one_line_before_training(ranks, pools, tiny_data, tmp_path):
+    train = program.train_here if ranks == 1 else functools.partial(program.train_on, pools[2])
+    done = train(tiny_data, tmp_path / "run", "--decoder=dali", absent=["nvidia.dali"])
     lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert done.returncode == 2
     assert len(lines) == 1, done.stderr
@@ -29,14 +21,13 @@ def test_a_missing_package_is_one_line_before_training(ranks, data, tmp_path):
 
 
 @needs_dali
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_training_goes_as_with_tensorflow(ranks, data, tmp_path):
+def test_training_goes_as_with_tensorflow(pools, tiny_data, tmp_path):
     epochs = {}
     for decoder in ("dali", "tensorflow"):
-        done = program.train(ranks, data, tmp_path / decoder, f"--decoder={decoder}")
+        done = program.train_on(pools[2], tiny_data, tmp_path / decoder, f"--decoder={decoder}", "--epochs=2")
         assert done.returncode == 0, done.stderr
         epochs[decoder] = program.without_times(tmp_path / decoder)
-    assert len(epochs["dali"]) == len(epochs["tensorflow"]) == 3
+    assert len(epochs["dali"]) == len(epochs["tensorflow"]) == 2
     for ours, theirs in zip(epochs["dali"], epochs["tensorflow"], strict=True):
         assert ours["step"] == theirs["step"]
         assert ours["val_count"] == program.VALIDATION

@@ -18,11 +18,6 @@ from tests.support import processes, program
 FLAGS = ("--epochs=5000", "--optimizer=sgd")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return program.make_data(tmp_path_factory.mktemp("data"))
-
-
 def wait_for_checkpoint(run: program.Running, timeout: float = 240) -> None:
     deadline = time.monotonic() + timeout
     while not list((run.run_dir / "checkpoints").glob("step-*.npz")):
@@ -51,10 +46,10 @@ def newest_is_good(run_dir) -> int:
     return archive.read(run_dir / "checkpoints" / names[-1]).meta["state"]["step"]
 
 
-def test_a_full_disk_ends_the_run_and_after_making_room_it_goes_on(data, tmp_path):
-    with processes.small_disk(tmp_path / "disk", 130) as remount:
+def test_a_full_disk_ends_the_run_and_after_making_room_it_goes_on(tiny_data, tmp_path):
+    with processes.small_disk(tmp_path / "disk", 60) as remount:
         run_dir = tmp_path / "disk" / "run"
-        run = program.Running(1, data, run_dir, *FLAGS)
+        run = program.Running(1, tiny_data, run_dir, *FLAGS)
         wait_for_checkpoint(run)
         if remount is None:  # not allowed to mount: a limit on the size of files stands in for the full disk
             resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (20 << 20, 20 << 20))
@@ -66,17 +61,17 @@ def test_a_full_disk_ends_the_run_and_after_making_room_it_goes_on(data, tmp_pat
         step = newest_is_good(run_dir)
         assert json.loads((run_dir / "config.json").read_text())["flags"]["epochs"] == 5000
         assert remount is None or remount("size=600m")
-        done = program.train(1, data, run_dir, "--optimizer=sgd", f"--epochs={step // 8 + 1}", "--resume")
+        done = program.train_here(tiny_data, run_dir, "--optimizer=sgd", f"--epochs={step // 8 + 1}", "--resume")
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"step {step}" in done.stdout
         assert newest_is_good(run_dir) > step
 
 
-def test_two_runs_and_a_deleted_directory(data, tmp_path):
+def test_two_runs_and_a_deleted_directory(tiny_data, tmp_path):
     run_dir = tmp_path / "run"
-    run = program.Running(1, data, run_dir, *FLAGS, "--checkpoint_every_epochs=100", "--nokeep_best")
+    run = program.Running(1, tiny_data, run_dir, *FLAGS, "--checkpoint_every_epochs=100", "--nokeep_best")
     run.wait_for_step(2)
-    second = program.train(1, data, run_dir, "--resume", timeout=120)
+    second = program.train_here(tiny_data, run_dir, "--resume")
     assert second.returncode == 2
     assert f"error: --run_dir={run_dir} is in use by another run" in second.stderr
     assert run.process.poll() is None

@@ -9,28 +9,10 @@ import time
 from hybrid_imagenet.resilience import reaper
 from tests.ranks import ROOT
 
-RANK = """
-import sys, threading, time
-from hybrid_imagenet.resilience.reaper import Guardian
-guardian = Guardian(1.5)
-def live():
-    while True:
-        guardian.alive()
-        time.sleep(0.1)
-guardian.alive()
-if sys.argv[1] == "rests":
-    guardian.rest()
-else:
-    threading.Thread(target=live, daemon=True).start()
-print(guardian._process.pid, flush=True)
-time.sleep(float(sys.argv[2]))
-"""
-
 
 def start(*arguments):
-    rank = subprocess.Popen(
-        [sys.executable, "-c", RANK, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-m", "tests.resilience.guarded_rank", *arguments]
+    rank = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     return rank, int(rank.stdout.readline())
 
 

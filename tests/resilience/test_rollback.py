@@ -6,10 +6,10 @@ FLAGS = ("--optimizer=sgd", "--lr=40", "--log_every_steps=1", "--checkpoint_ever
 FACTOR = 1e-3
 
 
-def test_a_diverged_run_goes_back_and_on_with_a_lower_rate(tmp_path):
-    data, run_dir = program.make_data(tmp_path / "data"), tmp_path / "run"
+def test_a_diverged_run_goes_back_and_on_with_a_lower_rate(pools, tiny_data, tmp_path):
+    run_dir = tmp_path / "run"
     rollback = ("--rollback=2", f"--rollback_lr_factor={FACTOR}")
-    done = program.train(2, data, run_dir, *FLAGS, *rollback)
+    done = program.train_on(pools[2], tiny_data, run_dir, *FLAGS, *rollback)
     assert done.returncode == 0, done.stdout + done.stderr
     records = program.records(run_dir)
     [back] = [r for r in records if r["kind"] == "rollback"]
@@ -23,13 +23,13 @@ def test_a_diverged_run_goes_back_and_on_with_a_lower_rate(tmp_path):
     rate = epochs[0]["learning_rate"]
     assert rate <= 2 * 40 * FACTOR
     # The lower rate is part of the checkpoint: a run that is resumed keeps it, here on one rank.
-    done = program.train(1, data, run_dir, *FLAGS, *rollback, "--epochs=4", "--resume", "--lr_decay=1")
+    done = program.train_here(tiny_data, run_dir, *FLAGS, *rollback, "--epochs=4", "--resume", "--lr_decay=1")
     assert done.returncode == 0, done.stdout + done.stderr
     last = program.records(run_dir)[-1]
     assert last["learning_rate"] == 40 * FACTOR
     # Without any of these flags: nothing is fetched or saved before the end of the first epoch.
     quiet = ("--optimizer=sgd", "--lr=1000", "--log_every_steps=1000")
-    done = program.train(1, data, tmp_path / "stops", *quiet)
+    done = program.train_here(tiny_data, tmp_path / "stops", *quiet)
     assert done.returncode == 3
     assert done.stderr.count("error:") == 1
     assert "training has diverged; lower --lr" in done.stderr

@@ -17,6 +17,12 @@ def children(parent: int) -> list[int]:
     return sorted(found)
 
 
+def descendants(parent: int) -> list[int]:
+    """Process numbers of its children and theirs."""
+    own = children(parent)
+    return own + [process for child in own for process in descendants(child)]
+
+
 def rank_of(process: int) -> int:
     """The rank that Open MPI gave a process."""
     variables = pathlib.Path(f"/proc/{process}/environ").read_bytes().split(b"\0")

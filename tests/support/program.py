@@ -15,13 +15,14 @@ import numpy as np
 
 from hybrid_imagenet.data.records import scan
 from tests.data.support import jpeg, write_shards
-from tests.ranks import MPIRUN, ROOT
+from tests.ranks import HOROVODRUN, MPIRUN, ROOT, Pool, environment
+from tests.support import in_process
 
 TRAIN, VALIDATION, CLASSES = 64, 13, 4
 FLAGS = (
     "--dataset=tfrecord",
     f"--num_classes={CLASSES}",
-    "--model=resnet18",
+    "--model=resnet10",
     "--image_size=32",
     "--augmentation=digits",
     "--per_gpu_batch=8",
@@ -31,6 +32,8 @@ FLAGS = (
     "--log_every_steps=2",
     "--deterministic",
 )
+
+METHODS = ("--ema_decay=0.9", "--precise_batch_norm_batches=2", "--image_size_schedule=0:24,1:32")
 
 
 def make_data(folder: pathlib.Path) -> pathlib.Path:
@@ -58,18 +61,15 @@ def damage(folder: pathlib.Path) -> list[str]:
 MAIN = ("-m", "hybrid_imagenet.main")
 
 
-def command(ranks: int, *flags: str, start: Sequence[str] = MAIN) -> list[str]:
-    launcher = [str(MPIRUN), "--quiet", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)] if ranks > 1 else []
-    return [*launcher, sys.executable, *start, *flags]
+LAUNCHERS = {
+    "mpirun": [str(MPIRUN), "--quiet", "--oversubscribe", "--bind-to", "none", "-np"],
+    "horovodrun": [str(HOROVODRUN), "-np"],
+}
 
 
-def environment() -> dict[str, str]:
-    return os.environ | {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PYTHONPATH": str(ROOT),
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
+def command(ranks: int, *flags: str, start: Sequence[str] = MAIN, launcher: str = "mpirun") -> list[str]:
+    launch = [*LAUNCHERS[launcher], str(ranks)] if ranks > 1 else []
+    return [*launch, sys.executable, *start, *flags]
 
 
 def train(
@@ -77,12 +77,13 @@ def train(
     data: pathlib.Path,
     run_dir: pathlib.Path,
     *flags: str,
-    timeout: float = 240,
+    timeout: float = 600,
     start: Sequence[str] = MAIN,
+    launcher: str = "mpirun",
 ):
-    """Runs to the end; returns the finished process."""
+    """Runs to the end in processes of its own; returns the finished process."""
     return subprocess.run(
-        command(ranks, *FLAGS, f"--data_dir={data}", f"--run_dir={run_dir}", *flags, start=start),
+        command(ranks, *_flags(data, run_dir, flags), start=start, launcher=launcher),
         env=environment(),
         cwd=ROOT,
         capture_output=True,
@@ -91,13 +92,36 @@ def train(
     )
 
 
+def train_on(pool: Pool, data: pathlib.Path, run_dir: pathlib.Path, *flags: str, absent: Sequence[str] = ()):
+    """Runs to the end on the ranks of a pool; returns what a process of mpirun would have."""
+    return run_on(pool, "hybrid_imagenet.main", *_flags(data, run_dir, flags), absent=absent)
+
+
+def run_on(pool: Pool, module: str, *arguments: str, absent: Sequence[str] = ()):
+    """Calls a module's `main` on the ranks of a pool, which must all return the same exit code."""
+    ends = pool.call(in_process.call, module, arguments, absent)
+    codes, outputs, errors = zip(*ends, strict=True)
+    assert len(set(codes)) == 1, ends
+    return subprocess.CompletedProcess(arguments, codes[0], "".join(outputs), "".join(errors))
+
+
+def train_here(data: pathlib.Path, run_dir: pathlib.Path, *flags: str, absent: Sequence[str] = ()):
+    """Runs to the end on one rank, in this process."""
+    code, output, errors = in_process.call("hybrid_imagenet.main", _flags(data, run_dir, flags), absent)
+    return subprocess.CompletedProcess(flags, code, output, errors)
+
+
+def _flags(data: pathlib.Path, run_dir: pathlib.Path, flags: Sequence[str]) -> list[str]:
+    return [*FLAGS, f"--data_dir={data}", f"--run_dir={run_dir}", *flags]
+
+
 class Running:
     """A training run under way, in a process group of its own."""
 
     def __init__(self, ranks: int, data: pathlib.Path, run_dir: pathlib.Path, *flags: str):
         self.run_dir = run_dir
         self.process = subprocess.Popen(
-            command(ranks, *FLAGS, f"--data_dir={data}", f"--run_dir={run_dir}", *flags),
+            command(ranks, *_flags(data, run_dir, flags)),
             env=environment(),
             cwd=ROOT,
             stdout=subprocess.PIPE,

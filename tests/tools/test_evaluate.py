@@ -1,40 +1,29 @@
 """Evaluation of a checkpoint: the same numbers on any number of ranks as training itself found."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from hybrid_imagenet.tools import evaluate
-from tests.ranks import MPIRUN, ROOT
 from tests.support import program
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run of one epoch on one rank, and its data."""
-    folder = tmp_path_factory.mktemp("evaluate")
-    data = program.make_data(folder / "data")
-    done = program.train(1, data, folder / "run", "--epochs=1", "--warmup_epochs=0", "--batch_norm_epsilon=0.001")
+def run(tiny_data, tmp_path_factory):
+    """A run of one epoch on one rank."""
+    run_dir = tmp_path_factory.mktemp("evaluate") / "run"
+    done = program.train_here(tiny_data, run_dir, "--epochs=1", "--warmup_epochs=0", "--batch_norm_epsilon=0.001")
     assert done.returncode == 0, done.stderr
-    return folder
+    return run_dir
 
 
-def start(ranks, *arguments):
-    launcher = [str(MPIRUN), "--quiet", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
-    return subprocess.run(
-        [*launcher, sys.executable, "-m", "hybrid_imagenet", "evaluate", *arguments],
-        env=program.environment(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=480,
-    )
+@pytest.fixture
+def flags(tiny_data):
+    return "--dataset=tfrecord", f"--data_dir={tiny_data}", "--precision=float32", "--json"
 
 
 def recorded(run):
-    record = next(r for r in program.records(run / "run") if r["kind"] == "epoch")
+    record = next(r for r in program.records(run) if r["kind"] == "epoch")
     return {name: record[f"val_{name}"] for name in ("loss", "top1", "top5", "count")}
 
 
@@ -46,14 +35,10 @@ def assert_same(result, expected):
     assert result["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
 
-def flags(run):
-    return "--dataset=tfrecord", f"--data_dir={run / 'data'}", "--precision=float32", "--json"
-
-
-def test_one_rank_finds_what_training_recorded(run, capsys):
-    newest = max((run / "run" / "checkpoints").glob("step-*.npz"))
+def test_one_rank_finds_what_training_recorded(run, flags, capsys):
+    newest = max((run / "checkpoints").glob("step-*.npz"))
     for batch in ("8", "5"):
-        assert evaluate.main([str(newest), *flags(run), f"--per_gpu_batch={batch}"]) == 0
+        assert evaluate.main([str(newest), *flags, f"--per_gpu_batch={batch}"]) == 0
         result = json.loads(capsys.readouterr().out)
         assert result["checkpoint"] == str(newest)
         assert_same(result, recorded(run))
@@ -63,7 +48,7 @@ def test_damaged_shards_are_left_out_counted_and_told(run, tmp_path, capsys, cap
     """One record has a wrong checksum, one is lost behind a wrong header."""
     data = program.make_data(tmp_path / "data")
     places = program.damage(data)[2:]
-    arguments = [str(run / "run"), "--dataset=tfrecord", f"--data_dir={data}", "--precision=float32"]
+    arguments = [str(run), "--dataset=tfrecord", f"--data_dir={data}", "--precision=float32"]
     assert evaluate.main(arguments) == 2
     assert f"{places[1]}the checksum of the record's length does not match" in capsys.readouterr().err
     assert evaluate.main([*arguments, "--bad_records=skip", "--max_bad_records=1"]) == 2
@@ -76,14 +61,15 @@ def test_damaged_shards_are_left_out_counted_and_told(run, tmp_path, capsys, cap
     assert f": {program.VALIDATION - 2} images (2 dropped), top-1" in capsys.readouterr().out
 
 
-def test_three_ranks_find_the_same(run):
-    done = start(3, str(run / "run"), *flags(run), "--per_gpu_batch=2")
+@pytest.mark.parametrize("size", [2, 4])
+def test_several_ranks_find_the_same(pools, run, flags, size):
+    done = program.run_on(pools[size], evaluate.__name__, str(run), *flags, "--per_gpu_batch=2")
     assert done.returncode == 0, done.stderr
     assert_same(json.loads(done.stdout), recorded(run))
 
 
-def test_all_ranks_end_with_one_line(run):
-    done = start(2, str(run / "none"), *flags(run))
+def test_all_ranks_end_with_one_line(pools, run, flags):
+    done = program.run_on(pools[2], evaluate.__name__, str(run / "none"), *flags)
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert len(errors) == 1
@@ -101,7 +87,7 @@ def test_all_ranks_end_with_one_line(run):
     ],
 )
 def test_bad_input_is_one_line(run, tmp_path, capsys, arguments, message):
-    assert evaluate.main([str(run / "run"), *arguments]) == 2
+    assert evaluate.main([str(run), *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1

@@ -5,11 +5,6 @@ import pytest
 from tests.support import program
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return program.make_data(tmp_path_factory.mktemp("data"))
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -19,8 +14,8 @@ def data(tmp_path_factory):
         (["--precision=mixed_float16", "--model=resnet50"], ["--precision=mixed_float16", "--model=resnet50", "GPU"]),
     ],
 )
-def test_an_impossible_combination_is_one_line(data, tmp_path, flags, words):
-    done = program.train(1, data, tmp_path / "run", *flags, timeout=120)
+def test_an_impossible_combination_is_one_line(tiny_data, tmp_path, flags, words):
+    done = program.train_here(tiny_data, tmp_path / "run", *flags)
     lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert done.returncode == 2
     assert len(lines) == 1, done.stderr

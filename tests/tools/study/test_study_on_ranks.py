@@ -9,13 +9,9 @@ from hybrid_imagenet.tools.study import command as program
 from tests.support import program as training
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return training.make_data(tmp_path_factory.mktemp("data"))
-
-
-def test_a_study_trains_each_arm_once_and_writes_its_results(data, tmp_path, capsys):
-    flags = (*training.FLAGS, "--model=resnet10", "--epochs=1", "--eval_batch=8", f"--data_dir={data}")
+@pytest.mark.slow
+def test_a_study_trains_each_arm_once_and_writes_its_results(tiny_data, tmp_path, capsys):
+    flags = (*training.FLAGS, "--model=resnet10", "--epochs=1", "--eval_batch=8", f"--data_dir={tiny_data}")
     words = ["gamma", f"--out={tmp_path}", "--seeds=1", "--", *flags]
     assert program.main(words) == 0, "".join(path.read_text() for path in tmp_path.glob("cells/*/output.txt"))
     configs = [json.loads(path.read_text()) for path in tmp_path.glob("cells/*/run/config.json")]

@@ -1,0 +1,289 @@
+"""Programs that the tests of communication run on each rank."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from unittest import mock
+
+import numpy as np
+
+from hybrid_imagenet import comm
+from hybrid_imagenet.comm import Settings, hosts
+from hybrid_imagenet.comm.communicator import Communicator
+from hybrid_imagenet.comm.environment import placement
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics import torus
+
+
+def message(call, *arguments) -> str | None:
+    """The error that a call raises."""
+    try:
+        call(*arguments)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def collectives() -> dict:
+    """One of each collective operation."""
+    c = comm.start()
+    import tensorflow as tf
+
+    out = {"rank": c.rank, "size": c.size, "local": [c.local_rank, c.local_size], "hosts": list(c.hosts)}
+    out["horovod"] = "horovod" in sys.modules
+    out["sum"] = c.allreduce_sum(tf.constant([1.0, 2.0]) * (c.rank + 1), "s").numpy().tolist()
+    out["graph_sum"] = int(tf.function(lambda x: c.allreduce_sum(x, "t"))(tf.constant(c.rank)))
+    variables = [
+        tf.Variable(tf.cast(tf.fill([3, 2], c.rank + 5), dtype))
+        for dtype in ("float32", "float16", "bfloat16", "uint32", "int64", "bool")
+    ] + [tf.Variable(float(c.rank)), tf.Variable(tf.zeros([0, 4]))]
+    c.broadcast_variables(variables, root=c.size - 1)
+    out["variables"] = [np.asarray(v.numpy(), np.float64).ravel().tolist() for v in variables]
+    out["object"] = c.broadcast_object({"from": c.rank, "list": [1, None, "ä"]}, root=c.size - 1)
+    out["gathered"] = c.allgather_object("x" * c.rank)
+    c.barrier()
+
+    @tf.function
+    def reduce(x):
+        return c.reduce_gradients([x * 2.0, tf.cast(x[0], tf.bfloat16), tf.cast(x, tf.float16)], ["a", "b", "c"])
+
+    grads = reduce(tf.constant([1.0, 2.0, 3.0]) * (c.rank + 1))
+    out["grads"] = [[g.dtype.name, g.numpy().tolist()] for g in grads]
+    out["eager"] = [g.numpy().tolist() for g in c.reduce_gradients([tf.constant([1.0]) * c.rank], ["d"])]
+    out["packed"] = _packed(c)
+    c.shutdown()
+    return out
+
+
+def _packed(c: Communicator) -> dict:
+    """Of each gradient its first three elements, its length and the sum of the rest, by its place in the list."""
+    import tensorflow as tf
+
+    places: list[list[int]] = []
+
+    @tf.function
+    def reduce(x):
+        grads = [x * 2.0, tf.cast(x[0], tf.bfloat16), tf.zeros([0]), x]
+        buckets, members = c.reduce_packed(grads, ["a", "b", "e", "c"])
+        places.extend(list(m) for m in members)
+        return buckets
+
+    out = {}
+    for vector, members in zip(reduce(tf.constant([1.0, 2.0, 3.0]) * (c.rank + 1)), places, strict=True):
+        rows = vector.numpy().astype(np.float64).reshape(len(members), -1)
+        out |= {
+            str(m): [row[:3].tolist(), len(row), float(row[3:].sum())] for m, row in zip(members, rows, strict=True)
+        }
+    return out
+
+
+def errors() -> list:
+    """What all ranks hear when some of them have met an error."""
+    c = comm.start()
+    import tensorflow as tf
+
+    c.agree(None)
+    return [
+        message(c.agree, {1: "cannot read", 2: "no space"}.get(c.rank)),
+        message(c.agree, "--x=1: too small" if c.rank == 0 else None),
+        message(c.broadcast_variables, [tf.Variable(tf.zeros([2 + c.rank]))]),
+        message(c.reduce_gradients, [tf.zeros([2])], [f"layer_{c.rank}"]),
+    ]
+
+
+def death() -> None:
+    """One rank leaves while the others wait for it."""
+    c = comm.start()
+    if c.rank == 1:
+        os._exit(3)
+    c.allgather_object("waiting")
+
+
+def refused(settings: dict, hosts_of_ranks: list | None = None) -> str | None:
+    """Why communication does not start with these settings."""
+    with _as_if_on(hosts_of_ranks):
+        return message(comm.start, Settings(**settings))
+
+
+@contextlib.contextmanager
+def _as_if_on(hosts_of_ranks: list | None) -> Iterator[None]:
+    """Each rank takes itself to be on the named host."""
+    if hosts_of_ranks:
+        with mock.patch.object(hosts, "key", lambda: [hosts_of_ranks[placement().rank], ""]):
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def _without_mpi4py() -> Iterator[None]:
+    find = importlib.util.find_spec
+    with mock.patch.object(importlib.util, "find_spec", lambda name: None if name == "mpi4py" else find(name)):
+        yield
+
+
+def sets(settings: dict, others: list, hosts_of_ranks: list | None, mpi4py: bool) -> dict:
+    """The sets of ranks that Horovod knows, and a sum through them."""
+    with _as_if_on(hosts_of_ranks), contextlib.nullcontext() if mpi4py else _without_mpi4py():
+        c = comm.start(Settings(compression="none", **settings), others=[Settings(allreduce=name) for name in others])
+        import horovod.tensorflow as hvd
+        import tensorflow as tf
+
+        out = {"hosts": list(c.hosts), "sets": sorted(sorted(s.ranks) for s in c.sets.made())}
+        out["sum"] = [g.numpy().tolist() for g in c.reduce_gradients([tf.range(1.0, 4.0) * (c.rank + 1)], ["a"])]
+        out["algorithm"] = c.statistics()["buckets"][0]["algorithm"]
+        try:
+            hvd.add_process_set([0])
+            out["open"] = True
+        except ValueError:
+            out["open"] = False
+        c.barrier()  # a set is made only while all ranks run
+        c.shutdown()
+    return out
+
+
+def all_algorithms() -> dict:
+    """Sums of many shapes by every algorithm and grid.
+
+    Sums of small integers are exact in every type, so they must be right to the last bit; the sums of random numbers
+    are compared with FP64 within one rounding per rank.
+    """
+    place = placement()
+    import horovod.tensorflow as hvd
+
+    from hybrid_imagenet.comm.algorithms import Masters, Ranks, Ring, SixteenBitExchange, Torus
+    from hybrid_imagenet.comm.process_sets import ProcessSets
+
+    known = ProcessSets(place.size)
+    ranks = Ranks(place.rank, ["here"] * place.size, known)
+    found = {"ring": Ring(ranks), "exchange": SixteenBitExchange(place.size)}
+    for v in [v for v in range(1, place.size + 1) if place.size % v == 0]:
+        grid = torus.Grid(v, place.size // v)
+        found[f"torus {grid}"] = Torus(ranks, torus_grid=str(grid))
+        found[f"masters {grid}"] = Masters(ranks, torus_grid=str(grid))
+    # rows that are not contiguous, as with ranks dealt out over hosts
+    if place.size in (4, 6, 8):
+        dealt = Ranks(place.rank, [f"h{r % 2}" for r in range(place.size)], known)
+        assert torus.rows(dealt.hosts, dealt.grid(None))[0] == list(range(0, place.size, 2))
+        found["torus dealt"] = Torus(dealt)
+        found["masters dealt"] = Masters(dealt)
+    hvd.init(process_sets=known.made())
+    c = comm.start(Settings(compression="none"))  # finds Horovod started
+    wrong = [one for name, algorithm in found.items() for one in _wrong_sums(c, name, algorithm)]
+    return {"algorithms": sorted(found), "wrong": wrong}
+
+
+def _wrong_sums(c: Communicator, name: str, algorithm) -> list:
+    lists = [[()], [(1,), (0, 3)], [(3, 5), (), (2,)], [(c.size * 8 + 1,), (5,)], [(1023,), (17, 3), (1,)]]
+    wrong: list = []
+    import tensorflow as tf
+
+    for number, shapes in enumerate(lists):
+        dtype = "bfloat16" if name == "exchange" else ("float16", "float32")[(number + len(name)) % 2]
+        bits = {"float16": 11, "float32": 24, "bfloat16": 8}[dtype]
+        rng = np.random.default_rng([number, 1])
+        whole = [[rng.integers(-16, 16, s) for s in shapes] for _ in range(c.size)]
+        rough = [[rng.normal(size=s) for s in shapes] for _ in range(c.size)]
+        sent = [[tf.cast(tf.constant(x, tf.float64), dtype) for x in a + b] for a, b in zip(whole, rough, strict=True)]
+        got = algorithm.sum(sent[c.rank], f"{name}_{number}".replace(" ", "_"))
+        for k, tensor in enumerate(got):
+            parts = np.stack([np.asarray(rank[k].numpy(), np.float64) for rank in sent])
+            exact = k < len(shapes)
+            bound = 0.0 if exact else c.size * 2.0**-bits * np.abs(parts).sum(0)
+            error = np.abs(np.asarray(tensor.numpy(), np.float64) - parts.sum(0))
+            if tensor.shape != (shapes * 2)[k] or tensor.dtype.name != dtype or (error > bound).any():
+                wrong.append([name, exact, number, dtype, list(tensor.shape), float(error.max())])
+        # all ranks hold the same bits
+        bits_here = [np.asarray(t.numpy()).tobytes().hex() for t in got]
+        if c.allgather_object(bits_here) != [bits_here] * c.size:
+            wrong.append([name, number, dtype, "ranks differ"])
+    return wrong
+
+
+class Reducers:
+    """Reductions of any settings over the ranks of one start."""
+
+    def __init__(self) -> None:
+        others = [Settings(allreduce=name) for name in ("torus", "masters", "hybrid", "auto")]
+        self.c = comm.start(Settings(compression="none"), others=others)
+
+    def __call__(self, **settings):
+        from hybrid_imagenet.comm.gradients import GradientReducer
+        from hybrid_imagenet.comm.selection import Selector
+
+        chosen = Settings(**settings)
+        return GradientReducer(self.c, chosen, Selector(self.c, chosen, self.c.sets))
+
+
+def reductions() -> dict:
+    """Means of gradients in every type and by every algorithm, and of extreme values."""
+    reducer = Reducers()
+    return _precision(reducer) | _extremes(reducer)
+
+
+def _precision(reducer: Reducers) -> dict:
+    import tensorflow as tf
+
+    c = reducer.c
+    shapes = [(3, 3, 4), (), (1000,), (0,), (37,)]
+    names = ["kernel", "scalar", "big", "empty", "dense/keep"]
+    rng = np.random.default_rng(0)
+    everyone = [[np.float32(rng.normal(size=s) * 10.0 ** rng.uniform(-3, 3, s)) for s in shapes] for _ in range(c.size)]
+    out = {}
+    cases = [(wire, name) for wire in ("none", "fp16") for name in ("ring", "torus", "masters", "hybrid", "auto")]
+    for compression, allreduce in (*cases, ("bf16", "ring"), ("bf16", "auto")):
+        options = {"hybrid_threshold_kb": 1} if allreduce == "hybrid" else {}
+        settings = {"fusion_threshold_mb": 0.001, "options": options, "fp32_gradients": ("keep",)}
+        r = reducer(allreduce=allreduce, compression=compression, **settings)
+        reduce = tf.function(lambda *g, r=r: r.reduce(g, names), autograph=False)
+        got = [np.asarray(t.numpy(), np.float64) for t in reduce(*[tf.constant(g) for g in everyone[c.rank]])]
+        bits = {"none": 24, "fp16": 11, "bf16": 8}[compression]
+        worst = 0.0
+        for k, name in enumerate(names):
+            parts = np.stack([np.float64(rank[k]) for rank in everyone]) / c.size
+            b = 24 if "keep" in name else bits
+            # FP32 division, then the cast and N - 1 additions round: N + 1 roundings; FP16 is subnormal below 2^-14.
+            total = np.abs(parts).sum(0)
+            bound = (c.size + 1) * (2.0**-b * total + (2.0**-25 if b == 11 else 0)) + 2.0**-22 * total
+            error = np.abs(got[k] - parts.sum(0))
+            if error.size:
+                worst = max(worst, float((error / bound).max()))
+        alike = c.allgather_object([g.tobytes().hex() for g in got])
+        s = r.statistics()
+        algorithms, wires = (sorted({b[key] for b in s["buckets"]}) for key in ("algorithm", "wire"))
+        same = all(a == alike[0] for a in alike)
+        out[f"{compression} {allreduce}"] = [
+            *(worst, same, s["steps"], algorithms, wires, s["exposed_ms"] >= 0, s["bytes"])
+        ]
+    return out
+
+
+def _extremes(reducer: Reducers) -> dict:
+    import tensorflow as tf
+
+    rank = reducer.c.rank
+    names = ["a", "b", "c", "d", "e", "keep"]
+    inf, nan = np.inf, np.nan
+    mine = [
+        np.array([60000.0, -60000.0]),  # the sum overflows FP16, the mean does not
+        np.array([2.0**-20, 2.0**-24]),  # subnormal in FP16; after division by 4 the second is lost
+        np.array([inf if rank == 1 else 1.0, 1.0, nan if rank == 2 else 1.0]),
+        np.array([1e6 if rank == 3 else 0.0, 1.0]),  # overflows on one rank only
+        np.array([1e-9, 1.0]),  # lost in FP16
+        np.array([1e-9, 1e6]),
+    ]
+    r = reducer(compression="fp16", fp32_gradients=("keep",), wire_health_every_steps=2)
+    step = tf.function(lambda *g: r.reduce(g, names), autograph=False)
+    for _ in range(3):  # the first and the third are counted
+        got = step(*[tf.constant(m, tf.float32) for m in mine])
+    out: dict = {"values": [[repr(float(x)) for x in g.numpy()] for g in got]}
+    out["health"] = [
+        [h.name, h.elements, h.overflow, h.underflow, h.nonfinite, h.zeros, h.first_rank] for h in r.wire_health()
+    ]
+    out["again"] = sum(h.elements for h in r.wire_health())
+    out["traces"] = step.experimental_get_tracing_count()
+    return out

@@ -1,0 +1,76 @@
+"""A program of the package inside of a process that has TensorFlow already, of a pool or of the tests themselves.
+
+What a process of its own would show, an exit that ends all ranks and signals, needs one; results and messages do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from unittest import mock
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+def call(module: str, arguments: Sequence[str], absent: Sequence[str] = ()) -> list:
+    """Calls `main` of a module; returns the exit code, the output and the errors of this rank.
+
+    Args:
+      module: its full name.
+      arguments: the command line.
+      absent: modules that are as if they were not installed.
+    """
+    program = importlib.import_module(module).main
+    output, errors = io.StringIO(), io.StringIO()
+    with (
+        alone(),
+        _without(absent),
+        mock.patch.object(os, "_exit", sys.exit),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+    ):
+        try:
+            code = program(list(arguments))
+        except SystemExit as leave:
+            code = leave.code
+    return [code, output.getvalue(), errors.getvalue()]
+
+
+@contextlib.contextmanager
+def _without(absent: Sequence[str]) -> Iterator[None]:
+    """Modules cannot be imported. What is imported inside stays, so that no class is there twice."""
+    held = {name: sys.modules.get(name) for name in absent}
+    sys.modules.update(dict.fromkeys(absent))
+    try:
+        yield
+    finally:
+        for name, module in held.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Puts back what a program changes for its whole process."""
+    import keras
+    from tensorflow.python.framework import config
+
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    policy = keras.config.dtype_policy()
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        config.disable_op_determinism()
+        keras.config.set_dtype_policy(policy)
+        keras.backend.clear_session()
+        gc.collect()

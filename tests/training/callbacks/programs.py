@@ -1,0 +1,60 @@
+"""A program that the tests of callbacks run on each rank."""
+
+import numpy as np
+
+from hybrid_imagenet import comm
+from hybrid_imagenet.errors import NumericsError
+
+
+def skip_merge_and_compare() -> list:
+    """Steps of which some overflow, merged statistics of a batch normalization, and weights that differ."""
+    c = comm.start(comm.Settings(compression="fp16"))
+    return [_steps(c), _statistics(c), _compared(c)]
+
+
+def _steps(c) -> list:
+    import keras
+    import tensorflow as tf
+
+    from hybrid_imagenet import optimizers
+    from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+    from hybrid_imagenet.optimizers.loss_scale import LossScale
+
+    w = keras.Variable(np.zeros(3, np.float32), name="w")
+    inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=1.0, momentum=0.0)
+    optimizer = DistributedOptimizer(inner, c, LossScale(1024.0, dynamic=True))
+    optimizer.build([w])
+    step = tf.function(lambda grad: optimizer.apply([optimizer.scale_loss(grad)]), autograph=False)
+    trail = []
+    # Finite everywhere; infinite on the last rank only; 60 * 1024 fits FP16 as a mean but not as a sum over ranks.
+    for mine in (1.0 + c.rank, np.inf if c.rank == c.size - 1 else 1.0, 60.0):
+        step(tf.constant([mine, 0.0, 1e-6], tf.float32))
+        trail.append([*w.numpy().tolist(), float(optimizer.loss_scale.scale.numpy()), int(inner.iterations.numpy())])
+    return trail
+
+
+def _statistics(c) -> list:
+    import tensorflow as tf
+
+    from hybrid_imagenet.models.normalization import BatchNormalization
+    from hybrid_imagenet.training.callbacks.batch_norm import BatchNormSync
+
+    layer = BatchNormalization(mode="last")
+    layer.build([None, None, None, 2])
+    images = np.random.default_rng(c.rank).normal(c.rank, 1 + c.rank, (4, 3, 3, 2)).astype(np.float32)
+    layer(tf.constant(images), training=True)
+    BatchNormSync(c.allreduce_sum, c.size, [(layer.moving_mean, layer.moving_variance)]).on_test_begin()
+    return [layer.moving_mean.numpy().tolist(), layer.moving_variance.numpy().tolist()]
+
+
+def _compared(c) -> str:
+    import keras
+
+    from hybrid_imagenet.training.callbacks.nan_guard import WeightCheck
+
+    v = keras.Variable(np.full(4, 1.0 + (c.rank == 1) * 1e-6, np.float32))
+    try:
+        WeightCheck(c.allgather_object, [v]).on_epoch_end(0, {})
+    except NumericsError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,43 @@
+"""A program that the tests of training run on each rank."""
+
+import numpy as np
+
+from hybrid_imagenet import comm
+
+BATCH = 8
+
+
+def four_steps(micro: int) -> list:
+    """Weights after four steps over both phases of the hybrid method, with so many micro-batches per rank."""
+    c = comm.start(comm.Settings(compression="none"))
+    import tensorflow as tf
+
+    from hybrid_imagenet import models, optimizers
+    from hybrid_imagenet.models import normalization
+    from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+    from hybrid_imagenet.optimizers.kinds import classify
+    from hybrid_imagenet.optimizers.loss_scale import LossScale
+    from hybrid_imagenet.training.step import TrainStep
+
+    model = models.create("resnet10", 5, 32, zero_last_gamma=False, seed=3)
+    for layer in normalization.layers_of(model):
+        layer.trainable = False
+    inner = optimizers.create("hybrid", learning_rate=0.05, momentum=0.9)
+    inner.set_kinds(classify(model))
+    step = TrainStep(model, DistributedOptimizer(inner, c, LossScale(64.0)), lambda batch: batch["image"], c)
+    if micro > 1:
+        step.prepare_accumulation()
+    generator = np.random.default_rng(0)
+    control = tf.constant([0, 0])
+    own = BATCH // c.size // micro
+    for number in range(4):
+        images = generator.normal(size=(BATCH, 32, 32, 3)).astype(np.float32)
+        labels = generator.integers(0, 5, BATCH).astype(np.int32)
+        phase = {"phase": float(number >= 2), "lower_bound": 0.02, "upper_bound": 0.5, "learning_rate": 0.05}
+        inner.hyper.assign(phase)
+        places = [slice(at * own, (at + 1) * own) for at in range(c.rank * micro, (c.rank + 1) * micro)]
+        *parts, last = [{"image": tf.constant(images[at]), "label": tf.constant(labels[at])} for at in places]
+        for part in parts:
+            step.accumulate(part)
+        step.last(last, control, tf.constant(float(micro))) if parts else step.single(last, control)
+    return [v.numpy().astype(float).ravel()[:200].tolist() for v in model.trainable_variables]
