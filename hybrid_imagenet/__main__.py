@@ -31,7 +31,7 @@ COMMANDS = {
 
 
 def usage() -> str:
-    """The list of commands."""
+    """Returns the list of commands."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
     head = "usage: hybrid-imagenet COMMAND [arguments]   (or: python -m hybrid_imagenet COMMAND ...)"

@@ -104,7 +104,7 @@ def _train(config: configuration.Config) -> int:
 
 
 def _end_within(seconds: float) -> None:
-    """Ends this rank if the others do not come to the end with it: nobody watches over them any more."""
+    """Ends this rank if the others do not come to the end with it: the watchdogs have stopped."""
 
     def end() -> None:
         print(f"error: rank {launcher_rank()} waited for the others at the end for {seconds:g} s", file=sys.stderr)

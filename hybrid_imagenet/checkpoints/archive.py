@@ -28,7 +28,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class DamagedCheckpointError(Exception):
-    """A checkpoint file that is cut short, altered or not one of ours; the message says what is wrong."""
+    """A checkpoint file that is cut short, altered or of another program; the message says what is wrong."""
 
 
 class NewerCheckpointError(DamagedCheckpointError):
@@ -94,7 +94,7 @@ def read(path: pathlib.Path, *, arrays: bool = True) -> Checkpoint:
                 meta = _description(array)
                 continue
             if not (name.startswith(_ARRAY) and info.filename.endswith(_SUFFIX)):
-                raise DamagedCheckpointError(f"it has a member that is none of ours ({info.filename[:80]!r})")
+                raise DamagedCheckpointError(f"it has an unexpected member ({info.filename[:80]!r})")
             names.append(name.removeprefix(_ARRAY))
             if arrays:
                 kept[names[-1]] = array
@@ -111,7 +111,7 @@ def read_meta(path: pathlib.Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _opened(path: pathlib.Path) -> Iterator[tuple[zipfile.ZipFile, int]]:
-    """The archive and its size in bytes; whatever its bytes lead to in there is a DamagedCheckpointError."""
+    """Yields the archive and its size in bytes; errors that its bytes cause inside become DamagedCheckpointError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would keep us waiting for a writer
         with contextlib.ExitStack() as stack:
@@ -132,14 +132,14 @@ def _opened(path: pathlib.Path) -> Iterator[tuple[zipfile.ZipFile, int]]:
 
 
 def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> bytes:
-    """The bytes of a member, whose checksum is right."""
+    """Returns the bytes of a member, whose checksum is right."""
     if info.compress_type != zipfile.ZIP_STORED or not info.file_size == info.compress_size <= size:
         raise DamagedCheckpointError("its directory of members is damaged")
     return archive.read(info)
 
 
 def _array(content: bytes) -> np.ndarray:
-    """The array of a member; no more memory is taken than the member has bytes, whatever its header says."""
+    """Returns the array of a member; no more memory is taken than the member has bytes, whatever its header says."""
     file = io.BytesIO(content)
     try:
         shape, columns_first, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
@@ -157,7 +157,7 @@ def _array(content: bytes) -> np.ndarray:
 def _description(array: np.ndarray) -> dict[str, Any]:
     meta = json.loads(array.astype(np.uint8, casting="equiv").tobytes())
     if not isinstance(meta, dict) or not isinstance(meta.get("format"), int):
-        raise DamagedCheckpointError("its description is not one of ours")
+        raise DamagedCheckpointError("its description is not in the form of this package")
     if meta["format"] > FORMAT:
         raise NewerCheckpointError(f"format {meta['format']}, this version reads {FORMAT}: use a newer version")
     if meta["format"] != FORMAT:

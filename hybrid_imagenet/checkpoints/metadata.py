@@ -15,7 +15,7 @@ Check = Callable[[Any], bool]
 
 
 class _Rule(NamedTuple):
-    """What a value must be; `wanted` says it in words."""
+    """The condition that a value must meet; `wanted` says it in words."""
 
     check: Check
     wanted: str
@@ -67,7 +67,7 @@ def _apply(rules: Mapping[str, _Rule], values: Mapping[str, Any], prefix: str = 
 
 
 def _is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
-    """Whether it is a number from `low` to `high`; NaN lies nowhere."""
+    """Returns whether a value is a number from `low` to `high`; NaN lies nowhere."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
 
 
@@ -85,7 +85,7 @@ def _optional(rule: _Rule) -> _Rule:
 
 
 def _rows(columns: int) -> _Rule:
-    """For each rank a sum of losses, which is not finite if one of them was not, and sums that cannot be negative."""
+    """Accepts, for each rank, a sum of losses, not finite if one of them was not, and sums that are not negative."""
 
     def check(rows: Any) -> bool:
         return isinstance(rows, list) and all(
@@ -100,7 +100,7 @@ def _rows(columns: int) -> _Rule:
 
 
 def _is_hyper(value: Any) -> bool:
-    """The schedule's values, or none before the first step; an upper bound may be infinite."""
+    """Returns the schedule's values, or none before the first step; an upper bound may be infinite."""
     if not isinstance(value, dict) or (value and "phase" not in value):
         return False
     return all(name in HYPER_NAMES and _is_number(number) for name, number in value.items())

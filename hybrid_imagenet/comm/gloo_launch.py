@@ -45,13 +45,13 @@ _SSH = ("-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no", "-o
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is to be started; given as JSON.
+    """The job to start; given as JSON.
 
     Attributes:
       ranks: their number; of an elastic job, at its start.
       hosts: HOST:SLOTS,... of a job that is not elastic.
       interface: network interface; chosen by the way to the first other host if empty.
-      ssh_port: port of sshd; that of ssh's configuration if None.
+      ssh_port: port of sshd; None leaves it to ssh's configuration.
       ssh_options: further options of ssh.
       script: prints the hosts of an elastic job; empty for one that is not.
       slots: ranks on a host for which the script gives no number.
@@ -80,7 +80,7 @@ class Ranks:
     """Runs commands on hosts, as Horovod's launcher asks for; keeps their exit codes."""
 
     def __init__(self, plan: Plan):
-        """Nothing runs yet."""
+        """Takes the plan; nothing runs yet."""
         self._plan = plan
         self._running: set[subprocess.Popen[bytes]] = set()
         self._one_failed = threading.Event()
@@ -122,7 +122,7 @@ class Ranks:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """The exit code of a process that has ended, or that is told to and, if it does not, is killed.
+    """Returns the exit code of a process that has ended, or that is told to and, if it does not, is killed.
 
     A rank on another host ends with the order; killing ssh alone would leave it there until it notices.
     """
@@ -152,7 +152,7 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def is_local(host: str) -> bool:
-    """Whether a host is this one."""
+    """Returns whether a host is this one."""
     try:
         address = socket.gethostbyname(host)
     except OSError:
@@ -161,13 +161,13 @@ def is_local(host: str) -> bool:
 
 
 def _addresses() -> dict[str, str]:
-    """The interface of each IPv4 address of this host."""
+    """Returns the interface of each IPv4 address of this host."""
     found = psutil.net_if_addrs().items()
     return {a.address: name for name, addresses in found for a in addresses if a.family == socket.AF_INET}
 
 
 def interface_to(hosts: Sequence[str]) -> str:
-    """The interface on the way to the first host that is not this one; the loopback if there is none.
+    """Returns the interface on the way to the first host that is not this one; the loopback if there is none.
 
     Raises:
       UserError: if a name is unknown or there is no way.
@@ -180,7 +180,7 @@ def interface_to(hosts: Sequence[str]) -> str:
                 probe.connect((host, 9))
                 return _addresses()[probe.getsockname()[0]]
         except (OSError, KeyError) as error:
-            raise UserError(f"host {host}: no way to it ({error}): check its name, or give --interface") from None
+            raise UserError(f"host {host} cannot be reached ({error}): check its name, or give --interface") from None
     return "lo"
 
 
@@ -207,7 +207,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _code(ends: Sequence[tuple[float, int]]) -> int:
-    """The job's exit code from its ranks': the first that means something to the user."""
+    """Returns the job's exit code from its ranks': the first that means something to the user."""
     now = time.monotonic()
     codes = [code for at, code in ends if code and now - at < _RECENT]
     for good in ((EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED), (EXIT_PREEMPTED,)):

@@ -1,4 +1,4 @@
-"""What a rank sets up for its GPU before TensorFlow starts, and which GPUs TensorFlow cannot use.
+"""Sets up a rank's GPU before TensorFlow starts, and refuses GPUs that TensorFlow cannot use.
 
 Nothing here imports TensorFlow.
 """
@@ -44,7 +44,7 @@ def prepare(local_rank: int, environ: MutableMapping[str, str], persistent: bool
 
 
 def near_cores(local_rank: int, environ: Mapping[str, str], root: Path = Path("/")) -> set[int]:
-    """The cores on the NUMA node of a rank's GPU; none where that cannot be told."""
+    """Returns the cores on the NUMA node of a rank's GPU; none where that cannot be told."""
     gpus = addresses(environ, root)
     if not 0 <= local_rank < len(gpus) or environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID") != "PCI_BUS_ID":
         return set()
@@ -61,7 +61,7 @@ def near_cores(local_rank: int, environ: Mapping[str, str], root: Path = Path("/
 
 
 def addresses(environ: Mapping[str, str], root: Path = Path("/")) -> list[str]:
-    """PCI addresses of the GPUs that CUDA will show this process, in its order; none where that cannot be told."""
+    """Returns PCI addresses of the GPUs that CUDA will show this process, in its order; none if unknown."""
     present = sorted(path.name.lower() for path in (root / "proc/driver/nvidia/gpus").glob("*"))
     if (chosen := environ.get("CUDA_VISIBLE_DEVICES")) is None:
         return present
@@ -87,7 +87,7 @@ def _uuid(root: Path, address: str) -> str:
 
 
 def refusal(capability: tuple[int, int], kernels: Sequence[str], cudnn: tuple[int, ...] | None) -> str | None:
-    """Why TensorFlow cannot train on a GPU, with the remedy; None if it can.
+    """Returns why TensorFlow cannot train on a GPU, with the remedy; None if it can.
 
     Args:
       capability: the GPU's compute capability.
@@ -114,7 +114,7 @@ def refusal(capability: tuple[int, int], kernels: Sequence[str], cudnn: tuple[in
 
 
 def installed_cudnn() -> tuple[int, ...] | None:
-    """The version of the cuDNN that TensorFlow's wheels bring; None where it comes from elsewhere."""
+    """Returns the version of the cuDNN that TensorFlow's wheels bring; None where it comes from elsewhere."""
     try:
         version = importlib.metadata.version("nvidia-cudnn-cu12")
     except importlib.metadata.PackageNotFoundError:
@@ -123,7 +123,7 @@ def installed_cudnn() -> tuple[int, ...] | None:
 
 
 def without_verbs(root: Path = Path("/")) -> str | None:
-    """Why NCCL will not use the RDMA adapters of this host, with the remedy; None if it has none or can use them."""
+    """Returns why NCCL will not use this host's RDMA adapters, with the remedy; None if it can or there are none."""
     if not list((root / "sys/class/infiniband").glob("*")):
         return None
     if not list((root / "dev/infiniband").glob("uverbs*")):

@@ -1,4 +1,4 @@
-"""The reduction of a step's gradients: order, buckets, types on the wire, and the mean."""
+"""Reduces a step's gradients: order, buckets, types on the wire, and the mean."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How one list of gradients is reduced; the same on all ranks.
+    """The reduction of one list of gradients, the same on all ranks.
 
     Attributes:
       buckets: by the time at which they are complete.
@@ -44,7 +44,7 @@ class GradientReducer:
     """Reduces lists of gradients over all ranks of a communicator."""
 
     def __init__(self, communicator: Communicator, settings: Settings, selector: Selector, nccl: bool = False) -> None:
-        """Nothing is exchanged before the first `reduce`; `nccl` says what carries the gradients."""
+        """Takes the settings; nothing is exchanged before the first `reduce`. `nccl` says if NCCL carries gradients."""
         self._communicator, self._settings, self._selector = communicator, settings, selector
         self._nccl = nccl
         self._plans: dict[str, Plan] = {}
@@ -99,7 +99,7 @@ class GradientReducer:
             self._exposed.assign_add([end - start, 1.0])
 
     def statistics(self) -> dict[str, Any]:
-        """What travels per step and how long the step waits for it; see `Communicator.statistics`."""
+        """Returns what travels per step and how long the step waits for it; see `Communicator.statistics`."""
         seconds, steps = self._exposed.numpy()
         self._earlier = self.waited()
         self._exposed.assign(tf.zeros_like(self._exposed))
@@ -126,7 +126,7 @@ class GradientReducer:
         return [row for plan in plans for row in plan.health.collect(self._communicator)]  # type: ignore[union-attr]
 
     def _plan(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> Plan:
-        """The plan for these gradients, made once, from rank 0's order: a retrace must not wait for other ranks."""
+        """Makes the plan for these gradients once, from rank 0's order: a retrace must not wait for other ranks."""
         table = [[name, list(grad.shape)] for name, grad in zip(names, grads, strict=True)]
         key = hashlib.sha256(json.dumps(table).encode()).hexdigest()
         if key not in self._plans:

@@ -1,4 +1,4 @@
-"""What gradients lose in 16 bits: counts per layer and rank, made at some steps and gathered on request."""
+"""Counts what gradients lose in 16 bits, per layer and rank, at some steps, and gathers the counts on request."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class WireHealth:
         tf.cond(due, count, lambda: self._counted.read_value())
 
     def collect(self, communicator: Communicator) -> list[LayerHealth]:
-        """The counts of all ranks since the last call, by layer, and starts anew. Every rank calls it."""
+        """Returns the counts of all ranks since the last call, by layer, and starts anew. Every rank calls it."""
         mine = [self._counts.numpy().tolist(), int(self._counted.numpy())]
         self._counts.assign(tf.zeros_like(self._counts))
         self._counted.assign(0)
@@ -64,13 +64,13 @@ class WireHealth:
 
 
 def _counter(wire: str) -> Callable[[tf.Tensor], tf.Tensor]:
-    """`_losses` of a flat gradient for one type, traced once for all layers."""
+    """Returns `_losses` of a flat gradient for one type, traced once for all layers."""
     flat = tf.TensorSpec([None], tf.float32)
     return tf.function(lambda scaled: _losses(scaled, wire), input_signature=[flat], autograph=False)
 
 
 def _losses(scaled: tf.Tensor, wire: str) -> tf.Tensor:
-    """Overflow, underflow, non-finite values and zeros: int64 [4]."""
+    """Counts overflow, underflow, non-finite values and zeros: int64 [4]."""
     before = _nonfinite_and_zeros(scaled)
     if wire == "float32":
         return tf.concat([[0, 0], before], 0)

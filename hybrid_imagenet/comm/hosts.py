@@ -1,4 +1,4 @@
-"""Which rank is on which host, before Horovod starts.
+"""Finds out the host of every rank before Horovod starts.
 
 Horovod's own collectives can tell only after its start, but the sets of ranks that it is to know from its start depend
 on the hosts. So the ranks ask the launcher's means: MPI (through mpi4py) or the store of `horovodrun --gloo`.
@@ -23,7 +23,7 @@ _PAUSE = 0.02  # seconds between looks at the store
 
 
 def key() -> list[str]:
-    """What tells hosts apart: the name, and the network namespace, as several hosts may share a kernel and a name."""
+    """Returns what tells hosts apart: the name, and the network namespace, as hosts may share a kernel and a name."""
     try:
         namespace = os.readlink("/proc/self/ns/net")  # noqa: PTH115 - the link's text is not a path
     except OSError:
@@ -32,7 +32,7 @@ def key() -> list[str]:
 
 
 def names(keys: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """The host of every rank under a unique name: host names, numbered where several hosts share one."""
+    """Returns the host of every rank under a unique name: host names, numbered where several hosts share one."""
     each = [tuple(key) for key in keys]
     order = list(dict.fromkeys(each))
     unique = {}
@@ -43,7 +43,7 @@ def names(keys: Sequence[Sequence[str]]) -> tuple[str, ...]:
 
 
 def gather(place: Placement, own: Sequence[str]) -> list[list[str]] | None:
-    """Every rank's key, gathered without Horovod. All ranks call it once, after the import of Horovod.
+    """Gathers every rank's key without Horovod. All ranks call it once, after the import of Horovod.
 
     Args:
       place: this rank's place.
@@ -73,7 +73,7 @@ def _through_mpi(own: Sequence[str]) -> list[list[str]]:
 
 
 def through_store(address: str, place: Placement, own: Sequence[str], timeout: float = _TIMEOUT) -> list[list[str]]:
-    """Every rank puts its key into the launcher's store, then waits for the others'.
+    """Gathers the keys: every rank puts its own into the launcher's store, then waits for the others'.
 
     Args:
       address: host and port of the store, with a colon between.

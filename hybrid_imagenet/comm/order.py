@@ -1,4 +1,4 @@
-"""The order in which backpropagation produces gradients."""
+"""Finds the order in which backpropagation produces gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def appearance(grads: Sequence[tf.Tensor]) -> list[int]:
-    """Positions of the gradients in the order in which the graph can produce them.
+    """Returns the positions of the gradients in the order in which the graph can produce them.
 
     A gradient's time is the length of the longest chain of operations before it in its graph: late layers have
     shorter chains than early ones. Equal lengths, and gradients outside of a graph, come last variable first.
@@ -21,7 +21,7 @@ def appearance(grads: Sequence[tf.Tensor]) -> list[int]:
 
 
 def _depths(ops: Sequence[tf.Operation]) -> dict[str, int]:
-    """For each operation of the graph, by name, the length of the longest path of data or control to it."""
+    """Returns, for each operation of the graph by name, the length of the longest path of data or control to it."""
     depths: dict[str, int] = {}
     for op in ops[0].graph.get_operations():  # in order of creation: inputs come first
         before = [tensor.op.name for tensor in op.inputs] + [control.name for control in op.control_inputs]

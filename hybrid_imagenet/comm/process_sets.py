@@ -17,13 +17,13 @@ class ProcessSets:
     """
 
     def __init__(self, size: int) -> None:
-        """No sets yet but that of all ranks."""
+        """Starts with no set but the global one, of all ranks."""
         self._all = tuple(range(size))
         self._sets = {self._all: hvd.global_process_set}
         self._added: set[tuple[int, ...]] = set()
 
     def get(self, ranks: Sequence[int]) -> hvd.ProcessSet:
-        """The set of these ranks; on the first request made, and added if Horovod runs, by all ranks together."""
+        """Returns the set of these ranks. The first request makes it and, if Horovod runs, adds it on all ranks at once."""
         key = tuple(sorted(ranks))
         if key not in self._sets:
             made = hvd.ProcessSet(list(key))
@@ -34,7 +34,7 @@ class ProcessSets:
         return self._sets[key]
 
     def made(self) -> list[hvd.ProcessSet]:
-        """All sets but that of all ranks, for `hvd.init`, which makes them usable."""
+        """Returns all sets but the global one, for `hvd.init`, which makes them usable."""
         return [made for key, made in self._sets.items() if key != self._all]
 
     def keep(self, needed: Sequence[Sequence[int]]) -> None:

@@ -1,4 +1,4 @@
-"""--allreduce=hybrid and auto: which algorithm sums which bucket, by its size or by measurement."""
+"""Chooses the algorithm for each bucket, by its size (--allreduce=hybrid) or by measurement (auto)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Hybrid(Chooser):
-    """Masters for small buckets, the ring for large ones (Jia et al.)."""
+    """Sums small buckets by masters and large ones by the ring (Jia et al.)."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Hybrid(Chooser):
         self._large = make("ring", ranks)
 
     def choose(self, sizes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Choice]:
-        """By the threshold."""
+        """Chooses by the threshold."""
         small = [size for size in sizes if size[1] < self._threshold]
         return self._large.choose(sizes) | self._small.choose(small)
 
@@ -114,7 +114,7 @@ class Auto(Chooser):
 
 
 def candidates(ranks: Ranks, options: dict[str, typing.Any]) -> dict[str, Algorithm]:
-    """Every algorithm that is of use on these ranks; one that coincides with an earlier one is left out."""
+    """Returns every algorithm that is of use on these ranks; one that coincides with an earlier one is left out."""
     found: dict[str, Algorithm] = {}
     for name, target in ALGORITHMS.items():
         cls = pkgutil.resolve_name(target)
@@ -157,14 +157,14 @@ class Selector:
             self._chooser = make(settings.allreduce, ranks, **settings.options)
 
     def select(self, buckets: Sequence[Bucket]) -> list[Choice]:
-        """The choice for each bucket. All ranks must call it together."""
+        """Returns the choice for each bucket. All ranks must call it together."""
         sizes = sorted({(b.wire, b.bytes) for b in buckets if b.wire != "bfloat16"})
         chosen = self._chooser.choose(sizes)
         return [self._exchange if b.wire == "bfloat16" else chosen[b.wire, b.bytes] for b in buckets]
 
 
 def summation(algorithm: Algorithm, wire: str, elements: int, name: str) -> Callable[[], object]:
-    """A function that sums one tensor of zeros over all ranks and waits for the result."""
+    """Returns a function that sums one tensor of zeros over all ranks and waits for the result."""
 
     @tf.function(autograph=False)
     def run(tensor: tf.Tensor) -> tf.Tensor:
@@ -176,7 +176,7 @@ def summation(algorithm: Algorithm, wire: str, elements: int, name: str) -> Call
 
 
 def timed(communicator: Communicator, run: Callable[[], object], budget: float, most: int = 7) -> float:
-    """The median time of a collective operation in seconds, on the slowest rank; the same on all ranks.
+    """Returns the median time of a collective operation in seconds, on the slowest rank; the same on all ranks.
 
     Args:
       communicator: the ranks, all of which call this.

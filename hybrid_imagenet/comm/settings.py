@@ -1,4 +1,4 @@
-"""How gradients travel, in plain values: the flags of communication, and the table of algorithms."""
+"""Defines the flags of communication in plain values, and the table of gradient-reduction algorithms."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class Communication:
 
 @dataclasses.dataclass(frozen=True)
 class Settings(Communication):
-    """What `start` is told about the exchange of gradients: the flags, and what comes with them.
+    """The settings of the exchange of gradients that `start` takes: the flags, and what comes with them.
 
     Attributes:
-      options: those of the algorithm, by name.
+      options: the algorithm's options, by name.
       deterministic: read no clocks inside the step, which TensorFlow refuses in deterministic mode.
     """
 
@@ -75,17 +75,17 @@ class Settings(Communication):
         return 0 if self.autotune else int(self.fusion_threshold_mb * 2**20)
 
     def late_bytes(self, nccl: bool) -> int | None:
-        """The same for the last buckets; None for no difference."""
+        """Returns the same for the last buckets; None for no difference."""
         if self.autotune or (self.late_fusion_mb is None and not nccl):
             return None
         return int((_NCCL_LATE_MB if self.late_fusion_mb is None else self.late_fusion_mb) * 2**20)
 
     def cycle_ms(self, nccl: bool) -> float:
-        """The pause of Horovod's thread. A GPU's step is short, and so are the waits that hide behind it."""
+        """Returns the pause of Horovod's thread. A GPU's step is short, and so are the waits that hide behind it."""
         return (_NCCL_CYCLE_MS if nccl else _CYCLE_MS) if self.cycle_time_ms is None else self.cycle_time_ms
 
     def wire(self, name: str) -> str:
-        """The type in which the gradient of this name travels."""
+        """Returns the type in which the gradient of this name travels."""
         if any(text in name for text in self.fp32_gradients):
             return "float32"
         return _WIRES[self.compression]

@@ -1,4 +1,4 @@
-"""The communicator of a process that works alone; it needs no Horovod."""
+"""Implements the communicator of a process that works alone; it needs no Horovod."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if typing.TYPE_CHECKING:
 
 
 class SingleProcess(Communicator):
-    """Every collective over one rank: the identity. Gradients meet no wire, so they are only cast to FP32."""
+    """Runs every collective over one rank, as the identity. Gradients meet no wire, so they are only cast to FP32."""
 
     def __init__(self, health_every_steps: int = 0) -> None:
         """Makes rank 0 of 1; counts what gradients lose at every so many steps, 0 for never."""
@@ -29,14 +29,14 @@ class SingleProcess(Communicator):
         self.hosts = (socket.gethostname(),)
 
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """The tensor itself."""
+        """Returns the tensor itself."""
         import tensorflow as tf
 
         del name
         return tf.convert_to_tensor(tensor)
 
     def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
-        """The gradients in FP32; raises as described in `Communicator`."""
+        """Returns the gradients in FP32; raises as described in `Communicator`."""
         import tensorflow as tf
 
         check_gradients(grads, names)
@@ -48,13 +48,13 @@ class SingleProcess(Communicator):
     def reduce_packed(
         self, grads: Sequence[tf.Tensor], names: Sequence[str]
     ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
-        """All gradients in one vector, FP32."""
+        """Returns all gradients in one vector, FP32."""
         reduced = self.reduce_gradients(grads, names)
         members = tuple(i for i, grad in enumerate(reduced) if grad.shape.num_elements())
         return [pack([reduced[i] for i in members])], [members]
 
     def wire_health(self) -> list[LayerHealth]:
-        """The counts since the last call."""
+        """Returns the counts since the last call."""
         return [row for health in self._health.values() for row in health.collect(self)]
 
     def _counter(self, names: Sequence[str], grads: Sequence[tf.Tensor]) -> WireHealth:
@@ -72,11 +72,11 @@ class SingleProcess(Communicator):
         """Leaves the variables as they are."""
 
     def broadcast_object(self, obj: Any, root: int = 0) -> Any:
-        """The object after the same trip through JSON as with several ranks."""
+        """Returns the object after the same trip through JSON as with several ranks."""
         return json.loads(json.dumps(obj))
 
     def allgather_object(self, obj: Any) -> list[Any]:
-        """A list of the one object."""
+        """Returns a list of the one object."""
         return [json.loads(json.dumps(obj))]
 
     def shutdown(self) -> None:

@@ -1,4 +1,4 @@
-"""Data sets: sources of encoded images, their order, decoding and augmentation."""
+"""Provides data sets: sources of encoded images, their order, decoding and augmentation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def open_source(
 
 
 def _room(directory: Path) -> int:
-    """Bytes that may be stored in a directory: nine tenths of what its file system has free."""
+    """Returns the bytes that may be stored in a directory: nine tenths of what its file system has free."""
     existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
     return shutil.disk_usage(existing).free * 9 // 10
 

@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 class BadRecords:
-    """The records of a source that turned out bad.
+    """Keeps the records of a source that turned out bad.
 
     Attributes:
       known: the reason by example.
@@ -42,7 +42,7 @@ class BadRecords:
             raise UserError(f"every record is bad; the last: {error}")
 
     def pairs(self) -> list[tuple[int, str]]:
-        """What is known, to be gathered from all ranks as JSON: (example, reason) each."""
+        """Returns the known bad records, to be gathered from all ranks as JSON: (example, reason) each."""
         return list(dict(self.known).items())  # a copy in one go: reading threads add to it
 
     def share(self, ranks: Iterable[Iterable[tuple[int, str]]]) -> None:

@@ -1,4 +1,4 @@
-"""Batches of one rank: reads, decodes and crops ahead of the trainer, and deals with records that are bad."""
+"""Makes one rank's batches: reads, decodes and crops ahead of the trainer, and handles bad records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Element = dict[str, tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class HostOptions:
-    """How the host works.
+    """The host's options for reading, decoding and bad records.
 
     Attributes:
       threads: decoding threads of this rank.
@@ -66,7 +66,7 @@ class Stage:
 
 
 class Batches:
-    """Micro-batches as dictionaries of tensors; each `iter()` starts from the beginning.
+    """Yields micro-batches as dictionaries of tensors; each `iter()` starts from the beginning.
 
     Attributes:
       bad: what was skipped so far.
@@ -123,7 +123,7 @@ class Batches:
                     self._explain(stage, stage.request(done), known, error)
 
     def _repeated(self, stage: Stage) -> Iterator[Element]:
-        """The pixels of one batch with the labels, seeds and weights of all."""
+        """Yields the pixels of one batch with the labels, seeds and weights of all."""
         first = next(iter(self._dataset(dataclasses.replace(stage, count=1), 0)))
         for number in range(stage.count):
             request = stage.request(number)
@@ -154,13 +154,13 @@ class Batches:
             raise error
 
     def _host(self, stage: Stage) -> augment.HostStage:
-        """The side of the square images that come from the host, and the draws that each takes."""
+        """Returns the side of the square images that come from the host, and the draws that each takes."""
         if self._crop_fraction:
             return augment.HostStage(0, stage.image_size)
         return augment.host_stage(self._augmentation, stage.image_size)
 
     def _dataset(self, stage: Stage, start: int) -> tf.data.Dataset:
-        """The elements of a stage from number `start`; the last one built is kept, for repeated evaluation."""
+        """Returns the elements of a stage from number `start`; the last one built is kept, for repeated evaluation."""
         if self._built is None or self._built[:2] != (stage, start):
             self._built = (stage, start, self._build(stage, start))
         return self._built[2]
@@ -200,7 +200,7 @@ class Batches:
         return data.batch(stage.batch, drop_remainder=True)
 
     def _whole(self, host: augment.HostStage) -> bool:
-        """Whether every image reaches the trainer as the source has it: whole, and of the size that is asked for."""
+        """Returns whether every image reaches the trainer as the source has it: whole, and of the requested size."""
         fraction = self._crop_fraction or (1.0 if self._augmentation in augment.WHOLE else 0.0)
         return self._source.side == host.side and fraction == 1.0
 
@@ -245,7 +245,7 @@ class Batches:
         return {"image": image, "label": label, **extra}
 
     def _ahead(self, batch: int, side: int) -> tuple[int, int]:
-        """Concurrent reads and finished batches that fit the memory bound; an encoded image counts as 256 KiB."""
+        """Returns how many concurrent reads and finished batches fit the memory; an encoded image counts as 256 KiB."""
         decoded, encoded = batch * side**2 * 3, batch << 18
         if self._options.decoder == "dali":
             encoded += decoded  # who reads also waits for the pixels
@@ -260,7 +260,7 @@ class Batches:
         )
 
     def _read(self, stage: Stage, number: int, host: augment.HostStage) -> tuple[np.ndarray, ...]:
-        """Encoded images and what is to be done with each, for one micro-batch."""
+        """Returns encoded images, and what is to be done with each, for one micro-batch."""
         request, sheet = stage.request(number), self.tally.sheet
         try:
             contents, probed, labels, own = self._reader.read(request.examples)

@@ -16,7 +16,7 @@ _LABEL = struct.Struct("<i")
 
 
 class CachedSource(Source):
-    """A source whose images are read from storage once.
+    """Wraps a source so that its images are read from storage once.
 
     What has been stored stays: in a shuffled order every image is as likely to be next as any other, so nothing is
     gained by replacing one with another. When the bound is reached, the rest is read from storage as before.
@@ -56,11 +56,11 @@ class CachedSource(Source):
                 ) from None
 
     def locate(self, index: int) -> tuple[str, int]:
-        """The place in the source."""
+        """Returns the place in the source."""
         return self._source.locate(index)
 
     def read_one(self, index: int) -> tuple[bytes, int]:
-        """From the cache if it is there, else from the source, which is then remembered while there is room."""
+        """Reads from the cache if the image is there, else from the source, and remembers it while there is room."""
         entry = self._load(index)
         if entry is not None:
             return entry[_LABEL.size :], _LABEL.unpack_from(entry)[0]

@@ -1,8 +1,8 @@
-"""NVIDIA DALI in place of TensorFlow's JPEG decoder: which window of which image is still decided by `batches`.
+"""Decodes with NVIDIA DALI in place of TensorFlow's JPEG decoder; `batches` still chooses images and windows.
 
 DALI decodes the window at full size, on the GPU or the CPU, and resizes it as `decode` does. Finished pixels leave the
 GPU once and go back as every batch does. Handing over the memory itself (DLPack) would save that, about 150 kB per
-image each way, but TensorFlow numbers the GPUs that it was shown and DALI those of the machine, and TensorFlow lets go
+image each way, but TensorFlow numbers the GPUs that it was shown and DALI the machine's, and TensorFlow lets go
 of such memory when a step has been queued, not when it is done.
 """
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def gpu_of(device: str | None) -> int | None:
-    """The machine's number of the GPU behind a TensorFlow device such as "/gpu:0"; None for the CPU."""
+    """Returns the machine's number of the GPU behind a TensorFlow device such as "/gpu:0"; None for the CPU."""
     if device is None or not device.lower().startswith("/gpu:"):
         return None
     name = tf.config.get_visible_devices("GPU")[int(device[5:])].name  # such as /physical_device:GPU:3
@@ -81,7 +81,7 @@ class Decoder:
     def decode(
         self, contents: npt.NDArray[np.object_], branch: npt.NDArray[np.int32], window: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.uint8]:
-        """The windows of a batch as squares, uint8 [k, side, side, 3].
+        """Returns the windows of a batch as squares, uint8 [k, side, side, 3].
 
         Args:
           contents: encoded images, bytes [k].
@@ -158,7 +158,7 @@ class Decoder:
 
 
 def _pipeline(batch: int, side: int, threads: int, gpu: int | None) -> Any:
-    """A DALI pipeline, built, that gives uint8 [k, side, side, 3] on the host."""
+    """Builds a DALI pipeline that gives uint8 [k, side, side, 3] on the host."""
     from nvidia.dali import fn, pipeline_def, types
 
     @pipeline_def(
@@ -196,6 +196,6 @@ def _pipeline(batch: int, side: int, threads: int, gpu: int | None) -> Any:
 
 
 def _summary(error: Exception) -> str:
-    """The reason out of DALI's report, whose first lines tell where in the pipeline it arose."""
+    """Returns the reason out of DALI's report, whose first lines tell where in the pipeline it arose."""
     lines = [line.strip() for line in str(error).partition("encountered:")[2].splitlines() if line.strip()]
     return (lines or str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,4 +1,4 @@
-"""Decoding on the host: one encoded image and one window to a uint8 square, inside tf.data."""
+"""Decodes on the host, inside tf.data: one encoded image and one window to a uint8 square."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hybrid_imagenet.data import images
 from hybrid_imagenet.numerics import augment
 
 RATIOS = (1, 2, 4, 8)
-OTHER = len(RATIOS)  # the branch of PNG, GIF and BMP; a JPEG takes that of its reduction
+OTHER = len(RATIOS)  # the branch of PNG, GIF and BMP; a JPEG takes the branch of its reduction
 RAW = OTHER + 1
 
 
 def branches(
     kinds: npt.NDArray[np.int64], windows: augment.Windows, side: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """How each image is decoded for an output of `side` pixels.
+    """Plans the decoding of each image for an output of `side` pixels.
 
     Args:
       kinds: images.JPEG, OTHER or RAW, int64 [k].
@@ -61,11 +61,11 @@ def decode(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, side: int) 
 
 
 def reason(error: tf.errors.OpError) -> str:
-    """Why an image did not decode, without the names of TensorFlow's operations."""
+    """Returns why an image did not decode, without the names of TensorFlow's operations."""
     return re.sub(r"\{\{.*?\}\} ?|\[Op:.*", "", str(error.message).splitlines()[0]).strip()
 
 
 def resize(pixels: tf.Tensor, side: int) -> tf.Tensor:
-    """Bilinear resize of uint8 [h, w, 3] to uint8 [side, side, 3], rounded; an image of that size stays as it is."""
+    """Resizes uint8 [h, w, 3] bilinearly to uint8 [side, side, 3], rounded; an image of that size stays as it is."""
     resized = tf.raw_ops.ResizeBilinear(images=pixels[None], size=(side, side), half_pixel_centers=True)[0]
     return tf.ensure_shape(tf.cast(resized + 0.5, tf.uint8), (side, side, 3))

@@ -1,4 +1,4 @@
-"""The part of preprocessing that runs on the device, inside the compiled step: flips, colour, geometry, scaling."""
+"""Runs the device's part of preprocessing inside the compiled step: flips, color, geometry, scaling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEVIATION = (0.229, 0.224, 0.225)
 
 
 def normalize(images: tf.Tensor, dtype: tf.DType | str = tf.float32) -> tf.Tensor:
-    """uint8 (or float, on the scale of 0 to 255) [b, s, s, 3] to zero mean and unit variance per channel.
+    """Takes uint8 (or float, on the scale of 0 to 255) [b, s, s, 3] to zero mean and unit variance per channel.
 
     Computed in FP32, then cast to `dtype`.
     """
@@ -45,7 +45,7 @@ def _signed(value: int) -> int:
 
 
 def _shifted(words: tf.Tensor, bits: int) -> tf.Tensor:
-    """Logical right shift of int64 (the type that GPUs have kernels for)."""
+    """Shifts int64 right, logically (the type that GPUs have kernels for)."""
     mask = tf.constant((1 << (64 - bits)) - 1, tf.int64)
     return tf.bitwise.bitwise_and(tf.bitwise.right_shift(words, tf.constant(bits, tf.int64)), mask)
 
@@ -57,7 +57,7 @@ def _mix(words: tf.Tensor) -> tf.Tensor:
 
 
 def normals(seeds: tf.Tensor, count: int, start: int) -> tf.Tensor:
-    """`count` normal numbers per image, float32 [b, count], from 2 * count draws (Box and Muller)."""
+    """Returns `count` normal numbers per image, float32 [b, count], from 2 * count draws (Box and Muller)."""
     draws = uniforms(seeds, 2 * count, start)
     return tf.sqrt(-2 * tf.math.log(1 - draws[:, :count])) * tf.cos(2 * math.pi * draws[:, count:])
 
@@ -70,7 +70,7 @@ def augment(
     *,
     sony: ranges.SonyRanges = ranges.SONY,
 ) -> tf.Tensor:
-    """The device's part of a training augmentation, then `normalize`.
+    """Applies the device's part of a training augmentation, then `normalize`.
 
     Args:
       images: uint8 [b, side, side, 3] as `pipeline.training` hands them over.
@@ -100,7 +100,7 @@ _COMPILED = ("none", "alexnet", "inception")
 
 
 def one_pass(function: Callable[..., tf.Tensor], augmentation: str) -> Callable[..., tf.Tensor]:
-    """A function of images and more, compiled where there is a GPU: one pass over the images instead of six."""
+    """Compiles a function of images and more where there is a GPU: one pass over the images instead of six."""
     if augmentation not in _COMPILED or not tf.config.get_visible_devices("GPU"):
         return function
     return tf.function(function, autograph=False, jit_compile=True)
@@ -112,7 +112,7 @@ def _flip(images: tf.Tensor, uniform: tf.Tensor) -> tf.Tensor:
 
 
 def _color_noise(seeds: tf.Tensor) -> tf.Tensor:
-    """AlexNet's offset along the principal components of color, one draw per image, float32 [b, 3] for [0, 1]."""
+    """Returns AlexNet's offset along the principal components of color: float32 [b, 3], for pixels in [0, 1]."""
     weights = normals(seeds, 3, ranges.DEVICE_STREAM + 1) * ranges.PCA_DEVIATION * tf.constant(ranges.PCA_VALUES)
     return tf.matmul(weights, tf.constant(ranges.PCA_VECTORS), transpose_b=True)
 
@@ -124,12 +124,12 @@ DIGITS_SHIFT = 0.08  # of the side
 
 
 def shift_bound(side: int) -> int:
-    """The largest shift of an image, in pixels: an eighth of its side, 4 of 32 (He et al. 2015, 4.2)."""
+    """Returns the largest shift of an image, in pixels: an eighth of its side, 4 of 32 (He et al. 2015, 4.2)."""
     return round(side / 8)
 
 
 def _shift(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-    """A random shift by whole pixels, black entering at the edge, and a random flip. uint8 [b, side, side, 3].
+    """Shifts at random by whole pixels, black entering at the edge, and flips at random. uint8 [b, side, side, 3].
 
     The same as padding with zeros and cutting out a window (He et al. 2015, 4.2), in one operation.
     """
@@ -152,7 +152,7 @@ def _shift(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
 
 
 def _digits(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-    """A small random rotation, scaling and shift, never a flip; black enters at the edge. FP32, 0 to 255."""
+    """Rotates, scales and shifts a little at random, without flips; black enters at the edge. FP32, 0 to 255."""
     side = tf.cast(tf.shape(images)[1], tf.float32)
     draws = 2 * uniforms(seeds, 4) - 1
     angle = DIGITS_ROTATION * draws[:, 0]
@@ -175,7 +175,7 @@ def _digits(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
 
 
 def _sony(images: tf.Tensor, seeds: tf.Tensor, bounds: ranges.SonyRanges) -> tf.Tensor:
-    """Padding, geometry, color and noise of Mikami et al.
+    """Applies padding, geometry, color and noise of Mikami et al.
 
     uint8 [b, side, side, 3] to FP32 [b, s, s, 3], 0 to 255 before contrast.
     """
@@ -197,9 +197,9 @@ def _sony(images: tf.Tensor, seeds: tf.Tensor, bounds: ranges.SonyRanges) -> tf.
 
 
 def _sony_positions(draws: tf.Tensor, bounds: ranges.SonyRanges, stored: int, side: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Where each output pixel lies in the stored image: x and y, float32 [b, side, side] each.
+    """Returns where each output pixel lies in the stored image: x and y, float32 [b, side, side] each.
 
-    draws: flip, scale, aspect, rotation, center x, center y, distortion, then those of color.
+    draws: flip, scale, aspect, rotation, center x, center y, distortion, then the draws of color.
     """
     flip, zoom, stretch, turn, right, down, bulge = (draws[:, k, None, None] for k in range(7))
     low, high = bounds.scale
@@ -224,7 +224,7 @@ def _sony_positions(draws: tf.Tensor, bounds: ranges.SonyRanges, stored: int, si
 
 
 def _bilinear(images: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Interpolated pixels at positions float32 [b, h, w], clamped to the image; float32 [b, h, w, 3]."""
+    """Returns interpolated pixels at positions float32 [b, h, w], clamped to the image; float32 [b, h, w, 3]."""
     side = images.shape[1]
     flat = tf.reshape(images, [-1, side * side, 3])
     x, y = tf.clip_by_value(x, 0.0, side - 1.0), tf.clip_by_value(y, 0.0, side - 1.0)

@@ -26,7 +26,7 @@ _END = b"\xff\xd9"
 
 
 def probe(data: bytes) -> tuple[int, int, int]:
-    """The format (JPEG, OTHER or RAW), height and width of an encoded image.
+    """Returns the format (JPEG, OTHER or RAW), height and width of an encoded image.
 
     Bytes after the end of a JPEG or PNG are passed over, as decoders do.
 
@@ -52,12 +52,12 @@ def probe(data: bytes) -> tuple[int, int, int]:
     elif not data:
         raise ValueError("the image is empty")
     else:
-        raise ValueError(f"is no JPEG, PNG, GIF or BMP image (it begins with {data[:4]!r})")
+        raise ValueError(f"is not a JPEG, PNG, GIF or BMP image (it begins with {data[:4]!r})")
     return _bounded(OTHER, height, width)
 
 
 def picture(data: bytes) -> Image.Image:
-    """An image of any form that `probe` knows as RGB pixels; what is encoded is decoded by Pillow.
+    """Decodes an image of any form that `probe` knows to RGB pixels, by Pillow if it is encoded.
 
     Raises:
       ValueError: if `probe` refuses it or it does not decode.
@@ -75,7 +75,7 @@ def picture(data: bytes) -> Image.Image:
 
 
 def is_plain_jpeg(data: bytes) -> bool:
-    """Whether a JPEG is of the kind that all decoders read alike: 8 bits, Huffman codes, gray or YCbCr.
+    """Returns whether a JPEG is of the kind that all decoders read alike: 8 bits, Huffman codes, gray or YCbCr.
 
     Not so: CMYK, and RGB without a color transform, which an Adobe segment or the components' names tell.
     """
@@ -90,12 +90,12 @@ def is_plain_jpeg(data: bytes) -> bool:
 
 
 def raw(picture: Image.Image) -> bytes:
-    """The pixels of an RGB picture in the form that `decode` takes as it is."""
+    """Returns the pixels of an RGB picture in the form that `decode` takes as it is."""
     return b"".join((RAW_MARK, struct.pack("<ii", picture.height, picture.width), picture.tobytes()))
 
 
 def raw_pixels(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Pixels, uint8 [height, width, 3], in the form that `decode` takes as it is."""
+    """Returns pixels, uint8 [height, width, 3], in the form that `decode` takes as it is."""
     return b"".join((RAW_MARK, struct.pack("<ii", *pixels.shape[:2]), pixels.tobytes()))
 
 
@@ -111,7 +111,7 @@ def _bounded(kind: int, height: int, width: int) -> tuple[int, int, int]:
 
 
 def _jpeg_ends(data: bytes) -> bool:
-    """Whether the end-of-image marker follows the pixels; a thumbnail before them may have one of its own."""
+    """Returns whether the end-of-image marker follows the pixels; a thumbnail before them may have one of its own."""
     if _END in data[-64:]:
         return True
     scan = next((at for marker, at in _segments(data) if marker == _SCAN), None)
@@ -136,7 +136,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int]]:
-    """Marker and place of the content of each segment of a JPEG before its pixels."""
+    """Yields marker and place of the content of each segment of a JPEG before its pixels."""
     at = 2
     end = len(data) - 9
     while at < end:

@@ -1,4 +1,4 @@
-"""From a source and an order to batches: each rank reads its own share, decodes and crops it, ahead of the trainer.
+"""Makes batches from a source and an order: each rank reads, decodes and crops its own share ahead of the trainer.
 
 The random choices of an image depend on (seed, epoch, example) only, so neither the number of ranks nor that of
 threads changes what is seen.
@@ -33,7 +33,7 @@ def training(
     options: HostOptions | None = None,
     bad: BadRecords | None = None,
 ) -> Batches:
-    """This rank's micro-batches from `start` to the end of epoch `epochs`.
+    """Returns this rank's micro-batches from `start` to the end of epoch `epochs`.
 
     A step takes size * batch * accumulation examples; rank r has the r-th contiguous part of them, as `accumulation`
     elements `{"image": uint8 [b, side, side, 3], "label": int32 [b], "seed": int64 [b, 2]}`. Batch, accumulation and
@@ -100,7 +100,7 @@ def evaluation(
     crop_fraction: float = augment.EVALUATION_FRACTION,
     options: HostOptions | None = None,
 ) -> Batches:
-    """This rank's part of one pass over all examples: every rank has the same number of elements.
+    """Returns this rank's part of one pass over all examples: every rank has the same number of elements.
 
     Elements are `{"image": uint8 [b, s, s, 3], "label": int32 [b], "weight": float32 [b]}`; each example has weight 1
     exactly once over all ranks; padding (and, under "skip", a bad record's place) has weight 0. Images are the central

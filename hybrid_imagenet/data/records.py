@@ -1,4 +1,4 @@
-"""TFRecord files and tf.train.Example messages, without TensorFlow.
+"""Reads and writes TFRecord files and tf.train.Example messages, without TensorFlow.
 
 A TFRecord is: length (uint64), masked CRC-32C of the length, payload, masked CRC-32C of the payload, all little-endian.
 """
@@ -30,19 +30,19 @@ class RecordError(ValueError):
 
 
 def masked_crc(data: bytes) -> int:
-    """CRC-32C as TFRecords store it: rotated right by 15 bits, plus a constant, modulo 2^32."""
+    """Returns the CRC-32C as TFRecords store it: rotated right by 15 bits, plus a constant, modulo 2^32."""
     crc = google_crc32c.value(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def frame(payload: bytes) -> bytes:
-    """One TFRecord with its lengths and checksums."""
+    """Returns one TFRecord with its lengths and checksums."""
     length = _LENGTH.pack(len(payload))
     return b"".join((length, _CRC.pack(masked_crc(length)), payload, _CRC.pack(masked_crc(payload))))
 
 
 def unframe(record: bytes) -> bytes:
-    """The payload of one TFRecord.
+    """Returns the payload of one TFRecord.
 
     Raises:
       RecordError: if it is shorter than it says, or a checksum does not match.
@@ -57,7 +57,7 @@ def unframe(record: bytes) -> bytes:
 
 
 def header_length(header: bytes) -> int:
-    """The payload length that a 12-byte record header holds; raises RecordError if it is damaged."""
+    """Returns the payload length that a 12-byte record header holds; raises RecordError if it is damaged."""
     if len(header) < HEADER_BYTES:
         raise RecordError(f"the record header is truncated: {len(header)} of {HEADER_BYTES} bytes")
     if _CRC.unpack_from(header, 8)[0] != masked_crc(header[:8]):
@@ -108,7 +108,7 @@ def scan(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], tupl
 
 
 def _length_at(handle: int, offset: int, size: int) -> int:
-    """Bytes of the record at an offset of a file of `size` bytes; raises RecordError if there is none."""
+    """Returns the bytes of the record at an offset of a file of `size` bytes; raises RecordError if there is none."""
     length = HEADER_BYTES + header_length(os.pread(handle, HEADER_BYTES, offset)) + FOOTER_BYTES
     if offset + length > size:
         raise RecordError(f"the record is truncated: {size - offset} of {length} bytes")
@@ -124,7 +124,7 @@ def _is_whole(handle: int, offset: int, length: int) -> bool:
 
 
 def _next_record(handle: int, start: int, size: int) -> int:
-    """The first offset from `start` on at which a whole record with a right header begins; `size` if there is none.
+    """Finds the first offset from `start` on at which a whole record with a right header begins; else `size`.
 
     A length below 2^31 has four zero bytes; where they are, its checksum is compared.
     """
@@ -144,7 +144,7 @@ def _next_record(handle: int, start: int, size: int) -> int:
 
 
 def _example_class() -> Any:
-    """The message class of tf.train.Example, described here so that no reader has to import TensorFlow."""
+    """Returns the message class of tf.train.Example, described here so that no reader has to import TensorFlow."""
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
 
@@ -186,7 +186,7 @@ _Example = _example_class()
 
 
 def encode_example(features: Mapping[str, bytes | int]) -> bytes:
-    """A serialized tf.train.Example with one value per feature: bytes or a 64-bit integer."""
+    """Returns a serialized tf.train.Example with one value per feature: bytes or a 64-bit integer."""
     example = _Example()
     for key, value in features.items():
         if isinstance(value, bytes):
@@ -198,7 +198,7 @@ def encode_example(features: Mapping[str, bytes | int]) -> bytes:
 
 
 def decode_example(payload: bytes, wanted: Iterable[str]) -> dict[str, bytes | int]:
-    """The first value of each wanted bytes or integer feature that a serialized tf.train.Example has.
+    """Returns the first value of each wanted bytes or integer feature that a serialized tf.train.Example has.
 
     Raises:
       RecordError: if the bytes are not an Example.

@@ -27,14 +27,14 @@ _INDEX_VERSION = 2
 
 
 def cache_root() -> Path:
-    """Where generated data and indices are kept: $XDG_CACHE_HOME/hybrid_imagenet, by default under ~/.cache."""
+    """Returns where generated data and indices are kept: $XDG_CACHE_HOME/hybrid_imagenet, by default under ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "hybrid_imagenet"
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardIndex:
-    """Where each record of a split lies.
+    """Locates each record of a split.
 
     Attributes:
       files: the shards, sorted.
@@ -49,12 +49,12 @@ class ShardIndex:
     damaged: tuple[tuple[int, records.Gap], ...] = ()
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """Records found in each file, int64 [files]."""
+        """Returns the number of records found in each file, int64 [files]."""
         return np.bincount(self.shard, minlength=len(self.files))
 
 
 def find(directory: Path, split: str) -> tuple[Path, ...]:
-    """The shards of `split` ("train" or "validation") in a directory.
+    """Returns the shards of `split` ("train" or "validation") in a directory.
 
     Raises:
       UserError: if the directory does not exist, holds no shard of the split, or lacks one of a numbered set.
@@ -83,7 +83,7 @@ def find(directory: Path, split: str) -> tuple[Path, ...]:
 
 
 def index(files: Sequence[Path]) -> ShardIndex:
-    """The index of some shards, from the cache if they have not changed since they were scanned."""
+    """Returns the index of some shards, from the cache if they have not changed since they were scanned."""
     key = hashlib.sha256(repr([_INDEX_VERSION, *map(_fingerprint, files)]).encode()).hexdigest()[:24]
     cached = cache_root() / "index" / f"{key}.npz"
     try:
@@ -105,7 +105,7 @@ def index(files: Sequence[Path]) -> ShardIndex:
 def stored_index(
     directory: Path, split: str, files: Sequence[Path], promised: Sequence[Mapping[str, Any]]
 ) -> ShardIndex | None:
-    """The index that `data prepare` wrote beside the shards, if these still have the sizes that it promised."""
+    """Returns the index that `data prepare` wrote beside the shards, if these still have the sizes that it promised."""
     sizes = [path.stat().st_size for path in files]
     if sizes != [entry["bytes"] for entry in promised]:
         return None
@@ -135,7 +135,7 @@ def _scan_all(files: Sequence[Path]) -> ShardIndex:
 
 
 class replacing:  # noqa: N801 - used like a function
-    """A context that gives a temporary path beside `target` and moves it there, whole, at the end.
+    """Gives a temporary path beside `target` in a context and moves it there, whole, at the end.
 
     Several processes may write the same target at once: each has a file of its own, the last one stays. After an
     error the temporary file is removed and the target left alone.
@@ -163,7 +163,7 @@ class replacing:  # noqa: N801 - used like a function
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:
-    """The manifest that `data prepare` writes, or None.
+    """Returns the manifest that `data prepare` writes, or None.
 
     Raises:
       UserError: if there is one that cannot be read.

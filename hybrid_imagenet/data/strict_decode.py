@@ -1,4 +1,4 @@
-"""Decodes whole images with the decoder that trains, and refuses what that one covers up with gray pixels."""
+"""Decodes whole images with training's decoder, and refuses damage that it would cover up with gray pixels."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Count:
     dropped: int = 0
 
     def __add__(self, other: Count) -> Count:
-        """Both together."""
+        """Adds both counts."""
         return Count(self.used + other.used, self.dropped + other.dropped)
 
 
@@ -39,7 +39,7 @@ class Tally:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Forgets all counts."""
         self.read_again()
         self._counts: dict[int, Count] = {}
 
@@ -53,16 +53,16 @@ class Tally:
             self._counts[epoch] = self.of(epoch) + count
 
     def of(self, epoch: int) -> Count:
-        """The examples of an epoch so far."""
+        """Returns the examples of an epoch so far."""
         return self._counts.get(epoch, Count())
 
     def since(self, epoch: int) -> dict[int, Count]:
-        """The examples of this epoch and later ones so far."""
+        """Returns the examples of this epoch and later ones so far."""
         return {number: count for number, count in self._counts.items() if number >= epoch}
 
 
 def counts(epochs: npt.NDArray[np.int64], wanted: npt.NDArray[np.bool], own: npt.NDArray[np.bool]) -> dict[int, Count]:
-    """What a micro-batch holds, by epoch.
+    """Counts the examples of a micro-batch, by epoch.
 
     Args:
       epochs: of its examples, int64 [b].

@@ -17,7 +17,7 @@ Read = tuple[npt.NDArray[np.object_], npt.NDArray[np.int64], npt.NDArray[np.int3
 
 
 class UsableExamples:
-    """A source without its bad records; safe to use from several threads."""
+    """Wraps a source and leaves out its bad records; safe to use from several threads."""
 
     def __init__(self, source: Source, bad: BadRecords, reads: int = 1, callers: int = 1) -> None:
         """Takes the records that are known to be bad, and adds those that are found.
@@ -81,7 +81,7 @@ class UsableExamples:
         return (index + 1) % self._source.num_examples
 
     def _read_together(self, examples: npt.NDArray[np.int64]) -> list[Usable | BadRecord]:
-        """The outcome for each example, in their order, from as many threads as parts."""
+        """Returns the outcome for each example, in their order, from as many threads as parts."""
         parts = np.array_split(examples, max(1, min(self._reads, len(examples))))
         if len(parts) == 1:
             return [self._outcome(int(index)) for index in examples]

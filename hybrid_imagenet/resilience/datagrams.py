@@ -1,4 +1,4 @@
-"""Datagrams between the ranks of a run: small, sealed with the run's token, parsed only after the token was compared.
+"""Seals and opens small datagrams between the ranks of a run; parses only those that carry the run's token.
 
 Anybody who reaches a rank's port may send it anything. What does not begin with the token costs a comparison.
 """
@@ -14,12 +14,12 @@ MAX_BYTES = 8192  # of a datagram; longer ones are dropped unread
 
 
 def seal(values: Any, token: str) -> bytes:
-    """The datagram that carries `values` (JSON), after the token."""
+    """Returns the datagram that carries `values` (JSON), after the token."""
     return token.encode() + json.dumps(values).encode()
 
 
 def unseal(data: bytes, token: str) -> Any:
-    """What `seal` was given; None for a datagram that is too long, has another token or is not JSON."""
+    """Returns what `seal` was given; None for a datagram that is too long, has another token or is not JSON."""
     key = token.encode()
     if len(data) > MAX_BYTES or not hmac.compare_digest(data[: len(key)], key):
         return None
@@ -30,15 +30,15 @@ def unseal(data: bytes, token: str) -> Any:
 
 
 def whole(value: Any, below: float = math.inf) -> bool:
-    """Whether a value is a whole number from 0 that fits 63 bits and is less than `below`."""
+    """Returns whether a value is a whole number from 0 that fits 63 bits and is less than `below`."""
     return type(value) is int and 0 <= value < min(below, 1 << 63)
 
 
 def duration(value: Any) -> bool:
-    """Whether a value is a finite number from 0."""
+    """Returns whether a value is a finite number from 0."""
     return type(value) in (int, float) and 0 <= value < math.inf
 
 
 def printable(text: str, longest: int) -> str:
-    """The end of a text, with what a terminal would obey escaped."""
+    """Returns the end of a text, with what a terminal would obey escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[-longest:])

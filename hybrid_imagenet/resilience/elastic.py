@@ -1,4 +1,4 @@
-"""Trains on with the ranks that are left (`horovodrun --min-np --max-np --host-discovery-script`).
+"""Continues training with the ranks that are left (`horovodrun --min-np --max-np --host-discovery-script`).
 
 When a rank is lost, what the others communicate fails; when hosts come or go, all ranks agree on a step. Either way the
 ranks connect anew, in the same processes, and build a session for their new number from the state committed last.
@@ -29,7 +29,7 @@ def run(train: Train, communicator: Communicator, settings: Settings, stall_seco
       train: trains from what the survivor keeps; returns why it ended.
       communicator: the ranks at the start.
       settings: how gradients travel.
-      stall_seconds: a stopped rank is ended after so long; 0 never does.
+      stall_seconds: a stopped rank is killed after so many seconds; 0: never.
 
     Raises:
       UserError: as `train`, and if the ranks cannot connect anew.

@@ -1,4 +1,4 @@
-"""What an elastic rank keeps while the ranks around it change."""
+"""Keeps the state of an elastic rank while the ranks around it change."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hybrid_imagenet.resilience.reaper import Guardian
 
 @dataclasses.dataclass
 class Memory:
-    """The committed state, beyond the life of one session.
+    """Keeps the committed state beyond the life of one session.
 
     Attributes:
       run_dir: the run's directory; None before it is known.
-      checkpoint: what was committed last: that of a checkpoint file, never written.
+      checkpoint: what was committed last: the content of a checkpoint file, never written.
       world_size: number of ranks at that time.
       last_step: the last step that was begun.
     """
@@ -39,7 +39,7 @@ class Memory:
         self._taken = time.monotonic()
 
     def recall(self) -> Checkpoint | None:
-        """The committed state, with the run's clock at now."""
+        """Returns the committed state, with the run's clock at now."""
         if self.checkpoint is None:
             return None
         state = self.checkpoint.meta["state"]

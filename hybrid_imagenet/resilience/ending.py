@@ -25,11 +25,11 @@ def announce(code: int, environ: Mapping[str, str] | None = None) -> None:
 
 
 def line(word: str, code: int) -> bytes:
-    """The line."""
+    """Returns the line that announces an exit code."""
     return f"{word} ends {code}\n".encode()
 
 
 def code_in(text: bytes, word: str) -> tuple[int, bytes] | None:
-    """The exit code in a line of standard error, and what stands before it; None for any other line."""
+    """Returns the exit code in a line of standard error, and what stands before it; None for any other line."""
     found = re.search(rb"%s ends (\d{1,3})\b" % word.encode(), text)
     return (int(found[1]), text[: found.start()]) if found else None

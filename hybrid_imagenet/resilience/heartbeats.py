@@ -1,4 +1,4 @@
-"""What ranks tell each other about themselves. No threads, no TensorFlow."""
+"""Encodes and decodes the reports that ranks send each other about themselves. No threads, no TensorFlow."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Beat:
     leaving: bool = False
 
     def encode(self, token: str) -> bytes:
-        """The datagram; outer frames of the stack are left out if it would be too long."""
+        """Returns the datagram; outer frames of the stack are left out if it would be too long."""
         values = dataclasses.asdict(self)
         values["stack"] = [frame[-_LONGEST:] for frame in self.stack[:_FRAMES]]
         values["unsent"] = sorted(self.unsent, key=lambda queue: -queue[1])[:_MAX_QUEUES]
@@ -59,7 +59,7 @@ class Beat:
 
     @staticmethod
     def decode(data: bytes, token: str, ranks: float = float("inf")) -> Beat | None:
-        """The inverse of `encode`; None for what does not carry the run's token or is no beat of one of `ranks` ranks.
+        """Inverts `encode`; None for what does not carry the run's token or is not a beat of one of `ranks` ranks.
 
         Texts are cut and escaped rather than refused: a rank with a strange name lives all the same.
         """
@@ -80,7 +80,7 @@ _FIELDS = {field.name for field in dataclasses.fields(Beat)}
 
 
 def _valid(values: dict[str, Any], ranks: float) -> bool:
-    """Whether the values of a beat have the types and ranges that its attributes promise."""
+    """Returns whether the values of a beat have the types and ranges that its attributes promise."""
     return (
         whole(values["rank"], ranks)
         and isinstance(values["host"], str)
@@ -104,12 +104,12 @@ def _is_queue(value: Any) -> bool:
 
 
 def encode_verdict(ranks: Sequence[int], token: str) -> bytes:
-    """The datagram by which a listener tells elastic ranks that they are to leave."""
+    """Returns the datagram by which a listener tells elastic ranks that they are to leave."""
     return seal({"leave": list(ranks)}, token)
 
 
 def decode_verdict(data: bytes, token: str) -> tuple[int, ...]:
-    """The ranks that are to leave; none for any other datagram."""
+    """Returns the ranks that are to leave; none for any other datagram."""
     values = unseal(data, token)
     if not isinstance(values, dict) or values.keys() != {"leave"} or not isinstance(values["leave"], list):
         return ()
@@ -117,13 +117,13 @@ def decode_verdict(data: bytes, token: str) -> tuple[int, ...]:
 
 
 def shown_file(module: types.ModuleType) -> str:
-    """The part of a stack's lines that names a module of this package; of a package, all of its modules."""
+    """Returns the part of a stack's lines that names a module of this package; of a package, all of its modules."""
     path = module.__name__.replace(".", "/")
     return f"{path}/" if hasattr(module, "__path__") else f"{path}.py"
 
 
 def main_stack() -> tuple[str, ...]:
-    """The innermost frame of the main thread and the frames of this package around it, innermost first."""
+    """Returns the innermost frame of the main thread and the frames of this package around it, innermost first."""
     frame: types.FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     found: list[str] = []
     while frame is not None and len(found) < _FRAMES:
@@ -137,7 +137,7 @@ def main_stack() -> tuple[str, ...]:
 
 
 def own_addresses() -> list[str]:
-    """The IPv4 addresses of this host's interfaces, loopback left out."""
+    """Returns the IPv4 addresses of this host's interfaces, loopback left out."""
     import fcntl
     import struct
 

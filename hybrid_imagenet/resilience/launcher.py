@@ -22,7 +22,7 @@ _STOP, _END = b"stop", b"end"  # the orders: save and leave; leave, as the job h
 
 
 def launcher_rank(environ: Mapping[str, str] | None = None) -> int:
-    """The rank that the launcher announced; 0 without one, or if that is no number."""
+    """Returns the rank that the launcher announced; 0 without one, or if that is no number."""
     env = os.environ if environ is None else environ
     given = next((env[name] for name in RANK_VARIABLES if name in env), "0")
     return int(given) if given.isascii() and given.isdigit() else 0
@@ -82,12 +82,12 @@ def _call(host: str, port: int) -> None:
         except OSError:
             failed += 1
     where = f"rank {launcher_rank()} on {socket.gethostname()}"
-    print(f"error: {where} cannot reach its launcher at {host}:{port}: it ends", file=sys.stderr, flush=True)
+    print(f"error: {where} cannot reach its launcher at {host}:{port}: this rank ends", file=sys.stderr, flush=True)
     os._exit(EXIT_STALLED)
 
 
 def _launchers() -> list[tuple[int, int]]:
-    """Processes and their parents that must stay so: this one, and mpirun where horovodrun's shell waits for it.
+    """Returns the (process, parent) pairs to watch: this one, and mpirun where horovodrun's shell waits for it.
 
     The parent of an mpirun that a user started may go: with nohup it outlives the login.
     """

@@ -1,4 +1,4 @@
-"""The verdict on who hangs and who is slow, from what ranks have told of themselves. No threads, no TensorFlow."""
+"""Names ranks that hang and hosts that are slow, from the ranks' reports. No threads, no TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHARE = 0.25  # and at least this share of the time for which a step has gone o
 
 @dataclasses.dataclass(frozen=True)
 class Stall:
-    """Who hangs: `text` is the report, `ranks` the culprits as far as they can be told, `seconds` for how long."""
+    """The verdict that ranks hang: `text` is the report, `ranks` the culprits if known, `seconds` for how long."""
 
     text: str
     ranks: tuple[int, ...]
@@ -25,7 +25,7 @@ class Stall:
 
 
 class Ledger:
-    """The last beat of every rank, and what follows from them. Times are those of this process's monotonic clock."""
+    """Keeps every rank's last beat and judges from them who hangs. Times are on this process's monotonic clock."""
 
     def __init__(self, patience: float, waits_in: Sequence[str] = (), hosts: Mapping[str, str] | None = None):
         """A rank hangs when it was silent, or all ranks were without progress, for `patience` seconds.
@@ -52,14 +52,14 @@ class Ledger:
         self._beats = {rank: (beat, heard + seconds) for rank, (beat, heard) in self._beats.items()}
 
     def silence(self, rank: int, now: float) -> float:
-        """Seconds since a rank was heard; 0 for one that was never heard or has left."""
+        """Returns the seconds since a rank was heard; 0 for one that was never heard or has left."""
         return now - self._beats[rank][1] if rank in self._beats else 0.0
 
     def stall(self, now: float) -> Stall | None:
-        """The ranks that hang, or None.
+        """Returns the ranks that hang, or None.
 
         Silent ranks are named first: they are stopped, or their host or network is gone. If all are heard but none
-        advances, it is those behind in steps, else those that do not wait for others, else those of a slow host, else
+        advances, it is those behind in steps, else those that do not wait for others, else ranks of a slow host, else
         all.
         """
         silent = [rank for rank in self._beats if self.silence(rank, now) > self._patience]
@@ -73,7 +73,7 @@ class Ledger:
         return dataclasses.replace(stall, text=f"{stall.text}\n{why}") if why else stall
 
     def slow(self, now: float) -> str | None:
-        """A line that names the host which a step waits for that takes longer than `patience`; None if there is none.
+        """Returns a line that names the host for which a step has waited longer than `patience`; None if there is none.
 
         Bytes that wait to be sent to or from one host, and far fewer elsewhere, show that its network is slow. Else
         it is the host whose ranks compute for much longer per step than the others.
@@ -92,7 +92,7 @@ class Ledger:
         return [beat for beat, _ in self._beats.values()]
 
     def _idle(self, now: float) -> float | None:
-        """For how long no rank has advanced, if that is too long; None also where beats are missing."""
+        """Returns the seconds without progress of any rank, if they are too many; None also where beats are missing."""
         beats = self._last()
         if not beats or any(beat.step is None for beat in beats):
             return None
@@ -102,7 +102,7 @@ class Ledger:
         return idle if idle > self._patience else None
 
     def _suspects(self, beats: Sequence[Beat], idle: float) -> tuple[list[int], str]:
-        """The culprits among ranks without progress, and a line on why if they are those of a slow host."""
+        """Returns the culprits among ranks without progress, and a line on why if they are on a slow host."""
         everyone = [beat.rank for beat in beats]
         steps = [beat.step for beat in beats if beat.step is not None]
         behind = [beat.rank for beat in beats if beat.step == min(steps)]
@@ -118,7 +118,7 @@ class Ledger:
         return [b.rank for b in beats if b.host == host] or everyone, f"stall: {what}{_times(beats, host)}"
 
     def _slow_network(self, beats: Sequence[Beat]) -> tuple[str, str] | None:
-        """The host to and from which most bytes wait, and what to say about it."""
+        """Returns the host to and from which most bytes wait, and what to say about it."""
         ways: collections.Counter[tuple[str, str]] = collections.Counter()
         for beat in beats:
             for address, count in beat.unsent:
@@ -150,14 +150,14 @@ class Ledger:
 
 
 def _by_host(beats: Sequence[Beat]) -> dict[str, float]:
-    """Seconds of computation per step of the slowest rank of each host; empty if some are not known."""
+    """Returns the seconds of computation per step of the slowest rank of each host; empty if some are not known."""
     if any(beat.computation is None for beat in beats):
         return {}
     return {b.host: max(o.computation or 0.0 for o in beats if o.host == b.host) for b in beats}
 
 
 def _slow_computation(beats: Sequence[Beat], idle: float) -> tuple[str, str] | None:
-    """The host that computes for much longer than the others, and what to say about it."""
+    """Returns the host that computes for much longer than the others, and what to say about it."""
     seconds = _by_host(beats)
     if len(seconds) < 2:
         return None
@@ -169,7 +169,7 @@ def _slow_computation(beats: Sequence[Beat], idle: float) -> tuple[str, str] | N
 
 
 def _times(beats: Sequence[Beat], host: str) -> str:
-    """`: 2 s of computation and 1 s of communication per step, elsewhere 1 s and 2 s`; nothing if not measured."""
+    """Returns `: 2 s of computation and 1 s of communication per step, elsewhere 1 s and 2 s`; "" if not measured."""
     own = [beat for beat in beats if beat.host == host and beat.computation is not None]
     others = [beat for beat in beats if beat.host != host and beat.computation is not None]
     if not own or not others:

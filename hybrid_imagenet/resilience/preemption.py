@@ -1,4 +1,4 @@
-"""Requests to stop or save that one rank may raise and all ranks must follow at the same step."""
+"""Carries a request to stop or save from any rank to all ranks, which follow it at the same step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hybrid_imagenet.resilience.stop_signals import REQUESTS, SIGNALS
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What all ranks do after a step."""
+    """The action of all ranks after a step."""
 
     stop: bool
     save: bool
@@ -58,7 +58,7 @@ class Control:
         self._regroup = True
 
     def word(self) -> tf.Tensor:
-        """This rank's requests, int32 [3]: stop, save, regroup."""
+        """Returns this rank's requests, int32 [3]: stop, save, regroup."""
         save = self._save_every_seconds is not None and (time.monotonic() - self._last_save >= self._save_every_seconds)
         if save:
             self._last_save = time.monotonic()
@@ -66,5 +66,5 @@ class Control:
 
     @staticmethod
     def read(total: tf.Tensor) -> Verdict:
-        """The verdict in the sum of all ranks' words."""
+        """Returns the verdict in the sum of all ranks' words."""
         return Verdict(*(count > 0 for count in total.numpy().tolist()))

@@ -1,4 +1,4 @@
-"""Processes of this host, as /proc shows them."""
+"""Finds and kills processes of this host through /proc."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 
 def parent(process: int) -> int:
-    """The number of a process's parent; 0 if there is no such process."""
+    """Returns the number of a process's parent; 0 if there is no such process."""
     return _status(process)[1]
 
 
 def descendants(process: int) -> list[int]:
-    """All processes that stem from this one and have not ended."""
+    """Returns all processes that stem from this one and have not ended."""
     children: dict[int, list[int]] = {}
     ended = set()
     for entry in Path("/proc").iterdir():
@@ -35,13 +35,13 @@ def descendants(process: int) -> list[int]:
 
 
 def children(process: int) -> list[int]:
-    """The direct children of a process, ascending."""
+    """Returns the direct children of a process, ascending."""
     numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return sorted(number for number in numbers if parent(number) == process)
 
 
 def words(process: int) -> list[str]:
-    """The command line of a process; one empty word if there is no such process."""
+    """Returns the command line of a process; one empty word if there is no such process."""
     try:
         return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -49,7 +49,7 @@ def words(process: int) -> list[str]:
 
 
 def kill(processes: Iterable[int]) -> None:
-    """SIGKILL to each that is still there."""
+    """Sends SIGKILL to each process that still runs."""
     for process in processes:
         with contextlib.suppress(OSError):
             os.kill(process, signal.SIGKILL)

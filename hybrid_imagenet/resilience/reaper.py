@@ -20,10 +20,10 @@ _LATE = 5.0  # a guardian that was late by so many seconds was stopped itself, a
 
 
 class Guardian:
-    """The rank's end: starts the process and gives signs of life."""
+    """Starts the process that kills a silent rank, and gives it the rank's signs of life."""
 
     def __init__(self, seconds: float):
-        """`seconds` without a sign of life are the end."""
+        """Starts the process; it kills this rank after `seconds` without a sign of life."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "hybrid_imagenet.resilience.reaper", str(os.getpid()), str(seconds)],
             stdin=subprocess.PIPE,
@@ -35,7 +35,7 @@ class Guardian:
         self._write(b"+")
 
     def rest(self) -> None:
-        """Announces silence that means nothing."""
+        """Announces a silence that is no fault, during which this process is not killed."""
         self._write(b"-")
 
     def _write(self, sign: bytes) -> None:
@@ -55,14 +55,15 @@ def watch(process: int, seconds: float, signs: int) -> None:
                 return
             waiting = data.endswith(b"+")
         elif time.monotonic() - began < seconds + _LATE:
-            print(f"error: process {process} was stopped for {seconds:g} s: it is ended", file=sys.stderr, flush=True)
+            what = f"process {process} gave no sign of life for {seconds:g} s: it was killed"
+            print(f"error: {what}", file=sys.stderr, flush=True)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
             return
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Watches over the process in the first argument."""
+    """Kills the process in the first argument once it is silent for too long."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     watch(int(arguments[0]), float(arguments[1]), sys.stdin.fileno())

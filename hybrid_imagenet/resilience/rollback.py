@@ -1,4 +1,4 @@
-"""The sessions of a process: training begun anew from a checkpoint when it has diverged."""
+"""Begins training anew from a checkpoint when it has diverged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DivergedError(NumericsError):
 
 @dataclasses.dataclass(frozen=True)
 class Rollback:
-    """Why and how far to go back.
+    """A return to an earlier step: its reason and how far it goes.
 
     Attributes:
       run_dir: the directory of the run; known on rank 0.

@@ -51,14 +51,14 @@ class StepTimes:
 
 
 class Queues:
-    """Bytes that wait to be sent on this process's TCP connections, by the address they are for."""
+    """Measures the bytes that wait to be sent on this process's TCP connections, by destination address."""
 
     def __init__(self) -> None:
-        """Nothing is known before the second look."""
+        """Takes the first look; nothing is known before the second."""
         self._before: dict[str, int] = {}
 
     def look(self) -> tuple[tuple[str, int], ...]:
-        """(address, bytes) that have waited since the last look at least: a queue that empties is none."""
+        """Returns (address, bytes) that have waited since the last look at least: a queue that empties is none."""
         found = _queues()
         lasting = {address: min(count, self._before.get(address, 0)) for address, count in found.items()}
         self._before = found
@@ -81,7 +81,7 @@ def _queues() -> dict[str, int]:
 
 
 def _own_sockets() -> set[str]:
-    """The inode numbers of this process's sockets."""
+    """Returns the inode numbers of this process's sockets."""
     found = set()
     try:
         for path in Path("/proc/self/fd").iterdir():

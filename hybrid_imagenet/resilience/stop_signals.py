@@ -1,4 +1,4 @@
-"""Requests to stop by SIGTERM, SIGINT or SIGUSR1, from the start of the program to its end.
+"""Notes requests to stop by SIGTERM, SIGINT or SIGUSR1, from the start of the program to its end.
 
 Before training there is nothing to save: the first signal ends the process, even inside of a library that waits for
 other ranks. From the first step on a request is kept until all ranks follow it (`preemption`) or training is over.
@@ -22,10 +22,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Requests:
-    """What signals have asked this process for."""
+    """Keeps the requests that signals have made of this process."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Starts without a request."""
         self.stop = self.installed = False
         self._training = False
 
@@ -43,7 +43,7 @@ class Requests:
         threading.Thread(target=self._listen, args=(reader, writer), name="signals", daemon=True).start()
 
     def begin_training(self) -> None:
-        """From now on a request waits for the end of a step."""
+        """Lets requests wait for the end of a step from now on."""
         self._training = True
 
     def on_signal(self, number: int, frame: types.FrameType | None) -> None:

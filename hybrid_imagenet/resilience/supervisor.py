@@ -51,13 +51,13 @@ _GREETINGS = re.compile(
 
 
 def ssh_options(stall_seconds: float) -> list[str]:
-    """Options for ssh: the connection ends after the watchdog has had its say, not before a short outage is over."""
+    """Returns ssh's options: a connection ends after the watchdog has judged, not before a short outage is over."""
     count = math.ceil((stall_seconds + 10) / _ALIVE_EVERY)
     return ["-o", f"ServerAliveInterval={_ALIVE_EVERY}", "-o", f"ServerAliveCountMax={count}"]
 
 
 def stall_seconds(words: Sequence[str]) -> float:
-    """`--stall_seconds` among the words of a command; its default if it is not there, or 0 (never)."""
+    """Returns `--stall_seconds` among the words of a command; its default if it is not there, or 0 (never)."""
     given = [word.partition("=")[2] for word in words if re.fullmatch(r"--?stall_seconds=[0-9.]+", word)]
     try:
         return float(given[-1]) or _DEFAULT_STALL
@@ -66,7 +66,7 @@ def stall_seconds(words: Sequence[str]) -> float:
 
 
 class Supervisor:
-    """One run of a launcher."""
+    """Runs a launcher once, ends it if it stays, and leaves no process behind."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Supervisor:
         Args:
           command: the launcher and its arguments.
           stall: --stall_seconds of the program.
-          ssh_port: port of sshd on the hosts, for mpirun; that of ssh's configuration if None.
+          ssh_port: port of sshd on the hosts, for mpirun; None leaves it to ssh's configuration.
           elastic: a rank that ends does not end the job, but for codes on which all ranks agree.
         """
         self._command, self._elastic = list(command), elastic
@@ -93,7 +93,7 @@ class Supervisor:
         self._child: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
-        """Runs it; returns the exit code."""
+        """Runs the launcher; returns the exit code."""
         adopt_orphans()
         before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         try:
@@ -142,7 +142,7 @@ class Supervisor:
                 os.kill(_behind_shell(self._child.pid), signal.SIGUSR1)
 
     def _read(self) -> None:
-        """Passes standard error on, without greetings and what is meant for this process."""
+        """Passes standard error on, without greetings and lines meant for this process."""
         assert self._child is not None
         assert self._child.stderr is not None
         for line in self._child.stderr:
@@ -154,7 +154,7 @@ class Supervisor:
                 os.write(2, line)
 
     def _push(self) -> None:
-        """Ends a launcher that stays although the job has ended."""
+        """Ends a launcher that does not end with its job."""
         now = time.monotonic()
         final = (EXIT_NUMERICS, EXIT_PREEMPTED) if self._elastic else range(1, 256)
         began = next((at for at, code in self._ends if code in final), None)
@@ -171,14 +171,14 @@ class Supervisor:
                 os.killpg(self._child.pid, signal.SIGTERM)
 
     def _clear_up(self) -> None:
-        """Leaves no process of the job on this host: what lost its launcher saves and leaves, or is killed."""
+        """Leaves no process of the job on this host: ranks that lost their launcher save and leave, or are killed."""
         until = time.monotonic() + (0 if self._forced else _ORPHAN_GRACE)
         while (left := _left()) and time.monotonic() < until:
             time.sleep(0.1)
         processes.kill(left)
 
     def _result(self, code: int) -> int:
-        """The exit code of the job."""
+        """Returns the exit code of the job."""
         now = time.monotonic()
         told = [each for at, each in self._ends if now - at < _RECENT]
         if code in (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED, EXIT_PREEMPTED):
@@ -205,13 +205,13 @@ def _wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:
 
 
 def _left() -> list[int]:
-    """What this process has started, or has taken over, and is still there; connections that ssh shares may stay."""
+    """Returns processes that this one started or took over and that still run; ssh's shared connections may stay."""
     own = processes.descendants(os.getpid())
     return [process for process in own if not processes.words(process)[0].startswith("ssh: ")]
 
 
 def _behind_shell(process: int) -> int:
-    """The launcher itself where a shell waits for it, as horovodrun becomes one; else the process."""
+    """Returns the launcher itself where a shell waits for it, as horovodrun becomes one; else the process."""
     if processes.words(process)[1:2] != ["-c"]:
         return process
     return next(iter(processes.children(process)), process)
@@ -239,7 +239,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def succeeds(command: str) -> bool:
-    """Whether a command ends with code 0."""
+    """Returns whether a command ends with code 0."""
     try:
         return subprocess.run(shlex.split(command), check=False).returncode == 0
     except OSError:

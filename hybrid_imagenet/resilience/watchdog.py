@@ -1,4 +1,4 @@
-"""Leaves no rank hanging or behind: a thread of each rank tells the others that it lives and where it is.
+"""Names and ends ranks that hang: a thread of each rank tells the others that it lives and which step it is at.
 
 Horovod's own stall inspector needs every rank's background thread to answer; a rank that is stopped, or whose host is
 gone, blocks it too. Here each rank sends small datagrams (UDP) to two listeners, rank 0 and a deputy on another host
@@ -43,31 +43,31 @@ _SLOW_EVERY = 300.0  # seconds between two lines about a slow host
 
 
 class Ranks(Protocol):
-    """What the watchdog needs of a communicator."""
+    """The part of a communicator that the watchdog uses."""
 
     rank: int
     size: int
     hosts: tuple[str, ...]
 
     def broadcast_object(self, obj: Any, root: int = 0) -> Any:
-        """What rank `root` passed."""
+        """Returns the value that rank `root` passed."""
 
     def allgather_object(self, obj: Any) -> list[Any]:
-        """What each rank passed."""
+        """Returns the value that each rank passed."""
 
     def waited(self) -> tuple[float, int]:
-        """Seconds for which steps have waited for sums of gradients so far, and the number of these steps."""
+        """Returns the seconds that steps have waited for sums of gradients so far, and the number of these steps."""
 
 
 def listeners(hosts: Sequence[str]) -> tuple[int, ...]:
-    """Rank 0 and its deputy: the first rank on another host, else rank 1."""
+    """Returns rank 0 and its deputy: the first rank on another host, else rank 1."""
     if len(hosts) == 1:
         return (0,)
     return (0, next((rank for rank, host in enumerate(hosts) if host != hosts[0]), 1))
 
 
 def _host_of(addresses: Sequence[Sequence[str]], hosts: Sequence[str]) -> dict[str, str]:
-    """The host at each address; addresses that several hosts have, such as those of a bridge, are left out."""
+    """Returns the host at each address; addresses that several hosts share, such as a bridge's, are left out."""
     at: dict[str, set[str]] = {}
     for host, own in zip(hosts, addresses, strict=True):
         for address in own:
@@ -76,17 +76,17 @@ def _host_of(addresses: Sequence[Sequence[str]], hosts: Sequence[str]) -> dict[s
 
 
 class SignsOfLife(Protocol):
-    """What the watchdog needs of a guardian."""
+    """The part of a guardian that the watchdog uses."""
 
     def alive(self) -> None:
-        """This process runs."""
+        """Gives a sign of life of this process."""
 
     def rest(self) -> None:
-        """It is not watched for now."""
+        """Suspends the supervision of this process."""
 
 
 class Watchdog:
-    """Watches over the ranks of a run from a daemon thread of each of them.
+    """Exchanges heartbeats with the other ranks from a daemon thread, and names and ends those that hang.
 
     A rank that gives no sign of life is named on standard error after 30 s (or half of `stall_seconds`, if that is
     less) with its host, process, last step and stack; so are the culprits when no rank advances. After
@@ -160,7 +160,7 @@ class Watchdog:
             self._thread.start()
 
     def note(self, step: int | None = None) -> None:
-        """Progress: a training step is done, or, without a number, something else such as a batch of validation."""
+        """Notes progress: a training step, or, without a number, something else such as a batch of validation."""
         now = time.monotonic()
         if self._step is None:
             self._began = now
@@ -187,18 +187,18 @@ class Watchdog:
             part.close()
 
     def _watch(self) -> None:
-        """Beats, listens and judges until `stop`, whatever is received."""
+        """Sends beats, listens and judges until `stop`, whatever is received."""
         while not self._stop.is_set():
             try:
                 self._turn()
             except Exception:
                 if not self._failed:  # once; without its watchdog a rank would soon count as silent
                     self._failed = True
-                    print(f"watchdog: goes on after\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+                    print(f"watchdog: continues after an error\n{traceback.format_exc()}", file=sys.stderr, flush=True)
                 self._stop.wait(self._interval)
 
     def _turn(self) -> None:
-        """Listens until the next beat is due, beats, judges."""
+        """Listens until the next beat is due, sends it and judges."""
         self._receive(self._due)
         if self._stop.is_set():
             return

@@ -1,4 +1,4 @@
-"""DAWNBench's log of a training run: a TSV of accuracies by epoch, and the JSON that describes the entry."""
+"""Writes DAWNBench's log of a training run: a TSV of accuracies by epoch, and the JSON that describes the entry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HEADER = "epoch\thours\ttop1Accuracy\ttop5Accuracy"
 
 
 def tsv(records: Iterable[Mapping[str, Any]]) -> str:
-    """One line per validation: epoch, hours since the start, top-1 and top-5 in percent."""
+    """Returns one line per validation: epoch, hours since the start, top-1 and top-5 in percent."""
     lines = [HEADER]
     for record in records:
         if record.get("kind") == "epoch" and record.get("val_top1") is not None and record.get("seconds") is not None:
@@ -21,7 +21,7 @@ def tsv(records: Iterable[Mapping[str, Any]]) -> str:
 
 
 def entry(config: Mapping[str, Any], timestamp: str) -> dict[str, Any]:
-    """The description that goes with the TSV, in the fields that DAWNBench's training entries have.
+    """Returns the description that goes with the TSV, in the fields that DAWNBench's training entries have.
 
     Args:
       config: the content of a run's config.json.

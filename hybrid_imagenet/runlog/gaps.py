@@ -14,7 +14,7 @@ Record = Mapping[str, Any]
 
 
 def find(records: Iterable[Record], finished_epochs: int) -> list[int]:
-    """The epochs from 1 to `finished_epochs` that have neither a record nor were called missing before."""
+    """Returns the epochs from 1 to `finished_epochs` that have neither a record nor were called missing before."""
     known: set[Any] = set()
     for record in records:
         if record.get("kind") == "epoch":
@@ -25,12 +25,12 @@ def find(records: Iterable[Record], finished_epochs: int) -> list[int]:
 
 
 def lost(records: Iterable[Record]) -> list[int]:
-    """The epochs that gap records call missing, in order."""
+    """Returns the epochs that gap records call missing, in order."""
     return sorted({epoch for r in records if r.get("kind") == "gap" for epoch in r.get("lost_epochs") or ()})
 
 
 def best(records: Iterable[Record]) -> tuple[float | None, int | None]:
-    """The best validation top-1 and its epoch, from epochs and gaps; the epoch is None where it is not known."""
+    """Returns the best validation top-1 and its epoch, from epochs and gaps; the epoch is None if unknown."""
     pairs: list[tuple[float, int | None]] = []
     for record in records:
         if record.get("kind") == "epoch" and record.get("val_top1") is not None:
@@ -41,7 +41,7 @@ def best(records: Iterable[Record]) -> tuple[float | None, int | None]:
 
 
 def hides(records: Sequence[Record], metric: str, target: float, reached: float | None) -> bool:
-    """Whether a missing epoch may have been the first to reach a target.
+    """Returns whether a missing epoch may have been the first to reach a target.
 
     Args:
       records: of the run.
@@ -57,7 +57,7 @@ def hides(records: Sequence[Record], metric: str, target: float, reached: float 
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Ascending numbers in words, such as `1 to 3, 7`."""
+    """Returns ascending numbers in words, such as `1 to 3, 7`."""
     parts = []
     for _, group in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         run = [number for _, number in group]

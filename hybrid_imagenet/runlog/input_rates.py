@@ -1,4 +1,4 @@
-"""Mean rates of reading training data over the epochs that the NCSA HAL benchmark averages."""
+"""Computes mean rates of reading training data over the epochs that the NCSA HAL benchmark averages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WINDOW = (10, 60)
 
 
 def mean_rate(epochs: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """Sum of `key` over sum of training seconds in the epochs of `WINDOW`; None where none of them has both.
+    """Returns the sum of `key` over the training seconds in the epochs of `WINDOW`; None where none has both.
 
     Args:
       epochs: epoch records, all or part of a run's.

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one JSON object per line, the source of truth of a run. Every other log and report is made from it.
+"""Writes and reads `metrics.jsonl`: one JSON object per line, from which every other log and report is made.
 
 A record has the key `kind`: `step` (every --log_every_steps steps), `epoch` (one per pass over the training set, with
 the validation's results when there was one), `rollback` (training had diverged and went back to this step), `ranks`
@@ -81,7 +81,7 @@ KINDS = ("step", "epoch", "rollback", "ranks", "gap")
 
 
 def clean(value: Any) -> Any:
-    """The value in the types that JSON has: NumPy scalars become numbers, what is not finite becomes None."""
+    """Returns the value in the types that JSON has: NumPy scalars become numbers, what is not finite becomes None."""
     if isinstance(value, Mapping):
         return {str(key): clean(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -139,7 +139,7 @@ class MetricsWriter:
         self._file.close()
 
     def __enter__(self) -> MetricsWriter:
-        """The writer itself."""
+        """Returns the writer itself."""
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -197,7 +197,7 @@ def _check(record: Mapping[str, Any], place: str) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number, or nothing, as of a layer without a trust ratio."""
+    """Returns whether a value is a number, or nothing, as of a layer without a trust ratio."""
     return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value))
 
 
@@ -220,6 +220,6 @@ def _mend(path: pathlib.Path, resume_from: tuple[int, int] | None) -> None:
 
 
 def _is_later(record: Mapping[str, Any], step: int, finished_epochs: int) -> bool:
-    """Whether a record was written after that position: an epoch ends later than its last step."""
+    """Returns whether a record was written after that position: an epoch ends later than its last step."""
     epoch_not_finished = record.get("kind") == "epoch" and (record.get("epoch") or 0) > finished_epochs
     return bool((record.get("step") or 0) > step or epoch_not_finished)

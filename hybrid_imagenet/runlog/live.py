@@ -1,4 +1,4 @@
-"""How rank 0 shows a run: one status area on a terminal, plain lines with a rate limit elsewhere.
+"""Shows a run on rank 0: one status area on a terminal, plain lines with a rate limit elsewhere.
 
 A view is fed with the plain dictionaries that go into metrics.jsonl:
 
@@ -26,7 +26,7 @@ MODES = ("auto", "live", "plain", "none")
 
 
 class View(Protocol):
-    """What every view offers."""
+    """The interface of every view."""
 
     def run_started(self, info: Mapping[str, Any]) -> None:
         """Begins; `info` as in `progress.Status`."""
@@ -84,7 +84,7 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 class PlainView:
-    """One line per epoch, and one about steps at most every `line_seconds` seconds."""
+    """Prints one line per epoch, and one about steps at most every `line_seconds` seconds."""
 
     def __init__(self, stream: TextIO, total_epochs: int, *, line_seconds: float | None, clock: Callable[[], float]):
         """`line_seconds` None shows messages only."""

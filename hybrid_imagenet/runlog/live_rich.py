@@ -1,4 +1,4 @@
-"""The status area on a terminal."""
+"""Shows a run in a status area on a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REFRESH_SECONDS = 0.25
 
 
 class LiveView:
-    """Two bars and a few values, redrawn in place at most four times a second, in the caller's thread."""
+    """Shows two bars and a few values, redrawn in place at most four times a second, in the caller's thread."""
 
     def __init__(self, stream: TextIO, total_epochs: int, *, clock: Callable[[], float]):
         """Draws to `stream`, which is taken for a terminal."""

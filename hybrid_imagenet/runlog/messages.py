@@ -6,14 +6,14 @@ from hybrid_imagenet.errors import printable
 
 
 class Messages:
-    """Messages, each shown once, and how many ranks sent it."""
+    """Keeps messages, each shown once, and how many ranks sent it."""
 
     def __init__(self) -> None:
         """Starts without messages."""
         self._ranks: dict[str, list[int | None]] = {}
 
     def line(self, text: str, rank: int | None) -> str | None:
-        """The line to show, or None if this message was shown before."""
+        """Returns the line to show, or None if this message was shown before."""
         text = "\n".join(printable(line) for line in text.split("\n"))  # it may quote the names of files
         first = text not in self._ranks
         self._ranks.setdefault(text, []).append(rank)
@@ -22,7 +22,7 @@ class Messages:
         return text if rank is None else f"rank {rank}: {text}"
 
     def repeated(self) -> list[str]:
-        """For each message that several ranks sent: which else did."""
+        """Returns a line for each message that several ranks sent, naming the other ranks."""
         lines = []
         for text, ranks in self._ranks.items():
             others = sorted({r for r in ranks[1:] if r is not None and r != ranks[0]})

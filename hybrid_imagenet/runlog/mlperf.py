@@ -1,4 +1,4 @@
-"""MLPerf's log of a training run: `:::MLLOG` lines for the open division, as the compliance checker wants them.
+"""Writes MLPerf's log of a training run: `:::MLLOG` lines for the open division, as the compliance checker wants them.
 
 The checker of the `mlperf-logging` package knows the ResNet benchmark up to the rules of training 4.0.0. The closed
 division prescribes SGD or LARS with its own schedule, so runs are logged for the open one.
@@ -17,10 +17,10 @@ Line = tuple[float, str, str, Any, dict[str, Any]]  # seconds, event type, key, 
 
 
 def log(records: Iterable[Mapping[str, Any]], config: Mapping[str, Any], started: float, **facts: Any) -> str:
-    """The log of a run, made from its records.
+    """Returns the log of a run, made from its records.
 
     Args:
-      records: those of metrics.jsonl.
+      records: the records of metrics.jsonl.
       config: the content of config.json; `flags`, `world_size`, `train_images` and `validation_images` are used.
       started: when training began, in seconds since 1970.
       facts: overrides of `submission_org`, `submission_platform`, `submission_status`.

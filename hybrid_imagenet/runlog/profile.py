@@ -1,4 +1,4 @@
-"""What a profile of some training steps says about where their time went.
+"""Works out from a profile of some training steps where their time went.
 
 TensorFlow's profiler writes an XSpace, which TensorBoard draws. Here its events are sorted into five categories:
 
@@ -34,7 +34,7 @@ _PICOSECONDS = 1e-12
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """What a line (thread or stream) of a plane did from `start` to `end`, in seconds on one clock."""
+    """An operation of a line (thread or stream) of a plane, from `start` to `end`, in seconds on one clock."""
 
     plane: str
     line: str
@@ -45,7 +45,7 @@ class Event:
 
 
 def read(folder: pathlib.Path) -> list[Event]:
-    """The events of the newest profile below a directory.
+    """Returns the events of the newest profile below a directory.
 
     Raises:
       FileNotFoundError: if there is none.
@@ -62,7 +62,7 @@ def read(folder: pathlib.Path) -> list[Event]:
 
 
 def events(space: Any) -> Iterator[Event]:
-    """The events of an XSpace."""
+    """Yields the events of an XSpace."""
     for plane in space.planes:
         names = {number: metadata.name for number, metadata in plane.event_metadata.items()}
         keys = {number: metadata.name for number, metadata in plane.stat_metadata.items()}
@@ -85,7 +85,7 @@ def _value(stat: Any, keys: dict[int, str]) -> Any:
 
 
 def summarize(found: Sequence[Event]) -> dict[str, Any]:
-    """Times by category, in milliseconds per step: `exclusive`, which add up to `step`, and `active`.
+    """Returns times by category, in milliseconds per step: `exclusive`, which add up to `step`, and `active`.
 
     Raises:
       ValueError: if the profile holds no step.
@@ -122,7 +122,7 @@ def summarize(found: Sequence[Event]) -> dict[str, Any]:
 
 
 def classified(found: Sequence[Event]) -> Iterator[tuple[str, Event]]:
-    """The events that count, each with its category."""
+    """Yields the events that count, each with its category."""
     devices = {event.plane for event in found if "/device:" in event.plane}
     pending = {}
     for event in found:
@@ -153,7 +153,7 @@ def _part(name: str) -> str:
 
 
 def _call(event: Event) -> tuple[Any, Any]:
-    """What the start and the end of one asynchronous operation have in common."""
+    """Returns the key that the start and the end of one asynchronous operation share."""
     return event.facts.get("step_id"), event.facts.get("name")
 
 
@@ -172,7 +172,7 @@ def _length(intervals: Sequence[tuple[float, float]]) -> float:
 
 
 def table(summary: dict[str, Any], first: int) -> str:
-    """The summary as text; `first` is the number of the first step."""
+    """Returns the summary as text; `first` is the number of the first step."""
     last = first + summary["steps"] - 1
     lines = [
         f"steps {first} to {last}: {summary['step']:.1f} ms per step",

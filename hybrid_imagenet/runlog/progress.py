@@ -1,4 +1,4 @@
-"""What the live view shows, worked out from the records; knows nothing of terminals."""
+"""Works out from the records what the live view shows; knows nothing of terminals."""
 
 from __future__ import annotations
 
@@ -76,28 +76,28 @@ class Status:
 
     @property
     def epoch_fraction(self) -> float:
-        """How much of the epoch under way is done, 0 to 1."""
+        """Fraction of the epoch under way that is done, 0 to 1."""
         return min(max(self.position - (self.epoch - 1), 0.0), 1.0)
 
     def seconds_per_epoch(self) -> float | None:
-        """At the present rate, with validation."""
+        """Returns the seconds per epoch at the present rate, with validation."""
         images, rate = self.info.get("images_per_epoch"), self.values.get("images_per_second")
         if not images or not rate:
             return None
         return float(images / rate + (self.values.get("validation_seconds") or 0.0))
 
     def remaining_seconds(self) -> float | None:
-        """Until the last epoch is done, at the present rate."""
+        """Returns the seconds until the last epoch is done, at the present rate."""
         each = self.seconds_per_epoch()
         return None if each is None else each * (self.total_epochs - self.position)
 
     def efficiency(self) -> float | None:
-        """Scaling efficiency, where the speed of one GPU alone is known."""
+        """Returns the scaling efficiency, where the speed of one GPU alone is known."""
         single, rate = self.info.get("single_gpu_images_per_second"), self.values.get("images_per_second")
         return rate / (single * self.info["world_size"]) if single and rate else None
 
     def target_text(self) -> str | None:
-        """When the target will be met, with its band; None while nothing can be said."""
+        """Forecasts when the target will be met, with a band; None while no forecast can be made."""
         if self._forecast is None:
             return None
         name, best = f"top-1 {100 * self.info['target']:.1f} %", self._forecast.epochs
@@ -111,7 +111,7 @@ class Status:
         return f"{name} at epoch {best:.0f} ({self._forecast.low or best:.0f} to {high}){when}"
 
     def reference_text(self) -> str | None:
-        """The distance to MLPerf's reference convergence."""
+        """Returns the distance to MLPerf's reference convergence."""
         batch = self.info.get("reference_batch")
         result = forecast.gate(batch, self._reference) if batch else None
         if result is None or result.verdict == "open":
@@ -120,7 +120,7 @@ class Status:
         return f"MLPerf reference {result.reference_epochs:.1f} epochs: {result.verdict}{ahead}"
 
     def rate_text(self) -> str | None:
-        """Images per second in all, per GPU, and the scaling efficiency."""
+        """Returns images per second in all, per GPU, and the scaling efficiency."""
         rate = self.values.get("images_per_second")
         if not rate:
             return None
@@ -131,7 +131,7 @@ class Status:
         return text if efficiency is None or size == 1 else f"{text}, efficiency {100 * efficiency:.1f} %"
 
     def phase_text(self) -> str | None:
-        """Phase, learning rate and, under AdaBound, both bounds."""
+        """Returns phase, learning rate and, under AdaBound, both bounds."""
         values = self.values
         if values.get("learning_rate") is None:
             return None
@@ -144,7 +144,7 @@ class Status:
         return text
 
     def trouble_text(self) -> str | None:
-        """Waiting for input (from 2 % on) and skipped steps, if there are any."""
+        """Returns waiting for input (from 2 % on) and skipped steps, if there are any."""
         parts = []
         wait = self.values.get("data_wait_fraction")
         if wait is not None and wait >= 0.02:
@@ -155,7 +155,7 @@ class Status:
 
 
 def accuracies(record: Mapping[str, Any], prefixes: tuple[str, ...] = ("train", "val")) -> list[tuple[str, str]]:
-    """Name and text of the loss, top-1 and (validation only) top-5 in a record, as far as it has them."""
+    """Returns name and text of the loss, top-1 and (validation only) top-5 in a record, as far as it has them."""
     found = []
     for prefix in prefixes:
         for key, word in (("loss", "loss"), ("top1", "top-1"), ("top5", "top-5")):

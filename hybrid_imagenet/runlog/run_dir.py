@@ -1,4 +1,4 @@
-"""The directory of a run: created, claimed and never silently overwritten."""
+"""Creates and claims the directory of a run, and never overwrites one silently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hybrid_imagenet.errors import UserError
 
 
 class RunDirectory:
-    """One run's files; held by rank 0 with a lock for as long as the run lasts.
+    """Holds one run's files, on rank 0, under a lock for as long as the run lasts.
 
     Attributes:
       path: the directory.
@@ -76,12 +76,12 @@ class RunDirectory:
 
 
 def requested(path: str | None, recipe: str, dataset: str) -> pathlib.Path:
-    """The directory that --run_dir asks for, by default runs/RECIPE-DATASET, before a free name is chosen."""
+    """Returns the directory that --run_dir asks for, by default runs/RECIPE-DATASET, before a free name is chosen."""
     return pathlib.Path(path) if path else pathlib.Path("runs", f"{recipe}-{dataset}")
 
 
 def free_name(base: pathlib.Path) -> pathlib.Path:
-    """`base`, or `base-2`, `base-3`, ... : the first that does not exist."""
+    """Returns `base`, or `base-2`, `base-3`, ... : the first that does not exist."""
     candidate, number = base, 1
     while candidate.exists():
         number += 1
@@ -90,7 +90,7 @@ def free_name(base: pathlib.Path) -> pathlib.Path:
 
 
 def newest_name(base: pathlib.Path) -> pathlib.Path:
-    """The last of `base`, `base-2`, ... that exists, or `base`."""
+    """Returns the last of `base`, `base-2`, ... that exists, or `base`."""
     candidate, number = base, 1
     while True:
         following = base.with_name(f"{base.name}-{number + 1}")

@@ -1,4 +1,4 @@
-"""The standard logs of a run directory, made from its metrics.jsonl and config.json."""
+"""Writes the standard logs of a run directory from its metrics.jsonl and config.json."""
 
 from __future__ import annotations
 

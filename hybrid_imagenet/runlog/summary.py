@@ -1,4 +1,4 @@
-"""What a run reached, how fast, and the papers' criteria: the content of `summary.json`."""
+"""Summarizes what a run reached, how fast, and the papers' criteria: the content of `summary.json`."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def summarize(
     wall_seconds: float | None = None,
     **facts: Any,
 ) -> dict[str, Any]:
-    """Sums a run up.
+    """Summarizes a run.
 
     Args:
-      records: those of metrics.jsonl, in order.
+      records: the records of metrics.jsonl, in order.
       world_size: N, the number of ranks (GPUs).
       images_per_epoch: images in the training set.
       targets: top-1 fractions; `epochs_to_target` speaks of the first. Top-5 93 % is always added.
@@ -124,7 +124,7 @@ def target_criteria(
     efficiency: float | None,
     images_per_epoch: int,
 ) -> dict[str, Any]:
-    """Lu et al.'s criteria for one target; entries are None where the target was not reached or a speed is not known.
+    """Computes Lu et al.'s criteria for one target; None where it was not reached or a speed is not known.
 
     Returns:
       `metric`, `target`; `epochs` and `seconds` to it, as measured, with validation and checkpoints;
@@ -153,14 +153,14 @@ def target_criteria(
 
 
 def mean_throughput(epochs: Sequence[Record]) -> float | None:
-    """Training images per second over all epochs: each epoch's rate weighted with its training seconds."""
+    """Returns training images per second over all epochs: each epoch's rate weighted with its training seconds."""
     pairs = [(r["images_per_second"], r.get("train_seconds", 1.0)) for r in epochs if r.get("images_per_second")]
     total = sum(seconds for _, seconds in pairs)
     return sum(rate * seconds for rate, seconds in pairs) / total if total else None
 
 
 def steady_throughput(epochs: Sequence[Record]) -> float | None:
-    """Median training images per second of the epochs after the first; of the first if there is no other."""
+    """Returns the median training images per second of the epochs after the first, or of the first if it is alone."""
     rates = [r["images_per_second"] for r in epochs if r.get("images_per_second")]
     return statistics.median(rates[1:] or rates) if rates else None
 
@@ -168,7 +168,7 @@ def steady_throughput(epochs: Sequence[Record]) -> float | None:
 def time_by_cause(
     epochs: Sequence[Record], wall_seconds: float | None, single_gpu_rate: float | None, gpus: int
 ) -> dict[str, float] | None:
-    """Seconds of the run by cause, which add up to its wall time (see `criteria.waterfall`).
+    """Returns seconds of the run by cause, which add up to its wall time (see `criteria.waterfall`).
 
     A cause that no record has measured is left out, and its time is in `other`.
     """
@@ -190,7 +190,7 @@ def time_by_cause(
 
 
 def _steps(epochs: Sequence[Record]) -> list[int]:
-    """The steps of each epoch; 0 where the epoch before it has no record."""
+    """Returns the steps of each epoch; 0 where the epoch before it has no record."""
     steps, before = [], {"epoch": 0, "step": 0}
     for record in epochs:
         follows = record.get("epoch", 0) == before.get("epoch", 0) + 1
@@ -213,7 +213,7 @@ def _last(records: Sequence[Record], key: str) -> Any:
 
 
 def single_gpu_speed(text: str) -> float:
-    """The speed of one GPU alone, given as a number or as the directory of a finished 1-rank run.
+    """Returns the speed of one GPU alone, given as a number or as the directory of a finished 1-rank run.
 
     Args:
       text: images per second, or a run directory; its steady throughput counts.
@@ -243,7 +243,7 @@ def _stored_speed(text: str) -> float:
 
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
-    """The summary in a few lines of text, for the end of a run."""
+    """Returns the summary in a few lines of text, for the end of a run."""
     split = _SPLITS.get(str(summary.get("val_split")), "")
     text = [
         f"{split}top-1 {_percent(summary['val_top1'])} (best {_percent(summary['best_val_top1'])} in epoch "
@@ -285,7 +285,7 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as 45.1 s, 12 min 05 s or 3 h 07 min; a dash for None."""
+    """Returns seconds as 45.1 s, 12 min 05 s or 3 h 07 min; a dash for None."""
     if seconds is None:
         return "-"
     if seconds < 60:

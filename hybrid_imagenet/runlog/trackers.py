@@ -1,4 +1,4 @@
-"""Sinks beside the view: several at once, TensorBoard, and experiment trackers. All take the view's calls.
+"""Sends a run's records to TensorBoard and experiment trackers, beside the view. All take the view's calls.
 
 TensorBoard's tags are listed in TAGS; layers appear as `trust_ratio/<layer>` and
 `learning_rate/<layer>`, histograms under the name given.
@@ -40,7 +40,7 @@ TAGS: Mapping[str, str] = {
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a record under their tags. Training values of an epoch go under `epoch/`."""
+    """Returns the finite numbers of a record under their tags. Training values of an epoch go under `epoch/`."""
     values = {}
     for key, tag in TAGS.items():
         value = record.get(key)
@@ -56,7 +56,7 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Optional:
-    """Passes calls on to a sink that a run can do without: the first that fails is told, and no other is made.
+    """Passes calls on to a sink that a run can do without: the first failure is reported, and no further call is made.
 
     A disk may be full or a tracker's server away; metrics.jsonl holds all that the sink would have got.
     """
@@ -158,7 +158,7 @@ class Fanout:
 
 
 class ScalarSink:
-    """The part that trackers share: scalars of step and epoch records, and nothing else."""
+    """Logs the scalars of step and epoch records: the part that trackers share."""
 
     def run_started(self, info: Mapping[str, Any]) -> None:
         """Begins."""
@@ -186,7 +186,7 @@ class ScalarSink:
 
 
 class TensorBoard(ScalarSink):
-    """Event files for TensorBoard. The `tensorboard` package need not be installed to write them."""
+    """Writes event files for TensorBoard. The `tensorboard` package need not be installed to write them."""
 
     def __init__(self, directory: str):
         """Writes into a directory, which is made on the first record."""
@@ -222,7 +222,7 @@ class TensorBoard(ScalarSink):
 
 
 class Tracker(ScalarSink):
-    """Weights & Biases or MLflow, if installed and set up by the user."""
+    """Logs to Weights & Biases or MLflow, if installed and set up by the user."""
 
     def __init__(self, name: str, run_name: str, config: Mapping[str, Any]):
         """Starts a run of the tracker.

@@ -1,4 +1,4 @@
-"""Sums of loss and correct predictions, kept on the device and added over ranks exactly."""
+"""Keeps sums of loss and correct predictions on the device and adds them over ranks exactly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationSums:
-    """Sums over examples: loss (nats), correct first guesses, correct among five guesses, and the examples counted."""
+    """Holds sums over examples: loss (nats), correct first guesses, correct among five guesses, and their number."""
 
     loss: float
     top1: float
@@ -18,7 +18,7 @@ class ClassificationSums:
     count: float
 
     def means(self, prefix: str) -> dict[str, float]:
-        """Averages under the names `<prefix>_loss`, `<prefix>_top1`, `<prefix>_top5` (fractions); NaN if empty."""
+        """Returns averages named `<prefix>_loss`, `<prefix>_top1`, `<prefix>_top5` (fractions); NaN if empty."""
         count = self.count or float("nan")
         return {
             f"{prefix}_loss": self.loss / count,
@@ -27,14 +27,14 @@ class ClassificationSums:
         }
 
     def __sub__(self, other: ClassificationSums) -> ClassificationSums:
-        """The sums of the examples that came after those of `other`."""
+        """Returns the sums of the examples that came after those of `other`."""
         return ClassificationSums(
             self.loss - other.loss, self.top1 - other.top1, self.top5 - other.top5, self.count - other.count
         )
 
 
 class SumAccumulator:
-    """One float64 vector of four sums on the device; float64 counts every example of ImageNet exactly."""
+    """Keeps one float64 vector of four sums on the device; float64 counts every example of ImageNet exactly."""
 
     def __init__(self, name: str):
         """Creates the zeroed sums."""
@@ -72,12 +72,12 @@ class SumAccumulator:
 
 
 def from_vector(vector: tf.Tensor) -> ClassificationSums:
-    """The sums in a float64 [4] tensor, such as an all-reduced `SumAccumulator.variable`."""
+    """Returns the sums in a float64 [4] tensor, such as an all-reduced `SumAccumulator.variable`."""
     return ClassificationSums(*vector.numpy().tolist())
 
 
 def restore_sums(epoch_sums: Sequence[Sequence[float]], rank: int, size: int) -> ClassificationSums:
-    """This rank's share of the sums of an epoch under way.
+    """Returns this rank's share of the sums of an epoch under way.
 
     With as many ranks as before each gets its own back, so that additions go on in the same order; otherwise rank 0
     gets the total.

@@ -1,4 +1,4 @@
-"""--per_gpu_batch=auto: the largest batch that fits the memory of every rank's device (Lu et al. §2.2.3)."""
+"""Finds, for --per_gpu_batch=auto, the largest batch that fits the memory of every rank's device (Lu et al. §2.2.3)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _find(config: Config, communicator: Communicator, precision: str, classes: i
 
 
 def _free_memory(ranks: int) -> float:
-    """Bytes for each rank of this host; on a GPU as much as there is, which shows when a step fails."""
+    """Returns bytes for each rank of this host; on a GPU all that there is, which shows when a step fails."""
     if hardware.has_gpu():
         return float("inf")
     lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
@@ -88,7 +88,7 @@ def _free_memory(ranks: int) -> float:
 
 
 def _earlier(config: Config) -> int | None:
-    """The number in the configuration of the run that is to be resumed."""
+    """Returns the number in the configuration of the run that is to be resumed."""
     if not config.resume:
         return None
     path = run_dir.requested(config.run_dir, config.recipe, config.dataset)
@@ -100,7 +100,7 @@ def _earlier(config: Config) -> int | None:
 
 
 class _Trials:
-    """The process that tries batches; a new one takes its place if it ends for want of memory."""
+    """Tries batches in a process of its own, and starts a new one if that ends because memory ran out."""
 
     def __init__(self, config: Config, communicator: Communicator, precision: str, classes: int):
         """Starts nothing before the first trial."""
@@ -128,7 +128,7 @@ class _Trials:
         self._errors.close()
 
     def measure(self, batch: int) -> float | None:
-        """Peak memory in bytes of a step with this batch; None if there was not enough.
+        """Returns the peak memory in bytes of a step with this batch; None if there was not enough.
 
         Raises:
           UserError: if the trial failed for another reason.

@@ -1,4 +1,4 @@
-"""Training steps with growing batches in a process of its own, for --per_gpu_batch=auto: a failure costs no run.
+"""Tries training steps with growing batches in a process of its own, for --per_gpu_batch=auto.
 
 Reads one JSON object from the standard input, the arguments of `prepare`, and answers with an empty object. Then each
 line is a batch; the answer is a line with the peak memory of a step in bytes, or null if there was not enough.
@@ -20,7 +20,7 @@ from hybrid_imagenet.config import from_values
 
 
 def main() -> int:
-    """Answers until the standard input ends."""
+    """Answers each request for a trial until the standard input ends."""
     wanted = json.loads(sys.stdin.readline())
     measure = prepare(**wanted)
     print("{}", flush=True)
@@ -33,7 +33,7 @@ def prepare(settings: dict[str, Any], classes: int, precision: str, alone: bool)
     """Builds the network and its step.
 
     Args:
-      settings: those of the run.
+      settings: the run's.
       classes: of the data set.
       precision: the compute type.
       alone: whether the run has one rank; otherwise memory is held for the exchange of gradients: their sums and means.
@@ -64,7 +64,7 @@ def prepare(settings: dict[str, Any], classes: int, precision: str, alone: bool)
     image = tf.TensorSpec([None, side, side, 3], tf.uint8)
     spec = {"image": image, "label": tf.TensorSpec([None], tf.int32), "seed": tf.TensorSpec([None, 2], tf.int64)}
     control, held = tf.zeros([2], tf.int32), [] if alone else [tf.ones([2, model.count_params()])]
-    # One graph for all batches. Accumulated gradients are as large as those of the last micro-batch.
+    # One graph for all batches. Accumulated gradients are as large as the gradients of the last micro-batch.
     if config.accumulation > 1:
         step.prepare_accumulation()
         run = step.last.get_concrete_function(spec, control, tf.TensorSpec([], tf.float32))
@@ -91,7 +91,7 @@ def prepare(settings: dict[str, Any], classes: int, precision: str, alone: bool)
 
 
 class _Peak:
-    """The highest memory use from now on: of the GPU's allocator, or of this process."""
+    """Measures the highest memory use from its creation on: of the GPU's allocator, or of this process."""
 
     def __init__(self, gpu: bool):
         self._gpu = gpu
@@ -105,7 +105,7 @@ class _Peak:
             pathlib.Path("/proc/self/clear_refs").write_text("5")
 
     def read(self) -> float:
-        """Bytes."""
+        """Returns bytes."""
         if self._gpu:
             import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run: the one place that knows both the flags and the constructors."""
+"""Builds the parts of a run from its configuration: the one place that knows both the flags and the constructors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hybrid_imagenet.training.step import Batch
 
 
 def sources(config: Config) -> tuple[Source, Source]:
-    """The images to train on and those to validate.
+    """Returns the images to train on and those to validate.
 
     With --tuning_split some training images are kept apart; they are validated unless --validate_on says otherwise.
 
@@ -62,17 +62,17 @@ def sources(config: Config) -> tuple[Source, Source]:
 
 
 def validated_split(config: Config) -> str:
-    """The images that are validated: `validation`, or `tuning` for those that --tuning_split keeps apart."""
+    """Returns the images that are validated: `validation`, or `tuning` for those that --tuning_split keeps apart."""
     return config.validate_on if config.tuning_split else "validation"
 
 
 def sample_order(config: Config, source: Source) -> SampleOrder:
-    """The order of training examples."""
+    """Returns the order of training examples."""
     return SampleOrder(source.num_examples, config.seed, config.remainder)
 
 
 def model(config: Config, precision: str, num_classes: int, communicator: Communicator) -> keras.Model:
-    """The network."""
+    """Returns the network."""
     return models.create(
         config.model,
         num_classes,
@@ -92,12 +92,12 @@ def model(config: Config, precision: str, num_classes: int, communicator: Commun
 
 
 def schedule(config: Config, world_size: int) -> schedules.Schedule:
-    """Learning rate, momentum and bounds by fractional epoch."""
+    """Returns learning rate, momentum and bounds by fractional epoch."""
     return schedules.create(**derived.schedule_arguments(config, world_size))
 
 
 def optimizer(config: Config, precision: str, network: keras.Model, communicator: Communicator) -> DistributedOptimizer:
-    """The update rule behind the reduction over ranks."""
+    """Returns the update rule behind the reduction over ranks."""
     inner = optimizers.create(**derived.optimizer_arguments(config, communicator.size))
     inner.set_kinds(classify(network))
     return DistributedOptimizer(
@@ -110,7 +110,7 @@ def optimizer(config: Config, precision: str, network: keras.Model, communicator
 
 
 def loss_scale(config: Config, precision: str) -> LossScale:
-    """The loss scale that --loss_scale asks for.
+    """Returns the loss scale that --loss_scale asks for.
 
     Raises:
       UserError: if it is neither auto, dynamic nor a positive number.
@@ -127,7 +127,7 @@ def loss_scale(config: Config, precision: str) -> LossScale:
 
 
 def train_preprocess(config: Config, dtype: str) -> Callable[[Batch], tf.Tensor]:
-    """The device's part of the training augmentation."""
+    """Returns the device's part of the training augmentation."""
     sony = dataclasses.replace(
         augment.SONY, pad=config.augment_pad, brightness=config.augment_brightness, noise=config.augment_noise
     )
@@ -137,7 +137,7 @@ def train_preprocess(config: Config, dtype: str) -> Callable[[Batch], tf.Tensor]
 
 
 def evaluation_preprocess(dtype: str) -> Callable[[Batch], tf.Tensor]:
-    """The device's part of the preparation of validation images."""
+    """Returns the device's part of the preparation of validation images."""
     prepare = device.one_pass(lambda images: device.normalize(images, dtype), "none")
     return lambda batch: prepare(batch["image"])
 
@@ -149,7 +149,7 @@ def check_decoder(config: Config) -> None:
 
 
 def host_options(config: Config, threads: int) -> pipeline.HostOptions:
-    """How the host reads and decodes."""
+    """Returns how the host reads and decodes."""
     return pipeline.HostOptions(
         threads=config.data_threads or threads,
         device=_ahead_device(),
@@ -161,14 +161,14 @@ def host_options(config: Config, threads: int) -> pipeline.HostOptions:
 
 
 def evaluation_crop(config: Config) -> float:
-    """Side of the square that is evaluated, as a fraction of the shorter side."""
+    """Returns the side of the square that is evaluated, as a fraction of the shorter side."""
     if config.eval_crop is not None:
         return config.eval_crop
     return augment.evaluation_fraction(config.augmentation)
 
 
 def description(config: Config, source: Source) -> dict[str, Any]:
-    """What a checkpoint says of its run, JSON-ready: all that is needed to use it without the run's flags."""
+    """Describes a run for its checkpoints, JSON-ready: all that is needed to use it without the run's flags."""
     return {
         "model": config.model,
         "num_classes": source.num_classes,
@@ -184,10 +184,10 @@ def description(config: Config, source: Source) -> dict[str, Any]:
 
 
 def _ahead_device() -> str | None:
-    """Where batches are copied ahead of the trainer: this rank's GPU, if it has one."""
+    """Returns where batches are copied ahead of the trainer: this rank's GPU, if it has one."""
     return "/gpu:0" if tf.config.list_physical_devices("GPU") else None
 
 
 def _half_memory(config: Config) -> int:
-    """Bytes for reading ahead, and as many for row groups or the cache."""
+    """Returns bytes for reading ahead, and as many for row groups or the cache."""
     return int(config.data_memory_gb * 1e9 / 2)

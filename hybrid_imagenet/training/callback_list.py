@@ -26,7 +26,7 @@ from hybrid_imagenet.training.parts import Parts
 
 
 def in_order(parts: Parts) -> list[keras.callbacks.Callback]:
-    """In the order of calls: what adds to a record stands before what writes it, and that before what saves."""
+    """Orders the callbacks: those that add to a record come before its writer, and the writer before the saver."""
     config, communicator, recording = parts.config, parts.communicator, parts.recording
     noise = []
     if config.gradient_noise_scale:
@@ -88,7 +88,7 @@ def in_order(parts: Parts) -> list[keras.callbacks.Callback]:
 
 
 def _commits(parts: Parts) -> list[CommitCallback]:
-    """What keeps the state of elastic ranks in memory."""
+    """Returns the callback that keeps an elastic rank's state in memory, if ranks are elastic."""
     if parts.memory is None:
         return []
     commits = CommitCallback(

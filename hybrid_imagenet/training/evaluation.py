@@ -1,4 +1,4 @@
-"""One pass over the validation images of all ranks."""
+"""Evaluates the network on the validation images of all ranks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _log = logging.getLogger(__name__)
 
 
 class Ranks(Protocol):
-    """What validation needs of a communicator."""
+    """The part of a communicator that validation uses."""
 
     rank: int
     size: int
 
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Sum over ranks."""
+        """Returns the sum over ranks."""
 
     def allgather_object(self, obj: Any) -> list[Any]:
-        """The object of each rank."""
+        """Returns the object of each rank."""
 
 
 class Validation:
@@ -75,7 +75,7 @@ class Validation:
         return {**total.means("val"), "val_count": int(total.count), "val_dropped": self._dropped(int(total.count))}
 
     def _dropped(self, used: int) -> int:
-        """Images that were not used, each once over all ranks; tells if they and those `used` are not all."""
+        """Counts the images not used, each once over all ranks; warns if they and the `used` ones are not all."""
         own = [self._batches.tally.of(0).dropped, self._batches.bad.pairs()]
         dropped, known = zip(*self._ranks.allgather_object(own), strict=True)
         self._batches.bad.share(known)

@@ -1,4 +1,4 @@
-"""What the machine offers: the precision to choose and a description for the log."""
+"""Chooses the precision that a machine is good at, and describes the machine for the log."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _FP16_ON_CPU = ("resnet18", "resnet10", "resnet8")
 
 
 def has_gpu() -> bool:
-    """Whether TensorFlow sees a GPU."""
+    """Returns whether TensorFlow sees a GPU."""
     return bool(tf.config.list_physical_devices("GPU"))
 
 
 def cpu_features() -> set[str]:
-    """The processor's feature flags as Linux lists them; empty elsewhere."""
+    """Returns the processor's feature flags as Linux lists them; empty elsewhere."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -48,7 +48,7 @@ def choose_precision(requested: str, model: str) -> str:
 
 
 def describe() -> dict[str, str]:
-    """Host, processor, GPU, versions and commit of this package, for the log of a run."""
+    """Returns host, processor, GPU, versions and commit of this package, for the log of a run."""
     import keras
 
     gpus = [tf.config.experimental.get_device_details(g) for g in tf.config.list_physical_devices("GPU")]
@@ -72,7 +72,7 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str:
-    """The commit of the checkout that this package runs from, with `+` if it was changed since; "" outside of one."""
+    """Returns the commit of this package's checkout, with `+` if it was changed since; "" outside of one."""
     folder = pathlib.Path(__file__).parent
     command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     try:

@@ -1,4 +1,4 @@
-"""What a rank trains on: batches and images of the sizes that each epoch asks for, from any cursor."""
+"""Gives a rank its training batches, with the batch and image sizes that each epoch asks for, from any cursor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TrainingData:
         communicator: Communicator,
         options: pipeline.HostOptions,
     ):
-        """Nothing is read before a stream is asked for."""
+        """Takes the parts; nothing is read before a stream is asked for."""
         self.source = source
         self.order = order
         self._config = config
@@ -49,27 +49,27 @@ class TrainingData:
         self._first_known = 0
 
     def sizes(self, epoch: int) -> tuple[int, int]:
-        """Images per rank and micro-batch, and micro-batches per update, in an epoch counted from 0."""
+        """Returns images per rank and micro-batch, and micro-batches per update, in an epoch counted from 0."""
         stage = self._stages.at(epoch)
         return stage.per_gpu_batch, stage.accumulation
 
     def global_batch(self, epoch: int) -> int:
-        """Images of all ranks per update."""
+        """Returns the images of all ranks per update."""
         return self._stages.at(epoch).global_batch(self._ranks.size)
 
     def facts(self, epoch: int) -> dict[str, int]:
-        """The sizes that records tell."""
+        """Returns the sizes that records tell."""
         images, micro_batches = self.sizes(epoch)
         return {"per_gpu_batch": images, "accumulation": micro_batches, "image_size": self._sizes.at(epoch)}
 
     def stream(self, cursor: Cursor) -> Iterator[Batch]:
-        """The micro-batches from a cursor to the end of training."""
+        """Yields the micro-batches from a cursor to the end of training."""
         self._start = cursor
         self._stream = self._batches(cursor, self._config.epochs)
         return iter(self._stream)
 
     def sample(self, epoch: int, note: Callable[[], None]) -> Iterator[Batch]:
-        """The first --precise_batch_norm_batches of an epoch; `note` is called before each."""
+        """Yields the first --precise_batch_norm_batches of an epoch; `note` is called before each."""
         for batch in itertools.islice(
             self._batches(Cursor(epoch, 0), epoch + 2), self._config.precise_batch_norm_batches
         ):
@@ -77,11 +77,11 @@ class TrainingData:
             yield batch
 
     def count(self, epoch: int) -> Count:
-        """The examples of an epoch that this rank has used and dropped so far."""
+        """Returns the examples of an epoch that this rank has used and dropped so far."""
         return self.counts_since(epoch).get(epoch, Count())
 
     def counts_since(self, epoch: int) -> dict[int, Count]:
-        """The counts of this epoch and later ones."""
+        """Returns the counts of this epoch and later ones."""
         now = self._stream.tally.since(epoch) if self._stream else {}
         epochs = sorted({*now, *(number for number in self._earlier if number >= epoch)})
         return {number: now.get(number, Count()) + self._earlier.get(number, Count()) for number in epochs}
@@ -106,7 +106,7 @@ class TrainingData:
         self._earlier = counts if self._ranks.rank == 0 else {}
 
     def expected(self, epoch: int) -> int | None:
-        """Examples of an epoch that all ranks are to use or drop; None if a part of it went uncounted."""
+        """Returns how many examples of an epoch all ranks are to use or drop; None if a part of it went uncounted."""
         if epoch < self._first_known or (epoch < self._start.epoch and self.order.remainder == "drop"):
             return None
         offset = self._start.offset if epoch == self._start.epoch else 0
@@ -114,7 +114,7 @@ class TrainingData:
 
     @property
     def wait_seconds(self) -> float:
-        """The time for which training has waited for batches."""
+        """Seconds for which training has waited for batches."""
         return self._stream.wait_seconds if self._stream else 0.0
 
     def _batches(self, cursor: Cursor, epochs: int) -> pipeline.Batches:

@@ -1,4 +1,4 @@
-"""The training loop: walks the examples, calls the compiled step and drives Keras callbacks."""
+"""Runs the training loop: walks the examples, calls the compiled step and drives Keras callbacks."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Loop:
 
 
 class _Meter:
-    """Rates and averages between fetches; keeps `state.seconds` current."""
+    """Computes rates and averages between fetches; keeps `state.seconds` current."""
 
     def __init__(self, state: RunState, log_every: int):
         self.waited = 0.0
@@ -164,7 +164,7 @@ class _Meter:
         self._time: float | None = None
 
     def restart(self, sums: ClassificationSums) -> None:
-        """Begins an epoch, or the rest of one; `sums` are those of its earlier part."""
+        """Begins an epoch, or the rest of one; `sums` were added up in its earlier part."""
         self.lap()
         self._epoch_time = time.perf_counter()
         self._sums = sums
@@ -174,11 +174,11 @@ class _Meter:
         self._epoch_waited = 0.0
 
     def due(self) -> bool:
-        """Whether the metrics are to be fetched after this step."""
+        """Returns whether the metrics are to be fetched after this step."""
         return self._state.step % self._log_every == 0
 
     def record(self, sums: ClassificationSums) -> dict[str, Any]:
-        """The values since the last fetch; the fetch that gave `sums` has waited for the device."""
+        """Returns the values since the last fetch; the fetch that gave `sums` has waited for the device."""
         elapsed = self.lap()
         steps = max(self._state.step - self._step, 1)
         values: dict[str, Any] = {
@@ -195,7 +195,7 @@ class _Meter:
         return values
 
     def epoch(self, sums: ClassificationSums) -> dict[str, Any]:
-        """The values of the epoch; rates are those of this session's part of it, without validation."""
+        """Returns the values of the epoch; rates cover this session's part of it, without validation."""
         self.lap()
         elapsed = max(time.perf_counter() - self._epoch_time, 1e-9)
         return {
@@ -206,7 +206,7 @@ class _Meter:
         }
 
     def lap(self) -> float:
-        """Seconds since the last lap, which `state.seconds` gains; not zero."""
+        """Returns seconds since the last lap, which `state.seconds` gains; not zero."""
         now = time.perf_counter()
         elapsed = max(now - self._time, 1e-9) if self._time is not None else 1e-9
         self._time = now

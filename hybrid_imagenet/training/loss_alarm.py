@@ -7,11 +7,11 @@ import math
 import tensorflow as tf
 
 FACTOR = 100.0
-"""A loss above so many times that of uniform guesses, ln(classes), has diverged."""
+"""A loss above so many times the loss of uniform guesses, ln(classes), has diverged."""
 
 
 def limit(classes: int) -> float:
-    """The highest loss in nats that is not divergence."""
+    """Returns the highest loss in nats that is not divergence."""
     return FACTOR * math.log(max(classes, 2))
 
 
@@ -39,6 +39,6 @@ class LossAlarm:
         self._variable.assign_add([1.0, 0.0, 0.0])
 
     def read(self) -> tuple[int, float] | None:
-        """The first bad step, counted from 1, and its loss; waits for the device."""
+        """Returns the first bad step, counted from 1, and its loss; waits for the device."""
         _, first, loss = self._variable.numpy().tolist()
         return (int(first), loss) if first else None

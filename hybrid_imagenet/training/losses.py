@@ -1,4 +1,4 @@
-"""The training loss, in float32."""
+"""Computes the training loss, in float32."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0) -> tf.Tensor:
-    """Softmax cross-entropy with label smoothing (Szegedy et al.; Mikami et al. §2.1), without one-hot targets.
+    """Computes softmax cross-entropy with label smoothing (Szegedy et al.; Mikami et al. §2.1) without one-hot targets.
 
     With K classes, smoothing e and p = softmax(z):
 

@@ -1,4 +1,4 @@
-"""Mixup on the device (Zhang et al., mixup: Beyond Empirical Risk Minimization, ICLR 2018)."""
+"""Mixes training images on the device (Zhang et al., mixup: Beyond Empirical Risk Minimization, ICLR 2018)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def mix(images: tf.Tensor, seeds: tf.Tensor, alpha: float) -> tuple[tf.Tensor, t
 
     Args:
       images: [b, h, w, c], floating-point.
-      seeds: int64 [b, 2], the seeds of the images; those of the first decide the draw.
+      seeds: int64 [b, 2], the seeds of the images; the first image's decide the draw.
       alpha: positive.
 
     Returns:

@@ -103,7 +103,7 @@ class Parts:
         }
 
     def variables(self) -> dict[str, keras.Variable]:
-        """Everything that training changes, by a stable name."""
+        """Returns everything that training changes, by a stable name."""
         parts = {"model": self.model.variables, "optimizer": self.optimizer.variables}
         found = {f"{part}/{i:04d}/{v.path}": v for part, values in parts.items() for i, v in enumerate(values)}
         averages = [pair for part in self.averaged for pair in part.variables.items()]
@@ -118,7 +118,7 @@ class Parts:
             part.refresh()
 
     def checkpoint_meta(self) -> Mapping[str, Any]:
-        """What a checkpoint says beside the arrays; every rank calls it."""
+        """Returns a checkpoint's description beside the arrays; every rank calls it."""
         sums = self.step.sums.read()
         return {
             **build.description(self.config, self.data.source),
@@ -129,11 +129,11 @@ class Parts:
         }
 
     def global_batch(self) -> int:
-        """Images of all ranks per update at the present position."""
+        """Returns the images of all ranks per update at the present position."""
         return self.data.global_batch(self.state.cursor.epoch)
 
     def _statistics(self, *, precise: bool) -> BatchNormSync:
-        """What merges the statistics of normalization over ranks, measured anew for the weights in place or not."""
+        """Returns the callback that merges statistics of normalization over ranks, if `precise` measured anew."""
         layers, collect = normalization.statistics(self.model), None
         if precise:
             collect = PreciseStatistics(
@@ -145,7 +145,7 @@ class Parts:
         return BatchNormSync(self.communicator.allreduce_sum, self.communicator.size, layers, collect)
 
     def _averaged(self) -> list[AveragedWeights]:
-        """The averaged weights of --ema_decay, if there are any."""
+        """Returns the averaged weights of --ema_decay, if there are any."""
         if self.optimizer.average is None:
             return []
         pairs, measure = normalization.statistics(self.model), self._statistics(precise=True).synchronize

@@ -1,4 +1,4 @@
-"""What rank 0 keeps of a run: its directory, records, view and summary. Other ranks have a recording that is silent."""
+"""Records a run on rank 0: its directory, records, view and summary. Other ranks have a recording that is silent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hybrid_imagenet.runlog import gaps, jsonl, live, run_dir, standard_logs, su
 
 
 class Recording:
-    """The run directory and everything that is written to it or shown.
+    """Keeps the run directory and everything that is written to it or shown.
 
     Attributes:
       path: the run directory; None on ranks other than 0.
@@ -70,7 +70,7 @@ class Recording:
             self.view.message(text)
 
     def find_checkpoint(self) -> Checkpoint | None:
-        """The newest good checkpoint on rank 0, if the run is to be resumed.
+        """Returns the newest good checkpoint on rank 0, if the run is to be resumed.
 
         Raises:
           UserError: if there are checkpoints, but none can be read.
@@ -88,7 +88,7 @@ class Recording:
         return checkpoint
 
     def last_good_checkpoint(self, rollback: Rollback) -> Checkpoint | None:
-        """The checkpoint to roll back to, on rank 0; None for the beginning. Later ones are removed."""
+        """Returns the checkpoint to roll back to, on rank 0; None for the beginning. Later ones are removed."""
         if self.store is None:
             return None
         self.store.remove_after(rollback.good_step)
@@ -249,13 +249,13 @@ class Recording:
 
 
 def _shown(config: Config) -> dict[str, Any]:
-    """The flags as they may be stored and sent: without passwords and tokens."""
+    """Returns the flags as they may be stored and sent: without passwords and tokens."""
     flags = json.loads(config.to_json())
     return {name: without_secrets(value) if isinstance(value, str) else value for name, value in flags.items()}
 
 
 class _ToView(logging.Handler):
-    """Shows what the parts log, once: what rank 0 decides, and warnings of the others with their rank."""
+    """Shows the log messages of the parts, once: those of rank 0, and warnings of the others with their rank."""
 
     def __init__(self, view: live.View, rank: int):
         super().__init__()

@@ -36,7 +36,7 @@ class Session(Parts):
     """One start of a run on this rank, from the restored state to the summary."""
 
     def run(self) -> str:
-        """Restores, trains, sums up."""
+        """Restores, trains and sums up."""
         self.watchdog.start()
         try:
             self._train()
@@ -80,7 +80,7 @@ class Session(Parts):
             control.restore_signal_handlers()
 
     def _find_checkpoint(self) -> Checkpoint | None:
-        """What to restore on this rank."""
+        """Returns the checkpoint to restore on this rank, if any."""
         if self.rollback:
             return self.recording.last_good_checkpoint(self.rollback)
         if self.memory is not None and self.memory.checkpoint is not None:
@@ -109,7 +109,7 @@ class Session(Parts):
         return float(self.config.rollback_lr_factor**self.state.rollbacks)
 
     def _info(self) -> dict[str, Any]:
-        """What the view knows beforehand."""
+        """Returns what the view is told before training begins."""
         imagenet = self.config.model == "resnet50" and self.data.source.num_classes == 1000
         return {
             "world_size": self.communicator.size,
@@ -148,11 +148,11 @@ class Session(Parts):
         )
 
     def callbacks(self) -> list[keras.callbacks.Callback]:
-        """The callbacks of the run, in the order of calls."""
+        """Returns the callbacks of the run, in the order of calls."""
         return callback_list.in_order(self)
 
     def _validate(self) -> dict[str, Any]:
-        """One pass over the images that are validated, and which these are."""
+        """Returns the results of one pass over the validation images, and a description of these."""
         return {"val_split": build.validated_split(self.config), **self.validation.run(self.watchdog.note)}
 
     def _validate_after(self, epoch: int) -> bool:

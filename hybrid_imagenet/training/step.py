@@ -1,4 +1,4 @@
-"""The compiled training and evaluation steps."""
+"""Compiles the training and evaluation steps."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Preprocess = Callable[[Batch], tf.Tensor]
 
 
 class ControlReducer(Protocol):
-    """What a step needs of a communicator besides gradients."""
+    """The part of a communicator that a step uses besides the reduction of gradients."""
 
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Sum over ranks, inside a graph."""
+        """Returns the sum over ranks, inside a graph."""
 
 
 class PerShape:
@@ -39,7 +39,7 @@ class PerShape:
         self._traces: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def __call__(self, batch: Batch, *more: tf.Tensor) -> Any:
-        """Runs it; `more` have the same shapes at every call."""
+        """Runs the function; `more` have the same shapes at every call."""
         images = batch["image"]
         key = (images.dtype, *images.shape)
         trace = self._traces.get(key)
@@ -48,16 +48,16 @@ class PerShape:
         return trace(batch, *more)
 
     def get_concrete_function(self, *arguments: Any) -> Any:
-        """The trace for such arguments; tensors or TensorSpecs."""
+        """Returns the trace for such arguments; tensors or TensorSpecs."""
         return self._function.get_concrete_function(*arguments)
 
     def experimental_get_tracing_count(self) -> int:
-        """How often the function was traced."""
+        """Returns how often the function was traced."""
         return self._function.experimental_get_tracing_count()
 
 
 class TrainStep:
-    """Forward, loss, scaled backward, reduction and update as one graph; nothing is fetched to the host.
+    """Runs forward, loss, scaled backward, reduction and update as one graph; nothing is fetched to the host.
 
     With accumulation over k micro-batches the first k - 1 go through `accumulate`, which only adds up gradients; the
     last goes through `last`, which reduces and applies their mean. `single` is the step without accumulation. Each is
@@ -88,7 +88,7 @@ class TrainStep:
           preprocess: augments a batch {"image": uint8, ...} on the device; images in the compute type.
           communicator: adds up the control word over ranks.
           label_smoothing: see `losses.cross_entropy`.
-          mixup: alpha of `mixup.mix`; 0 for none. The metrics are those of the mixed images and their first labels.
+          mixup: alpha of `mixup.mix`; 0 for none. The metrics are computed on the mixed images and their first labels.
           xla: compile forward and backward with XLA; reduction stays outside, so it no longer overlaps with them.
         """
         self.model = model
@@ -130,7 +130,7 @@ class TrainStep:
         return self._reduce_control(control)
 
     def forward(self, batch: Batch) -> tf.Tensor:
-        """The logits in training mode, float32 [b, classes]; updates nothing but statistics of normalization."""
+        """Returns the logits in training mode, float32 [b, classes]; updates statistics of normalization only."""
         return self.model(self._preprocess(batch), training=True)
 
     def prepare_accumulation(self) -> None:
@@ -165,7 +165,7 @@ class TrainStep:
 
 
 class EvaluationStep:
-    """Inference on one batch, adding to weighted sums on the device."""
+    """Runs inference on one batch, adding to weighted sums on the device."""
 
     def __init__(self, model: keras.Model, preprocess: Preprocess):
         """Evaluates `model` on images that `preprocess` makes of a batch."""

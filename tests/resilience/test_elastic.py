@@ -210,7 +210,7 @@ def test_a_stopped_rank_is_left_behind(data, tmp_path):
     finally:
         job.close()
     assert re.search(r"stall: rank \d on \S+ \(process \d+\) is silent", job.output())
-    assert "was stopped for 20 s: it is ended" in job.output()
+    assert "gave no sign of life for 20 s: it was killed" in job.output()
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def test_a_stopped_rank_is_killed():
     rank, beside = start("lives", "60")
     os.kill(rank.pid, signal.SIGSTOP)
     assert rank.wait(20) == -signal.SIGKILL
-    assert f"error: process {rank.pid} was stopped for 1.5 s: it is ended" in rank.communicate()[1]
+    assert f"error: process {rank.pid} gave no sign of life for 1.5 s: it was killed" in rank.communicate()[1]
     assert gone(beside)
 
 

@@ -1,1 +1,1 @@
-"""Sources: one module per form in which people keep images."""
+"""Reads images from storage: one module per form in which people keep them."""

@@ -1,4 +1,4 @@
-"""What every source of images offers: random access, a name for each record's place, and counters of what it read."""
+"""Defines a source of images: random access, a name for each record's place, and counters of what it read."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Loss:
     exact: bool
 
     def __str__(self) -> str:
-        """One line."""
+        """Returns one line."""
         return (
             f"{self.file}, offset {self.offset}: {self.reason} ({'' if self.exact else 'at least '}{self.count} lost)"
         )
@@ -56,14 +56,14 @@ class Loss:
 
 @dataclasses.dataclass(frozen=True)
 class IoStatistics:
-    """What has been read from storage since the source was opened."""
+    """Counts what has been read from storage since the source was opened."""
 
     bytes_read: int = 0
     operations: int = 0
     seconds: float = 0.0  # time inside read calls, summed over threads
 
     def __sub__(self, earlier: IoStatistics) -> IoStatistics:
-        """What was read since `earlier`."""
+        """Returns what was read since `earlier`."""
         return IoStatistics(
             self.bytes_read - earlier.bytes_read, self.operations - earlier.operations, self.seconds - earlier.seconds
         )
@@ -86,12 +86,12 @@ class IoCounter:
             )
 
     def total(self) -> IoStatistics:
-        """The sums so far."""
+        """Returns the sums so far."""
         return self._total
 
 
 class Source(abc.ABC):
-    """Random access to the encoded images of one split, safe to use from several threads.
+    """Gives random access to the encoded images of one split, safe to use from several threads.
 
     Attributes:
       num_examples: images in the split.
@@ -115,7 +115,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def read_one(self, index: int) -> tuple[bytes, int]:
-        """The encoded image and the label of one example.
+        """Returns the encoded image and the label of one example.
 
         Raises:
           BadRecord: if the record cannot be read, or its label is not a class.
@@ -123,10 +123,10 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def locate(self, index: int) -> tuple[str, int]:
-        """The file of an example and its place there: byte offset, or row number."""
+        """Returns the file of an example and its place there: byte offset, or row number."""
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> tuple[list[bytes], npt.NDArray[np.int32]]:
-        """Encoded images and their labels, int32 [k]; raises BadRecord at the first record that cannot be used."""
+        """Returns encoded images and labels, int32 [k]; raises BadRecord at the first record that cannot be used."""
         images, labels = [], []
         for index in indices:
             image, label = self.read_one(int(index))
@@ -135,7 +135,7 @@ class Source(abc.ABC):
         return images, np.array(labels, np.int32)
 
     def read_pixels(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """Pixels, uint8 [k, side, side, 3], and labels, int32 [k]; only where `side` is not None."""
+        """Returns pixels, uint8 [k, side, side, 3], and labels, int32 [k]; only where `side` is not None."""
         raise NotImplementedError(f"{type(self).__name__} has encoded images only")
 
     @property
@@ -144,7 +144,7 @@ class Source(abc.ABC):
         return sum(loss.count for loss in self.losses)
 
     def io_statistics(self) -> IoStatistics:
-        """Bytes and operations read so far, and the time they took."""
+        """Returns bytes and operations read so far, and the time they took."""
         return self.io.total()
 
     def _checked_label(self, index: int, label: int) -> int:
@@ -155,7 +155,7 @@ class Source(abc.ABC):
 
 @functools.lru_cache(maxsize=_OPEN_FILES)
 def _opened(path: str) -> BinaryIO:
-    """An open file; one that falls out of the cache is closed when the last thread that reads from it lets go."""
+    """Opens a file; one that falls out of the cache is closed when the last thread that reads from it lets go."""
     return Path(path).open("rb", buffering=0)
 
 

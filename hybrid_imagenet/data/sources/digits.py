@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits that scikit-learn carries (UCI, Alpaydin and Kaynak), written once as JPEG shards."""
+"""Writes scikit-learn's 1,797 handwritten digits (UCI, Alpaydin and Kaynak) once as JPEG shards, and opens them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _load() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _held_out(labels: np.ndarray) -> np.ndarray:
-    """A fixed choice of 297 images with every class in proportion, bool [n]."""
+    """Returns a fixed choice of 297 images with every class in proportion, bool [n]."""
     counts = np.bincount(labels)
     exact = counts * _HELD_OUT / len(labels)
     quota = np.floor(exact).astype(int)
@@ -84,7 +84,7 @@ def _held_out(labels: np.ndarray) -> np.ndarray:
 
 
 def _example(image: np.ndarray, label: int) -> bytes:
-    """One 8x8 image (values 0 to 16) as a smooth 64x64 RGB JPEG in an Example, its label from 1."""
+    """Renders one 8x8 image (values 0 to 16) as a smooth 64x64 RGB JPEG in an Example, its label from 1."""
     from PIL import Image
 
     small = Image.fromarray(np.clip(image * (255 / 16), 0, 255).astype(np.uint8))

@@ -1,4 +1,4 @@
-"""A tree of images, one directory per class: `train/n01440764/*.JPEG` and `val/n01440764/*.JPEG`."""
+"""Reads a tree of images, one directory per class: `train/n01440764/*.JPEG` and `val/n01440764/*.JPEG`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUFFIXES = frozenset({".jpeg", ".jpg", ".png", ".bmp", ".gif"})
 
 
 class FolderSource(Source):
-    """Random access to the image files of a split.
+    """Gives random access to the image files of a split.
 
     Classes are the directories of the training split, sorted by name; files are sorted within their class.
 
@@ -49,7 +49,7 @@ class FolderSource(Source):
             raise UserError(f"{root}: its class directories hold no images ({', '.join(sorted(SUFFIXES))})")
 
     def locate(self, index: int) -> tuple[str, int]:
-        """The file; its image begins at 0."""
+        """Returns the file; its image begins at 0."""
         return f"{self._root}/{self._names[index]}", 0
 
     def read_one(self, index: int) -> tuple[bytes, int]:

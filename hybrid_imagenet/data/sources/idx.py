@@ -1,4 +1,4 @@
-"""Images in IDX files, the form of MNIST and Fashion-MNIST: read whole, gzipped or not, and kept as pixels."""
+"""Reads images in IDX files, the form of MNIST and Fashion-MNIST, gzipped or not, and keeps them as pixels."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _BYTES = 0x08  # the type code of unsigned bytes
 
 
 def has_files(directory: Path) -> bool:
-    """Whether a directory holds the training images as an IDX file."""
+    """Returns whether a directory holds the training images as an IDX file."""
     return any(path.is_file() for path in _candidates(directory, "train-images-idx3-ubyte"))
 
 
 class IdxSource(Source):
-    """Random access to the pixels of one split, which lies in memory as it is stored: one byte per pixel and color.
+    """Gives random access to the pixels of one split, held in memory as stored: one byte per pixel and color.
 
     The images are `train-images-idx3-ubyte` and `t10k-images-idx3-ubyte` of shape [n, height, width] (gray) or
     `...-idx4-ubyte` of shape [n, height, width, 3], the labels `...-labels-idx1-ubyte`, each with or without `.gz`.
@@ -78,7 +78,7 @@ class IdxSource(Source):
         return array
 
     def read_one(self, index: int) -> tuple[bytes, int]:
-        """The pixels of an image, in the form that `images.probe` calls RAW, and its label."""
+        """Returns the pixels of an image, in the form that `images.probe` calls RAW, and its label."""
         pixels = self._rgb(self.pixels[index])
         return images.raw_pixels(pixels), int(self.labels[index])
 
@@ -87,16 +87,16 @@ class IdxSource(Source):
         return self._rgb(self.pixels[indices]), self.labels[indices].astype(np.int32)
 
     def _rgb(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Gray images with three equal channels; those with colors stay."""
+        """Returns gray images with three equal channels; those with colors stay."""
         return pixels if self.pixels.ndim == 4 else np.repeat(pixels[..., None], 3, axis=-1)
 
     def locate(self, index: int) -> tuple[str, int]:
-        """The file of the images, and the number of this one there."""
+        """Returns the file of the images, and the number of this one there."""
         return str(self._file), index
 
 
 def read(path: Path) -> npt.NDArray[np.uint8]:
-    """The array in an IDX file: two zero bytes, a type, the number of dimensions, each dimension big-endian, bytes.
+    """Reads the array in an IDX file: two zero bytes, a type, the number of dimensions, each big-endian, bytes.
 
     Raises:
       UserError: one line that names the file and what is wrong with it.
@@ -110,7 +110,7 @@ def read(path: Path) -> npt.NDArray[np.uint8]:
         raise UserError(f"{path}: cannot be read ({reason}); restore the file") from None
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _BYTES or not content[3]:
         raise UserError(
-            f"{path}: is no IDX file of bytes (it begins with {content[:4].hex(' ') or 'nothing'}); restore the file"
+            f"{path}: is not an IDX file (it begins with {content[:4].hex(' ') or 'nothing'}); restore the file"
         )
     dimensions = content[3]
     start = 4 + 4 * dimensions

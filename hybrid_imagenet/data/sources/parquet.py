@@ -1,4 +1,4 @@
-"""Parquet shards with an image column, as the Hugging Face hub stores image sets."""
+"""Reads Parquet shards with an image column, as the Hugging Face hub stores image sets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LABEL_COLUMNS = ("label", "labels", "cls", "fine_label")
 
 
 class ParquetSource(Source):
-    """Random access to rows, by whole row groups: the smallest part of a Parquet file that can be read.
+    """Gives random access to rows, by whole row groups: the smallest part of a Parquet file that can be read.
 
     Row groups that were read stay in memory up to `cache_bytes`. A shuffled order over a set larger than that reads a
     row group for almost every image: convert such a set with `data prepare`.
@@ -59,13 +59,13 @@ class ParquetSource(Source):
         self.num_classes = len(self.class_names)
 
     def locate(self, index: int) -> tuple[str, int]:
-        """The file of a row and its number there."""
+        """Returns the file of a row and its number there."""
         group = int(np.searchsorted(self._group_starts, index, "right")) - 1
         file = int(np.searchsorted(self._first_group, group, "right")) - 1
         return str(self._files[file]), int(index - self._group_starts[self._first_group[file]])
 
     def read_one(self, index: int) -> tuple[bytes, int]:
-        """One row, with its row group."""
+        """Reads one row, with its row group."""
         group = int(np.searchsorted(self._group_starts, index, "right")) - 1
         try:
             table = self._row_group(group)
@@ -128,7 +128,7 @@ def _open(path: Path) -> Any:
     try:
         return parquet.ParquetFile(path)
     except (OSError, pyarrow.ArrowException) as error:
-        raise UserError(f"{path}: is no readable Parquet file ({' '.join(str(error).split())})") from None
+        raise UserError(f"{path}: is not a readable Parquet file ({' '.join(str(error).split())})") from None
 
 
 def _columns(path: Path, file: Any) -> tuple[str, str]:
@@ -141,7 +141,7 @@ def _columns(path: Path, file: Any) -> tuple[str, str]:
 
 
 def _class_names(file: Any, label: str) -> tuple[str, ...] | None:
-    """The names that the Hugging Face metadata of a file gives its label column."""
+    """Returns the names that the Hugging Face metadata of a file gives its label column."""
     text = (file.schema_arrow.metadata or {}).get(b"huggingface")
     try:
         names = json.loads(text)["info"]["features"][label]["names"] if text else None

@@ -1,4 +1,4 @@
-"""Some of the examples of another source, under numbers of their own."""
+"""Selects some of the examples of another source, under numbers of their own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Subset(Source):
         self.ready, self.side, self.losses = source.ready, source.side, losses
 
     def read_one(self, index: int) -> tuple[bytes, int]:
-        """The encoded image and the label of one example; raises BadRecord as the source does."""
+        """Returns the encoded image and the label of one example; raises BadRecord as the source does."""
         return self._source.read_one(int(self._indices[index]))
 
     def read_pixels(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
@@ -34,9 +34,9 @@ class Subset(Source):
         return self._source.read_pixels(self._indices[indices])
 
     def locate(self, index: int) -> tuple[str, int]:
-        """The place in the source."""
+        """Returns the place in the source."""
         return self._source.locate(int(self._indices[index]))
 
     def io_statistics(self) -> IoStatistics:
-        """What the source has read."""
+        """Returns what the source has read."""
         return self._source.io_statistics()

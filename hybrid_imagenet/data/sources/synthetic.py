@@ -1,4 +1,4 @@
-"""Made-up images, to measure the rest without a data set: JPEGs to decode, or tensors that are ready."""
+"""Makes up images, to measure the rest without a data set: JPEGs to decode, or tensors that are ready."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _HEIGHT, _WIDTH = 375, 500  # the most common size in ImageNet
 
 
 class SyntheticSource(Source):
-    """Images in memory: 64 distinct JPEGs of 500x375 pixels and about 110 kB, used again and again."""
+    """Holds images in memory: 64 distinct JPEGs of 500x375 pixels and about 110 kB, used again and again."""
 
     def __init__(self, split: str, num_examples: int | None, num_classes: int | None, *, ready: bool) -> None:
-        """Makes the images; `num_examples` is that of the training split (default: ImageNet's)."""
+        """Makes the images; `num_examples` is the size of the training split (default: ImageNet's)."""
         super().__init__()
         sizes = IMAGENET_SIZES
         if num_examples is not None:
@@ -30,16 +30,16 @@ class SyntheticSource(Source):
         self._images = [_photograph(seed) for seed in range(min(_DISTINCT, self.num_examples))]
 
     def read_one(self, index: int) -> tuple[bytes, int]:
-        """One of the JPEGs; labels go round."""
+        """Returns one of the JPEGs; labels go round."""
         return self._images[index % len(self._images)], index % self.num_classes
 
     def locate(self, index: int) -> tuple[str, int]:
-        """Synthetic images lie in no file."""
+        """Names the example: synthetic images lie in no file."""
         return "synthetic", index
 
 
 def _photograph(seed: int) -> bytes:
-    """Smooth shapes with fine noise, which compress about as photographs do."""
+    """Draws smooth shapes with fine noise, which compress about as photographs do."""
     from PIL import Image
 
     generator = np.random.default_rng(seed)

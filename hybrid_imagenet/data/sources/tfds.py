@@ -1,4 +1,4 @@
-"""Image classification sets prepared by TensorFlow Datasets, by name, read at random from their own files."""
+"""Reads image sets prepared by TensorFlow Datasets, by name, in any order from their own files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _builder(name: str, data_dir: Path | None) -> Any:
 
 
 def _features(name: str, info: Any) -> tuple[Keys, tuple[str, ...]]:
-    """The names of the image and label features, and the class names."""
+    """Returns the names of the image and label features, and the class names."""
     import tensorflow_datasets as tfds
 
     features = info.features
@@ -73,7 +73,7 @@ def _features(name: str, info: Any) -> tuple[Keys, tuple[str, ...]]:
 
 
 class _ArrayRecordSource(Source):
-    """The records of array_record files, which have an index of their own."""
+    """Reads the records of array_record files, which have an index of their own."""
 
     def __init__(self, files: tuple[Path, ...], class_names: tuple[str, ...], keys: Keys) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""TFRecord shards: TensorFlow's ImageNet layout, the plain TFDS form, and those that `data prepare` writes."""
+"""Reads TFRecord shards: TensorFlow's ImageNet layout, the plain TFDS form, and those that `data prepare` writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLAIN_KEYS = Keys("image", "label", 0)
 
 
 class ShardSource(Source):
-    """Random access to the records of a split's shards.
+    """Gives random access to the records of a split's shards.
 
     Two forms of Example are read: `image/encoded` with `image/class/label` counted from 1, and `image` with `label`
     counted from 0. Checksums are verified at every read.
@@ -82,7 +82,7 @@ class ShardSource(Source):
         self._names = [str(path) for path in files]
 
     def locate(self, index: int) -> tuple[str, int]:
-        """The shard of a record and its byte offset there."""
+        """Returns the shard of a record and its byte offset there."""
         return self._names[self.index.shard[index]], int(self.index.offset[index])
 
     def read_one(self, index: int) -> tuple[bytes, int]:
@@ -91,7 +91,7 @@ class ShardSource(Source):
         return image, self._checked_label(index, label)
 
     def read_unchecked(self, index: int) -> tuple[bytes, int]:
-        """The image and the label from 0, which may not be that of any class.
+        """Returns the image and the label from 0, which may be outside of the classes.
 
         Raises:
           BadRecord: if the record cannot be read.
@@ -106,7 +106,7 @@ class ShardSource(Source):
 
 
 def _losses(index: shards.ShardIndex, expected: Sequence[int] | None) -> Iterator[Loss]:
-    """The losses of each damaged place; all that a manifest tells of a shard counts at the first of its places."""
+    """Yields each damaged place's losses; all that a manifest tells of a shard counts at the first place."""
     found = index.counts()
     gaps: dict[int, list[records.Gap]] = {}
     for number, gap in index.damaged:
@@ -130,7 +130,7 @@ def _losses_of_shard(path: Path, found: int, missing: int | None, gaps: Sequence
 def image_and_label(
     features: dict[str, bytes | int], keys: tuple[Keys, ...], file: str, offset: int
 ) -> tuple[bytes, int]:
-    """The image and the label, from 0, of a decoded Example; raises BadRecord if it has neither form."""
+    """Returns the image and the label, from 0, of a decoded Example; raises BadRecord if it has neither form."""
     for form in keys:
         image, label = features.get(form.image), features.get(form.label)
         if isinstance(image, bytes) and isinstance(label, int):
@@ -180,7 +180,7 @@ def _class_names(directory: Path, num_classes: int | None) -> tuple[str, ...]:
 
 
 def _count_classes(files: tuple[Path, ...]) -> int:
-    """The largest training label plus one, from reading every record once; remembered in the cache."""
+    """Returns the largest training label plus one, from reading every record once; remembered in the cache."""
     source = ShardSource(files, ("",), ignore_damage=True)
     key = hashlib.sha256(repr([(str(p.resolve()), p.stat().st_mtime_ns) for p in files]).encode()).hexdigest()[:24]
     cached = shards.cache_root() / "index" / f"{key}.classes"

@@ -1,1 +1,1 @@
-"""Keras callbacks: thin adapters over the pure parts."""
+"""Connects the parts of a run to Keras: thin callbacks around them."""

@@ -1,4 +1,4 @@
-"""Validation and storage of averaged weights, with statistics of batch normalization that belong to them."""
+"""Validates and stores averaged weights, with the statistics of batch normalization that belong to them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AveragedWeights(keras.callbacks.Callback):
           model: the network that is trained.
           average: of its trainable variables.
           statistics: (mean, variance) of every normalization layer.
-          measure: sets the statistics to those of the weights in place, merged over ranks.
+          measure: measures the statistics anew for the weights in place, merged over ranks.
           step: the number of steps done; nothing is measured twice for the same weights.
         """
         super().__init__()

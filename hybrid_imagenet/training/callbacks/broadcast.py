@@ -1,4 +1,4 @@
-"""The same initial state on every rank."""
+"""Gives every rank the initial state of rank 0."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import tensorflow as tf
 
 
 class Broadcaster(Protocol):
-    """What this callback needs of a communicator."""
+    """The part of a communicator that this callback uses."""
 
     def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
-        """Overwrites the variables with those of rank `root`."""
+        """Overwrites the variables with the values of rank `root`."""
 
 
 class BroadcastInitialState(keras.callbacks.Callback):
@@ -26,5 +26,5 @@ class BroadcastInitialState(keras.callbacks.Callback):
         self._variables = variables
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Broadcasts."""
+        """Broadcasts the variables."""
         self._communicator.broadcast_variables([v.value for v in self._variables()])

@@ -106,6 +106,6 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._seconds += time.perf_counter() - began
 
     def take_seconds(self) -> float:
-        """The time for which training has waited for checkpoints since the last call."""
+        """Returns the time for which training has waited for checkpoints since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds

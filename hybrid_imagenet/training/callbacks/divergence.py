@@ -21,7 +21,7 @@ class DivergenceGuard(keras.callbacks.Callback):
     It looks wherever metrics are fetched, before validation, at the end of each epoch and of training, and before what
     is saved (`look`). The running value is an exponential average over the looks that fetch metrics.
 
-    The loss of a step is that of the weights before it; so what a look finds good is a checkpoint up to the step
+    The loss of a step is computed with the weights before it; so what a look finds good is a checkpoint up to the step
     before, whose number it keeps in the state.
     """
 
@@ -55,24 +55,24 @@ class DivergenceGuard(keras.callbacks.Callback):
         self._began = self._seen = self._state.step
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Looks where the metrics were fetched; raises DivergedError on all ranks."""
+        """Checks where the metrics were fetched; raises DivergedError on all ranks."""
         if logs and "train_loss" in logs:
             self.look(logs["train_loss"])
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Looks before validation; raises DivergedError on all ranks."""
+        """Checks before validation; raises DivergedError on all ranks."""
         self.look()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Looks before the epoch is recorded; raises DivergedError on all ranks."""
+        """Checks before the epoch is recorded; raises DivergedError on all ranks."""
         self.look()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Looks before the end of the run; raises DivergedError on all ranks."""
+        """Checks before the end of the run; raises DivergedError on all ranks."""
         self.look()
 
     def look(self, train_loss: float | None = None) -> None:
-        """Looks, unless it has looked at this step before; every rank calls it at the same steps.
+        """Checks the loss, unless this step was checked before; every rank calls it at the same steps.
 
         Args:
           train_loss: the mean training loss of this rank since the last fetch, if it was fetched.

@@ -1,4 +1,4 @@
-"""What every elastic rank keeps in memory of the run, so that it can go on when others are lost."""
+"""Commits the state of every elastic rank to memory, so that it can go on when others are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of an epoch beforehand, for its record."""
+"""Adds to each epoch's record the values that are known before it begins."""
 
 from __future__ import annotations
 

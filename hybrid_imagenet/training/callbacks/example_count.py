@@ -47,7 +47,7 @@ class ExampleCount(keras.callbacks.Callback):
 
 
 def gathered(data: TrainingData, epoch: int, gather: Callable[[Any], list[Any]]) -> dict[str, list[int]]:
-    """The counts of an epoch and later ones over all ranks, for a checkpoint: [used, dropped] by epoch."""
+    """Returns the counts of an epoch and later ones over all ranks, for a checkpoint: [used, dropped] by epoch."""
     total: dict[str, list[int]] = {}
     for counts in gather({str(number): [c.used, c.dropped] for number, c in data.counts_since(epoch).items()}):
         for number, (used, dropped) in counts.items():

@@ -1,4 +1,4 @@
-"""Distributions of weights and optimizer state, on demand."""
+"""Writes the distributions of weights and optimizer state, on demand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def distributions(inner: GroupedOptimizer, variables: Sequence[keras.Variable]) -> dict[str, keras.Variable]:
-    """The kernels among the trainable variables and, for optimizers that keep one, their first moments, by tag."""
+    """Returns the trainable kernels and, for optimizers that keep one, their first moments, by tag."""
     found = {f"weights/{variables[i].path}": variables[i] for i in inner.kernel_indices()}
     moments = getattr(inner, inner.slots[0]) if inner.slots else []
     return found | {f"moment/{variables[i].path}": moments[i] for i in inner.kernel_indices() if moments}

@@ -1,4 +1,4 @@
-"""Metrics over all ranks, as exact sums and counts."""
+"""Averages metrics over all ranks from exact sums and counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches over the numbers: skipped steps, loss scale, and equal weights on all ranks."""
+"""Stops after too many skipped steps, checks that weights are equal on all ranks, and records numeric health."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class WeightCheck(keras.callbacks.Callback):
         self._variables = list(variables)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Compares.
+        """Compares the checksums.
 
         Raises:
           NumericsError: on every rank, if the weights are not the same everywhere.
@@ -85,7 +85,7 @@ class WeightCheck(keras.callbacks.Callback):
 
     @tf.function(autograph=False)
     def _checksum(self) -> tf.Tensor:
-        """Sum of the weights' bit patterns modulo 2^64, which does not depend on the order of addition."""
+        """Returns the sum of the weights' bit patterns modulo 2^64, which does not depend on the order of addition."""
         parts = [tf.reduce_sum(tf.cast(tf.bitcast(v.value, tf.int32), tf.int64)) for v in self._variables]
         weights = [2 * i + 1 for i in range(len(parts))]
         return tf.add_n([part * weight for part, weight in zip(parts, weights, strict=True)])

@@ -1,4 +1,4 @@
-"""A profile of some steps, on demand (--profile_steps)."""
+"""Profiles some training steps, on demand (--profile_steps)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Profiler(keras.callbacks.Callback):
         self._announce(text)
 
     def _attempt(self, call: Callable[[], object]) -> bool:
-        """Calls; a profile that fails, for want of room on the disk, is told and ends no training."""
+        """Makes a call; a profile that fails, as on a full disk, is reported and does not end training."""
         try:
             call()
         except Exception as error:  # TensorFlow's, the system's, or a parser's of a file that is cut short

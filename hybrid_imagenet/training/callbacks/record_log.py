@@ -1,4 +1,4 @@
-"""Records of rank 0: metrics.jsonl and the view of the run."""
+"""Writes the records of rank 0 to metrics.jsonl and shows them."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class HyperparameterSchedule(keras.callbacks.Callback):
           schedule: of (start, end, global_batch); the optimizer takes its values in one assignment.
           optimizer: built.
           state: of the run.
-          relative_step: that of LARS under such values, None where LARS does not run; goes into the records.
+          relative_step: LARS's relative step under such values, None where LARS does not run; goes into the records.
         """
         super().__init__()
         self._schedule = schedule

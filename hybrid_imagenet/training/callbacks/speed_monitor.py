@@ -1,4 +1,4 @@
-"""What an epoch cost besides computation: communication that nothing hid, the slowest rank, and input read."""
+"""Records what an epoch cost besides computation: exposed communication, the slowest rank, and input read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends a run once it is good enough."""
+"""Ends a run once its validation accuracy reaches a target."""
 
 from __future__ import annotations
 

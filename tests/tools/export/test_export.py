@@ -147,7 +147,7 @@ def test_the_best_of_a_run(tmp_path):
     assert pretrained.load(tmp_path, told.append).image_size == 30
     for step in (1, 2):
         (folder / f"step-{step:09d}.npz").unlink()
-    with pytest.raises(UserError, match=r"--best: .* holds no good checkpoint with a validation result of its own"):
+    with pytest.raises(UserError, match=r"--best: .* holds no usable checkpoint with a validation result of its own"):
         pretrained.load(tmp_path, told.append, best=True)
     with pytest.raises(UserError, match=r"--best: .* is a file"):
         pretrained.load(folder / "step-000000003.npz", told.append, best=True)
@@ -157,7 +157,7 @@ def test_the_best_of_a_run(tmp_path):
     ("arguments", "message"),
     [
         (["none.npz", "--to=x.onnx"], "none.npz: no such file or directory"),
-        (["empty", "--to=x.onnx"], "empty: holds no good checkpoint"),
+        (["empty", "--to=x.onnx"], "empty: holds no usable checkpoint"),
         (["damaged.npz", "--to=x.onnx"], "give a checkpoint that is not damaged"),
         (["weights.npz", "--to=x.onnx", "--best"], "--best: weights.npz is a file"),
         (["epsilon.npz", "--to=x.onnx"], "does not describe a network (batch_norm_epsilon is -1"),
