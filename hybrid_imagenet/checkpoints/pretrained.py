@@ -168,7 +168,7 @@ def _from_run(path: pathlib.Path, report: Report, weights: str, best: bool) -> T
             return _from_checkpoint(found, weights)
     if best:
         raise UserError(
-            f"--best: {path} holds no usable checkpoint with a validation result of its own; leave out the flag for the "
+            f"--best: {path} holds no usable checkpoint with its own validation result; leave the flag out for the "
             "newest"
         )
     raise UserError(f"{path}: holds no usable checkpoint (checkpoints/step-*.npz); give another run")

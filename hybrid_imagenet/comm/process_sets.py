@@ -23,7 +23,7 @@ class ProcessSets:
         self._added: set[tuple[int, ...]] = set()
 
     def get(self, ranks: Sequence[int]) -> hvd.ProcessSet:
-        """Returns the set of these ranks. The first request makes it and, if Horovod runs, adds it on all ranks at once."""
+        """Returns the set of these ranks. The first request makes it; if Horovod runs, all ranks add it together."""
         key = tuple(sorted(ranks))
         if key not in self._sets:
             made = hvd.ProcessSet(list(key))

@@ -69,8 +69,8 @@ def damaged(content):
         "longer": (content + b"\0", "its header says 12 x 8 x 8"),
         "header": (content[:9], "ends inside of its header"),
         "empty": (b"", "begins with nothing"),
-        "floats": (content[:2] + b"\x0d" + content[3:], "no IDX file of bytes"),
-        "no array": (b"\0\0\x08\0", "no IDX file of bytes"),
+        "floats": (content[:2] + b"\x0d" + content[3:], "not an IDX file"),
+        "no array": (b"\0\0\x08\0", "not an IDX file"),
         "one dimension": (idx_bytes(TRAIN.ravel()), "not images"),
     }
 

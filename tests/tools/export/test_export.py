@@ -147,7 +147,7 @@ def test_the_best_of_a_run(tmp_path):
     assert pretrained.load(tmp_path, told.append).image_size == 30
     for step in (1, 2):
         (folder / f"step-{step:09d}.npz").unlink()
-    with pytest.raises(UserError, match=r"--best: .* holds no usable checkpoint with a validation result of its own"):
+    with pytest.raises(UserError, match=r"--best: .* holds no usable checkpoint with its own validation result"):
         pretrained.load(tmp_path, told.append, best=True)
     with pytest.raises(UserError, match=r"--best: .* is a file"):
         pretrained.load(folder / "step-000000003.npz", told.append, best=True)
