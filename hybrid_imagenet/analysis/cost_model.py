@@ -1,4 +1,4 @@
-"""What an all-reduce costs: the alpha-beta model, for one link and for hosts with several GPUs.
+"""Computes the time of an all-reduce by the alpha-beta model, for one link and for hosts with several GPUs.
 
 Sending n bytes over a link takes alpha + n * beta seconds. On p ranks, n bytes of gradients take
 
@@ -81,7 +81,7 @@ class Topology:
       local_size: GPUs per host.
       inside: link between GPUs of a host.
       between: link of a host to the others, shared by its GPUs.
-      column: latency in seconds of a hop along a torus column between hosts; None takes that of `between`.
+      column: latency in seconds of a hop along a torus column between hosts; None takes the latency of `between`.
     """
 
     hosts: int

@@ -1,6 +1,6 @@
 """The criteria by which the papers compare distributed training.
 
-H (Lu et al., section 1) measures a method by what one GPU contributes to reaching an accuracy:
+Lu et al. (§1) measure a method by what one GPU contributes to reaching an accuracy:
 
     convergence rate                         = 1 / epochs to the target
     actual training speed                    = rate * single-GPU speed * GPUs * scaling efficiency
@@ -28,7 +28,7 @@ ROUNDED_TRAIN_IMAGES = 1_280_000
 
 @dataclasses.dataclass(frozen=True)
 class Hit:
-    """Where a run first reached a target: epochs finished, and seconds since its start."""
+    """The moment a run first reached a target: epochs finished, and seconds since its start."""
 
     epoch: float
     seconds: float | None
@@ -51,7 +51,7 @@ def first_reaching(records: Iterable[Mapping[str, Any]], metric: str, target: fl
 
 
 def convergence_rate(epochs_to_target: float) -> float:
-    """H: the reciprocal of the epochs needed; raises ValueError unless they are positive."""
+    """Lu et al. §1: the reciprocal of the epochs needed; raises ValueError unless they are positive."""
     return 1 / _positive("epochs_to_target", epochs_to_target)
 
 
@@ -64,7 +64,7 @@ def scaling_efficiency(images_per_second: float, single_gpu_images_per_second: f
 def actual_training_speed(
     epochs_to_target: float, single_gpu_images_per_second: float, gpus: int, efficiency: float, images_per_epoch: int
 ) -> float:
-    """H: convergence rate * single-GPU speed * GPUs * scaling efficiency, in trainings per second."""
+    """Lu et al. §1: convergence rate * single-GPU speed * GPUs * scaling efficiency, in trainings per second."""
     single_gpu_speed = single_gpu_images_per_second / _positive("images_per_epoch", images_per_epoch)
     return convergence_rate(epochs_to_target) * single_gpu_speed * gpus * efficiency
 
@@ -72,7 +72,7 @@ def actual_training_speed(
 def actual_training_seconds(
     epochs_to_target: float, single_gpu_images_per_second: float, gpus: int, efficiency: float, images_per_epoch: int
 ) -> float:
-    """H: the reciprocal of the actual training speed, in seconds."""
+    """Lu et al. §1: the reciprocal of the actual training speed, in seconds."""
     speed = actual_training_speed(epochs_to_target, single_gpu_images_per_second, gpus, efficiency, images_per_epoch)
     return 1 / _positive("actual training speed", speed)
 
@@ -80,7 +80,7 @@ def actual_training_seconds(
 def actual_average_single_gpu_seconds(
     epochs_to_target: float, single_gpu_images_per_second: float, efficiency: float, images_per_epoch: int
 ) -> float:
-    """H: 1 / (convergence rate * single-GPU speed * scaling efficiency), in GPU seconds."""
+    """Lu et al. §1: 1 / (convergence rate * single-GPU speed * scaling efficiency), in GPU seconds."""
     return actual_training_seconds(epochs_to_target, single_gpu_images_per_second, 1, efficiency, images_per_epoch)
 
 
@@ -101,7 +101,7 @@ class Loss:
 
 
 def waterfall(wall_seconds: float, ideal_seconds: float | None, losses: Mapping[str, float]) -> list[Loss]:
-    """Where the time of a run went; the parts add up to `wall_seconds`.
+    """Divides the time of a run by cause; the parts add up to `wall_seconds`.
 
     Args:
       wall_seconds: the whole run.

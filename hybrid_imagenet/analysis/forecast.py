@@ -1,4 +1,4 @@
-"""When a run will reach its target, from the accuracies so far, and how that compares with MLPerf's reference.
+"""Forecasts when a run reaches its target from the accuracies so far, and compares with MLPerf's reference.
 
 Late in training the error of a run with a smoothly decaying learning rate falls towards a level:
 
@@ -30,10 +30,10 @@ _RATES = 600
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """When the target is met.
+    """The forecast epoch at which the target is met, and its confidence band.
 
     Attributes:
-      epochs: the likeliest epoch, None if accuracy levels off under the target or that lies beyond the horizon.
+      epochs: the likeliest epoch, None if accuracy levels off under the target or crosses it beyond the horizon.
       low: the earliest epoch of the band; None if even that lies beyond the horizon.
       high: the latest, None if "not within the horizon" cannot be excluded.
     """

@@ -1,4 +1,4 @@
-"""How long a training step takes when gradients travel while backpropagation goes on."""
+"""Computes the time of a training step whose gradients are exchanged during backpropagation."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def exchange_by_cycle(
 
 
 def _gradients(layers: Sequence[Layer], backward_seconds: float, element_bytes: int) -> list[tuple[float, int]]:
-    """When each layer's gradient is ready and its bytes, in the order of backpropagation."""
+    """Computes the second at which each layer's gradient is ready, and its bytes, in the order of backpropagation."""
     total = sum(layer.operations for layer in layers)
     elapsed, gradients = 0, []
     for layer in reversed(layers):
@@ -108,7 +108,7 @@ def _gradients(layers: Sequence[Layer], backward_seconds: float, element_bytes: 
 
 
 def _finish(start: float, seconds: float, backward_seconds: float, overlap: float) -> float:
-    """When a transfer ends that advances at the rate `overlap` until backpropagation is over, then at rate 1."""
+    """Computes the end of a transfer that advances at the rate `overlap` until backpropagation ends, then at rate 1."""
     hidden = max(backward_seconds - start, 0.0)
     if hidden * overlap >= seconds:
         return start + seconds / overlap

@@ -179,7 +179,7 @@ class Alternation(keras.callbacks.Callback):
         }
 
     def report(self) -> dict[str, Any]:
-        """What was measured, as a JSON object."""
+        """Returns the measured figures as a JSON object."""
         config = self._session.config
         loop, bare = statistics.median(self.loop_seconds), statistics.median(self.bare_seconds)
         pairs = [b / a for a, b in zip(self.loop_seconds, self.bare_seconds, strict=True)]

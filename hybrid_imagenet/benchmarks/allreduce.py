@@ -2,8 +2,8 @@
 
     horovodrun -np 2 python -m hybrid_imagenet.benchmarks allreduce --sizes=64K,1M,64M --algorithms=ring,torus
 
-A size is that of a gradient in FP32. With a compression, the time includes the casts from FP32 and back, and fewer
-bytes travel. As in nccl-tests, bandwidth is that of the bytes that travel: busbw = bytes / time * 2 (p - 1) / p for p
+A size is the size of a gradient in FP32. With a compression, the time includes the casts from FP32 and back, and fewer
+bytes travel. As in nccl-tests, bandwidth counts the bytes that travel: busbw = bytes / time * 2 (p - 1) / p for p
 ranks, which is what each link carries in the best case. Times are medians, on the slowest rank; at each size the
 candidates take turns, so that what else the machine does strikes all alike. The best time tells what is left of it.
 """

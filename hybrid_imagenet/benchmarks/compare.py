@@ -1,4 +1,4 @@
-"""`benchmarks compare OLD.json NEW.json`: what became slower or larger between two runs of a benchmark.
+"""`benchmarks compare OLD.json NEW.json`: lists measures that became slower or larger between two runs of a benchmark.
 
 Where both files hold the same peers, the machine's own drift, judged by them, is taken out of the rates first.
 The exit code is 1 when anything is worse by more than the tolerance.
@@ -42,7 +42,7 @@ def measures(report: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 
 def drift(old: dict[str, float], new: dict[str, float]) -> float:
-    """How much faster the machine was in the new run: the median change of the peers' rates, 1 without peers."""
+    """Estimates the machine's gain in speed in the new run: the median change of the peers' rates, 1 without peers."""
     shared = [p for p in old if p.startswith("peers/") and p.endswith("images_per_second") and p in new]
     return statistics.median(new[p] / old[p] for p in shared) if shared else 1.0
 

@@ -153,7 +153,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def summarize(running: Sequence[Contestant], threads: int) -> dict[str, Any]:
-    """The result as a JSON object; `ratio` is a contestant's median over that of Keras's SGD with momentum."""
+    """The result as a JSON object; `ratio` is a contestant's median over the median of Keras's SGD with momentum."""
     medians = {c.name: statistics.median(c.seconds) for c in running}
     return {
         "benchmark": "optimizer",

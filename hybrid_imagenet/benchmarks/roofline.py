@@ -44,7 +44,7 @@ _FORWARD, _INPUT, _KERNEL, _NORM, _NORM_GRADIENT, _POINTWISE, _MOVES, _UPDATE, _
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What one pass of one layer has to do."""
+    """The operations and bytes of one pass of one layer."""
 
     group: str
     flops: float
@@ -133,7 +133,7 @@ def _seconds(call: Any) -> float:
 
 
 def works(network: keras.Model, batch: int, size: int) -> Iterator[Work]:
-    """What each layer's passes have to do, with activations of `size` bytes per element."""
+    """Counts the operations and bytes of each layer's passes, with activations of `size` bytes per element."""
     import keras
     import numpy as np
 
@@ -160,7 +160,7 @@ def works(network: keras.Model, batch: int, size: int) -> Iterator[Work]:
             # Behind a normalization it is part of that kernel; its gradient reads y and dy and writes dx.
             yield Work(_POINTWISE, 0, size * elements(layer.input) * (5 if after_sum else 3))
         elif isinstance(layer, keras.layers.Add):
-            yield Work(_POINTWISE, 0, size * elements(layer.output) * 6)  # the sum, and that of two gradients
+            yield Work(_POINTWISE, 0, size * elements(layer.output) * 6)  # the sum, and the sum of two gradients
     parameters = sum(float(np.prod(v.shape)) for v in network.trainable_variables)
     yield Work(_UPDATE, 0, 4 * 6 * parameters)  # the norm reads g; then g, w and m are read, w and m written
 
@@ -203,8 +203,8 @@ def profiled(network: keras.Model, batch: int, side: int, compute: str, steps: i
 def group_of(event: str) -> str:
     """The group of an operation's event, `name:Type`.
 
-    The gradient of a product a b gives that of a in `MatMul` and that of b, the kernel, in `MatMul_1`; products without
-    a layer's scope are those of the kernel gradient of a 3x3 convolution.
+    The gradients of a product a b are `MatMul` for a and `MatMul_1` for b, the kernel; products without a layer's
+    scope belong to the kernel gradient of a 3x3 convolution.
     """
     name, _, kind = event.rpartition(":")
     kind = re.sub(r"^_(Mkl|Fused|Native)+", "", kind)

@@ -6,7 +6,7 @@ starts a job for each number of ranks; what follows `--` are flags of the traini
 random images in memory, so reading and decoding do not count. Every round times a few full steps and then as many
 whose gradients are left where they are; both on all ranks at once, so that what ranks share (cores, memory, power) is
 shared in both. The difference is the communication that nothing hides. Times are medians over rounds, on the slowest
-rank. Efficiency is throughput over that of the smallest job scaled by the number of ranks
+rank. Efficiency is throughput over the throughput of the smallest job scaled by the number of ranks
 (Lu et al., Tables 3.2 and 3.3).
 """
 
@@ -230,7 +230,7 @@ def _step(
 
 
 def add_efficiency(rows: Sequence[Row]) -> None:
-    """Adds `efficiency` to each row: throughput per rank over that of the first row."""
+    """Adds `efficiency` to each row: throughput per rank over the first row's."""
     base = rows[0]["images_per_second"] / rows[0]["ranks"]
     for row in rows:
         row["efficiency"] = row["images_per_second"] / row["ranks"] / base

@@ -80,7 +80,7 @@ class Contestant:
             self.process.kill()
 
     def result(self) -> dict[str, Any]:
-        """What was measured."""
+        """The measured figures."""
         median = statistics.median(self.rounds)
         return {
             "batch": self.batch,

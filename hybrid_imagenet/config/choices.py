@@ -1,7 +1,7 @@
 """Flags whose value selects code, and the options that come with each value.
 
 The optimizers, schedules and all-reduce algorithms are listed in registries, one line each; their options are read
-from the code itself (`config.signatures`). A configuration holds those of the chosen ones only.
+from the code itself (`config.signatures`). A configuration holds only the options of what is chosen.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Owner:
-    """Where an option is declared.
+    """The declaration of an option.
 
     Attributes:
       flag: the flag that selects.

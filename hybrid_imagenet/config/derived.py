@@ -1,4 +1,4 @@
-"""What a configuration comes to with a number of workers: settings by batch, arguments of optimizer and schedule."""
+"""Derives settings by batch, and arguments of optimizer and schedule, from a configuration and a number of workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sizes(config: Config) -> image_sizes.ImageSizes:
 
 
 def held_out(config: Config, num_examples: int) -> int:
-    """How many of the training images --tuning_split keeps apart.
+    """Returns the number of training images that --tuning_split keeps apart.
 
     Raises:
       UserError: if nothing would be left to train on, or to tune on.
@@ -105,7 +105,7 @@ def schedule_end(config: Config, workers: int) -> float:
 
 
 def rates(config: Config, workers: int) -> dict[str, float]:
-    """The peak of the learning rate by the flag behind it: lr after linear scaling, and that of Adam in AdaBound."""
+    """Returns the peak of each learning rate by its flag: lr after linear scaling, and Adam's rate in AdaBound."""
     found = {"lr": peak_rate(config.lr, config.lr_scaling, workers, base_batch(config, workers))}
     if "adabound_lr" in config.chosen:
         scaling = config.chosen["adabound_lr_scaling"]
@@ -116,7 +116,7 @@ def rates(config: Config, workers: int) -> dict[str, float]:
 def schedule_arguments(config: Config, workers: int) -> dict[str, Any]:
     """Arguments of `numerics.schedules.create`: flags of the same name, and what is worked out.
 
-    For --optimizer=adabound the scheduled rate is Adam's own; that of SGD, to which the bounds close, follows it.
+    For --optimizer=adabound the scheduled rate is Adam's own; the rate of SGD, to which the bounds close, follows it.
     """
     config = settle(config, workers)
     method, values = OPTIMIZERS[config.optimizer], config.values()
@@ -144,6 +144,6 @@ def optimizer_arguments(config: Config, workers: int) -> dict[str, Any]:
 
 
 def communication(config: Config) -> Settings:
-    """How gradients travel."""
+    """Returns the settings by which gradients are exchanged."""
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(Settings) if f.name != "options"}
     return Settings(**values, options=choices.options_for("allreduce", config.allreduce, config.chosen))

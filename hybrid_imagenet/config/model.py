@@ -37,7 +37,7 @@ class Model:
     zero_last_gamma: bool = option(True, "Start the last BN scale of each residual block at 0 (Lu et al., Table 3.6).")
     batch_norm: str = option(
         "last",
-        "Statistics used for inference: those of the last iteration averaged over all GPUs (Lu et al.), a moving "
+        "Statistics used for inference: of the last iteration, averaged over all GPUs (Lu et al.), a moving "
         "average, or precise ones from frozen weights.",
         choices=("last", "moving", "precise"),
     )

@@ -1,4 +1,4 @@
-"""How a configuration field becomes a flag: declaration, parsing and the check of a single value."""
+"""Declares configuration fields as flags, parses their texts and checks single values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AUTO = 0  # what a whole number that is still to be found holds
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What a flag's help shows and what its value must satisfy (bounds are inclusive, but for `above`)."""
+    """The help text of a flag and the bounds on its value (inclusive, but for `above`)."""
 
     help: str
     unit: str = ""

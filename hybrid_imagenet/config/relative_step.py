@@ -1,4 +1,4 @@
-"""The relative step of LARS under a configuration: at one step, at its peak, and beside that of tuned LARS."""
+"""Computes the relative step of LARS under a configuration: at one step, at its peak, and beside tuned LARS."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def peak(config: Config, workers: int) -> Peak | None:
 
 
 def line(config: Config, workers: int) -> str | None:
-    """One line on the peak of the relative step and on that of tuned LARS; None without LARS."""
+    """Describes the peak of the relative step, beside the peak of tuned LARS, in one line; None without LARS."""
     config, top = settle(config, workers), peak(config, workers)
     if top is None:
         return None
@@ -108,7 +108,7 @@ def warning(config: Config, workers: int) -> str | None:
 def remedy(config: Config, top: Peak, wanted: float) -> tuple[str, float]:
     """The flag, and its value, that turns the peak into `wanted`: the rate of LARS, else its trust coefficient.
 
-    The rate of hybrid is also that of its warmup, and some schedules and LARC's clip have no use for --lr.
+    The rate of hybrid is also the rate of its warmup, and some schedules and LARC's clip have no use for --lr.
     """
     warms_up = OPTIMIZERS[config.optimizer].bounded_warmup
     clips, fixed = config.chosen["lars_variant"] == "larc", config.lr_schedule in FIXED

@@ -1,4 +1,4 @@
-"""What a configuration comes to: every setting with its origin, and the schedule by epoch."""
+"""Describes a configuration: every setting with its origin, and the schedule by epoch."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def create(
     if stem not in STEMS:
         raise UserError(f"--stem={stem}: choose one of {', '.join(STEMS)}")
     if name == "alexnet_bn" and (width, stem) != (WIDTH, "imagenet"):
-        raise UserError("--width and --stem are those of a ResNet: leave them out with --model=alexnet_bn")
+        raise UserError("--width and --stem apply to ResNets only: leave them out with --model=alexnet_bn")
     builder = Builder(
         precision=precision,
         initializer=initializer,

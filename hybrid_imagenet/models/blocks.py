@@ -15,7 +15,7 @@ from hybrid_imagenet.models.normalization import BatchNormalization
 
 @dataclasses.dataclass(frozen=True)
 class Builder:
-    """Adds layers to a functional graph; the fields are those of `models.create`."""
+    """Adds layers to a functional graph; the fields are arguments of `models.create`."""
 
     precision: str
     initializer: str

@@ -72,7 +72,7 @@ def _conv_1x1(images: tf.Tensor, kernel: tf.Tensor, stride: int) -> tf.Tensor:
     filters = kernel.shape[-1]
     rows, columns = height // stride, width // stride
     if stride == 2:
-        # A slice of pairs is 5 times faster than one with a step, and tf.slice's gradient than that of indexing.
+        # A slice of pairs is 5 times faster than one with a step; tf.slice has a faster gradient than indexing, too.
         pairs = tf.reshape(images, [-1, rows, 2, columns, 2, channels])
         images = tf.slice(pairs, [0] * 6, [-1, rows, 1, columns, 1, channels])
     products = tf.matmul(tf.reshape(images, [-1, channels]), tf.reshape(kernel, [channels, filters]))

@@ -33,14 +33,14 @@ class BatchNormalization(keras.layers.BatchNormalization):
     """Normalizes each channel of [b, h, w, c]; input and output in the compute type, all statistics in FP32.
 
     In training the batch's own mean and biased variance are used. `mode` says what is kept for inference:
-    `last` the statistics of this very batch (H 2.2.3-1: no moving average), `moving` their moving average
+    `last` the statistics of this very batch (Lu et al. §2.2.3-1: no moving average), `moving` their moving average
     `momentum * old + (1 - momentum) * batch`. `precise` keeps what `last` keeps; the difference is that the caller
     runs further batches through frozen weights and merges the statistics of all.
 
     With `trainable` off, training uses and leaves alone the kept statistics.
 
-    With `allreduce`, `(tensor, name) -> sum over ranks`, mean and mean of squares cover the batches of all ranks (S)
-    and the gradient is that of the synchronized function. The function is not part of the layer's configuration: a
+    With `allreduce`, `(tensor, name) -> sum over ranks`, mean and mean of squares cover the batches of all ranks
+    (Mikami et al.), and gradients pass through these sums. The function is not part of the layer's configuration: a
     reloaded layer normalizes alone.
     """
 
@@ -77,7 +77,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return outputs
 
     def _keep(self, mean: tf.Tensor, variance: tf.Tensor) -> None:
-        """Updates the kept statistics by those of a batch."""
+        """Updates the kept statistics by the statistics of a batch."""
         if _kept.get():
             return
         if self.mode == "moving":

@@ -16,7 +16,7 @@ from hybrid_imagenet.models import normalization
 class RecomputingModel(keras.Model):
     """A functional model whose forward pass in training keeps only the activations between segments.
 
-    The layers, their names and the inference pass are those of the plain functional model.
+    The layers, their names and the inference pass are as in the plain functional model.
     """
 
     def cut(self, boundaries: Sequence[keras.KerasTensor]) -> RecomputingModel:

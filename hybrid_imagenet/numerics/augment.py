@@ -1,4 +1,4 @@
-"""Which part of an image is seen: crop windows in NumPy, from sizes and uniform numbers.
+"""Computes crop windows in NumPy, from image sizes and uniform random numbers.
 
 A window is int64 (y, x, height, width) in pixels of the stored image; `[k, 4]` for k images. The output of the host's
 part of an augmentation is a window resized to a square.
@@ -66,7 +66,7 @@ class HostStage:
 
 
 def host_stage(augmentation: str, image_size: int) -> HostStage:
-    """What the host does for an augmentation with network inputs of `image_size`.
+    """Returns the host's part of an augmentation with network inputs of `image_size`.
 
     The Sony augmentation rotates and scales on the device, from a square of 320 pixels for an input of 224
     (`input_side` is the way back).

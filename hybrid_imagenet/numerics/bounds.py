@@ -1,4 +1,4 @@
-"""Bounds on the step of Adam that turn it into SGD: those of Lu et al. and those of AdaBound's authors.
+"""Computes bounds on the step of Adam that turn it into SGD, after Lu et al. and after AdaBound's authors.
 
 The functions use arithmetic only, so that they take floats, NumPy arrays and TensorFlow tensors alike.
 """

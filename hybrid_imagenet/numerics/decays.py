@@ -29,7 +29,7 @@ def linear(epoch: float, start: float, peak: float, epochs: float) -> float:
 def gradual_warmup(
     epoch: float, peak: float, epochs: float, *, warmup_start_lr: Annotated[float, ">= 0"] = 0.1
 ) -> float:
-    """Linear to `peak` at `epochs` (Goyal et al. 2.2).
+    """Linear to `peak` at `epochs` (Goyal et al. §2.2).
 
     Args:
       epoch: fractional epoch at the start of the step, below `epochs`.
@@ -49,7 +49,7 @@ def exponential(
     lr_decay: Annotated[float, "0 to 1"] = 0.9,
     lr_decay_exponent: Exponent = "epoch-T-1",
 ) -> float:
-    """peak lr_decay^k in the steps of epoch number e = floor(epoch) + 1 (Lu et al. 2.2.1).
+    """peak lr_decay^k in the steps of epoch number e = floor(epoch) + 1 (Lu et al. §2.2.1).
 
     They print k = e and say that the decay starts from the peak; k = e - T - 1 does so. For a T that is not whole,
     epochs are counted from T.
@@ -80,7 +80,7 @@ def step(
     lr_steps: Annotated[tuple[float, ...], ">= 0"] = (30.0, 60.0, 80.0),
     lr_step_factor: Annotated[float, "0 to 1"] = 0.1,
 ) -> float:
-    """peak times a factor for each epoch of a list that has been reached (Goyal et al. 5.1).
+    """peak times a factor for each epoch of a list that has been reached (Goyal et al. §5.1).
 
     Args:
       epoch: fractional epoch.

@@ -1,4 +1,4 @@
-"""How many blocks each stage of a residual network has (He et al. 2015, table 1)."""
+"""Number of blocks in each stage of a residual network (He et al. 2015, table 1)."""
 
 from __future__ import annotations
 

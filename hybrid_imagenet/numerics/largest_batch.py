@@ -16,7 +16,7 @@ def search(measure: Callable[[int], float | None], limit: float, most: int) -> t
     larger multiple of 8, unless it is beyond `most`.
 
     Args:
-      measure: peak memory of a training step with a batch, in bytes; None if it failed for want of memory.
+      measure: peak memory of a training step with a batch, in bytes; None if memory did not suffice.
       limit: bytes.
       most: the largest batch of interest, at least 1.
 
@@ -50,7 +50,7 @@ def _next(low: int, high: int, limit: float, peaks: Mapping[int, float | None]) 
 
 
 def _crossing(low: int, high: int, limit: float, peaks: Mapping[int, float | None]) -> float:
-    """Where memory meets the limit, from the two known peaks nearest to it; without two, twice `low` or the middle."""
+    """Estimates the batch that fills the limit from the two nearest peaks; without two, twice `low` or the middle."""
     if high in peaks and peaks[high] is None:
         return (low + high) / 2
     known = sorted((batch, peak) for batch, peak in peaks.items() if peak is not None and batch <= high)

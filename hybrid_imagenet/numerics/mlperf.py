@@ -1,6 +1,6 @@
 """Hyperparameters of LARS by batch: MLPerf's reference convergence points for ResNet-50 on ImageNet.
 
-The ten points are those of `rcps_resnet.json`, 4.0.0 (github.com/mlcommons/logging): LARS with a trust coefficient of
+The ten points are taken from `rcps_resnet.json`, 4.0.0 (github.com/mlcommons/logging): LARS with a trust coefficient of
 0.001, a linear warmup from 0, then polynomial decay of power 2 to 0. The training recipe, the judgment of a run's
 convergence and the tuned relative step all read them here.
 """

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def merge_moments(means: ArrayLike, variances: ArrayLike) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
-    """Mean and biased variance of a population from those of its equally large parts (Lu et al. §2.2.3).
+    """Computes mean and biased variance of a population from the moments of its equally large parts (Lu et al. §2.2.3).
 
     mu = mean_i(mu_i) and sigma^2 = mean_i(E[x^2]_i) - mu^2 with E[x^2]_i = sigma_i^2 + mu_i^2. The mean of the parts'
     variances alone would leave out the variance between their means.

@@ -1,4 +1,4 @@
-"""How tensors lie side by side in one vector: each starts at a whole row."""
+"""Computes the places of tensors side by side in one vector: each starts at a whole row."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class SampleOrder:
         return Cursor(start.epoch + 1 + epochs, rest * count)
 
     def batches_in_epoch(self, count: int, offset: int = 0) -> int:
-        """How many batches of `count` begin in an epoch of which `offset` examples are already consumed."""
+        """Counts the batches of `count` that begin in an epoch of which `offset` examples are already consumed."""
         rest = self.num_examples - offset
         return rest // count if self.remainder == "drop" else -(-rest // count)
 

@@ -1,4 +1,4 @@
-"""Which training images are held out for tuning: always the same ones, whatever the seed of a run."""
+"""Chooses the training images held out for tuning: always the same ones, whatever the seed of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SEED = 0x7E57  # of the choice; never a run's seed, so that all runs of a study
 
 
 def held_out(amount: float, num_examples: int) -> int:
-    """How many images are held out of `num_examples`.
+    """Returns the number of images held out of `num_examples`.
 
     Args:
       amount: below 1 a fraction of the images, else their number; 0 holds out none.

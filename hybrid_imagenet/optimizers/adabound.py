@@ -1,4 +1,4 @@
-"""AdaBound and AMSBound throughout a run: the adaptive baseline of H's Fig. 3.1."""
+"""AdaBound and AMSBound throughout a run: the adaptive baseline of Lu et al., Fig. 3.1."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOMENTS = ("first_moment", "second_moment", "largest_second_moment")
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class AdaBound(GroupedOptimizer):
-    """Adam whose step is clipped into bounds that close in on that of SGD (Luo et al., ICLR 2019, algorithm 2).
+    """Adam whose step is clipped into bounds that close in on the rate of SGD (Luo et al., ICLR 2019, algorithm 2).
 
         m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
         s = lr sqrt(1 - b2^t) / (1 - b1^t)

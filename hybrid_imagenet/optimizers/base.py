@@ -1,4 +1,4 @@
-"""What all optimizers of this package share: one update of all variables, with scalars that a schedule sets."""
+"""Base of all optimizers of this package: one update of all variables, with scalars that a schedule sets."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                 held[name].assign(value)
 
     def before(self, now: Before) -> dict[str, tf.Tensor]:
-        """What `rule` needs and gradients do not change, as tensors by name; computed once per step."""
+        """Computes once per step the tensors that `rule` needs and gradients do not change, by name."""
         return {}
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:

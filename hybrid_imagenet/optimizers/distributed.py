@@ -20,7 +20,7 @@ UPDATE_SCOPE = "optimizer_update"  # metrics.profile finds the update's operatio
 
 
 class GradientReducer(Protocol):
-    """What the optimizer needs of a communicator."""
+    """Reduces gradients: the part of a communicator that the optimizer uses."""
 
     def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
         """Means over ranks, float32, in the order given."""
@@ -42,7 +42,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         S      = next(S, finite)
 
     The division by N comes before the sum, so that a sum over ranks in FP16 overflows only where the mean does
-    (H 2.2.2-3). A skipped step changes no variable but the loss scale and its counters.
+    (Lu et al. §2.2.2-3). A skipped step changes no variable but the loss scale and its counters.
 
     A training step calls `reduce`, then `update_if_finite`. It also works as the optimizer of `keras.Model.compile`:
     `scale_loss` and `apply` follow Keras's protocol, and `apply` does both.

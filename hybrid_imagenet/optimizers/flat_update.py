@@ -86,7 +86,7 @@ class FlatUpdate:
         return [*self._loss_scale.variables[1:], self._inner.iterations, *self._inner.counters_in(phase)]
 
     def _kept(self, phase: int) -> dict[str, Sequence[keras.Variable]]:
-        """What a step of a phase changes, by name, in the order of the variables."""
+        """Returns the variables that a step of a phase changes, by name, in the order of the trainable variables."""
         kept: dict[str, Sequence[keras.Variable]] = {WEIGHTS: self._inner._trainable_variables}
         kept |= {slot: getattr(self._inner, slot) for slot in self._inner.slots_in(phase)}
         if self._average is not None:
@@ -94,7 +94,7 @@ class FlatUpdate:
         return kept
 
     def _programs_for(self, phase: int, layout: Layout) -> tuple[Callable[..., Values], Callable[..., Values]]:
-        """What runs before and after gradients are there; traced once for each order of the variables."""
+        """Compiles the parts before and after gradients are there; traced once for each order of the variables."""
         key = phase, *layout.order
         if key not in self._programs:
             parts = functools.partial(self.before, phase, layout), functools.partial(self.after, phase, layout)
@@ -111,7 +111,7 @@ class FlatUpdate:
         scale: tf.Tensor,
         counts: Sequence[tf.Tensor],
     ) -> Values:
-        """What gradients do not change; the device computes it while it waits for them."""
+        """Computes all that gradients do not change; the device does so while it waits for them."""
         number = tf.cast(counts[_LOSS_SCALE_COUNTS], tf.float32) + 1.0
         now = Before(
             phase=phase,

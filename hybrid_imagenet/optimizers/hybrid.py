@@ -1,4 +1,4 @@
-"""The hybrid method of H: AdaBound with linear-scaling bounds as the warmup of SGD with LARS."""
+"""The hybrid method of Lu et al.: AdaBound with linear-scaling bounds as the warmup of SGD with LARS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Handover = Literal["continuous", "reset", "rescale"]
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class Hybrid(GroupedOptimizer):
-    """AdaBound-bounded warmup, then linear-scaling SGD with LARS (Lu, Lu, Liang, 2.2.1).
+    """AdaBound-bounded warmup, then linear-scaling SGD with LARS (Lu, Lu, Liang, §2.2.1).
 
     Phase 0, epochs 1 to T, with the bounds of `numerics.bounds.hybrid_bounds` in the hyperparameters:
 
@@ -41,12 +41,12 @@ class Hybrid(GroupedOptimizer):
         u = momentum u + c a ratio (g + weight_decay w);  w -= u
 
     The phase is a scalar on the CPU; the switch is a branch inside the compiled step. `handover` says how the
-    velocity u begins, since H does not:
+    velocity u begins, since Lu et al. do not:
 
     continuous: u = P m, which is the last step of the warmup itself, and c = 1 - momentum. The new velocity averages
       as m did: the size of the update does not jump at T (momentum alone would raise it tenfold), and where LARS
       gives a layer another rate, the update moves to it over some 1 / (1 - momentum) steps.
-    reset: u = 0 and c = 1, SGD with momentum as in G.
+    reset: u = 0 and c = 1, SGD with momentum as in Goyal et al.
     rescale: u = P m / (1 - b1) and c = 1: the velocity that SGD with momentum would have built up by then.
 
     m and u share one variable (it holds -u); a counter of the steps of phase 1 tells the device when to hand over,
@@ -82,7 +82,7 @@ class Hybrid(GroupedOptimizer):
 
         Args:
           learning_rate: the first value of a, and of P and both bounds until a schedule sets them.
-          momentum: of phase 1; 0 is the plain SGD that H's steps show.
+          momentum: of phase 1; 0 is the plain SGD that the steps of Lu et al. show.
           adabound_lr: learning rate alpha of Adam inside AdaBound.
           adabound_beta1: decay of the first moment.
           adabound_beta2: decay of the second moment.
@@ -201,7 +201,7 @@ class Hybrid(GroupedOptimizer):
         self._sgd_steps.value.assign_add(1)
 
     def _carry_and_factor(self, sgd_steps: tf.Tensor, hyper: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        """What the velocity and the rate of phase 1 are multiplied by."""
+        """Returns the factors of the velocity and of the rate of phase 1."""
         a, momentum = self.arguments, hyper["momentum"]
         # The first step turns the first moment into -u on the way: P, where both bounds meet, joins the factor.
         begin: float = {"continuous": 1.0, "reset": 0.0, "rescale": 1.0 / (1.0 - a["adabound_beta1"])}[a["handover"]]

@@ -1,4 +1,7 @@
-"""What a trainable variable is, found from the layer that owns it: decides weight decay and LARS (J 3.2; H 2.2.1)."""
+"""Classifies trainable variables as kernel, bias or normalization parameter, from the layer that owns them.
+
+Weight decay and LARS depend on it (Jia et al. §3.2; Lu et al. §2.2.1).
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _WEIGHT_SUMS = "kernel_square_sums"
 
 @dataclasses.dataclass(frozen=True)
 class TrustRatio:
-    """How LARS scales a layer.
+    """Computes the factor by which LARS scales a layer's learning rate.
 
     Attributes:
       variant: `you` scales by the ratio, `larc` by min(ratio / learning rate, 1), `none` not at all.
@@ -64,7 +64,7 @@ class TrustRatio:
         return rates
 
     def before(self, optimizer: GroupedOptimizer, now: Before) -> dict[str, tf.Tensor]:
-        """What `vector` needs of a step before its gradients are there."""
+        """Returns the values that `vector` needs of a step before its gradients are there."""
         kernels = optimizer.kernel_indices()
         if self.variant == "none" or not kernels:
             return {}
@@ -111,9 +111,9 @@ class LARS(GroupedOptimizer):
         ratio = eta |w| / (|grad| + beta |w|)           beta = weight_decay
         u = m u + lr ratio (grad + beta w);  w -= u     (the state holds -u)
 
-    Biases and normalization parameters have ratio 1 and no decay (J 3.2); so has a layer with a norm of 0, but for
-    the decay. Variants: Nesterov and an added eps as in MLPerf's reference, the clip of LARC, and the eps of S, which
-    replaces smaller denominators. All of it is float32.
+    Biases and normalization parameters have ratio 1 and no decay (Jia et al. §3.2); so has a layer with a norm of 0,
+    but for the decay. Variants: Nesterov and an added eps as in MLPerf's reference, the clip of LARC, and the eps of
+    Mikami et al., which replaces smaller denominators. All of it is float32.
     """
 
     slots = ("velocity",)

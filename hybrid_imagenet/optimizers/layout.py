@@ -28,7 +28,7 @@ class Packed:
 
 
 class Layout:
-    """Where each variable lies in a vector of rows of `ROW` numbers; none shares a row, and rows are filled with zeros.
+    """Places variables in a vector of rows of `ROW` numbers; none shares a row, and rows are filled with zeros.
 
     A variable that starts at a row is aligned in memory, so taking the vector apart copies nothing: the pieces are
     views of it. Sums over variables are sums over rows, in an order that is always the same.

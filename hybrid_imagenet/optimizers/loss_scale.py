@@ -1,4 +1,4 @@
-"""Loss scaling for FP16 gradients (H 2.2.2; Micikevicius et al., Mixed Precision Training)."""
+"""Loss scaling for FP16 gradients (Lu et al. §2.2.2; Micikevicius et al., Mixed Precision Training)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an update rule is told about a step, whether it is run for one variable or for all of them at once.
+"""Describes a step to an update rule, whether it runs for one variable or for all of them at once.
 
 It has two parts, since at the end of a step a GPU should have as few kernels to start as can be: what gradients do not
 change is computed before they are there (`GroupedOptimizer.before`), the rest when they are (`GroupedOptimizer.rule`).

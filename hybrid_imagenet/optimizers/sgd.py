@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with momentum: the baseline of G, H and N."""
+"""Stochastic gradient descent with momentum: the baseline of Goyal et al., Lu et al. and the HAL benchmark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hybrid_imagenet.optimizers.updates import classical_step, classical_values,
 class SGD(GroupedOptimizer):
     """SGD with momentum and coupled L2 decay, g = grad + weight_decay w.
 
-    Without Nesterov (G, equation 9):  u = m u + g;  w -= lr u.
+    Without Nesterov (Goyal et al., equation 9):  u = m u + g;  w -= lr u.
     With Nesterov (MLPerf reference):  v = m v - lr g;  w += m v - lr g.
     """
 

@@ -49,7 +49,7 @@ def classical_step(
 ) -> None:
     """u = momentum u + (unscale grad + decay w), then w -= rate u.
 
-    The learning rate is outside the velocity (G, equation 9), so that a change of rate acts at once.
+    The learning rate is outside the velocity (Goyal et al., equation 9), so that a change of rate acts at once.
     """
     grad = unscale * grad
     tf.raw_ops.ResourceApplyMomentum(

@@ -1,9 +1,9 @@
-"""What the recipes of Mikami et al. share: LARS, their augmentation, the 2D torus, and the schedules of 3.2.
+"""Settings that all recipes of Mikami et al. share: LARS, augmentation, 2D torus, and the schedules of §3.2.
 
 They state a LARS coefficient of 0.01 and call it the default, which in their library is 0.001: the base's 0.001 stands.
 
-Padding, brightness and noise are used "in all our experiments" without values (3.2), and the example that their library
-publishes has none of them: 8 of 320 pixels, 0.05 and 0.02 of the range of a pixel are ours.
+Padding, brightness and noise are used "in all our experiments" without values (§3.2), and the example that their
+library publishes has none of them: 8 of 320 pixels, 0.05 and 0.02 of the range of a pixel are ours.
 """
 
 _COMMON = {

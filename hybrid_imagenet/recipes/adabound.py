@@ -1,6 +1,6 @@
 """AdaBound from the first epoch to the last, the adaptive baseline of Lu et al.
 
-Lu et al. say no more than that AdaBound is used alone; bounds and final rate are those of Luo et al. with lr * N,
+Lu et al. say no more than that AdaBound is used alone; bounds and final rate are as in Luo et al. with lr * N,
 and Adam's rate decays as the base's does.
 """
 

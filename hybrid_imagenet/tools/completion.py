@@ -56,7 +56,7 @@ complete -F _hybrid_imagenet hybrid-imagenet
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """What can follow a command.
+    """The words that can follow a command.
 
     Attributes:
       flags: as they are typed, with = where a value follows.
@@ -112,7 +112,7 @@ def script(modules: Mapping[str, str]) -> str:
 
 
 def _help(module: str, *names: str) -> str:
-    """What a command prints for --help."""
+    """Returns the text that a command prints for --help."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         importlib.import_module(module).main([*names, "--help"])

@@ -145,7 +145,7 @@ def _source(arguments: argparse.Namespace, network: Trained) -> Source:
             f"--dataset={arguments.dataset}: {source.num_classes} classes, but {network.origin} has {classes}"
         )
     if source.class_names != network.class_names and set(source.class_names) == set(network.class_names):
-        raise UserError(f"--dataset={arguments.dataset}: its classes are those of {network.origin} in another order")
+        raise UserError(f"--dataset={arguments.dataset}: it has the classes of {network.origin} in another order")
     return source
 
 

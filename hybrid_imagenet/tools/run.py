@@ -146,7 +146,7 @@ def _mpirun(options: argparse.Namespace, program: Sequence[str]) -> list[str]:
 
 
 def _prepare_environment(options: argparse.Namespace) -> None:
-    """What launch/env.sh sets, where it was not called."""
+    """Returns the variables that launch/env.sh sets, where it was not called."""
     here = str(Path(sys.executable).parent)
     if here not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])

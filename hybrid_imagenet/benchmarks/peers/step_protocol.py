@@ -1,4 +1,4 @@
-"""What every contestant of the step benchmark speaks: it runs steps when told to and prints how long they took.
+"""Serves the step benchmark in a contestant: runs steps when told to and prints how long they took.
 
 The scripts beside this file run in other interpreters too, so it needs the standard library only.
 """

@@ -1,6 +1,6 @@
 """State dictionaries of torchvision's ResNets, as .safetensors or .pth files.
 
-torchvision's networks are those of this package (v1.5: the stride in the 3x3 convolution; padding on all sides;
+torchvision's networks equal this package's (v1.5: the stride in the 3x3 convolution; padding on all sides;
 epsilon 1e-5; images normalized by ImageNet's means and deviations), so weights carry over unchanged. Only the order of
 axes differs: PyTorch's kernels are [out, in, k, k], its classifier [classes, features].
 """

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How images are written.
+    """The settings by which images are written.
 
     Attributes:
       resize: pixels of the shorter side to which larger images are reduced; None copies every image as it is.

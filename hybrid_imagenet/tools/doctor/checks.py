@@ -25,7 +25,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the user asked about."""
+    """The user's settings that hosts are checked against."""
 
     slots: Mapping[str, int]
     interface: str | None = None

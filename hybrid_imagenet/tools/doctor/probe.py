@@ -1,4 +1,4 @@
-"""What a host can tell about itself, as one JSON object on standard output.
+"""Prints the facts of a host as one JSON object on standard output.
 
 The doctor sends this file to `python -` on each host, so it uses the standard library alone and imports nothing of the
 package. Its argument is a JSON object with `data_dir`, `run_dir`, `token` (a file that the first host has written, or
@@ -161,7 +161,7 @@ def _free_gb(path: Path) -> float | None:
 
 
 def _directory(path: str | None) -> dict[str, Any] | None:
-    """What a data directory holds: number and bytes of its files, and a digest of names, sizes and the manifest."""
+    """Sums up a data directory: number and bytes of its files, and a digest of names, sizes and the manifest."""
     if not path:
         return None
     root = Path(path)

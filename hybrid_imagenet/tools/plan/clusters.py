@@ -52,7 +52,7 @@ NVLINK = Link.of(100, 5)
 PCIE = Link.of(10, 10)
 INSIDE = {"nvlink": NVLINK, "pcie": PCIE}
 
-# 90 % of the nominal bandwidth; the latency of a hop through library and network is that of cluster h1.
+# 90 % of the nominal bandwidth; the latency of a hop through library and network is taken from cluster h1.
 _HOP = 34.0
 LINKS = {
     "eth1": Link.of(0.1125, _HOP),

@@ -28,7 +28,7 @@ _PHASES = (0.0, 0.25, 0.5, 0.75)
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is trained: all that does not depend on the number of GPUs and the way of exchange.
+    """A training, apart from the number of GPUs and the way to exchange gradients.
 
     Attributes:
       layers: of the model.
@@ -55,7 +55,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How gradients are exchanged.
+    """A way to exchange gradients.
 
     `fusion_bytes` None stands for Horovod's own fusion at every cycle; a number for buckets of that size.
     """

@@ -1,4 +1,4 @@
-"""The planner's flags, and what they make together."""
+"""Reads the planner's flags and completes them from the described cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WIRE = {"none": 4, "fp16": 2, "bf16": 2}  # bytes of a gradient element
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is planned. Flags left out come from --cluster."""
+    """The cluster and the training to plan. Flags left out come from --cluster."""
 
     cluster: str = option("h1", "Described cluster that gives what other flags leave out.", choices=tuple(CLUSTERS))
     hosts: int | None = option(None, "Hosts.", minimum=1, maximum=1_000_000)

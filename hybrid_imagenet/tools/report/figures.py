@@ -1,4 +1,4 @@
-"""What each chart of a report shows, apart from how it is drawn."""
+"""Computes the values in each chart of a report; `svg` and `png` draw them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def learning_rate(run: Run, number: int) -> Chart | None:
 
 
 def relative_steps(runs: Sequence[Run]) -> Chart | None:
-    """Relative step of LARS by epoch, and that of tuned LARS at the batch of each epoch; None without LARS."""
+    """Relative step of LARS by epoch, beside tuned LARS at the batch of each epoch; None without LARS."""
     series = [Series(run.name, *run.series("relative_step"), color) for color, run in enumerate(runs)]
     tuned: dict[float, list[tuple[float, float]]] = {}
     for run in runs:

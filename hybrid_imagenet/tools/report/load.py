@@ -1,4 +1,4 @@
-"""What a run directory holds, ready for a report."""
+"""Reads run directories for a report."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _images_per_epoch(records: list[dict[str, Any]]) -> int:
 
 
 def load_all(paths: Sequence[str]) -> list[Run]:
-    """Reads several runs; those of the same name are told apart by their parent directories."""
+    """Reads several runs; runs of the same name are told apart by their parent directories."""
     runs = [load(path) for path in paths]
     names = [run.name for run in runs]
     for index, run in enumerate(runs):

@@ -80,7 +80,7 @@ def _published(result: published.Result) -> list[str]:
 
 
 def overview(runs: Sequence[Run]) -> str:
-    """What each run reached."""
+    """The table of the results of each run."""
     head = ("run", "validated on", "best top-1", "last top-1", "last top-5", "last loss", "epochs", "time", "images/s",
             "ranks", "skipped steps", "images dropped")  # fmt: skip
     rows = []

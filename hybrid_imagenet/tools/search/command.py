@@ -31,7 +31,7 @@ class Trial:
 
     @property
     def merit(self) -> tuple[float, float]:
-        """What decides: top-1, then the lower loss; a trial that did not finish is last."""
+        """The key by which trials are ranked: top-1, then the lower loss; a trial that did not finish is last."""
         return (-1.0, -math.inf) if self.top1 is None or self.loss is None else (self.top1, -self.loss)
 
 
@@ -53,7 +53,7 @@ def _parser() -> command_line.Parser:
         "--relative_steps",
         type=_numbers,
         default=(),
-        help="relative steps of LARS to try (default: 1/4, 1/2, 1, 2, 4 of that of tuned LARS at the batch)",
+        help="relative steps of LARS to try (default: 1/4, 1/2, 1, 2, 4 times the step of tuned LARS at the batch)",
     )
     parser.add_argument(
         "--lrs", type=_numbers, default=(), help="without LARS: rates to try (default: 1/4, 1/2, 1, 2, 4 of --lr)"

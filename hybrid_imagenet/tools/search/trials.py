@@ -1,4 +1,4 @@
-"""Which values are tried, and the flags of a trial: the run in question, made shorter."""
+"""Lists the values to try and writes a trial's flags: the run in question, made shorter."""
 
 from __future__ import annotations
 

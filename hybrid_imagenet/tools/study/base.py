@@ -1,4 +1,4 @@
-"""What a study is made of, and the training that all studies vary."""
+"""Defines studies, their arms and claims, and the training that all of them vary."""
 
 from __future__ import annotations
 

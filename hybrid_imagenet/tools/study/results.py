@@ -1,4 +1,4 @@
-"""The results of a study: its arms over the seeds, and what became of the paper's statements."""
+"""Judges the statements of a paper by the results of a study's arms over the seeds."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def value(result: Result, metric: str, target: float) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What the runs say about a claim.
+    """The runs' verdict on a claim.
 
     Attributes:
       claim: of the paper.
@@ -124,7 +124,7 @@ def sentence(study: Study, found: Sequence[Verdict]) -> str:
 
 
 def facts(arms: Sequence[ArmResults]) -> dict[str, Any]:
-    """What the runs say about versions and data, from the first one that says it."""
+    """Reads versions and data from the records of the first run that names them."""
     for results in arms:
         for result in results.by_seed.values():
             if result.facts:

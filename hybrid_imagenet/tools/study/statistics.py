@@ -11,7 +11,7 @@ CONFIDENCE = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What a sample says about a mean.
+    """An estimate of a mean from a sample, with its confidence interval.
 
     Attributes:
       count: values in the sample.

@@ -129,7 +129,7 @@ def _epochs(found: ArmResults) -> str:
 
 
 def _runs(found: ArmResults) -> str:
-    """How many runs there are, and what became of those that did not finish."""
+    """Counts the runs and tells why the others did not finish."""
     total = len(found.by_seed)
     text = f"{len(found.finished)}" if len(found.finished) == total else f"{len(found.finished)} of {total}"
     for status in (trial_runs.DIVERGED, trial_runs.FAILED, trial_runs.MISSING):

@@ -38,12 +38,12 @@ class Cell:
 
     @property
     def run_dir(self) -> pathlib.Path:
-        """Where the training program writes."""
+        """The run directory of the training program."""
         return self.directory / "run"
 
     @property
     def output(self) -> pathlib.Path:
-        """What the training program printed."""
+        """The file with the training program's output."""
         return self.directory / "output.txt"
 
     @property
@@ -54,7 +54,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What became of a cell.
+    """The outcome of a cell.
 
     Attributes:
       status: `finished`, `failed`, `diverged` (non-finite gradients or loss) or `missing` (not run to its end yet).
@@ -112,7 +112,7 @@ def read(cell: Cell) -> Result:
     except UserError as error:
         return Result(MISSING, str(error))
     if not epochs or not _same_flags(cell, settings):
-        return Result(MISSING, "its flags or records are not those of the cell")
+        return Result(MISSING, "its flags or records differ from the cell's")
     loss = summary.get("val_loss")
     if loss is None or not math.isfinite(loss):
         return Result(DIVERGED, "the validation loss is not finite", summary, epochs, facts, settings)

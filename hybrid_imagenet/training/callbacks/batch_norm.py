@@ -1,4 +1,4 @@
-"""Merges batch-normalization statistics over all GPUs before validation, or measures them anew."""
+"""One final synchronization of batch-normalization statistics over all GPUs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Pairs = Sequence[tuple[keras.Variable, keras.Variable]]
 
 
 class BatchNormSync(keras.callbacks.Callback):
-    """Merges the per-GPU statistics over all ranks, in float32, before validation (Lu et al. §2.2.3).
+    """Merges the per-GPU statistics over all ranks, in float32, before every validation.
 
     With mu_i and var_i the statistics of the last iteration (or the moving averages) on rank i:
 
         mu = mean_i(mu_i),   var = max(mean_i(var_i + mu_i^2) - mu^2, 0)
 
     The means of squares are averaged, not the variances, which would leave out the variance between ranks. All layers
-    travel in one all-reduce. A checkpoint calls `synchronize` too.
+    travel in one all-reduce. A checkpoint calls `synchronize` too. (Lu et al. §2.2.3-1; Mikami et al. §3.2.)
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class BatchNormSync(keras.callbacks.Callback):
         self._collect = collect
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Merges the statistics before validation."""
+        """Synchronizes before validation."""
         self.synchronize()
 
     def synchronize(self) -> None:
@@ -69,7 +69,7 @@ class BatchNormSync(keras.callbacks.Callback):
 
 
 class PreciseStatistics:
-    """Replaces the running statistics by statistics of several batches under frozen weights.
+    """Statistics of several batches under frozen weights, in place of those of the last iteration.
 
     Each batch is run forward in training mode, which leaves its mean mu_j and biased variance var_j; kept are
 
@@ -100,7 +100,7 @@ class PreciseStatistics:
         self._collected_at: int | None = None
 
     def collect(self) -> None:
-        """Measures and replaces this rank's statistics."""
+        """Replaces this rank's statistics."""
         if self._collected_at == self._step():
             return
         self._collected_at = self._step()
