@@ -1,4 +1,4 @@
-"""The criteria by which the papers compare distributed training.
+"""Computes the criteria by which the papers compare distributed training.
 
 Lu et al. (§1) measure a method by what one GPU contributes to reaching an accuracy:
 

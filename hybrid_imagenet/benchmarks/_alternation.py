@@ -1,4 +1,4 @@
-"""The turns that the loop of a run and its bare step take in `benchmarks loop`."""
+"""Times the loop of a run and its bare step in turns, for `benchmarks loop`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SETTLE = 0.5  # seconds in which the pipeline fills its buffers before the bare
 
 
 class Finished(Exception):  # noqa: N818 - it ends the run, it is no error
-    """All has been measured."""
+    """Raised when all has been measured."""
 
 
 def measure(config: Config, communicator: Communicator, steps: int, rounds: int) -> dict[str, Any]:

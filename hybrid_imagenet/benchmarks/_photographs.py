@@ -1,4 +1,4 @@
-"""Photographs to measure with: 1,000 JPEGs of 500x375 pixels and about 110 kB, made of scikit-learn's two."""
+"""Makes photographs to measure with: 1,000 JPEGs of 500x375 pixels and about 110 kB, made of scikit-learn's two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time and bus bandwidth of the all-reduce algorithms by size, beside a plain MPI_Allreduce of the same bytes.
+"""Measures time and bus bandwidth of the all-reduce algorithms by size, beside MPI_Allreduce of the same bytes.
 
     horovodrun -np 2 python -m hybrid_imagenet.benchmarks allreduce --sizes=64K,1M,64M --algorithms=ring,torus
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         reductions = [_settings(options, name, "none") for name in options.algorithms if name != "mpi"]
         communicator = typing.cast("HorovodCommunicator", comm.start(others=reductions))
         if communicator.size == 1:
-            raise UserError("one rank has nothing to reduce: start with horovodrun -np 2 (or more) python -m ...")
+            raise UserError("allreduce needs at least two ranks: start with horovodrun -np 2 (or more) python -m ...")
         rows = measure(communicator, options)
     except UserError as error:
         print(error, file=sys.stderr)
@@ -131,7 +131,7 @@ def _plain_mpi(size: int) -> Run:
     try:
         from mpi4py import MPI
     except ImportError:
-        raise UserError("the yardstick needs mpi4py: install it, or leave mpi out of --algorithms") from None
+        raise UserError("--algorithms=mpi needs mpi4py: install it, or leave mpi out of --algorithms") from None
     import numpy as np
 
     sent = np.ones(max(size // 4, 1), np.float32)

@@ -1,4 +1,4 @@
-"""Input speed: images per second and core, CPU per image, bytes and operations read, and how long a trainer waits.
+"""Measures input: images per second and core, CPU per image, bytes and operations read, and the wait of a trainer.
 
     python -m hybrid_imagenet.benchmarks input --json=input.json
     python -m hybrid_imagenet.benchmarks input --source=tfrecord --data_dir=/data/shards --peers=

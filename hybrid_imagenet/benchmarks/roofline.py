@@ -1,4 +1,4 @@
-"""`benchmarks roofline`: where the time of a ResNet-50 step goes, beside what the machine could do at best.
+"""`benchmarks roofline`: times the operations of a ResNet-50 step, beside the least time that the machine allows.
 
     python -m hybrid_imagenet.benchmarks roofline --precision=mixed_bfloat16 --json=roofline.json
 

@@ -135,7 +135,7 @@ def _launch(arguments: Sequence[str], ranks: int, options: argparse.Namespace) -
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout)
     except FileNotFoundError:
-        raise UserError(f"--launcher={options.launcher}: {command[0]} is not there") from None
+        raise UserError(f"--launcher={options.launcher}: {command[0]} is not installed") from None
     except subprocess.TimeoutExpired:
         raise UserError(f"{ranks} ranks took more than --timeout={options.timeout:g} s") from None
     marked = done.stdout.partition(_MARK)[2]

@@ -89,7 +89,7 @@ def first_step_seconds(launcher: Sequence[str], flags: Sequence[str], timeout: f
             try:
                 job = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
             except FileNotFoundError:
-                raise UserError(f"--launcher={shlex.join(launcher)}: {command[0]} is not there") from None
+                raise UserError(f"--launcher={shlex.join(launcher)}: {command[0]} is not installed") from None
             try:
                 while not (records.is_file() and '"step"' in records.read_text()):
                     if job.poll() is not None or time.perf_counter() - began > timeout:

@@ -1,4 +1,4 @@
-"""Rules that involve several flags. Each check raises UserError with one line that names them."""
+"""Checks rules that involve several flags. Each check raises UserError with one line that names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags whose value selects code, and the options that come with each value.
+"""Finds the options that come with each value of a flag that selects code.
 
 The optimizers, schedules and all-reduce algorithms are listed in registries, one line each; their options are read
 from the code itself (`config.signatures`). A configuration holds only the options of what is chosen.

@@ -1,4 +1,4 @@
-"""The text of --help: every flag with its group, type, unit and default."""
+"""Writes the text of --help: every flag with its group, type, unit and default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers that the networks are put together from, with the settings they share."""
+"""Builds the layers of the networks with the settings they share."""
 
 from __future__ import annotations
 

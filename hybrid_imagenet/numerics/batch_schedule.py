@@ -1,4 +1,4 @@
-"""The batch by epoch: batch-size control (Mikami et al. §2.1) with gradient accumulation.
+"""Reads and evaluates batch schedules: batch-size control (Mikami et al. §2.1) with gradient accumulation.
 
 A worker takes `accumulation` micro-batches of `per_gpu_batch` images per update. Batch normalization sees the
 micro-batch; learning rate and momentum follow the global batch.

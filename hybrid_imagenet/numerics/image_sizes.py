@@ -1,4 +1,4 @@
-"""The size of training images by epoch: small ones first cost less (Howard, fast.ai's entry to DAWNBench, 2018)."""
+"""Reads schedules of the training images' size: small ones first cost less (Howard, fast.ai at DAWNBench, 2018)."""
 
 from __future__ import annotations
 

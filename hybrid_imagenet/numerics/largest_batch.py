@@ -1,4 +1,4 @@
-"""The largest batch whose memory fits, found with few trials."""
+"""Finds the largest batch whose memory fits, with few trials."""
 
 from __future__ import annotations
 

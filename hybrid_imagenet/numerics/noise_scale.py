@@ -1,4 +1,4 @@
-"""The gradient noise scale: how large a batch still pays (McCandlish et al., arXiv 1812.06162)."""
+"""Estimates the gradient noise scale, up to which a larger batch pays (McCandlish et al., arXiv 1812.06162)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The relative step: how far LARS moves a layer per update, as a part of the norm of its weights.
+"""Computes the relative step of LARS: a layer's change per update over the norm of its weights.
 
 LARS gives a layer the velocity u = m u + c lr eta |w| / |g| g and the update w -= u. If successive gradients point one
 way, u tends to lr eta c / (1 - m) |w|: the relative step. (For gradients without relation to each other it is

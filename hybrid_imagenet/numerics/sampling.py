@@ -1,4 +1,4 @@
-"""The order in which examples are seen: an index, computed where it is needed, never a replay.
+"""Computes the order of the examples: any position directly, without replay of the earlier ones.
 
 Any position of any epoch's order is found in constant time and memory, so a run starts at any `Cursor` without
 reading or computing what came before, and each rank works out only its own share.

@@ -1,4 +1,4 @@
-"""Learning rate, momentum and bounds as functions of the fractional epoch, the images processed over the data set.
+"""Computes learning rate, momentum and bounds from the fractional epoch (images processed over images in the set).
 
 The pure functions come first; `Schedule` puts them together and `create` builds one from plain values. A step is
 described by the fractional epochs at its start and end. The learning rate is that at the start; the bounds of Lu et al.

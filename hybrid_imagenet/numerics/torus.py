@@ -1,4 +1,4 @@
-"""Grids of ranks for all-reduce in two dimensions: which ranks form rows and columns, and how a tensor is cut.
+"""Computes grids of ranks for all-reduce in two dimensions: rows, columns, and the parts of a tensor.
 
 A grid of V rows and H columns (vertical x horizontal, as in Mikami et al., Table 4) holds V * H ranks. The sum is made
 by a reduce-scatter in each row, an all-reduce in each column of one H-th of the data, and an all-gather in each row.

@@ -1,4 +1,4 @@
-"""Layer-wise adaptive rate scaling: the factor that each layer's learning rate gets from two norms."""
+"""Computes the trust ratio of LARS: the factor on a layer's learning rate, from the norms of weights and gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A running average of the weights, kept on the device beside them."""
+"""Keeps a running average of the weights on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimizer that every rank calls: reduction of scaled gradients, one verdict on finiteness, one update."""
+"""Reduces scaled gradients over ranks, checks once that they are finite, and updates the variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole update behind the last reduction as one compiled function over one long vector: for GPUs.
+"""Compiles the whole update after the last reduction into one function over one long vector: for GPUs.
 
 A GPU needs some microseconds to begin a kernel, whatever its work. Variable by variable an update of a ResNet-50 takes
 several hundred of them, one after the other, at the end of every step; here it takes fewer than ten

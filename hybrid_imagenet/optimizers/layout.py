@@ -1,4 +1,4 @@
-"""All variables as one long vector, and back, in a few GPU kernels whatever their number."""
+"""Packs all variables into one long vector, and back, in a few GPU kernels whatever their number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALIGNED = 16  # numbers in the 64 bytes at whose multiples TensorFlow's views b
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """Reduced gradients as they travelled.
+    """Reduced gradients in the buckets in which they were sent.
 
     Attributes:
       buckets: floating-point vectors, of whole rows for each gradient.

@@ -1,4 +1,4 @@
-"""The optimizers by name, in plain values: nothing here needs TensorFlow.
+"""Lists the optimizers by name, in plain values: nothing here needs TensorFlow.
 
 A new optimizer is a class in a module of its own and a line in `OPTIMIZERS`. The arguments of its constructor that have
 defaults are its flags: `LARS(eta=...)` is --lars_eta. Those of the common base, and those that begin with the name of

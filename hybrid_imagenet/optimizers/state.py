@@ -1,4 +1,4 @@
-"""State that a method needs for a part of the run only."""
+"""Holds and releases state that a method needs for a part of the run only."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def add_network(parser: argparse.ArgumentParser) -> None:
         "--weights",
         choices=("auto", "ema", "trained"),
         default="auto",
-        help="of a checkpoint: averaged (--ema_decay), trained (of the last step), or auto: averaged if there are any",
+        help="of a checkpoint: ema (averaged, --ema_decay), trained (of the last step), or auto: ema if there are any",
     )
     parser.add_argument(
         "--best", action="store_true", help="of a run: the checkpoint with the best validation top-1, not the newest"

@@ -1,4 +1,4 @@
-"""Bash completion of `hybrid-imagenet`: commands, their flags and the values of flags, taken from the help texts."""
+"""Writes the Bash completion of `hybrid-imagenet`: commands, flags and their values, taken from the help texts."""
 
 from __future__ import annotations
 

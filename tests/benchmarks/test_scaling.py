@@ -46,7 +46,7 @@ def test_numbers_of_ranks(text):
 
 def test_a_launcher_that_is_not_there(capsys):
     assert scaling.main(["--ranks=2", "--launcher=/nowhere/run {ranks}"]) == 2
-    assert "/nowhere/run is not there" in capsys.readouterr().err
+    assert "/nowhere/run is not installed" in capsys.readouterr().err
 
 
 def test_a_job_that_fails_says_why(capsys):

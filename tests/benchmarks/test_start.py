@@ -17,7 +17,7 @@ def test_times_of_help_and_of_a_first_step(tmp_path):
 
 
 def test_a_job_that_does_not_get_to_a_step_says_why():
-    with pytest.raises(UserError, match="is not there"):
+    with pytest.raises(UserError, match="is not installed"):
         start.first_step_seconds(["/nowhere/run"], FLAGS, 60)
     with pytest.raises(UserError, match=r"no first step after .*--model=resnet5"):
         start.first_step_seconds([], ["--model=resnet5"], 60)

@@ -1,4 +1,4 @@
-"""Weights of keras.applications' ResNet50, ResNet101 and ResNet152, as .h5 files.
+"""Reads and writes weights of keras.applications' ResNet50, ResNet101 and ResNet152, as .h5 files.
 
 These networks differ from torchvision's in four ways. Three are mapped exactly: their convolutions have biases (which
 move into the means of the normalizations that follow), they take BGR images (the stem's kernels are turned around) on
@@ -43,7 +43,7 @@ def read(path: Path, *, bgr: bool = True) -> tuple[str, dict[str, np.ndarray]]:
         network.load_weights(path)
     except (ValueError, KeyError, OSError) as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise UserError(f"{path}: is no weights file of keras.applications.{_NETWORKS[model]} ({line})") from None
+        raise UserError(f"{path}: does not hold weights of keras.applications.{_NETWORKS[model]} ({line})") from None
     weights: dict[str, np.ndarray] = {}
     for unit in units(model):
         kernel, bias = network.get_layer(f"{unit.applications}_conv").get_weights()
@@ -104,7 +104,7 @@ def _identify(path: Path) -> tuple[str, int]:
         with h5py.File(path) as file:
             file.visititems(note)
     except OSError as error:
-        raise UserError(f"{path}: is no HDF5 file that can be read ({error})") from None
+        raise UserError(f"{path}: cannot be read as an HDF5 file ({error})") from None
     convolutions = sum(len(shape) == 4 for shape in shapes)
     classes = [shape[1] for shape in shapes if len(shape) == 2 and shape[0] == _FEATURES]
     model = next((name for name in _NETWORKS if len(units(name)) == convolutions), None)

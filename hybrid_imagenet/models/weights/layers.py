@@ -1,4 +1,4 @@
-"""The convolutions of a ResNet with their normalizations, under their names here, in torchvision and in Keras."""
+"""Lists the convolutions of a ResNet with their normalizations, by their names here, in torchvision and in Keras."""
 
 from __future__ import annotations
 

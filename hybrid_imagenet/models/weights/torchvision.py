@@ -1,4 +1,4 @@
-"""State dictionaries of torchvision's ResNets, as .safetensors or .pth files.
+"""Reads and writes state dictionaries of torchvision's ResNets, as .safetensors or .pth files.
 
 torchvision's networks equal this package's (v1.5: the stride in the 3x3 convolution; padding on all sides;
 epsilon 1e-5; images normalized by ImageNet's means and deviations), so weights carry over unchanged. Only the order of
@@ -80,7 +80,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     try:
         return dict(safetensors.numpy.load_file(path))
     except (OSError, TypeError, KeyError, safetensors.SafetensorError) as error:
-        raise UserError(f"{path}: is no safetensors file that can be read ({_line(error)})") from None
+        raise UserError(f"{path}: cannot be read as a safetensors file ({_line(error)})") from None
 
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
@@ -95,7 +95,7 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping) or not all(torch.is_tensor(value) for value in content.values()):
-        raise UserError(f"{path}: is no state dictionary; save its state_dict alone")
+        raise UserError(f"{path}: is not a state dictionary; save its state_dict alone")
     return {str(name): value.float().numpy() for name, value in content.items()}
 
 

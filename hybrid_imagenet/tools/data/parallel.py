@@ -1,4 +1,4 @@
-"""Work on a source in several processes, with progress, for the programs that prepare and check data sets."""
+"""Works on a source in several processes, with progress, for the programs that prepare and check data sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A contact sheet: how training and evaluation see some images."""
+"""Draws a contact sheet of images after the preprocessing of training and of evaluation."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def examine(options: argparse.Namespace) -> tuple[dict[str, Any], list[Finding]]
     """Asks all hosts and judges what they say: (facts by host, findings)."""
     slots = hosts.parse(options.hosts, options.slots)
     if options.interface and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]*", options.interface):
-        raise UserError(f"--interface={options.interface}: is no name of an interface")
+        raise UserError(f"--interface={options.interface}: not a valid interface name; give one such as eth0")
     with _token(options.run_dir) as token:
         data_dir = str(Path(options.data_dir).absolute()) if options.data_dir else None
         request = {

@@ -33,7 +33,7 @@ def parse(text: str, default_slots: int = 1) -> dict[str, int]:
     """The slots of each host in `HOST[:SLOTS],...`, in order.
 
     Raises:
-      UserError: for a name that is none, or that stands there twice.
+      UserError: for an invalid name, or one that is listed twice.
     """
     slots: dict[str, int] = {}
     for word in text.split(","):
@@ -42,7 +42,7 @@ def parse(text: str, default_slots: int = 1) -> dict[str, int]:
         except ValueError as error:
             raise UserError(f"-H {text}: {error}") from None
         if name in slots:
-            raise UserError(f"-H {text}: {name} stands there twice; write its slots as {name}:N")
+            raise UserError(f"-H {text}: {name} is listed twice; write its slots as {name}:N")
         slots[name] = count
     return slots
 

@@ -1,1 +1,1 @@
-"""Trained networks as files for Keras, TensorFlow, ONNX, torchvision and keras.applications; each is compared."""
+"""Exports networks to Keras, TensorFlow, ONNX, torchvision and keras.applications, and compares their outputs."""

@@ -1,4 +1,4 @@
-"""A network rebuilt from Keras' own layers, so that its files can be read without this package."""
+"""Rebuilds a network from Keras' own layers, so that its files can be read without this package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of files that a network can be written to: how each is written, and how it is run to be compared."""
+"""Writes a network to each kind of file, and runs the file to compare its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters and operations of networks, layer by layer (residual ones after He et al., with the stride in the 3x3)."""
+"""Counts parameters and operations of networks by layer (residual ones after He et al., with the stride in the 3x3)."""
 
 from __future__ import annotations
 

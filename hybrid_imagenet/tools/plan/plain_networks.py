@@ -1,4 +1,4 @@
-"""Parameters and operations of networks without shortcuts, layer by layer: AlexNet-BN and VGG-16."""
+"""Counts parameters and operations of networks without shortcuts, layer by layer: AlexNet-BN and VGG-16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Efficiency and throughput by number of GPUs, as a picture."""
+"""Plots efficiency and throughput by number of GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Step time, efficiency and training time of a planned run, and the best way to exchange its gradients."""
+"""Predicts step time, efficiency and training time of a run, and the best way to exchange its gradients."""
 
 from __future__ import annotations
 

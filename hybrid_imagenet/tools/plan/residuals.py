@@ -1,4 +1,4 @@
-"""The planner beside what was published: predicted and printed efficiencies."""
+"""Compares predicted with published efficiencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The charts of a report as PNG files, for slides and papers."""
+"""Draws the charts of a report as PNG files, for slides and papers."""
 
 from __future__ import annotations
 

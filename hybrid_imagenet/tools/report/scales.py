@@ -1,4 +1,4 @@
-"""Axes: where ticks stand and how a value becomes a coordinate."""
+"""Computes the ticks of an axis and the coordinates of values."""
 
 from __future__ import annotations
 

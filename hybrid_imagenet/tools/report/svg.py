@@ -1,4 +1,4 @@
-"""Charts as inline SVG: drawn in the page's colors, with the values for the pointer beside them."""
+"""Draws charts as inline SVG in the page's colors, with the values that the pointer shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of a report, as HTML that turns into cards on a narrow screen."""
+"""Writes the tables of a report as HTML that turns into cards on a narrow screen."""
 
 from __future__ import annotations
 

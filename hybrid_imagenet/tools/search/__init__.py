@@ -1,1 +1,1 @@
-"""A search for the learning rate and the warmup on a short budget, which Lu et al. leave to future work."""
+"""Searches for the learning rate and the warmup on a short budget, which Lu et al. leave to future work."""

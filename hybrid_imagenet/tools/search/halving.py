@@ -1,4 +1,4 @@
-"""Successive halving: many short trials, then longer ones of the better half (Jamieson, Talwalkar, AISTATS 2016)."""
+"""Plans trials by successive halving: many short, then longer ones of the best (Jamieson, Talwalkar, AISTATS 2016)."""
 
 from __future__ import annotations
 

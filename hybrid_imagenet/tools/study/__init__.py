@@ -1,1 +1,1 @@
-"""Comparisons of methods, with several seeds, beside the papers' own numbers: `hybrid-imagenet study`."""
+"""Compares methods over several seeds, beside the papers' own numbers: `hybrid-imagenet study`."""

@@ -1,4 +1,4 @@
-"""The studies: their arms, and the papers' numbers as printed.
+"""Defines the studies: their arms, and the papers' numbers as printed.
 
 Where an epoch of Mikami et al. says when something changes, it is multiplied by EPOCHS / 90. The length T of the
 AdaBound warmup of Lu et al. is not: 10 / 90 of so short a training would be a few steps.

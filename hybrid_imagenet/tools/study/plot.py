@@ -1,4 +1,4 @@
-"""Accuracy by epoch of a study's arms, drawn like the papers' figures."""
+"""Plots accuracy by epoch of a study's arms, like the papers' figures."""
 
 from __future__ import annotations
 

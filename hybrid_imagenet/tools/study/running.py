@@ -1,4 +1,4 @@
-"""Running cells: the training program as a user would start it, one process tree per cell."""
+"""Runs cells: starts the training program as a user would, one process tree per cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Means, deviations and Student's confidence intervals of a few values."""
+"""Computes means, deviations and Student's confidence intervals of a few values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A study's results as CSV (one row per run) and Markdown (one row per arm)."""
+"""Writes a study's results as CSV (one row per run) and Markdown (one row per arm)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells: one training run each, kept under a name that is made of its flags, so that studies share equal ones."""
+"""Names cells (one training run each) by their flags, so that studies share equal ones, and reads their results."""
 
 from __future__ import annotations
 

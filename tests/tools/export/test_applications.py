@@ -103,7 +103,7 @@ def test_what_cannot_be_mapped_is_refused(stored, tmp_path):
     with pytest.raises(UserError, match="53 convolutions, 0 classifiers"):
         pretrained.load(headless, print)
     headless.write_bytes(b"none")
-    with pytest.raises(UserError, match="is no HDF5 file"):
+    with pytest.raises(UserError, match="cannot be read as an HDF5 file"):
         pretrained.load(headless, print)
     assert not here.exists()
     assert not there.exists()

@@ -51,7 +51,7 @@ def test_a_file_of_another_network_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"does not hold the weights .*its first tensor is features\.0\.weight"):
         pretrained.load(path, print)
     path.write_bytes(b"no tensors")
-    with pytest.raises(UserError, match="is no safetensors file"):
+    with pytest.raises(UserError, match="cannot be read as a safetensors file"):
         pretrained.load(path, print)
 
 
