@@ -1,4 +1,4 @@
-"""One final synchronization of batch-normalization statistics over all GPUs."""
+"""Merges batch-normalization statistics over all GPUs before validation, or measures them anew."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class BatchNormSync(keras.callbacks.Callback):
         self._collect = collect
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Synchronizes before validation."""
+        """Merges the statistics before validation."""
         self.synchronize()
 
     def synchronize(self) -> None:
@@ -69,7 +69,7 @@ class BatchNormSync(keras.callbacks.Callback):
 
 
 class PreciseStatistics:
-    """Statistics of several batches under frozen weights, in place of those of the last iteration.
+    """Replaces the running statistics by statistics of several batches under frozen weights.
 
     Each batch is run forward in training mode, which leaves its mean mu_j and biased variance var_j; kept are
 
@@ -100,7 +100,7 @@ class PreciseStatistics:
         self._collected_at: int | None = None
 
     def collect(self) -> None:
-        """Replaces this rank's statistics."""
+        """Measures and replaces this rank's statistics."""
         if self._collected_at == self._step():
             return
         self._collected_at = self._step()
