@@ -32,7 +32,9 @@ if ((dry_run)); then
   print_command "${command[@]}"
   exit 0
 fi
+say "training ResNet-50 on handwritten digits with $ranks ranks on this machine"
 "$launch_dir/setup.sh"
 # shellcheck source=launch/env.sh
 . "$launch_dir/env.sh"
+say "starting $ranks ranks: loading TensorFlow and compiling the first step take half a minute"
 exec "${command[@]}"
