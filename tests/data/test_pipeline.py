@@ -266,13 +266,13 @@ WITH_THUMBNAIL = (
     ("content", "reason"),
     [
         (b"", "empty"),
-        (b"hello", "no JPEG"),
+        (b"hello", "not a JPEG"),
         (support.jpeg(0)[:-80], "truncated"),
         (support.png(0)[:-80], "truncated"),
         (WITH_THUMBNAIL[:-80], "truncated"),
         (support.jpeg(0)[:-80] + bytes(100), "truncated"),
         (b"BM" + struct.pack("<16xii", 20000, -20000), "20000 x 20000 = 400,000,000 pixels.*make it smaller"),
-        (images.RAW_MARK, "no JPEG"),
+        (images.RAW_MARK, "not a JPEG"),
         (b"\xff\xd8\xff\xd9", "no frame header"),
     ],
 )

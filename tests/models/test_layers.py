@@ -110,9 +110,10 @@ def operations_of(size, kernel, stride, channels, dtype):
 def test_which_form_is_taken_on_a_cpu_and_on_a_gpu(monkeypatch):
     monkeypatch.setattr(kernels, "on_cpu", lambda: True)
     assert not any(op.startswith("Conv2D") for op in operations_of(4, 1, 2, 8, tf.float32))
-    strided = operations_of(4, 3, 2, 8, tf.float32)
+    strided = operations_of(4, 3, 2, 64, tf.float32)
     assert strided.count("MatMul") == 9
     assert "Conv2DBackpropFilter" not in strided
+    assert "MatMul" not in operations_of(4, 3, 2, 63, tf.float32)
     assert "MatMul" in operations_of(4, 3, 1, 256, tf.bfloat16)
     assert "MatMul" not in operations_of(4, 3, 1, 128, tf.bfloat16)
     assert "MatMul" not in operations_of(4, 3, 1, 256, tf.float32)
