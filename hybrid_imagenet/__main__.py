@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command that the first argument names; returns its exit code (see `hybrid_imagenet.errors`).
 
     Args:
-      arguments: the words after the program's name; None takes those of this process.
+      arguments: the words after the program's name; None takes this process's.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):

@@ -92,7 +92,7 @@ def _train(config: configuration.Config) -> int:
         print(f"rank {launcher_rank()}: unexpected error\n{traceback.format_exc()}", file=sys.stderr)
         return _leave(EXIT_FAILURE)
     _end_within(config.stall_seconds)
-    with contextlib.suppress(Exception):  # a rank was lost here: what is to be saved is saved
+    with contextlib.suppress(Exception):  # a rank was lost here: all that must be saved is saved
         communicator.barrier()  # the launcher ends all ranks as soon as one leaves with another code than 0
     communicator.shutdown()
     if REQUESTS.stop and outcome != "preempted" and launcher_rank() == 0:

@@ -22,7 +22,7 @@ _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-# What the system answers where damaged bytes, or something that is no file, lead it; all else is a fault of the disk.
+# System errors that damaged bytes, or something that is not a file, cause; all others are faults of the disk.
 _DAMAGE = (None, errno.EINVAL, errno.ENXIO, errno.ELOOP)
 Arrays = Mapping[str, np.ndarray]
 

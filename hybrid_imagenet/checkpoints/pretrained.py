@@ -128,7 +128,7 @@ def load(path: pathlib.Path, report: Report, *, bgr: bool = True, weights: str =
     Args:
       path: a checkpoint (.npz); the directory of a run, for its newest good checkpoint; or weights of torchvision's
         ResNets (.safetensors, .pth) or keras.applications' (.h5).
-      report: is told of damaged checkpoints that were passed over.
+      report: receives a line about each damaged checkpoint that was passed over.
       bgr: whether weights of keras.applications are for its own preprocessing (mode "caffe"); if not, they are for
         ImageNet's means and deviations (mode "torch").
       weights: of a checkpoint: `ema`, the averaged ones, which validation saw; `trained`, the last step's weights; or

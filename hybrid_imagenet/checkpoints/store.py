@@ -29,7 +29,7 @@ class CheckpointFolder:
 
         Args:
           directory: need not exist.
-          report: is told of each checkpoint that cannot be used, in one line.
+          report: receives a line about each checkpoint that cannot be used.
           check: raises ValueError for a description that lacks what the checkpoint is needed for.
         """
         self.directory = directory
@@ -105,7 +105,7 @@ class CheckpointStore(CheckpointFolder):
           directory: holds nothing else.
           keep: the newest good checkpoints that stay.
           keep_best: the one with the highest validation top-1 of its own (`val_top1`) stays too.
-          report: is told of what is set aside, in one line; called by the thread that owns the store.
+          report: receives a line about each file that is set aside; called by the thread that owns the store.
         """
         super().__init__(directory, report, metadata.check_run)
         self.keep = keep
@@ -147,7 +147,7 @@ class CheckpointStore(CheckpointFolder):
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise UserError(
                 f"cannot write a checkpoint to {self.directory}: {reason}; earlier checkpoints are intact, "
-                "make room or access and start again with --resume"
+                "free space or allow access and start again with --resume"
             )
 
     def newest_good(self) -> Checkpoint | None:

@@ -1,4 +1,4 @@
-"""Communication between ranks: the only part that imports Horovod.
+"""Connects ranks and sums over them: the only part that imports Horovod.
 
 `start` is called once per process, before TensorFlow is first used, and returns a `Communicator`.
 """

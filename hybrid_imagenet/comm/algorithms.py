@@ -71,7 +71,7 @@ class Choice:
 
 
 class Chooser(abc.ABC):
-    """The meaning of a value of --allreduce: names the algorithm for each size of bucket.
+    """Names, for a value of --allreduce, the algorithm for each size of bucket.
 
     A constructor takes `Ranks` first; its arguments with defaults are flags of the same name.
     """

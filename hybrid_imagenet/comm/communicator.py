@@ -39,7 +39,7 @@ class LayerHealth:
 
 
 class Communicator(abc.ABC):
-    """Collective operations over all ranks. Every rank calls the same ones in the same order.
+    """Runs collective operations over all ranks. Every rank calls the same ones in the same order.
 
     Attributes:
       rank: number of this process, from 0.

@@ -122,7 +122,7 @@ class Ranks:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Returns the exit code of a process that has ended, or that is told to and, if it does not, is killed.
+    """Returns the exit code of a process that has ended, or else is asked to end and then killed.
 
     A rank on another host ends with the order; killing ssh alone would leave it there until it notices.
     """
@@ -170,7 +170,7 @@ def interface_to(hosts: Sequence[str]) -> str:
     """Returns the interface on the way to the first host that is not this one; the loopback if there is none.
 
     Raises:
-      UserError: if a name is unknown or there is no way.
+      UserError: if a name is unknown or a host cannot be reached.
     """
     for host in hosts:
         if is_local(host):

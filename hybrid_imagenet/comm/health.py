@@ -11,7 +11,7 @@ from hybrid_imagenet.comm.communicator import Communicator, LayerHealth
 
 
 class WireHealth:
-    """Counts inside of the step; `collect` gathers them."""
+    """Counts losses inside of the step; `collect` gathers them."""
 
     def __init__(self, names: Sequence[str], elements: Sequence[int], every: int) -> None:
         """Counts gradients of these names and numbers of elements at every `every`-th step, from the first on."""

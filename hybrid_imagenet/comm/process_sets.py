@@ -1,4 +1,4 @@
-"""Sets of ranks that communicate among themselves, each made once."""
+"""Makes sets of ranks that communicate among themselves, each once."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Auto(Chooser):
         times = ", ".join(f"{name} {1000 * value:.3g} ms" for name, value in seconds.items())
         reason = f"{size / 2**20:.3g} MiB of {wire}: {times}"
         if self._communicator.rank == 0:
-            _log.info("--allreduce=auto takes %s for %s", best, reason)
+            _log.info("--allreduce=auto chose %s for %s", best, reason)
         return Choice(best, self._candidates[best], reason)
 
 

@@ -1,6 +1,6 @@
 """Makes batches from a source and an order: each rank reads, decodes and crops its own share ahead of the trainer.
 
-The random choices of an image depend on (seed, epoch, example) only, so neither the number of ranks nor that of
+The random choices of an image depend on (seed, epoch, example) only, so neither the number of ranks nor the number of
 threads changes what is seen.
 """
 

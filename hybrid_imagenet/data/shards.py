@@ -1,4 +1,4 @@
-"""Sets of TFRecord shards: which files make up a split, where each record lies, and the manifest beside them."""
+"""Finds the TFRecord shards of a split, indexes where each record lies, and reads the manifest beside them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hybrid_imagenet.data import records
 from hybrid_imagenet.errors import UserError
 
 MANIFEST = "manifest.json"
-# What a split is called in the names of shards: by our own writer, TensorFlow's ImageNet scripts, and TFDS.
+# Names of a split in the names of shards: by our own writer, TensorFlow's ImageNet scripts, and TFDS.
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val", "test")}
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})(\.tfrecord)?$")
 _INDEX_VERSION = 2

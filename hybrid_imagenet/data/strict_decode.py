@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.data import decode, images
 
-# libjpeg goes on after these, and TensorFlow does not ask it; all that comes out is a line on stderr.
+# libjpeg continues after these, and TensorFlow does not ask it; all that comes out is a line on stderr.
 _WARNING = re.compile(
     r"Corrupt JPEG data: (?P<what>.*)|(?P<other>Premature end of JPEG file|Inconsistent progression sequence.*"
     r"|Invalid SOS parameters.*|Application transferred too many scanlines)"

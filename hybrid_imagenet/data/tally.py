@@ -1,4 +1,4 @@
-"""Counts the examples of each epoch that were handed over to the trainer, and those that others took the place of."""
+"""Counts the examples of each epoch that the trainer received, and those that others replaced."""
 
 from __future__ import annotations
 

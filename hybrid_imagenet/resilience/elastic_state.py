@@ -51,7 +51,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Survivor:
-    """The parts of a rank that outlive its sessions.
+    """Keeps the parts of a rank that outlive its sessions.
 
     Attributes:
       memory: the state committed last.

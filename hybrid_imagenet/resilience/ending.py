@@ -17,7 +17,7 @@ _WORD = re.compile(r"[0-9a-f]{32}")
 
 
 def announce(code: int, environ: Mapping[str, str] | None = None) -> None:
-    """Writes the line, at the end of a rank that a supervisor watches over; for no other process."""
+    """Writes the line at the end of a rank that has a supervisor; does nothing in other processes."""
     word = (os.environ if environ is None else environ).get(JOB_VARIABLE, "")
     if _WORD.fullmatch(word):
         with contextlib.suppress(OSError):  # nobody listens any more

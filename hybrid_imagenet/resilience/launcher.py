@@ -22,7 +22,7 @@ _STOP, _END = b"stop", b"end"  # the orders: save and leave; leave, as the job h
 
 
 def launcher_rank(environ: Mapping[str, str] | None = None) -> int:
-    """Returns the rank that the launcher announced; 0 without one, or if that is no number."""
+    """Returns the rank that the launcher announced; 0 without one, or if it is not a number."""
     env = os.environ if environ is None else environ
     given = next((env[name] for name in RANK_VARIABLES if name in env), "0")
     return int(given) if given.isascii() and given.isdigit() else 0

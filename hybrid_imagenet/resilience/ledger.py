@@ -28,7 +28,7 @@ class Ledger:
     """Keeps every rank's last beat and judges from them who hangs. Times are on this process's monotonic clock."""
 
     def __init__(self, patience: float, waits_in: Sequence[str] = (), hosts: Mapping[str, str] | None = None):
-        """A rank hangs when it was silent, or all ranks were without progress, for `patience` seconds.
+        """Takes the limit: a rank hangs when it was silent, or all ranks were without progress, for `patience` seconds.
 
         Args:
           patience: seconds.

@@ -30,7 +30,7 @@ class Control:
     """
 
     def __init__(self, save_every_seconds: float | None = None):
-        """Without `save_every_seconds` no checkpoint is asked for by time; pass it on one rank only."""
+        """Starts without requests; `save_every_seconds`, on one rank only, asks for checkpoints by time."""
         self._regroup = False
         self._save_every_seconds = save_every_seconds
         self._last_save = time.monotonic()

@@ -39,7 +39,7 @@ class Guardian:
         self._write(b"-")
 
     def _write(self, sign: bytes) -> None:
-        with contextlib.suppress(OSError):  # it is gone: the rank does without
+        with contextlib.suppress(OSError):  # it has ended: the rank goes on without it
             os.write(self._process.stdin.fileno(), sign)  # type: ignore[union-attr]
 
 

@@ -1,4 +1,4 @@
-"""Measures what a slow step waits for: computation or communication, and queues of bytes on the way to other hosts."""
+"""Measures computation and communication per step, and the bytes queued for other hosts, to explain slow steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ESTABLISHED = "01"
 
 
 class StepTimes:
-    """Seconds of computation and of communication per step, measured anew every so often.
+    """Measures seconds of computation and of communication per step, anew every so often.
 
     A daemon thread of its own asks for the totals, as their owner may make it wait: who reads `latest` never waits.
     """

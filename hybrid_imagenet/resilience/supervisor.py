@@ -41,7 +41,7 @@ _CODE_SSH = 255  # mpirun's and ssh's when the connection to a host is lost
 _DEFAULT_STALL = 300.0  # of --stall_seconds
 _BY_SIGNAL = {-signal.SIGUSR1, -signal.SIGTERM, 128 + signal.SIGUSR1, 128 + signal.SIGTERM}
 _TAG = re.compile(rb"(\[[\d,]+\]<std(err|out)>: ?)?")  # mpirun's and horovodrun's, before each line of a rank
-# What TensorFlow writes to standard error whatever its log settings, once or twice for every rank; and what Open MPI
+# Lines that TensorFlow writes to standard error whatever its log settings, once or twice per rank; and what Open MPI
 # says when the child that it starts ssh with is quicker than itself.
 _GREETINGS = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
@@ -105,14 +105,14 @@ class Supervisor:
                 start_new_session=True,  # the terminal's Ctrl-C is for us
                 preexec_fn=_die_with_parent,
             )
-            if self._signals:  # before there was anybody to tell
+            if self._signals:  # they came before the launcher had started
                 self._ask_to_stop()
             reader = threading.Thread(target=self._read, name="standard error", daemon=True)
             reader.start()
             while (code := _wait(child, 0.2)) is None:
                 self._push()
             self._clear_up()
-            reader.join(2)  # it ends when nobody holds the pipe any more
+            reader.join(2)  # it ends when no process holds the pipe any more
             return self._result(code)
         except FileNotFoundError:
             print(f"error: {self._command[0]}: no such program: run launch/setup.sh first", file=sys.stderr)

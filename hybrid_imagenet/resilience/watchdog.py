@@ -109,8 +109,8 @@ class Watchdog:
           ranks: this rank and the others.
           stall_seconds: 0 switches the watchdog off.
           waits_in: modules in which a rank that has done its own part waits for the others: it is not to blame.
-          elastic: the others go on without a rank that hangs.
-          guardian: is told that this process lives, from `start` to `stop`.
+          elastic: the other ranks continue without a rank that hangs.
+          guardian: receives signs of life of this process, from `start` to `stop`.
         """
         self._rank, self._hosts = ranks.rank, ranks.hosts
         self._limit = stall_seconds
@@ -203,7 +203,7 @@ class Watchdog:
         if self._stop.is_set():
             return
         now = time.monotonic()
-        # What this process was late itself, stopped or starved of its processor, it cannot hold against others.
+        # A delay of this process itself, stopped or starved of its processor, must not be blamed on others.
         late = max(0.0, now - self._due)
         self._due = now + self._interval
         self._ledger.forgive(late)
@@ -292,7 +292,7 @@ class Watchdog:
             print(text, file=sys.stderr, flush=True)
 
     def _end(self, what: str) -> None:
-        follows = "the others go on without it" if self._elastic else "the job ends; start it again with --resume"
+        follows = "the other ranks continue without it" if self._elastic else "the job ends; start again with --resume"
         print(
             f"error: {what} (--stall_seconds={self._limit:g}): {follows}",
             file=sys.stderr,

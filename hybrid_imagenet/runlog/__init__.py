@@ -1,1 +1,1 @@
-"""A run's directory, records, view, summary and standard logs."""
+"""Keeps a run's directory, records, view, summary and standard logs."""

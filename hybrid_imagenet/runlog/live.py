@@ -44,7 +44,7 @@ class View(Protocol):
         """Shows a message once, with the rank that sent it if it is not this one."""
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Ends; shows the summary (see `metrics.summary.summarize`) if there is one."""
+        """Ends; shows the summary (see `runlog.summary.summarize`) if there is one."""
 
 
 def make_view(

@@ -2,7 +2,7 @@
 
 TensorFlow's profiler writes an XSpace, which TensorBoard draws. Here its events are sorted into five categories:
 
-* computation: operations of the step (on a GPU: kernels), except those of the next two
+* computation: operations of the step (on a GPU: kernels), except the operations of the next two
 * optimizer: operations under the name scope of the update
 * communication: from the start of a reduction over ranks to its end
 * input wait: the trainer's wait for the next batch

@@ -12,7 +12,7 @@ from hybrid_imagenet.runlog.summary import duration
 
 
 class Status:
-    """The state of a run as its records tell it.
+    """Keeps the state of a run as its records tell it.
 
     Attributes:
       values: the newest value of each key seen in any record.

@@ -113,10 +113,10 @@ class Optional:
             call()
         except UserError:
             raise
-        except Exception as error:  # whatever TensorFlow or a tracker's package raises: training goes on
+        except Exception as error:  # whatever TensorFlow or a tracker's package raises: training continues
             self._works = False
             reason = " ".join(str(error).split())[:300] or type(error).__name__
-            self._tell(f"{self._name} gets no more of this run, which goes on: {reason}")
+            self._tell(f"{self._name} receives nothing more of this run, which continues: {reason}")
 
 
 class Fanout:

@@ -27,7 +27,7 @@ class ClassificationSums:
         }
 
     def __sub__(self, other: ClassificationSums) -> ClassificationSums:
-        """Returns the sums of the examples that came after those of `other`."""
+        """Returns the sums of the examples that came after the ones in `other`."""
         return ClassificationSums(
             self.loss - other.loss, self.top1 - other.top1, self.top5 - other.top5, self.count - other.count
         )
@@ -63,7 +63,7 @@ class SumAccumulator:
         self.variable.assign(tf.zeros([4], tf.float64))
 
     def restore(self, sums: ClassificationSums) -> None:
-        """Sets the sums, for example those of the part of an epoch before a restart."""
+        """Sets the sums, for example the sums of an epoch's part before a restart."""
         self.variable.assign(dataclasses.astuple(sums))
 
     def read(self) -> ClassificationSums:

@@ -43,7 +43,7 @@ class Validation:
         crop_fraction: float,
         options: pipeline.HostOptions,
     ):
-        """`batch` images per rank and step; for the rest see `data.pipeline.evaluation`."""
+        """Takes `batch`, images per rank and step; for the rest see `data.pipeline.evaluation`."""
         self._step = step
         self._source = source
         self._ranks = ranks

@@ -1,4 +1,4 @@
-"""Builds the parts of a run on one rank, the same on every rank, and names what a checkpoint holds of them."""
+"""Builds the parts of a run on one rank, the same on every rank, and lists what a checkpoint holds of them."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Recording:
         checkpoint = self.store.newest_good()
         if checkpoint is None and (self.store.paths() or self.store.set_aside()):
             raise UserError(
-                f"--run_dir={self._directory.path}: none of its checkpoints can be used; put a good one there under "
+                f"--run_dir={self._directory.path}: none of its checkpoints can be used; put a sound one there under "
                 "its name step-*.npz, or start a new run"
             )
         if checkpoint is None:
@@ -115,7 +115,7 @@ class Recording:
         )
 
     def regrouped(self, before: int, now: int, state: RunState, lost: int) -> None:
-        """Records and shows that training goes on from `state` on another number of ranks, `lost` steps back."""
+        """Records and shows that training continues from `state` on another number of ranks, `lost` steps back."""
         if self.writer is None:
             return
         self.writer.write(
@@ -128,7 +128,7 @@ class Recording:
                 "steps_repeated": lost,
             }
         )
-        self.view.message(f"ranks {before} -> {now}: going on after step {state.step}, {lost} steps are repeated")
+        self.view.message(f"ranks {before} -> {now}: continuing after step {state.step}, {lost} steps are repeated")
 
     def start(self, facts: Mapping[str, Any], info: Mapping[str, Any], state: RunState) -> None:
         """Writes config.json and opens metrics.jsonl.
@@ -197,7 +197,7 @@ class Recording:
         at = f" in epoch {state.best_epoch}" if state.best_epoch else ""
         self.view.message(
             f"{writer.path} has no records of epoch {gaps.ranges(missing)} of the {state.finished_epochs} finished"
-            f"{known}{at}; reports leave out what they cannot know"
+            f"{known}{at}; reports leave out those epochs"
         )
 
     def finish(self, *, world_size: int, train_images: int, seconds: float, stop: str) -> None:

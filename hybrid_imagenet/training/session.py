@@ -33,7 +33,7 @@ def together(communicator: Communicator) -> Iterator[None]:
 
 
 class Session(Parts):
-    """One start of a run on this rank, from the restored state to the summary."""
+    """Runs one start of a run on this rank, from the restored state to the summary."""
 
     def run(self) -> str:
         """Restores, trains and sums up."""
@@ -109,7 +109,7 @@ class Session(Parts):
         return float(self.config.rollback_lr_factor**self.state.rollbacks)
 
     def _info(self) -> dict[str, Any]:
-        """Returns what the view is told before training begins."""
+        """Returns the facts that the view shows before training begins."""
         imagenet = self.config.model == "resnet50" and self.data.source.num_classes == 1000
         return {
             "world_size": self.communicator.size,

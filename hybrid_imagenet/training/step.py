@@ -27,7 +27,7 @@ class ControlReducer(Protocol):
 
 
 class PerShape:
-    """A compiled function of a batch and more tensors that remembers its trace for each shape of the images.
+    """Compiles a function of a batch and more tensors, and remembers its trace for each shape of the images.
 
     A tf.function finds its trace anew at each call, from the types of all arguments; for a step with hundreds of
     variables that takes as long as the call itself (`benchmarks loop`).

@@ -237,7 +237,7 @@ def test_of_elastic_ranks_only_the_one_that_hangs_leaves(tmp_path):
         assert [process.poll() for process in processes[:2]] == [None, None]
     finally:
         _, errors = finish(processes, 2)
-    assert "error: rank 2 on here hung (--stall_seconds=3): the others go on without it" in errors
+    assert "error: rank 2 on here hung (--stall_seconds=3): the other ranks continue without it" in errors
 
 
 def test_a_verdict_needs_the_token():

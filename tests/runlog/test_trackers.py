@@ -33,7 +33,8 @@ def test_a_sink_that_fails_is_told_once_and_left_out():
     view.run_finished()
     assert sink.calls == [1, 2, 3]
     [line] = told
-    assert line.startswith("TensorBoard gets no more of this run, which goes on: events.v2; No space left on device")
+    expected = "TensorBoard receives nothing more of this run, which continues: events.v2; No space left on device"
+    assert line.startswith(expected)
     assert "\n" not in line
 
 
@@ -45,7 +46,7 @@ def test_a_sink_that_cannot_be_made_is_told_and_a_mistake_of_the_user_ends_the_r
 
     view = trackers.Optional("wandb", make, told.append)
     view.epoch({"step": 1})
-    assert told == ["wandb gets no more of this run, which goes on: tracker.example: no route to host"]
+    assert told == ["wandb receives nothing more of this run, which continues: tracker.example: no route to host"]
     with pytest.raises(UserError, match="not installed"):
         trackers.Optional("none_such", lambda: trackers.Tracker("none_such", "run", {}), told.append)
 
@@ -65,4 +66,4 @@ def test_tensorboard_on_a_full_disk_for_real(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert len(told) == 1
-    assert told[0].startswith("TensorBoard gets no more of this run, which goes on: ")
+    assert told[0].startswith("TensorBoard receives nothing more of this run, which continues: ")

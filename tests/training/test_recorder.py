@@ -44,7 +44,7 @@ def test_a_checkpoint_knows_better_than_a_deleted_file(tmp_path, session):
     expected = (
         f"{path} has no records of epoch 1 to 4 of the 4 finished; the checkpoint knows of a best top-1 of 70.00 % "
     )
-    assert expected + "in epoch 2; reports leave out what they cannot know" in told
+    assert expected + "in epoch 2; reports leave out those epochs" in told
     assert (summary["best_val_top1"], summary["best_epoch"], summary["epochs"]) == (0.7, 2, 6)
     assert summary["lost_epochs"] == [1, 2, 3, 4]
     assert summary["epochs_to_target"] is None
@@ -87,7 +87,7 @@ def test_a_run_does_not_begin_anew_over_its_damaged_checkpoints(tmp_path, sessio
         if damaged == "none":
             assert recording.find_checkpoint() is None
         else:
-            with pytest.raises(UserError, match="none of its checkpoints can be used; put a good one there"):
+            with pytest.raises(UserError, match="none of its checkpoints can be used; put a sound one there"):
                 recording.find_checkpoint()
         recording.interrupt()
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == records

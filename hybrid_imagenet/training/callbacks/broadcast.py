@@ -20,7 +20,7 @@ class BroadcastInitialState(keras.callbacks.Callback):
     """Sends weights, optimizer state and BN statistics of rank 0 to all ranks at the start (Lu et al. §2.2.3)."""
 
     def __init__(self, communicator: Broadcaster, variables: Callable[[], Sequence[keras.Variable]]):
-        """`variables` lists everything to send, in the same order on every rank."""
+        """Takes `variables`, which lists everything to send, in the same order on every rank."""
         super().__init__()
         self._communicator = communicator
         self._variables = variables

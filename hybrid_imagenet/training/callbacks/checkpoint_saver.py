@@ -91,7 +91,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             self._store.wait()
 
     def save(self, top1: float | None = None) -> None:
-        """Saves the state after the current step, unless it is saved already; `top1` is that of its validation."""
+        """Saves the state after the current step, unless it is saved already; `top1` is its validation accuracy."""
         position = (self._state.step, self._state.finished_epochs)
         if self._saved == position:
             return

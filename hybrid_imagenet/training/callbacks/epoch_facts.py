@@ -12,7 +12,7 @@ class EpochFacts(keras.callbacks.Callback):
     """Adds `per_gpu_batch`, which batch normalization sees, `accumulation` and `image_size` to epoch records."""
 
     def __init__(self, facts: Callable[[int], Mapping[str, Any]]):
-        """`facts(epoch)` gives them for an epoch counted from 0."""
+        """Takes `facts(epoch)`, which gives the values for an epoch counted from 0."""
         super().__init__()
         self._facts = facts
 

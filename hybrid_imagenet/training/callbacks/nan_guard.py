@@ -29,7 +29,7 @@ class NumericsGuard(keras.callbacks.Callback):
         self._limit = max_skipped_steps
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """At a step whose metrics are fetched: reads the counters.
+        """Reads the counters at a step whose metrics are fetched.
 
         Raises:
           NumericsError: if the limit is reached.
@@ -95,7 +95,7 @@ class TrustRatioLog(keras.callbacks.Callback):
     """Adds `trust_ratios`, the LARS ratio of each layer in the last step, to epochs in which LARS runs."""
 
     def __init__(self, optimizer: GroupedOptimizer, variables: Sequence[keras.Variable]):
-        """`variables` are those that the optimizer was built on."""
+        """Takes the `variables` that the optimizer was built on."""
         super().__init__()
         self._optimizer = optimizer
         self._names = [variables[i].path for i in optimizer.kernel_indices()]

@@ -27,7 +27,7 @@ class Profiler(keras.callbacks.Callback):
         wait: Callable[[], object],
         announce: Callable[[str], None],
     ):
-        """`steps` are the first and the last, from 1; `wait` returns when the device has finished its work."""
+        """Takes the first and the last of `steps`, from 1; `wait` returns when the device has finished its work."""
         super().__init__()
         self._first, self._last = steps
         self._folder = folder
@@ -79,6 +79,6 @@ class Profiler(keras.callbacks.Callback):
             call()
         except Exception as error:  # TensorFlow's, the system's, or a parser's of a file that is cut short
             reason = " ".join(str(error).split())[:300] or type(error).__name__
-            self._announce(f"--profile_steps: no profile in {self._folder}, training goes on: {reason}")
+            self._announce(f"--profile_steps: no profile in {self._folder}, training continues: {reason}")
             return False
         return True

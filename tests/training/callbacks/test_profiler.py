@@ -1,4 +1,4 @@
-"""A profile that cannot be written is told; training goes on."""
+"""A profile that cannot be written is reported; training continues."""
 
 import errno
 import pathlib
@@ -36,5 +36,5 @@ def test_a_full_disk_does_not_end_training(tmp_path, monkeypatch, where):
         profiler.on_train_batch_end(step + 1)
     profiler.on_train_end()
     [line] = told
-    assert line.startswith(f"--profile_steps: no profile in {tmp_path}, training goes on: ")
+    assert line.startswith(f"--profile_steps: no profile in {tmp_path}, training continues: ")
     assert where == "cut" or "No space left on device" in line
