@@ -1,4 +1,4 @@
-"""`python -m hybrid_imagenet COMMAND [arguments]`, also installed as `hybrid-imagenet COMMAND`: runs one command."""
+"""Runs one command: `python -m hybrid_imagenet COMMAND [arguments]`, also installed as `hybrid-imagenet COMMAND`."""
 
 from __future__ import annotations
 

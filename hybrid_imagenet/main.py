@@ -1,4 +1,4 @@
-"""`python -m hybrid_imagenet.main`: trains; started once, or once per rank by horovodrun."""
+"""Trains, started once, or once per rank by horovodrun (`python -m hybrid_imagenet.main`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m hybrid_imagenet.comm.gloo_launch JSON COMMAND...`: starts ranks that connect through Gloo, elastic or not.
+"""Starts ranks that connect through Gloo, elastic or not (`python -m hybrid_imagenet.comm.gloo_launch JSON COMMAND`).
 
 Horovod's launcher gives out the numbers; what runs the command on a host is written here, as `horovodrun` hides the
 ranks' exit codes, kills ranks that would save, waits for ever for a host that is lost, and hands names to a shell.
@@ -122,7 +122,7 @@ class Ranks:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Returns the exit code of a process that has ended, or else is asked to end and then killed.
+    """Returns the exit code of a process that has ended, after asking it to end and, if it does not, killing it.
 
     A rank on another host ends with the order; killing ssh alone would leave it there until it notices.
     """

@@ -20,7 +20,7 @@ from hybrid_imagenet.data import records
 from hybrid_imagenet.errors import UserError
 
 MANIFEST = "manifest.json"
-# Names of a split in the names of shards: by our own writer, TensorFlow's ImageNet scripts, and TFDS.
+# Names of the splits in the names of shards, as used by our own writer, TensorFlow's ImageNet scripts, and TFDS.
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val", "test")}
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})(\.tfrecord)?$")
 _INDEX_VERSION = 2

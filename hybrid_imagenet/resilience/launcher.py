@@ -72,7 +72,7 @@ def _obey() -> None:
 
 
 def _call(host: str, port: int) -> None:
-    """Ends an elastic rank that cannot reach its launcher: its host has lost the network, and is counted as lost."""
+    """Ends an elastic rank that cannot reach its launcher: its host has lost the network and counts as lost."""
     failed = 0
     while failed < _CALLS:
         time.sleep(_CALL_EVERY)

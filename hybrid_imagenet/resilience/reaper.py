@@ -1,4 +1,4 @@
-"""`python -m hybrid_imagenet.resilience.reaper PROCESS SECONDS`: kills a process that has stopped giving signs of life.
+"""Kills a process that stops giving signs of life (`python -m hybrid_imagenet.resilience.reaper PROCESS SECONDS`).
 
 A rank that is stopped as a whole cannot end itself, and an elastic launcher waits for it for ever. So each elastic rank
 has such a small process beside it, to which its watchdog writes: b"+" is a sign of life, b"-" asks for patience until

@@ -1,4 +1,4 @@
-"""`python -m hybrid_imagenet.resilience.supervisor -- LAUNCHER...`: runs a launcher of ranks to its end.
+"""Runs a launcher of ranks to its end (`python -m hybrid_imagenet.resilience.supervisor -- LAUNCHER...`).
 
 The launcher (mpirun, horovodrun, or the one for Gloo) starts ranks on several hosts. Whatever becomes of them, this
 process returns with the exit code that the ranks gave:

@@ -31,7 +31,7 @@ class BadRecord(Exception):  # noqa: N818 - it names the record, not the error
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """Records that a file has lost: they cannot be located in it any more, or are missing.
+    """Records that a file has lost: they can no longer be found in it, or are missing.
 
     Attributes:
       file: where they were.
