@@ -15,6 +15,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from unittest import mock
 
+from hybrid_imagenet import main
+from hybrid_imagenet.resilience.stop_signals import REQUESTS
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -32,6 +35,9 @@ def call(module: str, arguments: Sequence[str], absent: Sequence[str] = ()) -> l
         alone(),
         _without(absent),
         mock.patch.object(os, "_exit", sys.exit),
+        # Both last until the end of the process, which goes on here.
+        mock.patch.object(main, "_end_within", lambda seconds: None),
+        mock.patch.object(REQUESTS, "install", lambda: None),
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
     ):
