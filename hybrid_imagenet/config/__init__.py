@@ -104,7 +104,7 @@ _ALL = COMMON | {name: owners[0].argument for name, owners in choices.OWNERS.ite
 OPTIONS = {name: argument.option for name, argument in _ALL.items()}
 KINDS = {name: argument.kind for name, argument in _ALL.items()}
 _BOUNDS = {name: argument.option for name, argument in COMMON.items()}
-_FREE = Option("")  # the bounds of an option are those of the chosen optimizer, schedule or algorithm
+_FREE = Option("")  # the bounds of an option come from the chosen optimizer, schedule or algorithm
 RENAMED = {
     "lars": "lars_variant",
     "handover": "hybrid_handover",

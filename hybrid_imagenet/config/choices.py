@@ -109,7 +109,7 @@ def settle(
 
     Args:
       values: given values by flag; options are removed from it.
-      origins: what gave each value; those of options that are left out are removed.
+      origins: what gave each value; entries of options that are left out are removed.
       selected: the value of each flag in `CHOICES`.
 
     Returns:

@@ -28,14 +28,14 @@ class RecomputingModel(keras.Model):
         return self
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
-        """As the functional model."""
+        """Runs the model; in training, with recomputation."""
         if training and hasattr(self, "_run"):
             return self._run(inputs)
         return super().call(inputs, training=training, mask=mask)
 
 
 def _run_segments(segments: Sequence[keras.Model], x: tf.Tensor) -> tf.Tensor:
-    """The first segment (stem) and the last (classifier) keep their activations, the blocks between do not."""
+    """Runs the segments: the first (stem) and the last (classifier) keep activations, the blocks between do not."""
     x = segments[0](x, training=True)
     for segment in segments[1:-1]:
         x = recompute(segment, x)

@@ -68,7 +68,7 @@ def parse(
 
     Args:
       entries: a single name of `PRESETS`, or entries EPOCH:IMAGES, EPOCH:IMAGESxACCUMULATION or EPOCH:*FACTOR, where
-        IMAGES are those of one worker and micro-batch, and FACTOR multiplies the first batch. None at all gives one
+        IMAGES counts one worker and micro-batch, and FACTOR multiplies the first batch. None at all gives one
         stage.
       per_gpu_batch: images of one worker and micro-batch at epoch 0.
       accumulation: micro-batches per update, where an entry says nothing else.

@@ -1,4 +1,4 @@
-"""The schedules of the learning rate by name, and the linear warmup.
+"""Computes the schedules of the learning rate by name, and the linear warmup.
 
 A schedule is a function of the epoch, the peak of the learning rate, the epoch T at which the warmup ends, and the
 epoch at which the run ends; its other arguments are flags of the same name. A new one needs a line in `SCHEDULES`.

@@ -49,7 +49,7 @@ class AdaBound(GroupedOptimizer):
 
         Args:
           learning_rate: learning rate alpha of Adam inside AdaBound.
-          final_lr: that of SGD, at which the bounds close.
+          final_lr: the rate of SGD, at which the bounds close.
           gamma: how fast the bounds close, per step.
           beta1: decay of the first moment.
           beta2: decay of the second moment.
@@ -102,12 +102,12 @@ class AdaBound(GroupedOptimizer):
         self._bounded_update(grads, unscale, *self._step_and_bounds(self.step_number(), hyper["learning_rate"]))
 
     def before(self, now: Before) -> dict[str, tf.Tensor]:
-        """The step size and its bounds."""
+        """Computes the step size and its bounds."""
         limits = self._step_and_bounds(now.number, now.hyper["learning_rate"])
         return dict(zip(("step_size", "lower", "upper"), limits, strict=True))
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
-        """The same on values."""
+        """Computes the same update on values."""
         new = self._rule.values(
             values[WEIGHTS],
             values["first_moment"],

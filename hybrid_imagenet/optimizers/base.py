@@ -65,7 +65,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     A processor runs the rule for each variable; a subclass may give a faster `update` for it, with kernels of
     TensorFlow that update in place. A GPU runs it once, for all variables as one long vector (`flat_update`).
 
-    All state is float32. Gradients are those of the whole batch, already averaged over ranks. Weight decay is coupled
+    All state is float32. Gradients belong to the whole batch, already averaged over ranks. Weight decay is coupled
     L2 (`g += weight_decay * w`) and spares biases and normalization parameters unless `decay_all` is set (Jia et al.).
     """
 
@@ -133,7 +133,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         return dict(self._config)
 
     def set_kinds(self, kinds: Sequence[ParameterKind]) -> None:
-        """Tells what each trainable variable is, in order; without it, vectors count as biases.
+        """Sets the kind of each trainable variable, in order; without it, vectors count as biases.
 
         Raises:
           ValueError: if called after a build with another number of variables.

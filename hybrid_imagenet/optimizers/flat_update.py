@@ -82,7 +82,7 @@ class FlatUpdate:
         return new["square_sums"], new["norm"]
 
     def _counted(self, phase: int) -> list[keras.Variable]:
-        """The int64 scalars that a step changes: those of the loss scale, then counters of steps."""
+        """The int64 scalars that a step changes: the counters of the loss scale, then counters of steps."""
         return [*self._loss_scale.variables[1:], self._inner.iterations, *self._inner.counters_in(phase)]
 
     def _kept(self, phase: int) -> dict[str, Sequence[keras.Variable]]:
@@ -138,7 +138,7 @@ class FlatUpdate:
         scale: tf.Tensor,
         counts: Sequence[tf.Tensor],
     ) -> Values:
-        """All new values from all old ones, as [rows, ROW] or scalars."""
+        """Computes all new values from the old ones, as [rows, ROW] or scalars."""
         grad = tf.reshape(tf.concat([tf.cast(bucket, tf.float32) for bucket in buckets], 0), [layout.rows, ROW])
         square_sums = layout.sums(grad)
         totals = _first_lane(square_sums)

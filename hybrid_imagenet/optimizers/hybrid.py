@@ -209,15 +209,15 @@ class Hybrid(GroupedOptimizer):
         return carry, 1.0 - momentum if a["handover"] == "continuous" else tf.constant(1.0)
 
     def slots_in(self, phase: int) -> tuple[str, ...]:
-        """Phase 1 keeps one moment."""
+        """Names a phase's slots: phase 1 keeps one moment."""
         return self.slots[:1] if phase else self.slots
 
     def counters_in(self, phase: int) -> list[keras.Variable]:
-        """The steps of phase 1."""
+        """Returns the counter of the steps of phase 1."""
         return [self._sgd_steps] if phase else []
 
     def before(self, now: Before) -> dict[str, tf.Tensor]:
-        """The step size and its bounds, or what the velocity and the rates are multiplied by, and norms."""
+        """Computes the step size and its bounds, or the factors of velocity and rates, and norms."""
         if now.phase == 0:
             bounds = {"lower": now.hyper["lower_bound"], "upper": now.hyper["upper_bound"]}
             return {"step_size": self._step_size(now.number), **bounds}

@@ -135,7 +135,7 @@ class LARS(GroupedOptimizer):
         """See `GroupedOptimizer` for the common arguments.
 
         Args:
-          learning_rate: that of biases and normalization; the layers' is a multiple of it.
+          learning_rate: of biases and normalization; the layers' is a multiple of it.
           momentum: see the base.
           eta: trust coefficient (Mikami et al. state 0.01, LARC 0.02).
           eps: guard of the ratio's denominator.
@@ -169,11 +169,11 @@ class LARS(GroupedOptimizer):
             )
 
     def before(self, now: Before) -> dict[str, tf.Tensor]:
-        """The norms of the weights."""
+        """Computes the norms of the weights."""
         return self.ratio.before(self, now)
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
-        """The same on values."""
+        """Computes the same update on values."""
         rates, log = self.ratio.vector(self, step)
         w, u = momentum_values(
             values[WEIGHTS],

@@ -62,7 +62,7 @@ class SGD(GroupedOptimizer):
                 classical_step(w, u, grad, decay=self.decay_of(i), **common)
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
-        """The same on values."""
+        """Computes the same update on values."""
         common: dict[str, Any] = {
             "rate": step.hyper["learning_rate"],
             "momentum": step.hyper["momentum"],

@@ -33,7 +33,7 @@ class EpochTimes(keras.callbacks.Callback):
     """Keeps the seconds of each epoch."""
 
     def __init__(self) -> None:
-        """Starts with none."""
+        """Starts with no epoch measured."""
         super().__init__()
         self.seconds: list[float] = []
 

@@ -17,7 +17,7 @@ class Speed:
     per_image: float
 
     def seconds(self, batch: int) -> float:
-        """For a batch per GPU."""
+        """Computes the seconds of a step for a batch per GPU."""
         return self.fixed + self.per_image * batch
 
 

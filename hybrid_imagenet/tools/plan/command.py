@@ -131,7 +131,7 @@ def _lines(
 
 
 def describe(way: Way) -> str:
-    """A way of exchange in a few words."""
+    """Describes a way of exchange in a few words."""
     grid = f" {way.grid}" if way.grid else ""
     return f"{way.algorithm}{grid}, {(way.fusion_bytes or 0) / MIB:g} MiB"
 

@@ -92,7 +92,7 @@ class Settings:
 
 
 def resolve(plan: Plan) -> Settings:
-    """Puts a plan together.
+    """Completes a plan from its cluster and checks it.
 
     Raises:
       UserError: for values that do not go together.

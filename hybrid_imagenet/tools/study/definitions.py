@@ -137,7 +137,7 @@ GAMMA = Study(
 )
 
 SONY_SCALE = 128
-"""Batches of Mikami et al. divided by it are those of the two studies of their methods: 32K becomes 256."""
+"""Divides the batches of Mikami et al. in the two studies of their methods: 32K becomes 256."""
 _SONY = (
     *BASE,
     "--optimizer=lars",

@@ -106,7 +106,7 @@ def verdicts(study: Study, arms: Sequence[ArmResults]) -> list[Verdict]:
 
 
 def sentence(study: Study, found: Sequence[Verdict]) -> str:
-    """Whether the paper's order appeared, in one sentence that follows from the verdicts."""
+    """Writes in one sentence whether the paper's order appeared, from the verdicts."""
     if not found:
         return "The paper gives no numbers to compare with."
     count = collections.Counter(verdict.outcome for verdict in found)
