@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,12 @@ from hybrid_imagenet.data.sources.base import BadRecord, Source
 
 Usable = tuple[bytes, int, tuple[int, int, int]]  # content, label, and what `images.probe` finds
 Read = tuple[npt.NDArray[np.object_], npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.bool]]
+
+
+@functools.cache
+def _pool(threads: int) -> concurrent.futures.ThreadPoolExecutor:
+    """Returns threads that all pipelines share: TensorFlow keeps what a pipeline calls, so its own would stay."""
+    return concurrent.futures.ThreadPoolExecutor(threads, "reads")
 
 
 class UsableExamples:
@@ -31,7 +38,7 @@ class UsableExamples:
         self._source = source
         self._bad = bad
         self._reads = reads
-        self._pool = concurrent.futures.ThreadPoolExecutor(reads * callers, "reads")
+        self._pool = _pool(reads * callers)
 
     def read(self, examples: npt.NDArray[np.int64]) -> Read:
         """Reads `k` examples.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import socket
 import sys
 import threading
@@ -122,9 +123,24 @@ def shown_file(module: types.ModuleType) -> str:
     return f"{path}/" if hasattr(module, "__path__") else f"{path}.py"
 
 
+def _frames() -> dict[int, types.FrameType]:
+    """The frames of all threads.
+
+    Python before 3.12.1 holds a lock of the interpreter while it lists them: a garbage collection in between, with
+    another thread just starting, ends in a deadlock of the whole process (CPython issue 106883).
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()
+
+
 def main_stack() -> tuple[str, ...]:
     """Returns the innermost frame of the main thread and the frames of this package around it, innermost first."""
-    frame: types.FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = _frames().get(threading.main_thread().ident or 0)
     found: list[str] = []
     while frame is not None and len(found) < _FRAMES:
         file = frame.f_code.co_filename

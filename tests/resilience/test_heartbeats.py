@@ -1,5 +1,6 @@
 """Who hangs: the verdict from the last beats, and the exchange between real processes."""
 
+import gc
 import os
 import re
 import signal
@@ -266,3 +267,11 @@ def test_nothing_is_said_about_ranks_that_work_on_a_loaded_machine(tmp_path, sec
             if process in others:
                 process.wait()
     assert [process.communicate()[1] for process in processes] == ["", "", ""]
+
+
+def test_the_collector_rests_while_frames_are_listed_and_goes_on_after(monkeypatch):
+    seen = []
+    monkeypatch.setattr(heartbeats.sys, "_current_frames", lambda: seen.append(gc.isenabled()) or {})
+    assert heartbeats.main_stack() == ()
+    assert seen == [False]
+    assert gc.isenabled()
