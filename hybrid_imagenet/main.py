@@ -56,7 +56,7 @@ def _print_config(config: configuration.Config) -> int:
             or data.open_source(config.dataset, config.data_dir, "train", num_classes=config.num_classes).num_examples
         )
         examples -= derived.held_out(config, examples)
-        print(report.describe(config, examples, config.print_config_gpus or placement().size))
+        print(report.describe(config, examples, config.print_config_gpus or derived.workers(config, placement().size)))
     except UserError as error:
         _report(error)
         return error.exit_code

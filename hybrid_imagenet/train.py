@@ -46,11 +46,12 @@ def run(
     config, note = automatic_batch.settle(
         config, communicator, precision, train_source.num_classes, train_source.num_examples
     )
-    config = derived.settle(config, communicator.size)
+    workers = derived.workers(config, communicator.size)
+    config = derived.settle(config, workers)
 
     def begin(rollback: rollback.Rollback | None) -> str:
         with together(communicator):
-            checks.check_data(config, train_source.num_examples, communicator.size)
+            checks.check_data(config, train_source.num_examples, workers)
             held = rollback.run_dir if rollback else survivor.memory.run_dir if survivor else None
             recording = Recording(config, communicator.rank, communicator.size, note, held)
         parts = config, communicator, recording, precision, train_source, validation_source

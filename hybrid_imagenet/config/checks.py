@@ -108,6 +108,16 @@ def _tuning_split_is_a_number_of_images(config: Config) -> None:
         raise UserError(f"--validate_on={config.validate_on} goes with --tuning_split only: leave it out")
 
 
+def _virtual_gpus_have_a_batch(config: Config) -> None:
+    if config.virtual_gpus > 1 and config.per_gpu_batch == AUTO:
+        raise UserError(f"--per_gpu_batch=auto does not go with --virtual_gpus={config.virtual_gpus}: give a number")
+    if config.virtual_gpus > 1 and config.model == "alexnet_bn":
+        raise UserError(
+            f"--virtual_gpus={config.virtual_gpus} does not go with --model=alexnet_bn, whose dropout is drawn for a "
+            "whole batch: choose a ResNet"
+        )
+
+
 def _network_has_its_flags(config: Config) -> None:
     if config.model == "alexnet_bn" and (config.width, config.stem) != (WIDTH, "imagenet"):
         flag = f"--stem={config.stem}" if config.stem != "imagenet" else f"--width={config.width}"
@@ -161,6 +171,7 @@ RULES = (
     _batches_are_possible,
     _image_sizes_are_possible,
     _network_has_its_flags,
+    _virtual_gpus_have_a_batch,
     _decoder_has_work,
     _tuning_split_is_a_number_of_images,
 )

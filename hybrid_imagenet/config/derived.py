@@ -42,6 +42,11 @@ def sizes(config: Config) -> image_sizes.ImageSizes:
     return image_sizes.parse(config.image_size_schedule, config.image_size)
 
 
+def workers(config: Config, ranks: int) -> int:
+    """N, the GPUs that learning rates and batches go by: those that all ranks stand for (--virtual_gpus)."""
+    return ranks * config.virtual_gpus
+
+
 def held_out(config: Config, num_examples: int) -> int:
     """Returns the number of training images that --tuning_split keeps apart.
 

@@ -27,6 +27,13 @@ class Batch:
         unit="GB",
         minimum=0.01,
     )
+    virtual_gpus: int = option(
+        1,
+        "GPUs that each rank stands for: it reads as many batches, normalizes each by itself, and learning rates go by "
+        "their number.",
+        unit="GPUs",
+        minimum=1,
+    )
     accumulation: int = option(1, "Micro-batches per update, reduced once.", minimum=1)
     batch_schedule: tuple[str, ...] = option(
         (),

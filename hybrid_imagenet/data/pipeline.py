@@ -32,12 +32,16 @@ def training(
     augmentation: str,
     options: HostOptions | None = None,
     bad: BadRecords | None = None,
+    parts: int = 1,
 ) -> Batches:
     """Returns this rank's micro-batches from `start` to the end of epoch `epochs`.
 
     A step takes size * batch * accumulation examples; rank r has the r-th contiguous part of them, as `accumulation`
     elements `{"image": uint8 [b, side, side, 3], "label": int32 [b], "seed": int64 [b, 2]}`. Batch, accumulation and
     image size may change from epoch to epoch: the epoch is the one in which a step begins.
+
+    With `parts` above 1 the rank stands for so many ranks: `batch` and `b` are those of one part, and an element holds
+    the elements that these ranks would have, one after the other.
 
     A record that cannot be used ends the run with `bad_records="fail"`; with "skip" it is logged, counted in
     `Batches.bad` (or `bad`, which several may share) and `Batches.tally`, and another example takes its place, so that
@@ -55,14 +59,14 @@ def training(
         cursor = start
         while cursor.epoch < epochs:
             now = batch, accumulation, pixels = sizes(cursor.epoch)
-            count = size * batch * accumulation
+            count = size * parts * batch * accumulation
             begin, steps = cursor, 0
             while cursor.epoch < epochs and sizes(cursor.epoch) == now:
                 here = order.batches_in_epoch(count, cursor.offset)
                 cursor = order.advance(cursor, count, here) if here else Cursor(cursor.epoch + 1, 0)
                 steps += here
-            request = _training_request(order, begin, batch, accumulation, rank, size)
-            yield Stage(batch, pixels, steps * accumulation, request)
+            request = _training_request(order, begin, batch, accumulation, rank, size, parts)
+            yield Stage(parts * batch, pixels, steps * accumulation, request)
 
     return Batches(
         source,
@@ -77,15 +81,16 @@ def training(
 
 
 def _training_request(
-    order: SampleOrder, begin: Cursor, batch: int, accumulation: int, rank: int, size: int
+    order: SampleOrder, begin: Cursor, batch: int, accumulation: int, rank: int, size: int, parts: int
 ) -> Callable[[int], Request]:
-    count = size * batch * accumulation
+    count = size * parts * batch * accumulation
 
     def request(number: int) -> Request:
         step, micro = divmod(number, accumulation)
         examples, epochs = order.share(order.advance(begin, count, step), count, rank, size)
-        own = slice(micro * batch, (micro + 1) * batch)
-        return Request(examples[own], epochs[own], np.ones(batch, np.float32))
+        # Each part has a contiguous share of its own, in which its micro-batches follow one another.
+        own = [values.reshape(parts, accumulation, batch)[:, micro].ravel() for values in (examples, epochs)]
+        return Request(own[0], own[1], np.ones(parts * batch, np.float32))
 
     return request
 

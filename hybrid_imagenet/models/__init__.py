@@ -32,6 +32,7 @@ def create(
     stride_in_1x1: bool = False,
     width: int = WIDTH,
     stem: str = "imagenet",
+    parts: int = 1,
     recompute: bool = False,
 ) -> keras.Model:
     """Builds a network that maps images to class scores.
@@ -52,6 +53,7 @@ def create(
         He et al. (2015) and keras.applications do.
       width: channels of a ResNet's first stage; each later one has twice as many.
       stem: of a ResNet, one of `numerics.depths.STEMS`.
+      parts: equal parts of a training batch that are normalized each by itself.
       recompute: compute the activations inside residual blocks again in the backward pass instead of keeping them.
 
     Returns:
@@ -79,6 +81,7 @@ def create(
         seed=seed,
         sync_allreduce=sync_allreduce,
         stride_in_1x1=stride_in_1x1,
+        parts=parts,
     )
     if name == "alexnet_bn":
         if recompute:

@@ -26,6 +26,7 @@ class Builder:
     seed: int
     sync_allreduce: Callable[[tf.Tensor, str], tf.Tensor] | None
     stride_in_1x1: bool = False
+    parts: int = 1
 
     def images(self, size: int | None) -> keras.KerasTensor:
         """The input: [b, size, size, 3] in the compute type; None leaves the size open."""
@@ -55,6 +56,7 @@ class Builder:
             momentum=self.batch_norm_momentum,
             epsilon=self.batch_norm_epsilon,
             allreduce=self.sync_allreduce,
+            parts=self.parts,
             gamma_initializer=gamma,
             dtype=self.precision,
             name=name,

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.models.parts import normalize_parts
 from hybrid_imagenet.models.synchronized import normalize_over_ranks
 
 MODES = ("last", "moving", "precise")
@@ -42,6 +43,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
     With `allreduce`, `(tensor, name) -> sum over ranks`, mean and mean of squares cover the batches of all ranks
     (Mikami et al.), and gradients pass through these sums. The function is not part of the layer's configuration: a
     reloaded layer normalizes alone.
+
+    With `parts` above 1 a batch in training is that of so many GPUs (`--virtual_gpus`), one after the other: each part
+    is normalized by itself and has a moving average of its own. The kept statistics are then those of all parts, merged
+    as over ranks; how far each part's moving average lies from them is in `apart`, FP32 [2, parts, c], until they are
+    merged (`merge_parts`). Like `allreduce` it is not part of the configuration.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         momentum: float = 0.9,
         epsilon: float = 1e-5,
         allreduce: Callable[[tf.Tensor, str], tf.Tensor] | None = None,
+        parts: int = 1,
         **kwargs: Any,
     ) -> None:
         """As keras.layers.BatchNormalization over the last axis.
@@ -62,11 +69,25 @@ class BatchNormalization(keras.layers.BatchNormalization):
         super().__init__(momentum=momentum, epsilon=epsilon, **kwargs)
         self.mode = mode
         self.allreduce = allreduce
+        self.parts = parts
+        self.apart: tf.Variable | None = None
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the variables."""
+        super().build(input_shape)
+        if self.mode == "moving" and self.parts > 1:
+            with tf.init_scope():
+                self.apart = tf.Variable(tf.zeros([2, self.parts, input_shape[-1]]), trainable=False)
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
         """Normalizes [b, h, w, c]; in training also updates the kept statistics."""
         if not training or not self.trainable:
             return self._kernel(inputs, self.moving_mean, self.moving_variance, training=False)[0]
+        if self.parts > 1:
+            scale, offset = self.gamma.value, self.beta.value
+            outputs, means, variances = normalize_parts(inputs, scale, offset, self.epsilon, self.parts)
+            self._keep_parts(means, variances)
+            return outputs
         if self.allreduce is None:
             outputs, mean, variance = self._batch(inputs)
         else:
@@ -85,6 +106,21 @@ class BatchNormalization(keras.layers.BatchNormalization):
             variance = self.momentum * self.moving_variance + (1.0 - self.momentum) * variance
         self.moving_mean.assign(mean)
         self.moving_variance.assign(variance)
+
+    def _keep_parts(self, means: tf.Tensor, variances: tf.Tensor) -> None:
+        """Updates the kept statistics by those of the parts of a batch, FP32 [parts, c] each."""
+        if _kept.get():
+            return
+        if self.apart is not None:
+            old_means = self.moving_mean + self.apart[0]
+            old_variances = self.moving_variance + self.apart[1]
+            means = self.momentum * old_means + (1.0 - self.momentum) * means
+            variances = self.momentum * old_variances + (1.0 - self.momentum) * variances
+        mean, variance = merged(means, variances)
+        self.moving_mean.assign(mean)
+        self.moving_variance.assign(variance)
+        if self.apart is not None:
+            self.apart.assign(tf.stack([means - mean, variances - variance]))
 
     def _batch(self, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Normalizes by the batch's statistics; returns outputs, mean and biased variance.
@@ -111,8 +147,21 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return result.y, result.batch_mean, result.batch_variance
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that rebuild the layer, without `allreduce`."""
+        """The arguments that rebuild the layer, without `allreduce` and `parts`."""
         return super().get_config() | {"mode": self.mode}
+
+
+def merged(means: tf.Tensor, variances: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and biased variance, [c], of equal parts, [parts, c], through E[x^2] (see `numerics.moments`)."""
+    mean = tf.reduce_mean(means, 0)
+    return mean, tf.maximum(tf.reduce_mean(variances + tf.square(means), 0) - tf.square(mean), 0.0)
+
+
+def merge_parts(model: keras.Model) -> None:
+    """Gives all parts of each layer's batch the kept statistics, from which their moving averages go on."""
+    for layer in layers_of(model):
+        if layer.apart is not None:
+            layer.apart.assign(tf.zeros_like(layer.apart))
 
 
 def layers_of(model: keras.Model) -> Iterator[BatchNormalization]:

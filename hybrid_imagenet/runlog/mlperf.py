@@ -47,7 +47,7 @@ def _opening(config: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Li
         "submission_platform": facts.get("submission_platform", f"{world_size} x {device}"),
         "submission_status": facts.get("submission_status", "research"),
         "seed": flags.get("seed", 0),
-        "global_batch_size": world_size * flags.get("per_gpu_batch", 0) * accumulation,
+        "global_batch_size": world_size * flags.get("virtual_gpus", 1) * flags.get("per_gpu_batch", 0) * accumulation,
         "gradient_accumulation_steps": accumulation,
         "train_samples": config.get("train_images"),
         "eval_samples": config.get("validation_images"),

@@ -86,19 +86,21 @@ def model(config: Config, precision: str, num_classes: int, communicator: Commun
         seed=config.seed,
         width=config.width,
         stem=config.stem,
+        # Statistics over all GPUs are those of the whole batch of a rank, whatever it stands for.
+        parts=1 if config.sync_batch_norm else config.virtual_gpus,
         recompute=config.recompute,
         sync_allreduce=communicator.allreduce_sum if config.sync_batch_norm and communicator.size > 1 else None,
     )
 
 
-def schedule(config: Config, world_size: int) -> schedules.Schedule:
+def schedule(config: Config, workers: int) -> schedules.Schedule:
     """Returns learning rate, momentum and bounds by fractional epoch."""
-    return schedules.create(**derived.schedule_arguments(config, world_size))
+    return schedules.create(**derived.schedule_arguments(config, workers))
 
 
 def optimizer(config: Config, precision: str, network: keras.Model, communicator: Communicator) -> DistributedOptimizer:
     """Returns the update rule behind the reduction over ranks."""
-    inner = optimizers.create(**derived.optimizer_arguments(config, communicator.size))
+    inner = optimizers.create(**derived.optimizer_arguments(config, derived.workers(config, communicator.size)))
     inner.set_kinds(classify(network))
     return DistributedOptimizer(
         inner,

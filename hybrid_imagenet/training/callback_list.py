@@ -30,7 +30,8 @@ def in_order(parts: Parts) -> list[keras.callbacks.Callback]:
     config, communicator, recording = parts.config, parts.communicator, parts.recording
     noise = []
     if config.gradient_noise_scale:
-        noise = [NoiseScaleLog(parts.optimizer, communicator.allgather_object, parts.data.sizes, recording.announce)]
+        gather = communicator.allgather_object
+        noise = [NoiseScaleLog(parts.optimizer, gather, parts.data.sizes_of_rank, recording.announce)]
     profiler = []
     if config.profile_steps and recording.path is not None:
         folder = recording.path / "profile"

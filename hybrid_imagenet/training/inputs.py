@@ -49,13 +49,18 @@ class TrainingData:
         self._first_known = 0
 
     def sizes(self, epoch: int) -> tuple[int, int]:
-        """Returns images per rank and micro-batch, and micro-batches per update, in an epoch counted from 0."""
+        """Returns images per GPU and micro-batch, and micro-batches per update, in an epoch counted from 0."""
         stage = self._stages.at(epoch)
         return stage.per_gpu_batch, stage.accumulation
 
+    def sizes_of_rank(self, epoch: int) -> tuple[int, int]:
+        """Returns images per rank and micro-batch, those of all its virtual GPUs, and micro-batches per update."""
+        images, micro_batches = self.sizes(epoch)
+        return images * self._config.virtual_gpus, micro_batches
+
     def global_batch(self, epoch: int) -> int:
         """Returns the images of all ranks per update."""
-        return self._stages.at(epoch).global_batch(self._ranks.size)
+        return self._stages.at(epoch).global_batch(derived.workers(self._config, self._ranks.size))
 
     def facts(self, epoch: int) -> dict[str, int]:
         """Returns the sizes that records tell."""
@@ -130,4 +135,5 @@ class TrainingData:
             augmentation=self._config.augmentation,
             options=self.options,
             bad=self.bad,
+            parts=self._config.virtual_gpus,
         )

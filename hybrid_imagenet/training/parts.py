@@ -11,7 +11,7 @@ import tensorflow as tf
 from hybrid_imagenet import comm
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import Config
+from hybrid_imagenet.config import Config, derived
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.models import normalization
 from hybrid_imagenet.resilience import preemption, rollback
@@ -69,7 +69,8 @@ class Parts:
         order = build.sample_order(config, train_source)
         self.data = TrainingData(config, train_source, order, communicator, options)
         self.model = build.model(config, precision, train_source.num_classes, communicator)
-        self.schedule = build.schedule(config, communicator.size)
+        self.workers = derived.workers(config, communicator.size)
+        self.schedule = build.schedule(config, self.workers)
         self.optimizer = build.optimizer(config, precision, self.model, communicator)
         compute = precision.removeprefix("mixed_")
         self.step = TrainStep(
@@ -79,6 +80,7 @@ class Parts:
             communicator,
             label_smoothing=config.label_smoothing,
             mixup=config.mixup,
+            parts=config.virtual_gpus,
             xla=config.xla,
         )
         self.statistics = self._statistics(precise=config.batch_norm == "precise")
@@ -87,7 +89,7 @@ class Parts:
             EvaluationStep(self.model, build.evaluation_preprocess(compute)),
             validation_source,
             communicator,
-            batch=config.eval_batch or config.per_gpu_batch,
+            batch=config.eval_batch or config.per_gpu_batch * config.virtual_gpus,
             image_size=config.image_size,
             crop_fraction=build.evaluation_crop(config),
             options=options,
@@ -142,7 +144,10 @@ class Parts:
                 lambda: self.data.sample(self.state.finished_epochs, self.watchdog.note),
                 lambda: self.state.step,
             ).collect
-        return BatchNormSync(self.communicator.allreduce_sum, self.communicator.size, layers, collect)
+        ranks = self.communicator
+        return BatchNormSync(
+            ranks.allreduce_sum, ranks.size, layers, collect, lambda: normalization.merge_parts(self.model)
+        )
 
     def _averaged(self) -> list[AveragedWeights]:
         """Returns the averaged weights of --ema_decay, if there are any."""

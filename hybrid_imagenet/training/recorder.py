@@ -16,7 +16,7 @@ from hybrid_imagenet import __version__
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.config import Config, report
+from hybrid_imagenet.config import Config, derived, report
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.resilience.rollback import Rollback
@@ -162,9 +162,10 @@ class Recording:
         self._note_missing(self.writer, state)
         if self._note:
             self.view.message(self._note)
+        virtual = f"{self._config.virtual_gpus} virtual GPUs x " if self._config.virtual_gpus > 1 else ""
         self.view.message(
             f"{self._config.model}, {self._config.dataset} ({facts['train_images']} training and "
-            f"{facts['validation_images']} validation images), {facts['world_size']} ranks x "
+            f"{facts['validation_images']} validation images), {facts['world_size']} ranks x {virtual}"
             f"{self._config.per_gpu_batch} images, {facts['precision']}, results in {self._directory.path}"
         )
         if self._config.warmup_epochs >= self._config.epochs and OPTIMIZERS[self._config.optimizer].bounded_warmup:
@@ -173,7 +174,8 @@ class Recording:
                 "SGD will not be reached"
             )
         imagenet = info.get("reference_batch") is not None
-        for text in report.warnings(self._config, facts["world_size"], imagenet=imagenet):
+        workers = derived.workers(self._config, facts["world_size"])
+        for text in report.warnings(self._config, workers, imagenet=imagenet):
             self.view.message(text)
 
     def _note_missing(self, writer: jsonl.MetricsWriter, state: RunState) -> None:

@@ -141,7 +141,7 @@ class Session(Parts):
             validate=self._validate,
             validate_after=self._validate_after,
             control=control,
-            world_size=self.communicator.size,
+            world_size=self.workers,
             epochs=config.epochs,
             log_every=config.log_every_steps,
             callbacks=self.callbacks(),

@@ -13,7 +13,7 @@ from hybrid_imagenet.training import loss_alarm
 from hybrid_imagenet.training.accumulators import SumAccumulator
 from hybrid_imagenet.training.loss_alarm import LossAlarm
 from hybrid_imagenet.training.losses import cross_entropy
-from hybrid_imagenet.training.mixup import mix
+from hybrid_imagenet.training.mixup import mirrored, mix
 
 Batch = Mapping[str, tf.Tensor]
 Preprocess = Callable[[Batch], tf.Tensor]
@@ -78,6 +78,7 @@ class TrainStep:
         *,
         label_smoothing: float = 0.0,
         mixup: float = 0.0,
+        parts: int = 1,
         xla: bool = False,
     ):
         """Builds the optimizer's state for the model.
@@ -89,6 +90,7 @@ class TrainStep:
           communicator: adds up the control word over ranks.
           label_smoothing: see `losses.cross_entropy`.
           mixup: alpha of `mixup.mix`; 0 for none. The metrics are computed on the mixed images and their first labels.
+          parts: GPUs that a batch stands for, one after the other; images are mixed within each one's.
           xla: compile forward and backward with XLA; reduction stays outside, so it no longer overlaps with them.
         """
         self.model = model
@@ -99,6 +101,7 @@ class TrainStep:
         self._communicator = communicator
         self._label_smoothing = label_smoothing
         self._mixup = mixup
+        self._parts = parts
         self._variables = [v.value for v in model.trainable_variables]
         self._accumulators: list[tf.Variable] = []
         self.single, self.accumulate, self.last = (PerShape(f) for f in (self._single, self._accumulate, self._last))
@@ -141,7 +144,7 @@ class TrainStep:
     def _gradients(self, batch: Batch) -> list[tf.Tensor]:
         images, share = self._preprocess(batch), tf.constant(1.0)
         if self._mixup:
-            images, share = mix(images, batch["seed"], self._mixup)
+            images, share = mix(images, batch["seed"], self._mixup, self._parts)
         losses, logits, gradients = self._forward_backward(images, batch["label"], share)
         self.sums.add(losses, logits, batch["label"])
         self.alarm.judge(losses)
@@ -155,7 +158,7 @@ class TrainStep:
             logits = self.model(images, training=True)
             losses = cross_entropy(logits, labels, self._label_smoothing)
             if self._mixup:
-                others = cross_entropy(logits, tf.reverse(labels, [0]), self._label_smoothing)
+                others = cross_entropy(logits, mirrored(labels, self._parts), self._label_smoothing)
                 losses = share * losses + (1.0 - share) * others
             scaled = self.optimizer.scale_loss(tf.reduce_mean(losses))
         return losses, logits, tape.gradient(scaled, self._variables)

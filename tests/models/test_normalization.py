@@ -7,8 +7,10 @@ import tensorflow as tf
 from hybrid_imagenet import models
 from hybrid_imagenet.models import normalization
 from hybrid_imagenet.models.normalization import BatchNormalization
+from hybrid_imagenet.numerics import moments
 
 EPSILON = 1e-3
+KEPT = ("moving_mean", "moving_variance")
 
 
 def reference(x, gamma, beta, dy, epsilon=EPSILON):
@@ -64,6 +66,47 @@ def test_outputs_gradients_and_biased_statistics(policy, tolerance):
     # The statistics are sums in FP32 whatever the compute type.
     np.testing.assert_allclose(layer.moving_mean.numpy(), mean, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("policy", "tolerance"), [("float32", 1e-5), ("mixed_bfloat16", 0.03), ("mixed_float16", 0.005)]
+)
+def test_each_part_of_a_batch_is_normalized_as_a_batch_of_its_own(policy, tolerance):
+    x, gamma, beta, dy = draw((6, 3, 5, 4))
+    layer = build(gamma, beta, dtype=policy, parts=3)
+    x = tf.cast(x, layer.compute_dtype).numpy().astype(np.float64)
+    outputs, gradients = run(layer, x, dy)
+    found = [reference(x[2 * p : 2 * p + 2], gamma, beta, dy[2 * p : 2 * p + 2]) for p in range(3)]
+    assert outputs.dtype == layer.compute_dtype
+    np.testing.assert_allclose(
+        tf.cast(outputs, tf.float32), np.concatenate([f[0] for f in found]), rtol=tolerance, atol=tolerance
+    )
+    inputs, scales, offsets = zip(*(f[1] for f in found), strict=True)
+    for actual, wanted in zip(gradients, (np.concatenate(inputs), sum(scales), sum(offsets)), strict=True):
+        np.testing.assert_allclose(tf.cast(actual, tf.float32), wanted, atol=tolerance * np.abs(wanted).max())
+    mean, variance = moments.merge_moments([f[2] for f in found], [f[3] for f in found])
+    np.testing.assert_allclose(layer.moving_mean.numpy(), mean, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=1e-5)
+
+
+def test_each_part_has_a_moving_average_until_they_are_merged():
+    """Of three steps, merged after the second: as three layers of one part each, with the merge of `numerics`."""
+    together = build(np.ones(6), np.zeros(6), mode="moving", momentum=0.75, parts=2)
+    alone = [build(np.ones(6), np.zeros(6), mode="moving", momentum=0.75) for _ in range(2)]
+    for step in range(3):
+        x = draw((4, 3, 5, 6), seed=step)[0].astype(np.float32)
+        together(x, training=True)
+        for part, layer in enumerate(alone):
+            layer(x[2 * part : 2 * part + 2], training=True)
+        means, variances = ([getattr(layer, name).numpy() for layer in alone] for name in KEPT)
+        mean, variance = moments.merge_moments(means, variances)
+        np.testing.assert_allclose(together.moving_mean.numpy(), mean, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(together.moving_variance.numpy(), variance, rtol=1e-5)
+        if step == 1:
+            together.apart.assign(tf.zeros_like(together.apart))
+            for layer in alone:
+                layer.moving_mean.assign(mean)
+                layer.moving_variance.assign(variance)
 
 
 @pytest.mark.parametrize("mode", ["last", "precise"])

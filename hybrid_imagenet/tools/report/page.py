@@ -129,7 +129,7 @@ def _gate(runs: Sequence[Run]) -> str:
     """The runs beside MLPerf's reference convergence, where it applies."""
     lines = []
     for run in runs:
-        batch = (run.flags.get("per_gpu_batch") or 0) * run.summary["world_size"] * (run.flags.get("accumulation") or 1)
+        batch = tables.global_batch(run)
         epochs, values = run.series("val_top1")
         if not _on_imagenet(run) or not epochs:
             continue

@@ -39,10 +39,16 @@ def criteria(runs: Sequence[Run]) -> str:
     return table(_CRITERIA, [*rows, *map(_published, (*published.RESULTS, *published.COMPARED))], "wide")
 
 
+def global_batch(run: Run) -> int:
+    """Images per update at the start of a run; 0 if its flags do not tell."""
+    images, accumulation = run.flags.get("per_gpu_batch") or 0, run.flags.get("accumulation") or 1
+    return int(images * accumulation * run.summary["world_size"] * (run.flags.get("virtual_gpus") or 1))
+
+
 def _own(run: Run, goal: dict[str, Any]) -> list[str]:
     metric = goal["metric"].removeprefix("val_").replace("top", "top-")
     summary = run.summary
-    batch = (run.flags.get("per_gpu_batch") or 0) * (run.flags.get("accumulation") or 1) * summary["world_size"]
+    batch = global_batch(run)
     epochs = goal.get("epochs")
     return [
         run.name,

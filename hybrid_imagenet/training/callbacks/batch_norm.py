@@ -31,17 +31,19 @@ class BatchNormSync(keras.callbacks.Callback):
         size: int,
         statistics: Pairs,
         collect: Callable[[], None] | None = None,
+        merge_parts: Callable[[], None] = lambda: None,
     ):
         """Takes the sum over `size` ranks and the (mean, variance) variables of every layer.
 
         `collect` is called first, to gather this rank's statistics where training has not left them
-        (`PreciseStatistics`).
+        (`PreciseStatistics`); `merge_parts` gives the virtual GPUs of this rank its merged statistics to go on from.
         """
         super().__init__()
         self._allreduce_sum = allreduce_sum
         self._size = size
         self._statistics = list(statistics)
         self._collect = collect
+        self._merge_parts = merge_parts
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Merges the statistics before validation."""
@@ -51,6 +53,7 @@ class BatchNormSync(keras.callbacks.Callback):
         """Merges the statistics; every rank must call it."""
         if self._collect is not None:
             self._collect()
+        self._merge_parts()
         if self._statistics and self._size > 1:
             self._merge()
 

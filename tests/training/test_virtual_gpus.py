@@ -1,0 +1,103 @@
+"""V virtual GPUs on a rank train as V ranks do: 4 ranks, 2 of 2 virtual GPUs and 1 of 4 end in the same weights."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hybrid_imagenet import config
+from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.config import derived, report
+from hybrid_imagenet.data import pipeline
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from tests import ranks
+from tests.data import test_idx
+from tests.training import virtual_gpus_job as virtual
+
+PROGRAM = """
+from hybrid_imagenet import comm
+from tests.training import virtual_gpus_job
+ranks = comm.start(comm.Settings(compression="none"), threads=1)
+virtual_gpus_job.job(ranks, {data!r}, {folder!r}, {methods!r})
+ranks.shutdown()
+report(ranks.rank)
+"""
+
+
+@pytest.fixture
+def data(tmp_path):
+    generator = np.random.default_rng(3)
+    labels = np.arange(96, dtype=np.uint8) % 10
+    images = np.clip(20 * labels[:, None, None] + generator.integers(0, 60, (96, 8, 8)), 0, 255).astype(np.uint8)
+    return test_idx.write(tmp_path / "data", train=images, labels=labels)
+
+
+def largest_difference(a, b):
+    """The largest difference of any array, relative to its largest value."""
+    assert set(a) == set(b)
+    return max(np.abs(a[key] - b[key]).max() / (np.abs(b[key]).max() + 1e-3) for key in a if a[key].size)
+
+
+def compare(data, tmp_path, methods):
+    """Trains with each method in all three ways, in one job of four ranks and in this process."""
+    code = PROGRAM.format(data=data, folder=str(tmp_path), methods=[list(flags) for flags in methods.values()])
+    assert ranks.results(4, code, timeout=900) == [0, 1, 2, 3]
+    for number, (name, flags) in enumerate(methods.items()):
+        own = {way: dict(np.load(tmp_path / f"{number}-{way}.npz")) for way in ("4x1", "2x2")}
+        own["1x4"] = virtual.final(data, tmp_path / f"{number}-1x4", SingleProcess(), flags, 4)
+        assert own["4x1"]["steps"] >= 18
+        for way in ("2x2", "1x4"):
+            assert largest_difference(own[way], own["4x1"]) < 2e-3, (name, way)
+        records = [json.loads(line) for line in (tmp_path / f"{number}-1x4/run/metrics.jsonl").read_text().splitlines()]
+        epochs = [record for record in records if record["kind"] == "epoch"]
+        assert {record["val_split"] for record in epochs if "val_top1" in record} == {"tuning"}
+        first = [json.loads(line) for line in (tmp_path / f"{number}-4x1-0/run/metrics.jsonl").read_text().splitlines()]
+        theirs = [record for record in first if record["kind"] == "epoch"]
+        for ours, real in zip(epochs, theirs, strict=True):
+            for key in ("learning_rate", "momentum", "global_batch", "per_gpu_batch", "val_count"):
+                assert ours.get(key) == real.get(key), key
+            assert ours["train_loss"] == pytest.approx(real["train_loss"], rel=1e-3)
+
+
+def test_all_ways_end_in_the_same_weights(data, tmp_path):
+    compare(data, tmp_path, virtual.METHODS)
+
+
+@pytest.mark.slow
+def test_all_ways_end_in_the_same_weights_with_every_method(data, tmp_path):
+    compare(data, tmp_path, virtual.LONG)
+
+
+def test_the_parts_of_a_rank_read_what_its_gpus_would(data):
+    from hybrid_imagenet import data as sets
+
+    source, order = sets.open_source("fashion_mnist", data), SampleOrder(96, seed=5)
+
+    def elements(rank, size, parts):
+        settings = {"epochs": 1, "image_size": 8, "augmentation": "shift", "parts": parts}
+        return list(pipeline.training(source, order, Cursor(0, 7), (3, 2), rank, size, **settings))
+
+    real = [elements(rank, 4, 1) for rank in range(4)]
+    for size, parts in ((2, 2), (1, 4)):
+        for rank in range(size):
+            own = elements(rank, size, parts)
+            assert len(own) == len(real[0])
+            for number, element in enumerate(own):
+                expected = [real[rank * parts + part][number]["seed"] for part in range(parts)]
+                np.testing.assert_array_equal(element["seed"], np.concatenate(expected))
+
+
+def test_rates_and_batches_go_by_all_gpus():
+    flags = ["--dataset=fashion_mnist", "--per_gpu_batch=32"]
+    virtual_config, plain = (config.resolve([*flags, f"--virtual_gpus={v}"]) for v in (8, 1))
+    assert derived.workers(virtual_config, 3) == 24
+    virtual_plan = report.plan(virtual_config, 60000, derived.workers(virtual_config, 3))
+    assert virtual_plan == report.plan(plain, 60000, 24)
+    assert virtual_plan[0].global_batch == 768
+
+
+@pytest.mark.parametrize("flag", ["--per_gpu_batch=auto", "--model=alexnet_bn"])
+def test_what_does_not_go_with_virtual_gpus(flag):
+    with pytest.raises(UserError, match=r"--virtual_gpus=4"):
+        config.resolve(["--virtual_gpus=4", flag])

@@ -1,0 +1,108 @@
+"""Trains as V x ranks GPUs in several ways, and keeps the final weights; run by test_virtual_gpus."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import ClassVar
+
+import numpy as np
+
+from hybrid_imagenet import config as configuration
+from hybrid_imagenet import train
+from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet.training.session import Session
+
+BASE = (
+    *(
+        "--dataset=fashion_mnist",
+        "--augmentation=shift",
+        "--model=resnet8",
+        "--width=4",
+        "--stem=3x3",
+        "--image_size=8",
+    ),
+    *("--precision=float32", "--compression=none", "--tuning_split=16", "--epochs=4", "--per_gpu_batch=4"),
+    *("--eval_every_epochs=2", "--stall_seconds=0", "--progress=none", "--nozero_last_gamma", "--gradient_noise_scale"),
+)
+"""80 training images, 16 per update on four GPUs: 20 updates in four epochs, or a few more where the batch changes."""
+METHODS = {
+    "hybrid, last, mixup": ("--optimizer=hybrid", "--warmup_epochs=2", "--mixup=0.3", "--lars_eta=0.01"),
+    "lars, moving, larger batch": (
+        *("--optimizer=lars", "--batch_norm=moving", "--lr_schedule=poly", "--warmup_epochs=1"),
+        *("--batch_schedule=0:4,2:6", "--lars_eta=0.01", "--lr_scaling=batch"),
+    ),
+}
+LONG = {
+    "sgd, precise, accumulation": (
+        *("--optimizer=sgd", "--nesterov", "--batch_norm=precise", "--precise_batch_norm_batches=2"),
+        *("--accumulation=2", "--per_gpu_batch=2", "--lr_schedule=step", "--lr_steps=2,3", "--lr=0.01"),
+    ),
+    "adabound, synchronized": (
+        *("--optimizer=adabound", "--sync_batch_norm", "--batch_norm=moving", "--adabound_lr_scaling"),
+        *("--lr_schedule=cosine", "--ema_decay=0.9"),
+    ),
+    "lars, moving, averaged": (
+        *("--optimizer=lars", "--batch_norm=moving", "--lr_schedule=mlperf", "--warmup_epochs=1", "--ema_decay=0.8"),
+        *("--lars=larc", "--recompute", "--label_smoothing=0.1"),
+    ),
+}
+
+
+class Mirrored(Communicator):
+    """Two ranks played by four: 2 and 3 do what 0 and 1 do, so that a sum over all is twice that over two."""
+
+    def __init__(self, ranks: Communicator) -> None:
+        self._ranks = ranks
+        self.rank, self.size = ranks.rank % 2, 2
+        self.local_rank, self.local_size = ranks.rank % 2, 2
+        self.hosts = ranks.hosts[:2]
+
+    def allreduce_sum(self, tensor, name):
+        total = self._ranks.allreduce_sum(tensor, name)
+        return total // 2 if total.dtype.is_integer else total / 2
+
+    def reduce_gradients(self, grads, names):
+        return self._ranks.reduce_gradients(grads, names)
+
+    def broadcast_variables(self, variables, root=0):
+        self._ranks.broadcast_variables(variables, root)
+
+    def broadcast_object(self, obj, root=0):
+        return self._ranks.broadcast_object(obj, root)
+
+    def allgather_object(self, obj):
+        return self._ranks.allgather_object(obj)[:2]
+
+    def shutdown(self):
+        pass
+
+
+class Kept(Session):
+    """Remembers what training has come to."""
+
+    result: ClassVar[dict[str, np.ndarray]] = {}
+
+    def run(self):
+        stop = super().run()
+        # Keras numbers its variables' paths anew for each network of a process; the order is what counts.
+        Kept.result = {name.split("/")[0] + name.split("/")[1]: v.numpy() for name, v in self.variables().items()}
+        Kept.result["steps"] = np.array(self.state.step)
+        return stop
+
+
+def final(data: str, folder: pathlib.Path, communicator: Communicator, flags, virtual: int, *more: str):
+    """The variables at the end of a run, by part and number."""
+    run_dir = folder / "run"
+    arguments = [*BASE, f"--data_dir={data}", f"--run_dir={run_dir}", f"--virtual_gpus={virtual}", *flags, *more]
+    train.run(configuration.resolve(arguments), communicator, Kept)
+    return Kept.result
+
+
+def job(communicator: Communicator, data: str, folder: str, methods) -> None:
+    """Trains with each method on four ranks and on two of two virtual GPUs; rank 0 keeps the weights."""
+    for number, flags in enumerate(methods):
+        for name, ranks, virtual in (("4x1", communicator, 1), ("2x2", Mirrored(communicator), 2)):
+            place = pathlib.Path(folder, f"{number}-{name}-{communicator.rank}")
+            found = final(data, place, ranks, flags, virtual)
+            if communicator.rank == 0:
+                np.savez(pathlib.Path(folder, f"{number}-{name}.npz"), **found)
