@@ -56,6 +56,9 @@ class Evaluation:
     eval_every_epochs: int = option(1, "Epochs between validations.", unit="epochs", minimum=1)
     eval_offset_epochs: int = option(0, "Epochs before the first validation counts.", unit="epochs", minimum=0)
     eval_batch: int | None = option(None, "Validation images per GPU and step; default the training batch.", minimum=1)
+    image_results: bool = option(
+        False, "Write which images the last validation got right, to RUN_DIR/image_results.npy: bool, one per image."
+    )
     target: tuple[float, ...] = option(
         (0.75, 0.759), "Top-1 fractions whose epoch and time are reported.", minimum=0, maximum=1
     )

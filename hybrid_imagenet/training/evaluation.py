@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from hybrid_imagenet.data import pipeline
@@ -42,8 +44,15 @@ class Validation:
         image_size: int,
         crop_fraction: float,
         options: pipeline.HostOptions,
+        by_image: bool = False,
     ):
-        """Takes `batch`, images per rank and step; for the rest see `data.pipeline.evaluation`."""
+        """Takes `batch`, images per rank and step; for the rest see `data.pipeline.evaluation`.
+
+        With `by_image`, `right` tells after a pass which images of the source were right: bool [n], on every rank.
+        """
+        self.right: npt.NDArray[np.bool_] | None = None
+        self._by_image = by_image
+        self._batch = batch
         self._step = step
         self._source = source
         self._ranks = ranks
@@ -67,9 +76,16 @@ class Validation:
           UserError: on all ranks, if they have found more than `max_bad_records` bad records together.
         """
         self._step.sums.reset()
-        for batch in self._batches:
-            self._step(batch)
+        found = np.zeros(self._source.num_examples, np.int32)
+        for number, batch in enumerate(self._batches):
+            right = self._step(batch)
+            if self._by_image:
+                first = (number * self._ranks.size + self._ranks.rank) * self._batch
+                places = first + np.flatnonzero(batch["weight"].numpy())
+                found[places] = right.numpy()[places - first]
             note()
+        if self._by_image:
+            self.right = self._ranks.allreduce_sum(tf.constant(found), "image_results").numpy() > 0
         vector = self._ranks.allreduce_sum(self._step.sums.variable.read_value(), "validation_sums")
         total = from_vector(vector)
         return {**total.means("val"), "val_count": int(total.count), "val_dropped": self._dropped(int(total.count))}

@@ -93,6 +93,7 @@ class Parts:
             image_size=config.image_size,
             crop_fraction=build.evaluation_crop(config),
             options=options,
+            by_image=config.image_results,
         )
         self.facts = {
             "world_size": communicator.size,

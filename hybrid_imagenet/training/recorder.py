@@ -12,6 +12,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from hybrid_imagenet import __version__
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import RunState
@@ -221,6 +224,22 @@ class Recording:
         standard_logs.write(self._directory.path)
         self.view.run_finished(values)
         self.view.message(f"results: {self._directory.path}")
+
+    def keep_image_results(self, right: npt.NDArray[np.bool_]) -> None:
+        """Writes which images the last validation got right, on rank 0.
+
+        Raises:
+          UserError: if that fails.
+        """
+        if self._directory is None:
+            return
+        path = self._directory.path / "image_results.npy"
+        try:
+            with path.with_suffix(".tmp").open("wb") as file:
+                np.save(file, right)
+            path.with_suffix(".tmp").replace(path)
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}; make room, and start again with --resume") from None
 
     def interrupt(self) -> None:
         """Lets go of the run's files, so that another process can go on with them as rank 0."""

@@ -153,7 +153,10 @@ class Session(Parts):
 
     def _validate(self) -> dict[str, Any]:
         """Returns the results of one pass over the validation images, and a description of these."""
-        return {"val_split": build.validated_split(self.config), **self.validation.run(self.watchdog.note)}
+        values = self.validation.run(self.watchdog.note)
+        if self.validation.right is not None:
+            self.recording.keep_image_results(self.validation.right)
+        return {"val_split": build.validated_split(self.config), **values}
 
     def _validate_after(self, epoch: int) -> bool:
         done = epoch + 1

@@ -177,11 +177,15 @@ class EvaluationStep:
         self._preprocess = preprocess
         self._compiled = PerShape(self._add)
 
-    def __call__(self, batch: Batch) -> None:
-        """Adds the examples of {"image", "label", "weight"} whose weight is not 0."""
-        self._compiled(batch)
+    def __call__(self, batch: Batch) -> tf.Tensor:
+        """Adds the examples of {"image", "label", "weight"} whose weight is not 0.
 
-    def _add(self, batch: Batch) -> None:
+        Returns which of the batch are right, bool [b].
+        """
+        return self._compiled(batch)
+
+    def _add(self, batch: Batch) -> tf.Tensor:
         logits = self.model(self._preprocess(batch), training=False)
         losses = cross_entropy(logits, batch["label"])
         self.sums.add(losses, logits, batch["label"], batch["weight"])
+        return tf.equal(tf.argmax(logits, axis=-1, output_type=batch["label"].dtype), batch["label"])

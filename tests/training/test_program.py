@@ -55,6 +55,14 @@ def test_a_run_leaves_its_results(undisturbed):
     assert output.count("epoch 3/3 done") == 1  # rank 0 alone speaks
 
 
+def test_a_run_keeps_which_images_were_right(undisturbed):
+    run_dir, _ = undisturbed
+    right = np.load(run_dir / "image_results.npy")
+    assert (right.dtype, right.shape) == (bool, (program.VALIDATION,))
+    assert right.mean() == pytest.approx(program.records(run_dir)[-1]["val_top1"])
+    assert not list(run_dir.glob("*.tmp"))
+
+
 def test_a_profile_tells_where_the_time_of_its_steps_went(undisturbed):
     run_dir, output = undisturbed
     folder = run_dir / "profile"

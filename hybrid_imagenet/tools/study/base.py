@@ -10,6 +10,7 @@ from hybrid_imagenet import config as configuration
 
 EPOCHS = 12
 TARGET = 0.9
+MARGIN = 0.003  # 0.3 points: what the papers' effects are measured against
 BASE = (
     "--dataset=digits",
     "--augmentation=digits",
@@ -54,18 +55,22 @@ class Arm:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A statement of a paper about two arms.
+    """A statement about two arms, written down before the study runs.
 
     Attributes:
       first, second: names of arms.
       relation: `above` (the first is better than the second) or `equal`.
       metric: `top1` (final validation accuracy, more is better) or `epochs` (to the target, fewer are better).
+      margin: how far apart two arms that are as good as each other may be, in the metric's unit.
+      by_paper: the paper makes the statement; otherwise it is ours, and not judged as the paper's.
     """
 
     first: str
     second: str
     relation: str = "above"
     metric: str = "top1"
+    margin: float = MARGIN
+    by_paper: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Judges the statements of a paper by the results of a study's arms over the seeds."""
+"""Judges the statements of a study by the results of its arms over the seeds."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from hybrid_imagenet.analysis import criteria
-from hybrid_imagenet.tools.study import trial_runs
+from hybrid_imagenet.tools.study import bootstrap, hypotheses, trial_runs
 from hybrid_imagenet.tools.study.base import Arm, Claim, Study
 from hybrid_imagenet.tools.study.statistics import Estimate, estimate
 from hybrid_imagenet.tools.study.trial_runs import Result
 
-SEEN, TENDENCY, MISSED = "seen", "means only", "reached by the first only"
-UNSEEN, REVERSED, OPEN = "not seen", "the opposite", "not comparable"
-_OUTCOMES = (SEEN, TENDENCY, MISSED, UNSEEN, REVERSED, OPEN)
+SEEN, REVERSED, INCONCLUSIVE, OPEN = "seen", "the opposite", "inconclusive", "not comparable"
+_OUTCOMES = (SEEN, REVERSED, INCONCLUSIVE, OPEN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +52,9 @@ class ArmResults:
 
 
 def value(result: Result, metric: str, target: float) -> float | None:
-    """One metric of one run; the epochs to a target are None where it was not reached."""
+    """One metric of one run; the epochs to a target are interpolated, and None where it was not reached."""
     if metric == "epochs":
-        hit = criteria.first_reaching(result.epochs, "val_top1", target)
-        return None if hit is None else float(hit.epoch)
+        return criteria.crossing(result.epochs, "val_top1", target)
     number = result.summary.get({"top1": "val_top1", "best": "best_val_top1"}[metric])
     return None if number is None else float(number)
 
@@ -64,62 +64,130 @@ class Verdict:
     """The runs' verdict on a claim.
 
     Attributes:
-      claim: of the paper.
+      claim: the statement.
       outcome: one of the constants above.
       difference: how much better the first arm is than the second, in the metric's unit, over the seeds that both
         finished; None without any.
+      p: of the statement, corrected for the number of statements; None where nothing can be compared.
+      seeds: how many would decide, if further runs differ as these do; None where no number below 10,000 would, where
+        there is nothing to go by, or where the statement is decided.
+      limit: the difference is "at least" or "at most" this much, since one arm missed the target in some runs; else "".
+      resampled: interval of the difference in accuracy over runs and images; None without results by image.
     """
 
     claim: Claim
     outcome: str
     difference: Estimate | None
-
-
-def verdict(claim: Claim, first: ArmResults, second: ArmResults) -> Verdict:
-    """Judges a claim by the interval of the differences between equal seeds.
-
-    Equal seeds mean equal initial weights and an equal order of images, so differences are taken seed by seed. `above`
-    is seen if the interval lies above 0, the opposite if it lies below; in between the means decide. `equal` is seen if
-    the interval holds 0. Where only one of the two reached the target in all of its runs, that decides about epochs.
-    """
-    a, b = first.values(claim.metric), second.values(claim.metric)
-    missed = tuple(len(values) < len(arm.finished) for values, arm in ((a, first), (b, second)))
-    sign = -1.0 if claim.metric == "epochs" else 1.0
-    found = estimate([sign * (a[seed] - b[seed]) for seed in sorted(set(a) & set(b))])
-    if first.finished and second.finished and claim.relation == "above" and missed[0] != missed[1]:
-        return Verdict(claim, MISSED if missed[1] else UNSEEN, None)
-    if found is None or any(missed):
-        return Verdict(claim, OPEN, found)
-    if claim.relation == "equal":
-        outcome = OPEN if found.half_width is None else SEEN if found.low <= 0 <= found.high else UNSEEN
-    elif found.mean > 0:
-        outcome = SEEN if found.low > 0 else TENDENCY
-    else:
-        outcome = REVERSED if found.high < 0 else UNSEEN
-    return Verdict(claim, outcome, found)
+    p: float | None = None
+    seeds: int | None = None
+    limit: str = ""
+    resampled: tuple[float, float] | None = None
 
 
 def verdicts(study: Study, arms: Sequence[ArmResults]) -> list[Verdict]:
-    """A verdict on each claim of a study."""
+    """Judges each claim of a study by the differences between runs of equal seed.
+
+    Equal seeds mean equal initial weights and an equal order of images. `above` is seen where a one-sided test finds
+    the first arm better, `equal` where two one-sided tests find the difference within the claim's margin; each with
+    Holm's correction over all claims of the study. The opposite (the second is better, or the two differ by more than
+    the margin) is tested in the same way. Everything else is inconclusive.
+    """
     by_name = {results.arm.name: results for results in arms}
-    return [verdict(claim, by_name[claim.first], by_name[claim.second]) for claim in study.claims]
+    pairs = [(claim, by_name[claim.first], by_name[claim.second]) for claim in study.claims]
+    compared = [_differences(*pair) for pair in pairs]
+    shown = hypotheses.holm([_p(claim, *found) for claim, found in zip(study.claims, compared, strict=True)])
+    against = hypotheses.holm([_p_against(claim, *found) for claim, found in zip(study.claims, compared, strict=True)])
+    verdicts = []
+    for pair, (difference, limit), p, p_against in zip(pairs, compared, shown, against, strict=True):
+        claim = pair[0]
+        outcome = INCONCLUSIVE
+        if difference is None:
+            outcome = OPEN
+        elif p <= hypotheses.LEVEL:
+            outcome = SEEN
+        elif p_against <= hypotheses.LEVEL:
+            outcome = REVERSED
+        seeds = _seeds_needed(claim, difference, len(study.claims)) if outcome == INCONCLUSIVE and not limit else None
+        resampled = _resampled(*pair[1:]) if claim.metric == "top1" else None
+        verdicts.append(Verdict(claim, outcome, difference, None if difference is None else p, seeds, limit, resampled))
+    return verdicts
 
 
-def sentence(study: Study, found: Sequence[Verdict]) -> str:
-    """Writes in one sentence whether the paper's order appeared, from the verdicts."""
+def _differences(claim: Claim, first: ArmResults, second: ArmResults) -> tuple[Estimate | None, str]:
+    """The differences by seed, positive where the first arm is better, and what they are a limit of.
+
+    A run that missed the target took at least all of its epochs, so that the difference is a limit; where both arms
+    missed it, nothing is known.
+    """
+    if claim.metric != "epochs":
+        a, b = first.values(claim.metric), second.values(claim.metric)
+        return estimate([a[seed] - b[seed] for seed in sorted(set(a) & set(b))]), ""
+    a, b = first.values("epochs"), second.values("epochs")
+    seeds = sorted(set(first.finished) & set(second.finished))
+    first_missed, second_missed = any(s not in a for s in seeds), any(s not in b for s in seeds)
+    if first_missed and second_missed:
+        return None, ""
+    found = [_epochs(second, b, seed) - _epochs(first, a, seed) for seed in seeds]
+    return estimate(found), "at least" if second_missed else "at most" if first_missed else ""
+
+
+def _epochs(arm: ArmResults, reached: Mapping[int, float], seed: int) -> float:
+    """Epochs to the target, or those of the whole run."""
+    return reached.get(seed, float(arm.finished[seed].epochs[-1]["epoch"]))
+
+
+def _p(claim: Claim, difference: Estimate | None, limit: str) -> float:
+    """p of the claim; 1 where a limit of the difference cannot show it."""
+    if claim.relation == "equal":
+        return 1.0 if limit else hypotheses.p_within(difference, claim.margin)
+    return 1.0 if limit == "at most" else hypotheses.p_above(difference)
+
+
+def _p_against(claim: Claim, difference: Estimate | None, limit: str) -> float:
+    """p of the opposite of the claim."""
+    if claim.relation == "equal":
+        return 1.0 if limit else hypotheses.p_outside(difference, claim.margin)
+    return 1.0 if limit == "at least" else hypotheses.p_below(difference)
+
+
+def _seeds_needed(claim: Claim, difference: Estimate | None, statements: int) -> int | None:
+    """How many seeds decide a claim at the level that the most cautious step of Holm's procedure leaves to it."""
+    if difference is None or not difference.deviation:
+        return None
+    mean, spread, level = abs(difference.mean), difference.deviation, hypotheses.LEVEL / statements
+    if claim.relation != "equal":
+        return hypotheses.seeds_needed(lambda seeds: hypotheses.power_above(mean, spread, seeds, level))
+    if mean < claim.margin:
+        return hypotheses.seeds_needed(lambda seeds: hypotheses.power_within(mean, spread, seeds, claim.margin, level))
+    return hypotheses.seeds_needed(lambda seeds: hypotheses.power_above(mean - claim.margin, spread, seeds, level / 2))
+
+
+def _resampled(first: ArmResults, second: ArmResults) -> tuple[float, float] | None:
+    """The bootstrap's interval where all common runs tell which images they got right."""
+    seeds = sorted(set(first.finished) & set(second.finished))
+    rows = [arm.finished[seed].right for arm in (first, second) for seed in seeds]
+    known = [row for row in rows if row is not None]
+    if not known or len(known) < len(rows) or len({len(row) for row in known}) > 1:
+        return None
+    return bootstrap.interval(np.stack(known[: len(seeds)]), np.stack(known[len(seeds) :]))
+
+
+def sentence(found: Sequence[Verdict]) -> str:
+    """Writes in one sentence whether the paper's result appeared, from the verdicts on its own statements."""
+    found = [verdict for verdict in found if verdict.claim.by_paper]
     if not found:
-        return "The paper gives no numbers to compare with."
+        return "The paper makes no statement that these runs could test."
     count = collections.Counter(verdict.outcome for verdict in found)
     statements = "statement" if len(found) == 1 else "statements"
     parts = [f"{count[outcome]} {outcome}" for outcome in _OUTCOMES if count[outcome]]
     if count[SEEN] == len(found):
         start = "The paper's result appeared"
-    elif count[SEEN] + count[TENDENCY] + count[MISSED] == len(found):
-        start = "The paper's result appeared in the means"
-    elif count[SEEN] + count[TENDENCY] + count[MISSED]:
+    elif count[SEEN]:
         start = "The paper's result appeared in part"
-    else:
+    elif count[REVERSED]:
         start = "The paper's result did not appear"
+    else:
+        start = "These runs decide nothing"
     return f"{start}: of {len(found)} {statements}, {', '.join(parts)}."
 
 

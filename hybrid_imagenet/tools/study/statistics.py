@@ -17,7 +17,8 @@ class Estimate:
       count: values in the sample.
       mean: their mean.
       deviation: their standard deviation with n - 1; None for a single value.
-      half_width: half of the confidence interval, t(n - 1) * deviation / sqrt(n); None for a single value.
+      half_width: half of the confidence interval, t(n - 1) * deviation / sqrt(n); None for a single value, and where
+        all values are equal: that says nothing of how far others would lie.
     """
 
     count: int
@@ -44,6 +45,8 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
     mean = math.fsum(values) / count
     if count == 1:
         return Estimate(1, mean, None, None)
+    if min(values) == max(values):
+        return Estimate(count, mean, 0.0, None)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
     return Estimate(count, mean, deviation, quantile(count - 1, confidence) * deviation / math.sqrt(count))
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hybrid_imagenet.tools.study import results, trial_runs
-from hybrid_imagenet.tools.study.base import Study
+from hybrid_imagenet.tools.study.base import Claim, Study
+from hybrid_imagenet.tools.study.hypotheses import LEVEL, POWER
 from hybrid_imagenet.tools.study.results import ArmResults, Verdict
 from hybrid_imagenet.tools.study.statistics import CONFIDENCE, Estimate
 
@@ -69,7 +70,7 @@ def to_markdown(study: Study, arms: Sequence[ArmResults], seeds: int, extra: Seq
             f"After {study.source}.",
             f"The paper: {study.statement}",
             "",
-            f"**{results.sentence(study, found)}**",
+            f"**{results.sentence(found)}**",
             "",
             *_table(study, arms),
             "",
@@ -139,38 +140,71 @@ def _runs(found: ArmResults) -> str:
     return text
 
 
-_WORDS = {
-    results.TENDENCY: "in the means only: the interval holds 0",
-    results.MISSED: "only the first reached the target in all of its runs",
-    results.OPEN: "not comparable: too few runs, or the target was not reached",
-}
+_WORDS = {results.OPEN: "not comparable: no common runs, or both missed the target"}
 
 
 def _statements(found: Sequence[Verdict], arms: Sequence[ArmResults]) -> Iterator[str]:
     if not found:
         return
     labels = {each.arm.name: each.arm.label for each in arms}
-    yield "| statement of the paper | difference here | outcome |"
-    yield "|---|---|---|"
+    resampled = any(verdict.resampled for verdict in found)
+    header = ["statement", "whose", "difference here", *(["over images too"] if resampled else []), "p", "outcome"]
+    yield "| " + " | ".join(header) + " |"
+    yield "|" + "---|" * len(header)
     for verdict in found:
-        claim = verdict.claim
-        relation = "as good as" if claim.relation == "equal" else "better than"
-        what = "in final top-1" if claim.metric == "top1" else "in epochs to the target"
-        statement = f"{labels[claim.first]}: {relation} {labels[claim.second]}, {what}"
-        yield f"| {statement} | {_difference(verdict)} | {_WORDS.get(verdict.outcome, verdict.outcome)} |"
+        row = [
+            _statement(verdict.claim, labels),
+            "the paper's" if verdict.claim.by_paper else "ours",
+            _difference(verdict),
+            *([_interval(verdict)] if resampled else []),
+            "-" if verdict.p is None else f"{verdict.p:.3f}",
+            _outcome(verdict),
+        ]
+        yield "| " + " | ".join(row) + " |"
     yield ""
-    yield "Differences are taken between runs of equal seed, with the interval of their mean; positive favors the first"
-    yield "one. A statement of better is seen if the interval lies above 0, one of as good if it holds 0."
+    yield "Differences are taken between runs of equal seed, with Student's interval of their mean; positive favors the"
+    yield "first. Better is a one-sided test, as good as two of them against the margin (TOST); p is corrected for all"
+    yield f"statements of the study (Holm), and at most {LEVEL:g} decides. Otherwise the number of seeds is given that"
+    yield f"would decide with a chance of {100 * POWER:.0f} % if further runs differ as these do."
+    if resampled:
+        yield "The interval over images too is a bootstrap over seeds and validation images."
     yield ""
+
+
+def _statement(claim: Claim, labels: Mapping[str, str]) -> str:
+    what = "in final top-1" if claim.metric == "top1" else "in epochs to the target"
+    if claim.relation != "equal":
+        return f"{labels[claim.first]}: better than {labels[claim.second]}, {what}"
+    scale, unit, _ = _UNITS[claim.metric]
+    return f"{labels[claim.first]}: as good as {labels[claim.second]} within {scale * claim.margin:g} {unit}, {what}"
+
+
+def _outcome(verdict: Verdict) -> str:
+    if verdict.outcome != results.INCONCLUSIVE:
+        return _WORDS.get(verdict.outcome, verdict.outcome)
+    if verdict.seeds is None:
+        return "inconclusive"
+    return f"inconclusive: {verdict.seeds} seeds would decide"
+
+
+_UNITS = {"top1": (100, "points", 2), "epochs": (1, "epochs", 1)}
 
 
 def _difference(verdict: Verdict) -> str:
     found = verdict.difference
     if found is None:
         return "-"
-    scale, unit, digits = (100, "points", 2) if verdict.claim.metric == "top1" else (1, "epochs", 1)
+    scale, unit, digits = _UNITS[verdict.claim.metric]
     spread = "" if found.half_width is None else f" ± {scale * found.half_width:.{digits}f}"
-    return f"{scale * found.mean:+.{digits}f}{spread} {unit}"
+    limit = f"{verdict.limit} " if verdict.limit else ""
+    return f"{limit}{scale * found.mean:+.{digits}f}{spread} {unit}"
+
+
+def _interval(verdict: Verdict) -> str:
+    if verdict.resampled is None:
+        return "-"
+    low, high = (100 * end for end in verdict.resampled)
+    return f"{low:+.2f} to {high:+.2f} points"
 
 
 def _setting(study: Study, arms: Sequence[ArmResults], seeds: int, extra: Sequence[str]) -> Iterator[str]:

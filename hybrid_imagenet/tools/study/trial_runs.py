@@ -10,6 +10,9 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.config import choices
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, UserError
@@ -22,7 +25,7 @@ WATCHING = frozenset(
     {
         *("run_dir", "progress", "log_every_steps", "tensorboard", "histograms", "tracker", "stall_seconds"),
         *("checkpoint_every_epochs", "checkpoint_every_steps", "checkpoint_every_seconds", "keep", "keep_best"),
-        *("single_gpu", "wire_health_every_steps", "gradient_noise_scale", "profile_steps", "resume"),
+        *("single_gpu", "wire_health_every_steps", "gradient_noise_scale", "profile_steps", "resume", "image_results"),
     }
 )
 """Flags that watch, save or report a training without changing it: equal cells may differ in them."""
@@ -63,6 +66,7 @@ class Result:
       epochs: its records by epoch.
       facts: config.json without the flags: versions and numbers of images.
       settings: every flag of the run with its value.
+      right: which validation images the last validation got right, bool [images]; None where the run did not keep it.
     """
 
     status: str
@@ -71,6 +75,7 @@ class Result:
     epochs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    right: npt.NDArray[np.bool_] | None = dataclasses.field(default=None, compare=False)
 
 
 def create(root: pathlib.Path, flags: Sequence[str], ranks: int) -> Cell:
@@ -116,7 +121,16 @@ def read(cell: Cell) -> Result:
     loss = summary.get("val_loss")
     if loss is None or not math.isfinite(loss):
         return Result(DIVERGED, "the validation loss is not finite", summary, epochs, facts, settings)
-    return Result(FINISHED, "", summary, epochs, facts, settings)
+    return Result(FINISHED, "", summary, epochs, facts, settings, _right(cell))
+
+
+def _right(cell: Cell) -> npt.NDArray[np.bool_] | None:
+    """Which images the last validation got right; None where the run did not keep it."""
+    try:
+        found = np.load(cell.run_dir / "image_results.npy", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return found if found.dtype == bool and found.ndim == 1 and len(found) else None
 
 
 def _records(cell: Cell) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:

@@ -2,7 +2,7 @@ import math
 import statistics as standard
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybrid_imagenet.tools.study.statistics import estimate, quantile
@@ -21,7 +21,8 @@ def test_quantiles_enclose_the_probability(freedom, confidence):
     assert statistics_reference.probability_within(t, freedom) == pytest.approx(confidence, abs=1e-7)
 
 
-@given(st.lists(st.floats(0, 1), min_size=2, max_size=8))
+@settings(deadline=None)  # the first value imports SciPy
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=8).filter(lambda values: min(values) < max(values)))
 def test_mean_and_deviation(values):
     found = estimate(values)
     assert found.count == len(values)
@@ -44,3 +45,5 @@ def test_too_few_values():
     one = estimate([0.5])
     assert (one.mean, one.deviation, one.half_width) == (0.5, None, None)
     assert (one.low, one.high) == (-math.inf, math.inf)
+    equal = estimate([12.0, 12.0, 12.0])
+    assert (equal.mean, equal.deviation, equal.half_width) == (12.0, 0.0, None)

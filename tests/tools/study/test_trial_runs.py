@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from hybrid_imagenet import config
@@ -232,3 +233,14 @@ def test_an_interrupt_while_a_process_starts_is_kept_until_it_can_be_ended():
         seen.append("still here")
     assert seen == ["still here"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_which_images_were_right_is_read_where_a_run_kept_it(tmp_path):
+    cell = trial_runs.create(tmp_path, FLAGS, 2)
+    finish(cell, [0.5, 0.75])
+    ended(cell)
+    assert trial_runs.read(cell).right is None
+    np.save(cell.run_dir / "image_results.npy", np.array([True, False, True, True]))
+    assert trial_runs.read(cell).right.tolist() == [True, False, True, True]
+    (cell.run_dir / "image_results.npy").write_bytes(b"damaged")
+    assert trial_runs.read(cell).right is None
