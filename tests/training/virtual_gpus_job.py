@@ -64,6 +64,9 @@ class Mirrored(Communicator):
     def reduce_gradients(self, grads, names):
         return self._ranks.reduce_gradients(grads, names)
 
+    def reduce_packed(self, *arguments):
+        return self._ranks.reduce_packed(*arguments)
+
     def broadcast_variables(self, variables, root=0):
         self._ranks.broadcast_variables(variables, root)
 
