@@ -125,7 +125,7 @@ def read(cell: Cell) -> Result:
 
 
 def _right(cell: Cell) -> npt.NDArray[np.bool_] | None:
-    """Which images the last validation got right; None where the run did not keep it."""
+    """Reads which images the last validation got right; None where the run did not keep it."""
     try:
         found = np.load(cell.run_dir / "image_results.npy", allow_pickle=False)
     except (OSError, ValueError, EOFError):
