@@ -151,7 +151,7 @@ def _p_against(claim: Claim, difference: Estimate | None, limit: str) -> float:
 
 
 def _seeds_needed(claim: Claim, difference: Estimate | None, statements: int) -> int | None:
-    """Returns how many seeds decide a claim at the level that the most cautious step of Holm's procedure leaves to it."""
+    """Returns how many seeds decide a claim at the level that Holm's most cautious step leaves to it."""
     if difference is None or not difference.deviation:
         return None
     mean, spread, level = abs(difference.mean), difference.deviation, hypotheses.LEVEL / statements
