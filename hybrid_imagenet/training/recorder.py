@@ -241,10 +241,15 @@ class Recording:
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; make room, and start again with --resume") from None
 
-    def interrupt(self) -> None:
-        """Lets go of the run's files, so that another process can go on with them as rank 0."""
+    def stop_logging(self) -> None:
+        """Shows no more of what the parts log: the view ends with the session."""
         if self._handler is not None:
             logging.getLogger("hybrid_imagenet").removeHandler(self._handler)
+            self._handler = None
+
+    def interrupt(self) -> None:
+        """Lets go of the run's files, so that another process can go on with them as rank 0."""
+        self.stop_logging()
         if self._directory is None:
             return
         self.view.run_finished()

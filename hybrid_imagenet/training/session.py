@@ -39,15 +39,18 @@ class Session(Parts):
         """Restores, trains and sums up."""
         self.watchdog.start()
         try:
-            self._train()
+            try:
+                self._train()
+            finally:
+                self.watchdog.stop()
+            self.recording.finish(
+                world_size=self.communicator.size,
+                train_images=self.data.source.num_examples,
+                seconds=self.state.seconds,
+                stop=self.state.stop,
+            )
         finally:
-            self.watchdog.stop()
-        self.recording.finish(
-            world_size=self.communicator.size,
-            train_images=self.data.source.num_examples,
-            seconds=self.state.seconds,
-            stop=self.state.stop,
-        )
+            self.recording.stop_logging()
         return self.state.stop
 
     def _train(self) -> None:

@@ -1,5 +1,6 @@
 """A run inside of this process leaves nothing behind that would end it or change what follows."""
 
+import logging
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ def test_a_run_leaves_the_process_as_it_was(tiny_data, tmp_path):
     assert refused.returncode == 2
     assert state() == before
     assert modules <= set(sys.modules)  # a second import would make other classes of the same names
+    assert logging.getLogger("hybrid_imagenet").handlers == []  # its view is gone
     threads = threading.enumerate()
     assert not [thread for thread in threads if isinstance(thread, threading.Timer) or thread.name == "signals"]
 
