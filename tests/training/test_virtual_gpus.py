@@ -49,7 +49,6 @@ def compare(pools, data, tmp_path, methods):
             assert ours["train_loss"] == pytest.approx(real["train_loss"], rel=1e-3)
 
 
-@pytest.mark.xfail(reason="open fault: lars with a moving average and a growing batch differs at 1 x 4", strict=False)
 def test_all_ways_end_in_the_same_weights(pools, data, tmp_path):
     compare(pools, data, tmp_path, virtual.METHODS)
 
