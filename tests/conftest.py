@@ -1,14 +1,31 @@
 """Options of the test suite."""
 
+import logging
 import os
+import signal
 
 import pytest
 
 from hybrid_imagenet.comm.environment import prefer_onednn
+from hybrid_imagenet.resilience.stop_signals import REQUESTS, SIGNALS
 from tests.ranks import Pool
 from tests.support import program
 
 prefer_onednn(os.environ)  # tests in this process run the kernels that programs run
+
+
+def _process_state():
+    log = logging.getLogger("hybrid_imagenet")
+    handlers = [signal.getsignal(number) for number in SIGNALS]
+    return {"signal handlers": handlers, "a request to stop": REQUESTS.stop, "log": (list(log.handlers), log.level)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """Fails the test that leaves what would end or disturb a later one, instead of that one."""
+    before = _process_state()
+    yield
+    assert _process_state() == before
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,7 @@ class Recording:
         self.path = self._directory.path if self._directory is not None else None
         self._rank = rank
         self._handler: logging.Handler | None = None
+        self._level = logging.NOTSET
         self.board: trackers.Optional | None = None
         self.view = self._make_view(rank, size)
         self.writer: jsonl.MetricsWriter | None = None
@@ -142,6 +143,7 @@ class Recording:
           state: where the run stands; `seconds` is the wall time of earlier sessions.
         """
         log = logging.getLogger("hybrid_imagenet")
+        self._level = log.level
         log.setLevel(logging.INFO if self._rank == 0 else logging.WARNING)
         self._handler = _ToView(self.view, self._rank)
         log.addHandler(self._handler)
@@ -244,7 +246,9 @@ class Recording:
     def stop_logging(self) -> None:
         """Shows no more of what the parts log: the view ends with the session."""
         if self._handler is not None:
-            logging.getLogger("hybrid_imagenet").removeHandler(self._handler)
+            log = logging.getLogger("hybrid_imagenet")
+            log.removeHandler(self._handler)
+            log.setLevel(self._level)
             self._handler = None
 
     def interrupt(self) -> None:

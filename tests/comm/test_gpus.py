@@ -9,6 +9,7 @@ import tensorflow as tf
 from hybrid_imagenet.comm import environment, gpus
 from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.errors import UserError
+from tests.support import in_process
 
 # (address, UUID, NUMA node) as on a host with two sockets; the kernel lists addresses in capitals in one place only
 GPUS = (("0000:3B:00.0", "GPU-aa11", 0), ("0000:5e:00.0", "GPU-aa22", 0), ("0000:af:00.0", "GPU-bb33", 1))
@@ -101,14 +102,15 @@ def test_variables_for_tensorflow_are_defaults(tmp_path):
     [((), "1"), (("--persistent_batch_norm=false",), "0"), (("--deterministic",), "0")],
 )
 def test_the_program_asks_for_one_pass_normalization_unless_it_must_be_repeatable(monkeypatch, flags, expected):
-    from hybrid_imagenet import comm, config, main
+    from hybrid_imagenet import comm
 
     monkeypatch.setattr(comm, "configure_tensorflow", lambda place, threads: None)
     monkeypatch.setattr(comm, "SingleProcess", mock.Mock(side_effect=UserError("far enough")))
-    monkeypatch.setattr(main, "_leave", lambda code: code)
     with mock.patch.dict(os.environ):
         os.environ.pop("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", None)
-        main._train(config.resolve(["--dataset=digits", *flags]))
+        code, _, errors = in_process.call("hybrid_imagenet.main", ["--dataset=digits", *flags])
+        assert code == 2
+        assert errors == "error: far enough\n"
         assert os.environ["TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"] == expected
 
 
