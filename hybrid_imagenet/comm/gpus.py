@@ -124,12 +124,31 @@ def installed_cudnn() -> tuple[int, ...] | None:
 
 def without_verbs(root: Path = Path("/")) -> str | None:
     """Returns why NCCL will not use this host's RDMA adapters, with the remedy; None if it can or there are none."""
-    if not list((root / "sys/class/infiniband").glob("*")):
+    adapters = any((root / "sys/class/infiniband").glob("*"))
+    devices = any((root / "dev/infiniband").glob("uverbs*"))
+    return verbs_missing(adapters, devices, adapters and devices and _has_verbs())
+
+
+def verbs_missing(adapters: bool, devices: bool, library: bool) -> str | None:
+    """Returns what NCCL lacks to use RDMA adapters, with the remedy; None if nothing, or without adapters.
+
+    Args:
+      adapters: the kernel knows some.
+      devices: their /dev/infiniband/uverbs* are there.
+      library: libibverbs can be loaded.
+    """
+    if not adapters:
         return None
-    if not list((root / "dev/infiniband").glob("uverbs*")):
+    if not devices:
         return "its RDMA adapters have no /dev/infiniband/uverbs*: pass the devices to the container"
+    if not library:
+        return "it has RDMA adapters but no libibverbs: install libibverbs1 and ibverbs-providers"
+    return None
+
+
+def _has_verbs() -> bool:
     try:
         ctypes.CDLL("libibverbs.so.1")
     except OSError:
-        return "it has RDMA adapters but no libibverbs: install libibverbs1 and ibverbs-providers"
-    return None
+        return False
+    return True

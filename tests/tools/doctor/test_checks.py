@@ -10,50 +10,14 @@ import pytest
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools.doctor import command as doctor
 from hybrid_imagenet.tools.doctor import hosts, probe
-from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN, Finding, Request, judge
-
-GPU = {
-    "index": "0", "name": "Tesla V100", "memory.total": "16384", "driver_version": "580.1", "clocks.sm": "1300",
-    "clocks.max.sm": "1530", "ecc.mode.current": "Enabled", "ecc.errors.uncorrected.volatile.total": "0",
-    "clocks_throttle_reasons.active": "0x0000000000000001",
-}  # fmt: skip
-
-HEALTHY = {
-    "python": "3.11.7",
-    "versions": {"horovod": "0.28.1", "tensorflow": "2.21.0"},
-    "code": "abc",
-    "nccl": True,
-    "cores": 40,
-    "memory_gb": 256.0,
-    "limits": {"open files": 65536, "processes": 100000, "locked memory": -1},
-    "shared_memory_gb": 64.0,
-    "interfaces": {
-        "lo": {"up": True, "mtu": 65536, "mbit_s": None},
-        "eth0": {"up": True, "mtu": 9000, "mbit_s": 40000},
-    },
-    "rdma": [{"device": "mlx5_0", "active": True, "link": "Ethernet", "rate": "40 Gb/sec (4X QDR)"}],
-    "peer_memory": True,
-    "gpus": [GPU, GPU | {"index": "1"}],
-    "gpu_topology": "GPU0 X NV2",
-    "unresolved": [],
-    "data": {"exists": True, "files": 3, "bytes": 30, "manifest": True, "digest": "d1"},
-    "run_free_gb": 100.0,
-    "sees_token": True,
-    "clock_offset": 0.0,
-}
-REQUEST = Request({"a": 2, "b": 2}, "eth0", "/data", gpus=True)
-
-
-def _judge(change=None, request=REQUEST) -> dict[str, Finding]:
-    facts = {name: copy.deepcopy(HEALTHY) | {"host": name} for name in ("a", "b")}
-    if change:
-        change(facts["b"])
-    return {finding.check: finding for finding in judge(facts, request)}
+from hybrid_imagenet.tools.doctor.checks import judge
+from hybrid_imagenet.tools.doctor.findings import FAIL, PASS, WARN, Finding, Request
+from tests.tools.doctor.healthy import GPU, HEALTHY, judged
 
 
 def test_two_healthy_hosts_pass_every_check():
-    findings = _judge()
-    assert len(findings) >= 24
+    findings = judged()
+    assert len(findings) >= 29
     assert {f.level for f in findings.values()} == {PASS}
 
 
@@ -69,7 +33,7 @@ def test_two_healthy_hosts_pass_every_check():
         ("interfaces", {"eth0": {"up": True, "mtu": 1500, "mbit_s": 40000}}, "MTU of eth0", FAIL, "1500 on b"),
         ("interfaces", {"eth0": {"up": True, "mtu": 9000, "mbit_s": 1000}}, "Mbit/s of eth0", WARN, "1000 on b"),
         ("rdma", [], "RDMA", FAIL, "b: no active port"),
-        ("rdma", [{"active": False, "rate": "40"}], "RDMA", FAIL, "b: no active port"),
+        ("rdma", [{"active": False, "rate": "40", "numa_node": 0}], "RDMA", FAIL, "b: no active port"),
         ("gpus", [GPU], "GPUs", FAIL, "b: 1 GPUs for 2 ranks"),
         ("gpus", [GPU | {"name": "P40"}, GPU | {"name": "P40"}], "GPU model", WARN, "P40 on b"),
         ("gpus", [GPU, GPU | {"driver_version": "1"}], "GPU driver", WARN, "1, 580.1 on b"),
@@ -90,7 +54,7 @@ def test_two_healthy_hosts_pass_every_check():
     ],
 )
 def test_one_wrong_fact_gives_one_finding_with_its_host_and_a_remedy(key, value, check, level, text):
-    finding = _judge(lambda facts: facts.update({key: value}))[check]
+    finding = judged(lambda facts: facts.update({key: value}))[check]
     assert finding.level == level
     assert text in finding.message
     assert finding.remedy
@@ -101,7 +65,7 @@ def test_one_wrong_fact_gives_one_finding_with_its_host_and_a_remedy(key, value,
     [("open files", "open files"), ("processes", "processes and threads"), ("locked memory", "locked memory")],
 )
 def test_low_limits_are_named(limit, check):
-    finding = _judge(lambda facts: facts["limits"].update({limit: 1024}))[check]
+    finding = judged(lambda facts: facts["limits"].update({limit: 1024}))[check]
     assert (finding.level, "b: 1024" in finding.message) == (WARN, True)
 
 
@@ -116,7 +80,7 @@ def test_without_a_named_interface_several_common_ones_ask_for_a_choice():
         facts["interfaces"]["ib0"] = {"up": True, "mtu": 2044, "mbit_s": 100000}
 
     request = Request({"a": 2, "b": 2}, None, None, gpus=True)
-    assert _judge(two, request)["interface"].level == PASS, "only one is common"
+    assert judged(two, request)["interface"].level == PASS, "only one is common"
     facts = {name: copy.deepcopy(HEALTHY) | {"host": name} for name in ("a", "b")}
     for each in facts.values():
         two(each)
@@ -137,6 +101,7 @@ def test_probe_reads_interfaces_and_adapters_of_a_host(tmp_path):
     write("sys/class/net/ens2/speed", "-1\n")
     for name, value in (("state", "4: ACTIVE"), ("link_layer", "Ethernet"), ("rate", "40 Gb/sec (4X QDR)")):
         write(f"sys/class/infiniband/mlx5_0/ports/1/{name}", value)
+    write("sys/class/infiniband/mlx5_0/device/numa_node", "1\n")
     write("sys/module/nvidia_peermem/version", "1")
     (tmp_path / "dev/shm").mkdir(parents=True)
     facts = probe.facts({}, tmp_path)
@@ -145,7 +110,7 @@ def test_probe_reads_interfaces_and_adapters_of_a_host(tmp_path):
         "ens2": {"up": False, "mtu": 1500, "mbit_s": None},
     }
     assert facts["rdma"] == [
-        {"device": "mlx5_0", "active": True, "link": "Ethernet", "rate": "40 Gb/sec (4X QDR)"}
+        {"device": "mlx5_0", "active": True, "link": "Ethernet", "rate": "40 Gb/sec (4X QDR)", "numa_node": 1}
     ]  # fmt: skip
     assert facts["peer_memory"] is True
     assert facts["shared_memory_gb"] > 0

@@ -1,0 +1,53 @@
+"""The facts of two healthy hosts with two V100 each, and the doctor's judgement after a change of the second."""
+
+import copy
+
+from hybrid_imagenet.tools.doctor.checks import judge
+from hybrid_imagenet.tools.doctor.findings import Finding, Request
+
+GPU = {
+    "index": "0", "name": "Tesla V100", "memory.total": "16384", "driver_version": "580.1", "clocks.sm": "1300",
+    "clocks.max.sm": "1530", "ecc.mode.current": "Enabled", "ecc.errors.uncorrected.volatile.total": "0",
+    "clocks_throttle_reasons.active": "0x0000000000000001", "compute_cap": "7.0", "pci.bus_id": "00000000:1A:00.0",
+    "numa_node": 0,
+}  # fmt: skip
+
+HEALTHY = {
+    "python": "3.11.7",
+    "versions": {"horovod": "0.28.1", "tensorflow": "2.21.0", "nvidia-cudnn-cu12": "9.10.2.21"},
+    "build": {
+        "is_cuda_build": True,
+        "cuda_version": "12.5.1",
+        "cuda_compute_capabilities": ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"],
+    },
+    "code": "abc",
+    "nccl": True,
+    "cores": 40,
+    "memory_gb": 256.0,
+    "limits": {"open files": 65536, "processes": 100000, "locked memory": -1},
+    "shared_memory_gb": 64.0,
+    "interfaces": {
+        "lo": {"up": True, "mtu": 65536, "mbit_s": None},
+        "eth0": {"up": True, "mtu": 9000, "mbit_s": 40000},
+    },
+    "rdma": [{"device": "mlx5_0", "active": True, "link": "Ethernet", "rate": "40 Gb/sec (4X QDR)", "numa_node": 0}],
+    "peer_memory": True,
+    "verbs": {"devices": True, "library": True},
+    "gpus": [GPU, GPU | {"index": "1"}],
+    "gpu_bus": ["0000:1a:00.0", "0000:1b:00.0"],
+    "numa_cores": {"0": [0, 1], "1": [2, 3]},
+    "gpu_topology": "GPU0 X NV2",
+    "unresolved": [],
+    "data": {"exists": True, "files": 3, "bytes": 30, "manifest": True, "digest": "d1"},
+    "run_free_gb": 100.0,
+    "sees_token": True,
+    "clock_offset": 0.0,
+}
+REQUEST = Request({"a": 2, "b": 2}, "eth0", "/data", gpus=True)
+
+
+def judged(change=None, request=REQUEST) -> dict[str, Finding]:
+    facts = {name: copy.deepcopy(HEALTHY) | {"host": name} for name in ("a", "b")}
+    if change:
+        change(facts["b"])
+    return {finding.check: finding for finding in judge(facts, request)}

@@ -1,0 +1,141 @@
+"""What the doctor says about GPUs, from facts and from made-up trees of /sys and answers of nvidia-smi."""
+
+import os
+
+import pytest
+
+from hybrid_imagenet.tools.doctor import probe
+from hybrid_imagenet.tools.doctor.findings import FAIL, PASS, WARN, Request
+from tests.tools.doctor.healthy import GPU, judged
+
+ROWS = {
+    "V100": "Tesla V100-SXM2-16GB, 16384, 535.1.5, 1300, 1530, Enabled, 0, 0x0000000000000001, 7.0, 00000000:1A:00.0",
+    "P40": "Tesla P40, 23040, 535.1.5, 1303, 1531, Enabled, 0, 0x0000000000000000, 6.1, 00000000:86:00.0",
+    "B200": "NVIDIA B200, 183359, 570.8.1, 1965, 1965, Enabled, 0, 0x0000000000000000, 10.0, 00000000:17:00.0",
+}
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Puts an nvidia-smi on the path that answers a query with some GPUs, and refuses fields that it does not know."""
+
+    def write(*names: str, unknown: str = "") -> None:
+        table = [dict(zip(probe.GPU_FIELDS, f"{i}, {ROWS[n]}".split(", "), strict=True)) for i, n in enumerate(names)]
+        (tmp_path / "nvidia-smi").write_text(
+            f"#!{os.sys.executable}\nimport sys\nrows, unknown = {table!r}, {unknown!r}\n"
+            "fields = sys.argv[1].partition('=')[2].split(',')\n"
+            "if unknown in fields:\n    print(f'Field \"{unknown}\" is not a valid field to query.')\n    sys.exit(2)\n"
+            "print('\\n'.join(', '.join(row.get(f, '') for f in fields) for row in rows))\n"
+        )
+        (tmp_path / "nvidia-smi").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    return write
+
+
+def tree(root, files):
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+
+
+def test_the_probe_reads_gpus_with_their_node_and_capability(tmp_path, nvidia_smi):
+    nvidia_smi("V100", "P40")
+    device = "sys/bus/pci/devices/0000"
+    files = {f"{device}:1a:00.0/numa_node": "0\n", f"{device}:86:00.0/numa_node": "1\n"}
+    files |= {f"{device}:{bus}:00.0/vendor": "0x10de\n" for bus in ("1a", "86", "87", "90")}
+    files |= {f"{device}:{bus}:00.0/class": "0x030200\n" for bus in ("1a", "86", "87")}
+    files |= {f"{device}:90:00.0/class": "0x068000\n"}  # a switch of NVLink is no GPU
+    own = sorted(os.sched_getaffinity(0))
+    files |= {
+        "sys/devices/system/node/node0/cpulist": f"{own[0]}\n",
+        "sys/devices/system/node/node1/cpulist": "9000-9001\n",
+    }
+    files |= {"dev/infiniband/uverbs0": ""}
+    tree(tmp_path, files)
+    facts = probe.facts({}, tmp_path)
+    assert [(g["compute_cap"], g["numa_node"], g["index"]) for g in facts["gpus"]] == [("7.0", 0, "0"), ("6.1", 1, "1")]
+    assert facts["gpu_bus"] == ["0000:1a:00.0", "0000:86:00.0", "0000:87:00.0"]
+    assert facts["numa_cores"] == {"0": [own[0]], "1": []}
+    assert facts["verbs"]["devices"] is True
+    assert facts["build"]["is_cuda_build"] is False, "the tests run with TensorFlow for CPUs"
+
+
+@pytest.mark.parametrize("unknown", ["compute_cap", "clocks_throttle_reasons.active"])
+def test_a_field_that_nvidia_smi_does_not_know_is_left_out(nvidia_smi, tmp_path, unknown):
+    nvidia_smi("V100", unknown=unknown)
+    (gpu,) = probe.facts({}, tmp_path)["gpus"]
+    assert (gpu[unknown], gpu["name"], gpu["pci.bus_id"]) == ("", "Tesla V100-SXM2-16GB", "00000000:1A:00.0")
+    findings = judged(lambda facts: facts.update(gpus=[gpu, gpu | {"index": "1"}]))
+    assert findings["GPU clocks"].level == PASS
+
+
+def with_gpus(nvidia_smi, tmp_path, name):
+    """Judges two hosts of which the second has two GPUs of a kind, as the probe reads them."""
+    nvidia_smi(name, name)
+    gpus = [gpu | {"numa_node": 0} for gpu in probe.facts({}, tmp_path)["gpus"]]
+    return lambda facts: facts.update(gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("name", "cudnn", "level", "text"),
+    [
+        ("V100", "9.10.2.21", PASS, "compute capability 7.0"),
+        ("V100", "9.28.0.33", FAIL, "capability 7.0 is not supported by cuDNN 9.28"),
+        ("P40", "9.10.2.21", PASS, "compute capability 6.1, 7.0"),
+        ("P40", "9.28.0.33", FAIL, "b: GPU 0 (Tesla P40): compute capability 6.1 is not supported by cuDNN 9.28"),
+        ("B200", "9.28.0.33", FAIL, "b: GPU 0 (NVIDIA B200): compute capability 10.0 has no kernels"),
+    ],
+)  # fmt: skip
+def test_gpus_are_held_against_the_kernels_of_tensorflow_and_cudnn(nvidia_smi, tmp_path, name, cudnn, level, text):
+    def change(facts):
+        with_gpus(nvidia_smi, tmp_path, name)(facts)
+        facts["versions"]["nvidia-cudnn-cu12"] = cudnn
+
+    finding = judged(change)["GPU kernels"]
+    assert finding.level == level
+    assert text in finding.message
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "level", "text"),
+    [
+        ({"build": {"is_cuda_build": False}}, "GPU kernels", FAIL, "b: this TensorFlow is built for the CPU"),
+        ({"gpus": [GPU | {"driver_version": "470.8"}] * 2}, "driver and CUDA", FAIL, "470.8 is too old for CUDA 12.5.1"),
+        ({"verbs": {"devices": False, "library": True}}, "RDMA libraries", WARN, "b: its RDMA adapters have no"),
+        ({"verbs": {"devices": True, "library": False}}, "RDMA libraries", WARN, "but no libibverbs"),
+        ({"gpus": [GPU, GPU | {"index": "1", "numa_node": -1}]}, "NUMA", WARN, "b: the node of GPU 1 is unknown"),
+        ({"gpus": [GPU, GPU | {"index": "1", "numa_node": 1}]}, "NUMA", WARN, "b: no active RDMA adapter on node 1"),
+        ({"numa_cores": {"0": [], "1": [1]}}, "NUMA", WARN, "b: none of the cores of node 0 is open to GPUs 0, 1"),
+    ],
+)  # fmt: skip
+def test_one_wrong_fact_about_gpus_gives_one_finding(change, check, level, text):
+    before, after = judged(), judged(lambda facts: facts.update(change))
+    assert before[check].level == PASS
+    assert (after[check].level, text in after[check].message) == (level, True), after[check]
+    assert after[check].remedy
+    worse = {name for name, finding in after.items() if finding.level != PASS}
+    assert worse <= {check, "GPU driver"}, "a driver that is too old also differs from the other host's"
+
+
+def test_without_gpus_there_is_one_line_and_one_more_if_the_bus_has_some():
+    request = Request({"a": 2, "b": 2}, "eth0", "/data", gpus=False)
+
+    def change(facts):
+        facts.update(gpus=[], gpu_bus=[])
+
+    findings = judged(change, request)
+    assert (findings["GPUs"].level, "GPUs in sight" in findings) == (PASS, False)
+    found = judged(lambda facts: facts.update(gpus=[], gpu_bus=["0000:1a:00.0"]), request)["GPUs in sight"]
+    assert found.level == WARN
+    assert "b: 1 on the PCI bus, 0 in nvidia-smi" in found.message
+
+
+def test_gpus_that_a_container_is_not_given_are_no_loss_unless_they_are_needed():
+    def change(count):
+        return lambda facts: facts.update(gpus=[GPU] * count, gpu_bus=["a", "b", "c"])
+
+    assert judged(change(2))["GPUs in sight"].level == PASS
+    found = judged(change(1))
+    assert "b: 3 on the PCI bus, 1 in nvidia-smi" in found["GPUs in sight"].message
+    assert (found["GPUs in sight"].level, found["GPUs"].level) == (WARN, FAIL)
