@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet import recipes
+from hybrid_imagenet.comm import leftovers
 from hybrid_imagenet.comm.environment import restart_with_huge_pages
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.config import help as flag_help
@@ -129,7 +130,7 @@ def _leave(code: int) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     announce(code)
-    os._exit(code)
+    leftovers.end_process(code)
 
 
 if __name__ == "__main__":

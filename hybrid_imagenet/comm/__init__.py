@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybrid_imagenet.comm import elastic
+from hybrid_imagenet.comm import elastic, leftovers
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import configure_tensorflow, placement, prepare
 from hybrid_imagenet.comm.settings import Settings
@@ -52,6 +52,9 @@ def start(
     configure_tensorflow(place, prepare(place, threads, persistent_batch_norm=persistent))
     if place.size == 1 and not elastic.enabled():
         return SingleProcess(settings.wire_health_every_steps)
+    if place.local_rank == 0:
+        leftovers.sweep()
+    leftovers.hold()
     try:
         from hybrid_imagenet.comm.engine import HorovodCommunicator
     except ImportError as error:

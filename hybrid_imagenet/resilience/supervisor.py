@@ -28,6 +28,7 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
+from hybrid_imagenet.comm import leftovers
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, EXIT_STALLED, EXIT_USAGE
 from hybrid_imagenet.resilience import ending, processes
 
@@ -35,6 +36,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _GRACE = 12.0  # seconds for a launcher to end after a rank has ended the job
 _KILL_AFTER = 4.0  # seconds from SIGTERM to SIGKILL
 _ORPHAN_GRACE = 10.0  # seconds in which ranks notice that their launcher is gone, save and leave
+_KILLED_WITHIN = 3.0  # seconds until a killed process has gone
 _RECENT = 60.0  # ends of ranks that were longer ago did not end the job: the others went on
 _ALIVE_EVERY = 5  # seconds between ssh's questions to a host that says nothing
 _CODE_SSH = 255  # mpirun's and ssh's when the connection to a host is lost
@@ -171,11 +173,15 @@ class Supervisor:
                 os.killpg(self._child.pid, signal.SIGTERM)
 
     def _clear_up(self) -> None:
-        """Leaves no process of the job on this host: ranks that lost their launcher save and leave, or are killed."""
+        """Leaves nothing of the job on this host: ranks that lost their launcher save and leave, or are killed."""
         until = time.monotonic() + (0 if self._forced else _ORPHAN_GRACE)
         while (left := _left()) and time.monotonic() < until:
             time.sleep(0.1)
         processes.kill(left)
+        until = time.monotonic() + _KILLED_WITHIN
+        while left and _left() and time.monotonic() < until:
+            time.sleep(0.05)
+        leftovers.sweep()
 
     def _result(self, code: int) -> int:
         """Returns the exit code of the job."""

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
+from hybrid_imagenet.comm import leftovers
 from hybrid_imagenet.errors import EXIT_STALLED
 from hybrid_imagenet.resilience.datagrams import MAX_BYTES
 from hybrid_imagenet.resilience.ending import announce
@@ -300,4 +301,4 @@ class Watchdog:
         )
         if not self._elastic:
             announce(EXIT_STALLED)
-        os._exit(EXIT_STALLED)
+        leftovers.end_process(EXIT_STALLED)

@@ -166,28 +166,37 @@ def test_an_unknown_interface_and_a_dead_host_are_named(tmp_path):
 # seconds that it took, and what is left on the two others.
 _LOST = """
 cd $ROOT
-python -m hybrid_imagenet run -np 3 -H $HOSTS --network-interfaces eth0 $LAUNCHER \\
-  --module tests.resilience.watched_rank -- $FOLDER launched 3 --stall_seconds=4 >$FOLDER/log 2>&1 &
+$START -- $FOLDER launched 3 --stall_seconds=4 >$FOLDER/log 2>&1 &
 job=$!
 until [ -e $FOLDER/training-0 ]; do sleep 0.1; kill -0 $job || break; done
 ssh lab3 ip link set eth0 down &
 began=$SECONDS
 wait $job
 echo code $? after $((SECONDS - began)) s
-for host in lab1 lab2; do echo left $(ssh $host ps ax | grep -c '[w]atched_rank\\|[o]rted\\|[m]pirun'); done
+for host in lab1 lab2; do
+  echo left $(ssh $host ps ax | grep -c '[w]atched_rank\\|[o]rted\\|[m]pirun\\|[h]orovodrun')
+done
 cat $FOLDER/log
 """
 
 
+RUN = "python -m hybrid_imagenet run -np 3 -H $HOSTS --network-interfaces eth0 --module tests.resilience.watched_rank"
+STARTS = {
+    "run, MPI": RUN,
+    "run, Gloo": f"{RUN} --gloo",
+    "cluster1.sh": "launch/cluster1.sh --module=tests.resilience.watched_rank",  # its hosts and interface are the lab's
+}
+
+
 @namespaces
-@pytest.mark.parametrize("launcher", ["", pytest.param("--gloo", marks=pytest.mark.slow)])
-def test_a_job_ends_when_a_host_loses_its_network(launcher, tmp_path):
+@pytest.mark.parametrize("name", [[*STARTS][0], *(pytest.param(n, marks=pytest.mark.slow) for n in [*STARTS][1:])])
+def test_a_job_ends_when_a_host_loses_its_network(name, tmp_path):
     (tmp_path / "job").mkdir()
     script = tmp_path / "lost.sh"  # a file, as what is left is looked for by the words of command lines
-    script.write_text(_LOST)
+    script.write_text(_LOST.replace("$START", STARTS[name]))
     result = run(
         LAB, "--hosts=3", "--slots=1", "--rate=1gbit", "--", "bash", script,
-        timeout=180, TMPDIR=str(tmp_path), ROOT=str(ROOT), FOLDER=str(tmp_path / "job"), LAUNCHER=launcher,
+        timeout=180, TMPDIR=str(tmp_path), ROOT=str(ROOT), FOLDER=str(tmp_path / "job"), PYTHONPATH=str(ROOT),
     )  # fmt: skip
     found = re.search(r"code 4 after (\d+) s\nleft 0\nleft 0\n", result.stdout)
     assert found, result.stdout + result.stderr
@@ -196,13 +205,13 @@ def test_a_job_ends_when_a_host_loses_its_network(launcher, tmp_path):
     assert "error: rank 2 on lab3 hung for" in result.stdout
 
 
-# The same in an elastic job, whose discovery script hangs from then on.
+# The same in an elastic job, whose discovery script does what odd.sh says from then on.
 _ELASTIC = """
 cd $ROOT
-printf '#!/bin/sh\\n[ ! -e %s/cut ] || sleep 1000\\necho lab1:1; echo lab2:1; echo lab3:1\\n' $FOLDER >$FOLDER/hosts.sh
-chmod +x $FOLDER/hosts.sh
+printf '#!/bin/sh\\n[ ! -e %s ] || %s\\nprintf "lab%%s:1\\\\n" 1 2 3\\n' $FOLDER/cut $FOLDER/odd.sh >$FOLDER/hosts.sh
+chmod +x $FOLDER/*.sh
 python -m hybrid_imagenet run -np 3 --min-np 2 --host-discovery-script $FOLDER/hosts.sh \\
-  --module tests.resilience.elastic_rank -- "$@" --stall_seconds=60 >$FOLDER/log 2>&1 &
+  --module tests.resilience.noted_rank -- "$@" --stall_seconds=60 >$FOLDER/log 2>&1 &
 job=$!
 until grep -q '"step": [1-9][0-9]' $FOLDER/run/metrics.jsonl 2>/dev/null; do sleep 0.1; kill -0 $job || break; done
 touch $FOLDER/cut
@@ -212,14 +221,22 @@ until grep -q '"ranks"' $FOLDER/run/metrics.jsonl; do sleep 0.1; kill -0 $job ||
 echo went on after $((SECONDS - began)) s
 wait $job
 echo code $?
-for host in lab1 lab2; do echo left $(ssh $host ps ax | grep -c '[e]lastic_rank\\|[g]loo_launch'); done
+for host in lab1 lab2; do echo left $(ssh $host ps ax | grep -c '[n]oted_rank\\|[g]loo_launch'); done
 cat $FOLDER/log
 """
 
 
+ODD = {  # what the script does, and what is told of it
+    "hangs": ("sleep 1000", "gave no answer within 10 s"),
+    "prints rubbish": ("head -c 3000 /dev/urandom", "is not HOST or HOST:SLOTS"),
+    "prints shell characters": ("echo 'lab2:1; touch '$FOLDER'/pwned'; echo '$(touch $FOLDER/pwned)'", "is not HOST"),
+}
+
+
 @namespaces
 @pytest.mark.slow
-def test_an_elastic_job_goes_on_without_a_host_that_loses_its_network(tmp_path):
+@pytest.mark.parametrize("what", ODD)
+def test_an_elastic_job_goes_on_without_a_host_that_loses_its_network(what, tmp_path):
     from tests.data.support import jpeg, write_shards  # TensorFlow: for the long form only
     from tests.resilience import test_elastic
 
@@ -229,17 +246,21 @@ def test_an_elastic_job_goes_on_without_a_host_that_loses_its_network(tmp_path):
     write_shards(folder, "validation", [(jpeg(number, 36, 36), number) for number in range(8)])
     script = tmp_path / "lost.sh"
     script.write_text(_ELASTIC)
+    (folder / "odd.sh").write_text("#!/bin/sh\n" + ODD[what][0].replace("$FOLDER", str(folder)) + "\n")
     result = run(
         LAB, "--hosts=3", "--slots=1", "--rate=1gbit", "--", "bash", script, *test_elastic.flags(folder),
-        f"--run_dir={folder}/run", timeout=900, TMPDIR=str(tmp_path), ROOT=str(ROOT), FOLDER=str(folder),
-        ELASTIC_NOTES=str(folder / "notes"), PYTHONPATH=str(ROOT),
+        "--model=resnet8", "--width=4", "--image_size=8", f"--run_dir={folder}/run", timeout=900, TMPDIR=str(tmp_path), ROOT=str(ROOT), FOLDER=str(folder),
+        HYBRID_IMAGENET_NOTES=str(folder / "notes"), PYTHONPATH=str(ROOT),
     )  # fmt: skip
     assert re.search(r"code 0\nleft 0\nleft 0\n", result.stdout), result.stdout + result.stderr
+    assert f"keeps the hosts known so far: {'' if what == 'hangs' else chr(39)}" in result.stdout
+    assert ODD[what][1] in result.stdout
+    assert not (folder / "pwned").exists()
     assert int(re.search(r"went on after (\d+) s", result.stdout)[1]) <= 60
     records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     job = SimpleNamespace(notes=folder / "notes", records=lambda kind: [r for r in records if r["kind"] == kind])
     (change,) = job.records("ranks")
     assert (change["world_size_before"], change["world_size"]) == (3, 2)
-    counts, _ = test_elastic.seen(job, ranks=3)
+    counts, _ = test_elastic.seen(job, hosts=3)
     assert min(counts[number] for number in range(test_elastic.EXAMPLES)) == test_elastic.EPOCHS
     assert sum(counts.values()) - test_elastic.EPOCHS * test_elastic.EXAMPLES < 4 * test_elastic.BATCH

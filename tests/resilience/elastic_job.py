@@ -34,8 +34,8 @@ class Job:
         launch += ["--blacklist-cooldown-range", "3600", "3600"]  # what is lost stays away
         self._log = (folder / "log").open("w+")
         self.process = subprocess.Popen(
-            [*launch, "--module", "tests.resilience.elastic_rank", "--", f"--run_dir={self.run_dir}", *flags],
-            env=program.environment() | {"ELASTIC_NOTES": str(self.notes)},
+            [*launch, "--module", "tests.resilience.noted_rank", "--", f"--run_dir={self.run_dir}", *flags],
+            env=program.environment() | {"HYBRID_IMAGENET_NOTES": str(self.notes)},
             cwd=ROOT,
             stdout=self._log,
             stderr=subprocess.STDOUT,

@@ -12,13 +12,6 @@ import pytest
 from tests.ranks import MPIRUN, ROOT
 from tests.support import processes, program
 
-RANK = """
-import os, pathlib, sys, time
-from hybrid_imagenet.resilience.launcher import follow_launcher
-follow_launcher()
-pathlib.Path(sys.argv[1], str(os.getpid())).touch()
-time.sleep(300)
-"""
 HOROVODRUN = str(Path(sys.prefix) / "bin" / "horovodrun")
 LAUNCHERS = {
     "mpirun": [str(MPIRUN), "--oversubscribe", "-np", "2"],
@@ -28,10 +21,9 @@ LAUNCHERS = {
 
 
 def start(command, folder):
-    (folder / "rank.py").write_text(RANK)
     (folder / "pids").mkdir()
     return subprocess.Popen(
-        [*command, sys.executable, str(folder / "rank.py"), str(folder / "pids")],
+        [*command, sys.executable, "-m", "tests.resilience.following_rank", str(folder / "pids")],
         env=program.environment(),
         cwd=ROOT,
         stdout=subprocess.DEVNULL,

@@ -2,7 +2,11 @@
 
 from tests.support import program
 
-FLAGS = ("--optimizer=sgd", "--lr=40", "--log_every_steps=1", "--checkpoint_every_steps=1", "--divergence_factor=8")
+SMALL = ("--model=resnet8", "--width=4", "--image_size=8")
+FLAGS = (
+    *("--optimizer=sgd", "--lr=40", "--log_every_steps=1", "--checkpoint_every_steps=1", "--divergence_factor=8"),
+    *SMALL,
+)
 FACTOR = 1e-3
 
 
@@ -28,7 +32,7 @@ def test_a_diverged_run_goes_back_and_on_with_a_lower_rate(pools, tiny_data, tmp
     last = program.records(run_dir)[-1]
     assert last["learning_rate"] == 40 * FACTOR
     # Without any of these flags: nothing is fetched or saved before the end of the first epoch.
-    quiet = ("--optimizer=sgd", "--lr=1000", "--log_every_steps=1000")
+    quiet = ("--optimizer=sgd", "--lr=1000", "--log_every_steps=1000", *SMALL)
     done = program.train_here(tiny_data, tmp_path / "stops", *quiet)
     assert done.returncode == 3
     assert done.stderr.count("error:") == 1

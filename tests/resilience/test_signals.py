@@ -13,7 +13,8 @@ from tests.ranks import ROOT
 from tests.support import processes, program
 
 # Little to save, and not often: what is tested is how a run ends.
-FLAGS = ("--optimizer=sgd", "--checkpoint_every_epochs=4")
+SMALL = ("--model=resnet8", "--width=4", "--image_size=8")
+FLAGS = ("--optimizer=sgd", "--checkpoint_every_epochs=4", *SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -64,45 +65,25 @@ def test_no_rank_outlives_a_killed_launcher(running):
     assert archive.read(newest).arrays
 
 
-CONTROL = """
-import os, signal, sys, time
-from hybrid_imagenet.resilience.preemption import Control
-control = Control()
-control.install_signal_handlers()
-for _ in range(int(sys.argv[1])):
-    os.kill(os.getpid(), getattr(signal, sys.argv[2]))
-    time.sleep(0.1)
-print(control.word().numpy().tolist())
-"""
-
-
 @pytest.mark.parametrize(("count", "name", "code"), [(1, "SIGTERM", 0), (2, "SIGTERM", 143), (2, "SIGINT", 130)])
 def test_a_second_signal_ends_at_once(count, name, code):
     started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", CONTROL, str(count), name], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "tests.resilience.signalled_control", str(count), name],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == code, done.stderr
     assert done.stdout == ("[1, 0, 0]\n" if count == 1 else "")
     assert time.monotonic() - started < 120
 
 
-STARTING = """
-import ctypes, sys
-from hybrid_imagenet import comm, main
-def wait_in_a_library(settings, **options):
-    print("waiting", flush=True)
-    ctypes.CDLL(None).sleep(100)
-comm.start = wait_in_a_library
-sys.exit(main.main(["--dataset=digits", "--augmentation=digits"]))
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_before_training_ends_even_a_rank_that_waits_for_others(number):
-    process = subprocess.Popen(
-        [sys.executable, "-c", STARTING], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-m", "tests.resilience.waiting_start", "--dataset=digits", "--augmentation=digits"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "waiting\n"
     process.send_signal(number)
     _, errors = process.communicate(timeout=20)
@@ -110,23 +91,14 @@ def test_a_signal_before_training_ends_even_a_rank_that_waits_for_others(number)
     assert errors == "stopped before training began: nothing was saved\n"
 
 
-ENDING = """
-import os, signal, sys
-from hybrid_imagenet import main
-from hybrid_imagenet.training import recorder
-finish = recorder.Recording.finish
-def interrupted(self, **facts):
-    os.kill(os.getpid(), signal.SIGTERM)
-    finish(self, **facts)
-recorder.Recording.finish = interrupted
-sys.exit(main.main(sys.argv[1:]))
-"""
-
-
 def test_a_signal_after_the_last_checkpoint_loses_no_result(data, tmp_path):
-    flags = (*program.FLAGS, "--model=resnet10", f"--data_dir={data}", f"--run_dir={tmp_path}/run", "--epochs=1")
+    flags = (*program.FLAGS, *SMALL, f"--data_dir={data}", f"--run_dir={tmp_path}/run", "--epochs=1")
     done = subprocess.run(
-        [sys.executable, "-c", ENDING, *flags], cwd=ROOT, env=program.environment(), capture_output=True, text=True
+        [sys.executable, "-m", "tests.resilience.interrupted_end", *flags],
+        cwd=ROOT,
+        env=program.environment(),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 75, done.stderr
     assert "stopped after the last step: the run is complete" in done.stderr

@@ -12,19 +12,10 @@ from hybrid_imagenet.resilience import ending, supervisor
 from tests.ranks import ROOT
 from tests.support import processes
 
-# As the command line does it, with shorter times; the launcher's word for its ranks is at hand as $WORD.
-START = """
-import sys
-from hybrid_imagenet.resilience import supervisor
-supervisor._GRACE, supervisor._KILL_AFTER, supervisor._ORPHAN_GRACE = 0.5, 0.5, float(sys.argv[2])
-job = supervisor.Supervisor(["sh", "-c", "WORD=$HYBRID_IMAGENET_JOB;" + sys.argv[1]], elastic=sys.argv[3] == "elastic")
-sys.exit(job.run())
-"""
-
 
 def start(script, *, orphans=0.5, elastic=""):
     return subprocess.Popen(
-        [sys.executable, "-c", START, script, str(orphans), elastic],
+        [sys.executable, "-m", "tests.resilience.hasty_supervisor", script, str(orphans), elastic],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

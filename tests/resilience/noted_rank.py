@@ -3,18 +3,19 @@
 import json
 import os
 import pathlib
+import socket
 import sys
 
 from hybrid_imagenet import main
 from hybrid_imagenet.training import loop
 
-_FOLDER = pathlib.Path(os.environ["ELASTIC_NOTES"])
+_FILE = pathlib.Path(os.environ["HYBRID_IMAGENET_NOTES"], f"{socket.gethostname()}-{os.getpid()}")
 _next = loop.Loop._next
 
 
 def _noted(self, batches):
     batch = _next(self, batches)
-    with (_FOLDER / f"{os.getpid()}").open("a") as file:
+    with _FILE.open("a") as file:
         file.write(json.dumps([self.state.step, self._world_size, batch["label"].numpy().tolist()]) + "\n")
     return batch
 
