@@ -45,6 +45,7 @@ def hold(environ: Mapping[str, str] | None = None) -> None:
     facts = {
         "session": env.get("OMPI_MCA_orte_jobfam_session_dir", ""),
         "daemon": [parent, _started(parent)],
+        "above": _parent(parent),
         "namespace": _namespace(),
     }
     note = _locked(SHARED / f"{_NOTE}.{key}")
@@ -60,6 +61,7 @@ def hold(environ: Mapping[str, str] | None = None) -> None:
 def release() -> None:
     """Removes this rank's shared memory and note; if the daemon of the job is gone, also what the job has left.
 
+    The note stays for the next sweep if who started the daemon is gone: then the daemon will not end in order either.
     For the end of a process. The other ranks are not disturbed: memory that is mapped stays until they end.
     """
     for key in list(_held):
@@ -72,7 +74,8 @@ def release() -> None:
             os.close(note)
             sweep()
         else:
-            _remove(SHARED / f"{_NOTE}.{key}")
+            if _parent(os.getppid()) == facts.get("above"):
+                _remove(SHARED / f"{_NOTE}.{key}")
             os.close(note)
 
 
@@ -190,10 +193,21 @@ def _is_session(path: Path) -> bool:
 
 def _started(process: object) -> str:
     """Returns when a process began, in ticks since the start of the system; empty if there is none."""
-    with contextlib.suppress(OSError, IndexError):
-        words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return "" if words[0] in "ZX" else words[19]
-    return ""
+    words = _status(process)
+    return words[19] if words and words[0] not in "ZX" else ""
+
+
+def _parent(process: int) -> str:
+    """Returns the number of a process's parent; empty if there is no such process."""
+    return (_status(process) or ["", ""])[1]
+
+
+def _status(process: object) -> list[str]:
+    try:
+        # The second field, the command, is in parentheses and may hold spaces.
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def _namespace() -> str:

@@ -66,6 +66,17 @@ def test_what_a_living_rank_has_stays_with_its_job(shared, tmp_path):
     assert [path.name for path in shared.iterdir()] == [f"hybrid_imagenet_rank.{NAME[:-1]}1"]
 
 
+def test_a_rank_whose_daemon_has_lost_its_own_parent_leaves_the_note_for_the_next_sweep(shared, tmp_path, monkeypatch):
+    session = session_of(tmp_path)
+    leftovers.hold(VARIABLES | {"OMPI_MCA_orte_jobfam_session_dir": str(session)})
+    monkeypatch.setattr(leftovers, "_parent", lambda process: "1")
+    leftovers.release()
+    assert session.is_dir()
+    monkeypatch.setattr(leftovers, "_started", lambda process: "")  # the daemon ends and leaves its files
+    assert leftovers.sweep() == [session]
+    assert not list(shared.iterdir())
+
+
 @pytest.mark.parametrize("place", ["daemon", "namespace"])
 def test_the_files_of_a_job_stay_while_its_daemon_may_live(shared, tmp_path, place):
     session = session_of(tmp_path)

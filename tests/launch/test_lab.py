@@ -186,10 +186,11 @@ STARTS = {
     "run, Gloo": f"{RUN} --gloo",
     "cluster1.sh": "launch/cluster1.sh --module=tests.resilience.watched_rank",  # its hosts and interface are the lab's
 }
+START_PARAMETERS = [pytest.param(name, marks=[pytest.mark.slow] if name != "run, MPI" else []) for name in STARTS]
 
 
 @namespaces
-@pytest.mark.parametrize("name", [[*STARTS][0], *(pytest.param(n, marks=pytest.mark.slow) for n in [*STARTS][1:])])
+@pytest.mark.parametrize("name", START_PARAMETERS)
 def test_a_job_ends_when_a_host_loses_its_network(name, tmp_path):
     (tmp_path / "job").mkdir()
     script = tmp_path / "lost.sh"  # a file, as what is left is looked for by the words of command lines
@@ -249,7 +250,8 @@ def test_an_elastic_job_goes_on_without_a_host_that_loses_its_network(what, tmp_
     (folder / "odd.sh").write_text("#!/bin/sh\n" + ODD[what][0].replace("$FOLDER", str(folder)) + "\n")
     result = run(
         LAB, "--hosts=3", "--slots=1", "--rate=1gbit", "--", "bash", script, *test_elastic.flags(folder),
-        "--model=resnet8", "--width=4", "--image_size=8", f"--run_dir={folder}/run", timeout=900, TMPDIR=str(tmp_path), ROOT=str(ROOT), FOLDER=str(folder),
+        "--model=resnet8", "--width=4", "--image_size=8", f"--run_dir={folder}/run",
+        timeout=900, TMPDIR=str(tmp_path), ROOT=str(ROOT), FOLDER=str(folder),
         HYBRID_IMAGENET_NOTES=str(folder / "notes"), PYTHONPATH=str(ROOT),
     )  # fmt: skip
     assert re.search(r"code 0\nleft 0\nleft 0\n", result.stdout), result.stdout + result.stderr
