@@ -36,8 +36,9 @@ def start(
       persistent_batch_norm: see `gpus.prepare`; never with `Settings.deterministic`.
 
     Raises:
-      UserError: if the launcher's variables are incomplete, Horovod is missing, a rank has no GPU of its own, or the
-        algorithm or grid does not fit the ranks and hosts, or elastic ranks cannot work so.
+      UserError: if the launcher's variables are incomplete, Horovod is missing, a rank has no GPU of its own, there is
+        no GPU although TensorFlow is built for them, or the algorithm or grid does not fit the ranks and hosts, or
+        elastic ranks cannot work so.
     """
     settings = settings or Settings()
     place = placement()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -130,7 +131,8 @@ def configure_tensorflow(place: Placement, threads: int) -> None:
     """Sets TensorFlow's thread pools and gives this rank one GPU, if there are any, with memory growth.
 
     Raises:
-      UserError: if there are GPUs, but fewer than ranks on this host, or this rank's is too old or too new.
+      UserError: if there are GPUs, but fewer than ranks on this host, or this rank's is too old or too new; or there
+        are none, TensorFlow is built for them, and CUDA_VISIBLE_DEVICES does not say that this is meant.
     """
     with without_greeting():
         import tensorflow as tf
@@ -142,6 +144,8 @@ def configure_tensorflow(place: Placement, threads: int) -> None:
         return
     visible = tf.config.list_physical_devices("GPU")
     if not visible:
+        if tf.test.is_built_with_cuda() and (reason := gpus.absence(os.environ)):
+            raise UserError(f"host {socket.gethostname()} {reason}")
         return
     if place.local_rank >= len(visible):
         raise UserError(

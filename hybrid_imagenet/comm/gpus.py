@@ -113,6 +113,31 @@ def refusal(capability: tuple[int, int], kernels: Sequence[str], cudnn: tuple[in
     )
 
 
+def absence(environ: Mapping[str, str], library: str = "libcuda.so.1") -> str | None:
+    """Returns why a TensorFlow for GPUs that sees none must not train, with the remedy; None if that is what was asked.
+
+    Without this a job on a host without a driver, or in a container without its GPUs, would train on the CPU for days.
+
+    Args:
+      environ: the process's variables; an empty CUDA_VISIBLE_DEVICES, or -1, asks for the CPU.
+      library: the driver's library.
+    """
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None and chosen.strip() in ("", "-1"):
+        return None
+    reason = "shows no GPU to TensorFlow"
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        reason = f"has no NVIDIA driver ({library})"
+    if chosen is not None:
+        reason += f", with CUDA_VISIBLE_DEVICES={chosen}"
+    return (
+        f"{reason}, which this environment is for: compare nvidia-smi, start containers with their GPUs "
+        "(launch/docker.sh --gpu), or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+    )
+
+
 def installed_cudnn() -> tuple[int, ...] | None:
     """Returns the version of the cuDNN that TensorFlow's wheels bring; None where it comes from elsewhere."""
     try:

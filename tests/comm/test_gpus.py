@@ -1,5 +1,6 @@
 """What a rank sets up for a GPU, on made-up trees of /proc and /sys, and which GPUs are refused before training."""
 
+import contextlib
 import os
 from unittest import mock
 
@@ -149,6 +150,34 @@ def test_a_rank_says_so_before_training(monkeypatch):
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
     monkeypatch.setattr(gpus, "installed_cudnn", lambda: (9, 28, 0))
     with pytest.raises(UserError, match=r"^GPU 0 \(Tesla V100\): compute capability 7.0 .* --gpu=v100"):
+        environment.configure_tensorflow(Placement(), threads=1)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "driver", "expected"),
+    [
+        (None, False, "has no NVIDIA driver"),
+        (None, True, "shows no GPU to TensorFlow, which"),
+        ("0,1", True, "with CUDA_VISIBLE_DEVICES=0,1"),
+        ("", False, None),
+        ("-1", True, None),
+    ],
+)
+def test_an_environment_for_gpus_without_any_trains_only_if_told_so(monkeypatch, chosen, driver, expected):
+    """Else a job on a host without a driver would train on the CPU for days."""
+    monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock(side_effect=None if driver else OSError))
+    found = gpus.absence({} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen})
+    assert found is None if expected is None else expected in found and "CUDA_VISIBLE_DEVICES= to" in found
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+def test_only_a_tensorflow_for_gpus_is_refused_without_any(monkeypatch, cuda):
+    for name in ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
+        monkeypatch.setattr(tf.config.threading, name, lambda *values: None)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
+    monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: cuda)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(UserError, match=r"^host .* CUDA_VISIBLE_DEVICES= to") if cuda else contextlib.nullcontext():
         environment.configure_tensorflow(Placement(), threads=1)
 
 
