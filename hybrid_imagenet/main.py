@@ -12,16 +12,13 @@ from collections.abc import Sequence
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet import recipes
 from hybrid_imagenet.comm import leftovers
-from hybrid_imagenet.comm.environment import restart_with_huge_pages
-from hybrid_imagenet.config import derived
+from hybrid_imagenet.comm.environment import placement, restart_with_huge_pages
+from hybrid_imagenet.config import derived, preflight
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, EXIT_PREEMPTED, EXIT_STALLED, SharedError, UserError
 from hybrid_imagenet.resilience.ending import announce
 from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
-
-# Training images; the plan of a run needs no data set.
-_KNOWN_SIZES = {"imagenet2012": 1281167, "digits": 1500, "fashion_mnist": 60000}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,6 +31,8 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_OK
     try:
         config = configuration.resolve(arguments)
+        if not config.print_config:
+            preflight.check(config, placement().size)
     except UserError as error:
         if launcher_rank() == 0:
             print(f"error: {error}", file=sys.stderr)
@@ -48,12 +47,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _print_config(config: configuration.Config) -> int:
     from hybrid_imagenet import data
-    from hybrid_imagenet.comm import placement
     from hybrid_imagenet.config import derived, report
 
     try:
         examples = (
-            _KNOWN_SIZES.get(config.dataset)
+            preflight.TRAINING_IMAGES.get(config.dataset)
             or data.open_source(config.dataset, config.data_dir, "train", num_classes=config.num_classes).num_examples
         )
         examples -= derived.held_out(config, examples)

@@ -29,6 +29,12 @@ def _parser() -> command_line.Parser:
 
 def _run(argv: Sequence[str]) -> None:
     arguments = _parser().parse_args(argv)
+    for path in (arguments.checkpoint, *arguments.images):  # before TensorFlow is loaded
+        if not path.expanduser().exists():
+            remedy = (
+                "; give a checkpoint (step-*.npz) or the directory of a run" if path is arguments.checkpoint else ""
+            )
+            raise UserError(f"{path}: No such file or directory{remedy}")
     command_line.start_alone("predict")
     network = command_line.load_network(arguments.checkpoint, arguments)
     results = []

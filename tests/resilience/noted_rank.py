@@ -1,4 +1,4 @@
-"""The program, with a note of what each rank trains on: step, number of ranks and labels, to a file per process."""
+"""The program, with a note of what each rank trains on: step, number of ranks and labels, to files of each process."""
 
 import json
 import os
@@ -9,13 +9,14 @@ import sys
 from hybrid_imagenet import main
 from hybrid_imagenet.training import loop
 
-_FILE = pathlib.Path(os.environ["HYBRID_IMAGENET_NOTES"], f"{socket.gethostname()}-{os.getpid()}")
+_FOLDER, _NAME = pathlib.Path(os.environ["HYBRID_IMAGENET_NOTES"]), f"{socket.gethostname()}-{os.getpid()}"
 _next = loop.Loop._next
 
 
 def _noted(self, batches):
     batch = _next(self, batches)
-    with _FILE.open("a") as file:
+    # Small files: a limit on the size of files that stands in for a full disk is for the program's own.
+    with (_FOLDER / f"{_NAME}-{self.state.step // 100}").open("a") as file:
         file.write(json.dumps([self.state.step, self._world_size, batch["label"].numpy().tolist()]) + "\n")
     return batch
 

@@ -59,6 +59,11 @@ class Soak:
         self.sound: tuple[pathlib.Path, bytes] | None = None  # a shard as it was before it was damaged
         self.session = self.start()
 
+    def tell(self, text: str) -> None:
+        """Notes and prints what is wrong."""
+        self.wrong.append(text)
+        print(f"WRONG: {text}", flush=True)
+
     def start(self, *flags: str) -> Session:
         """Starts the job, or starts it again, and waits until it trains."""
         session = Session(
@@ -98,7 +103,7 @@ class Soak:
             took = time.monotonic() - at
             if code not in ENDS[name]:
                 told = f"{session.launcher}: exit code {code} after {took:.0f} s"
-                self.wrong.append(f"{name}, {told}, not {ENDS[name]}\n{session.output[-3000:]}")
+                self.tell(f"{name}, {told}, not {ENDS[name]}\n{session.output[-3000:]}")
             self.growths.append(session.growth())
             # Ranks whose launcher is gone have 8 s to save; those that only wait for others end after the watchdog.
             reached = [host for host in self.lab.hosts if host is not cut]
@@ -115,7 +120,7 @@ class Soak:
         if name in ENDS:
             self.session = self.start()
             if name.startswith("newest checkpoint") and "damaged checkpoint set aside" not in self.session.output:
-                self.wrong.append(f"the damaged checkpoint was not told\n{self.session.output}")
+                self.tell(f"the damaged checkpoint was not told\n{self.session.output}")
         else:
             self.goes_on(name)
 
@@ -124,7 +129,7 @@ class Soak:
         target, until = last_step(self.run_dir) + 2 * STEPS, time.monotonic() + STALL + 30
         while last_step(self.run_dir) < target:
             if time.monotonic() > until or self.session.process.poll() is not None:
-                self.wrong.append(f"{name}: the job does not go on\n{self.session.output[-3000:]}")
+                self.tell(f"{name}: the job does not go on\n{self.session.output[-3000:]}")
                 self.session.process.kill()
                 raise SystemExit(self.wrong[-1])
             time.sleep(0.5)
@@ -132,7 +137,7 @@ class Soak:
     def gone(self, name: str, seconds: float, hosts) -> None:
         """Notes processes that are left on hosts after some seconds."""
         if left := self.lab.quiet_within(seconds, hosts):
-            self.wrong.append(f"{name}: left after {seconds:g} s: {left}")
+            self.tell(f"{name}: left after {seconds:g} s: {left}")
             for host in hosts:
                 for process in host.processes():
                     os.kill(process, signal.SIGKILL)
@@ -199,22 +204,23 @@ class Soak:
         epochs = last_step(self.run_dir) // STEPS + 3
         last = Session(self.lab, self.folder, self.starts, f"--epochs={epochs}", "--resume")
         if (code := last.end(400)) != 0:
-            self.wrong.append(f"the last session: exit code {code}\n{last.output[-5000:]}")
+            self.tell(f"the last session: exit code {code}\n{last.output[-5000:]}")
         self.gone("the last session", AT_ONCE, self.lab.hosts)
-        self.wrong += soak_job.check(self.run_dir, self.folder / "notes", epochs)
+        for text in soak_job.check(self.run_dir, self.folder / "notes", epochs):
+            self.tell(text)
         records = [r for r in program.records(self.run_dir) if r["kind"] == "epoch"]
         dropped = sum(r["train_dropped"] > 0 for r in records)
         damaged = self.faults["shard damaged"]
         if bool(dropped) != bool(damaged):
-            self.wrong.append(f"{damaged} damaged shards, and {dropped} epochs with dropped images")
+            self.tell(f"{damaged} damaged shards, and {dropped} epochs with dropped images")
         for host in self.lab.hosts:
             if names := host.shared():
-                self.wrong.append(f"{host.name}: left in /dev/shm: {names}")
+                self.tell(f"{host.name}: left in /dev/shm: {names}")
         if left := [str(path) for path in self.sessions if path.exists()]:
-            self.wrong.append(f"files of Open MPI are left: {left}")
+            self.tell(f"files of Open MPI are left: {left}")
         grown_mb, grown_files = max(m for m, _ in self.growths), max(f for _, f in self.growths)
         if grown_mb > GROWTH_MB or grown_files > GROWTH_FILES:
-            self.wrong.append(f"memory or open files grew: {grown_mb:.0f} MB, {grown_files}")
+            self.tell(f"memory or open files grew: {grown_mb:.0f} MB, {grown_files}")
         minutes = (time.monotonic() - self.began) / 60
         print(f"{minutes:.1f} minutes, {sum(self.faults.values())} faults, {self.starts + 1} starts")
         print(f"{epochs} epochs, {epochs * STEPS} steps, {dropped} epochs with a dropped image")
@@ -239,14 +245,13 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=60, help="seconds between faults")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the hosts go too
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         with Lab(RANKS, folder) as lab:
             soak = Soak(lab, folder, arguments.seed)
             soak.run(arguments.minutes, arguments.every)
             soak.finish()
-    for line in soak.wrong:
-        print(f"WRONG: {line}")
     print("failed" if soak.wrong else "passed")
     return bool(soak.wrong)
 
