@@ -145,3 +145,48 @@ HAL_IOPS = 36500.0
 def reference_epochs(global_batch: int) -> float | None:
     """MLPerf's mean epochs to 75.9 % at a batch, linear in its logarithm between the points; None outside of them."""
     return mlperf.at(global_batch).epochs if mlperf.covers(global_batch) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuSpeed:
+    """A published training speed of ResNet-50 at 224 pixels.
+
+    `gpu` is a name of `gpu_models`; `precision` is `fp16` (mixed), `tf32` or `fp32`; `images_per_second` is of one GPU,
+    alone or, with `gpus` above 1, as one of so many.
+    """
+
+    source: str
+    gpu: str
+    precision: str
+    batch: int
+    images_per_second: float
+    gpus: int = 1
+
+
+_TENSORFLOW = "NVIDIA DeepLearningExamples, TensorFlow 1 with XLA, 20.06"
+_MXNET = "NVIDIA DeepLearningExamples, MXNet, 20.12, with input"
+_MLPERF = "MLPerf Training 4.0, the whole run"
+GPU_SPEEDS = (
+    GpuSpeed(_TENSORFLOW, "a100", "fp16", 256, 2375),
+    GpuSpeed(_TENSORFLOW, "a100", "fp16", 256, 17400 / 8, 8),
+    GpuSpeed(_TENSORFLOW, "a100", "tf32", 256, 909),
+    GpuSpeed(_MXNET, "a100-80", "fp16", 256, 2180),
+    GpuSpeed(_MXNET, "a100-80", "fp16", 256, 16925 / 8, 8),
+    GpuSpeed(_MXNET, "a100-80", "tf32", 256, 1022),
+    GpuSpeed(_TENSORFLOW + ", 16 GB", "v100", "fp16", 256, 1270),
+    GpuSpeed(_TENSORFLOW + ", 16 GB", "v100", "fp16", 256, 9510 / 8, 8),
+    GpuSpeed(_TENSORFLOW + ", 32 GB", "v100", "fp16", 256, 1300),
+    GpuSpeed(_TENSORFLOW + ", 16 GB", "v100", "fp32", 128, 412),
+    GpuSpeed(_TENSORFLOW + ", 32 GB", "v100", "fp32", 128, 432),
+    GpuSpeed(_MXNET + ", 16 GB", "v100", "fp16", 192, 1376),
+    GpuSpeed(_MXNET + ", 32 GB", "v100", "fp16", 256, 1492),
+    GpuSpeed(_MXNET + ", 16 GB", "v100", "fp32", 96, 384),
+    # 758 images/s in FP32 on a V100 (Table 3.2) is more than its FP32 units can compute; it is left out.
+    GpuSpeed("Lu et al., Table 3.2", "v100", "fp16", 256, LU_SINGLE_V100["fp16", 256]),
+    GpuSpeed("Lu et al., Table 3.2", "v100", "fp16", 128, LU_SINGLE_V100["fp16", 128]),
+    GpuSpeed("Lu et al., section 3.2.2", "p40", "fp32", 128, LU_SINGLE_P40),
+    GpuSpeed(_MLPERF + " of 13.16 min", "h100", "fp16", 400, 7150, 8),
+    GpuSpeed(_MLPERF + " of 12.03 min", "h200", "fp16", 400, 7980, 8),
+)
+"""NVIDIA's: READMEs of TensorFlow/Classification/ConvNets/resnet50v1.5 and MxNet/Classification/RN50v1.5 in
+github.com/NVIDIA/DeepLearningExamples; MLPerf's: results of mlcommons/training_results_v4.0."""

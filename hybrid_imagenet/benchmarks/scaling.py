@@ -166,17 +166,19 @@ def measure(config: Config, communicator: Communicator, steps: int, rounds: int,
     from hybrid_imagenet.training import hardware
 
     precision = hardware.choose_precision(config.precision, config.model)
-    steps_to_time = [_step(config, communicator, communicator, precision, classes)]
+    steps_to_time = [training_step(config, communicator, communicator, precision, classes)]
     if communicator.size > 1:
-        steps_to_time.append(_step(config, communicator, SingleProcess(), precision, classes))
+        steps_to_time.append(training_step(config, communicator, SingleProcess(), precision, classes))
     samples: list[list[float]] = [[] for _ in steps_to_time]
     for number in range(rounds + 1):  # the first traces and does not count
-        for step, seconds in zip(steps_to_time, samples, strict=True):
+        for (step, wait), seconds in zip(steps_to_time, samples, strict=True):
             step()
+            wait()
             communicator.barrier()
             start = time.perf_counter()
             for _ in range(steps):
                 step()
+            wait()
             if number:
                 seconds.append((time.perf_counter() - start) / steps)
     everyone = communicator.allgather_object([statistics.median(seconds) for seconds in samples])
@@ -198,10 +200,13 @@ def measure(config: Config, communicator: Communicator, steps: int, rounds: int,
     }
 
 
-def _step(
+def training_step(
     config: Config, everyone: Communicator, reducer: Communicator, precision: str, classes: int
-) -> Callable[[], object]:
-    """A training step on a batch in memory whose gradients go through `reducer`; it returns when the step is done."""
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A training step on a batch in memory whose gradients go through `reducer`, and a wait until all steps are done.
+
+    As in training, the host may be ahead of a GPU; nothing is fetched from it between steps.
+    """
     import numpy as np
     import tensorflow as tf
 
@@ -222,11 +227,10 @@ def _step(
     control = tf.zeros([1], tf.int32)
     last = model.trainable_variables[0].value
 
-    def run() -> object:
-        train.single(batch, control)
-        return tf.reshape(last, [-1])[0].numpy()  # waits for the update of the first layer, which comes last
+    def wait() -> object:
+        return tf.reshape(last, [-1])[0].numpy()  # of the update of the first layer, which comes last
 
-    return run
+    return lambda: train.single(batch, control), wait
 
 
 def add_efficiency(rows: Sequence[Row]) -> None:
