@@ -89,7 +89,7 @@ class Discovery:
         while not self._stop.wait(self._every):
             try:
                 self._listed = self._list()
-                self._told = {text for text in self._told if not text.startswith("keeps")}
+                self._told = {kind for kind in self._told if not kind.startswith("keeps")}
             except ValueError as error:
                 self._tell(f"keeps the hosts known so far: {error}")
             self._hosts = self._reachable(self._listed)
@@ -110,7 +110,13 @@ class Discovery:
             )
         except OSError as error:
             raise ValueError(f"cannot be run ({error.strerror})") from None
-        timer = threading.Timer(self._limit, _kill_session, [process.pid])
+        late = threading.Event()
+
+        def expire() -> None:
+            late.set()
+            _kill_session(process.pid)
+
+        timer = threading.Timer(self._limit, expire)
         timer.start()
         try:
             assert process.stdout is not None
@@ -119,12 +125,11 @@ class Discovery:
                 raise ValueError(f"printed more than {_MAX_OUTPUT} bytes")
             code = process.wait()
         finally:
-            late = not timer.is_alive()
             timer.cancel()
             _kill_session(process.pid)
             process.wait()
             process.stdout.close()  # type: ignore[union-attr]
-        if late:
+        if late.is_set():
             raise ValueError(f"gave no answer within {self._limit:g} s")
         if code:
             raise ValueError(f"ended with code {code}")
@@ -142,9 +147,10 @@ class Discovery:
         return {host: slots for host, slots in listed.items() if self._misses[host] < _MISSES}
 
     def _tell(self, text: str) -> None:
-        """Prints a line, once until it is no longer so."""
-        if text not in self._told and len(self._told) < 1000:
-            self._told.add(text)
+        """Prints a line, once until it is no longer so; also if the word that it quotes is another each time."""
+        kind = re.sub("'.*'", "", text, flags=re.DOTALL)
+        if kind not in self._told and len(self._told) < 1000:
+            self._told.add(kind)
             shown = "".join(c if c.isprintable() else "?" for c in without_secrets(text))
             print(f"host discovery {shown}", file=sys.stderr, flush=True)
 

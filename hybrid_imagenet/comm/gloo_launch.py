@@ -114,9 +114,11 @@ class Ranks:
 
     def _command(self, command: str, host: str) -> list[str]:
         variables = f"{self._plan.orders}=stdin" if self._plan.orders else ""
-        shell = f"cd {shlex.quote(str(Path.cwd()))} && exec env {variables} {command}"
+        there = f"cd {shlex.quote(str(Path.cwd()))} &&"
         if is_local(host):
-            return ["/bin/sh", "-c", shell]
+            return ["/bin/sh", "-c", f"{there} exec env {variables} {command}"]
+        # A shell waits for the rank: ssh has the same code, 255, for a rank that is killed and for a host that is lost.
+        shell = f"exec /bin/sh -c {shlex.quote(f'{there} env {variables} {command}; exit $?')}"
         port = ["-p", str(self._plan.ssh_port)] if self._plan.ssh_port else []
         return ["ssh", *_SSH, *self._plan.ssh_options, *port, host, shell]
 

@@ -1,6 +1,7 @@
 """Scripts that name an elastic job's hosts: those that hang, fail, or print what is no name."""
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +87,14 @@ def test_a_script_that_fails_later_leaves_the_hosts_as_they_are_and_makes_nobody
     assert hosts.find_available_hosts_and_slots() == {"a": 2}
     assert time.monotonic() - began < 0.2
     assert "host discovery keeps the hosts known so far: " in told
+
+
+def test_rubbish_that_is_another_each_time_is_told_once(discovery, capfd):
+    hosts, change = discovery("echo a")
+    change('echo "\'$(date +%N)"; echo >>$0.runs')
+    runs = Path(hosts._words[0] + ".runs")
+    wait_for(lambda: runs.exists() and runs.stat().st_size >= 3)
+    assert capfd.readouterr().err.count("keeps the hosts known so far") == 1
 
 
 @pytest.mark.parametrize("text", ["exit 1", "sleep 60", "echo '$(x)'"])
