@@ -1,7 +1,7 @@
 """Finds the hosts of an elastic job: those that the user's script prints and that answer.
 
 Horovod asks for them once a second while it holds a lock that recovery and shutdown need, so the answer must be there
-at once: a thread of its own runs the script, with a time limit.
+at once: threads of its own run the script, with a time limit, and look which hosts answer.
 """
 
 from __future__ import annotations
@@ -75,23 +75,30 @@ class Discovery:
         except ValueError as error:
             raise UserError(f"--host-discovery-script {script}: {error}") from None
         self._hosts: Mapping[str, int] = dict(self._listed)
-        threading.Thread(target=self._go_on, name="discovery", daemon=True).start()
+        # Apart, so that a script that hangs does not delay the news that a host is lost.
+        for work in (self._go_on_listing, self._go_on_looking):
+            threading.Thread(target=work, name="discovery", daemon=True).start()
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """Returns the slots of each host, as of the last look."""
         return dict(self._hosts)
 
     def stop(self) -> None:
-        """Ends the thread after the run under way."""
+        """Ends the threads after the run under way."""
         self._stop.set()
 
-    def _go_on(self) -> None:
+    def _go_on_listing(self) -> None:
         while not self._stop.wait(self._every):
             try:
                 self._listed = self._list()
-                self._told = {kind for kind in self._told if not kind.startswith("keeps")}
+                for kind in tuple(self._told):
+                    if kind.startswith("keeps"):
+                        self._told.discard(kind)
             except ValueError as error:
                 self._tell(f"keeps the hosts known so far: {error}")
+
+    def _go_on_looking(self) -> None:
+        while not self._stop.wait(self._every):
             self._hosts = self._reachable(self._listed)
 
     def _list(self) -> dict[str, int]:

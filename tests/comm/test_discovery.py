@@ -89,6 +89,15 @@ def test_a_script_that_fails_later_leaves_the_hosts_as_they_are_and_makes_nobody
     assert "host discovery keeps the hosts known so far: " in told
 
 
+def test_a_lost_host_is_left_out_while_the_script_hangs(discovery):
+    down = set()
+    hosts, change = discovery("echo a; echo b", limit=60.0, answers=lambda host: host not in down)
+    change("sleep 20")
+    time.sleep(0.2)
+    down.add("b")
+    wait_for(lambda: hosts.find_available_hosts_and_slots() == {"a": 2})
+
+
 def test_rubbish_that_is_another_each_time_is_told_once(discovery, capfd):
     hosts, change = discovery("echo a")
     change('echo "\'$(date +%N)"; echo >>$0.runs')
