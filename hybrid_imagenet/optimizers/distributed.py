@@ -20,7 +20,10 @@ UPDATE_SCOPE = "optimizer_update"  # metrics.profile finds the update's operatio
 
 
 class GradientReducer(Protocol):
-    """Reduces gradients: the part of a communicator that the optimizer uses."""
+    """Reduces gradients: the part of a communicator that the optimizer uses.
+
+    A communicator of several ranks hands both calls on to `comm.gradients.GradientReducer`.
+    """
 
     def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
         """Means over ranks, float32, in the order given."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 from hybrid_imagenet.comm import Settings, environment, start
 from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.errors import UserError
+from tests.ranks import ROOT
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "5",
@@ -98,17 +99,6 @@ def test_without_ranks_horovod_is_said_to_be_missing(monkeypatch):
         start()
 
 
-RESTART = """
-import os, sys
-from pathlib import Path
-from hybrid_imagenet.comm import environment
-environment.HUGE_PAGES = Path(sys.argv[1])
-before = os.getpid()
-environment.restart_with_huge_pages()
-print(os.environ.get("GLIBC_TUNABLES"), sys.argv[2:], before == os.getpid(), flush=True)
-"""
-
-
 @pytest.mark.parametrize(
     ("mode", "given", "expected"),
     [
@@ -125,7 +115,8 @@ def test_a_program_restarts_once_with_huge_pages(tmp_path, mode, given, expected
     variables = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
     variables |= {"GLIBC_TUNABLES": given} if given else {}
     done = subprocess.run(
-        [sys.executable, "-c", RESTART, str(tmp_path / "enabled"), "a b", "--c"],
+        [sys.executable, "-m", "tests.comm.restart", str(tmp_path / "enabled"), "a b", "--c"],
+        cwd=ROOT,
         env=variables,
         capture_output=True,
         text=True,

@@ -1,13 +1,11 @@
 """Which source of a value wins, and what a mistake says."""
 
-import subprocess
-import sys
-
 import pytest
 
 from hybrid_imagenet import config, recipes
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.errors import UserError
+from tests.support import fresh
 
 
 def test_later_sources_win(tmp_path):
@@ -85,14 +83,8 @@ def test_help_names_every_flag_with_its_default():
 
 
 def test_flags_answer_without_tensorflow():
-    code = (
-        "import sys\n"
-        "from hybrid_imagenet import main\n"
-        "codes = [main.main(a) for a in (['--help'], ['--check_only'], ['--recipe=list'], ['--lr=x'], "
-        "['--print_config', '--print_config_gpus=24'])]\n"
-        "assert codes == [0, 0, 0, 2, 0], codes\n"
-        "assert not [m for m in sys.modules if m.split('.')[0] in ('tensorflow', 'keras', 'horovod')]\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.strip() == "error: --lr=x: give a number"
+    lines = (["--help"], ["--check_only"], ["--recipe=list"], ["--lr=x"], ["--print_config", "--print_config_gpus=24"])
+    codes, loaded, errors = fresh.run(*(("hybrid_imagenet.main", line) for line in lines))
+    assert codes == [0, 0, 0, 2, 0]
+    assert not loaded & fresh.FRAMEWORKS
+    assert errors.strip() == "error: --lr=x: give a number"

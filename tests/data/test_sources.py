@@ -11,6 +11,7 @@ from hybrid_imagenet.data import pipeline, records, shards
 from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.errors import UserError
 from tests.data import support
+from tests.ranks import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -97,14 +98,8 @@ def test_digits(tmp_path):
 
 
 def test_digits_are_written_once_by_several_processes_at_the_same_time(tmp_path):
-    program = (
-        "import sys; from pathlib import Path; from hybrid_imagenet.data.sources import digits;"
-        "print(digits.open_digits(Path(sys.argv[1]), 'train').num_examples)"
-    )
-    started = [
-        subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
+    command = [sys.executable, "-m", "tests.data.open_digits", str(tmp_path)]
+    started = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate(timeout=60)[0].strip() for process in started] == ["1500"] * 3
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["digits-1"]
 

@@ -134,28 +134,7 @@ def test_a_wrong_flag_is_reported_once_before_any_rank_starts():
         assert "epoch" in error_line(result)
 
 
-# Runs supervise on a program of two ranks, with everything that local.sh does around it.
-_SUPERVISED = """
-set -euo pipefail
-. launch/lib.sh
-. launch/env.sh
-supervise mpirun --quiet --mca pml ob1 --mca btl ^openib -bind-to none -np 2 -H localhost:2 "$@"
-"""
-
-_RANK = """
-import os, signal, sys, time
-def leave(number, frame):
-    time.sleep(0.5)
-    os.write(1, b"saved\\n")
-    sys.exit(75)
-if sys.argv[1] == "polite":
-    signal.signal(signal.SIGUSR1, leave)
-else:
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-os.write(1, b"ready %d\\n" % os.getpid())
-for _ in range(300):
-    time.sleep(0.1)
-"""
+SUPERVISED, RANK = (Path(__file__).parent / name for name in ("supervised.sh", "rank.py"))
 
 
 class _Job:
@@ -163,7 +142,7 @@ class _Job:
 
     def __init__(self, manner: str):
         self.process = subprocess.Popen(
-            ["bash", "-c", _SUPERVISED, "job", sys.executable, "-c", _RANK, manner],
+            [SUPERVISED, sys.executable, RANK, manner],
             cwd=ROOT,
             env=environment(),
             stdin=subprocess.DEVNULL,
@@ -217,10 +196,7 @@ def test_a_killed_script_leaves_no_ranks():
 
 
 def test_the_exit_code_of_the_ranks_is_passed_on_without_a_report():
-    result = run(
-        "bash", "-c", _SUPERVISED, "job", sys.executable, "-c",
-        "import os, sys; int(os.environ['OMPI_COMM_WORLD_RANK']) or print('error: bad', file=sys.stderr); sys.exit(2)",
-    )  # fmt: skip
+    result = run(SUPERVISED, sys.executable, RANK, "refuse")
     assert result.returncode == 2
     assert result.stderr.strip() == "error: bad"
 
@@ -229,7 +205,7 @@ def test_ranks_of_this_host_start_without_ssh(tmp_path):
     for tool in Path("/usr/bin").iterdir():
         if tool.name not in ("ssh", "rsh", "srun"):
             (tmp_path / tool.name).symlink_to(tool)
-    result = run("bash", "-c", _SUPERVISED, "job", "echo", "here", PATH=str(tmp_path))
+    result = run(SUPERVISED, "echo", "here", PATH=str(tmp_path))
     assert result.stdout.split() == ["here", "here"], result.stderr
 
 
@@ -246,7 +222,7 @@ def test_greetings_are_dropped_and_everything_else_on_standard_error_stays():
 
 
 def test_ranks_learn_that_they_do_not_write_to_a_terminal():
-    result = run("bash", "-c", _SUPERVISED, "job", "printenv", "HYBRID_IMAGENET_TERMINAL")
+    result = run(SUPERVISED, "printenv", "HYBRID_IMAGENET_TERMINAL")
     assert result.stdout.split() == ["0", "0"]
 
 

@@ -2,7 +2,6 @@ import dataclasses
 import json
 import re
 import shutil
-import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
@@ -11,6 +10,7 @@ import pytest
 
 from hybrid_imagenet.tools.report import command as program
 from hybrid_imagenet.tools.report import figures, load, page, scales, svg, tables
+from tests.support import fresh
 from tests.tools.report.synthetic import make_run
 
 
@@ -292,11 +292,9 @@ def test_unwritable_target_is_one_line(runs, capsys):
 
 
 def test_starts_without_tensorflow(runs):
-    code = (
-        "import sys; from hybrid_imagenet.tools.report.command import main;"
-        "sys.exit(main(sys.argv[1:]) or ('tensorflow' in sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", code, runs[0]], capture_output=True, timeout=120).returncode == 0
+    codes, loaded, _ = fresh.run(("hybrid_imagenet.tools.report.command", [runs[0]]))
+    assert codes == [0]
+    assert not loaded & fresh.FRAMEWORKS
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from hybrid_imagenet import config
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools.study import running, trial_runs
+from tests.ranks import ROOT
 from tests.tools.study.support import curve, ended, finish
 
 FLAGS = ("--dataset=digits", "--model=resnet10", "--epochs=4", "--seed=1")
@@ -196,23 +197,8 @@ def test_a_process_that_runs_to_its_end_and_one_that_cannot_start(cell):
 def test_an_interrupt_ends_the_processes(tmp_path, cell):
     """Ctrl-C in the middle of a run: the child is gone, and its own child too."""
     cell.directory.mkdir(parents=True)
-    child = (
-        "import subprocess, sys, time\n"
-        "inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        "print(inner.pid, flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    program = (
-        "import pathlib, signal, sys\n"
-        "from hybrid_imagenet.tools.study import running\n"
-        "from hybrid_imagenet.tools.study.trial_runs import Cell\n"
-        f"cell = Cell(pathlib.Path({str(cell.directory)!r}), (), 2)\n"
-        "try:\n"
-        f"    running.run_process(cell, [sys.executable, '-c', {child!r}])\n"
-        "except KeyboardInterrupt:\n"
-        "    sys.exit(7)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program])
+    command = [sys.executable, "-m", "tests.tools.study.interrupted", str(cell.directory)]
+    process = subprocess.Popen(command, cwd=ROOT)
     while not (cell.output.exists() and cell.output.read_text().endswith("\n")):
         assert process.poll() is None
     process.send_signal(2)
