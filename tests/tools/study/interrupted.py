@@ -1,4 +1,4 @@
-"""Runs a trial's process until Ctrl-C, then leaves with 7: `interrupted.py DIRECTORY`; as `child` it is that process."""
+"""Runs a trial's process until Ctrl-C, then leaves with 7: `interrupted.py DIRECTORY`; `child` is that process."""
 
 import pathlib
 import subprocess
