@@ -1,4 +1,4 @@
-"""`benchmarks step`: images per second of one ResNet-50 training step, beside what a user would pick instead.
+"""`benchmarks step`: images per second of one ResNet's training step, beside what a user would pick instead.
 
 Every contestant is a process of its own that is warmed up first; then they take turns, a few steps each, so that
 whatever else the machine does meets all of them. The figure is the median over the rounds. With --recompute, ours also
@@ -22,11 +22,13 @@ from typing import Any
 from hybrid_imagenet.benchmarks.peers.step_protocol import MARK
 from hybrid_imagenet.comm.environment import prefer_onednn
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics.depths import DEPTHS, STEMS, WIDTH
 from hybrid_imagenet.tools import command_line
 
 PEERS = pathlib.Path(__file__).parent / "peers"
 OURS = "hybrid"
 VARIANTS = {"recompute": 1, "recompute_twice": 2}  # with recomputation: the batch as a multiple of the others'
+SETTINGS = ("batch", "image_size", "precision", "threads", "model", "width", "stem", "num_classes")
 _ROOT = PEERS.parent.parent.parent
 
 
@@ -98,6 +100,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = command_line.Parser("bench step", (__doc__ or "").split("\n")[0])
     parser.add_argument("--batch", type=int, default=16, help="images per step")
     parser.add_argument("--image_size", type=int, default=224, help="pixels")
+    parser.add_argument("--model", default="resnet50", choices=sorted(DEPTHS), help="network")
+    parser.add_argument("--width", type=int, default=WIDTH, help="channels of the first stage")
+    parser.add_argument("--stem", default="imagenet", choices=STEMS, help="first layers")
+    parser.add_argument("--num_classes", type=int, default=1000, help="classes")
     parser.add_argument("--precision", default="mixed_bfloat16", choices=("float32", "mixed_float16", "mixed_bfloat16"))
     parser.add_argument("--steps", type=int, default=3, help="steps per turn")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant")
@@ -112,7 +118,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmark and prints the table."""
     options = parse(argv)
-    settings = {key: getattr(options, key) for key in ("batch", "image_size", "precision", "threads")}
+    settings = {key: getattr(options, key) for key in SETTINGS}
     contestants: list[Contestant] = []
     try:
         for name in [OURS, *filter(None, options.peers.split(","))]:
@@ -173,9 +179,10 @@ def processor() -> str:
 
 def print_table(report: dict[str, Any]) -> None:
     """Prints one line per contestant."""
+    print(f"step of {report['model']}, width {report['width']}, stem {report['stem']}")
     print(
-        f"ResNet-50 step, batch {report['batch']}, {report['image_size']} px, {report['precision']}, "
-        f"{report['threads']} threads: {report['machine']}"
+        f"batch {report['batch']}, {report['image_size']} px, {report['precision']}, {report['threads']} threads: "
+        f"{report['machine']}"
     )
     for name, row in {"ours": report, **report["peers"], **report["variants"]}.items():
         ratio = f"ours is {row['ratio']:.2f} times as fast" if "ratio" in row else ""

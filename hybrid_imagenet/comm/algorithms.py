@@ -161,6 +161,11 @@ class OnGrid(Flat):
         grid = ranks.grid(options.get("torus_grid"))
         return min(grid.vertical, grid.horizontal) > 1
 
+    def _make_sets(self, ranks: Ranks, groups: Sequence[Sequence[int]]) -> dict[tuple[int, ...], typing.Any]:
+        """Returns the sets of several ranks by their members; all ranks make all sets, in the same order."""
+        self.sets = [list(members) for members in groups if len(members) > 1]
+        return {tuple(members): ranks.sets.get(members) for members in self.sets}
+
 
 class Torus(OnGrid):
     """Reduce-scatter in rows, all-reduce in columns, all-gather in rows."""
@@ -180,10 +185,9 @@ class Torus(OnGrid):
         rows = torus.rows(ranks.hosts, ranks.grid(torus_grid))
         columns = torus.columns(rows)
         self.parts = len(columns)
-        self.sets = [list(members) for members in [*rows, *columns] if len(members) > 1]
-        made = {tuple(members): ranks.sets.get(members) for members in self.sets}
-        self._row = next((made[tuple(r)] for r in rows if ranks.rank in r and len(r) > 1), None)
-        self._column = next((made[tuple(c)] for c in columns if ranks.rank in c and len(c) > 1), None)
+        made = self._make_sets(ranks, [*rows, *columns])
+        self._row = next(made.get(tuple(row)) for row in rows if ranks.rank in row)
+        self._column = next(made.get(tuple(column)) for column in columns if ranks.rank in column)
 
     def sum_flat(self, flat: tf.Tensor, name: str) -> tf.Tensor:
         """Sends each element twice through the row and, divided by the row's length, through the column."""
@@ -250,8 +254,7 @@ class Masters(OnGrid):
         """
         groups = torus.rows(ranks.hosts, ranks.grid(torus_grid))
         masters = sorted(min(group) for group in groups)
-        self.sets = [list(members) for members in [*groups, masters] if len(members) > 1]
-        made = {tuple(members): ranks.sets.get(members) for members in self.sets}
+        made = self._make_sets(ranks, [*groups, masters])
         group = next(g for g in groups if ranks.rank in g)
         self._root = min(group)
         self._group = made.get(tuple(group))

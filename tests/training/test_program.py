@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet.tools import evaluate
+from tests.runlog.test_standard_logs import events
 from tests.support import program
 from tests.training import programs
 
@@ -61,6 +62,17 @@ def test_a_run_keeps_which_images_were_right(undisturbed):
     assert (right.dtype, right.shape) == (bool, (program.VALIDATION,))
     assert right.mean() == pytest.approx(program.records(run_dir)[-1]["val_top1"])
     assert not list(run_dir.glob("*.tmp"))
+
+
+def test_a_run_keeps_the_distributions_of_its_weights(undisturbed):
+    found = events(undisturbed[0] / "tensorboard")
+    steps = {}
+    for step, tag, _, plugin in found:
+        if plugin == "histograms":
+            steps.setdefault(tag.partition("/")[0], set()).add(step)
+    ends = {record["step"] for record in program.records(undisturbed[0]) if record["kind"] == "epoch"}
+    assert len(ends) == 3
+    assert steps == {"weights": ends, "moment": ends}
 
 
 def test_a_profile_tells_where_the_time_of_its_steps_went(undisturbed):

@@ -1,4 +1,4 @@
-"""Contestant: this package's ResNet-50."""
+"""Contestant: this package's ResNet."""
 
 import keras
 import tensorflow as tf
@@ -13,9 +13,11 @@ def main() -> None:
     options = settings()
     limit_threads(options)
     model = models.create(
-        "resnet50",
-        1000,
+        options["model"],
+        options["num_classes"],
         options["image_size"],
+        width=options["width"],
+        stem=options["stem"],
         precision=options["precision"],
         recompute=options.get("recompute", False),
     )

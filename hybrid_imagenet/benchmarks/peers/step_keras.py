@@ -2,18 +2,21 @@
 
 import keras
 import tensorflow as tf
-from step_protocol import serve, settings
+from step_protocol import say, serve, settings
 from step_tensorflow import batch_of, limit_threads, training_step
 
 
 def main() -> None:
     """Builds the model and serves steps."""
     options = settings()
+    if (options["model"], options["width"], options["stem"]) != ("resnet50", 64, "imagenet"):
+        say(skipped="keras.applications has no such ResNet; leave it out with --peers=torch")
+        return
     limit_threads(options)
     keras.mixed_precision.set_global_policy(options["precision"])
     size = options["image_size"]
     model = keras.applications.ResNet50(
-        weights=None, input_shape=(size, size, 3), classes=1000, classifier_activation=None
+        weights=None, input_shape=(size, size, 3), classes=options["num_classes"], classifier_activation=None
     )
     images, labels = batch_of(options)
     step = training_step(model, images, labels, "float32")

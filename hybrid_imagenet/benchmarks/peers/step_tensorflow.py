@@ -19,7 +19,7 @@ def batch_of(options: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
     generator = tf.random.Generator.from_seed(0)
     batch, size = options["batch"], options["image_size"]
     images = generator.normal([batch, size, size, 3])
-    return images, generator.uniform([batch], 0, 1000, tf.int32)
+    return images, generator.uniform([batch], 0, options["num_classes"], tf.int32)
 
 
 def training_step(model: keras.Model, images: tf.Tensor, labels: tf.Tensor, input_type: str) -> Callable[[int], float]:

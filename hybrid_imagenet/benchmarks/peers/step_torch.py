@@ -1,4 +1,4 @@
-"""Contestant: PyTorch, ResNet-50 v1.5 laid out as in torchvision, channels_last, eager, autocast for BF16."""
+"""Contestant: PyTorch, ResNet v1.5 laid out as in torchvision, channels_last, eager, autocast for BF16."""
 
 from __future__ import annotations
 
@@ -14,44 +14,59 @@ except ImportError:
     sys.exit(0)
 
 
-class Bottleneck(nn.Module):
-    """1x1, 3x3 with the stride, 1x1, each with batch normalization; projection where the shape changes."""
+# Residual blocks by stage, and the networks whose blocks are two 3x3 convolutions (He et al. 2015, table 1 and 4.2).
+DEPTHS = {
+    "resnet8": (1, 1, 1),
+    "resnet10": (1, 1, 1, 1),
+    "resnet18": (2, 2, 2, 2),
+    "resnet34": (3, 4, 6, 3),
+    "resnet50": (3, 4, 6, 3),
+    "resnet101": (3, 4, 23, 3),
+    "resnet152": (3, 8, 36, 3),
+}
+BASIC = ("resnet8", "resnet10", "resnet18", "resnet34")
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        """`inputs` channels in, four times `width` out."""
+
+def conv_norm(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
+    """A convolution without bias and its batch normalization."""
+    return [nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False), nn.BatchNorm2d(outputs)]
+
+
+class Block(nn.Module):
+    """3x3 and 3x3, or 1x1, 3x3, 1x1, each with batch normalization; projection where the shape changes."""
+
+    def __init__(self, inputs: int, width: int, stride: int, basic: bool) -> None:
+        """`inputs` channels in; `width` out or, if not `basic`, four times as many."""
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(4 * width)
+        outputs = width if basic else 4 * width
+        if basic:
+            layers = [*conv_norm(inputs, width, 3, stride), nn.ReLU(inplace=True), *conv_norm(width, width, 3)]
+        else:
+            layers = [*conv_norm(inputs, width, 1), nn.ReLU(inplace=True)]
+            layers += [*conv_norm(width, width, 3, stride), nn.ReLU(inplace=True), *conv_norm(width, outputs, 1)]
+        self.layers = nn.Sequential(*layers)
         self.relu = nn.ReLU(inplace=True)
-        self.shortcut = None
-        if stride > 1 or inputs != 4 * width:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)
-            )
+        same = stride == 1 and inputs == outputs
+        self.shortcut = None if same else nn.Sequential(*conv_norm(inputs, outputs, 1, stride))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[b, inputs, h, w] to [b, 4 width, h / stride, w / stride]."""
-        y = self.relu(self.bn1(self.conv1(x)))
-        y = self.relu(self.bn2(self.conv2(y)))
-        y = self.bn3(self.conv3(y))
+        """[b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
+        y = self.layers(x)
         y += x if self.shortcut is None else self.shortcut(x)
         return self.relu(y)
 
 
-def resnet50() -> nn.Module:
-    """ResNet-50 with 1000 classes."""
-    layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    inputs = 64
-    for stage, count in enumerate((3, 4, 6, 3)):
-        width = 64 * 2**stage
+def resnet(name: str, width: int, stem: str, num_classes: int) -> nn.Module:
+    """ResNet v1.5 whose first stage has `width` channels."""
+    layers = conv_norm(3, width, 7 if stem == "imagenet" else 3, 1 if stem == "3x3" else 2)
+    layers += [nn.ReLU(inplace=True)] + ([nn.MaxPool2d(3, 2, 1)] if stem == "imagenet" else [])
+    inputs, basic = width, name in BASIC
+    for stage, count in enumerate(DEPTHS[name]):
+        channels = width * 2**stage
         for index in range(count):
-            layers.append(Bottleneck(inputs, width, 2 if stage > 0 and index == 0 else 1))
-            inputs = 4 * width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
+            layers.append(Block(inputs, channels, 2 if stage > 0 and index == 0 else 1, basic))
+            inputs = channels if basic else 4 * channels
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, num_classes))
 
 
 def main() -> None:
@@ -59,10 +74,11 @@ def main() -> None:
     options = settings()
     torch.set_num_threads(options["threads"])
     torch.manual_seed(0)
-    model = resnet50().to(memory_format=torch.channels_last).train()
+    shape = (options["model"], options["width"], options["stem"], options["num_classes"])
+    model = resnet(*shape).to(memory_format=torch.channels_last).train()
     size = options["image_size"]
     images = torch.randn(options["batch"], 3, size, size).to(memory_format=torch.channels_last)
-    labels = torch.randint(0, 1000, (options["batch"],))
+    labels = torch.randint(0, options["num_classes"], (options["batch"],))
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
     kinds = {"float32": torch.float32, "mixed_bfloat16": torch.bfloat16, "mixed_float16": torch.float16}
     kind = kinds[options["precision"]]
