@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hybrid_imagenet import __version__
+from hybrid_imagenet import __version__, outside
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE
 
 # The module of each command, with main(arguments) -> exit code, and one line for the list of commands.
@@ -64,11 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"error: {name}: no such command; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return EXIT_USAGE
+    try:
+        module = importlib.import_module(COMMANDS[name][0])
+    except ModuleNotFoundError as missing:
+        print(outside.message(missing), file=sys.stderr)
+        return EXIT_USAGE
     if name == "train" and arguments is None:  # only a process of our own can be started anew
         from hybrid_imagenet.comm.environment import restart_with_huge_pages
 
         restart_with_huge_pages()
-    module = importlib.import_module(COMMANDS[name][0])
     try:
         return int(module.main(rest) or 0)
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough

@@ -9,16 +9,32 @@ import threading
 import traceback
 from collections.abc import Sequence
 
-from hybrid_imagenet import config as configuration
-from hybrid_imagenet import recipes
-from hybrid_imagenet.comm import leftovers
-from hybrid_imagenet.comm.environment import placement, restart_with_huge_pages
-from hybrid_imagenet.config import derived, preflight
-from hybrid_imagenet.config import help as flag_help
-from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, EXIT_PREEMPTED, EXIT_STALLED, SharedError, UserError
-from hybrid_imagenet.resilience.ending import announce
-from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
-from hybrid_imagenet.resilience.stop_signals import REQUESTS
+from hybrid_imagenet import outside
+from hybrid_imagenet.errors import (
+    EXIT_FAILURE,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    EXIT_STALLED,
+    EXIT_USAGE,
+    SharedError,
+    UserError,
+)
+
+try:
+    from hybrid_imagenet import config as configuration
+    from hybrid_imagenet import recipes
+    from hybrid_imagenet.comm import leftovers
+    from hybrid_imagenet.comm.environment import placement, restart_with_huge_pages
+    from hybrid_imagenet.config import derived, preflight
+    from hybrid_imagenet.config import help as flag_help
+    from hybrid_imagenet.resilience.ending import announce
+    from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
+    from hybrid_imagenet.resilience.stop_signals import REQUESTS
+except ModuleNotFoundError as missing:
+    if __name__ != "__main__":
+        raise
+    print(outside.message(missing), file=sys.stderr)
+    sys.exit(EXIT_USAGE)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -52,7 +68,14 @@ def _print_config(config: configuration.Config) -> int:
     try:
         examples = (
             preflight.TRAINING_IMAGES.get(config.dataset)
-            or data.open_source(config.dataset, config.data_dir, "train", num_classes=config.num_classes).num_examples
+            or data.open_source(
+                config.dataset,
+                config.data_dir,
+                "train",
+                num_classes=config.num_classes,
+                num_examples=config.num_examples,
+                val_fraction=config.val_fraction,
+            ).num_examples
         )
         examples -= derived.held_out(config, examples)
         print(report.describe(config, examples, config.print_config_gpus or derived.workers(config, placement().size)))
@@ -87,6 +110,9 @@ def _train(config: configuration.Config) -> int:
     except UserError as error:
         _report(error)
         return _leave(error.exit_code)
+    except ModuleNotFoundError as missing:
+        print(outside.message(missing), file=sys.stderr)
+        return _leave(EXIT_USAGE)
     except Exception:
         print(f"rank {launcher_rank()}: unexpected error\n{traceback.format_exc()}", file=sys.stderr)
         return _leave(EXIT_FAILURE)

@@ -2,6 +2,11 @@
 # . launch/env.sh - activates the environment and sets what its programs need. For bash; every variable that you have
 # set stays as it is.
 
+if [ -z "${BASH_VERSION:-}" ]; then # in the words of every shell: this one does not know bash's
+  echo "error: launch/env.sh is for bash and this is another shell: start bash, then . launch/env.sh" >&2
+  # shellcheck disable=SC2317  # as below
+  return 1 2>/dev/null || exit 1
+fi
 hybrid_imagenet_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 hybrid_imagenet_venv=${HYBRID_IMAGENET_VENV:-$hybrid_imagenet_root/.venv}
 if [[ ! -e $hybrid_imagenet_venv/bin/activate ]]; then

@@ -30,7 +30,8 @@ ALLOWED = {
         "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "resilience",
     },
     "train": {"config", "comm", "resilience", "training"},
-    "main": {"config", "recipes", "comm", "data", "resilience", "train"},
+    "outside": set(),
+    "main": {"outside", "config", "recipes", "comm", "data", "resilience", "train"},
     "tools": {
         "numerics", "analysis", "config", "recipes", "comm", "optimizers", "models", "data", "checkpoints", "runlog",
         "resilience", "training",
@@ -39,7 +40,7 @@ ALLOWED = {
         "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "training",
         "train", "tools",
     },
-    "__main__": {"comm", "tools"},
+    "__main__": {"outside", "comm", "tools"},
     "__init__": set(),
 }  # fmt: skip
 

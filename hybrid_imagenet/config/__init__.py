@@ -20,7 +20,7 @@ from absl import flags as absl_flags
 from hybrid_imagenet import recipes
 from hybrid_imagenet.comm.settings import Communication
 from hybrid_imagenet.config import checks, choices, signatures
-from hybrid_imagenet.config.data import Data
+from hybrid_imagenet.config.data import Data, augmentation_of
 from hybrid_imagenet.config.model import Model
 from hybrid_imagenet.config.optimization import Optimization
 from hybrid_imagenet.config.options import (
@@ -169,6 +169,11 @@ def from_values(values: Mapping[str, Any]) -> Config:
 def _build(values: dict[str, Any], origins: dict[str, str]) -> Config:
     selected = {choice.flag: values.get(choice.flag, COMMON[choice.flag].default) for choice in choices.CHOICES}
     chosen, dropped = choices.settle(values, origins, selected)
+    if values.get("augmentation", COMMON["augmentation"].default) == "auto":
+        dataset = values.get("dataset", COMMON["dataset"].default)
+        values["augmentation"] = augmentation_of(dataset)
+        if origins.get("augmentation", "default") == "default":
+            origins["augmentation"] = f"default for {dataset}"
     origins = dict.fromkeys([*COMMON, *chosen], "default") | origins
     return Config(**values, chosen=chosen, origins=origins, dropped=dropped)
 

@@ -6,6 +6,18 @@ import dataclasses
 
 from hybrid_imagenet.config.options import option
 
+# The augmentation that --augmentation=auto means, where it is not AlexNet's: no flips for characters, shifts by whole
+# pixels for small pictures. IDX files hold either, so they are not flipped.
+AUGMENTATIONS = {
+    **dict.fromkeys(("digits", "mnist", "kmnist", "emnist", "idx", "svhn_cropped"), "digits"),
+    **dict.fromkeys(("fashion_mnist", "cifar10", "cifar100"), "shift"),
+}
+
+
+def augmentation_of(dataset: str) -> str:
+    """Returns the augmentation that fits a data set."""
+    return AUGMENTATIONS.get(dataset.partition("/")[0].partition(":")[0], "alexnet")
+
 
 @dataclasses.dataclass(frozen=True)
 class Data:
@@ -17,6 +29,13 @@ class Data:
         "fashion_mnist (IDX files or TFDS), or the name of a TFDS image classification set.",
     )
     data_dir: str | None = option(None, "Where the data set lies (TFDS data_dir, shard directory or image tree).")
+    val_fraction: float = option(
+        0.0,
+        "With --dataset=folder and no directory of validation images: validate this part of each class, always the "
+        "same images, and train on the others.",
+        minimum=0,
+        maximum=0.9,
+    )
     tuning_split: float = option(
         0.0,
         "Keep so many training images (below 1: this part of them) for tuning: always the same ones, never trained on, "
@@ -30,9 +49,10 @@ class Data:
         choices=("tuning", "validation"),
     )
     augmentation: str = option(
-        "alexnet",
-        "Training augmentation; shift (flips and whole-pixel shifts) is for small images.",
-        choices=("none", "alexnet", "inception", "sony", "digits", "shift"),
+        "auto",
+        "Training augmentation; shift (flips and whole-pixel shifts) is for small images. auto follows the data set: "
+        "digits for digits and other characters, shift for small pictures, else alexnet.",
+        choices=("auto", "none", "alexnet", "inception", "sony", "digits", "shift"),
     )
     augment_pad: int = option(
         0,

@@ -11,6 +11,7 @@ from typing import Any
 
 from absl import flags
 
+from hybrid_imagenet.config import aliases
 from hybrid_imagenet.errors import UserError
 
 _ALLOWED = (bool, int, float, str)
@@ -139,6 +140,15 @@ def underscored(word: str) -> str:
     return f"--{name.replace('-', '_')}{equals}{value}"
 
 
+def _with_plain_boolean(word: str, kinds: Mapping[str, ValueType]) -> str:
+    """A word of a command line with true or false where it gives a boolean in other words; UserError for none."""
+    name, equals, text = word.lstrip("-").partition("=")
+    kind = kinds.get(name)
+    if not word.startswith("-") or not equals or kind is None or kind.repeated or kind.base is not bool:
+        return word
+    return f"--{name}={str(_parse_one(name, text, bool, Option(''))).lower()}"
+
+
 def parse_arguments(arguments: Iterable[str], kinds: Mapping[str, ValueType]) -> dict[str, str]:
     """Splits `--name=value` arguments with absl's parser into the texts that were given.
 
@@ -155,7 +165,10 @@ def parse_arguments(arguments: Iterable[str], kinds: Mapping[str, ValueType]) ->
         else:
             flags.DEFINE_string(name, None, "", flag_values=values)
     try:
-        rest = values(["hybrid_imagenet", *map(underscored, arguments)])
+        rest = values(["hybrid_imagenet", *(_with_plain_boolean(underscored(word), kinds) for word in arguments)])
+    except flags.UnrecognizedFlagError as error:
+        given = str(error.flagvalue).partition("=")[2]  # absl has the whole word there
+        raise UserError(aliases.unknown(error.flagname, given, kinds)) from None
     except flags.Error as error:
         raise UserError(" ".join(str(error).split())) from None
     if len(rest) > 1:

@@ -23,6 +23,7 @@ def open_source(
     memory_bytes: int = 1 << 30,
     cache: str = "none",
     cache_dir: str | None = None,
+    val_fraction: float = 0.0,
 ) -> Source:
     """Opens one split of a data set.
 
@@ -36,13 +37,14 @@ def open_source(
       ignore_damage: use the readable part of damaged shards.
       memory_bytes: bound on what is kept in memory: Parquet row groups, or the cache.
       cache: "encoded" or "decoded" keeps images that were read once, as they are or as pixels; "none" keeps nothing.
+      val_fraction: of a folder without a validation split: the part of each class that is validated.
       cache_dir: keeps them on disk there instead of in memory, as far as its file system has room.
 
     Raises:
       UserError: if there is no such data set or it cannot be used.
     """
     directory = Path(data_dir).expanduser() if data_dir else None
-    source = _open(name, directory, split, num_classes, num_examples, ignore_damage, memory_bytes)
+    source = _open(name, directory, split, num_classes, num_examples, ignore_damage, memory_bytes, val_fraction)
     if cache == "none" or source.ready or source.side is not None:  # the last has all pixels in memory
         return source
     from hybrid_imagenet.data.cache import CachedSource
@@ -65,10 +67,20 @@ def _open(
     num_examples: int | None,
     ignore_damage: bool,
     memory_bytes: int,
+    val_fraction: float,
 ) -> Source:
+    if val_fraction and name != "folder":
+        raise UserError(
+            f"--val_fraction={val_fraction:g} goes with --dataset=folder, not {name}: leave it out, or use "
+            f"--tuning_split={val_fraction:g}"
+        )
     if name in _NEED_DIRECTORY:
         if directory is None:
             raise UserError(f"--dataset={name}: give the directory where it lies as --data_dir")
+        if name == "folder":
+            from hybrid_imagenet.data.sources import folder
+
+            return folder.FolderSource(directory, split, val_fraction)
         return _open_files(name, directory, split, num_classes, ignore_damage, memory_bytes)
     if name == "digits":
         from hybrid_imagenet.data.sources import digits
@@ -91,10 +103,6 @@ def _open(
 def _open_files(
     name: str, directory: Path, split: str, num_classes: int | None, ignore_damage: bool, memory_bytes: int
 ) -> Source:
-    if name == "folder":
-        from hybrid_imagenet.data.sources import folder
-
-        return folder.FolderSource(directory, split)
     if name == "idx":
         from hybrid_imagenet.data.sources import idx
 

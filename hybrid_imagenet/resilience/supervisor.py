@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from hybrid_imagenet.comm import leftovers
-from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, EXIT_STALLED, EXIT_USAGE
+from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, EXIT_STALLED, EXIT_USAGE, printable
 from hybrid_imagenet.resilience import ending, processes
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -50,6 +50,8 @@ _GREETINGS = re.compile(
     rb"| port\.cc:\d*\] oneDNN custom operations are on| util\.cc:\d*\] oneDNN supports DT_HALF only on platforms"
     rb"|plm:rsh: Warning: setpgid\(\d+,\d+\) failed in parent"
 )
+# ssh's words for a name that it cannot resolve, whatever launcher has called it.
+_UNKNOWN_HOST = re.compile(rb"ssh: Could not resolve hostname ([^:\s]+)")
 
 
 def ssh_options(stall_seconds: float) -> list[str]:
@@ -90,6 +92,7 @@ class Supervisor:
         self._ssh = [*ssh_options(stall), *(["-p", str(ssh_port)] if ssh_port else [])]
         self._word = secrets.token_hex(16)
         self._ends: list[tuple[float, int]] = []
+        self._unknown = ""  # a host whose name ssh does not know
         self._signals = 0
         self._forced = 0.0  # when the launcher was told to end because ranks have
         self._child: subprocess.Popen[bytes] | None = None
@@ -152,7 +155,9 @@ class Supervisor:
             if found is not None:
                 self._ends.append((time.monotonic(), found[0]))
                 line = b"" if _TAG.fullmatch(found[1]) else found[1] + b"\n"
-            if not _GREETINGS.search(line):
+            if unknown := _UNKNOWN_HOST.search(line):
+                self._unknown = unknown[1].decode(errors="replace")
+            elif not _GREETINGS.search(line):
                 os.write(2, line)
 
     def _push(self) -> None:
@@ -197,6 +202,13 @@ class Supervisor:
         if self._signals and code in _BY_SIGNAL:
             print("stopped before training began: nothing was saved", file=sys.stderr)
             return EXIT_PREEMPTED
+        if code == _CODE_SSH and not told and self._unknown:
+            name = printable(self._unknown)
+            print(
+                f"error: host {name}: ssh cannot resolve this name: check -H, and that `ssh {name} true` works",
+                file=sys.stderr,
+            )
+            return EXIT_USAGE
         if code == _CODE_SSH and not told:
             print("error: the connection to a host is lost; start again with --resume", file=sys.stderr)
             return EXIT_STALLED

@@ -61,8 +61,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=description, allow_abbrev=False, formatter_class=_Layout, **more)
 
     def error(self, message: str) -> NoReturn:
-        """Raises UserError."""
-        raise UserError(f"{message}; see --help")
+        """Raises SharedError: every rank reads the same command line, and one says what is wrong with it."""
+        raise SharedError(f"{message}; see --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse, with underscores for dashes inside of the names of options; nothing is changed after `--`."""

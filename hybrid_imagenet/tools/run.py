@@ -15,7 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hybrid_imagenet import config as configuration
@@ -95,11 +95,20 @@ def _check(options: argparse.Namespace) -> None:
     slots = hosts.parse(options.hosts) if options.hosts else {"localhost": options.np or 1}
     options.np = options.np or (options.min_np or 1 if options.script else sum(slots.values()))
     if not options.script and options.np > sum(slots.values()):
-        raise UserError(f"-np {options.np}: the hosts have {sum(slots.values())} slots; add some, as HOST:SLOTS")
+        raise UserError(_too_few_slots(options.np, slots))
     least, most = options.min_np or 1, options.max_np or options.np
     if options.script and not least <= options.np <= most:
         raise UserError(f"-np {options.np}: must lie between --min_np {least} and --max_np {most}")
     options.hosts = ",".join(f"{name}:{count}" for name, count in slots.items())
+
+
+def _too_few_slots(ranks: int, slots: Mapping[str, int]) -> str:
+    have = sum(slots.values())
+    listed = ",".join(f"{name}:{count}" for name, count in slots.items())
+    per_host = -(-ranks // len(slots))
+    enough = ",".join(f"{name}:{max(per_host, count)}" for name, count in slots.items())
+    count = f"{have} slot{'s' if have > 1 else ''}"
+    return f"-np {ranks}: -H {listed} has {count}: write -np {have}, or -H {enough} for {ranks} ranks"
 
 
 def launcher(options: argparse.Namespace, program: Sequence[str], stall: float) -> list[str]:

@@ -44,6 +44,7 @@ def sources(config: Config) -> tuple[Source, Source]:
             memory_bytes=_half_memory(config),
             cache=config.data_cache,
             cache_dir=config.data_cache_dir,
+            val_fraction=config.val_fraction,
         )
         for split in ("train", "validation")
     )

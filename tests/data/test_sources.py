@@ -284,3 +284,43 @@ def test_parquet_row_groups_in_memory_are_bounded(tmp_path):
             source.read(range(source.num_examples))
     assert large.io_statistics().operations == 6  # 14 rows in groups of 3, two files
     assert small.io_statistics().operations == 12
+
+
+def flat_folder(directory):
+    """Class directories without splits: ten images of a and three of b, each with content of its own."""
+    for name, count in (("a", 10), ("b", 3)):
+        (directory / name).mkdir(parents=True)
+        for number in range(count):
+            (directory / name / f"{number}.jpg").write_bytes(support.jpeg(number + 100 * (name == "b"), 8, 8))
+    return directory
+
+
+@pytest.mark.parametrize("inner", ["", "train"])
+def test_a_fraction_of_each_class_is_validated_and_the_rest_trained_on(tmp_path, inner):
+    directory = flat_folder(tmp_path / inner)
+    train, validation = (
+        data.open_source("folder", str(tmp_path), split, val_fraction=0.2) for split in ("train", "validation")
+    )
+    assert train.class_names == validation.class_names == ("a", "b")
+    places = [[source.locate(i)[0] for i in range(source.num_examples)] for source in (train, validation)]
+    assert (len(places[0]), len(places[1])) == (10, 3)
+    assert sorted(places[0] + places[1]) == sorted(str(path) for path in directory.rglob("*.jpg"))
+    assert validation.read(np.arange(3))[1].tolist() == [0, 0, 1]
+
+
+def test_class_folders_without_splits_are_told_of_the_fraction(tmp_path):
+    flat_folder(tmp_path)
+    with pytest.raises(UserError, match=r"no directory train but 2 of images \(a, b\): add --val_fraction=0.2"):
+        data.open_source("folder", str(tmp_path))
+    (tmp_path / "a").rename(tmp_path / "train")
+    with pytest.raises(UserError, match="no directory validation or val or test: add --val_fraction"):
+        flat_folder(tmp_path / "train")
+        data.open_source("folder", str(tmp_path), "validation")
+
+
+def test_a_fraction_and_a_directory_of_validation_images_contradict_each_other(tmp_path):
+    make("folder", tmp_path)
+    with pytest.raises(UserError, match="holds validation images already"):
+        data.open_source("folder", str(tmp_path), val_fraction=0.2)
+    with pytest.raises(UserError, match=r"--val_fraction=0\.2 goes with --dataset=folder, not digits"):
+        data.open_source("digits", val_fraction=0.2)

@@ -2,6 +2,7 @@
 
 import copy
 import re
+import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -221,3 +222,11 @@ def test_every_pinned_requirement_has_a_version():
         assert f'"{name}' in setup
     assert pins["tensorflow"] == pins["tensorflow-cpu"], "the two distributions are one program"
     assert pins["setuptools"][0].startswith("69."), "pyproject.toml builds with this version"
+
+
+@pytest.mark.skipif(not shutil.which("dash"), reason="dash is not installed")
+def test_the_environment_asks_for_bash_in_another_shell():
+    done = run("dash", "-c", ". launch/env.sh; echo $?")
+    assert done.stdout == "1\n"
+    text = "error: launch/env.sh is for bash and this is another shell: start bash, then . launch/env.sh\n"
+    assert done.stderr == text

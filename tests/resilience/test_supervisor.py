@@ -51,6 +51,13 @@ def test_the_exit_code_is_the_ranks(script, code):
     assert finish(start(script))[0] == code
 
 
+def test_a_host_that_ssh_does_not_know_is_named_in_one_line():
+    said = "ssh: Could not resolve hostname nowhere: Name or service not known"
+    code, _, err, _ = finish(start(f"echo '{said}' >&2; exit 255"))
+    assert code == 2
+    assert err == "error: host nowhere: ssh cannot resolve this name: check -H, and that `ssh nowhere true` works\n"
+
+
 def test_a_launcher_that_waits_for_ever_is_ended_when_a_rank_has_ended_the_job(tmp_path):
     script = (
         f"setsid sleep 301 & echo $! >{tmp_path}/pid; trap '' TERM USR1; "

@@ -1,12 +1,24 @@
 """What all commands share: the layout of help, the words, and both spellings of a flag."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
 from hybrid_imagenet import __main__ as program
+from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import command_line
+from tests.ranks import ROOT
+
+OUTSIDE = """
+import runpy, sys
+sys.path.insert(0, sys.argv[1])
+sys.argv = sys.argv[2:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 
 
 def parser():
@@ -26,6 +38,30 @@ def test_dashes_and_underscores_spell_the_same_flag():
 def test_a_mistake_is_one_line():
     with pytest.raises(UserError, match="--bad_records: invalid choice: 'x'"):
         parser().parse_args(["--to=x", "--bad-records=x"])
+
+
+@pytest.mark.parametrize(("rank", "said"), [(0, 1), (1, 0)])
+def test_a_mistake_on_all_ranks_is_said_by_one(rank, said, capsys, monkeypatch):
+    monkeypatch.setattr(command_line.comm, "placement", lambda: Placement(rank, 2, rank, 2))
+    monkeypatch.setattr(os, "_exit", sys.exit)  # as one of several ranks would
+    with pytest.raises(SystemExit) as end:
+        command_line.run(lambda words: parser().parse_args(words), ["--to=x", "--bad-records=x"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.count("\n") == said
+
+
+def test_outside_of_the_environment_one_line_tells_how_to_enter_it(tmp_path):
+    """Python without its site-packages, as a system's own is."""
+    for start in (["hybrid_imagenet.main"], ["hybrid_imagenet", "train"], ["hybrid_imagenet", "evaluate", "x"]):
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", OUTSIDE, str(ROOT), *start], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 2
+        assert re.fullmatch(
+            rf"error: {re.escape(sys.executable)} has no module (absl|numpy): this Python is not the environment of "
+            rf"the program; first cd {re.escape(str(ROOT))}, (launch/setup.sh, )?\. launch/env.sh\n",
+            done.stderr,
+        )
 
 
 def test_options_stand_as_in_the_help_of_training():

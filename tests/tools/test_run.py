@@ -21,7 +21,8 @@ DIGITS = ("--dataset=digits", "--augmentation=digits")
     ("words", "text"),
     [
         (["-np", "0"], "-np=0"),
-        (["-np", "3", "-H", "a:2"], "the hosts have 2 slots"),
+        (["-np", "3", "-H", "a:2"], "-np 3: -H a:2 has 2 slots: write -np 2, or -H a:3 for 3 ranks"),
+        (["-np", "4", "-H", "a,b:2"], "-np 4: -H a:1,b:2 has 3 slots: write -np 3, or -H a:2,b:2 for 4 ranks"),
         (["-H", "a;touch x"], "'a;touch x' is not HOST"),
         (["-H", ""], "'' is not HOST"),
         (["--network-interfaces", "eth0 --mca x"], "not a valid name"),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hybrid_imagenet import data
+from hybrid_imagenet.config.data import augmentation_of
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE
 from hybrid_imagenet.numerics.augment import AUGMENTATIONS
 from hybrid_imagenet.tools import command_line
@@ -36,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="write a contact sheet (PNG) of augmented samples")
     _add_source(show, "--dataset")
     show.add_argument("--split", choices=data.SPLITS, default="train", help="(%(default)s)")
-    show.add_argument("--augmentation", choices=AUGMENTATIONS, default="alexnet", help="(%(default)s)")
+    show.add_argument("--augmentation", choices=AUGMENTATIONS, help="default: as in training")
     show.add_argument("--image_size", type=command_line.positive, default=224, help="pixels (%(default)s)")
     show.add_argument("--count", type=command_line.positive, default=6, help="images, one per row (%(default)s)")
     show.add_argument("--variants", type=command_line.positive, default=6, help="training views of each (%(default)s)")
@@ -51,6 +52,7 @@ def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
     parser.add_argument("--data_dir", help="where it lies")
     parser.add_argument("--num_classes", type=command_line.positive, help="classes of shards that do not tell")
     parser.add_argument("--num_examples", type=command_line.positive, help="training images of a synthetic set")
+    parser.add_argument("--val_fraction", type=command_line.fraction, default=0.0, help="of a folder, as in training")
     parser.add_argument(
         "--workers", type=command_line.positive, default=os.cpu_count() or 1, help="processes (%(default)s)"
     )
@@ -74,6 +76,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
         workers=arguments.workers,
         num_classes=arguments.num_classes,
         num_examples=arguments.num_examples,
+        val_fraction=arguments.val_fraction,
     )
     for split, entry in manifest["splits"].items():
         size = sum(shard["bytes"] for shard in entry["shards"])
@@ -88,7 +91,12 @@ def _prepare(arguments: argparse.Namespace) -> int:
 
 def _names(arguments: argparse.Namespace, split: str) -> parallel.SourceName:
     return parallel.SourceName(
-        arguments.dataset, arguments.data_dir, split, arguments.num_classes, arguments.num_examples
+        arguments.dataset,
+        arguments.data_dir,
+        split,
+        arguments.num_classes,
+        arguments.num_examples,
+        val_fraction=arguments.val_fraction,
     )
 
 
@@ -110,7 +118,7 @@ def _show(arguments: argparse.Namespace) -> int:
     show.contact_sheet(
         _names(arguments, arguments.split).open(),
         Path(arguments.out),
-        augmentation=arguments.augmentation,
+        augmentation=arguments.augmentation or augmentation_of(arguments.dataset),
         image_size=arguments.image_size,
         count=arguments.count,
         variants=arguments.variants,

@@ -31,6 +31,7 @@ class SourceName:
     num_classes: int | None = None
     num_examples: int | None = None
     ignore_damage: bool = False
+    val_fraction: float = 0.0
 
     def open(self) -> Source:
         """Opens the source."""
@@ -41,6 +42,7 @@ class SourceName:
             num_classes=self.num_classes,
             num_examples=self.num_examples,
             ignore_damage=self.ignore_damage,
+            val_fraction=self.val_fraction,
         )
 
 

@@ -59,6 +59,7 @@ def prepare(
     workers: int = 1,
     num_classes: int | None = None,
     num_examples: int | None = None,
+    val_fraction: float = 0.0,
 ) -> dict[str, Any]:
     """Writes `train` and `validation` shards of a data set into `target`; returns the manifest.
 
@@ -73,7 +74,7 @@ def prepare(
     from hybrid_imagenet import data
 
     sources = {
-        split: parallel.SourceName(name, data_dir, split, num_classes, num_examples, settings.skip_bad)
+        split: parallel.SourceName(name, data_dir, split, num_classes, num_examples, settings.skip_bad, val_fraction)
         for split in data.SPLITS
     }
     opened = {split: source.open() for split, source in sources.items()}
