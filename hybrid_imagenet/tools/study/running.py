@@ -71,7 +71,7 @@ def resumable(work: Callable[[], int]) -> int:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         return work()
     except UserError as error:
@@ -80,6 +80,8 @@ def resumable(work: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command goes on where this one ended", file=sys.stderr)
         return EXIT_PREEMPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def ensure(cell: Cell, run: Run, launcher: str = "mpirun") -> tuple[trial_runs.Result, bool]:
