@@ -118,7 +118,11 @@ class Ranks:
         if is_local(host):
             return ["/bin/sh", "-c", f"{there} exec env {variables} {command}"]
         # A shell waits for the rank: ssh has the same code, 255, for a rank that is killed and for a host that is lost.
-        shell = f"exec /bin/sh -c {shlex.quote(f'{there} env {variables} {command}; exit $?')}"
+        # It comes after the variables, so that they do not stand in its command line for all to see.
+        words = shlex.split(f"{variables} {command}")
+        first = next((number for number, word in enumerate(words) if "=" not in word), len(words))
+        waits = ["/bin/sh", "-c", '"$@"; exit $?', "sh"]
+        shell = f"{there} exec env {shlex.join([*words[:first], *waits, *words[first:]])}"
         port = ["-p", str(self._plan.ssh_port)] if self._plan.ssh_port else []
         return ["ssh", *_SSH, *self._plan.ssh_options, *port, host, shell]
 

@@ -21,3 +21,10 @@ def test_its_standard_input_is_the_ranks():
     words = Ranks(Plan(1, orders="ORDERS"))._command("sh -c 'cat; echo $ORDERS'", "10.99.99.99")
     done = subprocess.run(["sh", "-c", words[-1]], input="end\n", capture_output=True, text=True)
     assert done.stdout == "end\nstdin\n"
+
+
+def test_variables_do_not_stand_in_the_command_line_of_the_shell_that_waits():
+    words = Ranks(Plan(1))._command("A='b c' KEY=secret sh -c 'echo $A $KEY; cat /proc/$PPID/cmdline'", "10.99.99.99")
+    done = subprocess.run(["sh", "-c", words[-1]], capture_output=True, text=True)
+    assert done.stdout.startswith("b c secret\n/bin/sh")
+    assert done.stdout.count("secret") == 1
