@@ -247,7 +247,7 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     split = _SPLITS.get(str(summary.get("val_split")), "")
     text = [
         f"{split}top-1 {_percent(summary['val_top1'])} (best {_percent(summary['best_val_top1'])} in epoch "
-        f"{summary['best_epoch'] or '-'}), top-5 {_percent(summary['val_top5'])} after {summary['epochs']} epochs",
+        f"{summary['best_epoch'] or '-'}), top-5 {_percent(summary['val_top5'])} after {_epochs(summary)}",
         f"{_number(summary['images_per_second'])} images/s on {summary['world_size']} "
         f"rank{'s' if summary['world_size'] > 1 else ''}, {duration(summary['wall_seconds'])} in all",
     ]
@@ -269,19 +269,39 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         text.append(
             f"gradient values, where they were counted: {shares[0]} overflowed, {shares[1]} vanished on the wire"
         )
-    for goal in summary["targets"]:
-        name = f"{goal['metric'].removeprefix('val_').replace('top', 'top-')} {_percent(goal['target'])}"
-        if goal["epochs"] is None:
-            missing = gaps.ranges(summary.get("lost_epochs") or ())
-            known = goal.get("known", True)
-            text.append(f"{name}: not reached" if known else f"{name}: not known, epochs {missing} have no records")
-            continue
-        text.append(
-            f"{name}: epoch {goal['epochs']:g} (convergence rate {goal['convergence_rate']:.4f}), "
-            f"after {duration(goal['seconds'])}; average single-GPU training time "
-            f"{duration(goal['actual_average_single_gpu_seconds'])}"
-        )
+    for goal in filter(lambda goal: _means_something(goal, summary), summary["targets"]):
+        text += _goal_lines(goal, summary)
     return text
+
+
+def _epochs(summary: Mapping[str, Any]) -> str:
+    done, planned = summary["epochs"], summary.get("epochs_planned")
+    of = f" of {planned}" if planned and planned != done else ""
+    return f"{done}{of} epoch{'' if (planned or done) == 1 else 's'}"
+
+
+def _means_something(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> bool:
+    """Whether a target was asked for, or is the papers' on their data set. A summary that does not tell has both."""
+    imagenet = summary.get("imagenet", True)
+    asked = summary.get("target_asked", True) and goal["metric"] == "val_top1"
+    return bool(imagenet or asked)
+
+
+def _goal_lines(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
+    name = f"target {goal['metric'].removeprefix('val_').replace('top', 'top-')} {_percent(goal['target'])}"
+    if goal["epochs"] is None and not goal.get("known", True):
+        return [f"{name}: not known, epochs {gaps.ranges(summary.get('lost_epochs') or ())} have no records"]
+    if goal["epochs"] is None:
+        best = summary["best_val_top1"] if goal["metric"] == "val_top1" else None
+        below = f"; the best is {100 * (goal['target'] - best):.2f} points below" if best is not None else ""
+        return [f"{name}: not reached{below}"]
+    found = [f"{name}: reached in epoch {goal['epochs']:g}, after {duration(goal['seconds'])}"]
+    if summary.get("imagenet", True) and summary.get("gpus", False):
+        found.append(
+            f"  measures of Lu et al.: convergence rate {goal['convergence_rate']:.4f} (1 / epochs), average "
+            f"single-GPU training time {duration(goal['actual_average_single_gpu_seconds'])}"
+        )
+    return found
 
 
 def duration(seconds: float | None) -> str:

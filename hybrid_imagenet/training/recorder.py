@@ -24,6 +24,9 @@ from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.resilience.rollback import Rollback
 from hybrid_imagenet.runlog import gaps, jsonl, live, run_dir, standard_logs, summary, trackers
+from hybrid_imagenet.training import closing
+
+_IMAGENET_CLASSES = 1000
 
 
 class Recording:
@@ -58,6 +61,7 @@ class Recording:
         self.path = self._directory.path if self._directory is not None else None
         self._rank = rank
         self._handler: logging.Handler | None = None
+        self._meaning: dict[str, Any] = {}  # what results are compared with, for the summary
         self._level = logging.NOTSET
         self.board: trackers.Optional | None = None
         self.view = self._make_view(rank, size)
@@ -149,6 +153,12 @@ class Recording:
         log.addHandler(self._handler)
         if self._directory is None:
             return
+        self._meaning = {
+            "epochs_planned": self._config.epochs,
+            "target_asked": self._config.origins.get("target", "default") != "default",
+            "imagenet": facts.get("num_classes") == _IMAGENET_CLASSES,
+            "gpus": facts.get("gpu", "none") != "none",
+        }
         flags = _shown(self._config)
         started = time.time() - state.seconds
         self._directory.write_json(
@@ -221,11 +231,15 @@ class Recording:
             single_gpu_images_per_second=self.single_gpu,
             stop=stop or "finished",
             run_dir=str(self._directory.path),
+            **self._meaning,
         )
         self._directory.write_json("summary.json", values)
         standard_logs.write(self._directory.path)
         self.view.run_finished(values)
-        self.view.message(f"results: {self._directory.path}")
+        if self.store is not None:
+            self.store.wait()
+            for line in closing.lines(self._config, self._directory.path, self.store.paths(), stop):
+                self.view.message(line)
 
     def keep_image_results(self, right: npt.NDArray[np.bool_]) -> None:
         """Writes which images the last validation got right, on rank 0.

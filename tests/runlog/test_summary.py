@@ -159,9 +159,31 @@ def test_printed_lines_name_what_counts():
         records(), world_size=2, images_per_epoch=1000, targets=(0.75, 0.99), single_gpu_images_per_second=125
     )
     text = "\n".join(summary.lines(result))
-    for part in ("top-1 80.00 %", "after 4 epochs", "2 ranks", "efficiency 80.00 %", "top-1 75.00 %: epoch 2",
-                 "19.0 s", "top-1 99.00 %: not reached", "top-5 93.00 %: epoch 4"):  # fmt: skip
+    for part in (
+        *("top-1 80.00 %", "after 4 epochs", "2 ranks", "efficiency 80.00 %", "19.0 s"),
+        *("target top-1 75.00 %: reached in epoch 2", "target top-5 93.00 %: reached in epoch 4"),
+        "target top-1 99.00 %: not reached; the best is 19.00 points below",
+    ):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("facts", "goals", "measures"),
+    [
+        ({"imagenet": True, "gpus": True, "target_asked": False}, ["top-1", "top-5"], 2),
+        ({"imagenet": True, "gpus": False, "target_asked": False}, ["top-1", "top-5"], 0),
+        ({"imagenet": False, "gpus": True, "target_asked": True}, ["top-1"], 0),
+        ({"imagenet": False, "gpus": False, "target_asked": False}, [], 0),
+    ],
+)
+def test_targets_and_measures_are_printed_where_they_mean_something(facts, goals, measures):
+    result = summary.summarize(
+        records(), world_size=2, images_per_epoch=1000, targets=(0.75,), epochs_planned=9, **facts
+    )
+    text = summary.lines(result)
+    assert [line.split()[1] for line in text if line.startswith("target")] == goals
+    assert len([line for line in text if "Lu et al.: convergence rate" in line]) == measures
+    assert text[0].endswith("after 4 of 9 epochs")
 
 
 @pytest.mark.parametrize(

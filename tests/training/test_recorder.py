@@ -1,6 +1,7 @@
 """Records of a run whose files were damaged between two sessions."""
 
 import json
+import shlex
 
 import pytest
 
@@ -9,6 +10,8 @@ from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.runlog import jsonl
+from hybrid_imagenet.tools import evaluate
+from hybrid_imagenet.training import closing
 from hybrid_imagenet.training.recorder import Recording
 
 FACTS = {"train_images": 100, "validation_images": 10, "world_size": 1, "precision": "float32"}
@@ -93,3 +96,27 @@ def test_a_run_does_not_begin_anew_over_its_damaged_checkpoints(tmp_path, sessio
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == records
     if damaged != "none":
         assert [p.name for p in folder.iterdir()] == ["step-000000040.npz.damaged"]
+
+
+def closing_lines(tmp_path, *flags, stop=""):
+    run = tmp_path / "a run"
+    files = [run / "checkpoints" / name for name in ("step-2.npz", "step-4.npz")]
+    return closing.lines(config.resolve(["--dataset=folder", f"--data_dir={tmp_path}", *flags]), run, files, stop)
+
+
+def test_the_end_of_a_run_names_its_checkpoint_and_commands_that_parse(tmp_path):
+    first, *commands = closing_lines(tmp_path, "--val_fraction=0.2")
+    assert first == f"results: {tmp_path}/a run, newest checkpoint: checkpoints/step-4.npz"
+    words = [shlex.split(line.removeprefix("next: ")) for line in commands]
+    assert [line[:2] for line in words] == [["hybrid-imagenet", name] for name in ("report", "evaluate", "export")]
+    assert {line[2] for line in words} == {f"{tmp_path}/a run"}
+    assert words[1][3:] == ["--best", "--dataset=folder", f"--data_dir={tmp_path}", "--val_fraction=0.2"]
+    evaluate._parser().parse_args(words[1][2:])
+
+
+def test_a_run_that_was_stopped_is_resumed_first(tmp_path):
+    assert closing_lines(tmp_path, stop="preempted")[1:] == [
+        f"next: the command that started it, with --resume --run_dir='{tmp_path}/a run'",
+        f"next: hybrid-imagenet report '{tmp_path}/a run'",
+    ]
+    assert closing.lines(config.resolve([]), tmp_path, [], "") == [f"results: {tmp_path}"]
