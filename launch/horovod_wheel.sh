@@ -8,6 +8,8 @@
 #   --build      build it unless it is in the cache
 #   --path       print where the wheel lies, or will lie
 #   --print-key  print that name alone
+#
+#   TENSORFLOW   as for launch/setup.sh
 set -euo pipefail
 # shellcheck source=launch/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -15,9 +17,6 @@ set -euo pipefail
 BUILD_GB=2
 # Part of the wheel's name: raise it when the way of building changes.
 BUILD_REVISION=4
-
-# pinned NAME: its version in constraints.txt.
-pinned() { sed -n "s/^$1==\([^ ;]*\).*/\1/p" "$launch_dir/constraints.txt" | head -n 1; }
 
 wheel_key() {
   local tag

@@ -27,6 +27,19 @@ usage_error() {
 # help_of FILE: prints the comment block under the first line of a script.
 help_of() { awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "$1"; }
 
+# pins FILE: constraints.txt or hashes.txt; where $TENSORFLOW has a file of its own, its pins replace those of their names.
+pins() {
+  local own=$launch_dir/tensorflow-${TENSORFLOW:-}.txt hashes=0
+  [[ -e $own ]] || { cat "$launch_dir/$1" && return; }
+  [[ $1 != hashes.txt ]] || hashes=1
+  awk -F == -v hashes=$hashes '/^#/ { next }
+    NR == FNR { own[$1]; if (!hashes) sub(/ --hash=.*/, ""); print; next }
+    !($1 in own)' "$own" "$launch_dir/$1"
+}
+
+# pinned NAME: its version.
+pinned() { pins constraints.txt | sed -n "s/^$1==\([^ ;]*\).*/\1/p" | head -n 1; }
+
 # print_command WORD...: the command as it can be pasted into a shell.
 print_command() {
   local word line=()

@@ -12,6 +12,7 @@
 # Without an option an existing environment keeps its kind. GPUs before Turing (P100, P40, V100) get the last cuDNN that
 # has kernels for them, all others a newer one.
 #
+#   TENSORFLOW              2.18 to 2.21: the TensorFlow of a cluster; 2.21 for a new environment, else what it has
 #   HYBRID_IMAGENET_VENV    where the environment goes          (.venv in the checkout)
 #   HYBRID_IMAGENET_PYTHON  the Python to use, 3.10 to 3.12     (the first suitable one on the PATH)
 #   XDG_CACHE_HOME          where built wheels and logs are kept (~/.cache)
@@ -40,6 +41,7 @@ main() {
   stamp_file=$venv_dir/.hybrid_imagenet
   [[ -n $kind ]] || kind=$(sed -n 's/^kind //p' "$stamp_file" 2>/dev/null || true)
   kind=${kind:-cpu}
+  choose_tensorflow
   cudnn=$(choose_cudnn "$kind" "$model")
   [[ $cudnn != unknown ]] || usage_error "--gpu=$model: unknown model (see launch/setup.sh --help)"
   if ((only_key)); then
@@ -68,15 +70,29 @@ main() {
 # fingerprint KIND: changes whenever the environment must be brought up to date.
 fingerprint() {
   local files=("$launch_dir/constraints.txt" "$launch_dir/hashes.txt" "$launch_dir/setup.sh" "$launch_dir/horovod_wheel.sh"
-    "$launch_dir/mend_horovod.py" "$root_dir/setup.py")
-  printf 'kind %s\ncudnn %s\ncheckout %s\nfiles %s\n' "$1" "$cudnn" "$root_dir" "$(cat "${files[@]}" | cksum)"
+    "$launch_dir/mend_horovod.py" "$root_dir/setup.py" "$launch_dir"/tensorflow-*.txt)
+  printf 'kind %s\ntensorflow %s\ncudnn %s\ncheckout %s\nfiles %s\n' "$1" "$TENSORFLOW" "$cudnn" "$root_dir" "$(cat "${files[@]}" | cksum)"
+}
+
+# choose_tensorflow: sets TENSORFLOW, which pins looks at, to what is asked for, else what the environment has.
+choose_tensorflow() {
+  local file known=''
+  newest_tensorflow=$(TENSORFLOW='' pinned tensorflow | cut -d. -f1,2)
+  [[ -n ${TENSORFLOW:-} ]] || TENSORFLOW=$(sed -n 's/^tensorflow //p' "$stamp_file" 2>/dev/null || true)
+  export TENSORFLOW=${TENSORFLOW:-$newest_tensorflow}
+  for file in "$launch_dir"/tensorflow-*.txt; do
+    file=${file##*/tensorflow-}
+    known+=${file%.txt},
+  done
+  known+=$newest_tensorflow
+  [[ ,$known, == *",$TENSORFLOW,"* ]] || usage_error "TENSORFLOW=$TENSORFLOW: has no pins; give one of ${known//,/, }"
 }
 
 # choose_cudnn KIND MODEL: the version for the GPUs named, else for those of this machine, else that of the environment.
 # A mixed cluster needs the older one. "unknown" for a model that is not in the list.
 choose_cudnn() {
   local newer kept oldest=''
-  newer=$(sed -n 's/^nvidia-cudnn-cu12==\([^ ;]*\).*/\1/p' "$launch_dir/constraints.txt")
+  newer=$(pinned nvidia-cudnn-cu12)
   [[ $1 == gpu ]] || { echo none && return; }
   case $2 in
     p100 | p40 | v100) oldest=70 ;;
@@ -89,6 +105,8 @@ choose_cudnn() {
       ;;
     *) echo unknown && return ;;
   esac
+  # The one that TensorFlow 2.18 and 2.19 ask for is older still, and has kernels for all of these GPUs.
+  [[ $newer != 9.[0-9].* ]] || oldest=''
   if [[ -n $oldest ]] && ((oldest < 75)); then echo "$CUDNN_BEFORE_TURING"; else echo "$newer"; fi
 }
 
@@ -180,10 +198,13 @@ install_all() {
   if [[ -e $venv_dir && ! -e $venv_dir/pyvenv.cfg ]]; then
     die "$venv_dir exists and is not a virtual environment: move it away, or set HYBRID_IMAGENET_VENV"
   fi
-  local present
+  local present before
   present=$(sed -n 's/^kind //p' "$stamp_file" 2>/dev/null || true)
-  if [[ ${present:-$kind} != "$kind" ]] || ! "$venv_dir/bin/python" -c '' 2>/dev/null; then
-    # The two kinds of TensorFlow overwrite each other's files: a clean start is the only sound way.
+  before=$(sed -n 's/^tensorflow //p' "$stamp_file" 2>/dev/null || true)
+  [[ -z $present || -n $before ]] || before=$newest_tensorflow # set up when there was no choice
+  if [[ ${present:-$kind} != "$kind" || ${before:-$TENSORFLOW} != "$TENSORFLOW" ]] || ! "$venv_dir/bin/python" -c '' 2>/dev/null; then
+    # The two kinds of TensorFlow overwrite each other's files, and versions differ in what they bring along: a clean
+    # start is the only sound way.
     [[ ! -e $venv_dir ]] || say "making $venv_dir anew"
     find_python
     check_disk "$gigabytes"
@@ -195,10 +216,10 @@ install_all() {
     "$launch_dir/horovod_wheel.sh" --check "$kind" "$python"
   fi
   # Until the last step has succeeded the environment counts as unfinished; its kind is kept for the next try.
-  printf 'kind %s\ncudnn %s\n' "$kind" "$cudnn" >"$stamp_file"
+  printf 'kind %s\ntensorflow %s\ncudnn %s\n' "$kind" "$TENSORFLOW" "$cudnn" >"$stamp_file"
   unset PYTHONPATH PYTHONHOME PIP_TARGET PIP_USER PIP_PREFIX PIP_CONSTRAINT
   local constraints=$venv_dir/constraints.txt
-  sed "s/^nvidia-cudnn-cu12==.*/nvidia-cudnn-cu12==$cudnn/" "$launch_dir/constraints.txt" >"$constraints"
+  pins constraints.txt | sed "s/^nvidia-cudnn-cu12==.*/nvidia-cudnn-cu12==$cudnn/" >"$constraints"
   pip=("$venv_dir/bin/python" -m pip --disable-pip-version-check install -c "$constraints")
   # What the later steps ask for is there by then, so that they download nothing whose hash was not checked.
   step "installing the pinned packages (the largest download)" install_hashed "$kind"
@@ -223,7 +244,7 @@ install_hashed() {
   local list
   list=$(mktemp) || return 1
   # Of the two versions of cuDNN the chosen one.
-  grep -vE "^(#|horovod==|$others)" "$launch_dir/hashes.txt" |
+  pins hashes.txt | grep -vE "^(#|horovod==|$others)" |
     awk -v chosen="nvidia-cudnn-cu12==$cudnn" '!/^nvidia-cudnn-/ || $1 == chosen' >"$list"
   "$venv_dir/bin/python" -m pip --disable-pip-version-check install --require-hashes --no-deps -r "$list" || return 1
   rm -f "$list"

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import subprocess
 
 import pytest
 
@@ -55,6 +56,16 @@ def undisturbed(tiny_data, tmp_path_factory):
 
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="also run the long forms of tests")
+    parser.addoption("--fast", action="store_true", help="leave out tests that start another process, such as ranks")
+
+
+def pytest_collection_finish(session):
+    """With --fast, a test or fixture that is about to start a process is skipped there and then.
+
+    Not earlier: some versions of TensorFlow start one when they are imported.
+    """
+    if session.config.getoption("--fast"):
+        subprocess.Popen.__init__ = lambda *arguments, **settings: pytest.skip("starts a process: not with --fast")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -13,7 +13,7 @@ LAUNCH = ROOT / "launch"
 SCRIPTS = sorted([*LAUNCH.rglob("*.sh"), ROOT / ".ci" / "run"])
 
 # Variables that change what the scripts do and must not come from whoever runs the tests.
-_OURS = ("HOSTS", "INTERFACE", "RANKS", "DOCKER", "DRY_RUN", "HYBRID_IMAGENET_PYTHON", "CUDA_HOME")
+_OURS = ("HOSTS", "INTERFACE", "RANKS", "DOCKER", "DRY_RUN", "HYBRID_IMAGENET_PYTHON", "CUDA_HOME", "TENSORFLOW")
 
 
 def environment(**variables: str) -> dict[str, str]:

@@ -58,11 +58,15 @@ def _requirements(metadata: dict) -> dict[str, Requirement]:
     return {canonicalize_name(r.name): r for r in map(Requirement, texts)}
 
 
-def _pins() -> dict[str, Requirement]:
-    """The pins that hold for the Python that runs the tests."""
-    lines = (LAUNCH / "constraints.txt").read_text().splitlines()
-    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    return {canonicalize_name(p.name): p for p in pins if p.marker is None or p.marker.evaluate()}
+def _pins(tensorflow: str = "") -> dict[str, Requirement]:
+    """The pins that hold for the Python that runs the tests, some of them replaced for another TensorFlow."""
+    files = ["constraints.txt"] + ([f"tensorflow-{tensorflow}.txt"] if tensorflow else [])
+    pins: dict[str, Requirement] = {}
+    for file in files:
+        lines = (LAUNCH / file).read_text().splitlines()
+        found = [Requirement(line.partition(" --hash=")[0]) for line in lines if line and not line.startswith("#")]
+        pins |= {canonicalize_name(p.name): p for p in found if p.marker is None or p.marker.evaluate()}
+    return pins
 
 
 def _imported(folder: Path) -> set[str]:
@@ -96,8 +100,9 @@ def test_every_import_of_the_tests_is_asked_for(metadata):
     assert not names - asked
 
 
-def test_every_requirement_is_pinned_within_its_range(metadata):
-    pins = _pins()
+@pytest.mark.parametrize("tensorflow", ["", *(p.stem.partition("-")[2] for p in LAUNCH.glob("tensorflow-*.txt"))])
+def test_every_requirement_is_pinned_within_its_range(metadata, tensorflow):
+    pins = _pins(tensorflow)
     for name, requirement in _requirements(metadata).items():
         (exact,) = pins[name].specifier
         assert exact.operator == "=="

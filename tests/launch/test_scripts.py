@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.launch.shell import LAUNCH, ROOT, SCRIPTS, environment, run
+from tests.launch.shell import LAUNCH, ROOT, SCRIPTS, environment, error_line, run
 
 SOURCED = {"lib.sh", "lib_cluster.sh", "env.sh"}
 PROGRAMS = [path for path in SCRIPTS if path.name not in SOURCED]
@@ -191,6 +191,23 @@ def test_docker_hands_rdma_adapters_to_gpu_containers_where_there_are_any(tmp_pa
         assert library in (ROOT / "Dockerfile").read_text().partition("AS gpu-base")[2].partition("FROM")[0]
 
 
+def test_the_images_script_names_what_it_does_not_know_or_have(tmp_path):
+    script = LAUNCH / "image_test.sh"
+    for wrong in ("tpu", "gcc-11", "--dir=", "--gpu"):
+        result = run(script, wrong)
+        assert result.returncode == 2
+        assert wrong in error_line(result)
+    for tool, prints in (("dirname", ""), ("id", "0")):
+        path = tmp_path / tool
+        path.write_text(f"#!/bin/sh\n{f'echo {prints}' if prints else f'exec {shutil.which(tool)} $*'}\n")
+        path.chmod(0o755)
+    (tmp_path / "bash").symlink_to(shutil.which("bash"))
+    result = run(tmp_path / "bash", script, f"--dir={tmp_path}/made", PATH=str(tmp_path))
+    assert result.returncode == 1
+    assert error_line(result) == "error: buildah is missing: install it (Debian: apt install buildah)"
+    assert not (tmp_path / "made").exists()
+
+
 def test_docker_refuses_what_it_cannot_mount(tmp_path):
     for wrong in ("--data=/nowhere/at/all", "--runs=/tmp/a:b", "--epochs=3"):
         result = run(LAUNCH / "docker.sh", wrong, "--dry-run")
@@ -207,6 +224,19 @@ def test_every_pin_has_hashes():
         hashes = line.split(" --hash=")[1:]
         assert hashes
         assert all(re.fullmatch("sha256:[0-9a-f]{64}", value) for value in hashes), line
+
+
+@pytest.mark.parametrize("path", sorted(LAUNCH.glob("tensorflow-*.txt")), ids=lambda path: path.stem)
+def test_the_pins_of_another_tensorflow_are_whole(path):
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    names = {line.partition("==")[0]: line.partition("==")[2].split(" ")[0] for line in lines}
+    version = path.stem.partition("-")[2]
+    assert names["tensorflow"] == names["tensorflow-cpu"]
+    for name in ("tensorflow", "tf-keras", "tensorboard"):
+        assert names[name].startswith(version + ".")
+    for line in lines:
+        assert all(re.fullmatch("sha256:[0-9a-f]{64}", value) for value in line.split(" --hash=")[1:]), line
+        assert " --hash=" in line
 
 
 def test_every_pinned_requirement_has_a_version():

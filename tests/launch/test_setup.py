@@ -248,6 +248,47 @@ def test_the_readmes_gpus_have_a_cudnn():
         )
 
 
+def test_the_tensorflow_of_a_cluster_is_installed_with_what_it_needs(machine):
+    script = _stand_ins(machine)
+    wheels = script.parent / "horovod_wheel.sh"
+    fake = str(machine.folder / "fakepython")
+    paths = {
+        chosen: Path(machine.setup("--path", "cpu", fake, script=wheels, TENSORFLOW=chosen).stdout.strip())
+        for chosen in ("", "2.18", "2.21")
+    }
+    assert paths[""] == paths["2.21"] != paths["2.18"]
+    paths["2.18"].parent.mkdir(parents=True)
+    paths["2.18"].touch()
+
+    def installed(**variables: str) -> dict[str, str]:
+        result = machine.setup(script=script, **variables)
+        assert result.returncode == 0, result.stderr
+        lines = (machine.folder / "installed").read_text().splitlines()
+        names = [line.split(" ")[0] for line in lines if "python_version <" not in line]
+        constraints = (machine.venv / "constraints.txt").read_text().splitlines()
+        assert {line.partition(" --hash")[0] for line in lines} < set(constraints)
+        assert len(constraints) == len(set(constraints)) and not any("--hash" in line for line in constraints)
+        assert len({name.partition("==")[0] for name in names}) == len(names), "one version of each"
+        return dict(name.split("==") for name in names)
+
+    newest = installed()
+    assert newest["tensorflow-cpu"].startswith("2.21.")
+    (machine.venv / "old").touch()
+    older = installed(TENSORFLOW="2.18")
+    assert not (machine.venv / "old").exists(), "made anew"
+    assert older["tensorflow-cpu"].startswith("2.18.") and older["numpy"].startswith("2.0.")
+    assert older["keras"] == newest["keras"]
+    assert "tensorboard" in older and "tensorboard" not in newest
+    assert machine.setup(script=script).stderr == "", "without the variable it stays"
+
+
+def test_a_tensorflow_without_pins_is_refused(machine):
+    machine.add_python()
+    result = machine.setup(TENSORFLOW="2.17")
+    assert result.returncode == 2
+    assert error_line(result) == "error: TENSORFLOW=2.17: has no pins; give one of 2.18, 2.19, 2.20, 2.21"
+
+
 def test_a_step_that_fails_shows_its_reason_and_its_log_and_is_tried_again(machine):
     script = _stand_ins(machine)
     (machine.folder / "fail").touch()
