@@ -19,8 +19,9 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -117,6 +118,16 @@ def sweep() -> list[Path]:
         for _, note in dead:
             os.close(note)
     return removed
+
+
+def remove_sessions(daemons: Iterable[int]) -> None:
+    """Removes the files of mpirun processes of this host that the caller has started and killed."""
+    names = {name for node in [os.uname().nodename] for name in (node, node.partition(".")[0])}
+    for daemon in daemons:
+        for name in names:
+            session = Path(tempfile.gettempdir(), f"ompi.{name}.{os.geteuid()}", f"pid.{daemon}")
+            if not _started(daemon) and _is_session(session):
+                shutil.rmtree(session, ignore_errors=True)
 
 
 def _key(env: Mapping[str, str]) -> str | None:

@@ -93,6 +93,7 @@ class Supervisor:
         self._word = secrets.token_hex(16)
         self._ends: list[tuple[float, int]] = []
         self._unknown = ""  # a host whose name ssh does not know
+        self._killed: set[int] = set()
         self._signals = 0
         self._forced = 0.0  # when the launcher was told to end because ranks have
         self._child: subprocess.Popen[bytes] | None = None
@@ -167,9 +168,13 @@ class Supervisor:
         began = next((at for at, code in self._ends if code in final), None)
         if not self._forced and began is not None and now - began > _GRACE:
             self._forced = now
-            processes.kill(_left())  # asked to end, mpirun would go on waiting, and say so
+            self._kill(_left())  # asked to end, mpirun would go on waiting, and say so
         elif self._forced and now - self._forced > _KILL_AFTER:
-            processes.kill(_left())
+            self._kill(_left())
+
+    def _kill(self, found: list[int]) -> None:
+        self._killed.update(found)
+        processes.kill(found)
 
     def _force(self) -> None:
         if self._child is not None and not self._forced:
@@ -182,11 +187,12 @@ class Supervisor:
         until = time.monotonic() + (0 if self._forced else _ORPHAN_GRACE)
         while (left := _left()) and time.monotonic() < until:
             time.sleep(0.1)
-        processes.kill(left)
+        self._kill(left)
         until = time.monotonic() + _KILLED_WITHIN
         while left and _left() and time.monotonic() < until:
             time.sleep(0.05)
         leftovers.sweep()
+        leftovers.remove_sessions(self._killed)
 
     def _result(self, code: int) -> int:
         """Returns the exit code of the job."""

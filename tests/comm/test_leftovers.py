@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -107,6 +108,14 @@ def test_files_of_others_and_odd_notes_stay(shared, tmp_path):
         (shared / f"hybrid_imagenet_rank.{NAME[:-1]}3").write_text(text)
         assert len(leftovers.sweep()) == 1  # its segment
     assert sorted(shared.iterdir()) == before
+
+
+def test_the_files_of_a_killed_mpirun_go_and_those_of_others_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(leftovers.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(leftovers.os, "uname", lambda: SimpleNamespace(nodename="node1.example.org"))
+    sessions = [session_of(tmp_path, number) for number in (1 << 22, (1 << 22) + 1, os.getpid())]
+    leftovers.remove_sessions([1 << 22, os.getpid(), 7])
+    assert [session.exists() for session in sessions] == [False, True, True]  # the last one runs
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
