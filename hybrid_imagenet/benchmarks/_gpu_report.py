@@ -23,7 +23,7 @@ def _speed(report: Report) -> str:
     row = report["rungs"]["one GPU"]
     text = f"{row['model']}, {row['image_size']} px, {row['precision']}, batch {row['batch_per_rank']}: "
     text += f"{row['images_per_second']:,.1f} images/s on one {row['gpu'] or 'CPU'}"
-    return text + (f"; published at least {report['expected']:,.0f}" if report["expected"] else "")
+    return text + (f"; expected {report['expected']:,.0f} ({report['expected_from']})" if report["expected"] else "")
 
 
 def markdown(report: Report) -> str:
@@ -47,7 +47,7 @@ def markdown(report: Report) -> str:
             for number, c in enumerate(report["causes"], 1)
         ]
         lines.append("")
-    lines += _device(report["rungs"].get("one GPU", {}).get("profile"))
+    lines += _device(report["rungs"].get("one GPU", {}).get("profile"), report["predicted"])
     lines += ["## The doctor", "", "```"]
     lines += [
         f"{f['level']}  {f['check']}: {f['message']}" + (f" -> {f['remedy']}" if f["level"] != "pass" else "")
@@ -85,12 +85,13 @@ def _rungs(report: Report) -> list[str]:
     return [*lines, ""]
 
 
-def _device(profile: Report | None) -> list[str]:
+def _device(profile: Report | None, predicted: Report | None) -> list[str]:
     if not profile:
         return []
     kinds: dict[str, float] = {}
     for kernel in profile["kernels"]:
         kinds[kernel["kind"]] = kinds.get(kernel["kind"], 0.0) + kernel["milliseconds"]
+    budgets = (predicted or {"now": {"rows": {}}})["now"]["rows"]
     lines = [
         "## One GPU under the profiler",
         "",
@@ -99,11 +100,12 @@ def _device(profile: Report | None) -> list[str]:
         + ("" if profile["tensor_cores"] is None else f"; {100 * profile['tensor_cores']:.0f} % of the time of "
            "convolutions on tensor cores"),
         "",
-        "| kind | ms per step | share |",
-        "|---|---:|---:|",
+        "| kind | ms per step | share | predicted ms |",
+        "|---|---:|---:|---:|",
     ]  # fmt: skip
     for kind, value in sorted(kinds.items(), key=lambda pair: -pair[1]):
-        lines.append(f"| {kind} | {value:.2f} | {100 * value / profile['step']:.1f} % |")
+        budget = f"{1e3 * budgets[kind]['seconds']:.2f}" if kind in budgets else ""
+        lines.append(f"| {kind} | {value:.2f} | {100 * value / profile['step']:.1f} % | {budget} |")
     lines += ["", "| kernel | kind | ms per step | launches |", "|---|---|---:|---:|"]
     for kernel in profile["kernels"][:_KERNELS]:
         name = kernel["name"].replace("|", "/")[:110]

@@ -5,8 +5,8 @@
 
 Looks at the hosts as the doctor does, then times and profiles training steps on one GPU, times them on all GPUs of the
 first host and of all hosts, and measures how fast a host reads images. It says by which cause the speed falls short of
-what is published for the GPU. Words after `--` are flags of the training program. docs/first-gpu-run.md tells what each
-rung should print.
+what is predicted and published for the GPU. Words after `--` are flags of the training program.
+docs/first-gpu-run.md tells what each rung should print.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.analysis import gpu_models, shortfall
-from hybrid_imagenet.analysis.published import GPU_SPEEDS
+from hybrid_imagenet.analysis import gpu_models, gpu_roofline, shortfall
 from hybrid_imagenet.benchmarks import _gpu_jobs, _gpu_report
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError
 from hybrid_imagenet.tools import command_line
@@ -42,11 +41,13 @@ class Tools:
       examine: the facts of hosts by name, and the doctor's findings, for its command line.
       measure: the result of a job of so many ranks on hosts (HOST:SLOTS,...), with some steps profiled.
       input_rate: images per second that this host reads, for the flags of the training program.
+      predict: the planner's prediction for a GPU (a key of `gpu_models.GPUS`) and what one GPU has measured.
     """
 
     examine: Callable[[Sequence[str]], tuple[Mapping[str, Any], list[Finding]]]
     measure: Callable[[int, str, int, Sequence[str]], Row]
     input_rate: Callable[[Sequence[str]], float]
+    predict: Callable[[str, Row], Row]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,6 +59,7 @@ def main(argv: Sequence[str]) -> int:
         examine=lambda arguments: doctor.examine(doctor.parse_arguments(arguments)),
         measure=lambda ranks, hosts, profiled, flags: _gpu_jobs.measure(ranks, hosts, profiled, flags, options),
         input_rate=_gpu_jobs.input_rate,
+        predict=_gpu_jobs.predicted,
     )
     report = climb(options, words[place + 1 :], tools, _say)
     _write(report, Path(options.out))
@@ -95,7 +97,8 @@ def climb(options: argparse.Namespace, flags: Sequence[str], tools: Tools, say: 
     """Measures rung after rung until one fails; the result is a JSON object whose `error` says what ended it."""
     report: Row = {
         "benchmark": "gpu", "date": datetime.date.today().isoformat(), "hosts": options.hosts, "flags": list(flags),
-        "facts": {}, "findings": [], "rungs": {}, "input_rate": None, "expected": None, "published": [],
+        "facts": {}, "findings": [], "rungs": {}, "input_rate": None, "expected": None, "expected_from": "",
+        "published": [], "predicted": None,
         "causes": [], "error": "",
     }  # fmt: skip
     try:
@@ -124,7 +127,7 @@ def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str], tools
     report["flags"], report["gpu"] = flags, key
     say(f"2. one GPU{'' if gpu else ' (no GPU: CPU figures)'}")
     report["rungs"]["one GPU"] = tools.measure(1, f"{first}:1", options.profiled, flags)
-    _expect(report, key)
+    _expect(report, key, tools)
     if slots[first] > 1:
         say(f"3. one host: {slots[first]} ranks")
         report["rungs"]["one host"] = tools.measure(slots[first], f"{first}:{slots[first]}", 0, flags)
@@ -157,19 +160,25 @@ def _with_defaults(flags: Sequence[str], gpu: str | None) -> list[str]:
     return ["--dataset=synthetic_tensors", f"--per_gpu_batch={batch}", *precision, *flags]
 
 
-def _expect(report: Row, key: str | None) -> None:
-    """What is published for this GPU and precision: only for ResNet-50 at 224 pixels."""
+def _expect(report: Row, key: str | None, tools: Tools) -> None:
+    """What is predicted and published for this GPU and precision; published is ResNet-50 at 224 pixels."""
     row = report["rungs"]["one GPU"]
-    if key is None or (row["model"], row["image_size"]) != ("resnet50", 224):
+    if key is None:
         return
     try:
         kind = gpu_models.arithmetic(gpu_models.GPUS[key], row["precision"])
     except ValueError as error:
         raise UserError(f"--precision={row['precision']}: {error}") from None
-    speeds = [speed for speed in GPU_SPEEDS if (speed.gpu, speed.precision) == (key, kind)]
-    report["published"] = [dataclasses.asdict(speed) for speed in speeds]
-    alone = [speed.images_per_second for speed in speeds if speed.gpus == 1] or [s.images_per_second for s in speeds]
-    report["expected"] = min(alone, default=None)
+    if row["image_size"] != 224:
+        return
+    report["predicted"] = tools.predict(key, row)
+    known = [(report["predicted"]["images_per_second"], "predicted by hybrid-imagenet plan")]
+    if row["model"] == "resnet50":
+        speeds = gpu_roofline.published(key, kind)
+        report["published"] = [dataclasses.asdict(speed) for speed in speeds]
+        alone = [speed for speed in speeds if speed.gpus == 1] or speeds
+        known += [(speed.images_per_second, f"published: {speed.source}") for speed in alone]
+    report["expected"], report["expected_from"] = min(known)
 
 
 def _causes(report: Row) -> list[shortfall.Cause]:
@@ -179,11 +188,18 @@ def _causes(report: Row) -> list[shortfall.Cause]:
     return shortfall.causes(
         report["expected"],
         _one(rungs["one GPU"], report["gpu"]),
-        {},
+        _budgets(report["predicted"]),
         _together(rungs.get("one host"), report["findings"], "inside"),
         _together(rungs.get("cluster"), report["findings"], "from"),
         report["input_rate"],
     )
+
+
+def _budgets(predicted: Row | None) -> dict[str, float]:
+    """Predicted milliseconds by kind of kernel."""
+    if predicted is None:
+        return {}
+    return {kind: 1e3 * row["seconds"] for kind, row in predicted["now"]["rows"].items() if row["launches"]}
 
 
 def _one(row: Row, key: str | None) -> shortfall.OneGpu:

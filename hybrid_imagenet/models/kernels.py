@@ -12,15 +12,30 @@ All forms compute the same sums. What each is for was measured on AVX512-BF16 (s
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
 import tensorflow as tf
 
 _FEW_CHANNELS = 64  # with fewer, nine products are no faster than oneDNN's kernel gradient at stride 2 either
 _MANY_CHANNELS = 256  # from here on nine products beat the BF16 kernel gradient at stride 1
+_elsewhere = contextvars.ContextVar("for_gpu", default=False)
+
+
+@contextlib.contextmanager
+def for_gpu() -> Iterator[None]:
+    """Builds graphs for a GPU, to look at them where there is none."""
+    token = _elsewhere.set(True)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(token)
 
 
 def on_cpu() -> bool:
-    """Whether this process sees no GPU."""
-    return not tf.config.get_visible_devices("GPU")
+    """Whether graphs are built for a CPU: this process sees no GPU."""
+    return not _elsewhere.get() and not tf.config.get_visible_devices("GPU")
 
 
 def pad_sides(images: tf.Tensor, pad: int) -> tf.Tensor:

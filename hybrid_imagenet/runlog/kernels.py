@@ -10,10 +10,10 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 
+from hybrid_imagenet.analysis.gpu_roofline import CONVOLUTION, LAYOUT, NORMALIZATION, OTHER, POINTWISE, UPDATE
 from hybrid_imagenet.runlog.profile import SCOPE, STEP, Event
 
-CONVOLUTION, NORMALIZATION, POINTWISE = "convolution", "normalization", "ReLU, sums, pooling"
-LAYOUT, UPDATE, COMMUNICATION, COPIES, OTHER = "change of layout", "update", "communication", "host copies", "other"
+COMMUNICATION, COPIES = "communication", "host copies"
 KINDS = (CONVOLUTION, NORMALIZATION, POINTWISE, LAYOUT, UPDATE, COMMUNICATION, COPIES, OTHER)
 
 # Kernels' own names come first: a transposition for a normalization is started by the normalization's operation.

@@ -51,7 +51,8 @@ def climb(rows, findings=GOOD, gpus=8, hosts="a", flags=(), rate=30_000.0, words
         return found
 
     facts = {word.partition(":")[0]: {"gpus": [A100] * gpus} for word in hosts.split(",")}
-    tools = gpu.Tools(lambda arguments: (facts, findings), measure, lambda given: rate)
+    predicted = {"images_per_second": 2213.0, "now": {"rows": {"normalization": {"seconds": 0.03, "launches": 106}}}}
+    tools = gpu.Tools(lambda arguments: (facts, findings), measure, lambda given: rate, lambda key, row: predicted)
     options = gpu._parse(["-H", hosts, *words])
     return gpu.climb(options, flags, tools, lambda line: None), asked
 
@@ -61,10 +62,12 @@ def test_a_good_machine_is_climbed_to_the_top_without_a_cause():
     report, asked = climb(rows, hosts="a:8,b:8")
     assert asked == [(1, "a:1", True), (8, "a:8", False), (16, "a:8,b:8", False)]
     assert (report["error"], report["causes"], report["gpu"]) == ("", [], "a100")
-    assert report["expected"] == 2375
+    assert (report["expected"], report["expected_from"]) == (2213, "predicted by hybrid-imagenet plan")
+    assert _gpu_report.summary(report).splitlines()[0].endswith("; expected 2,213 (predicted by hybrid-imagenet plan)")
     assert "as expected" in _gpu_report.summary(report)
     text = _gpu_report.markdown(report)
     assert "| cluster | 16 | 112.00 | 109.00 | 3.00 |" in text
+    assert "| normalization | 48.00 | 44.0 % | 30.00 |" in text
     assert "normalization in NHWC" in text and CONV[:60] in text
     assert "DeepLearningExamples, TensorFlow 1" in text
     json.dumps(report)
@@ -121,6 +124,7 @@ def test_a_p40_computes_in_fp32_with_the_papers_batch(monkeypatch):
     report, _ = climb({1: p40 | {"images_per_second": 295.0}}, gpus=1)
     assert report["flags"][:3] == ["--dataset=synthetic_tensors", "--per_gpu_batch=128", "--precision=float32"]
     assert (report["expected"], report["causes"]) == (295, [])
+    assert report["expected_from"] == "published: Lu et al., section 3.2.2"
 
 
 def test_the_result_of_a_job_is_found_among_the_words_of_launcher_and_nccl():

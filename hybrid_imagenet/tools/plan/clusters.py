@@ -68,7 +68,6 @@ LINKS = {
 
 _V100 = {"fp16": _through(128, 1377, 256, 1542), "fp32": Speed(0.0, 1 / 758)}  # Lu et al., Table 3.2
 _P40 = {"fp32": Speed(0.0, 1 / 295)}  # Lu et al., 3.2.2
-GPUS = {"v100": _V100, "p40": _P40}
 
 CLUSTERS = {
     # Latency and jitter are fitted to the five efficiencies of Lu et al., Table 3.3 and section 3.2.2.

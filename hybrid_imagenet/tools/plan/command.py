@@ -11,7 +11,7 @@ from hybrid_imagenet.analysis.cost_model import ALGORITHMS, Link
 from hybrid_imagenet.config.help import entries
 from hybrid_imagenet.errors import EXIT_OK, UserError
 from hybrid_imagenet.runlog.summary import duration
-from hybrid_imagenet.tools.plan import residuals, settings
+from hybrid_imagenet.tools.plan import one_gpu, residuals, settings
 from hybrid_imagenet.tools.plan.predict import FUSION_CHOICES_MB, MIB, Prediction, Way, best, published_grid, ways
 
 _USAGE = """usage: hybrid-imagenet plan [--name=value ...]
@@ -49,7 +49,7 @@ def _run(plan: settings.Plan) -> int:
     advice = _advice(setting, hosts)
     print("\n".join(_lines(plan, setting, rows, here, advice)))
     if plan.json:
-        _write(plan.json, rows, here, advice)
+        _write(plan.json, setting, rows, here, advice)
     if plan.plot:
         from hybrid_imagenet.tools.plan import plot
 
@@ -100,7 +100,8 @@ def _lines(
     plan: settings.Plan, setting: settings.Settings, rows: list[Prediction], here: Prediction, advice: Prediction
 ) -> list[str]:
     cluster, job = setting.cluster, setting.job
-    lines = [
+    lines = [*one_gpu.lines(setting.single), ""] if setting.single else []
+    lines += [
         f"{plan.model}, {cluster.hosts} hosts x {cluster.local_size} GPUs, batch {job.batch} per GPU, "
         f"{job.batch / job.compute_seconds:.0f} images/s on one GPU; link {_link(cluster.between)}, "
         f"inside {_link(cluster.inside)}",
@@ -147,8 +148,13 @@ def _link(link: Link) -> str:
     return f"{bandwidth} and {1e6 * link.latency:.3g} us a hop"
 
 
-def _write(path: str, rows: list[Prediction], here: Prediction, advice: Prediction) -> None:
-    content = {"rows": [_json(row) for row in rows], "planned": _json(here), "recommended": _json(advice)}
+def _write(path: str, setting: settings.Settings, rows: list[Prediction], here: Prediction, advice: Prediction) -> None:
+    content: dict[str, object] = {
+        "rows": [_json(row) for row in rows],
+        "planned": _json(here),
+        "recommended": _json(advice),
+    }
+    content["one_gpu"] = one_gpu.as_json(setting.single) if setting.single else None
     try:
         pathlib.Path(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     except OSError as error:

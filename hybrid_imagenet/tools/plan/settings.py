@@ -10,10 +10,12 @@ from typing import Any
 
 from hybrid_imagenet.analysis.cost_model import ALGORITHMS, Fit, fit_ring
 from hybrid_imagenet.analysis.criteria import IMAGENET_TRAIN_IMAGES
+from hybrid_imagenet.analysis.gpu_models import GPUS
 from hybrid_imagenet.config.options import Option, option, options_of, parse_arguments, parse_value, value_type
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.torus import Grid, parse_grid
-from hybrid_imagenet.tools.plan.clusters import CLUSTERS, GPUS, INSIDE, LINKS, Cluster, Speed, parse_link
+from hybrid_imagenet.tools.plan import one_gpu
+from hybrid_imagenet.tools.plan.clusters import CLUSTERS, INSIDE, LINKS, Cluster, parse_link
 from hybrid_imagenet.tools.plan.layers import MODELS, layers_of
 from hybrid_imagenet.tools.plan.predict import MIB, Job, Way
 
@@ -37,9 +39,11 @@ class Plan:
     )
     model: str = option("resnet50", "Network.", choices=MODELS)
     per_gpu_batch: int | None = option(None, "Images per GPU and step.", minimum=1, maximum=1_000_000)
-    precision: str | None = option(None, "Arithmetic on the GPU.", choices=("fp16", "fp32"))
+    precision: str | None = option(None, "Arithmetic on the GPU.", choices=("fp16", "bf16", "fp32"))
     compression: str = option("fp16", "Type of gradients on the wire.", choices=tuple(_WIRE))
-    gpu: str | None = option(None, "GPU whose published speed is used.", choices=tuple(GPUS))
+    gpu: str | None = option(
+        None, "GPU whose speed is predicted from the training graph, in place of the cluster's.", choices=tuple(GPUS)
+    )
     images_per_second: float | None = option(
         None, "Speed of one GPU alone at --per_gpu_batch, in place of a published one.", minimum=1e-3
     )
@@ -85,6 +89,7 @@ class Settings:
     threshold: float
     fusion_bytes: float | None
     fit: Fit | None
+    single: one_gpu.Single | None = None
 
     def way(self, algorithm: str, grid: Grid | None, fusion_bytes: float) -> Way:
         """A way of exchange with this plan's threshold."""
@@ -109,9 +114,12 @@ def resolve(plan: Plan) -> Settings:
     changes: dict[str, Any] = {"hosts": hosts, "local_size": local_size, "inside": inside, "between": between}
     changes |= {"column_latency": column, "jitter": cluster.jitter if plan.jitter is None else plan.jitter}
     cluster = dataclasses.replace(cluster, **changes)
+    batch = plan.per_gpu_batch or cluster.batch
+    single = one_gpu.predict(plan.gpu, plan.model, batch, plan.precision) if plan.gpu else None
     return Settings(
         cluster=cluster,
-        job=_job(plan, cluster),
+        job=_job(plan, cluster, single),
+        single=single,
         algorithm=plan.allreduce or cluster.algorithm,
         grid=_grid(plan, hosts * local_size),
         threshold=plan.hybrid_threshold_kb * 1024,
@@ -129,12 +137,12 @@ def _grid(plan: Plan, ranks: int) -> Grid | None:
         raise UserError(f"--torus_grid={plan.torus_grid}: {error}") from None
 
 
-def _job(plan: Plan, cluster: Cluster) -> Job:
+def _job(plan: Plan, cluster: Cluster, single: one_gpu.Single | None) -> Job:
     batch = plan.per_gpu_batch or cluster.batch
     layers = layers_of(plan.model)
     return Job(
         layers=layers,
-        compute_seconds=_compute_seconds(plan, cluster, batch),
+        compute_seconds=_compute_seconds(plan, cluster, batch, single),
         batch=batch,
         element_bytes=_WIRE[plan.compression],
         jitter=cluster.jitter,
@@ -145,17 +153,19 @@ def _job(plan: Plan, cluster: Cluster) -> Job:
     )
 
 
-def _compute_seconds(plan: Plan, cluster: Cluster, batch: int) -> float:
+def _compute_seconds(plan: Plan, cluster: Cluster, batch: int, single: one_gpu.Single | None) -> float:
     if plan.images_per_second is not None:
         return batch / plan.images_per_second
-    speeds: dict[str, Speed] = GPUS[plan.gpu] if plan.gpu else cluster.speeds
-    precision = plan.precision or next(iter(speeds))
-    if precision not in speeds:
-        name = f"--gpu={plan.gpu}" if plan.gpu else f"--cluster={plan.cluster}"
-        raise UserError(f"--precision={precision}: no speed is known for {name}; give --images_per_second")
+    if single is not None:
+        return single.now.step_seconds
+    precision = plan.precision or next(iter(cluster.speeds))
+    if precision not in cluster.speeds:
+        raise UserError(
+            f"--precision={precision}: --cluster={plan.cluster} has none; give --images_per_second or --gpu"
+        )
     # Other networks are taken to run at ResNet-50's operations per second.
     operations = {name: sum(layer.operations for layer in layers_of(name)) for name in (plan.model, "resnet50")}
-    return speeds[precision].seconds(batch) * operations[plan.model] / operations["resnet50"]
+    return cluster.speeds[precision].seconds(batch) * operations[plan.model] / operations["resnet50"]
 
 
 def read_calibration(path: str, compression: str) -> Fit:
