@@ -40,6 +40,9 @@ ALLOWED = {
         "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "training",
         "train", "tools",
     },
+    "library": {"numerics", "comm", "optimizers", "models", "training"},
+    "callbacks": {"library", "training"},
+    "schedules": {"numerics"},
     "__main__": {"outside", "comm", "tools"},
     "__init__": set(),
 }  # fmt: skip
@@ -148,6 +151,19 @@ def test_modules_started_by_name_exist():
                 text = node.value
                 if text.startswith("hybrid_imagenet.") and text.replace(".", "").replace("_", "").isalnum():
                     assert text in known or text.rpartition(".")[0] in known, f"{path}: {text}"
+
+
+@pytest.mark.parametrize("name", ["callbacks", "schedules"])
+def test_the_public_modules_only_show_what_lies_in_rooms(name):
+    tree = ast.parse((PACKAGE / f"{name}.py").read_text())
+    kinds = [type(node) for node in tree.body]
+    assert set(kinds[1:-1]) == {ast.ImportFrom}, "a docstring, imports and __all__"
+    assert [target.id for target in tree.body[-1].targets] == ["__all__"]
+
+
+def test_the_package_shows_its_names_without_importing_what_they_need():
+    assert set(hybrid_imagenet.__all__) <= set(dir(hybrid_imagenet))
+    assert fresh.loaded_by("hybrid_imagenet", "hybrid_imagenet.schedules") == set()
 
 
 def test_pure_rooms_need_neither_tensorflow_nor_keras():

@@ -1,67 +1,14 @@
 """Connects ranks and sums over them: the only part that imports Horovod.
 
-`start` is called once per process, before TensorFlow is first used, and returns a `Communicator`.
+`start` is called once per process, before TensorFlow is first used, and returns a `Communicator`. A process that trains
+a model of its own calls `process.init` instead, and is connected when its optimizer is known.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
-from hybrid_imagenet.comm import elastic, leftovers
+from hybrid_imagenet.comm import elastic
 from hybrid_imagenet.comm.communicator import Communicator
-from hybrid_imagenet.comm.environment import configure_tensorflow, placement, prepare
+from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.comm.single import SingleProcess
-from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.torus import parse_grid
+from hybrid_imagenet.comm.starting import start
 
-
-def start(
-    settings: Settings | None = None,
-    *,
-    threads: int | None = None,
-    others: Sequence[Settings] = (),
-    persistent_batch_norm: bool = True,
-) -> Communicator:
-    """Prepares this process for its place among the ranks and connects it to the others.
-
-    Must come before TensorFlow starts, as it sets the number of threads: by default the cores of the host divided
-    by the ranks on it. Without a launcher, or with one rank, Horovod is neither needed nor imported.
-
-    Args:
-      settings: how gradients travel; the default settings if None.
-      threads: threads of this rank for TensorFlow's operations, if not chosen from the number of cores.
-      others: settings of further reductions that the program will make by itself, so that their sets of ranks are known
-        from the start; not for elastic ranks.
-      persistent_batch_norm: see `gpus.prepare`; never with `Settings.deterministic`.
-
-    Raises:
-      UserError: if the launcher's variables are incomplete, Horovod is missing, a rank has no GPU of its own, there is
-        no GPU although TensorFlow is built for them, or the algorithm or grid does not fit the ranks and hosts, or
-        elastic ranks cannot work so.
-    """
-    settings = settings or Settings()
-    place = placement()
-    for text in filter(None, (each.options.get("torus_grid") for each in (settings, *others))):
-        try:
-            parse_grid(text, place.size)
-        except ValueError as error:
-            raise UserError(f"--torus_grid={text}: {error}") from None
-    if elastic.enabled():
-        elastic.prepare(settings)
-    persistent = persistent_batch_norm and not settings.deterministic
-    configure_tensorflow(place, prepare(place, threads, persistent_batch_norm=persistent))
-    if place.size == 1 and not elastic.enabled():
-        return SingleProcess(settings.wire_health_every_steps)
-    if place.local_rank == 0:
-        leftovers.sweep()
-    leftovers.hold()
-    try:
-        from hybrid_imagenet.comm.engine import HorovodCommunicator
-    except ImportError as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{place.size} ranks were started, but Horovod cannot be used ({reason}): install it") from None
-    return HorovodCommunicator(settings, others=others)
-
-
-__all__ = ["Communicator", "Settings", "SingleProcess", "elastic", "start"]
+__all__ = ["Communicator", "Settings", "SingleProcess", "elastic", "placement", "start"]

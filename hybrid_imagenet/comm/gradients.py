@@ -33,11 +33,13 @@ class Plan:
       buckets: by the time at which they are complete.
       choices: the algorithm for each bucket.
       health: counts what gradients lose, if asked for.
+      name: of its reductions; two lists of gradients may be under way at once.
     """
 
     buckets: tuple[fusion.Bucket, ...]
     choices: tuple[Choice, ...]
     health: WireHealth | None
+    name: str = "gradients"
 
 
 class GradientReducer:
@@ -60,7 +62,7 @@ class GradientReducer:
         reduced = list(scaled)  # empty gradients are in no bucket
         for number, (bucket, choice) in enumerate(zip(plan.buckets, plan.choices, strict=True)):
             sent = [tf.cast(scaled[m], bucket.wire) for m in bucket.members]
-            received = choice.algorithm.sum(sent, f"gradients_{number}")
+            received = choice.algorithm.sum(sent, f"{plan.name}_{number}")
             for member, tensor in zip(bucket.members, received, strict=True):
                 reduced[member] = tf.cast(tensor, tf.float32)
         self._account(plan, grads, names, reduced)
@@ -75,7 +77,7 @@ class GradientReducer:
         received = []
         for number, (bucket, choice) in enumerate(zip(plan.buckets, plan.choices, strict=True)):
             vector = pack([tf.cast(grads[m], tf.float32) for m in bucket.members]) / float(self._communicator.size)
-            received += choice.algorithm.sum([tf.cast(vector, bucket.wire)], f"gradients_{number}")
+            received += choice.algorithm.sum([tf.cast(vector, bucket.wire)], f"{plan.name}_{number}")
         self._account(plan, grads, names, received)
         return received, [bucket.members for bucket in plan.buckets]
 
@@ -147,7 +149,8 @@ class GradientReducer:
             used = ", ".join(sorted({choice.name for choice in choices}))
             total = sum(bucket.bytes for bucket in buckets) / 2**20
             _log.info("gradients: %d in %d buckets, %.3g MiB per step, by %s", len(names), len(buckets), total, used)
-        return Plan(tuple(buckets), tuple(choices), health)
+        name = f"gradients_{len(self._plans)}_of" if self._plans else "gradients"
+        return Plan(tuple(buckets), tuple(choices), health, name)
 
     def _check_alike(self, key: str) -> None:
         differs = self._communicator.broadcast_object(key) != key

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.errors import UserError
 
+__all__ = ["SPLITS", "Source", "open_source", "shard"]
 SPLITS = ("train", "validation")
 _NEED_DIRECTORY = ("tfrecord", "folder", "parquet", "idx")
 
@@ -114,3 +116,12 @@ def _open_files(
     from hybrid_imagenet.data.sources import tfrecord
 
     return tfrecord.open_directory(directory, split, num_classes=num_classes, ignore_damage=ignore_damage)
+
+
+def __getattr__(name: str) -> Any:
+    """Imports `shard` at its first use: it needs TensorFlow, which sources do not."""
+    if name != "shard":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return importlib.import_module(f"{__name__}.sharing").shard

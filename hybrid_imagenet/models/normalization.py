@@ -174,3 +174,9 @@ def layers_of(model: keras.Model) -> Iterator[BatchNormalization]:
 def statistics(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
     """The (mean, biased variance) variables that inference uses, each FP32 [c], one pair per layer."""
     return [(layer.moving_mean, layer.moving_variance) for layer in layers_of(model)]
+
+
+def kept_statistics(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
+    """As `statistics`, of any model: the layers of Keras's own class that training changes, the frozen left out."""
+    layers = [x for x in model._flatten_layers(include_self=False) if isinstance(x, keras.layers.BatchNormalization)]
+    return [(x.moving_mean, x.moving_variance) for x in layers if x.trainable]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from hybrid_imagenet.numerics.bounds import hybrid_bounds
@@ -96,6 +96,7 @@ class Schedule:
       bounded_epochs: T of a bounded AdaBound warmup, 0 without one.
       bounds: lower and upper bound from (start, end, T, peak) of a step.
       scales_with_batch: whether rate and peak follow the batch.
+      arguments: of `create`, where that has made it: a saved optimizer is given the same schedule again.
     """
 
     rate: Rate
@@ -105,6 +106,7 @@ class Schedule:
     bounded_epochs: float = 0.0
     bounds: Callable[[float, float, float, float], tuple[float, float]] = warmup_bounds
     scales_with_batch: bool = True
+    arguments: Mapping[str, Any] | None = None
 
     def __call__(self, start: float, end: float, global_batch: int) -> dict[str, float]:
         """The values for the step from fractional epoch `start` to `end` with `global_batch` images.
@@ -176,6 +178,7 @@ def create(
     Raises:
       ValueError: for a name that does not exist.
     """
+    arguments = {name: value for name, value in locals().items() if name != "options"} | options
     require(lr_schedule, SCHEDULES)
     require(lr_scaling, SCALINGS)
     require(momentum_rule, MOMENTUM_RULES)
@@ -198,6 +201,7 @@ def create(
         bounded_epochs=warmup_epochs if bounded_warmup else 0.0,
         bounds=functools.partial(warmup_bounds, bound_time=bound_time, adabound_beta2=adabound_beta2),
         scales_with_batch=lr_scaling != "none" and not decay.fixed,
+        arguments=arguments,
     )
 
 

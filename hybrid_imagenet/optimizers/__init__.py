@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from hybrid_imagenet.optimizers.base import GroupedOptimizer
 
 NAMES = tuple(OPTIMIZERS)
+_CLASSES = {method.constructor.rpartition(":")[2]: method.constructor for method in OPTIMIZERS.values()}
+__all__ = ["NAMES", "create", *_CLASSES]
 
 
 def create(optimizer: str, **arguments: Any) -> GroupedOptimizer:
@@ -23,3 +25,15 @@ def create(optimizer: str, **arguments: Any) -> GroupedOptimizer:
         raise ValueError(f"optimizer={optimizer}: choose one of {', '.join(NAMES)}")
     made: GroupedOptimizer = pkgutil.resolve_name(OPTIMIZERS[optimizer].constructor)(**arguments)
     return made
+
+
+def __getattr__(name: str) -> Any:
+    """Finds the classes by name, such as `optimizers.LARS`; TensorFlow is imported then."""
+    if name not in _CLASSES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return pkgutil.resolve_name(_CLASSES[name])
+
+
+def __dir__() -> list[str]:
+    """Lists the classes too."""
+    return sorted({*globals(), *_CLASSES})

@@ -96,8 +96,12 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
           name: of the optimizer.
 
         Raises:
-          ValueError: for a negative rate or decay, or a momentum outside [0, 1].
+          ValueError: for a negative rate or decay, a momentum outside [0, 1], or a rate that is no number.
         """
+        if not isinstance(learning_rate, (int, float)):
+            raise ValueError(
+                f"learning_rate={learning_rate!r}: give a number, and a schedule to DistributedOptimizer(schedule=...)"
+            )
         if learning_rate < 0 or weight_decay < 0 or not 0 <= momentum <= 1:
             raise ValueError(
                 f"learning_rate={learning_rate} and weight_decay={weight_decay} must not be negative, "

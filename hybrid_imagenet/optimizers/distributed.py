@@ -34,8 +34,12 @@ class GradientReducer(Protocol):
         """Means over ranks, as vectors in the type that travelled, and the positions of the gradients in each."""
 
 
-class DistributedOptimizer(keras.optimizers.Optimizer):
+class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     """Averages gradients over ranks, then lets an inner optimizer update the variables once.
+
+    It is a `LossScaleOptimizer`, and Keras must take it for one: `compile` wraps every other optimizer of a
+    mixed_float16 model into its own, which would scale the loss a second time and call `apply` in a branch that each
+    rank takes or not by its own gradients. Of that class it has the name only; what it does is written here.
 
     In the graph, for gradients g_i of a loss that was multiplied by the loss scale S:
 
@@ -49,11 +53,13 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
     A training step calls `reduce`, then `update_if_finite`. It also works as the optimizer of `keras.Model.compile`:
     `scale_loss` and `apply` follow Keras's protocol, and `apply` does both.
+
+    The inner optimizer is one of this package, or any of Keras's, whose `apply` then gets r / S.
     """
 
     def __init__(
         self,
-        inner: GroupedOptimizer,
+        inner: GroupedOptimizer | keras.optimizers.Optimizer,
         communicator: GradientReducer,
         loss_scale: LossScale | None = None,
         *,
@@ -74,16 +80,18 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
           flat: update all variables as one compiled program (`flat_update`); by default where there is a GPU.
           name: of the optimizer.
         """
-        super().__init__(learning_rate=0.0, name=name)
-        self.inner = inner
+        super().__init__(inner, name=name)
+        self.inner: Any = inner
+        self._grouped = isinstance(inner, GroupedOptimizer)
         self.loss_scale = loss_scale or LossScale()
         self._communicator = communicator
         self.grad_norm = keras.Variable(0.0, dtype="float32", trainable=False, name="grad_norm")
         self.square_norms = tf.Variable(tf.zeros([3], tf.float64), trainable=False, name="square_norms")
         self._measure_noise = measure_noise
         self.average = average
-        self._packs = bool(tf.config.get_visible_devices("GPU")) if flat is None else flat
-        self._flat = FlatUpdate(inner, self.loss_scale, average)
+        # An optimizer of Keras has a rule for each variable only.
+        self._packs = self._grouped and (bool(tf.config.get_visible_devices("GPU")) if flat is None else flat)
+        self._flat = FlatUpdate(self.inner, self.loss_scale, average)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the inner optimizer's state for these trainable variables."""
@@ -93,12 +101,13 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
                 self.average.build(variables)
             # Of the last step's gradients, not part of the state: tells which layers were not finite.
             self.square_sums = tf.Variable(tf.zeros([len(variables)]), trainable=False, name="square_sums")
-            super().build(list(variables))
+            keras.optimizers.Optimizer.build(self, list(variables))
 
     @property
     def variables(self) -> list[keras.Variable]:
         """State to save: the inner optimizer's, the loss scale's, and what the records say of the last step."""
-        return [*self.inner.variables, *self.loss_scale.variables, self.grad_norm, self.inner.trust_ratios]
+        ratios = [self.inner.trust_ratios] if self._grouped else []
+        return [*self.inner.variables, *self.loss_scale.variables, self.grad_norm, *ratios]
 
     @property
     def iterations(self) -> keras.Variable:
@@ -149,7 +158,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
         if missing:
             raise ValueError(f"no gradient for {', '.join(missing)}")
-        names = [v.path for v in variables]
+        names = _unique([v.path for v in variables])
         reduced: Reduced
         if self._packs:
             reduced = Packed(*self._communicator.reduce_packed(list(grads), names))
@@ -183,7 +192,10 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
             self.square_sums.assign(square_sums)
 
             def update() -> tf.Tensor:
-                self.inner.apply_reduced(reduced, unscale=unscale, square_sums=square_sums)
+                if self._grouped:
+                    self.inner.apply_reduced(reduced, unscale=unscale, square_sums=square_sums)
+                else:
+                    self.inner.apply([g * unscale for g in reduced], self._trainable_variables)
                 if self.average is not None:
                     self.average.update(self.inner.iterations.value)
                 return tf.constant(True)
@@ -205,3 +217,13 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         row = tf.cast(tf.stack([own, mean, 1.0]), tf.float64)
         finite = tf.math.is_finite(own) & tf.math.is_finite(mean)
         self.square_norms.assign_add(tf.where(finite, row, tf.zeros_like(row)))
+
+
+def _unique(paths: Sequence[str]) -> list[str]:
+    """The paths, with a number behind one that an earlier variable has too, as layers of a subclassed model may."""
+    seen: dict[str, int] = {}
+    found = []
+    for path in paths:
+        seen[path] = seen.get(path, 0) + 1
+        found.append(path if seen[path] == 1 else f"{path}#{seen[path]}")
+    return found

@@ -251,6 +251,13 @@ class Hybrid(GroupedOptimizer):
         )
         return {WEIGHTS: w, "first_moment": m, **log}
 
+    def load_own_variables(self, store: Any) -> None:
+        """Loads the state; that of phase 1 has no second moment."""
+        places = [i for i, v in enumerate(self.variables) if isinstance(v, ReleasableVariable)]
+        if any(str(i) in store and store[str(i)].shape == (0,) != tuple(self.variables[i].shape) for i in places):
+            self.enter_phase(1.0)
+        super().load_own_variables(store)
+
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
         return super().get_config() | self.arguments

@@ -7,6 +7,10 @@ from typing import Any
 
 import keras
 
+from hybrid_imagenet import comm
+from hybrid_imagenet.comm import process
+from hybrid_imagenet.resilience.watchdog import Watchdog
+
 
 class NoteProgress(keras.callbacks.Callback):
     """Notes every finished step and epoch."""
@@ -23,3 +27,32 @@ class NoteProgress(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes that the validation is done."""
         self._note(None)
+
+
+class WatchRanks(NoteProgress):
+    """Runs a watchdog during `model.fit`: ranks that hang are named, and end the job (`resilience.watchdog`)."""
+
+    def __init__(self, stall_seconds: float = 600.0):
+        """Ends all ranks with exit code 4 when one makes no progress for `stall_seconds`."""
+        super().__init__(self._tell)
+        self._stall_seconds = stall_seconds
+        self._watchdog: Watchdog | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Starts it; every rank calls it."""
+        self._watchdog = Watchdog(process.current(), self._stall_seconds, waits_in=(comm,))
+        self._watchdog.start()
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes that validation advances."""
+        self._tell(None)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Stops it."""
+        if self._watchdog is not None:
+            self._watchdog.stop()
+            self._watchdog = None
+
+    def _tell(self, step: int | None) -> None:
+        if self._watchdog is not None:
+            self._watchdog.note(step)

@@ -1,0 +1,114 @@
+"""Holds the communicator of a process that trains a model of its own: `init` first, connected when it is first needed.
+
+Horovod wants to know at its start how gradients will travel, and the optimizer is what says so. So `init` only readies
+the process, the optimizer leaves its settings (`intend`), and the first collective connects (`current`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hybrid_imagenet.comm import elastic
+from hybrid_imagenet.comm.communicator import Communicator
+from hybrid_imagenet.comm.environment import Placement, placement
+from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.comm.starting import check_grids, connect, ready
+from hybrid_imagenet.errors import UserError
+
+
+@dataclasses.dataclass
+class _Process:
+    """This process: its place once it is ready, how its gradients travel, and the ranks once it is connected."""
+
+    place: Placement | None = None
+    settings: Settings | None = None
+    communicator: Communicator | None = None
+
+
+_process = _Process()
+
+
+def init(threads: int | None = None) -> None:
+    """Readies this process for its place among the ranks; call it first, before anything uses TensorFlow.
+
+    It gives the rank a GPU of its own and its share of the host's cores, as `comm.start` does. A second call does
+    nothing. Without a launcher the process is rank 0 of 1.
+
+    Args:
+      threads: threads of this rank for TensorFlow's operations; by default the host's cores divided by its ranks.
+
+    Raises:
+      UserError: if the launcher's variables are incomplete, a rank has no GPU of its own, or ranks are elastic.
+    """
+    if _process.place is not None:
+        return
+    if elastic.enabled():
+        raise UserError("elastic ranks (--min-np) work with hybrid-imagenet run only: start a fixed number of ranks")
+    _process.place = ready(threads)
+
+
+def is_ready() -> bool:
+    """Whether `init` was called, or this is a single process, which needs none."""
+    return _process.place is not None or placement().size == 1
+
+
+def rank() -> int:
+    """The number of this process among all, from 0.
+
+    Raises:
+      UserError: before `init`, where a launcher has started several ranks.
+    """
+    return _place().rank
+
+
+def size() -> int:
+    """The number of processes; errors as for `rank`."""
+    return _place().size
+
+
+def local_rank() -> int:
+    """The number of this process among those of its host, from 0; errors as for `rank`."""
+    return _place().local_rank
+
+
+def intend(settings: Settings) -> None:
+    """Leaves the settings of the exchange of gradients, before the ranks are connected.
+
+    Raises:
+      UserError: if the ranks go by other settings already, or the grid does not hold them.
+    """
+    known = _process.settings
+    if known is not None and known != settings and size() > 1:
+        raise UserError(
+            f"allreduce={settings.allreduce}, compression={settings.compression}: the ranks go by allreduce="
+            f"{known.allreduce}, compression={known.compression} already; give all optimizers the same settings, and "
+            "make the first before anything that communicates"
+        )
+    check_grids(_place(), (settings,))
+    _process.settings = settings
+
+
+def current() -> Communicator:
+    """The ranks, connected at the first call; every rank makes that call.
+
+    Raises:
+      UserError: before `init`, where a launcher has started several ranks; else as `comm.start`.
+    """
+    if _process.communicator is None:
+        _process.settings = _process.settings or Settings()
+        _process.communicator = connect(_place(), _process.settings)
+    return _process.communicator
+
+
+def shutdown() -> None:
+    """Leaves the group; the process may call `init` again, for tests and notebooks."""
+    if _process.communicator is not None:
+        _process.communicator.shutdown()
+    _process.place = _process.settings = _process.communicator = None
+
+
+def _place() -> Placement:
+    place = _process.place or placement()
+    if _process.place is None and place.size > 1:
+        raise UserError(f"{place.size} ranks were started: call hybrid_imagenet.init() before anything else")
+    return place

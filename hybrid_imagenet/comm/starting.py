@@ -1,0 +1,76 @@
+"""Prepares a process for its place among the ranks, and connects it to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybrid_imagenet.comm import elastic, leftovers
+from hybrid_imagenet.comm.communicator import Communicator
+from hybrid_imagenet.comm.environment import Placement, configure_tensorflow, placement, prepare
+from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.comm.single import SingleProcess
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics.torus import parse_grid
+
+
+def start(
+    settings: Settings | None = None,
+    *,
+    threads: int | None = None,
+    others: Sequence[Settings] = (),
+    persistent_batch_norm: bool = True,
+) -> Communicator:
+    """Prepares this process for its place among the ranks and connects it to the others.
+
+    Must come before TensorFlow starts, as it sets the number of threads: by default the cores of the host divided
+    by the ranks on it. Without a launcher, or with one rank, Horovod is neither needed nor imported.
+
+    Args:
+      settings: how gradients travel; the default settings if None.
+      threads: threads of this rank for TensorFlow's operations, if not chosen from the number of cores.
+      others: settings of further reductions that the program will make by itself, so that their sets of ranks are known
+        from the start; not for elastic ranks.
+      persistent_batch_norm: see `gpus.prepare`; never with `Settings.deterministic`.
+
+    Raises:
+      UserError: if the launcher's variables are incomplete, Horovod is missing, a rank has no GPU of its own, there is
+        no GPU although TensorFlow is built for them, or the algorithm or grid does not fit the ranks and hosts, or
+        elastic ranks cannot work so.
+    """
+    settings = settings or Settings()
+    check_grids(placement(), (settings, *others))
+    if elastic.enabled():
+        elastic.prepare(settings)
+    persistent = persistent_batch_norm and not settings.deterministic
+    return connect(ready(threads, persistent_batch_norm=persistent), settings, others)
+
+
+def check_grids(place: Placement, settings: Sequence[Settings]) -> None:
+    """Raises UserError for a grid that does not hold all ranks."""
+    for text in filter(None, (each.options.get("torus_grid") for each in settings)):
+        try:
+            parse_grid(text, place.size)
+        except ValueError as error:
+            raise UserError(f"--torus_grid={text}: {error}") from None
+
+
+def ready(threads: int | None = None, *, persistent_batch_norm: bool = True) -> Placement:
+    """Sets what must be set before TensorFlow starts; returns this process's place. Arguments as for `start`."""
+    place = placement()
+    configure_tensorflow(place, prepare(place, threads, persistent_batch_norm=persistent_batch_norm))
+    return place
+
+
+def connect(place: Placement, settings: Settings, others: Sequence[Settings] = ()) -> Communicator:
+    """Connects a process that is `ready` to the other ranks; arguments and errors as for `start`."""
+    if place.size == 1 and not elastic.enabled():
+        return SingleProcess(settings.wire_health_every_steps)
+    if place.local_rank == 0:
+        leftovers.sweep()
+    leftovers.hold()
+    try:
+        from hybrid_imagenet.comm.engine import HorovodCommunicator
+    except ImportError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{place.size} ranks were started, but Horovod cannot be used ({reason}): install it") from None
+    return HorovodCommunicator(settings, others=others)

@@ -1,0 +1,29 @@
+"""Loads whole models that were saved with an optimizer of this package."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import keras
+
+from hybrid_imagenet.library import optimizer as _optimizer  # noqa: F401 - registers the wrapper with Keras
+from hybrid_imagenet.models import normalization as _normalization  # noqa: F401 - and this package's layer
+from hybrid_imagenet.optimizers import adabound, hybrid, lars, sgd
+
+INNER = (hybrid.Hybrid, lars.LARS, adabound.AdaBound, sgd.SGD)
+
+
+def load_model(path: str | os.PathLike[str], **arguments: Any) -> keras.Model:
+    """Loads a `.keras` file as `keras.models.load_model` does, which does not know this package's classes by itself.
+
+    It needs neither Horovod nor other ranks. After `import hybrid_imagenet.library` Keras's own function does the same.
+
+    Args:
+      path: of the file.
+      arguments: of `keras.models.load_model`.
+
+    Returns:
+      The model, compiled with its optimizer and that one's state.
+    """
+    return keras.models.load_model(path, **arguments)

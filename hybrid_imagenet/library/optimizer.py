@@ -1,0 +1,361 @@
+"""The optimizer for `model.compile`: reduction over ranks, loss scale and accumulation around any inner optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+from hybrid_imagenet.comm import Settings, process
+from hybrid_imagenet.errors import SharedError, UserError
+from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.optimizers import distributed
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.kinds import ParameterKind, classify
+from hybrid_imagenet.optimizers.loss_scale import LossScale
+
+_FIRST_SCALE = 2.0**15  # Keras's own
+_FIELDS = ("fp32_gradients", "fusion_threshold_mb", "late_fusion_mb", "cycle_time_ms", "wire_health_every_steps")
+
+_log = logging.getLogger(__name__)
+
+
+class _Held:
+    """Gradients that a compiled part of the step has handed out; Keras must not track the list."""
+
+    def __init__(self) -> None:
+        self.gradients: list[tf.Tensor] = []
+
+
+class _Ranks:
+    """The ranks of this process, connected when a gradient first travels: a loaded optimizer may never need them."""
+
+    def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
+        """Means over ranks, float32."""
+        return process.current().reduce_gradients(grads, names)
+
+    def reduce_packed(
+        self, grads: Sequence[tf.Tensor], names: Sequence[str]
+    ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
+        """Means over ranks, as vectors."""
+        return process.current().reduce_packed(grads, names)
+
+
+@keras.saving.register_keras_serializable(package="hybrid_imagenet")
+class DistributedOptimizer(distributed.DistributedOptimizer):
+    """Averages gradients over ranks and lets `inner` update the weights: for `model.compile` and loops of one's own.
+
+    Under any policy the loss is scaled, because gradients travel in `compression`, where small ones would vanish.
+    A step whose mean gradient is not finite is skipped on all ranks. See `optimizers.distributed` for the formulas
+    (Lu et al. 2.2.2; Micikevicius et al., Mixed Precision Training), docs/library.md for what works with it.
+    """
+
+    def __init__(
+        self,
+        inner: keras.optimizers.Optimizer | str,
+        *,
+        compression: str = "fp16",
+        allreduce: str = "ring",
+        loss_scale: str | float = "dynamic",
+        schedule: schedules.Schedule | None = None,
+        gradient_accumulation_steps: int | None = None,
+        name: str = "distributed",
+        **communication: Any,
+    ):
+        """Wraps an optimizer; the same on every rank.
+
+        Args:
+          inner: one of `hybrid_imagenet.optimizers`, or any of Keras's, as an object or by name.
+          compression: type of gradients on the wire; none, fp16 or bf16.
+          allreduce: how they are summed: ring, torus, hierarchical, masters, hybrid or auto (docs/communication.md).
+          loss_scale: `dynamic`, from 2^15 on, or a number; 1 for none.
+          schedule: sets the inner optimizer's scalars before each step, through `callbacks.HyperparameterSchedule`:
+            `(start, end, global_batch) -> {"learning_rate": ...}` in fractional epochs, see `schedules`.
+          gradient_accumulation_steps: micro-batches per update, 2 or more; their gradients are averaged on each rank
+            and reduced once. By default the inner optimizer's own argument of this name, which it then no longer uses.
+          name: of the optimizer.
+          communication: more fields of `comm.Settings` (`fusion_threshold_mb`, `fp32_gradients`, ...), and options
+            of the all-reduce (`torus_grid`, `hybrid_threshold_kb`).
+
+        Raises:
+          UserError: for a value that does not exist, settings other than an earlier optimizer's, or an inner optimizer
+            that scales the loss itself or has been used already.
+          ValueError: for a name that is no optimizer of Keras.
+        """
+        if isinstance(inner, str):
+            inner = keras.optimizers.get(inner)
+        _check_inner(inner)
+        settings = _settings(compression, allreduce, communication)
+        steps = gradient_accumulation_steps or inner.gradient_accumulation_steps
+        if steps is not None and (not isinstance(steps, int) or steps < 2):
+            raise UserError(f"gradient_accumulation_steps={steps}: give a whole number of at least 2, or leave it out")
+        inner.gradient_accumulation_steps = None
+        super().__init__(inner, _Ranks(), _loss_scale(loss_scale), name=name)
+        self.schedule = schedule
+        self.settings = settings
+        self._steps = steps
+        self._arguments = {
+            "compression": compression,
+            "allreduce": allreduce,
+            "loss_scale": loss_scale,
+            **communication,
+        }
+        self._held: _Held | None = None
+        self._scaled = self._compared = self._told_sparse = False
+        if steps is not None:
+            self._micro_batches = keras.Variable(0, dtype="int64", trainable=False, name="micro_batches")
+        self._totals: list[keras.Variable] = []
+        if process.is_ready():
+            process.intend(settings)
+
+    def attach(self, model: keras.Model) -> None:
+        """Builds the state for a model's trainable variables, whose kinds follow from their layers.
+
+        Raises:
+          UserError: if the model has no weights yet.
+        """
+        if not model.built or not model.weights:
+            raise UserError(
+                f"the model {model.name!r} has no weights yet: give it an Input, or call it on one batch before fit"
+            )
+        if self.built:
+            return
+        if isinstance(self.inner, GroupedOptimizer) and not self.inner.kinds:
+            self.inner.set_kinds(classify(model))
+        self.build(model.trainable_variables)
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Creates the state: the inner optimizer's and, for accumulation, float32 sums as large as the weights."""
+        if self.built:
+            return
+        super().build(variables)
+        if self._steps is not None:
+            self._totals = [
+                keras.Variable("zeros", shape=v.shape, dtype="float32", trainable=False, name=f"{v.name}_sum")
+                for v in variables
+            ]
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """All state, that of the inner optimizer first."""
+        return [*super().variables, *self._accumulation()]
+
+    def _accumulation(self) -> list[keras.Variable]:
+        return [self._micro_batches, *self._totals] if self._steps is not None else []
+
+    def _own(self) -> list[keras.Variable]:
+        return [*self.loss_scale.variables, self.grad_norm, *self._accumulation()]
+
+    # AutoGraph, which converts what a tf.function of the user calls, knows no super() and has nothing to convert here.
+    @tf.autograph.experimental.do_not_convert
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """The loss to differentiate, float32; `apply` takes the gradients of this one."""
+        self._scaled = True
+        return super().scale_loss(tf.cast(loss, tf.float32))
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None) -> None:
+        """Reduces gradients of the scaled loss over ranks and updates the variables, or skips the step on all ranks.
+
+        Args:
+          grads: this rank's gradients, one per trainable variable, in any floating type; sparse ones are made dense.
+          trainable_variables: the variables, needed at the first call only.
+
+        Raises:
+          ValueError: if a variable has no gradient, or the variables are not those of the first call.
+          UserError: if the loss was not scaled, the ranks start from different weights, or XLA compiles this step.
+        """
+        if trainable_variables is not None:
+            self.build(list(trainable_variables))
+            self._check_known(list(trainable_variables))
+        if not self._scaled and (self.loss_scale.dynamic or float(self._arguments["loss_scale"]) != 1.0):
+            raise UserError(
+                "the loss was not scaled: differentiate optimizer.scale_loss(loss), or give "
+                "DistributedOptimizer(loss_scale=1)"
+            )
+        self._scaled = False
+        dense = self._dense(grads)
+        if self._held is not None:
+            self._held.gradients = dense
+            return
+        if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+            raise UserError(
+                "XLA compiles this training step, and the reduction over ranks cannot be part of that: give fit "
+                "callbacks=hybrid_imagenet.callbacks.standard(), which keeps it outside, or compile(jit_compile=False)"
+            )
+        self.take(dense)
+
+    @tf.autograph.experimental.do_not_convert
+    def take(self, grads: Sequence[tf.Tensor]) -> None:
+        """Accumulates, or reduces and updates; the part of `apply` that XLA cannot compile."""
+        self._compare_ranks()
+        if self._steps is None:
+            self.update_if_finite(self.reduce(grads))
+        else:
+            self._accumulate(grads, self._steps)
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[_Held]:
+        """Inside, `apply` leaves its gradients in what this yields and does no more; `take` then takes them."""
+        self._held = _Held()
+        try:
+            yield self._held
+        finally:
+            self._held = None
+
+    def _accumulate(self, grads: Sequence[tf.Tensor], steps: int) -> None:
+        for total, grad in zip(self._totals, grads, strict=True):
+            total.value.assign_add(tf.cast(grad, tf.float32))
+        count = self._micro_batches.value.assign_add(1)
+
+        def update() -> tf.Tensor:
+            # The counter is the same on all ranks, and so is this branch.
+            self.update_if_finite(self.reduce([total.value / steps for total in self._totals]))
+            for total in self._totals:
+                total.value.assign(tf.zeros_like(total.value))
+            return tf.constant(True)
+
+        tf.cond(tf.equal(count % steps, 0), update, lambda: tf.constant(False))
+
+    def _dense(self, grads: Sequence[Any]) -> list[tf.Tensor]:
+        missing = [v.path for g, v in zip(grads, self._trainable_variables, strict=True) if g is None]
+        if missing:
+            raise ValueError(
+                f"no gradient for {', '.join(missing)}: the loss does not use it; set trainable=False on its layer"
+            )
+        sparse = [
+            v.path for g, v in zip(grads, self._trainable_variables, strict=True) if isinstance(g, tf.IndexedSlices)
+        ]
+        if sparse and not self._told_sparse:
+            self._told_sparse = True
+            if process.rank() == 0:
+                _log.warning("sparse gradients travel as dense ones: %s", ", ".join(sparse))
+        return [tf.convert_to_tensor(g) for g in grads]
+
+    def _check_known(self, variables: Sequence[keras.Variable]) -> None:
+        known = self._trainable_variables
+        if len(variables) != len(known) or any(a is not b for a, b in zip(variables, known, strict=True)):
+            raise ValueError(
+                "these are not the variables that the optimizer was built on: after a change of `trainable`, compile "
+                "the model with a new optimizer"
+            )
+
+    def _compare_ranks(self) -> None:
+        """Compares weights and state over ranks at the first step, so that a forgotten broadcast is noticed there."""
+        if self._compared:
+            return
+        self._compared = True
+        with tf.init_scope():
+            ranks = process.current()
+            if ranks.size == 1:
+                return
+            digest = hashlib.blake2b()
+            for variable in (*self._trainable_variables, *self.variables):
+                digest.update(variable.numpy().tobytes())
+            digests = ranks.allgather_object(digest.hexdigest())
+        others = [str(rank) for rank, found in enumerate(digests) if found != digests[0]]
+        if others:
+            raise SharedError(
+                f"before the first step the weights of rank {', '.join(others)} differ from those of rank 0: give fit "
+                "callbacks=hybrid_imagenet.callbacks.standard(), or call hybrid_imagenet.broadcast(model)"
+            )
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the state without the inner optimizer's, which Keras saves by itself."""
+        for i, variable in enumerate(self._own()):
+            store[str(i)] = variable.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads what `save_own_variables` has saved.
+
+        Raises:
+          ValueError: if it was saved with another number of micro-batches, or by another optimizer.
+        """
+        own = self._own()
+        if len(store.keys()) != len(own):
+            raise ValueError(
+                f"the saved optimizer has {len(store.keys())} variables, this one {len(own)}: give it the same "
+                "gradient_accumulation_steps"
+            )
+        for i, variable in enumerate(own):
+            variable.assign(store[str(i)])
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments, and the inner optimizer's scalars of the last step.
+
+        A schedule is kept if `hybrid_imagenet.schedules` made it; a function of one's own is not.
+        """
+        config: dict[str, Any] = {
+            "inner": keras.saving.serialize_keras_object(self.inner),
+            "name": self.name,
+            "gradient_accumulation_steps": self._steps,
+            "schedule": dict(getattr(self.schedule, "arguments", None) or {}) or None,
+            **self._arguments,
+        }
+        if isinstance(self.inner, GroupedOptimizer):
+            config["kinds"] = [kind.value for kind in self.inner.kinds]
+            config["hyper"] = {name: self.inner.hyper[name] for name in self.inner.hyper.names}
+        return config
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> DistributedOptimizer:
+        """Makes the optimizer again; it connects to no rank before its first step."""
+        config = dict(config)
+        kinds, hyper = config.pop("kinds", None), config.pop("hyper", None)
+        inner = keras.saving.deserialize_keras_object(config.pop("inner"), custom_objects=custom_objects)
+        schedule = config.pop("schedule", None)
+        made = cls(inner, schedule=schedules.create(**schedule) if schedule else None, **config)
+        if kinds:
+            inner.set_kinds([ParameterKind(kind) for kind in kinds])
+        if hyper:
+            inner.hyper.assign(hyper)
+        return made
+
+
+def _check_inner(inner: Any) -> None:
+    """Refuses inner optimizers that cannot work."""
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise UserError(f"inner={inner!r}: give an optimizer of Keras or of hybrid_imagenet.optimizers")
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
+        raise UserError(
+            f"inner={inner.name}: DistributedOptimizer scales the loss itself; give it the optimizer inside"
+        )
+    if inner.loss_scale_factor is not None:
+        raise UserError(
+            f"loss_scale_factor={inner.loss_scale_factor:g}: give DistributedOptimizer(loss_scale=...) instead: the "
+            "loss must be scaled once"
+        )
+    if inner.built:
+        raise UserError(f"inner={inner.name}: it has been used already; give a new one")
+
+
+def _settings(compression: str, allreduce: str, more: Mapping[str, Any]) -> Settings:
+    """Returns the settings of the exchange of gradients."""
+    fields = {name: value for name, value in more.items() if name in _FIELDS}
+    if "fp32_gradients" in fields:
+        fields["fp32_gradients"] = tuple(fields["fp32_gradients"])
+    fields["deterministic"] = is_op_determinism_enabled()
+    options = {name: value for name, value in more.items() if name not in _FIELDS}
+    try:
+        return Settings(allreduce=allreduce, compression=compression, options=options, **fields)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _loss_scale(value: str | float) -> LossScale:
+    """Returns the loss scale of an argument."""
+    if value == "dynamic":
+        return LossScale(_FIRST_SCALE, dynamic=True)
+    try:
+        return LossScale(float(value))
+    except ValueError:
+        raise UserError(f"loss_scale={value}: give dynamic, or a positive number") from None

@@ -1,0 +1,134 @@
+"""Saves and resumes what `model.fit` trains, in this package's checkpoints."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from hybrid_imagenet.checkpoints.restore import restore_arrays
+from hybrid_imagenet.checkpoints.run_state import RunState
+from hybrid_imagenet.checkpoints.store import CheckpointStore
+from hybrid_imagenet.comm import Communicator, process
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics.sampling import Cursor
+from hybrid_imagenet.training.callbacks import of_model
+from hybrid_imagenet.training.callbacks.broadcast import broadcast
+from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallback
+
+
+class Checkpoint(keras.callbacks.Callback):
+    """Saves weights, optimizer state and position after epochs, and goes on from the newest good checkpoint.
+
+    Files are written by rank 0 in the background, checksummed and replaced atomically, by the program's
+    `CheckpointCallback`; a damaged one is set aside and the one before is taken. Every rank has this callback, behind
+    `standard()`. The folder need not be shared by all hosts.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, every_epochs: int = 1, keep: int = 2, resume: bool = True):
+        """Takes the folder.
+
+        Args:
+          directory: holds nothing else; made at the first save, its parent must exist.
+          every_epochs: epochs between checkpoints; the last epoch is always saved.
+          keep: the newest good ones that stay.
+          resume: go on from what is there; otherwise a folder that holds checkpoints is refused.
+        """
+        super().__init__()
+        self._directory = pathlib.Path(directory).expanduser()
+        self._every_epochs, self._keep, self._resume = every_epochs, keep, resume
+        self._state = RunState()
+        self._saver: CheckpointCallback | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Restores the newest good checkpoint on all ranks, and lets `fit` begin with the epoch after it.
+
+        Raises:
+          UserError: on all ranks, if the folder is not to be resumed from, or belongs to another model.
+        """
+        ranks = process.current()
+        if ranks.size > 1 or not of_model.optimizer(self.model).built:
+            broadcast(self.model, ranks)  # builds the optimizer
+        store, error, meta = None, None, None
+        if ranks.rank == 0:
+            store = CheckpointStore(self._directory, self._keep, report=_report)
+            try:
+                meta = self._restore(store)
+            except UserError as problem:
+                error = str(problem)
+        ranks.agree(error)
+        meta = ranks.broadcast_object(meta)
+        self._state = RunState.from_dict(meta) if meta else RunState()
+        if meta:
+            self.model._initial_epoch = self._state.finished_epochs
+            broadcast(self.model, ranks)
+        self._saver = CheckpointCallback(
+            store=store,
+            state=self._state,
+            variables=self._variables,
+            description=lambda: _description(ranks),
+            synchronize=lambda: None,
+            every_epochs=self._every_epochs,
+            every_steps=None,
+            last_epoch=(self.params or {}).get("epochs", 0),
+        )
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts the steps."""
+        self._last = batch
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Begins to count."""
+        self._last = -1
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves if it is due."""
+        assert self._saver is not None
+        self._state.step += self._last + 1
+        self._state.finished_epochs, self._state.cursor = epoch + 1, Cursor(epoch + 1, 0)
+        inner: Any = getattr(of_model.optimizer(self.model), "inner", None)
+        if hasattr(inner, "hyper"):
+            self._state.hyper = {name: inner.hyper[name] for name in inner.hyper.names}
+        self._saver.on_epoch_end(epoch, logs)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Saves what is not saved yet and waits for the disk."""
+        assert self._saver is not None
+        self._saver.on_train_end(logs)
+        self.model._initial_epoch = None
+
+    def _restore(self, store: CheckpointStore) -> dict[str, Any] | None:
+        if not self._resume:
+            if store.paths():
+                raise UserError(f"{self._directory} holds checkpoints: give resume=True, or another folder")
+            return None
+        found = store.newest_good()
+        if found is None:
+            return None
+        state: dict[str, Any] = found.meta["state"]
+        inner: Any = getattr(of_model.optimizer(self.model), "inner", None)
+        if state["hyper"] and hasattr(inner, "hyper"):
+            inner.enter_phase(state["hyper"]["phase"])
+            inner.hyper.assign(state["hyper"])
+        restore_arrays(found, self._variables())
+        print(f"resumed from {found.path}: epoch {state['finished_epochs']} is done", file=sys.stderr, flush=True)
+        return state
+
+    def _variables(self) -> Mapping[str, keras.Variable]:
+        # By number: Keras counts up the names of layers when a process builds a model twice.
+        parts = {"model": self.model.weights, "optimizer": of_model.optimizer(self.model).variables}
+        return {f"{part}/{i:04d}": v for part, values in parts.items() for i, v in enumerate(values)}
+
+
+def _description(ranks: Communicator) -> dict[str, Any]:
+    """Returns what every checkpoint describes; the sums within an epoch are the program's."""
+    none = [[0.0] * 4] * ranks.size, [[0.0] * 3] * ranks.size
+    return {"world_size": ranks.size, "epoch_sums": none[0], "square_norms": none[1]}
+
+
+def _report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

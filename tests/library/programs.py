@@ -1,0 +1,199 @@
+"""Programs that the tests of the library run on each rank."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from unittest import mock
+
+import numpy as np
+
+import hybrid_imagenet as hi
+from hybrid_imagenet.comm import process
+from hybrid_imagenet.errors import UserError
+from tests.library import models
+
+
+@contextlib.contextmanager
+def ranks() -> Iterator[None]:
+    """This process among the ranks, as a program of its own would be."""
+    process.shutdown()
+    hi.init()
+    try:
+        yield
+    finally:
+        process.shutdown()
+
+
+@contextlib.contextmanager
+def pretended_gpu() -> Iterator[None]:
+    """A device that is there for those who ask which there are, as `compile(jit_compile="auto")` does."""
+    import tensorflow as tf
+
+    known = tf.config.list_physical_devices
+
+    def devices(kind=None):
+        found = list(known(kind))
+        return found if kind not in (None, "GPU") else [*found, mock.Mock(device_type="GPU")]
+
+    with mock.patch.object(tf.config, "list_physical_devices", devices):
+        yield
+
+
+def weights(model) -> list:
+    return [w.astype(float).ravel().tolist() for w in model.get_weights()]
+
+
+def message(call) -> str | None:
+    """The error that a call raises."""
+    try:
+        call()
+    except (UserError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def trained(cases: list) -> list:
+    """Trains each case with `fit`; ranks begin with different weights. Returns weights and facts by case."""
+    with ranks():
+        return [_trained(case) for case in cases]
+
+
+def _trained(case: dict) -> dict:
+    import keras
+
+    keras.config.set_dtype_policy(case.get("policy", "float32"))
+    name = case["model"]
+    model = models.MODELS[name](3 + hi.rank())
+    steps = case.get("accumulate")
+    inner = models.optimizer(case, **({"gradient_accumulation_steps": steps} if steps else {}))
+    optimizer = hi.DistributedOptimizer(inner, compression="none")
+    compiled = {key: case[key] for key in ("run_eagerly", "steps_per_execution", "jit_compile") if key in case}
+    with pretended_gpu() if case.get("pretended_gpu") else contextlib.nullcontext():
+        models.compile_model(model, optimizer, **compiled)
+    x, y, sample_weight = hi.data.shard(models.data(name, hi.size()), hi.rank(), hi.size())
+    history = model.fit(
+        x,
+        y,
+        models.BATCH,
+        shuffle=False,
+        verbose=0,
+        sample_weight=sample_weight if case.get("weights") else None,
+        callbacks=hi.callbacks.standard(),
+    )
+    return {
+        "weights": weights(model),
+        "reductions": process.current().statistics().get("steps"),
+        "updates": int(optimizer.iterations.numpy()),
+        "same": model.optimizer is optimizer,
+        "jit": bool(model.jit_compile),
+        "history": {key: values[-1] for key, values in history.history.items()},
+    }
+
+
+def overflow() -> dict:
+    """One rank's gradients overflow in the second of three steps of a mixed_float16 model."""
+    import keras
+
+    with ranks():
+        keras.config.set_dtype_policy("mixed_float16")
+        model = models.plain(3)
+        optimizer = hi.DistributedOptimizer("sgd")
+        models.compile_model(model, optimizer)
+        x, y, _ = models.data("plain", 1)
+        found = []
+
+        class Look(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                scale = optimizer.loss_scale
+                found.append([float(scale.scale.numpy()), int(scale.skipped_steps.numpy()), weights(model)])
+
+        x = x[:12] / 10
+        if hi.rank() == 1:
+            x[4:8] = np.inf
+        model.fit(x, y[:12], 4, shuffle=False, verbose=0, callbacks=[*hi.callbacks.standard(), Look()])
+        return {"seen": found, "wrapped": model.optimizer is not optimizer}
+
+
+def refusals() -> dict:
+    """What all ranks are told about what cannot work, and that it ends at once."""
+    with ranks():
+        x, y, _ = models.data("plain", 1)
+
+        def fit(callbacks=None, x=x, y=y, seed=3, make=models.plain, **compiled):
+            model = make(seed)
+            models.compile_model(model, hi.DistributedOptimizer("sgd"), **compiled)
+            model.fit(x, y, 4, verbose=0, callbacks=callbacks)
+
+        short = slice(0, len(x) - 4 * hi.rank())
+        again = models.plain(3)
+        models.compile_model(again, hi.DistributedOptimizer("sgd"), jit_compile=True)
+        refused = message(lambda: again.fit(x, y, 4, verbose=0))
+        again.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.standard())  # as the message says
+        return {
+            "broadcast": message(lambda: fit(seed=3 + hi.rank(), run_eagerly=True)),
+            "steps": message(lambda: fit(hi.callbacks.standard(), x[short], y[short])),
+            "xla": refused,
+            "settings": message(lambda: hi.DistributedOptimizer("sgd", compression="bf16")),
+        }
+
+
+def split() -> dict:
+    """The operations of a training function that was made for a model whose step XLA compiles."""
+    import tensorflow as tf
+
+    with ranks():
+        model = models.plain(3)
+        with pretended_gpu():
+            models.compile_model(model, hi.DistributedOptimizer("sgd"))
+        x, y, _ = models.data("plain", 1)
+        traced = []
+        with mock.patch.object(hi.DistributedOptimizer, "take", autospec=True) as take:
+            take.side_effect = lambda self, grads: traced.append(
+                "xla" if _compiled_by_xla(tf) else [g.shape.as_list() for g in grads]
+            )
+            model.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.standard())
+        return {"jit": bool(model.jit_compile), "traced": traced}
+
+
+def _compiled_by_xla(tf) -> bool:
+    from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+    return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def measured() -> dict:
+    """Logs of `fit` with unequal batches, and statistics before and after they are merged."""
+    import keras
+
+    with ranks():
+        layers = keras.layers
+        model = keras.Sequential([keras.Input((6,)), layers.BatchNormalization(name="bn"), layers.Dense(3)])
+        optimizer = hi.DistributedOptimizer(
+            hi.optimizers.SGD(0.1), schedule=hi.schedules.after_warmup("poly", 0.5, 2, warmup_epochs=1)
+        )
+        model.compile(optimizer, models.loss(), metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)])
+        x, y, _ = models.data("plain", 1)
+        share = slice(0, 10) if hi.rank() else slice(0, 12)  # three steps each, the last one of 2 and of 4
+        seen = {"rates": [], "own": []}
+
+        class Before(keras.callbacks.Callback):
+            def on_test_begin(self, logs=None):
+                bn = model.get_layer("bn")
+                seen["own"].append([bn.moving_mean.numpy().tolist(), bn.moving_variance.numpy().tolist()])
+                metrics = {name: float(value) for name, value in model.get_metrics_result().items()}
+                seen["metrics"] = [metrics, share.stop]
+
+        class After(keras.callbacks.Callback):
+            def on_train_batch_begin(self, batch, logs=None):
+                seen["rates"].append(float(optimizer.learning_rate))
+
+        standard = [*hi.callbacks.standard(), After()]
+        validation = (x[share], y[share])
+        history = model.fit(
+            x[share], y[share], 4, 2, 0, [Before(), *standard], validation_data=validation, shuffle=False
+        )
+        bn = model.get_layer("bn")
+        merged = [bn.moving_mean.numpy().tolist(), bn.moving_variance.numpy().tolist()]
+        own = model.evaluate(*validation, verbose=0, return_dict=True)
+        return seen | {"merged": merged, "logs": history.history, "evaluated": [own, share.stop]}

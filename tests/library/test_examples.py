@@ -1,0 +1,80 @@
+"""The examples and README's lines run as they stand, on two ranks, and do what they say."""
+
+import contextlib
+import io
+import os
+import pathlib
+import re
+import runpy
+import sys
+from unittest import mock
+
+import pytest
+
+from tests.library import programs
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def run(path: str, arguments: list, folder: str) -> str:
+    """Runs a file as a program in a folder; returns its output."""
+    output = io.StringIO()
+    with (
+        programs.ranks(),
+        contextlib.chdir(folder) if hasattr(contextlib, "chdir") else _inside(folder),
+        mock.patch.object(sys, "argv", [path, *arguments]),
+        contextlib.redirect_stdout(output),
+    ):
+        runpy.run_path(path, run_name="__main__")
+    return output.getvalue()
+
+
+@contextlib.contextmanager
+def _inside(folder):
+    before = pathlib.Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def lines_of_readme():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(blocks) == 1
+    return blocks[0]
+
+
+def accuracy(output, name="accuracy"):
+    return float(re.findall(rf"\b{name}: ([\d.]+)", output)[-1])
+
+
+def test_readmes_lines_train_and_save_on_two_ranks(pools, tmp_path):
+    text = lines_of_readme()
+    assert len([line for line in text.splitlines() if line.strip()]) <= 15
+    path = tmp_path / "lines.py"
+    path.write_text(text)
+    first, second = pools[2].call(run, str(path), [], str(tmp_path))
+    assert accuracy(first) > 0.9
+    assert not second  # rank 0 alone shows its progress
+    assert (tmp_path / "digits.keras").exists()
+
+
+def test_the_examples_train_on_two_ranks(pools, tmp_path):
+    def example(name, *arguments):
+        return pools[2].call(run, str(ROOT / "examples" / name), list(arguments), str(tmp_path))[0]
+
+    assert accuracy(example("keras_fit.py", "--epochs=3", "--save=digits.keras"), "val_accuracy") > 0.8
+    tuned = example("fine_tune.py", "digits.keras", "--epochs=2")
+    assert "head: 2 variables trained" in tuned and "all: 8 variables trained" in tuned
+    assert accuracy(tuned) > 0.75
+    looped = example("custom_loop.py", "--steps=61")
+    losses = [float(value) for value in re.findall(r"loss ([\d.]+), loss scale", looped)]
+    assert len(losses) == 4 and losses[-1] < losses[0]
+    assert re.search(r"last loss over 2 ranks: [\d.]+", looped)
+
+
+@pytest.mark.parametrize("name", ["keras_fit.py"])
+def test_the_first_example_is_short(name):
+    lines = (ROOT / "examples" / name).read_text().split('"""', 2)[2].splitlines()
+    assert len([line for line in lines if line.strip()]) <= 40

@@ -1,0 +1,186 @@
+"""`compile` and `fit` with the library's optimizer and callbacks: against Keras alone on the batches of all ranks."""
+
+import numpy as np
+import pytest
+
+import hybrid_imagenet as hi
+from hybrid_imagenet.errors import UserError
+from tests.library import models, programs
+
+CORE = {
+    "plain": {"model": "plain"},
+    "XLA": {"model": "plain", "jit_compile": True},
+    "eager, accumulated": {"model": "plain", "run_eagerly": True, "accumulate": 2},
+    "rich": {"model": "rich", "weights": True},
+}
+LONG = {
+    f"{model}, {how}, {policy}, {inner}": {"model": model, "policy": policy, "inner": inner} | options
+    for model in models.MODELS
+    for how, options in {
+        "auto": {},
+        "auto on a GPU": {"pretended_gpu": True},
+        "XLA": {"jit_compile": True},
+        "eager": {"run_eagerly": True},
+        "accumulated": {"accumulate": 2},
+        "two per execution": {"steps_per_execution": 2},
+        "XLA, accumulated, two per execution": {"jit_compile": True, "accumulate": 2, "steps_per_execution": 2},
+    }.items()
+    for policy in ("float32", "mixed_float16")
+    for inner in ("sgd", "adamw")
+    if inner == "sgd" or (how == "auto" and model != "words")  # Keras's Adam leaves rows alone that have no gradient
+}
+
+
+def check(case, results):
+    """Weights as Keras's, the same on all ranks, and as many reductions as updates."""
+    expected = models.alone(case)
+    rough = case.get("policy") == "mixed_float16"
+    for result in results:
+        assert result["weights"] == results[0]["weights"]
+        assert result["same"]
+        assert result["updates"] == models.STEPS // case.get("accumulate", 1)
+        assert result["reductions"] in (None, result["updates"])
+    if rough and case.get("inner") == "adamw":
+        return  # a rounded gradient near zero may turn Adam's step round
+    tolerance = 5e-3 if rough else 2e-5
+    for found, wanted in zip(results[0]["weights"], expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+def run(pool, cases, size):
+    named = {name: case | {"size": size} for name, case in cases.items()}
+    by_rank = pool.call(programs.trained, list(named.values()), timeout=1800)
+    for name, case in named.items():
+        try:
+            check(case, [results[list(named).index(name)] for results in by_rank])
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+    return by_rank
+
+
+def test_fit_of_two_ranks_is_that_of_keras_with_both_batches(pools):
+    run(pools[2], CORE, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_so_is_every_combination(pools, size):
+    if size == 1:
+        by_rank = [programs.trained([case | {"size": 1} for case in LONG.values()])]
+        for (name, case), result in zip(LONG.items(), by_rank[0], strict=True):
+            check(case | {"size": 1}, [result]), name
+    else:
+        run(pools[size], LONG, size)
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_both(pools):
+    results = pools[2].call(programs.overflow)
+    assert results[0]["seen"] == results[1]["seen"]
+    first, second, third = results[0]["seen"]
+    assert not results[0]["wrapped"]
+    assert [first[0], second[0], third[0]] == [2.0**15, 2.0**14, 2.0**14]
+    assert [first[1], second[1], third[1]] == [0, 1, 1]
+    assert first[2] == second[2] != third[2]
+
+
+def test_xla_compiles_up_to_the_gradients_where_a_gpu_seems_to_be(pools):
+    for result in pools[2].call(programs.split):
+        assert result["jit"]
+        assert result["traced"] == [[[6, 5], [5], [5, 3], [3]]]  # once, outside of what XLA compiles
+
+
+def test_what_cannot_work_is_refused_on_all_ranks_in_one_line(pools):
+    first, second = pools[2].call(programs.refusals)
+    assert first == second
+    assert first["broadcast"].startswith(
+        "before the first step the weights of rank 1 differ from those of rank 0: give"
+    )
+    assert first["steps"].startswith(
+        "the ranks have different numbers of steps per epoch (4, 3), so that some would wait"
+    )
+    assert first["xla"].startswith("XLA compiles this training step")
+    assert first["settings"].startswith(
+        "allreduce=ring, compression=bf16: the ranks go by allreduce=ring, compression=fp"
+    )
+    assert not any("\n" in line for line in first.values())
+
+
+def test_logs_are_those_of_all_examples_and_statistics_those_of_all_ranks(pools):
+    results = pools[2].call(programs.measured)
+    logs = results[0]["logs"]
+    assert logs == results[1]["logs"]
+    for name in ("accuracy", "sparse_top_k_categorical_accuracy", "loss"):
+        for values, key in (("metrics", name), ("evaluated", f"val_{name}")):
+            parts = [(result[values][0][name], result[values][1]) for result in results]
+            mean = sum(value * count for value, count in parts) / sum(count for _, count in parts)
+            assert logs[key][-1] == pytest.approx(mean, rel=1e-6), key
+    own = [np.array(result["own"][-1]) for result in results]
+    mean = (own[0][0] + own[1][0]) / 2  # of two equal parts, the variance by the law of total variance
+    variance = (own[0][1] + own[1][1]) / 2 + ((own[0][0] - own[1][0]) / 2) ** 2
+    for result in results:
+        np.testing.assert_allclose(result["merged"], [mean, variance], rtol=1e-5, atol=1e-7)
+        # Linear to 0.5 in the three steps of the first epoch, then a square down to 0 at the end of the second.
+        expected = [0.1, 0.1 + 0.4 / 3, 0.1 + 0.8 / 3, 0.5, 0.5 * (2 / 3) ** 2, 0.5 * (1 / 3) ** 2]
+        np.testing.assert_allclose(result["rates"], expected, rtol=1e-6)
+        np.testing.assert_allclose(result["logs"]["learning_rate"], [expected[2], expected[5]], rtol=1e-6)
+
+
+def test_an_optimizer_says_what_it_cannot_take():
+    import keras
+
+    def refused(inner, **arguments):
+        with pytest.raises((UserError, ValueError)) as caught:
+            hi.DistributedOptimizer(inner, **arguments)
+        return str(caught.value)
+
+    assert "scales the loss itself" in refused(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+    assert "loss_scale_factor=8" in refused(keras.optimizers.SGD(loss_scale_factor=8.0))
+    assert refused("sgd", loss_scale="much").startswith("loss_scale=much: give dynamic")
+    assert refused("sgd", allreduce="star").startswith("allreduce=star: choose one of ring")
+    assert refused("sgd", gradient_accumulation_steps=1).startswith(
+        "gradient_accumulation_steps=1: give a whole number"
+    )
+    used = keras.optimizers.SGD()
+    used.build([keras.Variable(1.0)])
+    assert "used already" in refused(used)
+    with pytest.raises(ValueError, match="give a number, and a schedule to DistributedOptimizer"):
+        hi.optimizers.LARS(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
+
+
+def test_a_loss_that_was_not_scaled_and_a_weight_without_gradient_are_named():
+    import keras
+    import tensorflow as tf
+
+    variable = keras.Variable(np.ones(3, np.float32), name="w")
+    optimizer = hi.DistributedOptimizer("sgd")
+    with pytest.raises(UserError, match="the loss was not scaled"):
+        optimizer.apply([tf.ones([3])], [variable])
+    optimizer.scale_loss(tf.constant(1.0))
+    with pytest.raises(ValueError, match="no gradient for w: the loss does not use it; set trainable=False"):
+        optimizer.apply([None], [variable])
+    other = hi.DistributedOptimizer("sgd", loss_scale=1)
+    other.apply([tf.ones([3])], [variable])
+    with pytest.raises(ValueError, match="compile the model with a new optimizer"):
+        other.apply([tf.ones([3])], [keras.Variable(np.ones(3, np.float32))])
+
+
+def test_a_share_has_as_many_elements_on_every_rank():
+    import tensorflow as tf
+
+    arrays = (np.arange(11), {"y": np.arange(11) * 2})
+    shares = [hi.data.shard(arrays, rank, 3) for rank in range(3)]
+    assert [s[0].tolist() for s in shares] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    assert shares[1][1]["y"].tolist() == [2, 8, 14]
+    known = tf.data.Dataset.from_tensor_slices((np.arange(11), np.arange(11) * 2))
+    unknown = known.filter(lambda x, y: x >= 0)
+    for dataset in (known, unknown, unknown.map(lambda x, y: x)):
+        found = [
+            [int(np.ravel(e)[0]) for e in hi.data.shard(dataset, rank, 3).as_numpy_iterator()] for rank in range(3)
+        ]
+        assert found == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    kept = [hi.data.shard(known, rank, 3, remainder="keep").cardinality().numpy() for rank in range(3)]
+    assert kept == [4, 4, 3]
+    with pytest.raises(UserError, match="2 elements for 3 ranks"):
+        hi.data.shard(np.arange(2), 0, 3)
+    with pytest.raises(UserError, match="arrays of different lengths"):
+        hi.data.shard((np.arange(4), np.arange(5)), 0, 2)
