@@ -120,7 +120,7 @@ class Ranks:
         # A shell waits for the rank: ssh has the same code, 255, for a rank that is killed and for a host that is lost.
         # It comes after the variables, so that they do not stand in its command line for all to see.
         words = shlex.split(f"{variables} {command}")
-        first = next((number for number, word in enumerate(words) if "=" not in word), len(words))
+        first = next((number for number, word in enumerate(words) if "=" not in word and word != "env"), len(words))
         waits = ["/bin/sh", "-c", '"$@"; exit $?', "sh"]
         shell = f"{there} exec env {shlex.join([*words[:first], *waits, *words[first:]])}"
         port = ["-p", str(self._plan.ssh_port)] if self._plan.ssh_port else []

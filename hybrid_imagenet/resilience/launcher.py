@@ -14,11 +14,13 @@ from hybrid_imagenet.comm import leftovers
 from hybrid_imagenet.comm.environment import RANK_VARIABLES
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED
 from hybrid_imagenet.resilience import processes
+from hybrid_imagenet.resilience.reaper import Guardian
 
 _GRACE = 8.0  # seconds for saving after the launcher is gone
 _CALL_EVERY = 5.0  # seconds between calls of an elastic rank to its launcher, and for one of them
 _CALLS = 6  # that fail one after the other: the launcher has gone on without this rank
 ORDERS_VARIABLE = "HYBRID_IMAGENET_ORDERS"  # "stdin": the launcher writes to standard input, and holds it open
+_AFTER_VERDICT = 5.0  # seconds that the watchdogs of the other ranks have to name a rank before it is killed
 _STOP, _END = b"stop", b"end"  # the orders: save and leave; leave, as the job has failed
 
 
@@ -50,6 +52,18 @@ def follow_launcher(environ: Mapping[str, str] | None = None) -> None:
     address = env.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), env.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
     if env.get("HOROVOD_ELASTIC") == "1" and all(address):
         _thread(lambda: _call(str(address[0]), int(str(address[1]))))
+
+
+def guardian(stall_seconds: float, environ: Mapping[str, str] | None = None) -> Guardian | None:
+    """Returns what kills this rank some seconds after the job has ended if it is stopped as a whole.
+
+    mpirun's daemons kill such a rank. The launcher for Gloo cannot: a rank on another host ends by itself, or not.
+    None where mpirun does it, and if `stall_seconds` is 0.
+    """
+    env = os.environ if environ is None else environ
+    if env.get(ORDERS_VARIABLE) != "stdin" or not stall_seconds:
+        return None
+    return Guardian(stall_seconds + _AFTER_VERDICT)
 
 
 def _thread(what) -> None:  # type: ignore[no-untyped-def]

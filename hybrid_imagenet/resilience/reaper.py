@@ -55,10 +55,11 @@ def watch(process: int, seconds: float, signs: int) -> None:
                 return
             waiting = data.endswith(b"+")
         elif time.monotonic() - began < seconds + _LATE:
-            what = f"process {process} gave no sign of life for {seconds:g} s: it was killed"
-            print(f"error: {what}", file=sys.stderr, flush=True)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
+            what = f"process {process} gave no sign of life for {seconds:g} s: it was killed"
+            with contextlib.suppress(OSError):  # nobody listens any more
+                os.write(2, f"error: {what}\n".encode())
             return
 
 

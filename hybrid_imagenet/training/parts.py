@@ -14,7 +14,7 @@ from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import Config, derived
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.models import normalization
-from hybrid_imagenet.resilience import preemption, rollback
+from hybrid_imagenet.resilience import launcher, preemption, rollback
 from hybrid_imagenet.resilience.elastic_state import Survivor
 from hybrid_imagenet.resilience.watchdog import Watchdog
 from hybrid_imagenet.training import accumulators, build, hardware, loss_alarm, step
@@ -63,7 +63,7 @@ class Parts:
             config.stall_seconds,
             waits_in=(comm, preemption, accumulators, loss_alarm, step),
             elastic=survivor is not None,
-            guardian=survivor.guardian if survivor else None,
+            guardian=survivor.guardian if survivor else launcher.guardian(config.stall_seconds),
         )
         options = build.host_options(config, tf.config.threading.get_intra_op_parallelism_threads() or 1)
         order = build.sample_order(config, train_source)

@@ -24,7 +24,9 @@ def test_its_standard_input_is_the_ranks():
 
 
 def test_variables_do_not_stand_in_the_command_line_of_the_shell_that_waits():
-    words = Ranks(Plan(1))._command("A='b c' KEY=secret sh -c 'echo $A $KEY; cat /proc/$PPID/cmdline'", "10.99.99.99")
+    words = Ranks(Plan(1))._command(
+        "env A='b c' KEY=secret sh -c 'echo $A $KEY; cat /proc/$PPID/cmdline'", "10.99.99.99"
+    )
     done = subprocess.run(["sh", "-c", words[-1]], capture_output=True, text=True)
     assert done.stdout.startswith("b c secret\n/bin/sh")
     assert done.stdout.count("secret") == 1

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from hybrid_imagenet.resilience import reaper
+from hybrid_imagenet.resilience import launcher, reaper
 from tests.ranks import ROOT
 
 
@@ -58,3 +58,10 @@ def test_a_guardian_that_was_late_itself_waits_anew(monkeypatch):
     reaper.watch(1, 2.0, 3)
     assert killed == []
     assert next(answers, None) is None  # it went on after the time in which nothing came
+
+
+def test_ranks_that_their_launcher_cannot_kill_have_a_guardian(monkeypatch):
+    monkeypatch.setattr(launcher, "Guardian", lambda seconds: seconds)
+    assert launcher.guardian(20.0, {launcher.ORDERS_VARIABLE: "stdin"}) > 20.0  # after the verdict of the watchdogs
+    assert launcher.guardian(0.0, {launcher.ORDERS_VARIABLE: "stdin"}) is None
+    assert launcher.guardian(20.0, {}) is None

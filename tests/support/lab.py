@@ -72,7 +72,10 @@ class Lab:
 
     def _init(self, name: str) -> int:
         for process in processes.descendants(self._process.pid):
-            status = pathlib.Path(f"/proc/{process}/status").read_text()
+            try:
+                status = pathlib.Path(f"/proc/{process}/status").read_text()
+            except OSError:  # it has ended: what the lab starts its hosts with
+                continue
             if status.partition("NSpid:")[2].split("\n")[0].split()[1:] == ["1"]:
                 show = ["nsenter", "--uts", f"--target={process}", "hostname"]
                 if subprocess.run(show, capture_output=True, text=True).stdout.strip() == name:
