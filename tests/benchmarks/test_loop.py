@@ -8,11 +8,12 @@ from tests import ranks
 def test_loop_and_step_take_turns_in_one_run(tmp_path):
     path = tmp_path / "loop.json"
     command = [sys.executable, "-m", "hybrid_imagenet.benchmarks", "loop", "--steps=2", "--rounds=2", f"--json={path}"]
-    flags = ["--dataset=digits", "--augmentation=digits", "--model=resnet10", "--image_size=16", "--per_gpu_batch=4"]
+    flags = ["--dataset=digits", "--augmentation=digits", "--image_size=16", "--per_gpu_batch=4"]
+    flags += ["--model=resnet8", "--width=8", "--stem=3x3"]
     done = subprocess.run([*command, "--", *flags], capture_output=True, text=True, cwd=ranks.ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
     report = json.loads(path.read_text())
-    assert (report["benchmark"], report["model"], report["batch"]) == ("loop", "resnet10", 4)
+    assert (report["benchmark"], report["model"], report["batch"]) == ("loop", "resnet8", 4)
     assert len(report["ratios"]) == 2
     seconds = [4 / report[key] for key in ("images_per_second", "bare_images_per_second")]
     waited = seconds[0] * report["data_wait_fraction"]

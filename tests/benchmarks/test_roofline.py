@@ -53,7 +53,7 @@ def test_operations_are_told_apart_by_their_events(event, group):
 
 def test_the_groups_of_a_measured_step_make_up_the_step(tmp_path):
     path = tmp_path / "roofline.json"
-    options = ["--model=resnet10", "--batch=4", "--image_size=32", "--precision=float32", "--steps=1"]
+    options = ["--model=resnet8", "--batch=4", "--image_size=32", "--precision=float32", "--steps=1"]
     command = [sys.executable, "-m", "hybrid_imagenet.benchmarks", "roofline", *options, f"--json={path}"]
     subprocess.run(command, check=True, capture_output=True, cwd=ranks.ROOT, timeout=300)
     report = json.loads(path.read_text())

@@ -5,7 +5,7 @@ import pytest
 from hybrid_imagenet.benchmarks import start
 from hybrid_imagenet.errors import UserError
 
-FLAGS = ["--dataset=digits", "--augmentation=digits", "--model=resnet10", "--image_size=16", "--per_gpu_batch=4"]
+FLAGS = ["--dataset=digits", "--augmentation=digits", "--model=resnet8", "--image_size=16", "--per_gpu_batch=4"]
 
 
 def test_times_of_help_and_of_a_first_step(tmp_path):

@@ -1,5 +1,6 @@
 import json
 import sys
+import types
 from unittest import mock
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from hybrid_imagenet.benchmarks import step
 
 
-@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.slow), "mixed_bfloat16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
 def test_contestants_take_turns_and_the_report_holds_ours_and_each_peer(tmp_path, capsys, precision):
     path = tmp_path / "step.json"
     arguments = ["--batch=2", "--image_size=32", "--steps=1", "--rounds=2", "--threads=1", "--peers=keras"]
@@ -26,8 +28,29 @@ def test_contestants_take_turns_and_the_report_holds_ours_and_each_peer(tmp_path
     assert "times as fast" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_a_small_network_is_compared_with_peers_that_have_it(tmp_path, capsys):
+class Measured:
+    """A contestant that has taken its turns."""
+
+    def __init__(self, name, batch, seconds, cpu, peak):
+        self.name, self.batch, self.rounds, self.cpu_rounds = name, batch, seconds, cpu
+        self.peak_bytes, self.description = peak, {"version": "1"}
+        self.result = types.MethodType(step.Contestant.result, self)
+
+
+def test_the_report_holds_medians_and_our_advantage(capsys):
+    settings = dict.fromkeys(step.SETTINGS, 1) | {"batch": 8}
+    ours = Measured("hybrid", 8, [3.0, 1.0, 2.0], [4.0, 4.0, 5.0], 100)
+    twice = Measured("recompute_twice", 16, [5.0], [12.0], 60)
+    report = step.summarize([ours, Measured("keras", 8, [4.0], [6.0], 300), twice], settings)
+    assert (report["images_per_second"], report["best_seconds_per_step"]) == (4.0, 1.0)
+    assert report["peers"]["keras"]["ratio"] == 2.0
+    assert report["variants"]["recompute_twice"]["cost"] == (12 / 16) / (4 / 8)
+    assert report["variants"]["recompute_twice"]["memory"] == 0.6
+    step.print_table(report)
+    assert "ours is 2.00 times as fast" in capsys.readouterr().out
+
+
+def test_a_small_network_is_compared_with_the_peers_that_have_it(tmp_path, capsys):
     path = tmp_path / "step.json"
     arguments = ["--batch=4", "--image_size=28", "--steps=1", "--rounds=2", "--threads=1", "--precision=float32"]
     network = ["--model=resnet8", "--width=16", "--stem=3x3", "--num_classes=10"]

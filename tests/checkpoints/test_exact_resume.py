@@ -9,13 +9,14 @@ from tests.checkpoints import killed_at
 from tests.support import program
 
 # Epochs of four steps; T is after the first. Each moment belongs to the session that ends with it.
-SHORT = (("at phase switch", 4), ("before rename", 7))
+SHORT = (("at phase switch", 4),)
+LATE = ("before rename", 7)
 
 
 def long_form():
     """Every kind of moment and random steps, ten in all, in the order of steps."""
     generator = random.Random(11)
-    named = [("in checkpoint", 2), ("in validation", 4), ("in batch norm synchronization", 4), *SHORT]
+    named = [("in checkpoint", 2), ("in validation", 4), ("in batch norm synchronization", 4), *SHORT, LATE]
     last = [("before epoch record", 8), ("after epoch record", 8), ("after epoch checkpoint", 8)]
     anywhere = [("in step", step) for step in generator.sample((1, 3, 5, 6, 9, 10, 11), 2)]
     return tuple(sorted((*named, *last, *anywhere), key=lambda moment: moment[1]))
