@@ -15,7 +15,7 @@ def test_a_missing_package_is_one_line_before_training(ranks, pools, tiny_data, 
     lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert done.returncode == 2
     assert len(lines) == 1, done.stderr
-    assert "--decoder=dali: NVIDIA DALI cannot be loaded" in lines[0]
+    assert "--decoder=dali: NVIDIA DALI is not installed: install nvidia-dali-cuda120" in lines[0]
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 
