@@ -25,7 +25,7 @@ try:
     from hybrid_imagenet import recipes
     from hybrid_imagenet.comm import leftovers
     from hybrid_imagenet.comm.environment import placement, restart_with_huge_pages
-    from hybrid_imagenet.config import derived, preflight
+    from hybrid_imagenet.config import derived, preflight, this_host
     from hybrid_imagenet.config import help as flag_help
     from hybrid_imagenet.resilience.ending import announce
     from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
@@ -55,6 +55,8 @@ def main(arguments: Sequence[str]) -> int:
         announce(error.exit_code)
         return error.exit_code
     if config.check_only:
+        for line in this_host.warnings(config) if launcher_rank() == 0 else ():
+            print(line, file=sys.stderr)
         return EXIT_OK
     if config.print_config:
         return _print_config(config)

@@ -17,7 +17,10 @@ class Run:
     print_config_gpus: int | None = option(
         None, "Number of GPUs for --print_config; default those started.", unit="GPUs", minimum=1
     )
-    check_only: bool = option(False, "Check the flags and exit: 0 if they are good, 2 with one line if not.")
+    check_only: bool = option(
+        False,
+        "Check the flags and exit: 0 if they are good, 2 with one line if not. Warns of what this host lacks.",
+    )
     resume: bool = option(False, "Go on in an existing --run_dir from its newest good checkpoint.")
     epochs: int = option(90, "Passes over the training set.", unit="epochs", minimum=1)
     stop_at_top1: float | None = option(

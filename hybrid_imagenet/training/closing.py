@@ -15,13 +15,13 @@ def lines(config: Config, run_dir: pathlib.Path, checkpoints: Sequence[pathlib.P
     Args:
       config: of the run.
       run_dir: its directory.
-      checkpoints: its files, in order of their steps.
+      checkpoints: its files, newest first.
       stop: why it ended: "preempted", "target" or "".
     """
     found = [f"results: {run_dir}"]
     if not checkpoints:
         return found
-    found[0] += f", newest checkpoint: {checkpoints[-1].relative_to(run_dir)}"
+    found[0] += f", newest checkpoint: {checkpoints[0].relative_to(run_dir)}"
     report = ["hybrid-imagenet", "report", str(run_dir)]
     if stop == "preempted":
         resume = "the command that started it, with --resume"

@@ -7,6 +7,7 @@ import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.checkpoints.run_state import RunState
+from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.runlog import jsonl
@@ -100,13 +101,16 @@ def test_a_run_does_not_begin_anew_over_its_damaged_checkpoints(tmp_path, sessio
 
 def closing_lines(tmp_path, *flags, stop=""):
     run = tmp_path / "a run"
-    files = [run / "checkpoints" / name for name in ("step-2.npz", "step-4.npz")]
+    (run / "checkpoints").mkdir(parents=True)
+    for step in (2, 12, 4):
+        (run / "checkpoints" / f"step-{step:09d}.npz").touch()
+    files = CheckpointStore(run / "checkpoints", 2).paths()
     return closing.lines(config.resolve(["--dataset=folder", f"--data_dir={tmp_path}", *flags]), run, files, stop)
 
 
 def test_the_end_of_a_run_names_its_checkpoint_and_commands_that_parse(tmp_path):
     first, *commands = closing_lines(tmp_path, "--val_fraction=0.2")
-    assert first == f"results: {tmp_path}/a run, newest checkpoint: checkpoints/step-4.npz"
+    assert first == f"results: {tmp_path}/a run, newest checkpoint: checkpoints/step-000000012.npz"
     words = [shlex.split(line.removeprefix("next: ")) for line in commands]
     assert [line[:2] for line in words] == [["hybrid-imagenet", name] for name in ("report", "evaluate", "export")]
     assert {line[2] for line in words} == {f"{tmp_path}/a run"}

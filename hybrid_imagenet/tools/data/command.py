@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hybrid_imagenet import data
+from hybrid_imagenet.comm.quiet import without_greeting
 from hybrid_imagenet.config.data import augmentation_of
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE
 from hybrid_imagenet.numerics.augment import AUGMENTATIONS
@@ -113,7 +114,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from hybrid_imagenet.tools.data import show
+    with without_greeting():
+        from hybrid_imagenet.tools.data import show
 
     show.contact_sheet(
         _names(arguments, arguments.split).open(),

@@ -1,0 +1,85 @@
+"""The commands of the pages for users parse, and their links and files exist: nothing of them needs TensorFlow."""
+
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from hybrid_imagenet import config
+from hybrid_imagenet.tools import evaluate, predict, run
+from hybrid_imagenet.tools.data import command as data
+from hybrid_imagenet.tools.doctor import command as doctor
+from hybrid_imagenet.tools.export import command as export
+from hybrid_imagenet.tools.plan import settings as plan
+from hybrid_imagenet.tools.report import command as report
+from hybrid_imagenet.tools.search import command as search
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = [
+    ROOT / "docs" / f"{name}.md" for name in ("tutorial-own-images", "tutorial-imagenet", "tuning", "faq", "glossary")
+]
+PARSERS = {
+    "train": config.resolve,
+    "evaluate": lambda words: evaluate._parser().parse_args(words),
+    "predict": lambda words: predict._parser().parse_args(words),
+    "report": lambda words: report._parser().parse_args(words),
+    "export": lambda words: export._parser().parse_args(words),
+    "data": lambda words: data._parser().parse_args(words),
+    "search": lambda words: search._parser().parse_args(words),
+    "doctor": doctor.parse_arguments,
+    "plan": plan.parse,
+    "run": lambda words: config.resolve(run.parse_arguments(words)[1]),
+}
+
+
+def blocks(page):
+    """Pairs of a language and a text: of each block, and "prose" for what lies between."""
+    parts = re.split(r"^```(.*)$", page.read_text(), flags=re.M)
+    yield "prose", parts[0]
+    for number, (language, text) in enumerate(zip(parts[1::2], parts[2::2], strict=True)):
+        yield ("prose" if number % 2 else language), text
+
+
+def commands(page):
+    """The lines of a page's blocks of commands, continued ones joined."""
+    for language, text in blocks(page):
+        if not language:
+            yield from (line for line in text.replace("\\\n", " ").splitlines() if line.strip())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_parses(page, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for line in commands(page):
+        first, *words = shlex.split(line, comments=True)
+        if first == "python":
+            assert words[:2] == ["-m", "hybrid_imagenet.main"], line
+            config.resolve(words[2:])
+        elif first == "hybrid-imagenet":
+            PARSERS[words[0]](words[1:])
+        else:
+            assert (ROOT / first).is_file(), line
+            config.resolve([word for word in words if word.startswith("--")])
+
+
+def test_there_are_commands_to_check():
+    counts = {page.stem: len(list(commands(page))) for page in PAGES}
+    assert counts.pop("glossary") == 0
+    assert min(counts.values()) >= 5
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_to_pages(page):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_flags_in_the_text_exist(page):
+    """Of the training program or of a command."""
+    known = set(config.OPTIONS) | {"best", "network_interfaces", "resize", "check_only", "data_dir", "help"}
+    known |= {"flagfile", "batch_size", "print_config", "print_config_gpus", "published"}
+    text = "".join(text for language, text in blocks(page) if language == "prose")
+    named = set(re.findall(r"(?<![\w-])--([a-z_0-9]+)", text))
+    assert named <= known, named - known
