@@ -148,6 +148,8 @@ cuda_toolkit() {
       "./$lib/libculibos*" "./$lib/stubs/*" 2>/dev/null || true # what a package lacks, another has
   done
   cp -a "$packages"/usr/include "$cuda/"
+  # trixie's C library declares these functions too, and does so without exceptions.
+  sed -i -E 's/((sin|cos)pif?\((double|float) x\));/\1 noexcept(true);/' "$cuda/include/crt/math_functions.h"
   cp -aL "$packages/$lib"/libcudart_static.a "$packages/$lib"/libcudadevrt.a "$packages/$lib"/libculibos.a \
     "$packages/$lib"/stubs "$cuda/lib64/"
   rm "$packages"/usr/bin/nvcc # a script that runs the one below

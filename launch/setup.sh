@@ -187,8 +187,9 @@ interrupted() {
 
 # last_error FILE: the line most likely to tell what went wrong.
 last_error() {
+  # What pip says after a compiler's errors does not tell which.
   grep -iE '(^|[^a-z])(error|fatal)[:!]|undefined symbol|No space left|killed' "$1" |
-    tail -n 1 | cut -c1-300 | grep . ||
+    grep -vE 'ERROR: Failed (to build|building)' | tail -n 1 | cut -c1-300 | grep . ||
     tail -n 1 "$1" | cut -c1-300
 }
 
