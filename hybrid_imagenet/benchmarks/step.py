@@ -2,7 +2,8 @@
 
 Every contestant is a process of its own that is warmed up first; then they take turns, a few steps each, so that
 whatever else the machine does meets all of them. The figure is the median over the rounds. With --recompute, ours also
-takes part with activations computed again (models.recompute), on the same batch and on twice as many images.
+takes part with activations computed again (models.recompute), on the same batch and on twice as many images. With
+--through=fit, two contestants are compared instead: the program's own step and one of `model.fit`, with LARS.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Contestant:
         """Starts the process; `python` is the interpreter that has the contestant's framework."""
         self.batch = settings["batch"]
         environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS=str(settings["threads"]))
-        if (script or name) == OURS:  # as our programs set it; the others run as they come
+        if (script or name) in (OURS, "through"):  # as our programs set it; the others run as they come
             prefer_onednn(environment)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         self.name = name
@@ -111,6 +112,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--peers", default="keras,torch", help="comma-separated: keras, torch, or nothing")
     parser.add_argument("--torch_python", default=sys.executable, help="interpreter that has PyTorch")
     parser.add_argument("--recompute", action="store_true", help="also ours with recomputed activations")
+    parser.add_argument("--through", choices=("fit",), help="compare a step of model.fit with the program's, no peers")
     parser.add_argument("--json", help="file for the result")
     return parser.parse_args(argv)
 
@@ -121,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
     settings = {key: getattr(options, key) for key in SETTINGS}
     contestants: list[Contestant] = []
     try:
-        for name in [OURS, *filter(None, options.peers.split(","))]:
+        for name in _peers(options):
             contestant = Contestant(name, options.torch_python if name == "torch" else sys.executable, settings)
             contestants.append(contestant)
             if "skipped" in contestant.description:
@@ -129,6 +131,10 @@ def main(argv: Sequence[str]) -> int:
         for name, factor in VARIANTS.items() if options.recompute else ():
             changed = settings | {"recompute": True, "batch": factor * options.batch}
             contestants.append(Contestant(name, sys.executable, changed, OURS))
+        if options.through:
+            for name, through in ((OURS, "program"), ("fit", "fit")):
+                changed = settings | {"through": through}
+                contestants.append(Contestant(name, sys.executable, changed, "through"))
         running = [c for c in contestants if "skipped" not in c.description]
         for _ in range(options.rounds):
             for contestant in running:
@@ -143,21 +149,27 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _peers(options: argparse.Namespace) -> list[str]:
+    """Returns the contestants of a comparison with others, ours first."""
+    return [] if options.through else [OURS, *filter(None, options.peers.split(","))]
+
+
 def summarize(running: Sequence[Contestant], settings: dict[str, Any]) -> dict[str, Any]:
     """The result as a JSON object: our figures at the top, the others under `peers` with our advantage as `ratio`.
 
     Under `variants` stands ours with recomputation: `cost` is its processor time per image over the plain step's,
-    `memory` its peak over the plain step's.
+    `memory` its peak over the plain step's, `time` its step over the plain one. `fit` is one of them.
     """
     results = {c.name: c.result() for c in running}
     ours = results.pop(OURS)
-    variants = {name: results.pop(name) for name in VARIANTS if name in results}
+    variants = {name: results.pop(name) for name in (*VARIANTS, "fit") if name in results}
     for peer in results.values():
         peer["ratio"] = ours["images_per_second"] / peer["images_per_second"]
     for row in variants.values():
         per_image = row["cpu_seconds_per_step"] / row["batch"]
         row["cost"] = per_image / (ours["cpu_seconds_per_step"] / ours["batch"])
         row["memory"] = row["peak_bytes"] / ours["peak_bytes"]
+        row["time"] = row["seconds_per_step"] / ours["seconds_per_step"]
     return {
         "benchmark": "step",
         **settings,
@@ -188,6 +200,8 @@ def print_table(report: dict[str, Any]) -> None:
         ratio = f"ours is {row['ratio']:.2f} times as fast" if "ratio" in row else ""
         if "cost" in row:
             ratio = f"batch {row['batch']}: {row['cost']:.2f} x the time per image, {row['memory']:.2f} x the memory"
+            if name == "fit":
+                ratio = f"{row['time']:.3f} x the time of the program's step"
         print(
             f"{name:>15} {row['images_per_second']:8.2f} images/s {row['cpu_seconds_per_step']:7.3f} core-s/step "
             f"{row['peak_bytes'] / 2**30:6.2f} GiB peak  {ratio}"

@@ -124,6 +124,21 @@ def _network_has_its_flags(config: Config) -> None:
         raise UserError(f"{flag} does not go with --model=alexnet_bn: leave it out, or choose a ResNet")
 
 
+_BUILT_IN_ONLY = ("width", "stem", "initializer", "zero_last_gamma", "batch_norm")
+_BUILT_IN_MEANS = ("sync_batch_norm", "recompute", "virtual_gpus", "image_size_schedule", "ema_decay")
+
+
+def _own_network_has_no_flags(config: Config) -> None:
+    if ":" not in config.model:
+        return
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    asked = [name for name in _BUILT_IN_ONLY if config.origins.get(name) == "command line"]
+    for name in (*asked, *(name for name in _BUILT_IN_MEANS if getattr(config, name) != defaults[name])):
+        raise UserError(
+            f"--{name}={getattr(config, name)} is for the built-in networks: leave it out with --model={config.model}"
+        )
+
+
 def _image_sizes_are_possible(config: Config) -> None:
     try:
         sizes(config)
@@ -171,6 +186,7 @@ RULES = (
     _batches_are_possible,
     _image_sizes_are_possible,
     _network_has_its_flags,
+    _own_network_has_no_flags,
     _virtual_gpus_have_a_batch,
     _decoder_has_work,
     _tuning_split_is_a_number_of_images,

@@ -42,7 +42,7 @@ def entries(group: type) -> list[str]:
 def _entry(name: str, argument: Argument, owners: str = "") -> str:
     kind, opt = argument.kind, argument.option
     form = (
-        "|".join(opt.choices)
+        "|".join((*opt.choices, *(["MODULE:FUNCTION"] if opt.function else [])))
         if opt.choices
         else kind.base.__name__ + (",..." if kind.repeated else "|auto" if opt.auto else "")
     )

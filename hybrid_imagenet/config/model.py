@@ -14,8 +14,18 @@ class Model:
 
     model: str = option(
         "resnet50",
-        "Network.",
+        "Network; or MODULE:FUNCTION, called with num_classes and image_size, which returns a Keras model that gives "
+        "logits.",
         choices=(*DEPTHS, "alexnet_bn"),
+        function=True,
+    )
+    init_from: str | None = option(
+        None,
+        "Begin with the weights of a checkpoint, a run, or a file of torchvision or keras.applications; where the "
+        "number of classes differs, the last layer begins anew.",
+    )
+    freeze: tuple[str, ...] = option(
+        (), "Leave layers alone whose names begin with one of these, their statistics included."
     )
     width: int = option(
         WIDTH, "Channels of a ResNet's first stage; each later stage has twice as many.", unit="channels", minimum=1

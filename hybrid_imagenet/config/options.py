@@ -29,6 +29,7 @@ class Option:
     maximum: float | None = None
     auto: bool = False
     above: float | None = None
+    function: bool = False
 
 
 def option(
@@ -40,16 +41,17 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     auto: bool = False,
+    function: bool = False,
 ) -> Any:
     """Declares a dataclass field that is also a command-line flag of the same name.
 
     The flag's type is the field's annotation: `bool`, `int`, `float`, `str`, one of these `| None` (the empty
     string means None), or `tuple[T, ...]` (comma-separated). With `auto` the word auto, which becomes `AUTO`, leaves a
-    whole number to be found when the program runs.
+    whole number to be found when the program runs. With `function` a value MODULE:FUNCTION stands beside the choices.
     """
     return dataclasses.field(
         default=default,
-        metadata={"option": Option(help, unit, tuple(choices), minimum, maximum, auto)},
+        metadata={"option": Option(help, unit, tuple(choices), minimum, maximum, auto, function=function)},
     )
 
 
@@ -118,10 +120,11 @@ def check_value(name: str, value: Any, opt: Option) -> None:
         return
     if value is None:
         return
-    if opt.choices and value not in opt.choices:
+    if opt.choices and value not in opt.choices and not (opt.function and ":" in str(value)):
         near = difflib.get_close_matches(str(value), opt.choices, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise UserError(f"--{name}={value}: choose one of {', '.join(opt.choices)}{hint}")
+        own = ", or a function of your own as MODULE:FUNCTION" if opt.function else ""
+        raise UserError(f"--{name}={value}: choose one of {', '.join(opt.choices)}{own}{hint}")
     if isinstance(value, float) and value != value:
         raise UserError(f"--{name}=nan: give a number")
     if opt.above is not None and value <= opt.above:

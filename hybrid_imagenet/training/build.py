@@ -22,6 +22,7 @@ from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.training import warm_start
 from hybrid_imagenet.training.step import Batch
 
 
@@ -73,8 +74,12 @@ def sample_order(config: Config, source: Source) -> SampleOrder:
 
 
 def model(config: Config, precision: str, num_classes: int, communicator: Communicator) -> keras.Model:
-    """Returns the network."""
-    return models.create(
+    """Returns the network, with the layers of --freeze out of training.
+
+    Raises:
+      UserError: if it cannot be built so.
+    """
+    network = models.create(
         config.model,
         num_classes,
         None if config.image_size_schedule else config.image_size,
@@ -91,7 +96,10 @@ def model(config: Config, precision: str, num_classes: int, communicator: Commun
         parts=1 if config.sync_batch_norm else config.virtual_gpus,
         recompute=config.recompute,
         sync_allreduce=communicator.allreduce_sum if config.sync_batch_norm and communicator.size > 1 else None,
+        stride_in_1x1=warm_start.strides_in_1x1(config.init_from),
     )
+    warm_start.freeze(network, config.freeze)
+    return network
 
 
 def schedule(config: Config, workers: int) -> schedules.Schedule:
@@ -180,6 +188,7 @@ def description(config: Config, source: Source) -> dict[str, Any]:
         "width": config.width,
         "stem": config.stem,
         "batch_norm_epsilon": config.batch_norm_epsilon,
+        "stride_in_1x1": warm_start.strides_in_1x1(config.init_from),
         "crop_fraction": evaluation_crop(config),
         "optimizer": config.optimizer,
         "version": __version__,

@@ -137,7 +137,7 @@ class Parts:
 
     def _statistics(self, *, precise: bool) -> BatchNormSync:
         """Returns the callback that merges statistics of normalization over ranks, if `precise` measured anew."""
-        layers, collect = normalization.statistics(self.model), None
+        layers, collect = normalization.kept_statistics(self.model), None
         if precise:
             collect = PreciseStatistics(
                 self.step.forward,

@@ -16,7 +16,7 @@ from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.resilience.preemption import Control
-from hybrid_imagenet.training import accumulators, build, callback_list
+from hybrid_imagenet.training import accumulators, build, callback_list, warm_start
 from hybrid_imagenet.training.loop import Loop
 from hybrid_imagenet.training.parts import Parts
 
@@ -57,14 +57,19 @@ class Session(Parts):
         if self.memory is not None:
             path = self.communicator.broadcast_object(str(self.recording.path))
             self.memory.run_dir = pathlib.Path(path)
+        begins_with: list[str] = []
         with together(self.communicator):
             checkpoint = self._find_checkpoint()
+            if checkpoint is None and self.config.init_from and self.communicator.rank == 0:
+                begins_with = warm_start.load(self.config.init_from, self.model)
         self._share_state(checkpoint)
         with together(self.communicator):
             if checkpoint is not None:
                 restore_arrays(checkpoint, self.variables())
                 check_position(checkpoint, self.data.source.num_examples)
             self.recording.start(self.facts, self._info(), self.state)
+        for line in begins_with:
+            self.recording.announce(f"--init_from: {line}")
         for loss in (*self.data.source.losses, *self.validation_source.losses):
             self.recording.announce(f"damaged shard: {loss}")
         if self.rollback:

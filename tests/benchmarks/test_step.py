@@ -28,6 +28,19 @@ def test_contestants_take_turns_and_the_report_holds_ours_and_each_peer(tmp_path
     assert "times as fast" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_a_step_of_fit_is_compared_with_the_programs(tmp_path, capsys):
+    path = tmp_path / "step.json"
+    arguments = ["--batch=4", "--image_size=28", "--steps=2", "--rounds=2", "--threads=1", "--precision=float32"]
+    network = ["--model=resnet8", "--width=16", "--stem=3x3", "--num_classes=10"]
+    assert step.main([*arguments, *network, "--through=fit", f"--json={path}"]) == 0
+    report = json.loads(path.read_text())
+    fit = report["variants"]["fit"]
+    assert fit["time"] == fit["seconds_per_step"] / report["seconds_per_step"]
+    assert report["peers"] == {}
+    assert "x the time of the program's step" in capsys.readouterr().out
+
+
 class Measured:
     """A contestant that has taken its turns."""
 

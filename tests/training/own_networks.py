@@ -1,0 +1,31 @@
+"""Networks of one's own, for `--model=MODULE:FUNCTION`."""
+
+import keras
+
+
+def small(num_classes, image_size):
+    """A convolution, Keras's own batch normalization and a layer of scores."""
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((image_size, image_size, 3)),
+            layers.Conv2D(4, 3, 2, name="first"),
+            layers.BatchNormalization(name="norm"),
+            layers.ReLU(),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(num_classes, name="scores"),
+        ]
+    )
+
+
+def wrong(num_classes, image_size):
+    """Too many scores."""
+    return small(num_classes + 1, image_size)
+
+
+def without_arguments():
+    """Takes nothing."""
+
+
+def nothing(num_classes, image_size):
+    """Returns no model."""

@@ -1,0 +1,124 @@
+"""`--init_from`, `--freeze` and `--model=MODULE:FUNCTION`."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from hybrid_imagenet import config, models
+from hybrid_imagenet.checkpoints import archive
+from hybrid_imagenet.checkpoints.pretrained import Trained
+from hybrid_imagenet.data import device
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.training import warm_start
+from tests.support import in_process, program
+
+SMALL = {"image_size": 16, "width": 4, "zero_last_gamma": False}
+FLAGS = ("--image_size=16", "--epochs=1", "--warmup_epochs=0", "--optimizer=sgd", "--lr=0.1")
+
+
+def network(classes, seed, **changes):
+    return models.create("resnet8", classes, seed=seed, **(SMALL | changes))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A network for five classes whose input is prepared as keras.applications prepare it, and its file."""
+    source = network(5, 1)
+    weights = {v.path: v.numpy() for v in source.weights}
+    names = tuple("abcde")
+    made = Trained("here", "resnet8", names, 16, 0.875, 1e-5, width=4, pixel_deviation=(1 / 255,) * 3, weights=weights)
+    path = tmp_path_factory.mktemp("trained") / "source.npz"
+    made.save(path)
+    return made, path
+
+
+def test_a_network_gives_the_scores_of_the_file_for_the_programs_own_pixels(trained):
+    made, path = trained
+    images = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3)).astype(np.uint8)
+    target = network(5, 2)
+    (line,) = warm_start.load(str(path), target)
+    assert line == f"weights of {path} (resnet8, 5 classes)"
+    wanted = made.build()(made.preprocess(images))
+    np.testing.assert_allclose(target(device.normalize(images, "float32")), wanted, rtol=2e-3, atol=2e-3)
+
+
+def test_a_head_for_other_classes_begins_anew_and_another_network_is_refused(trained):
+    _, path = trained
+    target = network(4, 2)
+    before = {v.path: v.numpy() for v in target.weights}
+    _, line = warm_start.load(str(path), target)
+    assert line == "the last layer begins anew, for another number of classes: logits/kernel, logits/bias"
+    same = {v.path for v in target.weights if np.array_equal(v.numpy(), before[v.path])}
+    assert {"logits/kernel", "logits/bias"} <= same
+    assert not [path for path in same if path.endswith("_conv/kernel")]
+    with pytest.raises(UserError, match=r"--init_from=.*has shape .* there, .* needs .*that is resnet8, width 4"):
+        warm_start.load(str(path), network(4, 2, width=8))
+    with pytest.raises(UserError, match="no such file or directory"):
+        warm_start.load(str(path.parent / "none.npz"), target)
+
+
+def test_frozen_layers_stay_as_the_file_has_them_while_the_program_trains(trained, tiny_data, tmp_path):
+    made, path = trained
+    flags = ("--width=4", "--stem=imagenet", f"--init_from={path}", "--freeze=stem")
+    done = program.train_here(tiny_data, tmp_path / "run", *FLAGS, *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "--init_from: the last layer begins anew, for another number of classes: logits/kernel" in done.stdout
+    (file,) = (tmp_path / "run" / "checkpoints").glob("step-*.npz")
+    arrays = archive.read(file).arrays
+    kept = {name.split("/", 2)[2]: value for name, value in arrays.items() if name.startswith("model/")}
+    frozen = [name for name in kept if name.startswith("stem")]
+    assert len(frozen) > 3
+    for name in frozen[1:]:
+        np.testing.assert_array_equal(kept[name], made.weights[name], err_msg=name)
+    others = [name for name in kept if name not in frozen and not name.startswith("logits")]
+    assert not any(np.array_equal(kept[name], made.weights[name]) for name in others)
+
+
+def test_what_cannot_be_frozen_is_named():
+    with pytest.raises(UserError, match="--freeze=middle: no layer's name begins so; the first ones are "):
+        warm_start.freeze(network(4, 2), ("middle",))
+    target = network(4, 2)
+    with pytest.raises(UserError, match="nothing is left to train"):
+        warm_start.freeze(target, tuple(layer.name for layer in target.layers if layer.weights))
+
+
+def test_a_network_of_ones_own_trains_and_is_evaluated(tiny_data, tmp_path):
+    run = tmp_path / "run"
+    common = [flag for flag in program.FLAGS if not flag.startswith(("--model", "--width", "--stem"))]
+    own = ["--model=tests.training.own_networks:small", "--freeze=first", f"--data_dir={tiny_data}", f"--run_dir={run}"]
+    code, output, errors = in_process.call("hybrid_imagenet.main", [*common, *FLAGS, *own])
+    assert code == 0, output + errors
+    (file,) = (run / "checkpoints").glob("step-*.npz")
+    names = {"/".join(name.split("/")[-2:]) for name in archive.read(file).arrays if name.startswith("model/")}
+    assert names == {"first/kernel", "first/bias", "norm/gamma", "norm/beta", "norm/moving_mean",
+                     "norm/moving_variance", "scores/kernel", "scores/bias"}  # fmt: skip
+    assert dataclasses.replace(Trained.from_description(
+        {"origin": "", "model": "tests.training.own_networks:small", "class_names": ["a", "b"], "image_size": 16,
+         "crop_fraction": 1.0, "batch_norm_epsilon": 1e-5}
+    )).build().output_shape == (None, 2)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("no.such.module:f", "No module named 'no'; give MODULE:FUNCTION"),
+        ("tests.training.own_networks:absent", "has no attribute 'absent'"),
+        ("tests.training.own_networks:without_arguments", "it is called with num_classes and image_size"),
+        ("tests.training.own_networks:nothing", "it returned NoneType, not a functional or sequential Keras model"),
+        ("tests.training.own_networks:wrong", r"its output has shape \(None, 4\), not \(None, 3\)"),
+    ],
+)
+def test_a_function_that_gives_no_network_is_refused(name, reason):
+    with pytest.raises(UserError, match=f"--model={name}: .*{reason}"):
+        models.create(name, 3, 16)
+
+
+def test_flags_of_built_in_networks_do_not_reach_ones_own():
+    flags = ["--dataset=synthetic", "--model=a:b"]
+    assert config.resolve(flags).model == "a:b"
+    for flag in ("--width=8", "--ema_decay=0.9", "--sync_batch_norm"):
+        with pytest.raises(UserError, match=rf"{flag.partition('=')[0]}=.* is for the built-in networks: leave it out"):
+            config.resolve([*flags, flag])
+    with pytest.raises(UserError, match=r"choose one of resnet8, .*or a function of your own as MODULE:FUNCTION"):
+        config.resolve(["--model=mine"])
