@@ -88,7 +88,8 @@ show_settings() {
 run_cluster() {
   # shellcheck source=launch/env.sh
   . "$launch_dir/env.sh"
-  [[ -n $module ]] || "${program[@]}" --check_only || exit $?
+  # This host may have neither the GPUs nor the images: what it lacks says nothing of the ranks' hosts.
+  [[ -n $module ]] || HYBRID_IMAGENET_RANKS_ELSEWHERE=1 "${program[@]}" --check_only || exit $?
   check_hosts
   supervise "${command[@]}"
 }

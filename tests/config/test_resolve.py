@@ -82,7 +82,8 @@ def test_help_names_every_flag_with_its_default():
     assert "(default 90, in epochs)" in " ".join(text.split())
 
 
-def test_flags_answer_without_tensorflow():
+def test_flags_answer_without_tensorflow(monkeypatch):
+    monkeypatch.setenv("HYBRID_IMAGENET_RANKS_ELSEWHERE", "1")  # this host's disk may be full
     lines = (["--help"], ["--check_only"], ["--recipe=list"], ["--lr=x"], ["--print_config", "--print_config_gpus=24"])
     codes, loaded, errors = fresh.run(*(("hybrid_imagenet.main", line) for line in lines))
     assert codes == [0, 0, 0, 2, 0]

@@ -46,3 +46,9 @@ def test_fp16_asks_for_a_gpu(tmp_path):
     fp16 = config.resolve(["--precision=mixed_float16"])
     assert "--precision=auto" in this_host.warnings(fp16, gpus=tmp_path / "none")[0]
     assert this_host.warnings(fp16, gpus=tmp_path) == []
+
+
+def test_nothing_is_said_where_the_ranks_run_elsewhere(tmp_path, monkeypatch):
+    assert told(tmp_path, "--data_dir=/nowhere") != []
+    monkeypatch.setenv("HYBRID_IMAGENET_RANKS_ELSEWHERE", "1")
+    assert told(tmp_path, "--data_dir=/nowhere") == []
