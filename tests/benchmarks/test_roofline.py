@@ -51,6 +51,7 @@ def test_operations_are_told_apart_by_their_events(event, group):
     assert roofline.group_of(event) == group
 
 
+@pytest.mark.slow
 def test_the_groups_of_a_measured_step_make_up_the_step(tmp_path):
     path = tmp_path / "roofline.json"
     options = ["--model=resnet8", "--batch=4", "--image_size=32", "--precision=float32", "--steps=1"]

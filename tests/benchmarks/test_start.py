@@ -8,6 +8,7 @@ from hybrid_imagenet.errors import UserError
 FLAGS = ["--dataset=digits", "--augmentation=digits", "--model=resnet8", "--image_size=16", "--per_gpu_batch=4"]
 
 
+@pytest.mark.slow
 def test_times_of_help_and_of_a_first_step(tmp_path):
     path = tmp_path / "start.json"
     assert start.main(["--launcher=", f"--json={path}", "--", *FLAGS]) == 0

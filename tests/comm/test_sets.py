@@ -29,9 +29,8 @@ def test_all_algorithms_share_the_sets_of_a_grid(pools):
     assert (out["open"], out["algorithm"]) == (False, "torus")
 
 
-def test_the_sets_are_known_with_gloo_too():
-    with ranks.own(4, "gloo") as pool:
-        out = outcome(pool, "torus", others=("masters", "hybrid", "auto"))
+def test_the_sets_are_known_with_gloo_too(gloo):
+    out = outcome(gloo, "torus", others=("masters", "hybrid", "auto"))
     assert out["sets"] == GRID
     assert (out["open"], out["algorithm"]) == (False, "torus")
 

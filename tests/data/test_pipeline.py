@@ -304,7 +304,7 @@ def test_batches_can_be_copied_to_a_device_ahead():
         np.testing.assert_array_equal(ahead[key], value)
 
 
-@pytest.mark.parametrize("remainder", ["wrap", "drop"])
+@pytest.mark.parametrize("remainder", ["wrap", pytest.param("drop", marks=pytest.mark.slow)])
 def test_a_killed_process_goes_on_with_exactly_the_rest(remainder, tmp_path):
     record = tmp_path / "steps.jsonl"
     command = [sys.executable, "-m", "tests.data.recorder", str(record), remainder]

@@ -16,6 +16,7 @@ from tests.data.support import jpeg
 from tests.support import processes, program
 
 FLAGS = ("--epochs=5000", "--optimizer=sgd")
+LARGE = ("--model=resnet10", "--width=64", "--stem=imagenet")  # two checkpoints of it fill the disk
 
 
 def wait_for_checkpoint(run: program.Running, timeout: float = 240) -> None:
@@ -49,7 +50,7 @@ def newest_is_good(run_dir) -> int:
 def test_a_full_disk_ends_the_run_and_after_making_room_it_goes_on(tiny_data, tmp_path):
     with processes.small_disk(tmp_path / "disk", 60) as remount:
         run_dir = tmp_path / "disk" / "run"
-        run = program.Running(1, tiny_data, run_dir, *FLAGS)
+        run = program.Running(1, tiny_data, run_dir, *FLAGS, *LARGE)
         wait_for_checkpoint(run)
         if remount is None:  # not allowed to mount: a limit on the size of files stands in for the full disk
             resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (20 << 20, 20 << 20))
@@ -61,7 +62,8 @@ def test_a_full_disk_ends_the_run_and_after_making_room_it_goes_on(tiny_data, tm
         step = newest_is_good(run_dir)
         assert json.loads((run_dir / "config.json").read_text())["flags"]["epochs"] == 5000
         assert remount is None or remount("size=600m")
-        done = program.train_here(tiny_data, run_dir, "--optimizer=sgd", f"--epochs={step // 8 + 1}", "--resume")
+        flags = ("--optimizer=sgd", f"--epochs={step // 8 + 1}", "--resume", *LARGE)
+        done = program.train_here(tiny_data, run_dir, *flags)
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"step {step}" in done.stdout
         assert newest_is_good(run_dir) > step

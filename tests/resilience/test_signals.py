@@ -40,7 +40,8 @@ def running(data, tmp_path):
             run.process.communicate()
 
 
-@pytest.mark.parametrize("stopped", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", [1, 0])
 def test_a_stopped_rank_is_named_and_ends_the_job(running, stopped):
     run, ranks = running
     os.kill(ranks[stopped], signal.SIGSTOP)
@@ -56,6 +57,7 @@ def test_a_stopped_rank_is_named_and_ends_the_job(running, stopped):
     assert processes.gone_within(ranks.values(), 10)
 
 
+@pytest.mark.slow
 def test_no_rank_outlives_a_killed_launcher(running):
     run, ranks = running
     run.wait_for_step(32)  # twice the steps between checkpoints

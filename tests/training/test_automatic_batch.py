@@ -28,6 +28,7 @@ def settle(flags, examples=1500, ranks=None):
     return automatic_batch.settle(config.resolve([*FLAGS, *flags]), ranks or SingleProcess(), "float32", 10, examples)
 
 
+@pytest.mark.slow
 def test_a_real_network_within_a_memory_limit():
     limit = 1.6  # TensorFlow alone takes 0.8 to 1.1, as it was installed
     settled, note = settle([f"--memory_limit_gb={limit}", "--ema_decay=0.9"])

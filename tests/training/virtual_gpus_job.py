@@ -27,12 +27,12 @@ BASE = (
 """80 training images, 16 per update on four GPUs: 20 updates in four epochs."""
 METHODS = {
     "hybrid, last, mixup": ("--optimizer=hybrid", "--warmup_epochs=2", "--mixup=0.3", "--lars_eta=0.01"),
+}
+LONG = {
     "lars, moving, larger batch": (
         *("--optimizer=lars", "--batch_norm=moving", "--lr_schedule=poly", "--warmup_epochs=1"),
         *("--epochs=5", "--batch_schedule=0:4,3:6", "--lars_eta=0.01", "--lr_scaling=batch"),
     ),
-}
-LONG = {
     "sgd, precise, accumulation": (
         *("--optimizer=sgd", "--sgd_nesterov", "--batch_norm=precise", "--precise_batch_norm_batches=2"),
         *("--accumulation=2", "--per_gpu_batch=2", "--lr_schedule=step", "--lr_steps=2,3", "--lr=0.01"),

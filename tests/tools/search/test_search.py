@@ -144,6 +144,7 @@ def test_mistakes_are_one_line(arguments, words, capsys):
     assert words in error
 
 
+@pytest.mark.slow
 def test_a_real_search_on_two_ranks_writes_a_flag_file(tmp_path, capsys):
     out = tmp_path / "chosen.flags"
     run = ["--dataset=digits", "--augmentation=digits", "--model=resnet8", "--width=8", "--stem=3x3"]
