@@ -45,6 +45,7 @@ def test_the_files_of_a_run_hold_no_secrets(tmp_path, capsys, monkeypatch):
     facts = {"train_images": 1, "validation_images": 1, "world_size": 1, "precision": "float32"}
     recording.start(facts, {"step": 0, "epochs": 0.0}, RunState())
     recording.writer.close()
+    recording.stop_logging()
     written = "".join(path.read_text() for path in (tmp_path / "run").iterdir()) + "".join(capsys.readouterr())
     assert json.loads((tmp_path / "run" / "config.json").read_text())["flags"]["data_dir"].startswith("https://***@")
     for word in ("hunter2", "abcdef", "from-the-environment"):

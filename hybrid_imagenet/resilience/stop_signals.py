@@ -28,6 +28,7 @@ class Requests:
         """Starts without a request."""
         self.stop = self.installed = False
         self._training = False
+        self._leaving = threading.Lock()  # taken once, by the first of the handler and the thread that hears a signal
 
     def install(self) -> None:
         """Catches the signals, for programs; does nothing outside the main thread."""
@@ -61,6 +62,8 @@ class Requests:
                 self._leave()
 
     def _leave(self) -> None:
+        if not self._leaving.acquire(blocking=False):
+            return
         if launcher_rank() == 0:
             print("stopped before training began: nothing was saved", file=sys.stderr, flush=True)
         announce(EXIT_PREEMPTED)

@@ -41,7 +41,7 @@ def test_a_run_leaves_its_results(undisturbed):
     assert [r["epoch"] for r in epochs] == [1, 2, 3]
     assert [r["step"] for r in epochs] == [4, 8, 12]
     assert all(r["val_count"] == program.VALIDATION for r in epochs)
-    assert epochs[0]["gradient_elements"] > 2 * 4.9e6  # one step of four is counted, on both ranks
+    assert epochs[0]["gradient_elements"] == 2 * 19756  # weights; one step of four is counted, on both ranks
     assert (epochs[0]["gradient_overflow"], epochs[1].get("gradient_elements")) == (0, None)
     assert [r["image_size"] for r in epochs] == [24, 32, 32]
     assert [r["phase"] for r in epochs] == [0.0, 1.0, 1.0]
@@ -106,11 +106,11 @@ def test_evaluation_takes_the_averaged_weights_that_validation_saw(tiny_data, un
         assert result["weights"] == ("trained" if weights == "trained" else "ema")
         losses[weights] = result["loss"]
     assert losses["auto"] == losses["ema"] == pytest.approx(last["val_loss"], rel=1e-5)
-    assert losses["trained"] != pytest.approx(last["val_loss"], rel=1e-3)
+    assert losses["trained"] != pytest.approx(last["val_loss"], rel=1e-4)
 
 
 def test_resumed_between_the_last_step_of_an_epoch_and_its_end(pools, tiny_data, tmp_path):
-    flags = ("--checkpoint_every_steps=8", "--checkpoint_every_epochs=3", "--gradient_noise_scale")
+    flags = ("--checkpoint_every_steps=8", "--checkpoint_every_epochs=3", "--nokeep_best", "--gradient_noise_scale")
     expected_run = tmp_path / "run"
     done = program.train_on(pools[2], tiny_data, expected_run, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
