@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hybrid_imagenet import __version__, outside
-from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE
+from hybrid_imagenet import __version__
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, without_environment
 
 # The module of each command, with main(arguments) -> exit code, and one line for the list of commands.
 COMMANDS = {
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         module = importlib.import_module(COMMANDS[name][0])
     except ModuleNotFoundError as missing:
-        print(outside.message(missing), file=sys.stderr)
+        print(without_environment(missing), file=sys.stderr)
         return EXIT_USAGE
     if name == "train" and arguments is None:  # only a process of our own can be started anew
         from hybrid_imagenet.comm.environment import restart_with_huge_pages

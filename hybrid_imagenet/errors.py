@@ -1,6 +1,8 @@
 """Errors that are meant for the user, and the exit codes of the program."""
 
+import pathlib
 import re
+import sys
 
 EXIT_OK = 0
 EXIT_FAILURE = 1  # an unexpected error, with a traceback
@@ -30,6 +32,17 @@ def _one_line(text: str) -> str:
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST - 500]} ... {text[-500:]}"
     return printable(text)
+
+
+def without_environment(error: ModuleNotFoundError) -> str:
+    """Returns what is missing, in which Python, and how to enter the environment of the program."""
+    root = pathlib.Path(__file__).parent.parent
+    where = f"cd {root}, " if (root / "launch" / "env.sh").exists() else ""
+    setup = "" if (root / ".venv" / "bin" / "activate").exists() else "launch/setup.sh, "
+    return (
+        f"error: {sys.executable} has no module {error.name}: this Python is not the environment of the program; first "
+        f"{where}{setup}. launch/env.sh"
+    )
 
 
 class UserError(Exception):

@@ -9,7 +9,6 @@ import threading
 import traceback
 from collections.abc import Sequence
 
-from hybrid_imagenet import outside
 from hybrid_imagenet.errors import (
     EXIT_FAILURE,
     EXIT_OK,
@@ -18,6 +17,7 @@ from hybrid_imagenet.errors import (
     EXIT_USAGE,
     SharedError,
     UserError,
+    without_environment,
 )
 
 try:
@@ -33,7 +33,7 @@ try:
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
-    print(outside.message(missing), file=sys.stderr)
+    print(without_environment(missing), file=sys.stderr)
     sys.exit(EXIT_USAGE)
 
 
@@ -113,7 +113,7 @@ def _train(config: configuration.Config) -> int:
         _report(error)
         return _leave(error.exit_code)
     except ModuleNotFoundError as missing:
-        print(outside.message(missing), file=sys.stderr)
+        print(without_environment(missing), file=sys.stderr)
         return _leave(EXIT_USAGE)
     except Exception:
         print(f"rank {launcher_rank()}: unexpected error\n{traceback.format_exc()}", file=sys.stderr)

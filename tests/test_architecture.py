@@ -30,8 +30,7 @@ ALLOWED = {
         "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "resilience",
     },
     "train": {"config", "comm", "resilience", "training"},
-    "outside": set(),
-    "main": {"outside", "config", "recipes", "comm", "data", "resilience", "train"},
+    "main": {"config", "recipes", "comm", "data", "resilience", "train"},
     "tools": {
         "numerics", "analysis", "config", "recipes", "comm", "optimizers", "models", "data", "checkpoints", "runlog",
         "resilience", "training",
@@ -43,7 +42,7 @@ ALLOWED = {
     "library": {"numerics", "comm", "optimizers", "models", "training"},
     "callbacks": {"library", "training"},
     "schedules": {"numerics"},
-    "__main__": {"outside", "comm", "tools"},
+    "__main__": {"comm", "tools"},
     "__init__": set(),
 }  # fmt: skip
 

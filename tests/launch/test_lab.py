@@ -162,24 +162,7 @@ def test_an_unknown_interface_and_a_dead_host_are_named(tmp_path):
     assert re.findall(r"code (\d)", output) == ["2", "2", "1"]
 
 
-# On lab1: a job of a rank on each of three hosts, of which the last loses its network. Prints the exit code, the
-# seconds that it took, and what is left on the two others.
-_LOST = """
-cd $ROOT
-$START -- $FOLDER launched 3 --stall_seconds=4 >$FOLDER/log 2>&1 &
-job=$!
-until [ -e $FOLDER/training-0 ]; do sleep 0.1; kill -0 $job || break; done
-ssh lab3 ip link set eth0 down &
-began=$SECONDS
-wait $job
-echo code $? after $((SECONDS - began)) s
-for host in lab1 lab2; do
-  echo left $(ssh $host ps ax | grep -c '[w]atched_rank\\|[o]rted\\|[m]pirun\\|[h]orovodrun')
-done
-cat $FOLDER/log
-"""
-
-
+HERE = Path(__file__).parent
 RUN = "python -m hybrid_imagenet run -np 3 -H $HOSTS --network-interfaces eth0 --module tests.resilience.watched_rank"
 STARTS = {
     "run, MPI": RUN,
@@ -193,38 +176,16 @@ START_PARAMETERS = [pytest.param(name, marks=[pytest.mark.slow] if name != "run,
 @pytest.mark.parametrize("name", START_PARAMETERS)
 def test_a_job_ends_when_a_host_loses_its_network(name, tmp_path):
     (tmp_path / "job").mkdir()
-    script = tmp_path / "lost.sh"  # a file, as what is left is looked for by the words of command lines
-    script.write_text(_LOST.replace("$START", STARTS[name]))
     result = run(
-        LAB, "--hosts=3", "--slots=1", "--rate=1gbit", "--", "bash", script,
+        LAB, "--hosts=3", "--slots=1", "--rate=1gbit", "--", HERE / "lost_host.sh",
         timeout=180, TMPDIR=str(tmp_path), ROOT=str(ROOT), FOLDER=str(tmp_path / "job"), PYTHONPATH=str(ROOT),
+        START=STARTS[name],
     )  # fmt: skip
     found = re.search(r"code 4 after (\d+) s\nleft 0\nleft 0\n", result.stdout)
     assert found, result.stdout + result.stderr
     assert int(found[1]) <= 4 + 30
     assert "stall: rank 2 on lab3" in result.stdout
     assert "error: rank 2 on lab3 hung for" in result.stdout
-
-
-# The same in an elastic job, whose discovery script does what odd.sh says from then on.
-_ELASTIC = """
-cd $ROOT
-printf '#!/bin/sh\\n[ ! -e %s ] || %s\\nprintf "lab%%s:1\\\\n" 1 2 3\\n' $FOLDER/cut $FOLDER/odd.sh >$FOLDER/hosts.sh
-chmod +x $FOLDER/*.sh
-python -m hybrid_imagenet run -np 3 --min-np 2 --host-discovery-script $FOLDER/hosts.sh \\
-  --module tests.resilience.noted_rank -- "$@" --stall_seconds=60 >$FOLDER/log 2>&1 &
-job=$!
-until grep -q '"step": [1-9][0-9]' $FOLDER/run/metrics.jsonl 2>/dev/null; do sleep 0.1; kill -0 $job || break; done
-touch $FOLDER/cut
-ssh lab3 ip link set eth0 down &
-began=$SECONDS
-until grep -q '"ranks"' $FOLDER/run/metrics.jsonl; do sleep 0.1; kill -0 $job || break; done
-echo went on after $((SECONDS - began)) s
-wait $job
-echo code $?
-for host in lab1 lab2; do echo left $(ssh $host ps ax | grep -c '[n]oted_rank\\|[g]loo_launch'); done
-cat $FOLDER/log
-"""
 
 
 ODD = {  # what the script does, and what is told of it
@@ -245,11 +206,9 @@ def test_an_elastic_job_goes_on_without_a_host_that_loses_its_network(what, tmp_
     (folder / "notes").mkdir(parents=True)
     write_shards(folder, "train", [(jpeg(number, 36, 36), number) for number in range(test_elastic.EXAMPLES)])
     write_shards(folder, "validation", [(jpeg(number, 36, 36), number) for number in range(8)])
-    script = tmp_path / "lost.sh"
-    script.write_text(_ELASTIC)
     (folder / "odd.sh").write_text("#!/bin/sh\n" + ODD[what][0].replace("$FOLDER", str(folder)) + "\n")
     result = run(
-        LAB, "--hosts=3", "--slots=1", "--rate=1gbit", "--", "bash", script, *test_elastic.flags(folder),
+        LAB, "--hosts=3", "--slots=1", "--rate=1gbit", "--", HERE / "lost_elastic_host.sh", *test_elastic.flags(folder),
         "--model=resnet8", "--width=4", "--image_size=8", f"--run_dir={folder}/run",
         timeout=900, TMPDIR=str(tmp_path), ROOT=str(ROOT), FOLDER=str(folder),
         HYBRID_IMAGENET_NOTES=str(folder / "notes"), PYTHONPATH=str(ROOT),

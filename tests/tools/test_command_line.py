@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +14,7 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import command_line
 from tests.ranks import ROOT
 
-OUTSIDE = """
-import runpy, sys
-sys.path.insert(0, sys.argv[1])
-sys.argv = sys.argv[2:]
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-"""
+OUTSIDE = Path(__file__).parent / "outside.py"
 
 
 def parser():
@@ -54,7 +50,7 @@ def test_outside_of_the_environment_one_line_tells_how_to_enter_it(tmp_path):
     """Python without its site-packages, as a system's own is."""
     for start in (["hybrid_imagenet.main"], ["hybrid_imagenet", "train"], ["hybrid_imagenet", "evaluate", "x"]):
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", OUTSIDE, str(ROOT), *start], cwd=tmp_path, capture_output=True, text=True
+            [sys.executable, "-I", "-S", OUTSIDE, str(ROOT), *start], cwd=tmp_path, capture_output=True, text=True
         )
         assert done.returncode == 2
         assert re.fullmatch(
