@@ -11,17 +11,6 @@ from typing import Any
 __version__ = "0.1.0"
 
 _MODULES = ("callbacks", "data", "optimizers", "schedules")
-_NAMES = (
-    "DistributedOptimizer",
-    "broadcast",
-    "current",
-    "init",
-    "load_model",
-    "local_rank",
-    "rank",
-    "shutdown",
-    "size",
-)
 __all__ = [
     "DistributedOptimizer",
     "broadcast",
@@ -43,7 +32,7 @@ def __getattr__(name: str) -> Any:
     """Imports a public name at its first use (PEP 562)."""
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
-    if name in _NAMES:
+    if name in __all__:
         value = getattr(importlib.import_module(f"{__name__}.library"), name)
         globals()[name] = value
         return value

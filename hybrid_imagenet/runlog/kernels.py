@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from hybrid_imagenet.analysis.gpu_roofline import CONVOLUTION, LAYOUT, NORMALIZATION, OTHER, POINTWISE, UPDATE
-from hybrid_imagenet.runlog.profile import SCOPE, STEP, Event
+from hybrid_imagenet.runlog.profile import SCOPE, Event, span
 
 COMMUNICATION, COPIES = "communication", "host copies"
 KINDS = (CONVOLUTION, NORMALIZATION, POINTWISE, LAYOUT, UPDATE, COMMUNICATION, COPIES, OTHER)
@@ -78,22 +78,19 @@ def device(found: Sequence[Event]) -> Device | None:
     Raises:
       ValueError: if the profile holds no step.
     """
-    steps = [event for event in found if event.name == STEP]
-    if not steps:
-        raise ValueError("the profile holds no step")
-    begin, end = min(s.start for s in steps), max(s.end for s in steps)
+    count, begin, end = span(found)
     # Other lines of a device repeat what its streams did, under the names of operations and scopes.
     events = [
         e for e in found if "/device:GPU" in e.plane and e.line.startswith("Stream") and e.end > begin and e.start < end
     ]
     if not events:
         return None
-    scale = 1e3 / len(steps)
+    scale = 1e3 / count
     sums: dict[tuple[str, str], list[float]] = {}
     for event in events:
         entry = sums.setdefault((event.name, kind_of(event)), [0.0, 0.0])
         entry[0] += (min(event.end, end) - max(event.start, begin)) * scale
-        entry[1] += 1 / len(steps)
+        entry[1] += 1 / count
     kernels = sorted((Kernel(*key, *entry) for key, entry in sums.items()), key=lambda k: -k.milliseconds)
     return Device(
         step=(end - begin) * scale,

@@ -84,8 +84,8 @@ def _value(stat: Any, keys: dict[int, str]) -> Any:
     return getattr(stat, kind) if kind else None
 
 
-def summarize(found: Sequence[Event]) -> dict[str, Any]:
-    """Returns times by category, in milliseconds per step: `exclusive`, which add up to `step`, and `active`.
+def span(found: Sequence[Event]) -> tuple[int, float, float]:
+    """Returns the number of a profile's steps, and when they begin and end, in the unit of the events.
 
     Raises:
       ValueError: if the profile holds no step.
@@ -93,7 +93,16 @@ def summarize(found: Sequence[Event]) -> dict[str, Any]:
     steps = [event for event in found if event.name == STEP]
     if not steps:
         raise ValueError("the profile holds no step")
-    begin, end = min(s.start for s in steps), max(s.end for s in steps)
+    return len(steps), min(step.start for step in steps), max(step.end for step in steps)
+
+
+def summarize(found: Sequence[Event]) -> dict[str, Any]:
+    """Returns times by category, in milliseconds per step: `exclusive`, which add up to `step`, and `active`.
+
+    Raises:
+      ValueError: if the profile holds no step.
+    """
+    count, begin, end = span(found)
     intervals: dict[str, list[tuple[float, float]]] = {name: [] for name in CATEGORIES[:-1]}
     operations: dict[str, float] = {}
     for category, event in classified(found):
@@ -103,7 +112,7 @@ def summarize(found: Sequence[Event]) -> dict[str, Any]:
             if category in ("computation", "optimizer"):
                 kind = event.name.rpartition(":")[2]
                 operations[kind] = operations.get(kind, 0.0) + stop - start
-    scale = 1e3 / len(steps)
+    scale = 1e3 / count
     covered: list[tuple[float, float]] = []
     exclusive, length = {}, 0.0
     for name, own in intervals.items():
@@ -113,7 +122,7 @@ def summarize(found: Sequence[Event]) -> dict[str, Any]:
     exclusive["host"] = (end - begin - length) * scale
     longest = sorted(operations.items(), key=lambda pair: -pair[1])[:12]
     return {
-        "steps": len(steps),
+        "steps": count,
         "step": (end - begin) * scale,
         "exclusive": exclusive,
         "active": {name: _length(_union(own)) * scale for name, own in intervals.items()},
