@@ -109,14 +109,15 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # the terminal's Ctrl-C is for us
-                preexec_fn=_die_with_parent,
             )
+            leash = _Leash(child.pid)
             if self._signals:  # they came before the launcher had started
                 self._ask_to_stop()
             reader = threading.Thread(target=self._read, name="standard error", daemon=True)
             reader.start()
             while (code := _wait(child, 0.2)) is None:
                 self._push()
+            leash.release()
             self._clear_up()
             reader.join(2)  # it ends when no process holds the pipe any more
             return self._result(code)
@@ -221,6 +222,28 @@ class Supervisor:
         return code if code >= 0 else 128 - code
 
 
+class _Leash:
+    """Ends the launcher if this process is killed, with a single SIGTERM.
+
+    A second one makes mpirun leave at once, without its ranks. So the kernel's own signal (PR_SET_PDEATHSIG) does not
+    serve: it is sent once for each thread of this process that inherits the launcher while the others end.
+    """
+
+    def __init__(self, process: int):
+        """Starts a shell that waits for a line; the end of its input without one is this process's death."""
+        self._shell = subprocess.Popen(
+            ["sh", "-c", f"read line || kill -TERM {process}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C on the terminal is not for it
+        )
+
+    def release(self) -> None:
+        """Lets go of a launcher that has ended: its number may soon be another process's."""
+        self._shell.communicate(b"\n")
+
+
 def _wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:
     try:
         return child.wait(seconds)
@@ -251,15 +274,7 @@ def _terminal() -> dict[str, str]:
 
 def adopt_orphans() -> None:
     """Makes this process the parent of all descendants whose own parent ends, so that they can be found."""
-    _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
-
-
-def _die_with_parent() -> None:
-    _prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
 def succeeds(command: str) -> bool:
