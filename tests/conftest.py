@@ -13,6 +13,8 @@ from tests.ranks import Pool
 from tests.support import program
 
 prefer_onednn(os.environ)  # tests in this process run the kernels that programs run
+# A shell starts what runs in the background with interrupts ignored; so would all be that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _process_state():

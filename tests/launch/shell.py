@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -36,11 +35,6 @@ def run(
         timeout=timeout,
         stdin=subprocess.DEVNULL,
     )
-
-
-def catchable_interrupt() -> None:
-    """For preexec_fn: tests in the background inherit SIGINT ignored, which bash could not catch."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def error_line(result: subprocess.CompletedProcess[str]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launch.shell import LAUNCH, ROOT, catchable_interrupt, environment, error_line, run
+from tests.launch.shell import LAUNCH, ROOT, environment, error_line, run
 
 CLUSTER1 = LAUNCH / "cluster1.sh"
 CLUSTER2 = LAUNCH / "cluster2.sh"
@@ -150,7 +150,6 @@ class _Job:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            preexec_fn=catchable_interrupt,
         )
         self.ranks = [int(self.process.stdout.readline().split()[1]) for _ in range(2)]
         self.children = psutil.Process(self.process.pid).children(recursive=True)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from tests.launch.shell import LAUNCH, ROOT, catchable_interrupt, environment, error_line, run
+from tests.launch.shell import LAUNCH, ROOT, environment, error_line, run
 
 LAB = LAUNCH / "lab.sh"
 
@@ -89,7 +89,6 @@ class _Lab:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=catchable_interrupt,
         )
         assert self.process.stdout.readline() == "ready\n"
         self.processes = psutil.Process(self.process.pid).children(recursive=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launch.shell import LAUNCH, ROOT, catchable_interrupt, environment, error_line, run
+from tests.launch.shell import LAUNCH, ROOT, environment, error_line, run
 
 SETUP = LAUNCH / "setup.sh"
 WHEEL = LAUNCH / "horovod_wheel.sh"
@@ -313,7 +313,6 @@ def _start(machine: Machine, script: Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=catchable_interrupt,
     )
 
 
