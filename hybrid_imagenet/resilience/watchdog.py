@@ -103,6 +103,8 @@ class Watchdog:
         waits_in: Sequence[ModuleType] = (),
         elastic: bool = False,
         guardian: SignsOfLife | None = None,
+        option: str = "--stall_seconds",
+        remedy: str = "; start again with --resume",
     ):
         """Exchanges addresses; every rank calls it.
 
@@ -112,6 +114,8 @@ class Watchdog:
           waits_in: modules in which a rank that has done its own part waits for the others: it is not to blame.
           elastic: the other ranks continue without a rank that hangs.
           guardian: receives signs of life of this process, from `start` to `stop`.
+          option: what the user calls `stall_seconds`.
+          remedy: what the last line says after "the job ends".
         """
         self._rank, self._hosts = ranks.rank, ranks.hosts
         self._limit = stall_seconds
@@ -127,6 +131,7 @@ class Watchdog:
         self._times: StepTimes | None = None
         self._queues, self._waited = Queues(), ranks.waited
         self._elastic, self._guardian = elastic, guardian
+        self._option, self._remedy = option, remedy
         if not stall_seconds:
             return
         self._listeners = listeners(ranks.hosts)
@@ -293,12 +298,8 @@ class Watchdog:
             print(text, file=sys.stderr, flush=True)
 
     def _end(self, what: str) -> None:
-        follows = "the other ranks continue without it" if self._elastic else "the job ends; start again with --resume"
-        print(
-            f"error: {what} (--stall_seconds={self._limit:g}): {follows}",
-            file=sys.stderr,
-            flush=True,
-        )
+        follows = "the other ranks continue without it" if self._elastic else f"the job ends{self._remedy}"
+        print(f"error: {what} ({self._option}={self._limit:g}): {follows}", file=sys.stderr, flush=True)
         if not self._elastic:
             announce(EXIT_STALLED)
         leftovers.end_process(EXIT_STALLED)

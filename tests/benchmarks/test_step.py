@@ -46,7 +46,7 @@ class Measured:
 
     def __init__(self, name, batch, seconds, cpu, peak):
         self.name, self.batch, self.rounds, self.cpu_rounds = name, batch, seconds, cpu
-        self.peak_bytes, self.description = peak, {"version": "1"}
+        self.peak_bytes, self.description, self.starts = peak, {"version": "1"}, []
         self.result = types.MethodType(step.Contestant.result, self)
 
 
@@ -61,6 +61,15 @@ def test_the_report_holds_medians_and_our_advantage(capsys):
     assert report["variants"]["recompute_twice"]["memory"] == 0.6
     step.print_table(report)
     assert "ours is 2.00 times as fast" in capsys.readouterr().out
+
+
+def test_a_step_of_fit_is_what_further_steps_add():
+    contestant = Measured("fit", 8, [], [], 100)
+    # A call takes 3 s before its first step, and each step 2 s.
+    contestant._timed = lambda steps: (3.0 + 2.0 * steps, 1.0 + 4.0 * steps)
+    step.Contestant.run_apart(contestant, 10)
+    result = contestant.result()
+    assert (result["seconds_per_step"], result["cpu_seconds_per_step"], result["start_seconds"]) == (2.0, 4.0, 3.0)
 
 
 def test_a_small_network_is_compared_with_the_peers_that_have_it(tmp_path, capsys):

@@ -22,6 +22,9 @@ def ranks() -> Iterator[None]:
     try:
         yield
     finally:
+        import keras
+
+        keras.config.set_dtype_policy("float32")
         process.shutdown()
 
 

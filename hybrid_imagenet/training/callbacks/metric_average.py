@@ -76,9 +76,10 @@ class MetricAverage(keras.callbacks.Callback):
     def _merged(self) -> dict[str, float]:
         """Returns the results of all ranks' states together; this rank's states stay as they are."""
         ranks = process.current()
-        held = [v for metric in _metrics(self.model.metrics) if _adds_up(metric) for v in metric.variables]
+        added = _metrics(self.model.metrics) if ranks.size > 1 else ()
+        held = [v for metric in added if _adds_up(metric) for v in metric.variables]
         own = [v.numpy() for v in held]
-        if own and ranks.size > 1:
+        if own:
             vector = np.concatenate([np.ravel(value).astype(np.float64) for value in own])
             total = ranks.allreduce_sum(tf.constant(vector), "metrics").numpy()
             ends = np.cumsum([value.size for value in own])

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+from tensorflow.python.eager import execute  # here the main thread is while a step runs
+from tensorflow.python.framework import ops  # and here while it fetches a value
 
 from hybrid_imagenet import comm
 from hybrid_imagenet.comm import process
@@ -29,19 +31,49 @@ class NoteProgress(keras.callbacks.Callback):
         self._note(None)
 
 
-class WatchRanks(NoteProgress):
-    """Runs a watchdog during `model.fit`: ranks that hang are named, and end the job (`resilience.watchdog`)."""
+class WatchRanks(keras.callbacks.Callback):
+    """Runs a watchdog during `model.fit`: ranks that hang are named, and end the job (`resilience.watchdog`).
+
+    An exception that ends `fit` leaves it running until `fit` is called again: a process that goes on without training
+    counts as one that hangs.
+    """
+
+    async_safe = True  # as Checkpoint: each step counts when its logs are there
 
     def __init__(self, stall_seconds: float = 600.0):
-        """Ends all ranks with exit code 4 when one makes no progress for `stall_seconds`."""
-        super().__init__(self._tell)
+        """Ends all ranks with exit code 4 when one makes no progress for `stall_seconds`; before the first step, which
+        compiles, when one gives no sign of life for so long.
+        """
+        super().__init__()
         self._stall_seconds = stall_seconds
         self._watchdog: Watchdog | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts it; every rank calls it."""
-        self._watchdog = Watchdog(process.current(), self._stall_seconds, waits_in=(comm,))
+        self.on_train_end()
+        self._before, self._done = 0, [0]
+        self._watchdog = Watchdog(
+            process.current(),
+            self._stall_seconds,
+            waits_in=(comm, execute, ops),
+            option="stall_seconds",
+            remedy="",
+        )
         self._watchdog.start()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts on: Keras numbers the steps of each epoch from 0."""
+        self._before += max(self._done)
+        self._done = [0]
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes the step; the calls of several steps may overtake each other."""
+        self._done.append(batch + 1)
+        self._tell(self._before + batch + 1)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes that the validation is done."""
+        self._tell(None)
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes that validation advances."""

@@ -1,0 +1,58 @@
+"""WatchRanks: it tells its watchdog how `fit` advances, and a rank that hangs is named and ends all."""
+
+import re
+import subprocess
+import threading
+from unittest import mock
+
+import pytest
+
+import hybrid_imagenet as hi
+from hybrid_imagenet.errors import EXIT_STALLED
+from hybrid_imagenet.training.callbacks import progress_notes
+from tests.library import models
+from tests.ranks import ROOT, environment
+from tests.support import program
+
+
+def test_every_step_and_validation_counts_as_progress_and_the_watch_ends_with_fit(tmp_path):
+    model = models.plain(3)
+    models.compile_model(model, hi.DistributedOptimizer("sgd"), run_eagerly=True)
+    x, y, _ = models.data("plain", 1)
+    half = slice(0, len(x) // 2)
+    watch = hi.callbacks.WatchRanks(7)
+    notes, threads = [], set()
+
+    def note(step):
+        notes.append(step)
+        if step is not None:
+            threads.add(threading.current_thread())
+
+    with mock.patch.object(progress_notes, "Watchdog") as made:
+        dog = made.return_value
+        dog.note.side_effect = note
+        for name in "ab":
+            callbacks = [*hi.callbacks.standard(), hi.callbacks.Checkpoint(tmp_path / name), watch]
+            arguments = {"validation_data": (x[half], y[half]), "validation_batch_size": models.BATCH}
+            model.fit(x, y, models.BATCH, 2, 0, callbacks, **arguments)
+    assert made.call_args.args[1] == 7
+    assert [name for name, _, _ in dog.method_calls if name != "note"] == ["start", "stop"] * 2
+    steps = [*range(1, 2 * models.STEPS + 1)] * 2  # over both epochs, in each call of fit
+    assert sorted(n for n in notes if n is not None) == sorted(steps)
+    assert notes.count(None) == 2 * 2 * (2 + 1)  # batches of validation and the end of the epoch
+    # Keras waits for the logs of each step before the next, if a callback must be called on the main thread then.
+    assert threading.main_thread() not in threads
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "state"), [("waits", "without progress"), ("stopped", "silent")])
+def test_a_rank_that_hangs_is_named_and_ends_the_others(kind, state):
+    command = program.command(2, kind, "10", start=("-m", "tests.library.watched_fit"))
+    done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=1200)
+    errors = done.stderr
+    assert done.returncode == EXIT_STALLED, errors
+    # Six steps are done: four of the first epoch and two of the second.
+    where = r"after step 6; it was in\nstall: +\S*tests/library/watched_fit.py:\d+ hang\n"
+    assert re.search(rf"stall: rank 1 on \S+ \(process \d+\) is {state} for \d+ s, {where}", errors), errors
+    assert re.search(r"error: rank 1 on \S+ hung for \d+ s \(stall_seconds=10\): the job ends\n", errors), errors
+    assert "rank 0 on" not in errors
