@@ -1,9 +1,10 @@
 """Writes and reads `metrics.jsonl`: one JSON object per line, from which every other log and report is made.
 
 A record has the key `kind`: `step` (every --log_every_steps steps), `epoch` (one per pass over the training set, with
-the validation's results when there was one), `rollback` (training had diverged and went back to this step), `ranks`
-(elastic ranks came or went, and training went on from this step) or `gap` (records before it are missing). Values that
-are not finite are written as null, as JSON has no word for them.
+the validation's results when there was one), `diverged` (training was found to have diverged at this step, and ended),
+`rollback` (training had diverged and went back to this step), `ranks` (elastic ranks came or went, and training went on
+from this step) or `gap` (records before it are missing). Values that are not finite are written as null, as JSON has no
+word for them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from hybrid_imagenet.errors import UserError
 
 KEYS: Mapping[str, str] = {
-    "kind": "`step`, `epoch`, `rollback`, `ranks` or `gap`",
+    "kind": "`step`, `epoch`, `diverged`, `rollback`, `ranks` or `gap`",
     "epoch": "epochs finished (epoch records), or the epoch under way, from 1 (step records)",
     "step": "optimizer steps done since the start of the run",
     "position": "fractional epochs done",
@@ -77,7 +78,7 @@ KEYS: Mapping[str, str] = {
 }
 """What each key means. A record may hold other keys too; readers pass over those that they do not know."""
 
-KINDS = ("step", "epoch", "rollback", "ranks", "gap")
+KINDS = ("step", "epoch", "diverged", "rollback", "ranks", "gap")
 
 
 def clean(value: Any) -> Any:

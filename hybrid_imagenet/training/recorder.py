@@ -102,6 +102,11 @@ class Recording:
         self.store.remove_after(rollback.good_step)
         return self.store.newest_good()
 
+    def diverged(self, step: int, seconds: float, loss: float) -> None:
+        """Records that training has diverged; a rollback removes the record with those of the steps it goes back."""
+        if self.writer is not None:
+            self.writer.write({"kind": "diverged", "step": step, "seconds": seconds, "train_loss": loss})
+
     def rolled_back(self, rollback: Rollback, step: int, factor: float) -> None:
         """Records and shows a rollback to `step`, after which all learning rates are `factor` times the schedule's."""
         if self.writer is None:

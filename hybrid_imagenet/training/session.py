@@ -16,6 +16,7 @@ from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.resilience.preemption import Control
+from hybrid_imagenet.resilience.rollback import DivergedError
 from hybrid_imagenet.training import accumulators, build, callback_list, warm_start
 from hybrid_imagenet.training.loop import Loop
 from hybrid_imagenet.training.parts import Parts
@@ -41,6 +42,9 @@ class Session(Parts):
         try:
             try:
                 self._train()
+            except DivergedError as error:
+                self.recording.diverged(error.state.step, error.state.seconds, error.loss)
+                raise
             finally:
                 self.watchdog.stop()
             self.recording.finish(

@@ -18,6 +18,7 @@ def test_a_diverged_run_goes_back_and_on_with_a_lower_rate(pools, tiny_data, tmp
     records = program.records(run_dir)
     [back] = [r for r in records if r["kind"] == "rollback"]
     assert back["rollbacks"] == 1
+    assert "diverged" not in {r["kind"] for r in records}  # taken back with the steps
     assert back["learning_rate_factor"] == FACTOR
     assert back["step"] < back["diverged_step"] <= 12
     assert done.stdout.count("training diverged at step") == 1
@@ -38,3 +39,5 @@ def test_a_diverged_run_goes_back_and_on_with_a_lower_rate(pools, tiny_data, tmp
     assert done.stderr.count("error:") == 1
     assert "training has diverged; lower --lr" in done.stderr
     assert not list((tmp_path / "stops").glob("checkpoints/step-*"))
+    [end] = program.records(tmp_path / "stops")
+    assert end["kind"] == "diverged" and end["step"] > 0
