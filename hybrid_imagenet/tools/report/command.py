@@ -1,7 +1,9 @@
-"""`hybrid-imagenet report RUN [RUN ...]`: a report on one or several runs, as HTML and PNG."""
+"""`hybrid-imagenet report RUN [RUN ...]`: a report on one or several runs, as HTML and PNG, or live in a browser."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import itertools
 import pathlib
 import sys
@@ -9,7 +11,9 @@ from collections.abc import Sequence
 
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.report import load, page, png
+from hybrid_imagenet.tools.report import load, page, png, serve
+
+_PORT = 8600
 
 
 def _parser() -> command_line.Parser:
@@ -20,18 +24,55 @@ def _parser() -> command_line.Parser:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the directory of a run, finished or not")
     parser.add_argument("--out", metavar="DIR", help="default RUN/report for one run, ./report for several")
     parser.add_argument("--title", metavar="TEXT", help="of the page")
+    parser.add_argument(
+        "--serve", action="store_true", help="write nothing; show the page at http://127.0.0.1:PORT/ and keep it live"
+    )
+    parser.add_argument(
+        "--port", type=_port, metavar="PORT", help=f"of --serve (default {_PORT}); 0 takes any that is free"
+    )
     return parser
 
 
 def _run(arguments: Sequence[str]) -> None:
     parsed = _parser().parse_args(arguments)
+    if parsed.serve:
+        if parsed.out:
+            raise UserError(f"--out={parsed.out}: --serve writes nothing; leave one of them out")
+        show(parsed.runs, parsed.title, _PORT if parsed.port is None else parsed.port)
+        return
+    if parsed.port is not None:
+        raise UserError(f"--port={parsed.port}: only --serve has a port")
     for path in write(parsed.runs, parsed.out, parsed.title):
         print(path)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text}: give a number from 0 to 65535")
+    return int(text)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code (see `hybrid_imagenet.errors`)."""
     return command_line.run(_run, arguments)
+
+
+def show(paths: Sequence[str], title: str | None, port: int) -> None:
+    """Serves the page until Ctrl-C.
+
+    Raises:
+      UserError: if a run cannot be read at the start, or the port not be had.
+    """
+    live = serve.Live(paths, lambda: _page(load.load_all(paths), title))
+    live.page()
+    with serve.server(live, port) as server:
+        print(f"http://{serve.ADDRESS}:{server.server_port}/ shows the report until Ctrl-C", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+def _page(runs: Sequence[load.Run], title: str | None) -> str:
+    return page.build(runs, title or "Training report: " + ", ".join(run.name for run in runs))
 
 
 def write(paths: Sequence[str], out: str | None = None, title: str | None = None) -> list[pathlib.Path]:
@@ -42,7 +83,7 @@ def write(paths: Sequence[str], out: str | None = None, title: str | None = None
     """
     runs = load.load_all(paths)
     directory = pathlib.Path(out or (pathlib.Path(paths[0]) / "report" if len(paths) == 1 else "report"))
-    text = page.build(runs, title or "Training report: " + ", ".join(run.name for run in runs))
+    text = _page(runs, title)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "index.html").write_text(text, encoding="utf-8")

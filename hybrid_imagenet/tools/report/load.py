@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.runlog import jsonl, summary
 from hybrid_imagenet.runlog.standard_logs import read_json
 
@@ -18,15 +19,47 @@ _NOT_ENVIRONMENT = ("flags", "origins", "started")
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run: `flags` are its settings, `environment` versions and hardware, `steps` and `epochs` its records."""
+    """A run: `flags` are its settings, `environment` versions and hardware, `steps` and `epochs` its records.
+
+    `origins` tells what set each flag; `diverged` is the record of its divergence, if that has ended it.
+    """
 
     name: str
+    path: pathlib.Path
     flags: dict[str, Any]
     environment: dict[str, Any]
     steps: list[dict[str, Any]]
     epochs: list[dict[str, Any]]
     summary: dict[str, Any]
     finished: bool
+    origins: dict[str, str]
+    diverged: dict[str, Any] | None
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether its ranks had GPUs."""
+        return self.environment.get("gpu", "none") != "none"
+
+    @property
+    def imagenet(self) -> bool:
+        """Whether it was trained on ImageNet, so that published results can stand beside it."""
+        named = "imagenet" in str(self.flags.get("dataset", "")).lower()
+        return named or self.summary.get("images_per_epoch") == mlperf.TRAIN_IMAGES
+
+    @property
+    def targets(self) -> list[float]:
+        """Its targets, top-1 fractions."""
+        return [float(target) for target in self.flags.get("target") or ()]
+
+    @property
+    def target_asked(self) -> bool:
+        """Whether --target was given, by whatever; runs that do not tell count as asked."""
+        return self.origins.get("target", "") != "default"
+
+    @property
+    def epochs_planned(self) -> float | None:
+        """Of --epochs."""
+        return self.flags.get("epochs")
 
     def series(self, key: str, *, by: str = "epoch", steps: bool = False) -> tuple[list[float], list[float]]:
         """A key against epochs or hours; points where either is missing are left out.
@@ -71,12 +104,15 @@ def load(path: str | os.PathLike[str]) -> Run:
     values = read_json(directory / "summary.json") if finished else _so_far(records, config, flags)
     return Run(
         name=directory.resolve().name,
+        path=directory.resolve(),
         flags=flags,
         environment=environment,
         steps=[r for r in records if r.get("kind") == "step"],
         epochs=[r for r in records if r.get("kind") == "epoch"],
         summary=values,
         finished=finished,
+        origins=dict(config.get("origins", {})),
+        diverged=None if finished else next((r for r in reversed(records) if r.get("kind") == "diverged"), None),
     )
 
 
@@ -96,14 +132,21 @@ def _images_per_epoch(records: list[dict[str, Any]]) -> int:
 
 
 def load_all(paths: Sequence[str]) -> list[Run]:
-    """Reads several runs; runs of the same name are told apart by their parent directories."""
+    """Reads several runs; those of the same name are told apart by as many directories above them as it takes."""
     runs = [load(path) for path in paths]
-    names = [run.name for run in runs]
-    for index, run in enumerate(runs):
-        if names.count(run.name) > 1:
-            directory = pathlib.Path(paths[index]).resolve()
-            runs[index] = dataclasses.replace(run, name=f"{directory.parent.name}/{directory.name}")
-    return runs
+    depth = 1
+    while len({name_of(run, depth) for run in runs}) < len({run.path for run in runs}):
+        depth += 1
+    return [dataclasses.replace(run, name=name_of(run, depth)) for run in _each_once(runs)]
+
+
+def _each_once(runs: Sequence[Run]) -> list[Run]:
+    return list({run.path: run for run in runs}.values())
+
+
+def name_of(run: Run, depth: int) -> str:
+    """The last `depth` parts of a run's path."""
+    return "/".join(run.path.parts[-depth:])
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:

@@ -8,18 +8,17 @@ import re
 import string
 from collections.abc import Iterable, Sequence
 
-from hybrid_imagenet.analysis import forecast
-from hybrid_imagenet.numerics import mlperf
-from hybrid_imagenet.tools.report import figures, svg, tables
+from hybrid_imagenet.runlog.summary import duration
+from hybrid_imagenet.tools.report import figures, findings, heat, palette, suggestions, svg, tables, times, units
+from hybrid_imagenet.tools.report.chart import Chart
 from hybrid_imagenet.tools.report.load import Run
 
-_SHADES = range(svg.COLORS)
 # What no HTML file may hold, and what a terminal that prints one would obey; names of runs and flags may have them.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
 
 
-def charts(runs: Sequence[Run]) -> dict[str, list[figures.Chart]]:
+def charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
     """The charts with lines, by section."""
     return {
         "accuracy": _present(figures.curves(runs, what, by) for what in ("top1", "loss") for by in ("epoch", "hours")),
@@ -35,27 +34,80 @@ def build(runs: Sequence[Run], title: str) -> str:
     """The whole page."""
     drawn = charts(runs)
     sections = [
-        tables.overview(runs),
+        _answers(runs),
+        _section("Results", "", tables.overview(runs)),
         _section("Accuracy and loss", _note(runs), _grid(drawn["accuracy"])),
         _section("Learning rate and relative step", "", _grid(drawn["rates"]) or _missing("learning rates")),
         _section("LARS trust ratios", "", _trust(runs)),
         _section("Speed", _speed_note(runs), _grid(drawn["speed"]) or _missing("throughput")),
         _section("Where the time goes", "", _time(runs)),
         _section("Input", "", _grid(drawn["input"]) or _missing("bytes read and reads")),
-        _section("Criteria", _comparison_note(runs), tables.criteria(runs) + _gate(runs)),
+        _section("Criteria", _comparison_note(runs), tables.criteria(runs)),
         _section("Configuration", "", tables.flag_differences(runs) + tables.all_flags(runs)),
         _section("Environment", "", tables.environment(runs)),
     ]
-    rules = (
-        f".c{n}{{stroke:var(--c{n})}}.key .c{n}{{border-color:var(--c{n})}}.f{n}{{fill:var(--c{n})}}" for n in _SHADES
-    )
-    colors = "".join(rules)
     template = string.Template(_TEMPLATE.read_text(encoding="utf-8"))
-    text = template.substitute(title=html.escape(title), colors=colors, body="\n".join(sections), count=svg.COLORS)
+    text = template.substitute(
+        title=html.escape(title), colors=palette.style(), body="\n".join(sections), count=palette.COLORS
+    )
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def _present(found: Iterable[figures.Chart | None]) -> list[figures.Chart]:
+_SIGNS = {findings.GOOD: "✓", findings.BAD: "✗", findings.OPEN: "•"}
+
+
+def _answers(runs: Sequence[Run]) -> str:
+    """A card for each run: how it went, what held it back, what to change."""
+    cards = []
+    for run in runs:
+        found = findings.answers(run, alone=len(runs) == 1)
+        name = f"<h3>{html.escape(run.name)}</h3>" if len(runs) > 1 else ""
+        compared = f"<p>{html.escape(found.compared)}</p>" if found.compared else ""
+        cards.append(
+            f'<article class="answer {found.verdict}">{name}<p class="verdict"><b aria-hidden="true">'
+            f"{_SIGNS[found.verdict]}</b> {html.escape(found.outcome)}</p>{compared}"
+            f"<h4>What held it back</h4>{_list(html.escape(line) for line in found.held_back)}{_next(run)}</article>"
+        )
+    heading = "Did it go well?" if len(runs) == 1 else "Did they go well?"
+    return _section(heading, _best(runs), f'<div class="answers">{"".join(cards)}</div>')
+
+
+def _next(run: Run) -> str:
+    found = suggestions.suggestions(run)
+    if not found:
+        return ""
+    lines = (f"<code>{html.escape(s.change)}</code>: {html.escape(s.why)}" for s in found)
+    return f"<h4>What to try next</h4>{_list(lines)}"
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{line}</li>" for line in lines) + "</ul>"
+
+
+def _best(runs: Sequence[Run]) -> str:
+    """Which of several runs was the best, and which the first at a target that they share."""
+    ranked = sorted(
+        (run for run in runs if run.summary.get("best_val_top1") is not None), key=lambda r: -r.summary["best_val_top1"]
+    )
+    if len(ranked) < 2:
+        return ""
+    top = ranked[0].summary["best_val_top1"]
+    text = f"Best top-1: {' and '.join(r.name for r in ranked if r.summary['best_val_top1'] == top)}"
+    text += f" ({findings.percent(top)})."
+    hits = [
+        (goal["seconds"], goal["target"], run.name)
+        for run in runs
+        for goal in run.summary.get("targets", [])
+        if goal["metric"] == "val_top1" and goal.get("seconds") and (run.target_asked or run.imagenet)
+    ]
+    shared = [target for target in {t for _, t, _ in hits} if sum(t == target for _, t, _ in hits) > 1]
+    for target in sorted(shared):
+        seconds, _, name = min(hit for hit in hits if hit[1] == target)
+        text += f" First at {findings.percent(target)}: {name}, after {duration(seconds)}."
+    return text
+
+
+def _present(found: Iterable[Chart | None]) -> list[Chart]:
     return [chart for chart in found if chart is not None]
 
 
@@ -68,78 +120,56 @@ def _missing(what: str) -> str:
     return f'<p class="note">No {what} in these records.</p>'
 
 
-def _grid(found: Sequence[figures.Chart]) -> str:
-    if not found:
-        return ""
-    drawings = (
-        svg.line_chart(
-            c.title, c.series, c.x_label, c.y_label, log_x=c.log_x, log_y=c.log_y, zero=c.zero, stops=c.stops
-        )
-        for c in found
-    )
-    return f'<div class="charts">{"".join(drawings)}</div>'
+def _grid(found: Sequence[Chart]) -> str:
+    return f'<div class="charts">{"".join(map(svg.line_chart, found))}</div>' if found else ""
 
 
 def _note(runs: Sequence[Run]) -> str:
-    return "Solid: validation. Dashed: training." if len(runs) > 1 else ""
+    words = ["Solid: validation. Dashed: training."] if len(runs) > 1 else []
+    words.append("The axis of accuracy begins where the runs are after their first third; lines come in from below.")
+    if any(run.diverged for run in runs) and len(runs) > 1:
+        words.append("A run that diverged leaves the chart where its values lie far from the others'.")
+    return " ".join(words)
 
 
 def _speed_note(runs: Sequence[Run]) -> str:
+    word = figures.processors(runs)
     if figures.scaling(runs):
         used = ", ".join(run.name for run in figures.comparable(runs))
-        return f"By number of GPUs: {used}, which do the same work per GPU."
-    return "Efficiency by number of GPUs needs runs of at least two sizes with the same work per GPU."
+        return f"By number of {word}: {used}, which do the same work on each."
+    return f"Efficiency by number of {word} needs runs of at least two sizes with the same work on each."
 
 
 def _trust(runs: Sequence[Run]) -> str:
     maps = [(run, figures.trust_ratios(run)) for run in runs]
-    drawn = [svg.heat_map(f"Trust ratios, {run.name}", *found) for run, found in maps if found is not None]
+    drawn = [
+        heat.heat_map(f"Trust ratios, {run.name}", *found, "epoch", "trust ratio (norm of weights / norm of gradient)")
+        for run, found in maps
+        if found is not None
+    ]
     return f'<div class="charts">{"".join(drawn)}</div>' if drawn else _missing("trust ratios")
 
 
 def _time(runs: Sequence[Run]) -> str:
     drawn = []
-    for title, rows, unit in (
-        ("Run", figures.run_time(runs), "s"),
-        ("Average step after the first epoch", figures.step_time(runs), "ms"),
+    whole = times.run_time(runs)
+    divisor, unit = units.time(max((sum(parts.values()) for _, parts in whole), default=0.0))
+    scaled = [(name, {part: seconds / divisor for part, seconds in parts.items()}) for name, parts in whole]
+    for title, rows, word in (
+        ("Run", scaled, unit),
+        ("Average step after the first epoch", times.step_time(runs), "milliseconds"),
     ):
         if rows:
-            used = {
-                part: color
-                for part, color in figures.CAUSES.items()
-                if any(parts.get(part, 0) > 0 for _, parts in rows)
-            }
-            drawn.append(svg.stacked_bars(title, rows, unit, used))
+            used = {c: color for c, color in times.CAUSES.items() if any(parts.get(c, 0) > 0 for _, parts in rows)}
+            drawn.append(svg.stacked_bars(title, rows, word, used))
     return f'<div class="charts">{"".join(drawn)}</div>' if drawn else _missing("times")
 
 
-def _on_imagenet(run: Run) -> bool:
-    return "imagenet" in str(run.flags.get("dataset", "")).lower() or run.summary.get("images_per_epoch") == 1_281_167
-
-
 def _comparison_note(runs: Sequence[Run]) -> str:
+    if not any(run.imagenet for run in runs):
+        return "The measures of Lu et al. for the targets that were asked for; published figures stand beside ImageNet."
     lead = "Published figures as printed (ResNet-50 on ImageNet; some contradict each other, see docs/criteria.md)."
-    others = sorted({str(run.flags.get("dataset", "another data set")) for run in runs if not _on_imagenet(run)})
+    others = sorted({str(run.flags.get("dataset", "another data set")) for run in runs if not run.imagenet})
     if not others:
         return lead
     return f"{lead} Runs on {', '.join(others)} show the same criteria and are not comparable with them."
-
-
-def _gate(runs: Sequence[Run]) -> str:
-    """The runs beside MLPerf's reference convergence, where it applies."""
-    lines = []
-    for run in runs:
-        batch = tables.global_batch(run)
-        epochs, values = run.series("val_top1")
-        if not _on_imagenet(run) or not epochs:
-            continue
-        horizon = float(run.flags.get("epochs") or epochs[-1])
-        prediction = forecast.forecast(epochs, values, mlperf.TARGET, horizon)
-        gate = forecast.gate(batch, prediction)
-        if gate is not None:
-            ahead = "" if gate.ahead_epochs is None else f" by {abs(gate.ahead_epochs):.1f} epochs"
-            lines.append(
-                f"{run.name}: MLPerf's reference needs {gate.reference_epochs:.1f} epochs to 75.9 % at batch {batch}; "
-                f"this run is {gate.verdict}{ahead}."
-            )
-    return "".join(f"<p>{html.escape(line)}</p>" for line in lines)

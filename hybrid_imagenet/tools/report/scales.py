@@ -19,7 +19,10 @@ class Scale:
 
     def __call__(self, value: float) -> float:
         """The coordinate of a value; values outside are moved to the nearer end."""
-        value = min(max(value, self.low), self.high)
+        return self.beyond(min(max(value, self.low), self.high))
+
+    def beyond(self, value: float) -> float:
+        """The coordinate of a value, also outside of the axis."""
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         share = ((math.log(value) if self.log else value) - low) / (high - low)
         return self.start + share * (self.end - self.start)

@@ -4,76 +4,78 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hybrid_imagenet.tools.report import scales
+from hybrid_imagenet.tools.report.chart import Chart, Series, twins
+from hybrid_imagenet.tools.report.palette import COLORS
 
 WIDTH, HEIGHT = 480, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 12, 10, 44
-COLORS = 8
+_MARKS = 6  # on a line of many points
 
 
-@dataclasses.dataclass(frozen=True)
-class Series:
-    """One line: `color` is an index into the page's colors; `key` puts it in the legend."""
-
-    name: str
-    xs: Sequence[float]
-    ys: Sequence[float]
-    color: int
-    dashed: bool = False
-    markers: bool = False
-    key: bool = True
+def _polygon(x: float, y: float, *corners: tuple[float, float]) -> str:
+    points = " ".join(f"{x + a:.1f},{y + b:.1f}" for a, b in corners)
+    return f'<polygon points="{points}"'
 
 
-def line_chart(
-    title: str,
-    series: Sequence[Series],
-    x_label: str,
-    y_label: str,
-    *,
-    log_x: bool = False,
-    log_y: bool = False,
-    zero: bool = False,
-    stops: Sequence[float] | None = None,
-) -> str:
-    """A figure with lines; points that a logarithmic axis cannot show are left out.
+SHAPES: tuple[Callable[[float, float], str], ...] = (
+    lambda x, y: f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"',
+    lambda x, y: f'<rect x="{x - 3.2:.1f}" y="{y - 3.2:.1f}" width="6.4" height="6.4"',
+    lambda x, y: _polygon(x, y, (0, -4.4), (4, 3), (-4, 3)),
+    lambda x, y: _polygon(x, y, (0, -4.6), (4.6, 0), (0, 4.6), (-4.6, 0)),
+)
 
-    Args:
-      title: above the chart.
-      series: at least one with a point.
-      x_label: with unit.
-      y_label: with unit.
-      log_x: logarithmic horizontal axis, else it begins at 0.
-      log_y: logarithmic vertical axis.
-      zero: the vertical axis begins at 0.
-      height: of the drawing, in its own units (480 wide).
-    """
-    shown = [_visible(s, log_x, log_y) for s in series]
+
+def line_chart(chart: Chart) -> str:
+    """A figure with lines; points that a logarithmic axis cannot show are left out."""
+    shown = [_visible(s, chart.log_x, chart.log_y) for s in chart.series]
     shown = [s for s in shown if s.xs]
-    xs, ys = [x for s in shown for x in s.xs], [y for s in shown for y in s.ys]
-    left, right = float(_LEFT), float(WIDTH - _RIGHT)
-    x = scales.fit(xs, left, right, log=True) if log_x else scales.span(xs, left, right)
-    y = scales.fit(ys, float(HEIGHT - _BOTTOM), float(_TOP), log=log_y, zero=zero)
-    parts = [_grid(x, y, stops), *(_line(s, x, y) for s in shown), _labels(x_label, y_label)]
+    x, y = _axes(chart, shown)
+    twin = twins(shown)
+    parts = [_grid(x, y, chart.stops), *(_level(name, y(value)) for name, value in chart.levels)]
+    parts += [_line(s, x, y, number in twin) for number, s in enumerate(shown)]
+    parts.append(_labels(chart.x_label, chart.y_label))
     data = [{"name": s.name, "color": s.color, "x": _short(s.xs), "y": _short(s.ys),
              "px": [round(x(v), 1) for v in s.xs], "py": [round(y(v), 1) for v in s.ys]} for s in shown]  # fmt: skip
     svg = (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}" class="chart" '
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(chart.title)}" class="chart" '
         f"data-series='{html.escape(json.dumps(data), quote=True)}'>{''.join(parts)}</svg>"
     )
-    return figure(title, svg, [(s.name, s.color, s.dashed) for s in shown if s.key])
+    names = [f"{s.name} (the same as {shown[twin[n]].name})" if n in twin else s.name for n, s in enumerate(shown)]
+    styles = ["dots" if n in twin else "dash" if s.dashed else "solid" for n, s in enumerate(shown)]
+    legend = [(names[n], s.color, styles[n], s.shape) for n, s in enumerate(shown) if s.key]
+    return figure(chart.title, svg, legend)
 
 
-def figure(title: str, svg: str, legend: Sequence[tuple[str, int, bool]] = ()) -> str:
-    """A drawing with its title and a legend of (name, color, dashed); a single entry needs no legend."""
+def _axes(chart: Chart, shown: Sequence[Series]) -> tuple[scales.Scale, scales.Scale]:
+    xs, ys = [x for s in shown for x in s.xs], [y for s in shown for y in s.ys]
+    ys += [value for _, value in chart.levels]
+    left, right, bottom, top = float(_LEFT), float(WIDTH - _RIGHT), float(HEIGHT - _BOTTOM), float(_TOP)
+    x = scales.fit(xs, left, right, log=True) if chart.log_x else scales.span(xs, left, right)
+    if chart.limits is not None:
+        return x, scales.Scale(*chart.limits, bottom, top, chart.log_y)
+    return x, scales.fit(ys, bottom, top, log=chart.log_y, zero=chart.zero)
+
+
+def figure(title: str, svg: str, legend: Sequence[tuple[str, int, str, int | None]] = ()) -> str:
+    """A drawing with its title and a legend of (name, color, style, shape); a single entry needs no legend."""
     keys = "".join(
-        f'<span class="key"><i class="{"dash" if dashed else "solid"} c{color % COLORS}"></i>{html.escape(name)}</span>'
-        for name, color, dashed in legend
+        f'<span class="key"><i class="{style} c{color % COLORS}"></i>{_sample(shape, color)}{html.escape(name)}</span>'
+        for name, color, style, shape in legend
     )
     below = f'<figcaption class="legend">{keys}</figcaption>' if len(legend) > 1 else ""
     return f"<figure><h3>{html.escape(title)}</h3>{svg}{below}</figure>"
+
+
+def _sample(shape: int | None, color: int) -> str:
+    if shape is None:
+        return ""
+    mark = SHAPES[shape % len(SHAPES)](5, 5)
+    return f'<svg class="mark" viewBox="0 0 10 10" aria-hidden="true">{mark} class="f{color % COLORS}"/></svg>'
 
 
 def stacked_bars(title: str, rows: Sequence[tuple[str, dict[str, float]]], unit: str, colors: dict[str, int]) -> str:
@@ -82,17 +84,16 @@ def stacked_bars(title: str, rows: Sequence[tuple[str, dict[str, float]]], unit:
     Args:
       title: above the chart.
       rows: name and parts by name.
-      unit: of the values.
+      unit: of the values, in full.
       colors: color of each part.
     """
     totals = [sum(max(v, 0.0) for v in parts.values()) for _, parts in rows]
     scale = scales.Scale(0.0, max([*totals, 1e-12]), 8.0, float(WIDTH - 8))
-    height, marks = 12 + 46 * len(rows) + 22, []
+    height, marks = 12 + 46 * len(rows) + 40, []
     for index, (name, parts) in enumerate(rows):
         top, edge = 12 + 46 * index, 0.0
-        marks.append(
-            f'<text x="8" y="{top + 8}" class="name">{html.escape(name)}: {_amount(sum(parts.values()))} {unit}</text>'
-        )
+        words = f"{name}: {_amount(sum(parts.values()))} {unit}"
+        marks.append(f'<text x="8" y="{top + 8}" class="name">{html.escape(words)}</text>')
         for part, value in parts.items():
             if value > 0:
                 start, end = scale(edge), scale(edge + value)
@@ -103,36 +104,11 @@ def stacked_bars(title: str, rows: Sequence[tuple[str, dict[str, float]]], unit:
                 )
                 edge += value
     for tick in scale.ticks():
-        marks.append(f'<text x="{scale(tick):.1f}" y="{height - 6}" class="tick mid">{scales.label(tick)}</text>')
+        place = "mid" if 24 < scale(tick) < WIDTH - 24 else "end" if tick else ""
+        marks.append(f'<text x="{scale(tick):.1f}" y="{height - 22}" class="tick {place}">{scales.label(tick)}</text>')
+    marks.append(f'<text x="{WIDTH / 2}" y="{height - 4}" class="axis mid">{html.escape(unit)}</text>')
     drawing = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{html.escape(title)}">{"".join(marks)}</svg>'
-    return figure(title, drawing, [(part, color, False) for part, color in colors.items()])
-
-
-def heat_map(title: str, rows: Sequence[tuple[str, Sequence[float | None]]], columns: Sequence[float]) -> str:
-    """Rows of positive values by column, on a logarithmic ramp; a missing value stays empty."""
-    values = [v for _, row in rows for v in row if v is not None and v > 0]
-    ramp = scales.fit(values, 0.06, 1.0, log=True)
-    left, cell = 165.0, 12
-    width = (WIDTH - left - 8) / max(len(columns), 1)
-    height, marks = cell * len(rows) + 34, []
-    for index, (name, row) in enumerate(rows):
-        short = name if len(name) <= 28 else "…" + name[-27:]
-        marks.append(f'<text x="{left - 4}" y="{index * cell + 9}" class="cell end">{html.escape(short)}</text>')
-        for column, value in enumerate(row):
-            if value is not None and value > 0:
-                tip = html.escape(f"{name}, epoch {columns[column]:g}: {value:.3g}")
-                marks.append(
-                    f'<rect x="{left + column * width:.2f}" y="{index * cell}" width="{width + 0.3:.2f}" '
-                    f'height="{cell - 1}" class="f0" fill-opacity="{ramp(value):.2f}"><title>{tip}</title></rect>'
-                )
-    stride = max(len(columns) // 6, 1)
-    for column in range(0, len(columns), stride):
-        x = left + (column + 0.5) * width
-        marks.append(f'<text x="{x:.1f}" y="{height - 20}" class="tick mid">{columns[column]:g}</text>')
-    marks.append(f'<text x="{(left + WIDTH) / 2}" y="{height - 4}" class="axis mid">epoch</text>')
-    drawing = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{html.escape(title)}">{"".join(marks)}</svg>'
-    low, high = (min(values), max(values)) if values else (0.0, 0.0)
-    return figure(f"{title} (from {low:.2g}, pale, to {high:.2g}, full)", drawing)
+    return figure(title, drawing, [(part, color, "area", None) for part, color in colors.items()])
 
 
 def _amount(value: float) -> str:
@@ -161,16 +137,49 @@ def _grid(x: scales.Scale, y: scales.Scale, stops: Sequence[float] | None) -> st
     return "".join(marks)
 
 
-def _line(series: Series, x: scales.Scale, y: scales.Scale) -> str:
-    points = [(x(a), y(b)) for a, b in zip(series.xs, series.ys, strict=True)]
-    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-    dash = ' stroke-dasharray="5 4"' if series.dashed else ""
-    mark = f'<polyline points="{path}" class="line c{series.color % COLORS}"{dash}/>'
-    if series.markers or len(points) == 1:
-        mark += "".join(
-            f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" class="f{series.color % COLORS}"/>' for a, b in points
-        )
-    return mark
+def _level(name: str, at: float) -> str:
+    return (
+        f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}" class="level"/>'
+        f'<text x="{WIDTH - _RIGHT - 4}" y="{at + 13:.1f}" class="tick end">{html.escape(name)}</text>'
+    )
+
+
+def _line(series: Series, x: scales.Scale, y: scales.Scale, twin: bool) -> str:
+    points = [(x(a), y.beyond(b)) for a, b in zip(series.xs, series.ys, strict=True)]
+    top, bottom = sorted((y.start, y.end))
+    color = series.color % COLORS
+    style = "" if twin or not series.dashed else ' stroke-dasharray="5 4"'
+    css = f"line c{color}{' twin' if twin else ''}"
+    marks = []
+    for piece in inside(points, top, bottom):
+        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in piece)
+        marks.append(f'<polyline points="{path}" class="{css}"{style}/>')
+    every = series.markers or len(points) == 1
+    if every or series.shape is not None:
+        shape = SHAPES[(series.shape or 0) % len(SHAPES)]
+        stride = 1 if every else max(len(points) // _MARKS, 1)
+        chosen = points[0 if every else color % stride :: stride]
+        filled = f"ring c{color}" if twin else f"f{color}"  # so that the other line's marks show inside
+        marks += [f'{shape(a, b)} class="{filled}"/>' for a, b in chosen if top <= b <= bottom]
+    return "".join(marks)
+
+
+def inside(points: Sequence[tuple[float, float]], top: float, bottom: float) -> list[list[tuple[float, float]]]:
+    """The pieces of a line between two heights, cut where it leaves them."""
+    pieces: list[list[tuple[float, float]]] = []
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        ends = [(x0, y0), (x1, y1)]
+        if max(y0, y1) < top or min(y0, y1) > bottom:
+            continue
+        for number, (_, b) in enumerate(ends):
+            edge = min(max(b, top), bottom)
+            if edge != b:
+                ends[number] = (x0 + (x1 - x0) * (edge - y0) / (y1 - y0), edge)
+        if pieces and pieces[-1][-1] == ends[0]:
+            pieces[-1].append(ends[1])
+        else:
+            pieces.append(ends)
+    return pieces
 
 
 def _labels(x_label: str, y_label: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.runlog.summary import duration
+from hybrid_imagenet.tools.report import figures, findings
 from hybrid_imagenet.tools.report.load import Run, differences
 
 DASH = "–"  # noqa: RUF001 - an en dash marks an empty cell
@@ -29,26 +30,29 @@ def _cell(name: str, value: str) -> str:
     return f'<td data-label="{html.escape(name)}"{empty}>{html.escape(value)}</td>'
 
 
-_CRITERIA = ("run", "target", "GPUs", "images per step", "epochs", "convergence rate", "time", "images/s",
-             "scaling efficiency", "average single-GPU time", "final top-1", "final top-5")  # fmt: skip
+_CRITERIA = ("run", "target", "{0}s", "images per step", "epochs", "convergence rate", "time", "images/s",
+             "scaling efficiency", "average single-{0} time", "final top-1", "final top-5")  # fmt: skip
 
 
 def criteria(runs: Sequence[Run]) -> str:
-    """The criteria of Lu et al. for each target of each run, then what the papers printed."""
-    rows = [_own(run, goal) for run in runs for goal in run.summary.get("targets", [])]
-    return table(_CRITERIA, [*rows, *map(_published, (*published.RESULTS, *published.COMPARED))], "wide")
+    """The criteria of Lu et al. for each target of each run; beside runs on ImageNet, what the papers printed."""
+    rows = [_own(run, goal) for run in runs for goal in run.summary.get("targets", []) if _counts(run, goal)]
+    processor = figures.processors(runs).removesuffix("s")
+    if any(run.imagenet for run in runs):
+        rows += map(_published, (*published.RESULTS, *published.COMPARED))
+        processor = "GPU"
+    return table([name.format(processor) for name in _CRITERIA], rows, "wide") if rows else ""
 
 
-def global_batch(run: Run) -> int:
-    """Images per update at the start of a run; 0 if its flags do not tell."""
-    images, accumulation = run.flags.get("per_gpu_batch") or 0, run.flags.get("accumulation") or 1
-    return int(images * accumulation * run.summary["world_size"] * (run.flags.get("virtual_gpus") or 1))
+def _counts(run: Run, goal: dict[str, Any]) -> bool:
+    """Whether a target means something: the papers' on ImageNet, else what was asked for."""
+    return run.imagenet or (run.target_asked and goal["metric"] == "val_top1")
 
 
 def _own(run: Run, goal: dict[str, Any]) -> list[str]:
     metric = goal["metric"].removeprefix("val_").replace("top", "top-")
     summary = run.summary
-    batch = global_batch(run)
+    batch = findings.global_batch(run)
     epochs = goal.get("epochs")
     return [
         run.name,
@@ -88,19 +92,19 @@ def _published(result: published.Result) -> list[str]:
 def overview(runs: Sequence[Run]) -> str:
     """The table of the results of each run."""
     head = ("run", "validated on", "best top-1", "last top-1", "last top-5", "last loss", "epochs", "time", "images/s",
-            "ranks", "skipped steps", "images dropped")  # fmt: skip
+            "{}", "skipped steps", "images dropped")  # fmt: skip
     rows = []
     for run in runs:
         s = run.summary
         best = percent(s.get("best_val_top1"))
         rows.append(
             [
-                run.name if run.finished else f"{run.name} (not finished)",
+                run.name if run.finished else f"{run.name} ({'diverged' if run.diverged else 'not finished'})",
                 {"tuning": "tuning images", "validation": "validation images"}.get(str(s.get("val_split")), DASH),
                 f"{best} (epoch {s['best_epoch']:g})" if s.get("best_epoch") else best,
                 percent(s.get("val_top1")),
                 percent(s.get("val_top5")),
-                DASH if s.get("val_loss") is None else f"{s['val_loss']:.4f}",
+                _loss(run),
                 f"{s.get('epochs', 0):g}",
                 duration(s.get("wall_seconds")),
                 number(s.get("images_per_second")),
@@ -109,7 +113,15 @@ def overview(runs: Sequence[Run]) -> str:
                 _dropped(s),
             ]
         )
-    return table(head, rows)
+    return table([name.format(figures.processors(runs)) for name in head], rows)
+
+
+def _loss(run: Run) -> str:
+    if run.diverged is not None:
+        loss = run.diverged.get("train_loss")
+        return "not finite" if loss is None else f"{loss:.4g} in training"
+    loss = run.summary.get("val_loss")
+    return DASH if loss is None else f"{loss:.4f}" if loss < 1000 else f"{loss:.4g}"
 
 
 def _dropped(summary: Mapping[str, Any]) -> str:

@@ -9,22 +9,15 @@ from html.parser import HTMLParser
 import pytest
 
 from hybrid_imagenet.tools.report import command as program
-from hybrid_imagenet.tools.report import figures, load, page, scales, svg, tables
+from hybrid_imagenet.tools.report import load, page, tables
 from tests.support import fresh
 from tests.tools.report.synthetic import make_run
-
-
-@pytest.fixture
-def runs(tmp_path):
-    make_run(tmp_path / "one", world_size=1, recipe="goyal", finished=False, epochs=9, full=False)
-    make_run(tmp_path / "two", world_size=2)
-    return [str(tmp_path / "one"), str(tmp_path / "two")]
 
 
 class Page(HTMLParser):
     """Collects the tags with their attributes, and checks that they nest."""
 
-    VOID = ("meta", "link", "br", "line", "rect", "circle", "polyline")
+    VOID = ("meta", "link", "br", "line", "rect", "circle", "polyline", "polygon")
 
     def __init__(self, text):
         super().__init__()
@@ -102,94 +95,19 @@ def test_without_matplotlib_the_page_is_written_all_the_same(runs, monkeypatch, 
     assert "pip install matplotlib" in captured.err
 
 
-def test_series_by_epoch_and_by_hours_pass_over_missing_values(runs):
-    run = load.load(runs[1])
-    run.epochs[2].pop("val_top1")
-    run.epochs[3]["val_top1"] = None
-    epochs, values = run.series("val_top1")
-    hours, _ = run.series("val_top1", by="hours")
-    assert epochs == [1, 2, 5, 6, 7, 8, 9, 10, 11, 12]
-    assert values[0] == run.epochs[0]["val_top1"]
-    assert hours[-1] == pytest.approx(run.epochs[-1]["seconds"] / 3600)
-    assert run.series("train_loss", steps=True)[0][:3] == [0.5, 1.0, 1.5]
+def test_published_rows_stand_beside_runs_on_imagenet_only(runs):
+    loaded = load.load_all(runs)
+    text = tables.criteria(loaded)
+    assert "Lu et al." not in text
+    assert text.count("top-1 75.00 %") == 2 and "top-5" not in re.sub("final top-5", "", text)
+    assert 'data-label="ranks"' in text and "GPU" not in text  # none of the two had GPUs
+    loaded[1].flags["dataset"] = "imagenet2012"
+    assert 'data-label="GPUs"' in tables.criteria(loaded)
 
 
-def test_time_axis_has_a_unit_that_fits(runs):
-    run = load.load(runs[1])
-    labels = []
-    for factor in (1, 10, 1000):
-        for record in run.epochs:
-            record["seconds"] = record["epoch"] * 5.0 * factor
-        labels.append(figures.curves([run], "top1", "hours").x_label)
-    assert labels == ["seconds since the start", "minutes since the start", "hours since the start"]
-
-
-def test_bounds_are_drawn_only_while_they_hold(runs):
-    chart = figures.learning_rate(load.load(runs[1]), 1)
-    lengths = {series.name: len(series.xs) for series in chart.series}
-    assert lengths == {"upper bound Bu": 8, "learning rate": 24, "lower bound Bl": 8}  # 4 of 12 epochs, 2 records each
-
-
-def test_relative_steps_stand_beside_the_tuned_one_at_the_batch(runs):
-    chart = figures.relative_steps(load.load_all(runs))
-    names = ["one", "two", "tuned LARS, peak, batch 32", "tuned LARS, peak, batch 64"]
-    assert [series.name for series in chart.series] == names
-    own, tuned = chart.series[1], chart.series[3]
-    assert (list(own.xs), own.ys[0]) == (list(range(5, 13)), pytest.approx(0.02 * 0.2))  # after the warmup
-    assert (list(tuned.xs), tuned.dashed) == (list(range(5, 13)), True)
-    assert tuned.ys == pytest.approx([0.105 * (64 / 3264) ** 0.5] * 8)
-    for run in (loaded := load.load_all(runs)):
-        for record in run.epochs:
-            record.pop("relative_step", None)
-    assert figures.relative_steps(loaded) is None
-
-
-def test_input_is_drawn_beside_the_means_of_epochs_10_to_60(tmp_path):
-    make_run(tmp_path / "long", epochs=70)
-    make_run(tmp_path / "short", epochs=9)
-    bandwidth, operations = figures.input_output([load.load(tmp_path / "long")])
-    assert "application reads" in bandwidth.title and "application reads" in operations.title
-    for chart, mean in ((bandwidth, 3.30), (operations, 36500)):
-        dashed = chart.series[-1]
-        assert (list(dashed.xs), list(dashed.ys), dashed.dashed) == ([10, 60], [mean, mean], True)
-    (own,) = figures.input_output([load.load(tmp_path / "short")])[0].series
-    assert own.xs[-1] == 9
-
-
-def test_efficiency_by_gpus_is_relative_to_the_smallest(runs):
-    throughput, efficiency = figures.scaling(load.load_all(runs))
-    assert throughput.series[0].xs == [1, 2]
-    assert efficiency.series[0].ys == pytest.approx([100, 100 * 2**-0.1])
-    assert figures.scaling(load.load_all(runs[:1])) == []
-
-
-def test_runs_that_do_other_work_are_not_compared_by_gpus(tmp_path):
-    for number, (size, batch) in enumerate([(1, 16), (2, 32), (4, 32), (8, 64)]):
-        make_run(tmp_path / str(number), world_size=size, per_gpu_batch=batch, epochs=2)
-    loaded = load.load_all([str(tmp_path / str(number)) for number in range(4)])
-    assert [run.name for run in figures.comparable(loaded)] == ["1", "2"]
-    assert figures.scaling(loaded)[0].series[0].xs == [2, 4]
-    assert figures.scaling([loaded[0], loaded[3]]) == []
-
-
-def test_learning_rate_comes_from_the_records_that_have_more(runs):
-    run = load.load(runs[1])
-    del run.steps[3:]
-    (rate,) = [s for s in figures.learning_rate(run, 1).series if s.name == "learning rate"]
-    assert len(rate.xs) == 12
-
-
-def test_step_time_adds_up(runs):
-    run = load.load(runs[1])
-    ((_, parts),) = figures.step_time([run])
-    total = 1e3 * run.steps[-1]["step_seconds"]
-    assert sum(parts.values()) == pytest.approx(total)
-    assert parts["input"] == pytest.approx(0.04 * total)
-    assert parts["exposed communication"] == pytest.approx(20)
-
-
-def test_criteria_table_shows_runs_and_papers(runs):
-    text = tables.criteria(load.load_all(runs))
+def test_criteria_table_shows_runs_and_papers(tmp_path):
+    make_run(tmp_path / "two", dataset="imagenet2012")
+    text = tables.criteria([load.load(tmp_path / "two")])
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)]
     two = next(row for row in rows if row[0] == "two")
     assert two[1:6] == ["top-1 75.00 %", "2", "64", "10", "0.1000"]
@@ -217,6 +135,18 @@ def test_overview_tells_what_was_dropped(runs):
     assert [row[-1] for row in rows] == [tables.DASH, "8 + 3 in validation"]
 
 
+def test_a_diverged_run_keeps_the_table_in_shape(tmp_path):
+    make_run(tmp_path / "run", epochs=2, finished=False)
+    for loss, words in ((8.9e30, "8.9e+30 in training"), (None, "not finite")):
+        with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"kind": "diverged", "step": 70, "seconds": 9.0, "train_loss": loss}) + "\n")
+        text = tables.overview([load.load(tmp_path / "run")])
+        assert "run (diverged)" in text and words in text
+    run = load.load(make_run(tmp_path / "high", epochs=2))
+    run.summary["val_loss"] = 123456789.123
+    assert "1.235e+08" in tables.overview([run])
+
+
 def test_differences_between_runs(runs):
     assert load.differences(load.load_all(runs)) == [("recipe", ["goyal", "hybrid"])]
     assert "goyal" in tables.flag_differences(load.load_all(runs))
@@ -226,7 +156,12 @@ def test_differences_between_runs(runs):
 def test_runs_of_the_same_name_are_told_apart(tmp_path):
     for parent in "ab":
         make_run(tmp_path / parent / "run", epochs=2)
-    assert [run.name for run in load.load_all([str(tmp_path / p / "run") for p in "ab"])] == ["a/run", "b/run"]
+    paths = [str(tmp_path / parent / "run") for parent in "ab"]
+    assert [run.name for run in load.load_all(paths)] == ["a/run", "b/run"]
+    assert [run.name for run in load.load_all([paths[0], paths[0]])] == ["run"]  # named twice, shown once
+    make_run(tmp_path / "c" / "a" / "run", epochs=2)
+    names = [run.name for run in load.load_all([*paths, str(tmp_path / "c" / "a" / "run")])]
+    assert len(set(names)) == 3 and names[2] == "c/a/run"
 
 
 def test_text_from_a_run_cannot_become_markup(tmp_path):
@@ -295,45 +230,3 @@ def test_starts_without_tensorflow(runs):
     codes, loaded, _ = fresh.run(("hybrid_imagenet.tools.report.command", [runs[0]]))
     assert codes == [0]
     assert not loaded & fresh.FRAMEWORKS
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "count", "ticks"),
-    [
-        (0, 1, 5, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
-        (0, 90, 6, [0, 20, 40, 60, 80]),
-        (0.45, 0.78, 5, [0.5, 0.6, 0.7]),
-        (-3, 3, 3, [-2, 0, 2]),
-    ],
-)
-def test_linear_ticks(low, high, count, ticks):
-    assert scales.Scale(low, high, 0, 1).ticks(count) == pytest.approx(ticks)
-
-
-def test_logarithmic_ticks():
-    assert scales.Scale(0.05, 2000, 0, 1, log=True).ticks() == pytest.approx([0.1, 1, 10, 100, 1000])
-    assert scales.Scale(30, 120, 0, 1, log=True).ticks() == pytest.approx([50, 100])
-    assert len(scales.Scale(1e-9, 1e9, 0, 1, log=True).ticks(5)) <= 7
-
-
-def test_scale_maps_ends_and_middle():
-    assert [scales.Scale(0, 10, 100, 200)(v) for v in (0, 5, 10, 20)] == [100, 150, 200, 200]
-    assert scales.Scale(1, 100, 0, 2, log=True)(10) == pytest.approx(1)
-    flat = scales.fit([3.0, 3.0], 0, 1)
-    assert flat.low < 3 < flat.high
-    assert scales.fit([], 0, 1).ticks()
-    assert scales.fit([0.0, -1.0, 5.0], 0, 1, log=True).low > 0
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (0.25, "0.25"), (1500, "1,500"), (2e-5, "2e-5"), (3e6, "3e6"), (12, "12")]
-)
-def test_tick_labels(value, text):
-    assert scales.label(value) == text
-
-
-def test_pointer_data_are_the_values_drawn():
-    drawing = svg.line_chart("t", [svg.Series("s", [1, 2, 3], [0.0, 10.0, 100.0], 0)], "x", "y", log_y=True)
-    data = json.loads(ElementTree.fromstring(re.search(r"<svg.*</svg>", drawing).group()).get("data-series"))
-    assert (data[0]["x"], data[0]["y"]) == ([2, 3], [10, 100])  # a logarithm cannot show 0
-    assert data[0]["py"][0] > data[0]["py"][1]

@@ -1,0 +1,234 @@
+"""The values, axes and marks of charts."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from hybrid_imagenet.tools.report import figures, heat, load, scales, svg, times
+from hybrid_imagenet.tools.report.chart import Chart, Series
+from tests.tools.report.synthetic import make_run
+
+
+def test_series_by_epoch_and_by_hours_pass_over_missing_values(runs):
+    run = load.load(runs[1])
+    run.epochs[2].pop("val_top1")
+    run.epochs[3]["val_top1"] = None
+    epochs, values = run.series("val_top1")
+    hours, _ = run.series("val_top1", by="hours")
+    assert epochs == [1, 2, 5, 6, 7, 8, 9, 10, 11, 12]
+    assert values[0] == run.epochs[0]["val_top1"]
+    assert hours[-1] == pytest.approx(run.epochs[-1]["seconds"] / 3600)
+    assert run.series("train_loss", steps=True)[0][:3] == [0.5, 1.0, 1.5]
+
+
+def test_time_axis_has_a_unit_that_fits(runs):
+    run = load.load(runs[1])
+    labels = []
+    for factor in (1, 10, 1000):
+        for record in run.epochs:
+            record["seconds"] = record["epoch"] * 5.0 * factor
+        labels.append(figures.curves([run], "top1", "hours").x_label)
+    assert labels == ["seconds since the start", "minutes since the start", "hours since the start"]
+
+
+def test_bounds_are_drawn_only_while_they_hold(runs):
+    chart = figures.learning_rate(load.load(runs[1]), 1)
+    lengths = {series.name: len(series.xs) for series in chart.series}
+    assert lengths == {"upper bound Bu": 8, "learning rate": 24, "lower bound Bl": 8}  # 4 of 12 epochs, 2 records each
+
+
+def test_relative_steps_stand_beside_the_tuned_one_at_the_batch(runs):
+    chart = figures.relative_steps(load.load_all(runs))
+    names = ["one", "two", "tuned LARS, peak, batch 32", "tuned LARS, peak, batch 64"]
+    assert [series.name for series in chart.series] == names
+    own, tuned = chart.series[1], chart.series[3]
+    assert (list(own.xs), own.ys[0]) == (list(range(5, 13)), pytest.approx(0.02 * 0.2))  # after the warmup
+    assert (list(tuned.xs), tuned.dashed) == (list(range(5, 13)), True)
+    assert tuned.ys == pytest.approx([0.105 * (64 / 3264) ** 0.5] * 8)
+    for run in (loaded := load.load_all(runs)):
+        for record in run.epochs:
+            record.pop("relative_step", None)
+    assert figures.relative_steps(loaded) is None
+
+
+def test_input_is_drawn_on_a_scale_that_shows_it(tmp_path):
+    run = load.load(make_run(tmp_path / "run", epochs=70))
+    bandwidth, operations = figures.input_output([run])
+    assert "application reads" in bandwidth.title and "application reads" in operations.title
+    assert (bandwidth.y_label, bandwidth.zero, len(bandwidth.series)) == ("MB/s", True, 1)
+    assert bandwidth.series[0].ys[0] == pytest.approx(1.1e8 * run.epochs[0]["images_per_second"] / 1000 / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "factor", "shown"), [("synthetic", 100, 0), ("imagenet2012", 1, 0), ("imagenet2012", 100, 1)]
+)
+def test_published_input_stands_beside_runs_that_come_near_it(tmp_path, dataset, factor, shown):
+    run = load.load(make_run(tmp_path / "run", epochs=70, dataset=dataset))
+    for record in run.epochs:
+        record["bytes_read"] *= factor
+    dashed = [series for series in figures.input_output([run])[0].series if series.dashed]
+    assert [(list(s.xs), list(s.ys)) for s in dashed] == [([10, 60], [pytest.approx(3.30)] * 2)] * shown
+
+
+def test_input_of_a_short_run_has_no_mean_of_later_epochs(tmp_path):
+    run = load.load(make_run(tmp_path / "short", epochs=9, dataset="imagenet2012"))
+    for record in run.epochs:
+        record["bytes_read"] *= 100
+    (own,) = figures.input_output([run])[0].series
+    assert own.xs[-1] == 9
+
+
+def test_the_axis_of_accuracy_shows_the_later_part_and_the_target(tmp_path):
+    run = load.load(make_run(tmp_path / "run", epochs=12, target=[0.83]))
+    chart = figures.curves([run], "top1", "epoch")
+    low, high = chart.limits
+    later = [100 * r[key] for r in run.epochs if r["epoch"] > 4 for key in ("val_top1", "train_top1")]
+    assert 0.9 * min(later) < low < min(later)
+    assert chart.levels == [("target 83 %", 83.0)]
+    assert max(*later, 83.0) < high <= 100
+    assert "target 83 %" in svg.line_chart(chart)
+
+
+def test_a_diverged_or_failed_run_does_not_stretch_the_axes_of_the_others(tmp_path):
+    good = load.load(make_run(tmp_path / "good"))
+    failed = load.load(make_run(tmp_path / "failed"))
+    for number, record in enumerate(failed.epochs):
+        record.update(val_top1=0.1, train_top1=0.1, val_loss=10.0**number, train_loss=10.0**number)
+    for what in ("top1", "loss"):
+        alone, both = (figures.curves(runs, what, "epoch") for runs in ([good], [good, failed]))
+        assert both.limits == alone.limits
+        drawing = svg.line_chart(both)
+        heights = [
+            float(p.split(",")[1])
+            for line in re.findall(r'points="([^"]*)" class="line', drawing)
+            for p in line.split()
+        ]
+        assert min(heights) >= 10 and max(heights) <= svg.HEIGHT - 44
+
+
+def test_losses_far_apart_go_on_a_logarithmic_axis(tmp_path):
+    run = load.load(make_run(tmp_path / "run"))
+    assert not figures.curves([run], "loss", "epoch").log_y
+    run.epochs[-1]["train_loss"] = 0.001
+    assert figures.curves([run], "loss", "epoch").log_y
+
+
+def test_lines_are_cut_where_they_leave_the_chart():
+    assert svg.inside([(0, 0), (10, 20), (20, 0)], 0, 10) == [[(0, 0), (5, 10)], [(15, 10), (20, 0)]]
+    assert svg.inside([(0, 30), (1, 40)], 0, 10) == []
+    assert svg.inside([(0, 2), (1, 3), (2, 4)], 0, 10) == [[(0, 2), (1, 3), (2, 4)]]
+
+
+def test_runs_are_told_apart_by_marks_and_equal_ones_by_dots(tmp_path):
+    runs = [load.load(make_run(tmp_path / name)) for name in ("a", "b", "c")]
+    runs[2].epochs[3]["val_top1"] += 0.01
+    chart = figures.curves(runs, "top1", "epoch")
+    assert [series.shape for series in chart.series if not series.dashed] == [0, 1, 2]
+    drawing = svg.line_chart(chart)
+    assert "b (the same as a)" in drawing and "c (the same" not in drawing
+    assert drawing.count("twin") == 3  # b's validation; the training curves of b and c
+    assert "<circle" in drawing and "<polygon" in drawing and "<rect" in drawing
+
+
+def test_ranks_without_gpus_are_not_called_gpus(runs, tmp_path):
+    loaded = load.load_all(runs)
+    assert [chart.x_label for chart in figures.scaling(loaded)] == ["ranks", "ranks"]
+    for run in loaded:
+        run.environment["gpu"] = "a GPU"
+    assert [chart.x_label for chart in figures.scaling(loaded)] == ["GPUs", "GPUs"]
+
+
+def test_every_axis_names_what_it_shows(runs):
+    from hybrid_imagenet.tools.report import page
+
+    for chart in (chart for group in page.charts(load.load_all(runs)).values() for chart in group):
+        assert chart.x_label and chart.y_label
+    drawing = svg.stacked_bars("t", [("run", {"input": 2.0})], "minutes", {"input": 1})
+    assert 'class="axis mid">minutes<' in drawing
+
+
+def test_heat_map_has_a_color_bar_with_its_ends_and_keeps_both_ends_of_long_names():
+    rows = [("stage2_block1_a_long_name_of_a_convolution", [0.01, None]), ("b", [200.0, 1.0])]
+    drawing = heat.heat_map("t", rows, [1, 2], "epoch", "trust ratio")
+    assert "trust ratio, logarithmic" in drawing
+    ticks = re.findall(r'<span style="left:([0-9.]+)%">([^<]*)</span>', drawing)
+    assert ("0.0", "0.01") in ticks and ("100.0", "200") in ticks
+    assert re.search("stage2_block1…\\w+convolution", drawing)
+    opacities = dict(re.findall(r'fill-opacity="([0-9.]+)"><title>(.*?), epoch', drawing))
+    assert opacities == {"0.06": rows[0][0], "1.00": "b"} | {k: "b" for k in opacities if 0.06 < float(k) < 1}
+
+
+def test_efficiency_by_gpus_is_relative_to_the_smallest(runs):
+    throughput, efficiency = figures.scaling(load.load_all(runs))
+    assert throughput.series[0].xs == [1, 2]
+    assert efficiency.series[0].ys == pytest.approx([100, 100 * 2**-0.1])
+    assert figures.scaling(load.load_all(runs[:1])) == []
+
+
+def test_runs_that_do_other_work_are_not_compared_by_gpus(tmp_path):
+    for number, (size, batch) in enumerate([(1, 16), (2, 32), (4, 32), (8, 64)]):
+        make_run(tmp_path / str(number), world_size=size, per_gpu_batch=batch, epochs=2)
+    loaded = load.load_all([str(tmp_path / str(number)) for number in range(4)])
+    assert [run.name for run in figures.comparable(loaded)] == ["1", "2"]
+    assert figures.scaling(loaded)[0].series[0].xs == [2, 4]
+    assert figures.scaling([loaded[0], loaded[3]]) == []
+
+
+def test_learning_rate_comes_from_the_records_that_have_more(runs):
+    run = load.load(runs[1])
+    del run.steps[3:]
+    (rate,) = [s for s in figures.learning_rate(run, 1).series if s.name == "learning rate"]
+    assert len(rate.xs) == 12
+
+
+def test_step_time_adds_up(runs):
+    run = load.load(runs[1])
+    ((_, parts),) = times.step_time([run])
+    total = 1e3 * run.steps[-1]["step_seconds"]
+    assert sum(parts.values()) == pytest.approx(total)
+    assert parts["input"] == pytest.approx(0.04 * total)
+    assert parts["exposed communication"] == pytest.approx(20)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "count", "ticks"),
+    [
+        (0, 1, 5, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0, 90, 6, [0, 20, 40, 60, 80]),
+        (0.45, 0.78, 5, [0.5, 0.6, 0.7]),
+        (-3, 3, 3, [-2, 0, 2]),
+    ],
+)
+def test_linear_ticks(low, high, count, ticks):
+    assert scales.Scale(low, high, 0, 1).ticks(count) == pytest.approx(ticks)
+
+
+def test_logarithmic_ticks():
+    assert scales.Scale(0.05, 2000, 0, 1, log=True).ticks() == pytest.approx([0.1, 1, 10, 100, 1000])
+    assert scales.Scale(30, 120, 0, 1, log=True).ticks() == pytest.approx([50, 100])
+    assert len(scales.Scale(1e-9, 1e9, 0, 1, log=True).ticks(5)) <= 7
+
+
+def test_scale_maps_ends_and_middle():
+    assert [scales.Scale(0, 10, 100, 200)(v) for v in (0, 5, 10, 20)] == [100, 150, 200, 200]
+    assert scales.Scale(1, 100, 0, 2, log=True)(10) == pytest.approx(1)
+    flat = scales.fit([3.0, 3.0], 0, 1)
+    assert flat.low < 3 < flat.high
+    assert scales.fit([], 0, 1).ticks()
+    assert scales.fit([0.0, -1.0, 5.0], 0, 1, log=True).low > 0
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.25, "0.25"), (1500, "1,500"), (2e-5, "2e-5"), (3e6, "3e6"), (12, "12")]
+)
+def test_tick_labels(value, text):
+    assert scales.label(value) == text
+
+
+def test_pointer_data_are_the_values_drawn():
+    drawing = svg.line_chart(Chart("k", "t", [Series("s", [1, 2, 3], [0.0, 10.0, 100.0], 0)], "x", "y", log_y=True))
+    data = json.loads(ElementTree.fromstring(re.search(r"<svg.*</svg>", drawing).group()).get("data-series"))
+    assert (data[0]["x"], data[0]["y"]) == ([2, 3], [10, 100])  # a logarithm cannot show 0
+    assert data[0]["py"][0] > data[0]["py"][1]

@@ -1,0 +1,147 @@
+"""What a report says first: outcome, causes, suggestions."""
+
+import json
+
+import pytest
+
+from hybrid_imagenet import config
+from hybrid_imagenet.tools.report import findings, load, page
+from hybrid_imagenet.tools.report.suggestions import suggestions
+from tests.tools.report.synthetic import make_run
+
+
+def changed(run, **flags):
+    """The run with other flags."""
+    run.flags.update(flags)
+    return run
+
+
+def test_a_target_that_was_reached_and_what_it_would_have_taken(tmp_path):
+    run = load.load(make_run(tmp_path / "run", target=[0.6], seed=3))
+    found = findings.answers(run)
+    assert found.verdict == findings.GOOD
+    assert found.outcome.startswith("Target 60 % top-1 reached in epoch 6 of 12, after ")
+    changes = [suggestion.change for suggestion in suggestions(run)]
+    assert changes[0] == "--stop_at_top1=0.6"
+
+
+def test_a_target_that_was_missed_says_by_how_much(tmp_path):
+    run = load.load(make_run(tmp_path / "run", target=[0.9]))
+    found = findings.answers(run)
+    best = run.summary["best_val_top1"]
+    assert found.verdict == findings.BAD
+    assert f"{100 * (0.9 - best):.2f} points off" in found.outcome
+    assert f"{100 * best:.2f}" in found.outcome and "in epoch 12" in found.outcome
+    assert [s.change for s in suggestions(run)][:2] == ["--epochs=18", "--lr=0.2"]  # rising, and not overfitted
+    for record in (run.summary, run.epochs[-1]):
+        record["train_top1"] = 1.0
+    assert "--label_smoothing=0.1" in [s.change for s in suggestions(run)]
+
+
+def test_without_a_target_there_is_no_verdict(tmp_path):
+    run = load.load(make_run(tmp_path / "run"))
+    run.origins["target"] = "default"
+    assert findings.answers(run).verdict == findings.OPEN
+    assert "No target was asked for" in findings.answers(run).outcome
+    run.flags["dataset"] = "imagenet2012"
+    assert findings.answers(run).verdict != findings.OPEN  # there the papers' targets count
+
+
+def test_a_run_that_goes_on_may_be_forecast(tmp_path):
+    run = load.load(make_run(tmp_path / "run", epochs=9, finished=False, target=[0.78]))
+    found = findings.answers(run)
+    assert found.verdict == findings.OPEN
+    assert "after 9 of 12 epochs, not finished" in found.outcome
+    assert "It may come in epoch 11" in found.outcome  # 0.85 (1 - exp(-e / 4)) - 0.02 passes 0.78 at 11.4
+
+
+def test_a_diverged_run(tmp_path):
+    make_run(tmp_path / "run", epochs=2, finished=False, warmup_epochs=1, rollback=0)
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "diverged", "step": 70, "seconds": 9.0, "train_loss": None}) + "\n")
+    run = load.load(tmp_path / "run")
+    found = findings.answers(run)
+    assert found.verdict == findings.BAD
+    assert found.outcome == "It diverged at step 70, after 2 of 12 epochs: the loss was not finite."
+    assert [s.change for s in suggestions(run)] == ["--lr=0.033", "--warmup_epochs=2", "--rollback=2"]
+    assert "diverged at step 70" in page.build([run], "t")
+
+
+def test_what_held_it_back_is_what_the_records_say(tmp_path):
+    run = load.load(make_run(tmp_path / "run"))
+    whole = run.summary["wall_seconds"]
+    run.summary["time_by_cause"] = {"computation": 0.6 * whole, "input": 0.3 * whole, "slowest rank": 0.08 * whole,
+                                    "evaluation": 0.02 * whole}  # fmt: skip
+    for record in run.epochs:
+        record["slowest_rank"] = int(record["epoch"] > 3)
+    run.environment["hosts"] = ["a", "b"]
+    lines = findings.answers(run).held_back
+    assert lines[0].startswith("30 % of the time (") and lines[0].endswith("waiting for input")
+    assert lines[1].endswith("waiting for the slowest rank (rank 1 on b in 9 of 12 epochs)")
+    assert "evaluation" not in " ".join(lines)  # less than 3 %
+    assert "Communication was not measured." in lines
+
+
+CAUSES = [
+    ("input", {"data_cache": "none", "decoder": "tensorflow"}, ["--data_cache=encoded", "--decoder=dali"]),
+    ("exposed communication", {"compression": "none", "accumulation": 1}, ["--compression=fp16", "--accumulation=2"]),
+    ("exposed communication", {"compression": "fp16", "accumulation": 2}, ["--accumulation=4"]),
+    ("evaluation", {"eval_every_epochs": 2}, ["--eval_every_epochs=4"]),
+    ("checkpoints", {"checkpoint_every_epochs": 1}, ["--checkpoint_every_epochs=2"]),
+    ("slowest rank", {}, ["hybrid-imagenet doctor"]),
+]
+
+
+@pytest.mark.parametrize(("cause", "flags", "expected"), CAUSES)
+def test_each_cause_has_its_remedy(tmp_path, cause, flags, expected):
+    run = changed(load.load(make_run(tmp_path / "run", target=[0.78])), **flags)
+    run.environment.update(gpu="a GPU", hosts=["a", "a"], precision="mixed_float16")
+    whole = run.summary["wall_seconds"]
+    run.summary["time_by_cause"] = {"computation": 0.7 * whole, cause: 0.3 * whole}
+    found = suggestions(run)
+    assert [s.change for s in found][: len(expected)] == expected
+    assert "30 % of the time" in found[0].why
+    for suggestion in found:  # every flag is one of the program's, with a value that it takes
+        if suggestion.change.startswith("--"):
+            config.resolve([suggestion.change])
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["--stop_at_top1=0.97", "--epochs=15", "--label_smoothing=0.1", "--mixup=0.2", "--batch_norm=precise", "--lr=0.2",
+     "--warmup_epochs=5", "--rollback=2", "--wire_health_every_steps=10", "--allreduce=auto", "--seed=1",
+     "--precision=mixed_float16"],
+)  # fmt: skip
+def test_the_other_suggestions_are_flags_too(change):
+    config.resolve([change])
+
+
+def test_there_are_at_most_three_suggestions(tmp_path):
+    run = changed(load.load(make_run(tmp_path / "run", target=[0.9])), eval_every_epochs=1, compression="none")
+    whole = run.summary["wall_seconds"]
+    causes = dict.fromkeys(("input", "exposed communication", "evaluation", "checkpoints"), 0.2 * whole)
+    run.summary["time_by_cause"] = causes
+    assert len(suggestions(run)) == 3
+
+
+def test_a_run_stands_beside_the_last_runs_that_do_the_same(tmp_path):
+    for number in range(5):
+        make_run(tmp_path / f"run{number}", epochs=3 + number, started=number)
+        config_file = tmp_path / f"run{number}" / "config.json"
+        content = json.loads(config_file.read_text())
+        config_file.write_text(json.dumps(content | {"started": float(number)}))
+    make_run(tmp_path / "other", epochs=12, model="resnet18")
+    run = load.load(tmp_path / "run0")
+    near = findings.neighbours(run)
+    assert [summary["epochs"] for summary in near] == [7, 6, 5]
+    text = findings.answers(run).compared
+    assert text.startswith("The last 3 runs beside it") and findings.percent(near[0]["best_val_top1"]) in text
+    assert findings.answers(run, alone=False).compared == ""
+    assert findings.answers(load.load(tmp_path / "other")).compared == ""
+
+
+def test_of_several_runs_the_best_and_the_first_are_named(runs):
+    loaded = load.load_all(runs)
+    text = page.build(loaded, "t")
+    assert "Best top-1: two" in text
+    assert text.count('<article class="answer') == 2
