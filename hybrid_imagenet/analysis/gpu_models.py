@@ -32,14 +32,15 @@ class Gpu:
 
 
 _T, _G = 1e12, 1e9
-# NVIDIA's data sheets of the Tesla V100 and P40, the A100, H100 and H200. A P40 computes FP16 at 1/64 of FP32, so cuDNN
-# computes in FP32 there.
+# NVIDIA's data sheets of the Tesla V100 and P40, the A100, H100, H200 and L40S. A P40 computes FP16 at 1/64 of FP32, so
+# cuDNN computes in FP32 there.
 GPUS = {
     "p40": Gpu("Tesla P40", (6, 1), {"fp32": 11.76 * _T}, 346 * _G, 24),
     "v100": Gpu("V100 SXM2", (7, 0), {"fp16": 125 * _T, "fp32": 15.7 * _T}, 900 * _G, 16),
     "a100": Gpu("A100 SXM 40 GB", (8, 0), {"fp16": 312 * _T, "tf32": 156 * _T, "fp32": 19.5 * _T}, 1555 * _G, 40),
     "a100-80": Gpu("A100 SXM 80 GB", (8, 0), {"fp16": 312 * _T, "tf32": 156 * _T, "fp32": 19.5 * _T}, 2039 * _G, 80),
     "h100": Gpu("H100 SXM", (9, 0), {"fp16": 989.4 * _T, "tf32": 494.7 * _T, "fp32": 66.9 * _T}, 3350 * _G, 80),
+    "l40s": Gpu("L40S", (8, 9), {"fp16": 362 * _T, "tf32": 183 * _T, "fp32": 91.6 * _T}, 864 * _G, 48),
     "h200": Gpu("H200 SXM", (9, 0), {"fp16": 989.4 * _T, "tf32": 494.7 * _T, "fp32": 66.9 * _T}, 4800 * _G, 141),
 }
 
@@ -49,8 +50,8 @@ def recognize(name: str, memory_mib: float) -> str | None:
 
     Variants with a slower bus, such as `NVIDIA A100-PCIE-40GB`, count as the GPU, whose speed they come near.
     """
-    for pattern, key in ((r"\bP40\b", "p40"), (r"\bV100\b", "v100"), (r"\bH200\b", "h200"), (r"\bH100\b", "h100")):
-        if re.search(pattern, name):
+    for key in ("p40", "v100", "h200", "h100", "l40s"):
+        if re.search(rf"\b{key.upper()}\b", name):
             return key
     if re.search(r"\bA100\b", name):
         return "a100-80" if memory_mib > 50_000 else "a100"

@@ -67,6 +67,12 @@ RESULTS = (
     Result("Goyal et al.", "32 x 8 P100, Ethernet 50G", 256, 8192, 90, 3600, 0.763, None, None, 0.90),
     Result("NCSA HAL", "V100", 2, 416, 90, 74211, 0.76, 0.93),
     Result("NCSA HAL", "16 x 4 V100", 64, 13312, 90, 4071, 0.76, 0.93),
+    Result("MLPerf 4.0", "8 H100", 8, 3200, 35, 13.16 * 60, 0.759),
+    Result("MLPerf 4.0", "8 H200", 8, 3200, 35, 12.03 * 60, 0.759),
+    Result("MLPerf 3.0 to 4.0", "64 H100", 64, None, None, 2.48 * 60, 0.759),
+    Result("MLPerf 3.0 to 4.0", "512 H100", 512, None, None, 0.503 * 60, 0.759),
+    Result("MLPerf 3.0 to 4.0", "768 H100", 768, None, None, 0.369 * 60, 0.759),
+    Result("MLPerf 3.0 to 4.0", "3,584 H100", 3584, None, None, 0.183 * 60, 0.759),
 )
 
 COMPARED = (
@@ -105,6 +111,7 @@ class Efficiency:
 
     `cluster` and `algorithm` are names of `numerics.cost_model`; `wire_bytes` is the size of one gradient element on
     the network; `printed` the fraction that the paper prints; `images_per_second` all GPUs', where printed.
+    `yardstick` is set where the fraction is of another batch's speed: images per second of one GPU.
     """
 
     source: str
@@ -117,8 +124,11 @@ class Efficiency:
     printed: float
     images_per_second: float | None = None
     sync_batch_norm: bool = False
+    yardstick: float | None = None
 
 
+_EIGHT_H100 = 7150.0  # images per second of one of eight, batch 400
+"""MLPerf Training 4.0: 8 H100 to 75.9 % in 13.16 minutes, 35 epochs."""
 EFFICIENCIES = (
     Efficiency("Lu et al., Table 3.3", "h1", 24, 256, "fp16", 2, "ring", 0.975, 36082),
     Efficiency("Lu et al., Table 3.3", "h1", 24, 192, "fp16", 2, "ring", 0.971),
@@ -133,7 +143,15 @@ EFFICIENCIES = (
     Efficiency("Mikami et al., Table 6", "abci", 3456, 32, "fp16", 2, "torus", 0.7408, 1641853),
     Efficiency("Mikami et al., Table 6", "abci", 4096, 32, "fp16", 2, "torus", 0.7344, 1929054),
     Efficiency("NCSA HAL", "hal", 64, 208, "fp16", 2, "ring", 0.57),
-)
+    # Strong scaling, relative to one of eight H100 at batch 400: the images of a GPU become fewer too. MLPerf prints
+    # the throughput of every epoch: results of NVIDIA in mlcommons/training_results_v4.0, medians of late epochs.
+    Efficiency("MLPerf 4.0, 64 H100", "h100", 64, 50, "fp16", 2, "hierarchical", 0.686, 314_000,
+               yardstick=_EIGHT_H100),
+    Efficiency("MLPerf 4.0, 2,528 H100", "h100", 2528, 16, "fp16", 2, "torus", 0.386, 6_980_000,
+               yardstick=_EIGHT_H100),
+    Efficiency("MLPerf 4.0, 3,584 H100", "h100", 3584, 16, "fp16", 2, "torus", 0.398, 10_190_000,
+               yardstick=_EIGHT_H100),
+)  # fmt: skip
 
 MIKAMI_FOUR_GPUS = 2565.0
 """Mikami et al., Table 6: images per second of one node (4 GPUs), the yardstick of its efficiencies."""
@@ -187,6 +205,7 @@ GPU_SPEEDS = (
     GpuSpeed("Lu et al., section 3.2.2", "p40", "fp32", 128, LU_SINGLE_P40),
     GpuSpeed(_MLPERF + " of 13.16 min", "h100", "fp16", 400, 7150, 8),
     GpuSpeed(_MLPERF + " of 12.03 min", "h200", "fp16", 400, 7980, 8),
+    GpuSpeed("MLPerf Training 4.0, 2 hosts of 4, median of an epoch", "l40s", "fp16", 200, 14_820 / 8, 8),
 )
 """NVIDIA's: READMEs of TensorFlow/Classification/ConvNets/resnet50v1.5 and MxNet/Classification/RN50v1.5 in
 github.com/NVIDIA/DeepLearningExamples; MLPerf's: results of mlcommons/training_results_v4.0."""

@@ -17,6 +17,8 @@ from hybrid_imagenet.analysis.published import GPU_SPEEDS
         ("NVIDIA A100-SXM4-80GB", 81920, "a100-80"),
         ("NVIDIA H100 80GB HBM3", 81559, "h100"),
         ("NVIDIA H200", 143771, "h200"),
+        ("NVIDIA L40S", 46068, "l40s"),
+        ("NVIDIA L40", 46068, None),
         ("NVIDIA GH200 480GB", 97871, None),
         ("Tesla P4", 7680, None),
         ("NVIDIA B200", 183359, None),

@@ -102,9 +102,9 @@ def _lines(
     cluster, job = setting.cluster, setting.job
     lines = [*one_gpu.lines(setting.single), ""] if setting.single else []
     lines += [
-        f"{plan.model}, {cluster.hosts} hosts x {cluster.local_size} GPUs, batch {job.batch} per GPU, "
-        f"{job.batch / job.compute_seconds:.0f} images/s on one GPU; link {_link(cluster.between)}, "
-        f"inside {_link(cluster.inside)}",
+        f"{plan.model}, {cluster.hosts} hosts x {cluster.local_size} {setting.gpu or 'GPUs'}, "
+        f"batch {job.batch} per GPU, {job.batch / job.compute_seconds:.0f} images/s on one GPU; "
+        f"link {_link(cluster.between)}, inside {_link(cluster.inside)}",
     ]
     if setting.fit is not None:
         fit = setting.fit
@@ -123,12 +123,23 @@ def _lines(
             f"{row.images_per_second:11,.0f} {duration(row.training_seconds):>13} {duration(row.target_seconds):>13}  "
             f"{describe(row.way) if row.gpus > 1 else '-'}"
         )
+    lines += ["", *_FOOTNOTES, *([] if plan.epochs_to_target is not None else [_REFERENCE])]
     if here.gpus > 1:
         gain = f"(efficiency {100 * advice.efficiency:.1f} %, {1e3 * advice.exposed_seconds:.2f} ms exposed per step)"
         lines += ["", f"recommended for {here.gpus} GPUs: {flags(advice.way)} {gain}"]
+        if here.way != advice.way:
+            longer = 100 * (here.step_seconds / advice.step_seconds - 1)
+            lines.append(f"a step as asked for ({describe(here.way)}) takes {longer:.1f} % longer")
     if not any(row.target_seconds for row in rows):
         lines.append("no reference convergence is known for these batches; give --epochs_to_target")
     return lines
+
+
+_FOOTNOTES = (
+    "*: the planned size. comm: all communication of a step; exposed: what backpropagation does not hide of it.",
+    "eff.: speed of a GPU here, of its speed alone. exchange: algorithm and size of a bucket of gradients.",
+)
+_REFERENCE = "to 75.9 %: epochs of MLPerf's reference at the batch; a dash where it has none."
 
 
 def describe(way: Way) -> str:

@@ -29,7 +29,7 @@ class Plan:
     cluster: str = option("h1", "Described cluster that gives what other flags leave out.", choices=tuple(CLUSTERS))
     hosts: int | None = option(None, "Hosts.", minimum=1, maximum=1_000_000)
     gpus_per_host: int | None = option(None, "GPUs per host.", minimum=1, maximum=1024)
-    allreduce: str | None = option(None, "All-reduce; auto takes the fastest.", choices=(*ALGORITHMS, "auto"))
+    allreduce: str = option("auto", "All-reduce; auto takes the fastest.", choices=(*ALGORITHMS, "auto"))
     torus_grid: str | None = option(None, "Rows x columns of GPUs for --allreduce=torus, as VxH.")
     hybrid_threshold_kb: int = option(
         256, "With --allreduce=hybrid, smaller buckets go by masters.", unit="KiB", minimum=0
@@ -89,6 +89,7 @@ class Settings:
     threshold: float
     fusion_bytes: float | None
     fit: Fit | None
+    gpu: str
     single: one_gpu.Single | None = None
 
     def way(self, algorithm: str, grid: Grid | None, fusion_bytes: float) -> Way:
@@ -120,12 +121,20 @@ def resolve(plan: Plan) -> Settings:
         cluster=cluster,
         job=_job(plan, cluster, single),
         single=single,
-        algorithm=plan.allreduce or cluster.algorithm,
+        algorithm=plan.allreduce,
+        gpu=_gpu_name(plan, cluster),
         grid=_grid(plan, hosts * local_size),
         threshold=plan.hybrid_threshold_kb * 1024,
         fusion_bytes=None if plan.fusion_threshold_mb is None else plan.fusion_threshold_mb * MIB,
         fit=fit,
     )
+
+
+def _gpu_name(plan: Plan, cluster: Cluster) -> str:
+    """What the speed belongs to; empty for one that was given."""
+    if plan.images_per_second is not None:
+        return ""
+    return GPUS[plan.gpu].title if plan.gpu else cluster.gpu
 
 
 def _grid(plan: Plan, ranks: int) -> Grid | None:
