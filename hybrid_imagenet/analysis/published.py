@@ -205,7 +205,7 @@ GPU_SPEEDS = (
     GpuSpeed("Lu et al., section 3.2.2", "p40", "fp32", 128, LU_SINGLE_P40),
     GpuSpeed(_MLPERF + " of 13.16 min", "h100", "fp16", 400, 7150, 8),
     GpuSpeed(_MLPERF + " of 12.03 min", "h200", "fp16", 400, 7980, 8),
-    GpuSpeed("MLPerf Training 4.0, 2 hosts of 4, median of an epoch", "l40s", "fp16", 200, 14_820 / 8, 8),
+    GpuSpeed("MLPerf Training 4.0, 2 hosts of 4, median of an epoch", "l40s", "fp16", 200, 1852, 8),
 )
 """NVIDIA's: READMEs of TensorFlow/Classification/ConvNets/resnet50v1.5 and MxNet/Classification/RN50v1.5 in
 github.com/NVIDIA/DeepLearningExamples; MLPerf's: results of mlcommons/training_results_v4.0."""
