@@ -30,6 +30,7 @@ try:
     from hybrid_imagenet.resilience.ending import announce
     from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
     from hybrid_imagenet.resilience.stop_signals import REQUESTS
+    from hybrid_imagenet.stages import START, command_began, on_terminal
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
@@ -93,9 +94,13 @@ def _train(config: configuration.Config) -> int:
     from hybrid_imagenet import comm
 
     follow_launcher()
+    if launcher_rank() == 0 and config.progress != "none":
+        START.open(_kind(config), sys.stdout, terminal=on_terminal(config.progress, placement().size))
+    START.begin("loading TensorFlow")
     try:
         settings = derived.communication(config)
         communicator = comm.start(settings, persistent_batch_norm=config.persistent_batch_norm)
+        START.begin("loading Keras")
         from hybrid_imagenet import train
 
         if comm.elastic.enabled():
@@ -130,6 +135,13 @@ def _train(config: configuration.Config) -> int:
     return EXIT_OK
 
 
+def _kind(config: configuration.Config) -> str:
+    """Names what is started."""
+    size = derived.workers(config, placement().size)
+    ranks, images = f"{size} rank{'s' if size > 1 else ''}", config.per_gpu_batch or "auto"
+    return f"{config.model}, {config.dataset}, {ranks} x {images} images"
+
+
 def _end_within(seconds: float) -> None:
     """Ends this rank if the others do not come to the end with it: the watchdogs have stopped."""
 
@@ -145,6 +157,7 @@ def _end_within(seconds: float) -> None:
 
 def _report(error: UserError) -> None:
     rank = launcher_rank()
+    START.close()
     if rank == 0:
         print(f"error: {error}", file=sys.stderr)
     elif not isinstance(error, SharedError):
@@ -160,6 +173,7 @@ def _leave(code: int) -> int:
 
 
 if __name__ == "__main__":
+    command_began()
     restart_with_huge_pages()
     try:
         sys.exit(main(sys.argv[1:]))

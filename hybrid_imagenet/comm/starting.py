@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from hybrid_imagenet.comm import elastic, leftovers
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import Placement, configure_tensorflow, placement, prepare
+from hybrid_imagenet.comm.lean import without_extras
 from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.comm.single import SingleProcess
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.torus import parse_grid
+from hybrid_imagenet.stages import START
 
 
 def start(
@@ -42,7 +44,9 @@ def start(
     if elastic.enabled():
         elastic.prepare(settings)
     persistent = persistent_batch_norm and not settings.deterministic
-    return connect(ready(threads, persistent_batch_norm=persistent), settings, others)
+    with without_extras():
+        place = ready(threads, persistent_batch_norm=persistent)
+    return connect(place, settings, others)
 
 
 def check_grids(place: Placement, settings: Sequence[Settings]) -> None:
@@ -65,6 +69,7 @@ def connect(place: Placement, settings: Settings, others: Sequence[Settings] = (
     """Connects a process that is `ready` to the other ranks; arguments and errors as for `start`."""
     if place.size == 1 and not elastic.enabled():
         return SingleProcess(settings.wire_health_every_steps)
+    START.begin(f"connecting {place.size} ranks")
     if place.local_rank == 0:
         leftovers.sweep()
     leftovers.hold()

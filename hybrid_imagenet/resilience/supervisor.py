@@ -21,6 +21,7 @@ import secrets
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -269,7 +270,9 @@ def _terminal() -> dict[str, str]:
     if not sys.stdout.isatty():
         return {"HYBRID_IMAGENET_TERMINAL": "0"}
     size = shutil.get_terminal_size()
-    return {"HYBRID_IMAGENET_TERMINAL": "1", "LINES": str(size.lines), "COLUMNS": str(size.columns)}
+    # The rank that draws asks the terminal itself for its size where it can, which may change; else it has this one.
+    name = f"{socket.gethostname()}:{os.ttyname(sys.stdout.fileno())}"
+    return {"HYBRID_IMAGENET_TERMINAL": name, "LINES": str(size.lines), "COLUMNS": str(size.columns)}
 
 
 def adopt_orphans() -> None:

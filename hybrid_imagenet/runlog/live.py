@@ -21,6 +21,7 @@ from typing import Any, Protocol, TextIO
 from hybrid_imagenet.runlog import summary as summaries
 from hybrid_imagenet.runlog.messages import Messages
 from hybrid_imagenet.runlog.progress import Status, accuracies
+from hybrid_imagenet.stages import START
 
 MODES = ("auto", "live", "plain", "none")
 
@@ -50,7 +51,7 @@ class View(Protocol):
 def make_view(
     mode: str,
     stream: TextIO,
-    total_epochs: int,
+    total_epochs: float,
     *,
     line_seconds: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
@@ -86,7 +87,7 @@ def _is_terminal(stream: TextIO) -> bool:
 class PlainView:
     """Prints one line per epoch, and one about steps at most every `line_seconds` seconds."""
 
-    def __init__(self, stream: TextIO, total_epochs: int, *, line_seconds: float | None, clock: Callable[[], float]):
+    def __init__(self, stream: TextIO, total_epochs: float, *, line_seconds: float | None, clock: Callable[[], float]):
         """`line_seconds` None shows messages only."""
         self._stream = stream
         self._total_epochs = total_epochs
@@ -113,7 +114,7 @@ class PlainView:
         self._last_line = now
         left = self._status.remaining_seconds()
         self._write(
-            f"epoch {self._status.epoch}/{self._total_epochs}",
+            f"epoch {self._status.epoch}/{self._total_epochs:g}",
             f"step {self._status.steps_done}",
             *(f"{name} {value}" for name, value in accuracies(record, ("train",))),
             self._status.rate_text(),
@@ -129,7 +130,7 @@ class PlainView:
         self._last_line = self._clock()
         left = self._status.remaining_seconds()
         self._write(
-            f"epoch {record['epoch']}/{self._total_epochs} done",
+            f"epoch {record['epoch']:g}/{self._total_epochs:g} done",
             *(f"{name} {value}" for name, value in accuracies(record)),
             self._status.rate_text(),
             self._status.phase_text(),
@@ -154,5 +155,6 @@ class PlainView:
     def _write(self, *parts: str | None) -> None:
         line = ", ".join(part for part in parts if part)
         if line:
-            self._stream.write(line + "\n")
-            self._stream.flush()
+            with START.quiet():
+                self._stream.write(line + "\n")
+                self._stream.flush()

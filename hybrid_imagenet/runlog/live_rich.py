@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Group
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from hybrid_imagenet.runlog import summary as summaries
+from hybrid_imagenet.runlog.area import Area
 from hybrid_imagenet.runlog.messages import Messages
 from hybrid_imagenet.runlog.progress import Status, accuracies
+from hybrid_imagenet.stages import START
 
 _REFRESH_SECONDS = 0.25
 
@@ -21,22 +22,20 @@ _REFRESH_SECONDS = 0.25
 class LiveView:
     """Shows two bars and a few values, redrawn in place at most four times a second, in the caller's thread."""
 
-    def __init__(self, stream: TextIO, total_epochs: int, *, clock: Callable[[], float]):
+    def __init__(self, stream: TextIO, total_epochs: float, *, clock: Callable[[], float]):
         """Draws to `stream`, which is taken for a terminal."""
-        self._console = Console(file=stream, force_terminal=True, highlight=False)
+        self._screen = Area(stream)
         self._total_epochs = total_epochs
         self._clock = clock
         self._last_drawn = float("-inf")
         self._messages = Messages()
         self._status = Status({}, total_epochs)
-        self._live: Live | None = None
+        self._open = False
 
     def run_started(self, info: Mapping[str, Any]) -> None:
-        """Opens the status area; what others print appears above it."""
+        """Opens the status area with the first step; what others print appears above it then."""
         self._status = Status(info, self._total_epochs)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._live.start()
-        self._draw(now=True)
+        self._open = True
 
     def advance(self, step: int, position: float | None = None) -> None:
         """Moves the bars."""
@@ -51,34 +50,34 @@ class LiveView:
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Takes an epoch record and leaves one line about it above the area."""
         self._status.epoch_done(record)
-        parts = [f"epoch {record['epoch']:>3}"]
+        parts = [f"epoch {record['epoch']:>3g}"]
         parts += [f"{word} {text}" for word, text in accuracies(record)]
         parts += [self._status.rate_text() or ""]
-        self._console.print(Text("  ".join(part for part in parts if part)))
+        self._screen.print(Text("  ".join(part for part in parts if part)))
         self._draw(now=True)
 
     def message(self, text: str, rank: int | None = None) -> None:
         """Prints the message above the area unless it was printed before."""
         line = self._messages.line(text, rank)
         if line is not None:
-            self._console.print(Text(line, style="yellow"))
+            with START.quiet():
+                self._screen.print(Text(line, style="yellow"))
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
         """Removes the area and prints the summary."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._screen.close()
+        self._open = False
         for line in self._messages.repeated():
-            self._console.print(Text(line, style="yellow"))
+            self._screen.print(Text(line, style="yellow"))
         if summary is not None:
             for line in summaries.lines(summary):
-                self._console.print(Text(line))
+                self._screen.print(Text(line))
 
     def _draw(self, *, now: bool = False) -> None:
-        if self._live is None or (not now and self._clock() - self._last_drawn < _REFRESH_SECONDS):
+        if not self._open or (not now and self._clock() - self._last_drawn < _REFRESH_SECONDS):
             return
         self._last_drawn = self._clock()
-        self._live.update(self._area(), refresh=True)
+        self._screen.draw(self._area())
 
     def _area(self) -> Group:
         status = self._status
@@ -88,8 +87,8 @@ class LiveView:
         bars.add_column(justify="right", no_wrap=True)
         left = status.remaining_seconds()
         bars.add_row(
-            f"epoch {status.epoch}/{self._total_epochs}",
-            ProgressBar(total=float(self._total_epochs), completed=status.position),
+            f"epoch {status.epoch}/{self._total_epochs:g}",
+            ProgressBar(total=status.ends_at, completed=status.position),
             "" if left is None else f"{summaries.duration(left)} left",
         )
         bars.add_row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,22 +21,26 @@ class Status:
       position: fractional epochs done.
     """
 
-    def __init__(self, info: Mapping[str, Any], total_epochs: int):
+    def __init__(self, info: Mapping[str, Any], total_epochs: float):
         """Takes what is known beforehand.
 
         Args:
-          info: any of `steps_per_epoch`, `images_per_epoch`, `world_size`, `step` and `epochs` (done before this
-            session), `single_gpu_images_per_second`, `target` (a top-1 fraction), `global_batch`,
-            `optimizer` (hybrid if not told), `reference_batch` (global batch if MLPerf's reference applies:
-            ResNet-50 on ImageNet).
+          info: any of `ends_at` (fractional epochs, where the run ends before the last), `steps_per_epoch`,
+            `images_per_epoch`, `world_size`, `step` and `epochs` (done before this session),
+            `single_gpu_images_per_second`, `target` (a top-1 fraction), `global_batch`, `optimizer` (hybrid if not
+            told), `reference_batch` (global batch if MLPerf's reference applies: ResNet-50 on ImageNet).
           total_epochs: planned.
         """
         self.info = dict(info)
         self.total_epochs = total_epochs
+        self.ends_at = float(info.get("ends_at") or total_epochs)
         self.values: dict[str, Any] = {}
         self.position = float(info.get("epochs") or 0)
-        self.epoch = min(int(self.position) + 1, total_epochs)
+        self.epoch = min(int(self.position) + 1, math.ceil(total_epochs))
         self.steps_done = int(info.get("step") or 0)
+        self._rate: float | None = None  # without the start of a session, in which the step is compiled
+        self._epochs_here = 0
+        self._validation: float | None = None  # the shortest: the first one is compiled
         self._validated: list[tuple[float, float]] = []
         self._forecast: forecast.Forecast | None = None
         self._reference: forecast.Forecast | None = None
@@ -47,11 +52,12 @@ class Status:
             position = step / self.info["steps_per_epoch"]
         if position is not None:
             self.position = min(position, float(self.total_epochs))
-            self.epoch = min(int(self.position) + 1, self.total_epochs)
+            self.epoch = min(int(self.position) + 1, math.ceil(self.total_epochs))
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Takes a step record."""
         self.values.update(record)
+        self._rate = record.get("images_per_second") or self._rate
         self.advance(record.get("step", self.steps_done), record.get("position"))
         if "epoch" in record:
             self.epoch = int(record["epoch"])
@@ -59,8 +65,15 @@ class Status:
     def epoch_done(self, record: Mapping[str, Any]) -> None:
         """Takes an epoch record."""
         self.values.update(record)
-        self.epoch = int(record["epoch"])
-        self.position = float(self.epoch)
+        if self._epochs_here or self._rate is None:
+            self._rate = record.get("images_per_second") or self._rate
+        self._epochs_here += 1
+        took = record.get("validation_seconds")
+        if took is not None:
+            took -= record.get("validation_start_seconds") or 0.0
+            self._validation = took if self._validation is None else min(took, self._validation)
+        self.epoch = math.ceil(record["epoch"])
+        self.position = float(record["epoch"])
         self.steps_done = record.get("step", self.steps_done)
         if record.get("val_top1") is not None:
             self._validated.append((record["epoch"], record["val_top1"]))
@@ -81,15 +94,15 @@ class Status:
 
     def seconds_per_epoch(self) -> float | None:
         """Returns the seconds per epoch at the present rate, with validation."""
-        images, rate = self.info.get("images_per_epoch"), self.values.get("images_per_second")
-        if not images or not rate:
+        images = self.info.get("images_per_epoch")
+        if not images or not self._rate:
             return None
-        return float(images / rate + (self.values.get("validation_seconds") or 0.0))
+        return float(images / self._rate + (self._validation or 0.0))
 
     def remaining_seconds(self) -> float | None:
         """Returns the seconds until the last epoch is done, at the present rate."""
         each = self.seconds_per_epoch()
-        return None if each is None else each * (self.total_epochs - self.position)
+        return None if each is None else each * max(self.ends_at - self.position, 0.0)
 
     def efficiency(self) -> float | None:
         """Returns the scaling efficiency, where the speed of one GPU alone is known."""
@@ -102,7 +115,7 @@ class Status:
             return None
         name, best = f"top-1 {100 * self.info['target']:.1f} %", self._forecast.epochs
         if best is None:
-            return f"{name} not before epoch {self.total_epochs}"
+            return f"{name} not before epoch {self.total_epochs:g}"
         if best <= self.position:
             return f"{name} met in epoch {best:.0f}"
         high = "later" if self._forecast.high is None else f"{self._forecast.high:.0f}"
@@ -144,10 +157,10 @@ class Status:
         return text
 
     def trouble_text(self) -> str | None:
-        """Returns waiting for input (from 2 % on) and skipped steps, if there are any."""
+        """Returns waiting for input (from 10 % on) and skipped steps, if there are any."""
         parts = []
         wait = self.values.get("data_wait_fraction")
-        if wait is not None and wait >= 0.02:
+        if wait is not None and wait >= 0.1:
             parts.append(f"waiting for data {100 * wait:.0f} % of the time")
         if self.values.get("skipped_steps"):
             parts.append(f"{self.values['skipped_steps']} steps skipped")

@@ -25,6 +25,7 @@ from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, UserError
 from hybrid_imagenet.resilience import supervisor
 from hybrid_imagenet.resilience.ending import JOB_VARIABLE
 from hybrid_imagenet.resilience.launcher import ORDERS_VARIABLE
+from hybrid_imagenet.stages import command_began
 from hybrid_imagenet.tools.command_line import Parser
 from hybrid_imagenet.tools.doctor import hosts
 
@@ -170,22 +171,28 @@ def _prepare_environment(options: argparse.Namespace) -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", options.interface)
 
 
-def _stall_of(options: argparse.Namespace, flags: Sequence[str]) -> tuple[float, bool]:
-    """--stall_seconds of the program, and whether it only answers; UserError for flags that it would refuse."""
+def _what_runs(options: argparse.Namespace, flags: Sequence[str]) -> tuple[float, bool, str]:
+    """--stall_seconds of the program, whether it only answers, and what it trains.
+
+    Raises:
+      UserError: for flags that it would refuse.
+    """
     if options.module != _MAIN:
-        return supervisor.stall_seconds(flags), False
+        return supervisor.stall_seconds(flags), False, ""
     if {"-h", "--help", "--helpfull", "--helpshort", "--recipe=list"} & set(flags):
-        return supervisor.stall_seconds(flags), True
+        return supervisor.stall_seconds(flags), True, ""
     config = configuration.resolve(flags)
-    return config.stall_seconds or supervisor.stall_seconds([]), config.check_only or config.print_config
+    name = "" if config.progress == "none" else f"{config.model} on {config.dataset}"
+    return config.stall_seconds or supervisor.stall_seconds([]), config.check_only or config.print_config, name
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code of the job."""
+    command_began()
     try:
         options, flags = parse_arguments(arguments)
         program = [sys.executable, "-m", options.module, *flags]
-        stall, answers = _stall_of(options, flags)
+        stall, answers, name = _what_runs(options, flags)
         _prepare_environment(options)
         command = launcher(options, program, stall)
     except UserError as error:
@@ -196,6 +203,9 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_OK
     if answers:
         return subprocess.run(program, check=False).returncode
+    if name:
+        count = f"{options.np} rank{'s' if options.np > 1 else ''}"
+        print(f"starting {count} ({options.script or options.hosts}): {name}", file=sys.stderr, flush=True)
     job = supervisor.Supervisor(command, stall=stall, ssh_port=options.ssh_port, elastic=bool(options.script))
     code = job.run()
     if code == EXIT_PREEMPTED and options.preempted and supervisor.succeeds(options.preempted):

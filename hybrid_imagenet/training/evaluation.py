@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -32,7 +33,12 @@ class Ranks(Protocol):
 
 
 class Validation:
-    """Evaluates every validation image exactly once, whatever the number of ranks and the batch."""
+    """Evaluates every validation image exactly once, whatever the number of ranks and the batch.
+
+    Attributes:
+      right: see `__init__`.
+      start_seconds: for which the step was compiled in the last pass; 0 in all but the first.
+    """
 
     def __init__(
         self,
@@ -51,6 +57,8 @@ class Validation:
         With `by_image`, `right` tells after a pass which images of the source were right: bool [n], on every rank.
         """
         self.right: npt.NDArray[np.bool_] | None = None
+        self.start_seconds = 0.0
+        self._compiled = False
         self._by_image = by_image
         self._batch = batch
         self._step = step
@@ -77,8 +85,12 @@ class Validation:
         """
         self._step.sums.reset()
         found = np.zeros(self._source.num_examples, np.int32)
+        self.start_seconds = 0.0
         for number, batch in enumerate(self._batches):
+            began = time.perf_counter()
             right = self._step(batch)
+            if not self._compiled:  # the call returns when the step is compiled
+                self.start_seconds, self._compiled = time.perf_counter() - began, True
             if self._by_image:
                 first = (number * self._ranks.size + self._ranks.rank) * self._batch
                 places = first + np.flatnonzero(batch["weight"].numpy())

@@ -1,0 +1,101 @@
+"""What is said while a run starts."""
+
+import io
+import json
+import time
+
+import pytest
+
+from hybrid_imagenet import stages
+from tests.support.screen import Screen
+
+KIND = "resnet50, digits, 2 ranks x 32 images"
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(stages.STARTED_VARIABLE, raising=False)
+    now = [1000.0]
+    monkeypatch.setattr(stages.time, "time", lambda: now[0])
+    monkeypatch.setattr(stages.time, "process_time", lambda: now[0] / 2)
+
+    def run(terminal=False, seconds=(8.0, 2.0), stream=None):
+        stream, start = stream or io.StringIO(), stages.Stages()
+        start.open(KIND, stream, terminal=terminal)
+        for stage, took in zip(("loading TensorFlow", "connecting 2 ranks"), seconds, strict=True):
+            start.begin(stage)
+            now[0] += took
+        start.finish()
+        return stream.getvalue()
+
+    return run
+
+
+def test_each_stage_is_said_with_what_it_took_the_last_time(start, tmp_path):
+    assert start().splitlines() == [
+        KIND,
+        "loading TensorFlow ...",
+        "connecting 2 ranks ...",
+        "first step after 10.0 s: loading TensorFlow 8.0 s, connecting 2 ranks 2.0 s",
+    ]
+    kept = json.loads((tmp_path / "hybrid_imagenet" / "start.json").read_text())
+    assert kept == {KIND: {"loading TensorFlow": [8.0, 4.0], "connecting 2 ranks": [2.0, 1.0]}}
+    assert start(seconds=(6.0, 1.0)).splitlines()[:3] == [
+        f"{KIND}: the first step takes about 10 s",
+        "loading TensorFlow ... (8 s the last time)",
+        "connecting 2 ranks ... (2 s the last time)",
+    ]
+
+
+def test_the_time_of_the_launcher_counts(start, monkeypatch):
+    monkeypatch.setenv(stages.STARTED_VARIABLE, "997.5")
+    assert "first step after 12.5 s: starting the ranks 2.5 s, loading" in start()
+    monkeypatch.setenv(stages.STARTED_VARIABLE, "20000.0")  # of a host whose clock is ahead
+    assert "starting the ranks" not in start()
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": 1}', '{"a": {"b": ["x", "y"]}}', '{"a": {"b": 3}}'])
+def test_a_damaged_memory_is_no_memory(start, tmp_path, content):
+    (tmp_path / "hybrid_imagenet").mkdir()
+    (tmp_path / "hybrid_imagenet" / "start.json").write_text(content)
+    assert start().splitlines()[0] == KIND
+
+
+def test_on_a_terminal_one_line_counts_the_seconds(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(stages, "_TICK", 0.01)
+    stream, start = io.StringIO(), stages.Stages()
+    start.open(KIND, stream, terminal=True)
+    start.begin("loading TensorFlow")
+    until = time.monotonic() + 30
+    while "loading TensorFlow ... 0 s" not in stream.getvalue() and time.monotonic() < until:
+        time.sleep(0.01)
+    with start.quiet():
+        stream.write("a message\n")
+    time.sleep(0.05)
+    start.finish()
+    screen = Screen(200)
+    screen.feed(stream.getvalue().replace("\n", "\r\n"))
+    assert screen.lines()[:2] == [KIND, "a message"]
+    assert screen.lines()[2].startswith("first step after 0.")
+    assert len(screen.lines()) == 3
+
+
+def test_nothing_is_said_before_it_is_opened(capsys):
+    start = stages.Stages()
+    start.begin("loading TensorFlow")
+    with start.quiet():
+        start.finish()
+    start.close()
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("progress", "ranks", "told", "shown"),
+    [("live", 1, "0", True), ("plain", 2, "host:/dev/pts/1", False), ("auto", 2, "host:/dev/pts/1", True),
+     ("auto", 2, "0", False), ("none", 1, "0", False), ("auto", 1, "host:/dev/pts/1", False)],
+)  # fmt: skip
+def test_a_rank_believes_its_launcher(monkeypatch, progress, ranks, told, shown):
+    monkeypatch.setenv("HYBRID_IMAGENET_TERMINAL", told)
+    assert stages.on_terminal(progress, ranks) is shown
