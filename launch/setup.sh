@@ -153,9 +153,22 @@ check_disk() {
     die "$parent has $free GB free and the environment needs $1 GB: make room, or set HYBRID_IMAGENET_VENV"
 }
 
+# count_seconds TITLE: shows for how long a step has run, until it is killed: in place on a terminal, else every half minute.
+count_seconds() {
+  local never start=$SECONDS
+  exec {never}<> <(:) # nothing ever comes from there, and reading from it needs no process as sleep does
+  while true; do
+    if [[ -t 2 ]]; then
+      read -rt 1 -u "$never" || printf '\r%s ... %d s ' "$1" $((SECONDS - start)) >&2
+    else
+      read -rt 30 -u "$never" || printf '%d s ... ' $((SECONDS - start)) >&2
+    fi
+  done
+}
+
 # step TITLE COMMAND...: one line on the screen, everything else in the log.
 step() {
-  local title=$1 start=$SECONDS
+  local title=$1 start=$SECONDS counter result=0
   shift
   printf '%s ... ' "$title" >&2
   printf '\n== %s\n' "$title" >>"$log_file"
@@ -164,7 +177,13 @@ step() {
   "$@" >>"$log_file" 2>&1 </dev/null &
   step_group=$!
   set +m
-  if wait "$step_group"; then
+  count_seconds "$title" 8>&- &
+  counter=$!
+  wait "$step_group" || result=$?
+  kill "$counter" 2>/dev/null || true
+  wait "$counter" 2>/dev/null || true
+  [[ ! -t 2 ]] || printf '\r%s ... ' "$title" >&2
+  if ((!result)); then
     step_group=''
     printf '%d s\n' $((SECONDS - start)) >&2
   else
