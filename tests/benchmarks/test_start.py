@@ -1,4 +1,5 @@
 import json
+import subprocess
 
 import pytest
 
@@ -15,10 +16,25 @@ def test_times_of_help_and_of_a_first_step(tmp_path):
     report = json.loads(path.read_text())
     assert 0 < report["help_seconds"] < report["first_step_seconds"]
     assert report["flags"] == FLAGS
+    assert {"loading TensorFlow", "reading the data set", "building the model", "compiling the step"} <= set(
+        report["stages"]
+    )
+    walls = [stage["seconds"] for stage in report["stages"].values()]
+    assert sum(walls) == pytest.approx(report["first_step_seconds"], rel=0.05)
+    assert report["stages"]["compiling the step"]["cpu_seconds"] > 0
 
 
 def test_a_job_that_does_not_get_to_a_step_says_why():
     with pytest.raises(UserError, match="is not installed"):
-        start.first_step_seconds(["/nowhere/run"], FLAGS, 60)
+        start.first_step(start.job("/nowhere/run", FLAGS), 60)
     with pytest.raises(UserError, match=r"no first step after .*--model=resnet5"):
-        start.first_step_seconds([], ["--model=resnet5"], 60)
+        start.first_step(start.job("", ["--model=resnet5"]), 60)
+
+
+def test_the_job_is_that_of_the_launch_script(monkeypatch):
+    monkeypatch.setattr(start.subprocess, "run", lambda *words, **options: subprocess.CompletedProcess(words, 0))
+    assert start.job(None, ["--epochs=1"])[0].endswith("launch/local.sh")
+    assert start.job("hybrid-imagenet run -np 2 --", FLAGS) == ["hybrid-imagenet", "run", "-np", "2", "--", *FLAGS]
+    monkeypatch.setattr(start.subprocess, "run", lambda *words, **options: subprocess.CompletedProcess(words, 1))
+    with pytest.raises(UserError, match=r"setup.sh failed"):
+        start.job(None, [])
