@@ -1,12 +1,17 @@
-"""The commands of the pages for users parse, and their links and files exist: nothing of them needs TensorFlow."""
+"""The commands of the pages for users parse, run and exit with 0, and their links and files exist."""
 
+import os
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from hybrid_imagenet import config
+from hybrid_imagenet import __main__, config
 from hybrid_imagenet.tools import evaluate, predict, run
 from hybrid_imagenet.tools.data import command as data
 from hybrid_imagenet.tools.doctor import command as doctor
@@ -14,6 +19,7 @@ from hybrid_imagenet.tools.export import command as export
 from hybrid_imagenet.tools.plan import settings as plan
 from hybrid_imagenet.tools.report import command as report
 from hybrid_imagenet.tools.search import command as search
+from tests.ranks import environment
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [
@@ -61,6 +67,62 @@ def test_every_command_parses(page, monkeypatch):
         else:
             assert (ROOT / first).is_file(), line
             config.resolve([word for word in words if word.startswith("--")])
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A directory with what the pages take for granted: flag files, and photos that differ in colour."""
+    (tmp_path / "flags").symlink_to(ROOT / "flags")
+    generator = np.random.default_rng(5)
+    for number, name in enumerate(("cat", "dog")):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for image in range(20):
+            pixels = generator.integers(0, 120, (48, 40, 3))
+            pixels[..., number] += 120
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "photos" / name / f"{image}.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def answers(words):
+    """Whether a command only answers, within a second or so, on any machine."""
+    if words[0] == "train":
+        return bool({"--check_only", "--print_config"} & set(words))
+    return words[0] in ("data", "plan") and not any("/data/" in word for word in words)
+
+
+@pytest.mark.parametrize("page", PAGES[:-1], ids=lambda page: page.stem)
+def test_commands_that_answer_at_once_exit_with_0(page, workplace, capsys):
+    ran = 0
+    for line in commands(page):
+        first, *words = shlex.split(line, comments=True)
+        if first == "python":
+            words = ["train", *words[2:]]
+        if first in ("python", "hybrid-imagenet") and answers(words):
+            assert __main__.main(words) == 0, (line, capsys.readouterr())
+            ran += 1
+    assert ran >= 2
+
+
+@pytest.mark.slow
+def test_the_tutorial_on_own_images_runs_from_its_first_command_to_its_last(workplace):
+    """As it stands but for the length of training."""
+    ran = []
+    for line in commands(ROOT / "docs" / "tutorial-own-images.md"):
+        first, *words = shlex.split(line, comments=True)
+        assert first == "hybrid-imagenet"
+        trains = words[0] in ("train", "run") and "--check_only" not in words
+        done = subprocess.run(
+            [sys.executable, "-m", "hybrid_imagenet", *words, *(["--max_steps=3"] if trains else [])],
+            env=environment() | {"PYTHONPATH": os.fspath(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+        assert done.returncode == 0, (line, done.stdout + done.stderr)
+        ran.append(words[0])
+    assert {"train", "run", "data", "report", "evaluate", "predict", "export"} <= set(ran)
+    assert (workplace / "photos.onnx").is_file()
 
 
 def test_there_are_commands_to_check():
