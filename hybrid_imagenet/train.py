@@ -9,7 +9,8 @@ from hybrid_imagenet.config import Config, checks, derived
 from hybrid_imagenet.resilience import rollback
 from hybrid_imagenet.resilience.elastic_state import Survivor
 from hybrid_imagenet.resilience.rollback import DivergedError
-from hybrid_imagenet.training import automatic_batch, build, hardware
+from hybrid_imagenet.stages import START
+from hybrid_imagenet.training import automatic_batch, build, dev_run, hardware
 from hybrid_imagenet.training.recorder import Recording
 from hybrid_imagenet.training.session import Session, together
 
@@ -35,6 +36,24 @@ def run(
       UserError: for data or directories that cannot be used, before training; or for what training cannot survive.
       RanksChangeError: when elastic ranks are to connect anew.
     """
+    if not config.fast_dev_run:
+        return _run(config, communicator, session, survivor)
+    with together(communicator):
+        if survivor is not None:
+            checks.check_elastic(config)
+        parts = dev_run.parts(config)
+    outcome = ""
+    for part in parts:
+        outcome = outcome or _run(part, communicator, session, survivor)
+    if not outcome:
+        with together(communicator):
+            if communicator.rank == 0:
+                print(dev_run.report(parts[-1]), flush=True)
+    return outcome
+
+
+def _run(config: Config, communicator: Communicator, session: type[Session] | None, survivor: Survivor | None) -> str:
+    START.begin("reading the data set")
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
     with together(communicator):
@@ -54,6 +73,7 @@ def run(
             checks.check_data(config, train_source.num_examples, workers)
             held = rollback.run_dir if rollback else survivor.memory.run_dir if survivor else None
             recording = Recording(config, communicator.rank, communicator.size, note, held)
+        START.begin("building the model")
         parts = config, communicator, recording, precision, train_source, validation_source
         try:
             return (session or Session)(*parts, rollback, survivor).run()

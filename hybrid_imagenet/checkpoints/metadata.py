@@ -71,8 +71,8 @@ def _is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bo
     return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
 
 
-def _number(low: float, high: float) -> _Rule:
-    return _Rule(lambda value: _is_number(value, low, high), f"a number from {low:g} to {high:g}")
+def _number(low: float, high: float, *, needed: bool = True) -> _Rule:
+    return _Rule(lambda value: _is_number(value, low, high), f"a number from {low:g} to {high:g}", needed)
 
 
 def _whole(low: int, high: int, *, needed: bool = True) -> _Rule:
@@ -137,7 +137,8 @@ _STATE: Mapping[str, _Rule] = {
     "finished_epochs": _STEPS,
     "seconds": _number(0, 1e10),
     "best_top1": _FRACTION,
-    "best_epoch": _whole(0, MAX_STEP, needed=False),
+    "closed_at": _number(0, MAX_STEP, needed=False),
+    "best_epoch": _number(0, MAX_STEP, needed=False),
     "hyper": _Rule(_is_hyper, "the values of a schedule by name"),
     "running_loss": _optional(_number(0, _LARGEST)),
     "good_step": _whole(0, MAX_STEP, needed=False),

@@ -18,9 +18,12 @@ class RunState:
       images: training images processed over all ranks.
       finished_epochs: epochs whose validation is done too; behind `cursor.epoch` between the last step of an epoch and
         the end of its validation.
+      closed_at: fractional epochs done when the newest epoch record was made: at the end of an epoch, or inside of one
+        where a validation or the end of the run lies.
       seconds: wall time of earlier sessions and this one up to the last record, in seconds.
       best_top1: the best validation top-1 so far, a fraction.
-      best_epoch: the epoch (from 1) that had it first; 0 before the first validation, or if it is not known.
+      best_epoch: the epochs that were done when it was first had, fractional inside of an epoch; 0 before the first
+        validation, or if it is not known.
       hyper: the schedule's values of the last step; empty before the first.
       running_loss: the running value of the training loss; None before the first look, or if it is not watched.
       good_step: the newest step whose weights were found good.
@@ -32,9 +35,10 @@ class RunState:
     step: int = 0
     images: int = 0
     finished_epochs: int = 0
+    closed_at: float = 0.0
     seconds: float = 0.0
     best_top1: float = 0.0
-    best_epoch: int = 0
+    best_epoch: float = 0
     hyper: dict[str, float] = dataclasses.field(default_factory=dict)
     running_loss: float | None = None
     good_step: int = 0
@@ -50,5 +54,6 @@ class RunState:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RunState:
         """Inverts `to_dict`; values that an older version did not store are set as in a new run."""
+        values = {"closed_at": float(values["finished_epochs"]), **values}
         known = {field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values}
         return cls(**{**known, "cursor": Cursor(values["cursor"]["epoch"], values["cursor"]["offset"])})

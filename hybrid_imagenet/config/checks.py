@@ -28,9 +28,17 @@ def _warmup_fits(config: Config) -> None:
     asked = config.origins.get("warmup_epochs") == "command line"
     if asked and OPTIMIZERS[config.optimizer].bounded_warmup and config.warmup_epochs > config.epochs:
         raise UserError(
-            f"--warmup_epochs={config.warmup_epochs:g} is longer than --epochs={config.epochs}: "
+            f"--warmup_epochs={config.warmup_epochs:g} is longer than --epochs={config.epochs:g}: "
             "lower the first or raise the second"
         )
+
+
+def _dev_run_has_its_own_length(config: Config) -> None:
+    for name, unset in (("max_steps", None), ("resume", False), ("stop_at_top1", None)):
+        if config.fast_dev_run and getattr(config, name) != unset:
+            raise UserError(
+                f"--{name} does not go with --fast_dev_run, which makes a few steps of its own: leave it out"
+            )
 
 
 def _histograms_have_a_place(config: Config) -> None:
@@ -156,6 +164,8 @@ def check_elastic(config: Config) -> None:
     """
     if config.per_gpu_batch == AUTO:
         raise UserError("--per_gpu_batch=auto is measured with all ranks at the start: give a number for elastic ranks")
+    if config.fast_dev_run:
+        raise UserError("--fast_dev_run needs a fixed number of ranks: leave it out, or start with -np alone")
 
 
 def check_data(config: Config, num_examples: int, world_size: int) -> None:
@@ -179,6 +189,7 @@ def check_data(config: Config, num_examples: int, world_size: int) -> None:
 
 RULES = (
     _warmup_fits,
+    _dev_run_has_its_own_length,
     _histograms_have_a_place,
     _profile_has_a_first_and_a_last_step,
     _allreduce_fits,

@@ -30,6 +30,7 @@ class Option:
     auto: bool = False
     above: float | None = None
     function: bool = False
+    whole: bool = False
 
 
 def option(
@@ -41,17 +42,20 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     auto: bool = False,
+    above: float | None = None,
     function: bool = False,
+    whole: bool = False,
 ) -> Any:
     """Declares a dataclass field that is also a command-line flag of the same name.
 
     The flag's type is the field's annotation: `bool`, `int`, `float`, `str`, one of these `| None` (the empty
     string means None), or `tuple[T, ...]` (comma-separated). With `auto` the word auto, which becomes `AUTO`, leaves a
     whole number to be found when the program runs. With `function` a value MODULE:FUNCTION stands beside the choices.
+    With `whole` a number that is whole is kept as one: 90 stays 90 where 0.5 is possible too.
     """
     return dataclasses.field(
         default=default,
-        metadata={"option": Option(help, unit, tuple(choices), minimum, maximum, auto, function=function)},
+        metadata={"option": Option(help, unit, tuple(choices), minimum, maximum, auto, above, function, whole)},
     )
 
 
@@ -109,7 +113,7 @@ def _parse_one(name: str, text: str, base: type, opt: Option) -> Any:
         or_auto = " or auto" if opt.auto else ""
         raise UserError(f"--{name}={text}: give {words[base]}{or_auto}") from None
     check_value(name, value, opt)
-    return value
+    return int(value) if opt.whole and value.is_integer() else value
 
 
 def check_value(name: str, value: Any, opt: Option) -> None:

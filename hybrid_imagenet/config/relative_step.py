@@ -58,7 +58,7 @@ def peak(config: Config, workers: int) -> Peak | None:
     schedule, stages = schedules.create(**schedule_arguments(config, workers)), batches(config)
     ends = (math.nextafter(config.warmup_epochs, 0), config.warmup_epochs)
     found = None
-    for start in sorted({*map(float, range(config.epochs)), *(e for e in ends if e < config.epochs)}):
+    for start in sorted({*map(float, range(math.ceil(config.epochs))), *(e for e in ends if e < config.epochs)}):
         batch = stages.at(int(start)).global_batch(workers)
         values = schedule(start, start, batch)
         step = at_step(config, values)

@@ -10,7 +10,8 @@ from hybrid_imagenet.config.checks import check_data
 from hybrid_imagenet.config.derived import batches, schedule_arguments, settle, sizes
 from hybrid_imagenet.errors import without_secrets
 from hybrid_imagenet.numerics import schedules
-from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.numerics.run_length import RunLength
+from hybrid_imagenet.numerics.sampling import SampleOrder
 from hybrid_imagenet.optimizers.registry import rule
 
 if TYPE_CHECKING:
@@ -59,15 +60,15 @@ def plan(config: Config, num_examples: int, world_size: int) -> list[EpochPlan]:
     schedule = schedules.create(**schedule_arguments(config, world_size))
     stages, order = batches(config), SampleOrder(num_examples, config.seed, config.remainder)
     pixels = sizes(config)
-    cursor, rows = Cursor(0, 0), []
-    for epoch in range(config.epochs):
+    rows = []
+    length = RunLength(order, config.epochs, config.max_steps)
+    for span in length.spans(lambda epoch: stages.at(epoch).global_batch(world_size)):
+        epoch, cursor, steps = span.epoch, span.begin, span.steps
         stage = stages.at(epoch)
         batch = stage.global_batch(world_size)
-        steps = order.batches_in_epoch(batch, cursor.offset if cursor.epoch == epoch else 0)
         last = order.advance(cursor, batch, steps - 1) if steps > 1 else cursor
-        cursor_after = order.advance(cursor, batch, steps) if steps else cursor
         first = schedule(order.position(cursor), order.position(order.advance(cursor, batch)), batch)
-        end = schedule(order.position(last), order.position(cursor_after), batch)
+        end = schedule(order.position(last), order.position(span.end), batch)
         rows.append(
             EpochPlan(
                 epoch=epoch + 1,
@@ -83,7 +84,6 @@ def plan(config: Config, num_examples: int, world_size: int) -> list[EpochPlan]:
                 image_size=pixels.at(epoch),
             )
         )
-        cursor = cursor_after
     return rows
 
 

@@ -22,7 +22,24 @@ class Run:
         "Check the flags and exit: 0 if they are good, 2 with one line if not. Warns of what this host lacks.",
     )
     resume: bool = option(False, "Go on in an existing --run_dir from its newest good checkpoint.")
-    epochs: int = option(90, "Passes over the training set.", unit="epochs", minimum=1)
+    epochs: float = option(
+        90,
+        "Passes over the training set, which schedules span; 0.5 is half a pass.",
+        unit="epochs",
+        above=0,
+        maximum=1e6,
+        whole=True,
+    )
+    max_steps: int | None = option(
+        None,
+        "Stop after so many updates of the run, with a validation and a checkpoint. Schedules still span --epochs.",
+        unit="steps",
+        minimum=1,
+    )
+    fast_dev_run: bool = option(
+        False,
+        "Try everything in a few steps: training, validation (of 128 images), checkpoint, resume and report.",
+    )
     stop_at_top1: float | None = option(
         None, "Stop after the validation that reaches this top-1 accuracy (a fraction).", minimum=0, maximum=1
     )
@@ -56,8 +73,12 @@ class Run:
 class Evaluation:
     """Evaluation and checkpoints."""
 
-    eval_every_epochs: int = option(1, "Epochs between validations.", unit="epochs", minimum=1)
-    eval_offset_epochs: int = option(0, "Epochs before the first validation counts.", unit="epochs", minimum=0)
+    eval_every_epochs: float = option(
+        1, "Epochs between validations; 0.5 is twice in each.", unit="epochs", above=0, maximum=1e6, whole=True
+    )
+    eval_offset_epochs: float = option(
+        0, "Epochs after which --eval_every_epochs counts.", unit="epochs", minimum=0, maximum=1e6, whole=True
+    )
     eval_batch: int | None = option(None, "Validation images per GPU and step; default the training batch.", minimum=1)
     image_results: bool = option(
         False, "Write which images the last validation got right, to RUN_DIR/image_results.npy: bool, one per image."
@@ -68,7 +89,9 @@ class Evaluation:
     single_gpu: str | None = option(
         None, "Images per second of one GPU alone, or a run directory with one rank: the measure of scaling efficiency."
     )
-    checkpoint_every_epochs: int = option(1, "Epochs between checkpoints.", unit="epochs", minimum=1)
+    checkpoint_every_epochs: float = option(
+        1, "Epochs between checkpoints; 0.5 is twice in each.", unit="epochs", above=0, maximum=1e6, whole=True
+    )
     checkpoint_every_steps: int | None = option(None, "Also save every so many steps.", unit="steps", minimum=1)
     checkpoint_every_seconds: float | None = option(None, "Also save after so long.", unit="s", minimum=1)
     keep: int = option(2, "Newest good checkpoints that stay on disk.", minimum=1)

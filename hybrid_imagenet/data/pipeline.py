@@ -6,6 +6,7 @@ threads changes what is seen.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -14,6 +15,7 @@ from hybrid_imagenet.data.bad_records import BadRecords
 from hybrid_imagenet.data.batches import Batches, HostOptions, Request, Stage
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.numerics import augment
+from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 
 BatchSizes = Callable[[int], tuple[int, int]]  # epoch -> (images per rank and micro-batch, micro-batches per step)
@@ -27,14 +29,15 @@ def training(
     rank: int = 0,
     size: int = 1,
     *,
-    epochs: int,
+    epochs: float,
+    max_steps: int | None = None,
     image_size: int | Callable[[int], int],
     augmentation: str,
     options: HostOptions | None = None,
     bad: BadRecords | None = None,
     parts: int = 1,
 ) -> Batches:
-    """Returns this rank's micro-batches from `start` to the end of epoch `epochs`.
+    """Returns this rank's micro-batches from `start` until `epochs` epochs or `max_steps` steps from there are done.
 
     A step takes size * batch * accumulation examples; rank r has the r-th contiguous part of them, as `accumulation`
     elements `{"image": uint8 [b, side, side, 3], "label": int32 [b], "seed": int64 [b, 2]}`. Batch, accumulation and
@@ -56,16 +59,12 @@ def training(
         return batch, accumulation, image_size(epoch) if callable(image_size) else image_size
 
     def stages() -> Iterator[Stage]:
-        cursor = start
-        while cursor.epoch < epochs:
-            now = batch, accumulation, pixels = sizes(cursor.epoch)
-            count = size * parts * batch * accumulation
-            begin, steps = cursor, 0
-            while cursor.epoch < epochs and sizes(cursor.epoch) == now:
-                here = order.batches_in_epoch(count, cursor.offset)
-                cursor = order.advance(cursor, count, here) if here else Cursor(cursor.epoch + 1, 0)
-                steps += here
-            request = _training_request(order, begin, batch, accumulation, rank, size, parts)
+        length = RunLength(order, epochs, max_steps)
+        spans = length.spans(lambda epoch: size * parts * sizes(epoch)[0] * sizes(epoch)[1], start)
+        for (batch, accumulation, pixels), alike in itertools.groupby(spans, lambda span: sizes(span.epoch)):
+            first, *others = alike
+            steps = first.steps + sum(span.steps for span in others)
+            request = _training_request(order, first.begin, batch, accumulation, rank, size, parts)
             yield Stage(parts * batch, pixels, steps * accumulation, request)
 
     return Batches(

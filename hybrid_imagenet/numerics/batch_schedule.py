@@ -62,7 +62,7 @@ def parse(
     per_gpu_batch: int,
     accumulation: int = 1,
     growth: str = "per_gpu",
-    epochs: int | None = None,
+    epochs: float | None = None,
 ) -> BatchSchedule:
     """Reads a batch schedule.
 

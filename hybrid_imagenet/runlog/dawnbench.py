@@ -16,7 +16,7 @@ def tsv(records: Iterable[Mapping[str, Any]]) -> str:
             top5 = record.get("val_top5")
             accuracies = (100 * record["val_top1"], float("nan") if top5 is None else 100 * top5)
             values = (record["epoch"], record["seconds"] / 3600, *accuracies)
-            lines.append("{:d}\t{:.8f}\t{:.4f}\t{:.4f}".format(*values))
+            lines.append("{:.10g}\t{:.8f}\t{:.4f}\t{:.4f}".format(*values))
     return "\n".join(lines) + "\n"
 
 

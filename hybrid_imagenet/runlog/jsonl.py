@@ -20,7 +20,7 @@ from hybrid_imagenet.errors import UserError
 
 KEYS: Mapping[str, str] = {
     "kind": "`step`, `epoch`, `diverged`, `rollback`, `ranks` or `gap`",
-    "epoch": "epochs finished (epoch records), or the epoch under way, from 1 (step records)",
+    "epoch": "epochs done (epoch records; 0.5 inside of an epoch), or the epoch under way, from 1 (step records)",
     "step": "optimizer steps done since the start of the run",
     "position": "fractional epochs done",
     "seconds": "seconds since the start of the run, over all its sessions",
@@ -39,6 +39,7 @@ KEYS: Mapping[str, str] = {
     "train_seconds": "seconds spent in the epoch's training steps",
     "step_seconds": "mean seconds per optimizer step",
     "validation_seconds": "seconds spent in validation",
+    "validation_start_seconds": "seconds of them in which its step was compiled (first validation of a session)",
     "checkpoint_seconds": "seconds for which training waited for a checkpoint",
     "data_wait_fraction": "fraction of the training time in which rank 0 waited for input",
     "communication_seconds": "seconds per step of communication that computation did not hide",
@@ -97,13 +98,13 @@ def clean(value: Any) -> Any:
 class MetricsWriter:
     """Appends records; each is on its way to the disk when `write` returns, and an epoch's is on it."""
 
-    def __init__(self, path: str | os.PathLike[str], *, resume_from: tuple[int, int] | None = None):
+    def __init__(self, path: str | os.PathLike[str], *, resume_from: tuple[int, float] | None = None):
         """Opens the file for appending; creates it where there is none.
 
         Args:
           path: the file.
-          resume_from: the steps and the finished epochs that the restored checkpoint holds. Records of later ones are
-            removed first, as they are going to be written again. None keeps every record.
+          resume_from: the steps and the epochs with a record that the restored checkpoint holds. Records of later
+            ones are removed first, as they are going to be written again. None keeps every record.
 
         Raises:
           UserError: if the file cannot be read or written.
@@ -189,8 +190,10 @@ def _check(record: Mapping[str, Any], place: str) -> None:
             good, wanted = isinstance(value, dict) and all(map(_is_number, value.values())), "numbers by layer"
         elif key == "lost_epochs":
             good, wanted = isinstance(value, list) and all(map(_is_count, value)), "a list of whole numbers"
-        elif key in ("epoch", "step"):
+        elif key == "step" or (key == "epoch" and record.get("kind") != "epoch"):
             good, wanted = _is_count(value), "a whole number"
+        elif key == "epoch":
+            good, wanted = _is_number(value) and (value or 0) >= 0, "a number from 0"
         else:
             good, wanted = _is_number(value), "a number"
         if not good and value is not None:
@@ -206,7 +209,7 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _mend(path: pathlib.Path, resume_from: tuple[int, int] | None) -> None:
+def _mend(path: pathlib.Path, resume_from: tuple[int, float] | None) -> None:
     """Removes a torn last line and the records after `resume_from`, leaving the old file until the new is complete."""
     records = read(path)
     kept = [r for r in records if resume_from is None or not _is_later(r, *resume_from)]
@@ -220,7 +223,7 @@ def _mend(path: pathlib.Path, resume_from: tuple[int, int] | None) -> None:
     os.replace(temporary, path)  # noqa: PTH105 - atomic on POSIX, as documented
 
 
-def _is_later(record: Mapping[str, Any], step: int, finished_epochs: int) -> bool:
+def _is_later(record: Mapping[str, Any], step: int, epochs: float) -> bool:
     """Returns whether a record was written after that position: an epoch ends later than its last step."""
-    epoch_not_finished = record.get("kind") == "epoch" and (record.get("epoch") or 0) > finished_epochs
-    return bool((record.get("step") or 0) > step or epoch_not_finished)
+    not_closed = record.get("kind") == "epoch" and (record.get("epoch") or 0) > epochs
+    return bool((record.get("step") or 0) > step or not_closed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -101,7 +102,7 @@ def summarize(
         "world_size": world_size,
         "images_per_epoch": images_per_epoch,
         "skipped_steps": _last(records, "skipped_steps") or 0,
-        "images_dropped": _sum(epochs, "train_dropped"),
+        "images_dropped": _sum(_whole_epochs(epochs), "train_dropped"),
         "bad_records": max((r["bad_records"] for r in epochs if r.get("bad_records") is not None), default=None),
         "val_dropped": _last(epochs, "val_dropped"),
         **{key: _sum(epochs, key) for key in _GRADIENTS},
@@ -193,10 +194,15 @@ def _steps(epochs: Sequence[Record]) -> list[int]:
     """Returns the steps of each epoch; 0 where the epoch before it has no record."""
     steps, before = [], {"epoch": 0, "step": 0}
     for record in epochs:
-        follows = record.get("epoch", 0) == before.get("epoch", 0) + 1
+        follows = record.get("epoch", 0) <= before.get("epoch", 0) + 1
         steps.append(record.get("step", 0) - before.get("step", 0) if follows else 0)
         before = dict(record)
     return steps
+
+
+def _whole_epochs(epochs: Sequence[Record]) -> list[Record]:
+    """Returns the last record of each epoch: counts of examples are those since its beginning."""
+    return list({math.ceil(record.get("epoch", 0)): record for record in epochs}.values())
 
 
 def _per_step(epochs: Sequence[Record], steps: Sequence[int], key: str) -> list[float]:
@@ -247,7 +253,7 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     split = _SPLITS.get(str(summary.get("val_split")), "")
     text = [
         f"{split}top-1 {_percent(summary['val_top1'])} (best {_percent(summary['best_val_top1'])} in epoch "
-        f"{summary['best_epoch'] or '-'}), top-5 {_percent(summary['val_top5'])} after {_epochs(summary)}",
+        f"{_plain(summary['best_epoch'])}), top-5 {_percent(summary['val_top5'])} after {_epochs(summary)}",
         f"{_number(summary['images_per_second'])} images/s on {summary['world_size']} "
         f"rank{'s' if summary['world_size'] > 1 else ''}, {duration(summary['wall_seconds'])} in all",
     ]
@@ -276,8 +282,12 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
 
 def _epochs(summary: Mapping[str, Any]) -> str:
     done, planned = summary["epochs"], summary.get("epochs_planned")
-    of = f" of {planned}" if planned and planned != done else ""
-    return f"{done}{of} epoch{'' if (planned or done) == 1 else 's'}"
+    of = f" of {planned:g}" if planned and done < planned else ""
+    return f"{done:g}{of} epoch{'' if max(planned or 0, done) == 1 else 's'}"
+
+
+def _plain(number: float | None) -> str:
+    return "-" if not number else f"{number:g}"
 
 
 def _means_something(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> bool:

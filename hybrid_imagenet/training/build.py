@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet import __version__, data, models, optimizers
@@ -24,6 +25,8 @@ from hybrid_imagenet.optimizers.kinds import classify
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.training import warm_start
 from hybrid_imagenet.training.step import Batch
+
+_DEV_RUN_IMAGES = 128  # that --fast_dev_run validates
 
 
 def sources(config: Config) -> tuple[Source, Source]:
@@ -56,6 +59,8 @@ def sources(config: Config) -> tuple[Source, Source]:
             f"--dataset={config.dataset}: {train.num_classes} classes for training but {validation.num_classes} for "
             "validation; check the directories of the two splits"
         )
+    if config.fast_dev_run:
+        validation = Subset(validation, np.arange(min(_DEV_RUN_IMAGES, validation.num_examples)))
     if not config.tuning_split:
         return train, validation
     stays, held_out = tuning_split.split(derived.held_out(config, train.num_examples), train.num_examples)

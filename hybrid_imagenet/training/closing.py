@@ -19,7 +19,7 @@ def lines(config: Config, run_dir: pathlib.Path, checkpoints: Sequence[pathlib.P
       stop: why it ended: "preempted", "target" or "".
     """
     found = [f"results: {run_dir}"]
-    if not checkpoints:
+    if not checkpoints or config.fast_dev_run:
         return found
     found[0] += f", newest checkpoint: {checkpoints[0].relative_to(run_dir)}"
     report = ["hybrid-imagenet", "report", str(run_dir)]
@@ -33,4 +33,6 @@ def lines(config: Config, run_dir: pathlib.Path, checkpoints: Sequence[pathlib.P
     evaluate += [f"--data_dir={config.data_dir}"] if config.data_dir else []
     evaluate += [f"--val_fraction={config.val_fraction:g}"] if config.val_fraction else []
     export = ["hybrid-imagenet", "export", str(run_dir), *best, f"--to={run_dir / 'network.onnx'}"]
+    if config.max_steps is not None and not stop:
+        found.append(f"next: the command that started it, with --resume and without --max_steps={config.max_steps}")
     return [*found, *(f"next: {shlex.join(words)}" for words in (report, evaluate, export))]

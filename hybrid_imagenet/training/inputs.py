@@ -13,6 +13,7 @@ from hybrid_imagenet.data.bad_records import BadRecords
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.data.tally import Count
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from hybrid_imagenet.training.step import Batch
 
@@ -23,6 +24,7 @@ class TrainingData:
     Attributes:
       source: the examples.
       order: their order.
+      length: how far training goes.
       options: how the host reads them.
       bad: the examples that turned out bad.
     """
@@ -38,6 +40,7 @@ class TrainingData:
         """Takes the parts; nothing is read before a stream is asked for."""
         self.source = source
         self.order = order
+        self.length = RunLength(order, config.epochs, config.max_steps)
         self._config = config
         self._ranks = communicator
         self.options = options
@@ -67,10 +70,11 @@ class TrainingData:
         images, micro_batches = self.sizes(epoch)
         return {"per_gpu_batch": images, "accumulation": micro_batches, "image_size": self._sizes.at(epoch)}
 
-    def stream(self, cursor: Cursor) -> Iterator[Batch]:
-        """Yields the micro-batches from a cursor to the end of training."""
+    def stream(self, cursor: Cursor, step: int = 0) -> Iterator[Batch]:
+        """Yields the micro-batches from a cursor, which `step` updates lie before, to the end of training."""
         self._start = cursor
-        self._stream = self._batches(cursor, self._config.epochs)
+        limit = self.length.max_steps
+        self._stream = self._batches(cursor, self.length.epochs, None if limit is None else max(limit - step, 0))
         return iter(self._stream)
 
     def sample(self, epoch: int, note: Callable[[], None]) -> Iterator[Batch]:
@@ -110,10 +114,17 @@ class TrainingData:
             raise UserError(f"the checkpoint's counts of examples are {stored!r}: it is damaged, remove it") from None
         self._earlier = counts if self._ranks.rank == 0 else {}
 
-    def expected(self, epoch: int) -> int | None:
-        """Returns how many examples of an epoch all ranks are to use or drop; None if a part of it went uncounted."""
+    def expected(self, epoch: int, cursor: Cursor) -> int | None:
+        """Returns how many examples of an epoch all ranks are to use or drop; None if a part of it went uncounted.
+
+        Args:
+          epoch: from 0.
+          cursor: the next example; inside of the epoch where a run ends or validates there.
+        """
         if epoch < self._first_known or (epoch < self._start.epoch and self.order.remainder == "drop"):
             return None
+        if cursor.epoch == epoch:
+            return cursor.offset
         offset = self._start.offset if epoch == self._start.epoch else 0
         return self.source.num_examples - self.order.left_out(self.global_batch(epoch), offset)
 
@@ -122,7 +133,7 @@ class TrainingData:
         """Seconds for which training has waited for batches."""
         return self._stream.wait_seconds if self._stream else 0.0
 
-    def _batches(self, cursor: Cursor, epochs: int) -> pipeline.Batches:
+    def _batches(self, cursor: Cursor, epochs: float, max_steps: int | None = None) -> pipeline.Batches:
         return pipeline.training(
             self.source,
             self.order,
@@ -131,6 +142,7 @@ class TrainingData:
             self._ranks.rank,
             self._ranks.size,
             epochs=epochs,
+            max_steps=max_steps,
             image_size=self._sizes.at,
             augmentation=self._config.augmentation,
             options=self.options,

@@ -11,7 +11,8 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.checkpoints.run_state import RunState
-from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.numerics.run_length import RunLength
+from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.resilience.preemption import Control
 from hybrid_imagenet.runlog import profile
 from hybrid_imagenet.training.accumulators import ClassificationSums
@@ -27,7 +28,9 @@ BatchPlan = Callable[[int], tuple[int, int]]
 class Loop:
     """Runs epochs of training steps, with validation in between.
 
-    Nothing is fetched from the device but every `log_every` steps and at the end of an epoch.
+    Nothing is fetched from the device but every `log_every` steps, at the end of an epoch, and where a validation or
+    the end of the run lies inside of one. That one has several epoch records: each covers what was trained since the
+    one before.
     """
 
     def __init__(
@@ -35,14 +38,13 @@ class Loop:
         *,
         state: RunState,
         step: TrainStep,
-        order: SampleOrder,
+        length: RunLength,
         batches: BatchPlan,
-        data: Callable[[Cursor], Iterator[Batch]],
+        data: Callable[[Cursor, int], Iterator[Batch]],
         validate: Callable[[], dict[str, float]],
-        validate_after: Callable[[int], bool],
+        validate_after: Callable[[float], bool],
         control: Control,
         world_size: int,
-        epochs: int,
         log_every: int,
         callbacks: Sequence[keras.callbacks.Callback],
     ):
@@ -51,38 +53,38 @@ class Loop:
         Args:
           state: where to start; advanced in place.
           step: the compiled step.
-          order: the order of examples.
+          length: where the run ends, in the order of examples.
           batches: for an epoch, images per rank and micro-batch, and micro-batches per step.
-          data: endless micro-batches of this rank from a cursor on.
+          data: micro-batches of this rank from a cursor on, before which so many steps lie.
           validate: validates over all ranks; returns `val_loss`, `val_top1`, `val_top5`.
-          validate_after: whether to validate after the epoch with this number (from 0).
+          validate_after: whether to validate where so many fractional epochs are done.
           control: requests to stop or save.
           world_size: N.
-          epochs: passes over the training set.
           log_every: steps between fetches.
           callbacks: in the order in which they are called.
         """
         self.state = state
         self.step = step
-        self._order = order
+        self._length = length
+        self._order = length.order
         self._batches = batches
         self._data = data
         self._validate = validate
         self._validate_after = validate_after
         self._control = control
         self._world_size = world_size
-        self._epochs = epochs
         self._log_every = log_every
         self._callbacks = list(callbacks)
         self._verdicts: collections.deque[tf.Tensor] = collections.deque()
         self._meter = _Meter(state, log_every)
+        self._compiled = False
 
     def run(self) -> None:
         """Trains from the state's cursor to the end, to the target, or to a request to stop."""
         self._call("on_train_begin")
-        batches = self._data(self.state.cursor)
+        batches = self._data(self.state.cursor, self.state.step)
         self._meter.restart(self.step.sums.read())
-        while self.state.finished_epochs < self._epochs and not self.state.stop:
+        while not (self._reached() and self._closed()) and not self.state.stop:
             self._epoch(self.state.finished_epochs, batches)
         self._call("on_train_end", {"stop": self.state.stop})
 
@@ -92,8 +94,11 @@ class Loop:
         if micro_batches > 1:
             self.step.prepare_accumulation()
         self._call("on_epoch_begin", epoch, {"global_batch": global_batch})
-        while self.state.cursor.epoch == epoch and not self.state.stop:
+        while self.state.cursor.epoch == epoch and not self._reached() and not self.state.stop:
             start = self.state.cursor
+            if self._validate_after(self._order.position(start)):  # inside of an epoch
+                self._close(epoch)
+                continue
             end = self._order.advance(start, global_batch)
             span = {"start": self._order.position(start), "end": self._order.position(end)}
             self._call("on_train_batch_begin", self.state.step, span)
@@ -103,8 +108,14 @@ class Loop:
             self.state.images += global_batch
             self._after_step(span["end"])
         if not self.state.stop:
-            self._finish_epoch(epoch)
-            self._meter.restart(self.step.sums.read())
+            self._close(epoch)
+
+    def _reached(self) -> bool:
+        return self._length.reached(self.state.cursor, self.state.step)
+
+    def _closed(self) -> bool:
+        """Returns whether the epoch record at the end is made; a checkpoint may lie between a step and its record."""
+        return self.state.closed_at >= min(self._order.position(self.state.cursor), self._length.epochs)
 
     def _one_step(self, batches: Iterator[Batch], micro_batches: int) -> None:
         control = self._control.word()
@@ -127,6 +138,9 @@ class Loop:
         logs: dict[str, Any] = {"position": position}
         if self._meter.due():
             logs |= self._meter.record(self.step.sums.read())
+        elif not self._compiled:
+            self._meter.compiled()
+        self._compiled = True
         if len(self._verdicts) > _CONTROL_LAG:
             verdict = self._control.read(self._verdicts.popleft())
             logs |= {"save": verdict.save, "regroup": verdict.regroup}
@@ -134,20 +148,23 @@ class Loop:
                 self.state.stop = "preempted"
         self._call("on_train_batch_end", self.state.step, logs)
 
-    def _finish_epoch(self, epoch: int) -> None:
-        logs: dict[str, Any] = {"epoch": epoch + 1, "step": self.state.step}
+    def _close(self, epoch: int) -> None:
+        """Makes an epoch record: of a whole epoch, or inside of one."""
+        position, whole = self._order.position(self.state.cursor), self.state.cursor.epoch > epoch
+        logs: dict[str, Any] = {"epoch": epoch + 1 if whole else position, "step": self.state.step}
         logs |= self._meter.epoch(self.step.sums.read())
         self.step.sums.reset()  # before what is saved at the end of the epoch: that is where the next one begins
-        if self._validate_after(epoch):
+        if self._validate_after(position):
             began = time.perf_counter()
             self._call("on_test_begin")
             logs |= self._validate()
             self._call("on_test_end", logs)
             logs["validation_seconds"] = time.perf_counter() - began
         self._meter.lap()
-        self.state.finished_epochs = epoch + 1
+        self.state.finished_epochs, self.state.closed_at = self.state.cursor.epoch, position
         logs["seconds"] = self.state.seconds
         self._call("on_epoch_end", epoch, logs)
+        self._meter.restart(self.step.sums.read())
 
     def _call(self, hook: str, *arguments: Any) -> None:
         for callback in self._callbacks:
@@ -168,10 +185,19 @@ class _Meter:
         self.lap()
         self._epoch_time = time.perf_counter()
         self._sums = sums
-        self._images = self._epoch_images = self._state.images
-        self._step = self._state.step
+        self._epoch_images = self._state.images
+        self._epoch_waited = self.waited = 0.0
+        self._begin_rates()
+
+    def compiled(self) -> None:
+        """Begins the rates of the next record anew after the first step, whose call took as long as its compilation."""
+        self.lap()
+        self._epoch_waited += self.waited
+        self._begin_rates()
+
+    def _begin_rates(self) -> None:
+        self._since, self._images, self._step = self._time, self._state.images, self._state.step
         self.waited = 0.0
-        self._epoch_waited = 0.0
 
     def due(self) -> bool:
         """Returns whether the metrics are to be fetched after this step."""
@@ -179,7 +205,8 @@ class _Meter:
 
     def record(self, sums: ClassificationSums) -> dict[str, Any]:
         """Returns the values since the last fetch; the fetch that gave `sums` has waited for the device."""
-        elapsed = self.lap()
+        self.lap()
+        elapsed = max((self._time or 0.0) - (self._since or 0.0), 1e-9)
         steps = max(self._state.step - self._step, 1)
         values: dict[str, Any] = {
             "step": self._state.step,
@@ -190,8 +217,8 @@ class _Meter:
             **(sums - self._sums).means("train"),
         }
         self._epoch_waited += self.waited
-        self.waited = 0.0
-        self._sums, self._images, self._step = sums, self._state.images, self._state.step
+        self._sums = sums
+        self._begin_rates()
         return values
 
     def epoch(self, sums: ClassificationSums) -> dict[str, Any]:

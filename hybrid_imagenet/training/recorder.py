@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import pathlib
 import sys
 import time
@@ -24,6 +23,7 @@ from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.resilience.rollback import Rollback
 from hybrid_imagenet.runlog import gaps, jsonl, live, run_dir, standard_logs, summary, trackers
+from hybrid_imagenet.stages import on_terminal
 from hybrid_imagenet.training import closing
 
 _IMAGENET_CLASSES = 1000
@@ -176,7 +176,7 @@ class Recording:
                 **facts,
             },
         )
-        resume_from = (state.step, state.finished_epochs) if self._directory.resumed else None
+        resume_from = (state.step, state.closed_at) if self._directory.resumed else None
         self.writer = jsonl.MetricsWriter(self._directory.path / "metrics.jsonl", resume_from=resume_from)
         self.view.run_started(info)
         self._note_missing(self.writer, state)
@@ -190,8 +190,8 @@ class Recording:
         )
         if self._config.warmup_epochs >= self._config.epochs and OPTIMIZERS[self._config.optimizer].bounded_warmup:
             self.view.message(
-                f"all {self._config.epochs} epochs lie inside of the warmup of {self._config.warmup_epochs:g} epochs: "
-                "SGD will not be reached"
+                f"all {self._config.epochs:g} epochs lie inside of the warmup of {self._config.warmup_epochs:g} "
+                "epochs: SGD will not be reached"
             )
         imagenet = info.get("reference_batch") is not None
         workers = derived.workers(self._config, facts["world_size"])
@@ -245,6 +245,7 @@ class Recording:
             self.store.wait()
             for line in closing.lines(self._config, self._directory.path, self.store.paths(), stop):
                 self.view.message(line)
+        self._directory.release()
 
     def keep_image_results(self, right: npt.NDArray[np.bool_]) -> None:
         """Writes which images the last validation got right, on rank 0.
@@ -326,13 +327,9 @@ def _open(config: Config, held: pathlib.Path | None) -> run_dir.RunDirectory:
 
 
 def _view_mode(config: Config, rank: int, size: int) -> str:
-    """Resolves `auto` where a launcher stands between us and the user's terminal.
-
-    Open MPI gives every rank a pseudo-terminal, whatever it writes to itself; so a rank believes in a terminal only if
-    the launch script, which sees the real one, says so.
-    """
+    """Resolves `auto` where a launcher stands between us and the user's terminal."""
     if rank:
         return "none"
     if config.progress == "auto" and size > 1:
-        return "live" if os.environ.get("HYBRID_IMAGENET_TERMINAL") == "1" else "plain"
+        return "live" if on_terminal(config.progress, size) else "plain"
     return config.progress

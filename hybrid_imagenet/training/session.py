@@ -14,9 +14,10 @@ from hybrid_imagenet.checkpoints.restore import check_position, restore_arrays
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.numerics import run_length, schedules
 from hybrid_imagenet.resilience.preemption import Control
 from hybrid_imagenet.resilience.rollback import DivergedError
+from hybrid_imagenet.stages import START
 from hybrid_imagenet.training import accumulators, build, callback_list, warm_start
 from hybrid_imagenet.training.loop import Loop
 from hybrid_imagenet.training.parts import Parts
@@ -87,6 +88,7 @@ class Session(Parts):
         control.install_signal_handlers()
         self.communicator.watch_hosts(control.request_regroup)
         try:
+            START.begin("compiling the step")
             self._loop(control).run()
         finally:
             control.restore_signal_handlers()
@@ -133,6 +135,7 @@ class Session(Parts):
             "step": self.state.step,
             "finished_epochs": self.state.finished_epochs,
             "epochs": self.data.order.position(self.state.cursor),
+            "ends_at": self.data.length.ends_at(self.data.global_batch),
             "target": self.config.target[0] if self.config.target else None,
             "single_gpu_images_per_second": self.recording.single_gpu,
         }
@@ -147,14 +150,13 @@ class Session(Parts):
         return Loop(
             state=self.state,
             step=self.step,
-            order=self.data.order,
+            length=self.data.length,
             batches=self.data.sizes,
             data=self.data.stream,
             validate=self._validate,
             validate_after=self._validate_after,
             control=control,
             world_size=self.workers,
-            epochs=config.epochs,
             log_every=config.log_every_steps,
             callbacks=self.callbacks(),
         )
@@ -168,9 +170,12 @@ class Session(Parts):
         values = self.validation.run(self.watchdog.note)
         if self.validation.right is not None:
             self.recording.keep_image_results(self.validation.right)
+        if self.validation.start_seconds:
+            values["validation_start_seconds"] = self.validation.start_seconds
         return {"val_split": build.validated_split(self.config), **values}
 
-    def _validate_after(self, epoch: int) -> bool:
-        done = epoch + 1
-        since = done - self.config.eval_offset_epochs
-        return done == self.config.epochs or (since > 0 and since % self.config.eval_every_epochs == 0)
+    def _validate_after(self, position: float) -> bool:
+        every, offset = self.config.eval_every_epochs, self.config.eval_offset_epochs
+        if self.data.length.reached(self.state.cursor, self.state.step):
+            return True
+        return run_length.passed(every, offset, self.state.closed_at, position)

@@ -43,8 +43,8 @@ def test_types():
     ("arguments", "words"),
     [
         (["--epoch=3"], ["epoch", "epochs"]),
-        (["--epochs=three"], ["--epochs=three", "whole number"]),
-        (["--epochs=0"], ["--epochs=0", "at least 1"]),
+        (["--epochs=three"], ["--epochs=three", "a number"]),
+        (["--epochs=0"], ["--epochs=0", "above 0"]),
         (["--momentum=2"], ["--momentum=2", "at most"]),
         (["--lr=nan"], ["--lr=nan"]),
         (["--model=resnet5"], ["--model=resnet5", "did you mean resnet50"]),

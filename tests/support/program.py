@@ -172,7 +172,15 @@ def arrays(run_dir: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 _MEASURED = {
-    *("seconds", "images_per_second", "train_seconds", "validation_seconds", "step_seconds", "data_wait_fraction"),
+    *(
+        "seconds",
+        "images_per_second",
+        "train_seconds",
+        "validation_seconds",
+        "validation_start_seconds",
+        "step_seconds",
+        "data_wait_fraction",
+    ),
     *("communication_seconds", "slowest_rank", "slowest_rank_seconds", "bytes_read", "reads", "checkpoint_seconds"),
     *("gradient_elements", "gradient_overflow", "gradient_underflow", "gradient_zeros"),
 }

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet import config
+from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.data.sources.base import Loss
@@ -67,7 +68,7 @@ class Ranks:
 
         def act(data, gather):
             record = {}
-            ExampleCount(data, gather, lines.append).on_epoch_end(epoch, record)
+            ExampleCount(data, RunState(self.cursor), gather, lines.append).on_epoch_end(epoch, record)
             return record
 
         return self.on_each(act), lines
@@ -120,6 +121,8 @@ def test_the_counts_of_an_epoch_outlive_a_restart_on_other_ranks():
 def test_an_example_that_is_neither_used_nor_dropped_is_told():
     ranks = Ranks(bad_source(), 2)
     ranks.train(7)  # one step less than an epoch
+    assert ranks.end(0)[1] == []  # which a run may end after
+    ranks.cursor = Cursor(1, 4)
     _, lines = ranks.end(0)
     assert lines[0].startswith("error: epoch 1: 60 images in, but 5")
     old = Ranks(bad_source(), 2, Cursor(0, 16))  # from a checkpoint that does not count: nothing can be said
@@ -137,7 +140,7 @@ def test_the_limit_holds_over_all_ranks():
         with pytest.raises(
             UserError, match="more than --max_bad_records=2 bad records; the last: memory, offset 44000"
         ):
-            ExampleCount(data, lambda own: json.loads(wire), print).on_epoch_end(0, {})
+            ExampleCount(data, RunState(Cursor(1, 0)), lambda own: json.loads(wire), print).on_epoch_end(0, {})
 
 
 def test_what_a_damaged_shard_has_lost_counts_as_dropped():

@@ -7,10 +7,13 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet import config
+from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.normalization import BatchNormalization
+from hybrid_imagenet.numerics.run_length import RunLength
+from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from hybrid_imagenet.resilience import preemption
 from hybrid_imagenet.training import build
 from hybrid_imagenet.training.session import Session
@@ -78,8 +81,14 @@ def test_the_decay_of_moving_averages():
 
 def test_epochs_that_are_validated():
     resolved = config.resolve(["--epochs=12", "--eval_every_epochs=4", "--eval_offset_epochs=1", "--warmup_epochs=2"])
-    session = types.SimpleNamespace(config=resolved)
-    assert [e + 1 for e in range(12) if Session._validate_after(session, e)] == [5, 9, 12]
+    length = RunLength(SampleOrder(10), resolved.epochs)
+    session = types.SimpleNamespace(config=resolved, data=types.SimpleNamespace(length=length))
+
+    def validated(epoch):
+        session.state = RunState(Cursor(epoch, 0), closed_at=epoch - 1.0)
+        return Session._validate_after(session, float(epoch))
+
+    assert [epoch for epoch in range(1, 13) if validated(epoch)] == [5, 9, 12]
 
 
 def test_a_checkpoint_after_so_many_seconds(monkeypatch):

@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.checkpoints.run_state import RunState
+from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import SampleOrder
 from hybrid_imagenet.resilience.preemption import Control
 from hybrid_imagenet.training.accumulators import ClassificationSums, SumAccumulator
@@ -43,14 +44,13 @@ def test_what_is_saved_at_the_end_of_an_epoch_begins_the_next_one():
     Loop(
         state=RunState(),
         step=step,
-        order=SampleOrder(EXAMPLES, 0, "wrap"),
+        length=RunLength(SampleOrder(EXAMPLES, 0, "wrap"), 2),
         batches=lambda epoch: (BATCH, 1),
-        data=lambda cursor: iter([{"image": tf.zeros([BATCH])}] * 100),
+        data=lambda cursor, step: iter([{"image": tf.zeros([BATCH])}] * 100),
         validate=dict,
-        validate_after=lambda epoch: False,
+        validate_after=lambda position: False,
         control=Control(),
         world_size=1,
-        epochs=2,
         log_every=1,
         callbacks=[notes],
     ).run()

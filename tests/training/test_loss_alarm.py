@@ -10,6 +10,7 @@ import tensorflow as tf
 from hybrid_imagenet import optimizers
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import SampleOrder
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.resilience.preemption import Control
@@ -82,14 +83,13 @@ def run(lr, *, epochs, micro_batches=1, log_every=20, factor=None):
     Loop(
         state=state,
         step=step,
-        order=SampleOrder(EXAMPLES, 0, "wrap"),
+        length=RunLength(SampleOrder(EXAMPLES, 0, "wrap"), epochs),
         batches=lambda epoch: (share, micro_batches),
-        data=lambda cursor: iter(batches),
+        data=lambda cursor, step: iter(batches),
         validate=dict,
-        validate_after=lambda epoch: False,
+        validate_after=lambda position: False,
         control=Control(),
         world_size=1,
-        epochs=epochs,
         log_every=log_every,
         callbacks=[guard],
     ).run()

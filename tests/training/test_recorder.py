@@ -25,7 +25,9 @@ def session(tmp_path, capsys):
     def session(start, stop, best=0.7, best_epoch=2):
         flags = [f"--run_dir={tmp_path / 'run'}", "--epochs=9", "--warmup_epochs=0", "--target=0.6"]
         recording = Recording(config.resolve([*flags, *(["--resume"] if start else [])]), 0, 1)
-        state = RunState(Cursor(start, 0), 10 * start, finished_epochs=start, seconds=5.0 * start)
+        state = RunState(
+            Cursor(start, 0), 10 * start, finished_epochs=start, closed_at=float(start), seconds=5.0 * start
+        )
         state.best_top1, state.best_epoch = (best, best_epoch) if start else (0.0, 0)
         recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, state)
         for epoch in range(start + 1, stop + 1):

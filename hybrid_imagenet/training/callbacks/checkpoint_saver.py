@@ -11,6 +11,7 @@ import numpy as np
 
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
+from hybrid_imagenet.numerics.run_length import passed
 
 
 class CheckpointCallback(keras.callbacks.Callback):
@@ -27,9 +28,9 @@ class CheckpointCallback(keras.callbacks.Callback):
         variables: Callable[[], Mapping[str, keras.Variable]],
         description: Callable[[], Mapping[str, Any]],
         synchronize: Callable[[], None],
-        every_epochs: int,
+        every_epochs: float,
         every_steps: int | None,
-        last_epoch: int,
+        is_last: Callable[[float], bool],
         save_best: bool = False,
         save_first: bool = False,
         first_top1: float | None = None,
@@ -42,9 +43,9 @@ class CheckpointCallback(keras.callbacks.Callback):
           variables: everything that training changes, by a stable name.
           description: more metadata, JSON-ready; called on every rank, so it may gather.
           synchronize: merges BN statistics over ranks.
-          every_epochs: epochs between checkpoints; the last epoch is always saved.
+          every_epochs: epochs between checkpoints; the end of training is always saved.
           every_steps: also save after so many steps.
-          last_epoch: number (from 1) of the last epoch.
+          is_last: whether training ends where so many epochs are done.
           save_best: also save each epoch whose validation is the best so far.
           save_first: also save what training starts from.
           first_top1: validation top-1 of what training starts from, if it is known.
@@ -57,31 +58,49 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._synchronize = synchronize
         self._every_epochs = every_epochs
         self._every_steps = every_steps
-        self._last_epoch = last_epoch
+        self._is_last = is_last
         self._save_best = save_best
         self._save_first = save_first
         self._first_top1 = first_top1
-        self._saved = (state.step, state.finished_epochs)
+        self._saved = (state.step, state.closed_at)
+        self._position = state.closed_at  # at the last checkpoint that `every_epochs` asked for
+        self._begun = False
         self._seconds = 0.0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Saves what training starts from, if asked to."""
         if self._save_first:
-            self._saved = (-1, -1)
+            self._saved = (-1, -1.0)
             self.save(self._first_top1)
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes where training begins."""
+        if not self._begun:
+            self._position = max(self._position, (logs or {}).get("start", 0.0))
+            self._begun = True
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves after a step where it is due."""
+        logs = logs or {}
         due = bool(self._every_steps) and batch % (self._every_steps or 1) == 0
-        if due or (logs or {}).get("save"):
+        inside = self._state.cursor.epoch == self._state.finished_epochs  # a checkpoint at its end waits for validation
+        if due or logs.get("save") or (inside and self._passes(logs.get("position", 0.0))):
             self.save()
+
+    def _passes(self, position: float) -> bool:
+        """Returns whether a checkpoint is due at fractional epochs where none was due before."""
+        if not passed(self._every_epochs, 0.0, self._position, position):
+            return False
+        self._position = position
+        return True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves after an epoch where it is due."""
         top1 = (logs or {}).get("val_top1")
-        done = epoch + 1
+        done = (logs or {}).get("epoch", epoch + 1)
         best = self._save_best and top1 is not None and self._state.best_epoch == done
-        if best or done % self._every_epochs == 0 or done == self._last_epoch or self._state.stop:
+        due = self._passes(done)
+        if best or due or self._is_last(done) or self._state.stop:
             self.save(top1)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -92,7 +111,7 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def save(self, top1: float | None = None) -> None:
         """Saves the state after the current step, unless it is saved already; `top1` is its validation accuracy."""
-        position = (self._state.step, self._state.finished_epochs)
+        position = (self._state.step, self._state.closed_at)
         if self._saved == position:
             return
         self._saved = position

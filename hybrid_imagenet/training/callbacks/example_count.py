@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.training.inputs import TrainingData
 
 
@@ -16,10 +17,13 @@ class ExampleCount(keras.callbacks.Callback):
     What damaged files have lost is missing from every epoch, and so counts as dropped in each.
     """
 
-    def __init__(self, data: TrainingData, gather: Callable[[Any], list[Any]], announce: Callable[[str], None]):
-        """Takes the training data, what gathers an object of every rank, and what shows a line once."""
+    def __init__(
+        self, data: TrainingData, state: RunState, gather: Callable[[Any], list[Any]], announce: Callable[[str], None]
+    ):
+        """Takes the data, the run's position, what gathers an object of every rank, and what shows a line once."""
         super().__init__()
         self._data = data
+        self._state = state
         self._gather = gather
         self._announce = announce
 
@@ -34,7 +38,7 @@ class ExampleCount(keras.callbacks.Callback):
         ranks = self._gather([own.used, own.dropped, data.bad.pairs()])
         used, dropped, known = zip(*ranks, strict=True)
         data.bad.share(known)
-        expected = data.expected(epoch)
+        expected = data.expected(epoch, self._state.cursor)
         if expected is not None and expected != sum(used) + sum(dropped):
             self._announce(
                 f"error: epoch {epoch + 1}: {expected} images in, but {sum(used)} used and {sum(dropped)} dropped: "

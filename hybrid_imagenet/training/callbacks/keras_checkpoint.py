@@ -76,7 +76,7 @@ class Checkpoint(keras.callbacks.Callback):
             synchronize=lambda: None,
             every_epochs=self._every_epochs,
             every_steps=None,
-            last_epoch=(self.params or {}).get("epochs", 0),
+            is_last=lambda done: done == (self.params or {}).get("epochs"),
         )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -91,7 +91,8 @@ class Checkpoint(keras.callbacks.Callback):
         """Saves if it is due."""
         assert self._saver is not None
         self._state.step += max(self._done)
-        self._state.finished_epochs, self._state.cursor = epoch + 1, Cursor(epoch + 1, 0)
+        self._state.finished_epochs = epoch + 1
+        self._state.closed_at, self._state.cursor = float(epoch + 1), Cursor(epoch + 1, 0)
         inner: Any = getattr(of_model.optimizer(self.model), "inner", None)
         if hasattr(inner, "hyper"):
             self._state.hyper = {name: inner.hyper[name] for name in inner.hyper.names}

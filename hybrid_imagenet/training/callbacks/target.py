@@ -25,6 +25,6 @@ class BestAndTarget(keras.callbacks.Callback):
             return
         first = not self._state.best_epoch and not self._state.best_top1  # version 0.1 stored no epoch
         if top1 > self._state.best_top1 or first:
-            self._state.best_top1, self._state.best_epoch = float(top1), epoch + 1
+            self._state.best_top1, self._state.best_epoch = float(top1), (logs or {}).get("epoch", epoch + 1)
         if self._target is not None and top1 >= self._target:
             self._state.stop = "target"

@@ -146,13 +146,13 @@ def test_checkpoints_are_saved_when_due_and_once(tmp_path):
     state, merged = RunState(), []
     store = CheckpointStore(tmp_path, keep=10)
     weights = variable(0.0)
-    callback = saver(store, state, weights, merged, every_epochs=2, every_steps=3, last_epoch=3)
+    callback = saver(store, state, weights, merged, every_epochs=2, every_steps=3, is_last=lambda done: done == 3)
     for epoch in range(3):
         for _ in range(4):
             state.step += 1
             weights.assign([float(state.step)])
             callback.on_train_batch_end(state.step, {"save": state.step == 7})
-        state.finished_epochs = epoch + 1
+        state.finished_epochs = state.closed_at = epoch + 1
         callback.on_epoch_end(epoch)
     callback.on_train_end()
     # Every third step, by request at 7, after epoch 2 (step 8) and after the last epoch (step 12, a second time).
@@ -166,7 +166,7 @@ def test_checkpoints_are_saved_when_due_and_once(tmp_path):
 def test_each_best_epoch_is_saved_and_the_best_of_them_kept(tmp_path):
     state, merged = RunState(), []
     store = CheckpointStore(tmp_path, keep=1, keep_best=True)
-    options = {"every_epochs": 5, "every_steps": None, "last_epoch": 6}
+    options = {"every_epochs": 5, "every_steps": None, "is_last": lambda done: done == 6}
     best = BestAndTarget(state, None)
     callback = saver(store, state, variable(0.0), merged, **options, save_best=True)
     for epoch, top1 in enumerate([0.3, 0.2, 0.6, 0.6, 0.5, None]):

@@ -1,0 +1,104 @@
+"""Runs that end inside of an epoch: their records and checkpoints, and what goes on from there."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.support import program
+
+HALVES = ("--epochs=1.5", "--eval_every_epochs=0.5", "--checkpoint_every_epochs=0.75", "--keep=5", "--nokeep_best")
+
+
+def epoch_records(run_dir):
+    return [record for record in program.records(run_dir) if record["kind"] == "epoch"]
+
+
+@pytest.fixture(scope="module")
+def one_and_a_half(pools, tiny_data, tmp_path_factory):
+    """Six updates of two ranks: four make an epoch."""
+    run_dir = tmp_path_factory.mktemp("halves") / "run"
+    done = program.train_on(pools[2], tiny_data, run_dir, *HALVES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return run_dir, done.stdout
+
+
+def test_validations_checkpoints_and_schedule_know_fractions_of_epochs(one_and_a_half):
+    run_dir, output = one_and_a_half
+    records = epoch_records(run_dir)
+    assert [(r["epoch"], r["step"], r["val_count"]) for r in records] == [
+        (0.5, 2, program.VALIDATION),
+        (1, 4, program.VALIDATION),
+        (1.5, 6, program.VALIDATION),
+    ]
+    assert [r["train_count"] for r in records] == [32, 64, 32]
+    assert [p.name for p in sorted((run_dir / "checkpoints").glob("step*"))] == [
+        f"step-{step:09d}.npz" for step in (3, 6)
+    ]
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["epochs"], summary["epochs_planned"], summary["stop"]) == (1.5, 1.5, "finished")
+    assert "after 1.5 epochs" in output
+    assert "error" not in output
+
+
+def test_a_run_that_stops_after_some_steps_goes_on_as_if_it_had_not(pools, tiny_data, tmp_path, one_and_a_half):
+    run_dir = tmp_path / "run"
+    first = program.train_on(pools[2], tiny_data, run_dir, *HALVES, "--max_steps=3")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "after 0.75 of 1.5 epochs" in first.stdout
+    assert "--resume and without --max_steps=3" in first.stdout
+    assert [(r["epoch"], r["step"]) for r in epoch_records(run_dir)] == [(0.5, 2), (0.75, 3)]
+    again = program.train_on(pools[2], tiny_data, run_dir, *HALVES, "--max_steps=3", "--resume")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert [(r["epoch"], r["step"]) for r in epoch_records(run_dir)] == [(0.5, 2), (0.75, 3)]  # nothing is left to do
+    second = program.train_on(pools[2], tiny_data, run_dir, *HALVES, "--resume")
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "error" not in second.stdout
+    ours, expected = program.arrays(run_dir), program.arrays(one_and_a_half[0])
+    assert [name for name, value in expected.items() if not np.array_equal(value, ours[name])] == []
+    found, wanted = epoch_records(run_dir), epoch_records(one_and_a_half[0])
+    assert [r["epoch"] for r in found] == [0.5, 0.75, 1, 1.5]
+    for key in ("val_top1", "val_loss", "learning_rate", "train_count"):
+        assert [r[key] for r in found if r["epoch"] != 0.75] == [r[key] for r in wanted], key
+
+
+def test_everything_is_tried_in_a_few_steps(pools, tiny_data, tmp_path):
+    done = program.train_on(pools[2], tiny_data, tmp_path / "run", "--fast_dev_run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == (
+        f"--fast_dev_run: trained, validated, saved, resumed and reported: {tmp_path}/run/report/index.html"
+    )
+    assert [(r["epoch"], r["step"]) for r in epoch_records(tmp_path / "run")] == [(0.75, 3), (1, 4), (1.25, 5)]
+    assert "resumed at epoch 0.750, step 3" in done.stdout
+    assert "Training report" in (tmp_path / "run" / "report" / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--epochs=0"], "--epochs=0: must be above 0"),
+        (["--epochs=-0.5"], "--epochs=-0.5: must be above 0"),
+        (["--epochs=inf"], "--epochs=inf: must be at most 1e+06"),
+        (["--epochs=nan"], "--epochs=nan: give a number"),
+        (["--epochs=half"], "--epochs=half: give a number"),
+        (["--eval_every_epochs=0"], "--eval_every_epochs=0: must be above 0"),
+        (["--checkpoint_every_epochs=0"], "--checkpoint_every_epochs=0: must be above 0"),
+        (["--max_steps=0"], "--max_steps=0: must be at least 1"),
+        (["--max_steps=1.5"], "--max_steps=1.5: give a whole number"),
+        (["--fast_dev_run", "--max_steps=9"], "--max_steps does not go with --fast_dev_run"),
+        (["--fast_dev_run", "--resume"], "--resume does not go with --fast_dev_run"),
+    ],
+)
+def test_lengths_that_make_no_sense_are_refused_in_one_line(capsys, flags, message):
+    from hybrid_imagenet import main
+
+    assert main.main(["--check_only", *flags]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_whole_epochs_are_shown_and_stored_as_before(capsys):
+    from hybrid_imagenet import config
+
+    assert json.loads(config.resolve(["--epochs=30"]).to_json())["epochs"] == 30
+    assert '"epochs": 30,' in config.resolve(["--epochs=30.0"]).to_json()
+    assert '"epochs": 0.5,' in config.resolve(["--epochs=0.5"]).to_json()
