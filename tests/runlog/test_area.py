@@ -9,6 +9,7 @@ import termios
 
 import pytest
 
+from hybrid_imagenet.resilience import supervisor
 from hybrid_imagenet.runlog import area, live
 from tests.runlog.test_live import INFO, Clock, epoch_record, step_record
 from tests.support.screen import Screen
@@ -124,7 +125,8 @@ def test_a_terminal_lower_than_the_area_shows_its_first_lines(terminal):
 def test_ranks_ask_the_launchers_terminal_for_its_size(terminal, monkeypatch, tmp_path):
     screen = terminal(77, rows=33)
     with (tmp_path / "pipe").open("w") as other:
-        monkeypatch.setenv(area.VARIABLE, f"{os.uname().nodename}:{os.ttyname(screen.slave)}")
+        monkeypatch.setattr(sys, "stdout", screen.stream)
+        monkeypatch.setenv(area.VARIABLE, supervisor._terminal()[area.VARIABLE])
         assert area.size(other) == (77, 33)
         monkeypatch.setenv(area.VARIABLE, "another.host:/dev/pts/0")
         monkeypatch.setenv("COLUMNS", "51")
