@@ -27,8 +27,9 @@ class Status:
         Args:
           info: any of `ends_at` (fractional epochs, where the run ends before the last), `steps_per_epoch`,
             `images_per_epoch`, `world_size`, `step` and `epochs` (done before this session),
-            `single_gpu_images_per_second`, `target` (a top-1 fraction), `global_batch`, `optimizer` (hybrid if not
-            told), `reference_batch` (global batch if MLPerf's reference applies: ResNet-50 on ImageNet).
+            `gpus` (false where ranks have none), `single_gpu_images_per_second`, `target` (a top-1 fraction),
+            `global_batch`, `optimizer` (hybrid if not told), `reference_batch` (global batch if MLPerf's reference
+            applies: ResNet-50 on ImageNet).
           total_epochs: planned.
         """
         self.info = dict(info)
@@ -133,14 +134,14 @@ class Status:
         return f"MLPerf reference {result.reference_epochs:.1f} epochs: {result.verdict}{ahead}"
 
     def rate_text(self) -> str | None:
-        """Returns images per second in all, per GPU, and the scaling efficiency."""
+        """Returns images per second in all, per GPU or rank, and the scaling efficiency."""
         rate = self.values.get("images_per_second")
         if not rate:
             return None
         size, efficiency = int(self.info.get("world_size", 1)), self.efficiency()
         text = f"{rate:,.0f} images/s" if rate >= 100 else f"{rate:.1f} images/s"
         if size > 1:
-            text += f" ({rate / size:,.1f} per GPU)"
+            text += f" ({rate / size:,.1f} per {'GPU' if self.info.get('gpus', True) else 'rank'})"
         return text if efficiency is None or size == 1 else f"{text}, efficiency {100 * efficiency:.1f} %"
 
     def phase_text(self) -> str | None:

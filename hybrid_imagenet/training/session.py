@@ -127,6 +127,7 @@ class Session(Parts):
         imagenet = self.config.model == "resnet50" and self.data.source.num_classes == 1000
         return {
             "world_size": self.communicator.size,
+            "gpus": self.facts.get("gpu", "none") != "none",
             "optimizer": self.config.optimizer,
             "images_per_epoch": self.data.source.num_examples,
             "steps_per_epoch": self.data.order.batches_in_epoch(self.global_batch()),

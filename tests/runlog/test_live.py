@@ -89,6 +89,12 @@ def test_each_optimizer_is_called_by_its_name(optimizer, name):
     assert status.phase_text() == f"{name}, learning rate 0.1"
 
 
+def test_ranks_without_a_gpu_are_not_called_one():
+    status = Status({**INFO, "gpus": False}, 5)
+    status.step(step_record(1))
+    assert status.rate_text().startswith("100 images/s (25.0 per rank)")
+
+
 def test_target_and_reference_come_from_the_forecast():
     status = Status({**INFO, "target": 0.75, "reference_batch": 4096}, total_epochs=60)
     for epoch in range(1, 21):
