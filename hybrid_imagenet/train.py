@@ -10,7 +10,7 @@ from hybrid_imagenet.resilience import rollback
 from hybrid_imagenet.resilience.elastic_state import Survivor
 from hybrid_imagenet.resilience.rollback import DivergedError
 from hybrid_imagenet.stages import START
-from hybrid_imagenet.training import automatic_batch, build, dev_run, hardware
+from hybrid_imagenet.training import automatic_batch, build, dev_run, earlier_run, hardware
 from hybrid_imagenet.training.recorder import Recording
 from hybrid_imagenet.training.session import Session, together
 
@@ -66,6 +66,7 @@ def _run(config: Config, communicator: Communicator, session: type[Session] | No
         config, communicator, precision, train_source.num_classes, train_source.num_examples
     )
     workers = derived.workers(config, communicator.size)
+    config = earlier_run.keep_method(config, communicator)
     config = derived.settle(config, workers)
 
     def begin(rollback: rollback.Rollback | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 MAX_STEP = 999_999_999  # nine digits in the name of a file
-HYPER_NAMES = ("learning_rate", "momentum", "phase", "lower_bound", "upper_bound")
+HYPER_NAMES = ("learning_rate", "momentum", "phase", "lower_bound", "upper_bound", "lars_share")
 _LARGEST = 1e300  # of a finite sum
 _PIXELS = 65_536  # of a side
 

@@ -12,6 +12,7 @@ from hybrid_imagenet.config.options import AUTO
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import batch_schedule, image_sizes, mlperf, schedules, tuning_split
 from hybrid_imagenet.numerics.batch_schedule import BatchSchedule
+from hybrid_imagenet.numerics.relative_step import relative_step
 from hybrid_imagenet.numerics.schedules import adam_rate, peak_rate
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
@@ -64,23 +65,55 @@ def base_batch(config: Config, workers: int) -> int:
     return batches(config).at(0).global_batch(workers)
 
 
-_TABLE = "MLPerf's table"
+TABLE = "MLPerf's table"
+"""How the origin of a setting begins that follows from the batch."""
 
 
 def settle(config: Config, workers: int) -> Config:
     """The configuration with the settings that follow from the batch at the start of the run.
 
     With --lr_schedule=mlperf these are the learning rate (which is then not scaled), warmup, momentum, weight decay
-    and number of epochs of MLPerf's table (`numerics.mlperf`), unless a recipe, a flag file or the command line sets
-    them; `origins` tells so. Any other configuration comes back as it is, and so does one whose --per_gpu_batch is
-    still to be found. A settled one can be settled again for another number of workers.
+    and number of epochs of MLPerf's table (`numerics.mlperf`); with --optimizer=hybrid the trust coefficient, which
+    gives LARS the relative step of that table as soon as it has come in. A recipe, a flag file or the command line goes
+    before them; `origins` tells what set them. Any other configuration comes back as it is, and so does one whose
+    --per_gpu_batch is still to be found. A settled one can be settled again for another number of workers.
 
     Args:
       config: complete.
       workers: number of GPUs.
     """
-    if config.lr_schedule != "mlperf" or config.per_gpu_batch == AUTO:
+    if config.per_gpu_batch == AUTO:
         return config
+    if config.lr_schedule == "mlperf":
+        config = _from_table(config, workers)
+    if OPTIMIZERS[config.optimizer].bounded_warmup and _is_free(config.origins.get("lars_eta", "")):
+        config = _tuned_lars(config, workers)
+    return config
+
+
+def _tuned_lars(config: Config, workers: int) -> Config:
+    """Sets --lars_eta so that LARS has the tuned relative step in its first step after the warmup and the ramp."""
+    variant = config.chosen["lars_variant"]
+    if variant == "none":
+        return config
+    batch = base_batch(config, workers)
+    begins = config.warmup_epochs + config.chosen["hybrid_ramp_epochs"]
+    first = schedules.create(**_schedule_arguments(config, workers))(begins, begins, batch)
+    rate, momentum = first["learning_rate"], first["momentum"]
+    of_one = relative_step(1.0 if variant == "larc" else rate, 1.0, momentum, gradient_factor(config, momentum))
+    if of_one <= 0:
+        return config
+    wanted = mlperf.tuned_step(batch)
+    origin = f"{TABLE} at batch {batch}: relative step {wanted:.3g}"
+    return config.replace({"lars_eta": origin}, lars_eta=wanted / of_one)
+
+
+def gradient_factor(config: Config, momentum: float) -> float:
+    """The factor in front of the gradient in LARS's velocity: 1 - momentum where hybrid goes on averaging, else 1."""
+    return 1 - momentum if config.chosen.get("hybrid_handover") == "continuous" else 1.0
+
+
+def _from_table(config: Config, workers: int) -> Config:
     batch = base_batch(config, workers)
     point = mlperf.at(batch)
     table: dict[str, Any] = {
@@ -93,11 +126,11 @@ def settle(config: Config, workers: int) -> Config:
         "epochs": round(point.schedule_epochs),
     }
     free = {name: value for name, value in table.items() if _is_free(config.origins.get(name, ""))}
-    return config.replace(dict.fromkeys(free, f"{_TABLE} at batch {batch}"), **free)
+    return config.replace(dict.fromkeys(free, f"{TABLE} at batch {batch}"), **free)
 
 
 def _is_free(origin: str) -> bool:
-    return origin == "default" or origin.startswith(_TABLE)
+    return origin == "default" or origin.startswith(TABLE)
 
 
 def schedule_end(config: Config, workers: int) -> float:
@@ -123,7 +156,11 @@ def schedule_arguments(config: Config, workers: int) -> dict[str, Any]:
 
     For --optimizer=adabound the scheduled rate is Adam's own; the rate of SGD, to which the bounds close, follows it.
     """
-    config = settle(config, workers)
+    return _schedule_arguments(settle(config, workers), workers)
+
+
+def _schedule_arguments(config: Config, workers: int) -> dict[str, Any]:
+    """The same for a configuration that is settled but for LARS."""
     method, values = OPTIMIZERS[config.optimizer], config.values()
     flags = {name: values[name] for name in inspect.signature(schedules.create).parameters if name in values}
     worked_out: dict[str, Any] = {

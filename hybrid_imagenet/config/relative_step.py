@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hybrid_imagenet.config.derived import batches, schedule_arguments, settle
+from hybrid_imagenet.config.derived import batches, gradient_factor, schedule_arguments, settle
 from hybrid_imagenet.numerics import relative_step, schedules
 from hybrid_imagenet.numerics.decays import FIXED
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
@@ -36,27 +36,23 @@ class Peak:
 
 
 def at_step(config: Config, values: Mapping[str, float]) -> float | None:
-    """The relative step under the `learning_rate`, `momentum` and `phase` of a step; None where LARS does not run.
+    """The relative step under the `learning_rate`, `momentum` and `phase` of a step; None where LARS is not all there.
 
     With LARC's clip it is the largest that the clip allows, eta c / (1 - momentum), whatever the rate is.
     """
     variant = config.chosen.get("lars_variant", "none")
-    if variant == "none" or values["phase"] < 0.5:
+    if variant == "none" or values["phase"] < 0.5 or values.get("lars_share", 1.0) < 1.0:
         return None
     rate, momentum = 1.0 if variant == "larc" else values["learning_rate"], values["momentum"]
     return relative_step.relative_step(rate, config.chosen["lars_eta"], momentum, gradient_factor(config, momentum))
-
-
-def gradient_factor(config: Config, momentum: float) -> float:
-    """The factor in front of the gradient in LARS's velocity: 1 - momentum where hybrid goes on averaging, else 1."""
-    return 1 - momentum if config.chosen.get("hybrid_handover") == "continuous" else 1.0
 
 
 def peak(config: Config, workers: int) -> Peak | None:
     """The largest relative step at the beginning of an epoch or around the end of the warmup; None without LARS."""
     config = settle(config, workers)
     schedule, stages = schedules.create(**schedule_arguments(config, workers)), batches(config)
-    ends = (math.nextafter(config.warmup_epochs, 0), config.warmup_epochs)
+    ramp = config.chosen.get("hybrid_ramp_epochs", 0.0)
+    ends = (math.nextafter(config.warmup_epochs, 0), config.warmup_epochs, config.warmup_epochs + ramp)
     found = None
     for start in sorted({*map(float, range(math.ceil(config.epochs))), *(e for e in ends if e < config.epochs)}):
         batch = stages.at(int(start)).global_batch(workers)

@@ -111,6 +111,18 @@ def at(batch: int) -> Point:
     )
 
 
+def tuned_step(batch: float) -> float:
+    """The relative step of tuned LARS at the peak of the learning rate, for any batch.
+
+    Between two points as in `at`; outside it follows the square root of the batch from the nearest point.
+
+    Raises:
+      ValueError: for a batch that is not positive.
+    """
+    nearest = min(max(batch, POINTS[0].batch), POINTS[-1].batch)
+    return at(round(batch)).relative_step * math.sqrt(batch / nearest)
+
+
 def covers(batch: int) -> bool:
     """Whether a batch lies within the points."""
     return POINTS[0].batch <= batch <= POINTS[-1].batch

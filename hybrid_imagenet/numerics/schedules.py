@@ -84,6 +84,22 @@ def adam_rate(adabound_lr: float, workers: int, *, adabound_lr_scaling: bool = F
     return adabound_lr * workers if adabound_lr_scaling else adabound_lr
 
 
+def lars_share(epoch: float, warmup_epochs: float, *, hybrid_ramp_epochs: Annotated[float, ">= 0"] = 0.0) -> float:
+    """s, with which the ratio of LARS acts after the AdaBound warmup: a layer's rate is a ratio^s.
+
+    At T every layer has the rate of the last step of AdaBound, so that no layer's update jumps.
+
+    Args:
+      epoch: fractional epoch at the start of the step.
+      warmup_epochs: T.
+      hybrid_ramp_epochs: epochs after T in which the rate of each layer goes from that of AdaBound's last step to that
+        of LARS; 0 for none.
+    """
+    if not hybrid_ramp_epochs:
+        return 1.0
+    return min(max((epoch - warmup_epochs) / hybrid_ramp_epochs, 0.0), 1.0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """The scalars of each step.
@@ -94,6 +110,7 @@ class Schedule:
       momentum: momentum of SGD for a batch.
       peak: lr * N, at which the bounds of the warmup close.
       bounded_epochs: T of a bounded AdaBound warmup, 0 without one.
+      ramp_epochs: epochs after it in which LARS comes in, see `lars_share`.
       bounds: lower and upper bound from (start, end, T, peak) of a step.
       scales_with_batch: whether rate and peak follow the batch.
       arguments: of `create`, where that has made it: a saved optimizer is given the same schedule again.
@@ -104,6 +121,7 @@ class Schedule:
     momentum: Callable[[int], float]
     peak: float
     bounded_epochs: float = 0.0
+    ramp_epochs: float = 0.0
     bounds: Callable[[float, float, float, float], tuple[float, float]] = warmup_bounds
     scales_with_batch: bool = True
     arguments: Mapping[str, Any] | None = None
@@ -112,20 +130,21 @@ class Schedule:
         """The values for the step from fractional epoch `start` to `end` with `global_batch` images.
 
         Returns:
-          learning_rate, momentum, phase (0: bounded warmup, 1: SGD), lower_bound and upper_bound. In phase 0 the
-          learning rate is the one that SGD would have, lr * N.
+          learning_rate, momentum, phase (0: bounded warmup, 1: SGD), lower_bound and upper_bound, and lars_share where
+          LARS comes in over some epochs. In phase 0 the learning rate is the one that SGD would have, lr * N.
         """
         scale = global_batch / self.base_batch if self.scales_with_batch else 1.0
         peak = self.peak * scale
         bounded = start < self.bounded_epochs
         lower, upper = self.bounds(start, end, self.bounded_epochs, peak) if bounded else (peak, peak)
+        share = lars_share(start, self.bounded_epochs, hybrid_ramp_epochs=self.ramp_epochs)
         return {
             "learning_rate": peak if bounded else self.rate(start) * scale,
             "momentum": self.momentum(global_batch),
             "phase": 0.0 if bounded else 1.0,
             "lower_bound": lower,
             "upper_bound": upper,
-        }
+        } | ({"lars_share": share} if self.ramp_epochs else {})
 
 
 def peak_rate(lr: float, lr_scaling: str, workers: int, batch: int) -> float:
@@ -155,6 +174,7 @@ def create(
     momentum_rule: MomentumRule = "constant",
     bound_time: BoundTime = "fractional",
     adabound_beta2: float = 0.999,
+    hybrid_ramp_epochs: float = 0.0,
     **options: Any,
 ) -> Schedule:
     """Builds a schedule. Arguments that are flags too have the flags' names.
@@ -173,6 +193,7 @@ def create(
       momentum_rule: see `momentum_at`.
       bound_time: see `warmup_bounds`.
       adabound_beta2: see `warmup_bounds`.
+      hybrid_ramp_epochs: see `lars_share`; of a bounded warmup only.
       options: of the schedule.
 
     Raises:
@@ -199,6 +220,7 @@ def create(
         momentum=lambda batch: momentum_at(batch, momentum, momentum_rule=momentum_rule),
         peak=peak,
         bounded_epochs=warmup_epochs if bounded_warmup else 0.0,
+        ramp_epochs=hybrid_ramp_epochs if bounded_warmup else 0.0,
         bounds=functools.partial(warmup_bounds, bound_time=bound_time, adabound_beta2=adabound_beta2),
         scales_with_batch=lr_scaling != "none" and not decay.fixed,
         arguments=arguments,

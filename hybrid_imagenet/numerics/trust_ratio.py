@@ -47,3 +47,14 @@ def clip_ratio(ratio: Any, learning_rate: Any, xp: Any = np) -> Any:
     A learning rate of 0 leaves the ratio at 1, which then has no effect.
     """
     return xp.where(ratio < learning_rate, ratio / xp.where(learning_rate > 0, learning_rate, 1.0), 1.0)
+
+
+def share_ratio(ratio: Any, share: Any, xp: Any = np) -> Any:
+    """ratio^share: between no scaling of a layer's rate (share 0) and that of LARS (share 1), evenly in the logarithm.
+
+    Args:
+      ratio: of each layer, positive.
+      share: from 0 to 1; at 1 the ratio comes back as it is.
+      xp: numpy or tensorflow.
+    """
+    return xp.where(share < 1.0, ratio**share, ratio)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify_by_rank
 from hybrid_imagenet.optimizers.rule import TRUST_RATIOS, WEIGHTS, Before, Step
 
-HYPER_NAMES = ("learning_rate", "momentum", "phase", "lower_bound", "upper_bound")
+HYPER_NAMES = ("learning_rate", "momentum", "phase", "lower_bound", "upper_bound", "lars_share")
 
 
 class Hyper:
@@ -107,9 +107,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                 f"learning_rate={learning_rate} and weight_decay={weight_decay} must not be negative, "
                 f"momentum={momentum} must lie within 0 and 1"
             )
-        hyper = Hyper(
-            learning_rate=learning_rate, momentum=momentum, lower_bound=learning_rate, upper_bound=learning_rate
-        )
+        bounds = {"lower_bound": learning_rate, "upper_bound": learning_rate}
+        hyper = Hyper(learning_rate=learning_rate, momentum=momentum, lars_share=1.0, **bounds)
         super().__init__(learning_rate=lambda: hyper["learning_rate"], name=name)
         self.hyper = hyper
         self.decay = float(weight_decay)

@@ -38,7 +38,10 @@ class Hybrid(GroupedOptimizer):
 
     Phase 1, with the learning rate a of the schedule and the ratio of LARS for each layer:
 
-        u = momentum u + c a ratio (g + weight_decay w);  w -= u
+        u = momentum u + c a ratio^s (g + weight_decay w);  w -= u
+
+    with s the scalar `lars_share`: it may grow from 0, where each layer has the rate P of the last step of phase 0, to
+    1, where LARS alone sets it (`numerics.schedules.lars_share`).
 
     The phase is a scalar on the CPU; the switch is a branch inside the compiled step. `handover` says how the
     velocity u begins, since Lu et al. do not:
@@ -90,7 +93,7 @@ class Hybrid(GroupedOptimizer):
           bias_correction: correct Adam's step for bias (Lu et al. print none).
           handover: the velocity at T; averaged on as AdaBound did, with no jump in the size of the update; zero; or as
             if SGD with momentum had run before.
-          lars_eta: trust coefficient (Mikami et al. state 0.01, LARC 0.02).
+          lars_eta: trust coefficient; of no paper. Runs of the program choose it by their batch (docs/methods.md).
           lars_eps: guard of the ratio's denominator.
           lars_eps_rule: add eps (MLPerf), or replace smaller denominators by it (Mikami et al.).
           lars_variant: rates per layer; You et al., LARC's clip, or none.
@@ -187,7 +190,7 @@ class Hybrid(GroupedOptimizer):
         self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
     ) -> None:
         carry, factor = self._carry_and_factor(self._sgd_steps.value, hyper)
-        rates = self.ratio.rates(self, square_sums, unscale, hyper["learning_rate"], factor)
+        rates = self.ratio.rates(self, square_sums, unscale, hyper["learning_rate"], factor, hyper["lars_share"])
         for i, (grad, w, m) in enumerate(zip(grads, self._trainable_variables, self.first_moment, strict=True)):
             momentum_step(
                 w,
@@ -239,7 +242,7 @@ class Hybrid(GroupedOptimizer):
                 **step.before,
             )
             return {WEIGHTS: w, "first_moment": m, "second_moment": v}
-        rates, log = self.ratio.vector(self, step, step.before["factor"])
+        rates, log = self.ratio.vector(self, step, step.before["factor"], step.hyper["lars_share"])
         w, m = momentum_values(
             w,
             m,

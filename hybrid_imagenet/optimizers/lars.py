@@ -10,7 +10,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.numerics.trust_ratio import EPS_RULES, VARIANTS, EpsRule, Variant, clip_ratio, trust_ratio
+from hybrid_imagenet.numerics.trust_ratio import (
+    EPS_RULES,
+    VARIANTS,
+    EpsRule,
+    Variant,
+    clip_ratio,
+    share_ratio,
+    trust_ratio,
+)
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.rule import TRUST_RATIOS, WEIGHTS, Before, Step
 from hybrid_imagenet.optimizers.updates import momentum_step, momentum_values
@@ -46,10 +54,12 @@ class TrustRatio:
         unscale: tf.Tensor,
         learning_rate: tf.Tensor,
         factor: float | tf.Tensor = 1.0,
+        share: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
         """The learning rate of each variable times `factor`; biases and normalization keep the global rate.
 
-        Norms and ratios are float32, a vector over all kernels. The ratios are kept for the log.
+        Norms and ratios are float32, a vector over all kernels. The ratios are kept for the log. With a `share` they
+        act in part only (`numerics.trust_ratio.share_ratio`).
         """
         variables = optimizer._trainable_variables
         rates: list[Any] = [factor * learning_rate] * len(variables)
@@ -57,7 +67,8 @@ class TrustRatio:
         if self.variant == "none" or not kernels:
             return rates
         weight_sums = tf.stack([2.0 * tf.nn.l2_loss(variables[i].value) for i in kernels])
-        ratio = self._ratios(optimizer, weight_sums, tf.gather(square_sums, kernels), unscale, learning_rate)
+        gradient_sums = tf.gather(square_sums, kernels)
+        ratio = self._ratios(optimizer, weight_sums, gradient_sums, unscale, learning_rate, share)
         optimizer.trust_ratios.assign(ratio)
         for i, rate in zip(kernels, tf.unstack(factor * learning_rate * ratio), strict=True):
             rates[i] = rate
@@ -71,14 +82,18 @@ class TrustRatio:
         return {_WEIGHT_SUMS: tf.gather(now.weight_sums(), kernels)}
 
     def vector(
-        self, optimizer: GroupedOptimizer, step: Step, factor: float | tf.Tensor = 1.0
+        self,
+        optimizer: GroupedOptimizer,
+        step: Step,
+        factor: float | tf.Tensor = 1.0,
+        share: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The same as one vector [n], or a scalar where all have one rate, and the ratios under `TRUST_RATIOS`."""
         rate, kernels = step.hyper["learning_rate"], optimizer.kernel_indices()
         if _WEIGHT_SUMS not in step.before:
             return factor * rate, {}
         gradient_sums = tf.gather(step.square_sums, kernels)
-        ratio = self._ratios(optimizer, step.before[_WEIGHT_SUMS], gradient_sums, step.unscale, rate)
+        ratio = self._ratios(optimizer, step.before[_WEIGHT_SUMS], gradient_sums, step.unscale, rate, share)
         place = np.full(len(optimizer.kinds), len(kernels), np.int32)
         place[kernels] = np.arange(len(kernels))
         return factor * rate * tf.gather(tf.concat([ratio, [1.0]], 0), place), {TRUST_RATIOS: ratio}
@@ -90,6 +105,7 @@ class TrustRatio:
         gradient_sums: tf.Tensor,
         unscale: tf.Tensor,
         learning_rate: tf.Tensor,
+        share: tf.Tensor | None,
     ) -> tf.Tensor:
         """The ratios of kernels with these sums of squares."""
         ratio = trust_ratio(
@@ -101,7 +117,9 @@ class TrustRatio:
             eps_rule=self.eps_rule,
             xp=tf,
         )
-        return clip_ratio(ratio, learning_rate, xp=tf) if self.variant == "larc" else ratio
+        if self.variant == "larc":
+            ratio = clip_ratio(ratio, learning_rate, xp=tf)
+        return ratio if share is None else share_ratio(ratio, share, xp=tf)
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")

@@ -14,7 +14,7 @@ NO_FLAGS = frozenset({"learning_rate", "final_lr", "jit_compile", "name"})
 """Arguments that are worked out for a run, or that only tests and other programs set."""
 _SCHEDULES = "hybrid_imagenet.numerics.schedules"
 WARMUP, MOMENTUM = "hybrid_imagenet.numerics.decays:gradual_warmup", f"{_SCHEDULES}:momentum_at"
-BOUNDS, ADAM = f"{_SCHEDULES}:warmup_bounds", f"{_SCHEDULES}:adam_rate"
+BOUNDS, ADAM, RAMP = (f"{_SCHEDULES}:{name}" for name in ("warmup_bounds", "adam_rate", "lars_share"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Method:
 
 
 OPTIMIZERS = {
-    "hybrid": Method("hybrid_imagenet.optimizers.hybrid:Hybrid", ("AdaBound", "SGD"), (BOUNDS, MOMENTUM, ADAM)),
+    "hybrid": Method("hybrid_imagenet.optimizers.hybrid:Hybrid", ("AdaBound", "SGD"), (BOUNDS, RAMP, MOMENTUM, ADAM)),
     "adabound": Method(
         "hybrid_imagenet.optimizers.adabound:AdaBound", ("AdaBound",), (WARMUP, ADAM), rate="adabound_lr"
     ),

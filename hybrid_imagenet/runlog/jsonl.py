@@ -58,6 +58,7 @@ KEYS: Mapping[str, str] = {
     "phase": "0 in the AdaBound-bounded warmup of hybrid, 1 after it and for the other optimizers",
     "lower_bound": "AdaBound's lower bound Bl",
     "upper_bound": "AdaBound's upper bound Bu",
+    "lars_share": "share s of LARS while it comes in after T: a layer's rate is rate * ratio^s",
     "loss_scale": "factor on the loss before backpropagation",
     "skipped_steps": "steps skipped for non-finite gradients since the start of the run",
     "gradient_elements": "gradient values counted in the epoch, all ranks (`--wire_health_every_steps`)",

@@ -16,8 +16,7 @@ from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import AUTO, Config
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import largest_batch
-from hybrid_imagenet.runlog import run_dir
-from hybrid_imagenet.training import hardware
+from hybrid_imagenet.training import earlier_run, hardware
 
 _LAUNCHER = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_")
 _SHARE = 0.8  # of a host's free memory, if no limit is given; the rest is for input and what else runs
@@ -89,13 +88,9 @@ def _free_memory(ranks: int) -> float:
 
 def _earlier(config: Config) -> int | None:
     """Returns the number in the configuration of the run that is to be resumed."""
-    if not config.resume:
-        return None
-    path = run_dir.requested(config.run_dir, config.recipe, config.dataset)
-    path = path if config.run_dir else run_dir.newest_name(path)
     try:
-        return int(json.loads((path / "config.json").read_text())["flags"]["per_gpu_batch"]) or None
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(earlier_run.description(config)["flags"]["per_gpu_batch"]) or None
+    except (ValueError, KeyError, TypeError):
         return None
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 
 import pytest
@@ -12,7 +13,15 @@ from hybrid_imagenet.config import derived
 from hybrid_imagenet.numerics import schedules
 
 RECORD = json.loads((pathlib.Path(__file__).parent / "version_0_1.json").read_text())
+# The relative step of MLPerf's points at the batch of 24 GPUs, over lr * N = 2.4: between 0.1 at 4,096 images and 0.17
+# at 8,192, and between 0.074 at 1,632 and 0.105 at 3,264, linear in the logarithm of the batch.
+ETA_6144 = (0.1 + 0.07 * math.log2(1.5)) / 2.4
+ETA_3072 = (0.074 + 0.031 * math.log2(3072 / 1632)) / 2.4
 SINCE = {  # what has been changed on purpose
+    "--recipe=hybrid": {"arguments": {"lars_eta": ETA_6144}},
+    "--flagfile=flags/cluster1.flags": {"arguments": {"lars_eta": ETA_6144}},
+    "--recipe=hybrid_p40": {"arguments": {"lars_eta": ETA_3072}},
+    "--flagfile=flags/cluster2.flags": {"arguments": {"lars_eta": ETA_3072}},
     "--recipe=hal": {"arguments": {"decay_all": True}},
     "--recipe=four_minutes_alexnet": {"communication": {"fusion_threshold_mb": 0.5, "hybrid_threshold_kb": 1024}},
     "--recipe=four_minutes_resnet": {"communication": {"fusion_threshold_mb": 0.5, "hybrid_threshold_kb": 1024}},

@@ -12,7 +12,7 @@ SWITCH = EPOCH_STEPS * WARMUP
 KINDS_OF_ONE = (ParameterKind.KERNEL,)
 
 
-def schedule():
+def schedule(ramp_epochs=0.0):
     return schedules.create(
         lr_schedule="exponential",
         lr=0.1,
@@ -21,16 +21,17 @@ def schedule():
         epochs=8,
         warmup_epochs=WARMUP,
         bounded_warmup=True,
+        hybrid_ramp_epochs=ramp_epochs,
     )
 
 
-def run_both(steps, optimizer_arguments, reference_arguments):
+def run_both(steps, optimizer_arguments, reference_arguments, ramp_epochs=0.0):
     problem = Problem()
     runner = Runner(Hybrid(PEAK, **optimizer_arguments), problem, loss_scale=1024.0)
     oracle = HybridReference(
         problem.layers(), warmup_steps=SWITCH, epoch_steps=EPOCH_STEPS, peak=PEAK, **reference_arguments
     )
-    values = schedule()
+    values = schedule(ramp_epochs)
     for step in range(steps):
         epoch_after = max(0, step - SWITCH) // EPOCH_STEPS
         runner.step(values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64))
@@ -46,6 +47,31 @@ def test_200_steps_follow_the_oracle_through_the_switch(handover, lars):
     runner = run_both(200, {"handover": handover, "lars_variant": lars}, {"handover": handover, "lars": lars})
     assert runner.function.experimental_get_tracing_count() == 1
     assert int(runner.optimizer.iterations) == 200
+
+
+@pytest.mark.parametrize(("handover", "lars"), [("continuous", "you"), ("reset", "larc")])
+def test_so_do_they_where_lars_comes_in_over_some_epochs(handover, lars):
+    """With eta .001 the rates of LARS are far from P, so that a share that is wrong shows."""
+    arguments = {"handover": handover, "lars_variant": lars}, {"handover": handover, "lars": lars, "ramp_steps": 50}
+    run_both(SWITCH + 25, *arguments, ramp_epochs=2.0)
+    run_both(SWITCH + 70, *arguments, ramp_epochs=2.0)
+
+
+def test_with_a_ramp_no_layers_update_jumps_after_the_warmup():
+    """With one and the same gradient the last step of AdaBound and the first of SGD are alike; without a ramp not."""
+    problem = Problem(shapes=((6, 5),))
+    grads = [problem.grads(problem.start, 0)[0]]
+    growth = {}
+    for ramp_epochs in (0.0, 2.0):
+        runner = Runner(Hybrid(PEAK, momentum=0.0, lars_eta=1.0, weight_decay=0.0), problem, kinds=KINDS_OF_ONE)
+        values, sizes = schedule(ramp_epochs), []
+        for step in range(SWITCH + 1):
+            before = runner.weights()[0].astype(np.float64)
+            runner.step(values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64) | {"momentum": 0.0}, grads)
+            sizes.append(np.linalg.norm(runner.weights()[0] - before))
+        growth[ramp_epochs] = sizes[SWITCH] / sizes[SWITCH - 1]
+    assert growth[2.0] == pytest.approx(1.0, rel=1e-3)
+    assert abs(growth[0.0] - 1) > 0.5
 
 
 @pytest.mark.parametrize(

@@ -49,13 +49,14 @@ def lars_ratio(w, grad, eta, decay, eps=0.0, eps_rule="add"):
     return eta * wn / (eps if denominator < eps else denominator)
 
 
-def layer_rate(layer, grad, lr, *, variant="you", eta=0.001, decay=1e-4, eps=0.0, eps_rule="add"):
+def layer_rate(layer, grad, lr, *, variant="you", eta=0.001, decay=1e-4, eps=0.0, eps_rule="add", share=1.0):
+    """`share` is between no LARS (0) and all of it (1): the geometric mean of both rates, so weighted."""
     if variant == "none" or not layer["kernel"]:
         return lr
     ratio = lars_ratio(layer["w"], grad, eta, decay, eps, eps_rule)
     if variant == "larc":
-        return lr * min(ratio / lr, 1.0)
-    return lr * ratio
+        ratio = min(ratio / lr, 1.0)
+    return lr ** (1 - share) * (lr * ratio) ** share
 
 
 def lars_step(layer, grad, lr, momentum, *, decay=1e-4, nesterov=False, **ratio_arguments):
@@ -105,7 +106,9 @@ class HybridReference:
                 start = {"continuous": self.peak, "reset": 0.0, "rescale": self.peak / (1 - 0.9)}[o["handover"]]
                 layer["m"] = start * layer["m"]
             share = 1 - self.momentum if o["handover"] == "continuous" else 1.0
-            rate = layer_rate(layer, grad, lr, variant=o["lars"], decay=o["decay"])
+            ramp = o.get("ramp_steps", 0)
+            lars = min(1.0, (self.t - 1 - self.warmup_steps) / ramp) if ramp else 1.0
+            rate = layer_rate(layer, grad, lr, variant=o["lars"], decay=o["decay"], share=lars)
             g = grad + (o["decay"] if layer["kernel"] or o.get("decay_all") else 0.0) * layer["w"]
             layer["m"] = self.momentum * layer["m"] + share * rate * g
             layer["w"] = layer["w"] - layer["m"]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.config import choices
+from hybrid_imagenet.config import choices, derived
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, UserError
 from hybrid_imagenet.runlog import jsonl
 from hybrid_imagenet.runlog.standard_logs import read_json
@@ -146,7 +146,8 @@ def _records(cell: Cell) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str
 
 def _same_flags(cell: Cell, settings: dict[str, Any]) -> bool:
     """Whether a run had the values that the cell's flags have today; flags that are newer than the run do not count."""
-    wanted = json.loads(configuration.resolve(cell.flags).to_json())
+    config = configuration.resolve(cell.flags)
+    wanted = json.loads(derived.settle(config, derived.workers(config, cell.ranks)).to_json())
     return all(settings[name] == wanted[name] for name in set(settings) & set(wanted) - WATCHING)
 
 

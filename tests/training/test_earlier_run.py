@@ -1,0 +1,53 @@
+"""A resumed run keeps its method when defaults have changed since it began."""
+
+import json
+
+import pytest
+
+from hybrid_imagenet import config
+from hybrid_imagenet.comm.single import SingleProcess
+from hybrid_imagenet.config import derived
+from hybrid_imagenet.training import earlier_run
+
+
+def resumed(tmp_path, flags, origins, *arguments):
+    """The configuration of `arguments --resume`, over a config.json with these flags."""
+    (tmp_path / "config.json").write_text(json.dumps({"flags": flags, "origins": origins}))
+    found = config.resolve([f"--run_dir={tmp_path}", "--resume", *arguments])
+    return earlier_run.keep_method(found, SingleProcess())
+
+
+OLD = {"optimizer": "hybrid", "lars_eta": 0.001, "hybrid_handover": "rescale", "momentum": 0.8, "lr": 7.0}
+
+
+def test_options_that_nobody_sets_are_those_of_the_run(tmp_path):
+    found = resumed(tmp_path, OLD, dict.fromkeys(OLD, "default"))
+    assert (found.lars_eta, found.hybrid_handover, found.momentum) == (0.001, "rescale", 0.8)
+    assert found.lr == 0.1  # not the optimizer's
+    assert derived.settle(found, 24).lars_eta == 0.001  # and the batch does not change it
+    assert found.origins["lars_eta"] == "the run's config.json"
+
+
+def test_what_is_given_again_wins(tmp_path):
+    found = resumed(tmp_path, OLD, {}, "--lars_eta=0.02", "--momentum=0.9")
+    assert (found.lars_eta, found.momentum, found.hybrid_handover) == (0.02, 0.9, "rescale")
+
+
+def test_what_followed_from_the_batch_does_so_again(tmp_path):
+    found = resumed(tmp_path, OLD, {"lars_eta": f"{derived.TABLE} at batch 512: relative step 0.0414"})
+    assert derived.settle(found, 24).lars_eta == derived.settle(config.resolve(["--hybrid_handover=rescale",
+                                                                 "--momentum=0.8"]), 24).lars_eta  # fmt: skip
+
+
+def test_names_of_version_0_1_are_known(tmp_path):
+    found = resumed(tmp_path, {"optimizer": "hybrid", "handover": "reset", "lars": "larc"}, {})
+    assert (found.hybrid_handover, found.lars_variant) == ("reset", "larc")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"flags": {"optimizer": "sgd", "momentum": 0.5}}'])
+def test_another_or_no_description_changes_nothing(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    begun = config.resolve([f"--run_dir={tmp_path}", "--resume"])
+    assert earlier_run.keep_method(begun, SingleProcess()) == begun
+    fresh = config.resolve([f"--run_dir={tmp_path}"])
+    assert earlier_run.keep_method(fresh, SingleProcess()) is fresh
