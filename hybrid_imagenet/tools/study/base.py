@@ -31,6 +31,14 @@ BASE = (
 
 
 @dataclasses.dataclass(frozen=True)
+class Point:
+    """A setting that is tried for an arm, before the best one is reported."""
+
+    label: str
+    flags: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Arm:
     """One of the methods that a study compares.
 
@@ -42,6 +50,8 @@ class Arm:
       epochs: the paper's epochs to its target; None where it gives none.
       about: the paper gives `top1` in words only, relative to another number.
       by_seed: more flags, drawn from the seed.
+      points: settings to tune over; an equal number for all arms of a study, or none.
+      method, batch: where a study compares methods over batches: the method's name, and images per update.
     """
 
     name: str
@@ -51,6 +61,9 @@ class Arm:
     epochs: float | None = None
     about: bool = False
     by_seed: Callable[[int], tuple[str, ...]] | None = None
+    points: tuple[Point, ...] = ()
+    method: str = ""
+    batch: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +73,8 @@ class Claim:
     Attributes:
       first, second: names of arms.
       relation: `above` (the first is better than the second) or `equal`.
-      metric: `top1` (final validation accuracy, more is better) or `epochs` (to the target, fewer are better).
+      metric: `top1` (final validation accuracy, more is better), `epochs` (to the target, fewer are better) or
+        `oscillation` (of validation accuracy by epoch; `above` says that the first has more).
       margin: how far apart two arms that are as good as each other may be, in the metric's unit.
       by_paper: the paper makes the statement; otherwise it is ours, and not judged as the paper's.
     """
@@ -75,13 +89,13 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A comparison that a paper makes.
+    """A comparison that a paper makes, or a question of ours.
 
     Attributes:
       name: a word.
       title: what is compared.
-      source: the paper and its figure or table.
-      statement: what the paper says about it, in our words.
+      source: the paper and its figure or table; empty for a question of ours.
+      statement: what the paper says about it, in our words; or the question.
       arms: the methods, the paper's own first.
       claims: what of the statement can be checked.
       paper_target: the accuracy behind the paper's epochs, as text.

@@ -14,15 +14,18 @@ from hybrid_imagenet import config as configuration
 from hybrid_imagenet.config.help import entries
 from hybrid_imagenet.config.options import option, options_of, parse_arguments, parse_value, value_type
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError
-from hybrid_imagenet.tools.study import plot, running, tables, trial_runs
+from hybrid_imagenet.tools.study import cost, plot, running, tables, trial_runs, tuning
 from hybrid_imagenet.tools.study.base import TARGET, Arm, Study
-from hybrid_imagenet.tools.study.definitions import STUDIES
+from hybrid_imagenet.tools.study.definitions import STUDIES as AFTER_PAPERS
+from hybrid_imagenet.tools.study.questions import QUESTIONS
 from hybrid_imagenet.tools.study.results import ArmResults
 from hybrid_imagenet.tools.study.trial_runs import Cell
 
+STUDIES = {**AFTER_PAPERS, **QUESTIONS}
 _USAGE = """usage: hybrid-imagenet study NAME [--name=value ...] [-- FLAG ...]
 
-NAME is one of the studies below, `all`, or `list`. Flags after -- go to every training run and win over the study's.
+NAME is one of the studies below, `all` (those after papers), or `list`. Flags after -- go to every training run and win
+over the study's. What a study costs is said before it starts.
 Each method is trained once per seed. Runs that have finished are kept in --out; started again, only what is missing or
 failed is run.
 """
@@ -37,6 +40,7 @@ class Settings:
     seeds: int = option(3, "Runs of each method, with seeds 0, 1, ...", minimum=1)
     ranks: int = option(2, "Ranks of each run.", minimum=1)
     launcher: str = option("mpirun", "What starts the ranks.", choices=running.LAUNCHERS)
+    images_per_second: float = option(1800.0, "Of a run: for the hours printed before it starts.", minimum=1e-9)
     dry_run: bool = option(False, "Print the commands that would be run, and nothing else.")
     render: bool = option(False, "Run nothing: write table and plot from the runs that are there.")
 
@@ -56,7 +60,7 @@ def list_text() -> list[str]:
     for name, study in STUDIES.items():
         lines += [
             f"{name:<{width}}  {study.title}: {'; '.join(arm.label for arm in study.arms)}",
-            f"{'':<{width}}  {study.source}",
+            f"{'':<{width}}  {study.source or 'a question of ours'}",
         ]
     return lines
 
@@ -103,29 +107,48 @@ def parse(arguments: Sequence[str]) -> tuple[list[Study], Settings, tuple[str, .
     for flag in ("--run_dir", "--seed", "--resume"):
         if any(word.split("=")[0] == flag for word in extra):
             raise UserError(f"{flag} after --: the study gives every run its own; leave it out")
-    return list(STUDIES.values()) if name == "all" else [STUDIES[name]], settings, extra
+    return list(AFTER_PAPERS.values()) if name == "all" else [STUDIES[name]], settings, extra
 
 
 def _study(study: Study, settings: Settings, extra: tuple[str, ...]) -> bool:
-    """Runs and writes one study; returns whether all of its runs finished."""
-    # Every flag is checked before the first run starts.
-    planned = list(_cells(study, settings, extra))
+    """Tunes, runs and writes one study; returns whether all of its runs finished."""
+    # Every flag is checked before the first run starts: those of the tuning runs are those of all points.
+    trials = tuning.plan(study, pathlib.Path(settings.out).absolute(), settings.ranks, extra)
+    planned = [] if trials else list(_cells(study, settings, extra))
+    cells = [trial.cell for trial in trials] or [cell for _, _, cell in planned]
+    later = len(study.arms) * settings.seeds if trials else 0
     if settings.dry_run:
-        for _, _, cell in planned:
+        for cell in cells:
             print(shlex.join(running.command(cell, settings.launcher)))
+        if later:
+            print(f"# then the best point of each arm with seeds 0 to {settings.seeds - 1}: {later} runs")
         return True
+    if not settings.render:
+        _say(f"{study.name}: {cost.line(cells, settings.images_per_second, later)}")
+    tried = {}
+    for number, trial in enumerate(trials, 1):
+        tried[trial.cell], ran = _result(trial.cell, settings)
+        what = f"tuning {trial.arm.name}, {trial.point.label}"
+        _say(f"{study.name} {number}/{len(trials)} {what}: {_line(tried[trial.cell], ran)}")
+    choices = tuning.choose(study, trials, tried)
+    study = tuning.reported(study, choices)
+    planned = planned or list(_cells(study, settings, extra))
     found: dict[str, dict[int, trial_runs.Result]] = {arm.name: {} for arm in study.arms}
     for number, (arm, seed, cell) in enumerate(planned, 1):
-        if settings.render:
-            result, ran = trial_runs.read(cell), False
-        else:
-            result, ran = running.ensure(cell, running.run_process, settings.launcher)
-        found[arm.name][seed] = result
-        _say(f"{study.name} {number}/{len(planned)} {arm.name}, seed {seed}: {_line(result, ran)}")
+        found[arm.name][seed], ran = _result(cell, settings)
+        _say(f"{study.name} {number}/{len(planned)} {arm.name}, seed {seed}: {_line(found[arm.name][seed], ran)}")
     arms = [ArmResults(arm, found[arm.name], _target(planned)) for arm in study.arms]
-    for path in write(pathlib.Path(settings.results or settings.out), study, arms, settings.seeds, extra):
+    lines = tuning.lines(choices)
+    for path in write(pathlib.Path(settings.results or settings.out), study, arms, settings.seeds, extra, lines):
         _say(str(path))
     return all(len(results.finished) == len(results.by_seed) for results in arms)
+
+
+def _result(cell: Cell, settings: Settings) -> tuple[trial_runs.Result, bool]:
+    """The result of a cell, which is run if need be, and whether it was."""
+    if settings.render:
+        return trial_runs.read(cell), False
+    return running.ensure(cell, running.run_process, settings.launcher)
 
 
 def _cells(study: Study, settings: Settings, extra: tuple[str, ...]) -> Iterator[tuple[Arm, int, Cell]]:
@@ -153,7 +176,12 @@ def _say(text: str) -> None:
 
 
 def write(
-    directory: pathlib.Path, study: Study, arms: Sequence[ArmResults], seeds: int, extra: Sequence[str]
+    directory: pathlib.Path,
+    study: Study,
+    arms: Sequence[ArmResults],
+    seeds: int,
+    extra: Sequence[str],
+    tuning: Sequence[str] = (),
 ) -> list[pathlib.Path]:
     """Writes the study's CSV, Markdown and, with matplotlib, PNG; returns their paths.
 
@@ -165,7 +193,7 @@ def write(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         paths[0].write_text(tables.to_csv(study, arms, extra), encoding="utf-8")
-        paths[1].write_text(tables.to_markdown(study, arms, seeds, extra, drawn), encoding="utf-8")
+        paths[1].write_text(tables.to_markdown(study, arms, seeds, extra, drawn, tuning), encoding="utf-8")
     except OSError as error:
         raise UserError(f"--results={directory}: {error.strerror}; give a directory that can be written") from None
     if drawn:

@@ -71,7 +71,9 @@ PRECISION = Study(
     claims=(
         Claim("fp16", "fp32", "equal"),
         Claim("fp16_wire", "fp32", "equal"),
+        Claim("fp16", "fp32", metric="oscillation"),
         Claim("bf16", "fp32", "equal", by_paper=False),
+        Claim("bf16", "fp32", metric="oscillation", by_paper=False),
     ),
     notes=(
         "FP32 alone has a curve in the paper, but no number. FP32 computation with FP16 exchange is its cluster 2 "

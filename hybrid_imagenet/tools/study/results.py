@@ -12,7 +12,7 @@ import numpy as np
 from hybrid_imagenet.analysis import criteria
 from hybrid_imagenet.tools.study import bootstrap, hypotheses, trial_runs
 from hybrid_imagenet.tools.study.base import Arm, Claim, Study
-from hybrid_imagenet.tools.study.statistics import Estimate, estimate
+from hybrid_imagenet.tools.study.statistics import Estimate, estimate, oscillation
 from hybrid_imagenet.tools.study.trial_runs import Result
 
 SEEN, REVERSED, INCONCLUSIVE, OPEN = "seen", "the opposite", "inconclusive", "not comparable"
@@ -33,7 +33,7 @@ class ArmResults:
         return {seed: result for seed, result in self.by_seed.items() if result.status == trial_runs.FINISHED}
 
     def values(self, metric: str) -> dict[int, float]:
-        """A number for each finished seed that has it: `top1`, `best` or `epochs` (to the target)."""
+        """A number for each finished seed that has it: `top1`, `best`, `oscillation` or `epochs` (to the target)."""
         found = {seed: value(result, metric, self.target) for seed, result in self.finished.items()}
         return {seed: number for seed, number in found.items() if number is not None}
 
@@ -52,9 +52,15 @@ class ArmResults:
 
 
 def value(result: Result, metric: str, target: float) -> float | None:
-    """One metric of one run; the epochs to a target are interpolated, and None where it was not reached."""
+    """One metric of one run; the epochs to a target are interpolated, and None where it was not reached.
+
+    The oscillation is that of validation top-1 in the second half of the run, after the steep rise.
+    """
     if metric == "epochs":
         return criteria.crossing(result.epochs, "val_top1", target)
+    if metric == "oscillation":
+        curve = [record["val_top1"] for record in result.epochs if record.get("val_top1") is not None]
+        return oscillation(curve[len(curve) // 2 :])
     number = result.summary.get({"top1": "val_top1", "best": "best_val_top1"}[metric])
     return None if number is None else float(number)
 
@@ -173,13 +179,17 @@ def _resampled(first: ArmResults, second: ArmResults) -> tuple[float, float] | N
 
 
 def sentence(found: Sequence[Verdict]) -> str:
-    """Writes in one sentence whether the paper's result appeared, from the verdicts on its own statements."""
-    found = [verdict for verdict in found if verdict.claim.by_paper]
+    """Writes in one sentence whether the paper's result appeared, from the verdicts on its own statements.
+
+    Where it makes none, the sentence counts the outcomes of ours.
+    """
+    papers = [verdict for verdict in found if verdict.claim.by_paper]
     if not found:
-        return "The paper makes no statement that these runs could test."
+        return "There is no statement to test."
+    if not papers:
+        return f"No paper makes a statement about this. Of {_counted(found)}."
+    found = papers
     count = collections.Counter(verdict.outcome for verdict in found)
-    statements = "statement" if len(found) == 1 else "statements"
-    parts = [f"{count[outcome]} {outcome}" for outcome in _OUTCOMES if count[outcome]]
     if count[SEEN] == len(found):
         start = "The paper's result appeared"
     elif count[SEEN]:
@@ -188,7 +198,14 @@ def sentence(found: Sequence[Verdict]) -> str:
         start = "The paper's result did not appear"
     else:
         start = "These runs decide nothing"
-    return f"{start}: of {len(found)} {statements}, {', '.join(parts)}."
+    return f"{start}: of {_counted(found)}."
+
+
+def _counted(found: Sequence[Verdict]) -> str:
+    """Writes how many statements there are, and how many have each outcome."""
+    count = collections.Counter(verdict.outcome for verdict in found)
+    parts = [f"{count[outcome]} {outcome}" for outcome in _OUTCOMES if count[outcome]]
+    return f"{len(found)} {'statement' if len(found) == 1 else 'statements'}, {', '.join(parts)}"
 
 
 def facts(arms: Sequence[ArmResults]) -> dict[str, Any]:

@@ -51,6 +51,15 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
     return Estimate(count, mean, deviation, quantile(count - 1, confidence) * deviation / math.sqrt(count))
 
 
+def oscillation(values: Sequence[float]) -> float | None:
+    """How much a curve goes up and down: the root of the mean square of its second differences; None under 3 values.
+
+    A straight rise has none, however steep it is; a bend counts little beside a zigzag.
+    """
+    second = [a - 2 * b + c for a, b, c in zip(values, values[1:], values[2:], strict=False)]
+    return math.sqrt(math.fsum(d * d for d in second) / len(second)) if second else None
+
+
 def quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
     """t such that Student's distribution with `freedom` degrees lies within [-t, t] with probability `confidence`."""
     from scipy import stats  # comes with scikit-learn; a second to import

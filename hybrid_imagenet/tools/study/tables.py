@@ -60,15 +60,21 @@ def _series(result: trial_runs.Result, key: str) -> str:
     return " ".join(_exact(record.get(key)) or "-" for record in result.epochs)
 
 
-def to_markdown(study: Study, arms: Sequence[ArmResults], seeds: int, extra: Sequence[str], plot: bool) -> str:
-    """The page of a study."""
+def to_markdown(
+    study: Study,
+    arms: Sequence[ArmResults],
+    seeds: int,
+    extra: Sequence[str],
+    plot: bool,
+    tuning: Sequence[str] = (),
+) -> str:
+    """The page of a study; `tuning` are lines about how its arms were tuned."""
     found = results.verdicts(study, arms)
     return "\n".join(
         [
             f"# {study.title}",
             "",
-            f"After {study.source}.",
-            f"The paper: {study.statement}",
+            *([f"After {study.source}.", f"The paper: {study.statement}"] if study.source else [study.statement]),
             "",
             f"**{results.sentence(found)}**",
             "",
@@ -76,6 +82,7 @@ def to_markdown(study: Study, arms: Sequence[ArmResults], seeds: int, extra: Seq
             "",
             *([f"![{study.title}]({study.name}.png)", ""] if plot else []),
             *_statements(found, arms),
+            *tuning,
             *_setting(study, arms, seeds, extra),
             *(f"- {note}" for note in study.notes),
             f"- All runs, with their flags and accuracy by epoch: `{study.name}.csv`.",
@@ -89,6 +96,7 @@ def _table(study: Study, arms: Sequence[ArmResults]) -> Iterator[str]:
     header = ["", "final top-1", "best top-1", f"epochs to {target}", "runs", "paper: top-1"]
     with_epochs = any(found.arm.epochs is not None for found in arms)
     header += [f"paper: epochs to {study.paper_target}"] if with_epochs else []
+    header = header if study.source else header[:-1]
     yield "| " + " | ".join(header) + " |"
     yield "|" + "---|" * len(header)
     for found in arms:
@@ -102,7 +110,7 @@ def _table(study: Study, arms: Sequence[ArmResults]) -> Iterator[str]:
             "-" if arm.top1 is None else ("about " if arm.about else "") + percent(arm.top1),
         ]
         row += ["-" if arm.epochs is None else f"{arm.epochs:g}"] if with_epochs else []
-        yield "| " + " | ".join(row) + " |"
+        yield "| " + " | ".join(row[: len(header)]) + " |"
     yield ""
     yield f"Mean ± {CONFIDENCE:.0%} confidence interval over the seeds (Student's t).".replace("%", " %")
 
@@ -172,7 +180,9 @@ def _statements(found: Sequence[Verdict], arms: Sequence[ArmResults]) -> Iterato
 
 
 def _statement(claim: Claim, labels: Mapping[str, str]) -> str:
-    what = "in final top-1" if claim.metric == "top1" else "in epochs to the target"
+    if claim.metric == "oscillation" and claim.relation == "above":
+        return f"{labels[claim.first]}: oscillates more than {labels[claim.second]}, second half of the run"
+    what = {"top1": "in final top-1", "epochs": "in epochs to the target"}[claim.metric]
     if claim.relation != "equal":
         return f"{labels[claim.first]}: better than {labels[claim.second]}, {what}"
     scale, unit, _ = _UNITS[claim.metric]
@@ -187,7 +197,7 @@ def _outcome(verdict: Verdict) -> str:
     return f"inconclusive: {verdict.seeds} seeds would decide"
 
 
-_UNITS = {"top1": (100, "points", 2), "epochs": (1, "epochs", 1)}
+_UNITS = {"top1": (100, "points", 2), "oscillation": (100, "points", 2), "epochs": (1, "epochs", 1)}
 
 
 def _difference(verdict: Verdict) -> str:
