@@ -39,6 +39,7 @@ class Run:
         self.step = tf.function(lambda grads: self.optimizer.apply(grads), autograph=False)
         for number in range(STEPS):
             hyper = {"learning_rate": 0.1 + 0.01 * number, "lower_bound": 0.05, "upper_bound": 0.4}
+            hyper["lars_share"] = number / (STEPS - 1)
             inner.hyper.assign(hyper | {"momentum": 0.9, "phase": phase if phase in (0, 1) else float(number > 2)})
             grads = [256 * random.normal(0, 1, s).astype(np.float32) for s in SHAPES]
             if number == BAD:

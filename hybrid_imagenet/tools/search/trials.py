@@ -79,7 +79,7 @@ def _with_lars(
     steps = steps or [factor * tuned(base_batch(config, workers)) for factor in _FACTORS]
     found = []
     for step, warmup in itertools.product(dict.fromkeys(steps), warmups):
-        here = config.replace({}, warmup_epochs=warmup)
+        here = settle(config.replace({}, warmup_epochs=warmup), workers)
         top = relative_step.peak(here, workers)
         if top is None:
             raise UserError(

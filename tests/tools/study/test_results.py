@@ -216,7 +216,9 @@ def test_statements_of_ours_are_not_judged_as_the_papers():
     ours = results.Verdict(Claim("clear", "below", by_paper=False), results.REVERSED, None)
     theirs = results.Verdict(Claim("clear", "below"), results.SEEN, None)
     assert results.sentence([theirs, ours]) == "The paper's result appeared: of 1 statement, 1 seen."
-    assert results.sentence([ours]) == "The paper makes no statement that these runs could test."
+    alone = "No paper makes a statement about this. Of 1 statement, 1 the opposite."
+    assert results.sentence([ours]) == alone
+    assert results.sentence([]) == "There is no statement to test."
 
 
 def rows(arms, study=STUDY):
