@@ -18,7 +18,7 @@ def images(cell: Cell) -> int | None:
         return None
     config = derived.settle(config, derived.workers(config, cell.ranks))
     examples = TRAINING_IMAGES[config.dataset]
-    return (examples - derived.held_out(config, examples)) * config.epochs
+    return round((examples - derived.held_out(config, examples)) * config.epochs)
 
 
 def line(cells: Sequence[Cell], rate: float, later: int = 0) -> str:
