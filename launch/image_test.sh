@@ -139,7 +139,7 @@ cuda_toolkit() {
   rm -rf "$packages" "$cuda" && mkdir -p "$packages" "$cuda"/{lib64,nvvm,bin}
   echo "deb $mirror trixie non-free" >"$root/etc/apt/sources.list.d/non-free.list"
   chroot "$root" apt-get update
-  chroot "$root" sh -c 'cd /tmp && apt-get download nvidia-cuda-toolkit nvidia-cuda-dev libcu++-dev'
+  chroot "$root" sh -c 'cd /tmp && apt-get download nvidia-cuda-toolkit nvidia-cuda-dev libcudart12 libcu++-dev'
   mv "$root"/tmp/*.deb "$packages"
   rm "$root/etc/apt/sources.list.d/non-free.list"
   for package in "$packages"/*.deb; do
@@ -150,7 +150,7 @@ cuda_toolkit() {
   cp -a "$packages"/usr/include "$cuda/"
   # trixie's C library declares these functions too, and does so without exceptions.
   sed -i -E 's/((sin|cos)pif?\((double|float) x\));/\1 noexcept(true);/' "$cuda/include/crt/math_functions.h"
-  cp -aL "$packages/$lib"/libcudart_static.a "$packages/$lib"/libcudadevrt.a "$packages/$lib"/libculibos.a \
+  cp -aL "$packages/$lib"/libcudart{.so,_static.a} "$packages/$lib"/libcudadevrt.a "$packages/$lib"/libculibos.a \
     "$packages/$lib"/stubs "$cuda/lib64/"
   rm "$packages"/usr/bin/nvcc # a script that runs the one below
   cp -a "$packages"/usr/bin/* "$cuda/bin/"
