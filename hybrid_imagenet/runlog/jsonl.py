@@ -39,6 +39,7 @@ KEYS: Mapping[str, str] = {
     "train_seconds": "seconds spent in the epoch's training steps",
     "step_seconds": "mean seconds per optimizer step",
     "validation_seconds": "seconds spent in validation",
+    "train_start_seconds": "seconds of `train_seconds` in the first step, which is compiled (first epoch of a session)",
     "validation_start_seconds": "seconds of them in which its step was compiled (first validation of a session)",
     "checkpoint_seconds": "seconds for which training waited for a checkpoint",
     "data_wait_fraction": "fraction of the training time in which rank 0 waited for input",

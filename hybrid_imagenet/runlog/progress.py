@@ -67,7 +67,7 @@ class Status:
         """Takes an epoch record."""
         self.values.update(record)
         if self._epochs_here or self._rate is None:
-            self._rate = record.get("images_per_second") or self._rate
+            self._rate = _running_rate(record) or self._rate
         self._epochs_here += 1
         took = record.get("validation_seconds")
         if took is not None:
@@ -166,6 +166,13 @@ class Status:
         if self.values.get("skipped_steps"):
             parts.append(f"{self.values['skipped_steps']} steps skipped")
         return ", ".join(parts) or None
+
+
+def _running_rate(record: Mapping[str, Any]) -> float | None:
+    """Returns the images per second of an epoch record, without the step that was compiled."""
+    rate, seconds = record.get("images_per_second"), record.get("train_seconds")
+    running = (seconds or 0.0) - (record.get("train_start_seconds") or 0.0)
+    return rate if not rate or running <= 0 else float(rate * seconds / running)
 
 
 def accuracies(record: Mapping[str, Any], prefixes: tuple[str, ...] = ("train", "val")) -> list[tuple[str, str]]:

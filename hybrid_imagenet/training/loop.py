@@ -179,6 +179,7 @@ class _Meter:
         self._state = state
         self._log_every = log_every
         self._time: float | None = None
+        self._start_seconds = 0.0
 
     def restart(self, sums: ClassificationSums) -> None:
         """Begins an epoch, or the rest of one; `sums` were added up in its earlier part."""
@@ -192,6 +193,7 @@ class _Meter:
     def compiled(self) -> None:
         """Begins the rates of the next record anew after the first step, whose call took as long as its compilation."""
         self.lap()
+        self._start_seconds = time.perf_counter() - self._epoch_time
         self._epoch_waited += self.waited
         self._begin_rates()
 
@@ -225,7 +227,9 @@ class _Meter:
         """Returns the values of the epoch; rates cover this session's part of it, without validation."""
         self.lap()
         elapsed = max(time.perf_counter() - self._epoch_time, 1e-9)
+        start, self._start_seconds = self._start_seconds, 0.0
         return {
+            **({"train_start_seconds": start} if start else {}),
             "images_per_second": (self._state.images - self._epoch_images) / elapsed,
             "train_seconds": elapsed,
             "data_wait_fraction": (self._epoch_waited + self.waited) / elapsed,

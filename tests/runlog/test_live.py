@@ -51,6 +51,13 @@ def test_remaining_time_leaves_compilation_out():
     assert status.remaining_seconds() == pytest.approx(3 * 22)
 
 
+def test_so_it_does_where_an_epoch_is_shorter_than_the_fetches_are_apart():
+    status = Status(INFO, total_epochs=5)
+    first = {"images_per_second": 20.0, "train_seconds": 50.0, "train_start_seconds": 40.0, "validation_seconds": 0.0}
+    status.epoch_done(epoch_record(1, 0.5) | first)
+    assert status.remaining_seconds() == pytest.approx(4 * 10)
+
+
 def test_remaining_time_ends_where_the_run_does():
     status = Status({**INFO, "ends_at": 1.5}, total_epochs=90)
     status.step(step_record(5))

@@ -178,6 +178,7 @@ _MEASURED = {
         "train_seconds",
         "validation_seconds",
         "validation_start_seconds",
+        "train_start_seconds",
         "step_seconds",
         "data_wait_fraction",
     ),

@@ -1,5 +1,7 @@
 """What the loop hands to callbacks, and when."""
 
+import time
+
 import keras
 import tensorflow as tf
 
@@ -59,3 +61,31 @@ def test_what_is_saved_at_the_end_of_an_epoch_begins_the_next_one():
         (ClassificationSums(6.0, 0.0, 0.0, 6.0), empty),
         (ClassificationSums(12.0, 0.0, 0.0, 6.0), empty),
     ]
+
+
+def test_the_first_record_of_a_session_tells_how_long_its_step_was_compiled():
+    step, records = Step(), []
+    single = step.single
+
+    def compiled(batch, control):
+        if not step.done:
+            time.sleep(0.2)
+        return single(batch, control)
+
+    step.single = compiled
+    keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: records.append(logs))
+    Loop(
+        state=RunState(),
+        step=step,
+        length=RunLength(SampleOrder(EXAMPLES, 0, "wrap"), 2),
+        batches=lambda epoch: (BATCH, 1),
+        data=lambda cursor, step: iter([{"image": tf.zeros([BATCH])}] * 100),
+        validate=dict,
+        validate_after=lambda position: False,
+        control=Control(),
+        world_size=1,
+        log_every=20,
+        callbacks=[keep],
+    ).run()
+    assert 0.2 <= records[0]["train_start_seconds"] <= records[0]["train_seconds"]
+    assert "train_start_seconds" not in records[1]
