@@ -15,9 +15,9 @@ from typing import Any
 
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.doctor import hosts, nccl
+from hybrid_imagenet.tools.doctor import hosts, nccl, ranks
 from hybrid_imagenet.tools.doctor.checks import judge
-from hybrid_imagenet.tools.doctor.findings import FAIL, PASS, WARN, Finding, Request
+from hybrid_imagenet.tools.doctor.findings import FAIL, PASS, WARN, Finding, Hosts, Request
 
 _COLORS = {PASS: "32", WARN: "33", FAIL: "31"}
 
@@ -36,6 +36,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--data_dir", help="data set to compare between hosts")
     parser.add_argument("--run_dir", default="runs", help="where results will go (%(default)s)")
     parser.add_argument("--no_nccl", action="store_true", help="where there are GPUs: start no ranks to try NCCL")
+    parser.add_argument("--no_ranks", action="store_true", help="import nothing and start no ranks: only ask hosts")
     parser.add_argument("--json", metavar="FILE", help="also write all facts and findings there")
     return parser.parse_args(arguments)
 
@@ -65,9 +66,20 @@ def examine(options: argparse.Namespace) -> tuple[dict[str, Any], list[Finding]]
     if good:
         gpus = any(facts["gpus"] for facts in good.values())
         findings.extend(judge(good, Request(slots, options.interface, data_dir, gpus)))
-        if gpus and not options.no_nccl:
-            findings.extend(nccl.examine(good, lambda trial: nccl.run(trial, options.interface, options.ssh_port)))
+        if not options.no_ranks:
+            findings.extend(_try(good, gpus and not options.no_nccl, options))
     return good, findings
+
+
+def _try(good: Hosts, through_nccl: bool, options: argparse.Namespace) -> list[Finding]:
+    """What a few ranks on these hosts come to."""
+
+    def attempt(trial: nccl.Trial) -> nccl.Outcome:
+        return nccl.run(trial, options.interface, options.ssh_port)
+
+    if through_nccl:
+        return nccl.examine(good, attempt)
+    return ranks.examine(list(good), ranks.import_tensorflow, attempt)
 
 
 def _token(run_dir: str) -> Any:

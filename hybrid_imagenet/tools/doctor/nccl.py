@@ -78,7 +78,7 @@ def judge(trial: Trial, outcome: Outcome, hosts: Hosts) -> Finding:
         warned = [line for line in lines if "NCCL WARN" in line or line.startswith("error:")]
         reason = f"no sum within {SECONDS} s" if outcome.code is None else f"exit code {outcome.code}"
         last = (warned or lines or ["it said nothing"])[-1][:300]
-        return Finding(FAIL, check, f"{reason}: {last}", f"run it by hand: {_by_hand(trial)}")
+        return Finding(FAIL, check, f"{reason}: {last}", f"run it by hand: {by_hand(trial)}")
     said = nccl_log.read(outcome.output)
     if not said.ways:
         return Finding(FAIL, check, "the sum did not go through NCCL", "run launch/setup.sh --gpu on these hosts")
@@ -104,6 +104,7 @@ def _between(said: Transport, facts: list[Facts]) -> tuple[str, str]:
     return PASS, ""
 
 
-def _by_hand(trial: Trial) -> str:
+def by_hand(trial: Trial) -> str:
+    """The command of a trial, for the user."""
     module = "hybrid_imagenet.tools.doctor.one_sum"
     return f"NCCL_DEBUG=INFO hybrid-imagenet run -np 2 -H {trial.hosts} --module {module}"

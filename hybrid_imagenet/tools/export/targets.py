@@ -93,9 +93,19 @@ def _write_onnx(network: Trained, path: pathlib.Path) -> None:
     output.name = "logits"
     for tensor in (*model.graph.input, output):
         tensor.type.tensor_type.shape.dim[0].dim_param = "batch"
-    onnx.helper.set_model_props(model, {"class_names": json.dumps(network.class_names)})
+    onnx.helper.set_model_props(model, _onnx_properties(network))
     onnx.checker.check_model(model)
     onnx.save(model, path)
+
+
+def _onnx_properties(network: Trained) -> dict[str, str]:
+    """What one needs to know to run the file; the values of ONNX's metadata are texts."""
+    return {
+        "class_names": json.dumps(network.class_names),
+        "image_size": str(network.image_size),
+        "crop_fraction": str(network.crop_fraction),
+        "pixels": "RGB, 0 to 255, float32 [batch, image_size, image_size, 3]",
+    }
 
 
 def _open_onnx(_: Trained, path: pathlib.Path) -> Outputs:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import pathlib
+import re
 import zipfile
 
 import keras
@@ -10,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from hybrid_imagenet import models
 from hybrid_imagenet.checkpoints import archive, pretrained
@@ -57,8 +60,28 @@ def test_onnx(stored, tmp_path):
     assert session.get_inputs()[0].shape == ["batch", 32, 32, 3]
     images = pixels(5, seed=5)
     assert_close(session.run(["logits"], {"image": images})[0], reference(images))
-    names = {prop.key: prop.value for prop in onnx.load(path).metadata_props}
-    assert json.loads(names["class_names"]) == list(CLASSES)
+    known = {prop.key: prop.value for prop in onnx.load(path).metadata_props}
+    assert json.loads(known["class_names"]) == list(CLASSES)
+    assert (int(known["image_size"]), float(known["crop_fraction"])) == (32, network(tmp_path).crop_fraction)
+
+
+def test_the_snippet_of_the_documentation_finds_the_classes_of_the_program(tmp_path, monkeypatch, capsys):
+    network(tmp_path, crop_fraction=0.5).save(tmp_path / "weights.npz")
+    export(tmp_path / "weights.npz", tmp_path / "network.onnx")
+    image = pixels(1, 64)[0].astype(np.uint8)
+    Image.fromarray(image).save(tmp_path / "cat.jpg", format="PNG")
+    capsys.readouterr()
+    monkeypatch.chdir(tmp_path)
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "export.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    exec(compile(snippet, "export.md", "exec"), {})
+    printed = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    # The central half of 64 pixels is 32 wide, what the network takes: nothing is resampled.
+    logits = reference(image[None, 16:48, 16:48].astype(np.float32))[0]
+    chances = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    best = np.argsort(chances)[::-1][:5]
+    assert [name for _, name in printed] == [CLASSES[index] for index in best]
+    assert [float(text.rstrip("%")) for text, _ in printed] == pytest.approx(100 * chances[best], abs=0.06)
 
 
 def test_alexnet(tmp_path):
