@@ -63,8 +63,8 @@ def _outcome(run: Run) -> tuple[str, str]:
         return OPEN, f"Nothing has been validated after {done:g}{of} epochs."
     best_words = f"the best top-1 is {percent(best)}, in epoch {summary.get('best_epoch') or '?'}"
     ended = "" if done == planned else f" after {done:g}{of} epochs"
-    if not run.finished:
-        ended += ", not finished"
+    if not run.ended:
+        ended += ", stopped" if run.finished else ", not finished"
     asked = run.targets if run.target_asked or run.imagenet else []
     if not asked:
         return OPEN, f"No target was asked for: {best_words}{ended}."
@@ -85,7 +85,8 @@ def _outcome(run: Run) -> tuple[str, str]:
     text = "; ".join([*words, best_words]) + ended + "." + (_expected(run, missed[0]) if missed else "")
     if not missed:
         return GOOD, text
-    return BAD if run.finished else OPEN, text[0].upper() + text[1:]
+    unknown = all(goals.get(target, {}).get("known") is False for target in missed)
+    return BAD if run.ended and not unknown else OPEN, text[0].upper() + text[1:]
 
 
 def _expected(run: Run, target: float) -> str:

@@ -36,6 +36,11 @@ class Run:
     diverged: dict[str, Any] | None
 
     @property
+    def ended(self) -> bool:
+        """Whether it has ended by itself: it was not stopped, to go on later."""
+        return self.finished and self.summary.get("stop") != "preempted"
+
+    @property
     def on_gpus(self) -> bool:
         """Whether its ranks had GPUs."""
         return self.environment.get("gpu", "none") != "none"

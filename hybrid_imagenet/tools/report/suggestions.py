@@ -37,7 +37,7 @@ def _all(run: Run) -> Iterator[Suggestion]:
         yield from _about_time(run, cause, share)
     if run.on_gpus and run.environment.get("precision") == "float32":
         yield Suggestion("--precision=mixed_float16", "it computed in FP32 on GPUs")
-    if run.diverged is None and run.finished:
+    if run.ended:
         seed = int(run.flags.get("seed") or 0) + 1
         yield Suggestion(f"--seed={seed}", "one run does not tell how far results scatter; repeat it before comparing")
 
@@ -62,7 +62,9 @@ def _about_training(run: Run) -> Iterator[Suggestion]:
     asked = run.targets if run.target_asked or run.imagenet else []
     goals = {goal["target"]: goal for goal in summary.get("targets", []) if goal["metric"] == "val_top1"}
     reached = [goals.get(target, {}).get("epochs") for target in asked]
-    if not run.finished or not asked or not epochs:
+    if run.finished and not run.ended:
+        yield Suggestion("--resume", f"it was stopped after {summary.get('epochs') or 0:g} of {epochs:g} epochs")
+    if not run.ended or not asked or not epochs:
         return
     if None in reached:
         yield from _missed(run, epochs)

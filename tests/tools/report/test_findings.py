@@ -55,6 +55,21 @@ def test_a_run_that_goes_on_may_be_forecast(tmp_path):
     assert "It may come in epoch 11" in found.outcome  # 0.85 (1 - exp(-e / 4)) - 0.02 passes 0.78 at 11.4
 
 
+def test_a_run_that_was_stopped_goes_on_and_is_not_judged(tmp_path):
+    run = load.load(make_run(tmp_path / "run", epochs=5, target=[0.78]))
+    run.summary["stop"] = "preempted"
+    found = findings.answers(run)
+    assert found.verdict == findings.OPEN and "after 5 of 12 epochs, stopped" in found.outcome
+    assert suggestions(run)[0].change == "--resume"
+
+
+def test_a_target_that_may_lie_among_lost_records_is_not_called_missed(tmp_path):
+    run = load.load(make_run(tmp_path / "run", target=[0.9]))
+    run.summary["targets"][0]["known"] = False
+    found = findings.answers(run)
+    assert found.verdict == findings.OPEN and "whether 90 % was reached is not known" in found.outcome.lower()
+
+
 def test_a_diverged_run(tmp_path):
     make_run(tmp_path / "run", epochs=2, finished=False, warmup_epochs=1, rollback=0)
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
