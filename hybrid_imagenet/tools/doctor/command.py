@@ -106,6 +106,8 @@ def render(findings: Sequence[Finding], color: bool) -> str:
 
 def _run(arguments: Sequence[str]) -> int:
     options = parse_arguments(arguments)
+    if options.json and not Path(options.json).absolute().parent.is_dir():
+        raise UserError(f"--json={options.json}: there is no directory {Path(options.json).parent}; create it")
     facts, findings = examine(options)
     if options.json:
         report = {"facts": facts, "findings": [dataclasses.asdict(f) for f in findings]}
