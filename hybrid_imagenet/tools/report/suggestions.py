@@ -78,7 +78,7 @@ def _missed(run: Run, epochs: float) -> Iterator[Suggestion]:
     flags, summary = run.flags, run.summary
     train, validation = summary.get("train_top1"), summary.get("val_top1")
     if summary.get("best_epoch") == summary.get("epochs"):
-        yield Suggestion(f"--epochs={1.5 * epochs:.0f}", "validation was still rising in the last epoch")
+        yield Suggestion(f"--epochs={1.5 * epochs:g}", "validation was still rising in the last epoch")
     if train is not None and validation is not None and train - validation > _OVERFITTED:
         gap = f"training accuracy is {100 * (train - validation):.1f} points above validation's"
         if not flags.get("label_smoothing"):
@@ -113,8 +113,8 @@ def _about_time(run: Run, cause: str, share: float) -> Iterator[Suggestion]:
         command = "hybrid-imagenet doctor" + (" -H HOSTS" if several else "")
         yield Suggestion(command, f"{part} went into waiting for {who}: look for other work on its cores")
     elif cause == "evaluation" and share >= _EVALUATION_WORTH:
-        every = int(flags.get("eval_every_epochs") or 1)
-        yield Suggestion(f"--eval_every_epochs={2 * every}", f"{part} went into evaluation")
+        every = float(flags.get("eval_every_epochs") or 1)
+        yield Suggestion(f"--eval_every_epochs={2 * every:g}", f"{part} went into evaluation")
     elif cause == "checkpoints" and share >= _WORTH:
-        every = int(flags.get("checkpoint_every_epochs") or 1)
-        yield Suggestion(f"--checkpoint_every_epochs={2 * every}", f"{part} went into waiting for checkpoints")
+        every = float(flags.get("checkpoint_every_epochs") or 1)
+        yield Suggestion(f"--checkpoint_every_epochs={2 * every:g}", f"{part} went into waiting for checkpoints")
