@@ -173,7 +173,7 @@ def assert_refused(done, words):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--epochs=0"], "--epochs=0: must be at least 1"),
+        (["--epochs=0"], "--epochs=0: must be above 0"),
         (["--data_dir=/nonexistent"], "/nonexistent"),
         (["--per_gpu_batch=40"], "--per_gpu_batch=40: 40 images on 2 GPUs make a batch of 80"),
     ],
