@@ -29,8 +29,6 @@ class Checkpoint(keras.callbacks.Callback):
     `standard()`. The folder need not be shared by all hosts.
     """
 
-    async_safe = True  # or Keras would fetch every step's logs before it begins the next
-
     def __init__(self, directory: str | os.PathLike[str], *, every_epochs: int = 1, keep: int = 2, resume: bool = True):
         """Takes the folder.
 
@@ -80,17 +78,17 @@ class Checkpoint(keras.callbacks.Callback):
         )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes that a step is done; the calls of several steps may overtake each other."""
-        self._done.append(batch + 1)
+        """Counts the steps."""
+        self._done = batch + 1
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Begins to count."""
-        self._done: list[int] = [0]
+        self._done = 0
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if it is due."""
         assert self._saver is not None
-        self._state.step += max(self._done)
+        self._state.step += self._done
         self._state.finished_epochs = epoch + 1
         self._state.closed_at, self._state.cursor = float(epoch + 1), Cursor(epoch + 1, 0)
         inner: Any = getattr(of_model.optimizer(self.model), "inner", None)

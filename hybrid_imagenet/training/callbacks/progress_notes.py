@@ -38,8 +38,6 @@ class WatchRanks(keras.callbacks.Callback):
     counts as one that hangs.
     """
 
-    async_safe = True  # as Checkpoint: each step counts when its logs are there
-
     def __init__(self, stall_seconds: float = 600.0):
         """Ends all ranks with exit code 4 when one makes no progress for `stall_seconds`; before the first step, which
         compiles, when one gives no sign of life for so long.
@@ -51,7 +49,7 @@ class WatchRanks(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts it; every rank calls it."""
         self.on_train_end()
-        self._before, self._done = 0, [0]
+        self._before = self._done = 0
         self._watchdog = Watchdog(
             process.current(),
             self._stall_seconds,
@@ -63,13 +61,13 @@ class WatchRanks(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts on: Keras numbers the steps of each epoch from 0."""
-        self._before += max(self._done)
-        self._done = [0]
+        self._before += self._done
+        self._done = 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the step; the calls of several steps may overtake each other."""
-        self._done.append(batch + 1)
-        self._tell(self._before + batch + 1)
+        """Notes the step."""
+        self._done = batch + 1
+        self._tell(self._before + self._done)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes that the validation is done."""

@@ -26,9 +26,6 @@ class HyperparameterSchedule(keras.callbacks.Callback):
     takes the learning rate only.
     """
 
-    # In `fit` nothing is done here at the end of a step; Keras would fetch each step's logs before the next begins.
-    async_safe = True
-
     def __init__(
         self,
         schedule: Schedule | None = None,
