@@ -129,7 +129,7 @@ def _read() -> dict[str, dict[str, list[float]]]:
             str(kind): {str(stage): [float(wall), float(cpu)] for stage, (wall, cpu) in stages.items()}
             for kind, stages in found.items()
         }
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, RuntimeError, ValueError, TypeError, AttributeError):  # RuntimeError: no home directory
         return {}
 
 
@@ -137,8 +137,8 @@ def _keep(kind: str, took: dict[str, list[float]]) -> None:
     """Writes what this start took; a cache that cannot be written is no loss."""
     rest = {other: stages for other, stages in _read().items() if other != kind}
     newest = dict(list(rest.items())[1 - _KEPT :]) | {kind: took}
-    path = remembered()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError):
+        path = remembered()
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(json.dumps(newest))

@@ -62,6 +62,17 @@ def test_a_damaged_memory_is_no_memory(start, tmp_path, content):
     assert start().splitlines()[0] == KIND
 
 
+def test_a_process_without_a_home_remembers_nothing(start, monkeypatch):
+    """A container's user may have none."""
+
+    def unknown():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(stages.pathlib.Path, "home", unknown)
+    assert start().splitlines()[0] == start().splitlines()[0] == KIND
+
+
 def test_on_a_terminal_one_line_counts_the_seconds(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(stages, "_TICK", 0.01)
