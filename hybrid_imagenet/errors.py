@@ -63,6 +63,10 @@ class SharedError(UserError):
     """A UserError that every rank raises at the same point, so that rank 0 alone prints it."""
 
 
+class HostError(UserError):
+    """A UserError that all ranks of a host raise at the same point, so that the first of them prints it."""
+
+
 class NumericsError(SharedError):
     """Training cannot go on because of non-finite or diverging values."""
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ from hybrid_imagenet.errors import (
     EXIT_PREEMPTED,
     EXIT_STALLED,
     EXIT_USAGE,
+    HostError,
     SharedError,
     UserError,
     without_environment,
@@ -36,6 +38,9 @@ except ModuleNotFoundError as missing:
         raise
     print(without_environment(missing), file=sys.stderr)
     sys.exit(EXIT_USAGE)
+
+
+_FIRST_SPEAKS = 5.0  # seconds for the first rank of a host to say what is wrong with it
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -158,6 +163,8 @@ def _end_within(seconds: float) -> None:
 def _report(error: UserError) -> None:
     rank = launcher_rank()
     START.close()
+    if isinstance(error, HostError) and placement().local_rank:
+        time.sleep(_FIRST_SPEAKS)  # with the first rank's end the launcher ends this one
     if rank == 0:
         print(f"error: {error}", file=sys.stderr)
     elif not isinstance(error, SharedError):

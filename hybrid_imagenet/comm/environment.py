@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.quiet import without_greeting
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import HostError, UserError
 
 # (rank, size, local rank, local size) as mpirun and as horovodrun with Gloo name them.
 _LAUNCHERS = (
@@ -145,7 +145,7 @@ def configure_tensorflow(place: Placement, threads: int) -> None:
     visible = tf.config.list_physical_devices("GPU")
     if not visible:
         if tf.test.is_built_with_cuda() and (reason := gpus.absence(os.environ)):
-            raise UserError(f"host {socket.gethostname()} {reason}")
+            raise HostError(f"host {socket.gethostname()} {reason}")
         return
     if place.local_rank >= len(visible):
         raise UserError(

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 from unittest import mock
 
 import pytest
@@ -10,6 +12,8 @@ import tensorflow as tf
 from hybrid_imagenet.comm import environment, gpus
 from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.errors import UserError
+from tests.ranks import ROOT
+from tests.ranks import environment as environment_of_ranks
 from tests.support import in_process
 
 # (address, UUID, NUMA node) as on a host with two sockets; the kernel lists addresses in capitals in one place only
@@ -179,6 +183,16 @@ def test_only_a_tensorflow_for_gpus_is_refused_without_any(monkeypatch, cuda):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(UserError, match=r"^host .* CUDA_VISIBLE_DEVICES= to") if cuda else contextlib.nullcontext():
         environment.configure_tensorflow(Placement(), threads=1)
+
+
+def test_a_host_without_gpus_is_told_once_for_all_of_its_ranks():
+    words = ["run", "-np", "2", "--module=tests.comm.without_driver", "--", "--dataset=digits", "--augmentation=digits"]
+    done = subprocess.run(
+        [sys.executable, "-m", "hybrid_imagenet", *words],
+        cwd=ROOT, env=environment_of_ranks(), capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.count("error: ") == done.stderr.count("error: host ") == 1, done.stderr
 
 
 def test_adapters_without_libraries_or_devices_are_noticed(tmp_path, monkeypatch):
