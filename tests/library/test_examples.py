@@ -9,6 +9,7 @@ import runpy
 import sys
 from unittest import mock
 
+import keras
 import pytest
 
 from tests.library import programs
@@ -25,6 +26,7 @@ def run(path: str, arguments: list, folder: str) -> str:
         mock.patch.object(sys, "argv", [path, *arguments]),
         contextlib.redirect_stdout(output),
     ):
+        keras.utils.set_random_seed(5)
         runpy.run_path(path, run_name="__main__")
     return output.getvalue()
 
@@ -64,7 +66,7 @@ def test_the_examples_train_on_two_ranks(pools, tmp_path):
     def example(name, *arguments):
         return pools[2].call(run, str(ROOT / "examples" / name), list(arguments), str(tmp_path))[0]
 
-    assert accuracy(example("keras_fit.py", "--epochs=3", "--save=digits.keras"), "val_accuracy") > 0.8
+    assert accuracy(example("keras_fit.py", "--epochs=6", "--save=digits.keras"), "val_accuracy") > 0.8
     tuned = example("fine_tune.py", "digits.keras", "--epochs=2")
     assert "head: 2 variables trained" in tuned and "all: 8 variables trained" in tuned
     assert accuracy(tuned) > 0.75
