@@ -40,9 +40,7 @@ class Notes(keras.callbacks.Callback):
         self.epochs.append((logs["sums"], self.step.sums.read()))
 
 
-def test_what_is_saved_at_the_end_of_an_epoch_begins_the_next_one():
-    step = Step()
-    notes = Notes(step)
+def run_two_epochs(step, callback, log_every):
     Loop(
         state=RunState(),
         step=step,
@@ -53,9 +51,15 @@ def test_what_is_saved_at_the_end_of_an_epoch_begins_the_next_one():
         validate_after=lambda position: False,
         control=Control(),
         world_size=1,
-        log_every=1,
-        callbacks=[notes],
+        log_every=log_every,
+        callbacks=[callback],
     ).run()
+
+
+def test_what_is_saved_at_the_end_of_an_epoch_begins_the_next_one():
+    step = Step()
+    notes = Notes(step)
+    run_two_epochs(step, notes, log_every=1)
     empty = ClassificationSums(0.0, 0.0, 0.0, 0.0)
     assert notes.epochs == [
         (ClassificationSums(6.0, 0.0, 0.0, 6.0), empty),
@@ -74,18 +78,6 @@ def test_the_first_record_of_a_session_tells_how_long_its_step_was_compiled():
 
     step.single = compiled
     keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: records.append(logs))
-    Loop(
-        state=RunState(),
-        step=step,
-        length=RunLength(SampleOrder(EXAMPLES, 0, "wrap"), 2),
-        batches=lambda epoch: (BATCH, 1),
-        data=lambda cursor, step: iter([{"image": tf.zeros([BATCH])}] * 100),
-        validate=dict,
-        validate_after=lambda position: False,
-        control=Control(),
-        world_size=1,
-        log_every=20,
-        callbacks=[keep],
-    ).run()
+    run_two_epochs(step, keep, log_every=20)
     assert 0.2 <= records[0]["train_start_seconds"] <= records[0]["train_seconds"]
     assert "train_start_seconds" not in records[1]
