@@ -121,6 +121,46 @@ void BackgroundThreadLoop(""",
         )
         for name, title in (("mpi", "MPI"), ("gloo", "Gloo"))
     ),
+    # What horovodrun refuses (an unknown host, bad -H, a missing hostfile) it told in a traceback, which is
+    # left to --verbose now.
+    (
+        "horovod/runner/launch.py",
+        """    ssh_successful_to_all_hosts = True
+    for index, ssh_status in ssh_exit_codes.items():
+        exit_code, output_msg = ssh_status[0], ssh_status[1]
+        if exit_code != 0:
+            print('ssh not successful for host {host}:\\n{msg_output}'
+                  .format(host=host_addresses[index],
+                          msg_output=output_msg))
+
+            ssh_successful_to_all_hosts = False
+    if not ssh_successful_to_all_hosts:
+        return None  # we could return False here but do not want it to be cached
+""",
+        """    refused = [(host_addresses[index], ' '.join(status[1].split()))
+               for index, status in ssh_exit_codes.items() if status[0] != 0]
+    if refused:
+        raise RuntimeError('; '.join(
+            '{0} is out of reach ({1}): check -H, and that `ssh {0} true` works'.format(host, reason)
+            for host, reason in refused))
+""",
+    ),
+    (
+        "horovod/runner/launch.py",
+        """        logging.basicConfig(level=logging.getLevelName(args.log_level))
+
+    _run(args)
+""",
+        """        logging.basicConfig(level=logging.getLevelName(args.log_level))
+
+    try:
+        _run(args)
+    except (OSError, RuntimeError, ValueError) as error:
+        if args.verbose:
+            raise
+        sys.exit('error: ' + ' '.join(str(error).split()))
+""",
+    ),
 ]
 
 
