@@ -100,7 +100,8 @@ def settle(config: Config, workers: int) -> Config:
     """The configuration with the settings that follow from the batch at the start of the run.
 
     With --lr_schedule=mlperf these are the learning rate (which is then not scaled), warmup, momentum, weight decay
-    and number of epochs of MLPerf's table (`numerics.mlperf`); with --optimizer=hybrid the trust coefficient, which
+    and number of epochs of MLPerf's table (`numerics.mlperf`), and the offset by which a validation falls on the epoch
+    in which the target is expected; with --optimizer=hybrid the trust coefficient, which
     gives LARS the relative step of that table as soon as it has come in. A recipe, a flag file or the command line goes
     before them; `origins` tells what set them. Any other configuration comes back as it is, and so does one whose
     --per_gpu_batch is still to be found. A settled one can be settled again for another number of workers.
@@ -151,6 +152,7 @@ def _from_table(config: Config, workers: int) -> Config:
         "momentum": point.momentum,
         "weight_decay": point.weight_decay,
         "epochs": round(point.schedule_epochs),
+        "eval_offset_epochs": point.evaluation_offset(config.eval_every_epochs),
     }
     free = {name: value for name, value in table.items() if _is_free(config.origins.get(name, ""))}
     return config.replace(dict.fromkeys(free, f"{TABLE} at batch {batch}"), **free)

@@ -77,7 +77,12 @@ class Evaluation:
         1, "Epochs between validations; 0.5 is twice in each.", unit="epochs", above=0, maximum=1e6, whole=True
     )
     eval_offset_epochs: float = option(
-        0, "Epochs after which --eval_every_epochs counts.", unit="epochs", minimum=0, maximum=1e6, whole=True
+        0,
+        "Epochs after which --eval_every_epochs counts. With an interval of 4 and an offset of 3, epochs 7, 11, ...",
+        unit="epochs",
+        minimum=0,
+        maximum=1e6,
+        whole=True,
     )
     eval_batch: int | None = option(None, "Validation images per GPU and step; default the training batch.", minimum=1)
     eval_image_size: int | None = option(

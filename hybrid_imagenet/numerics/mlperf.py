@@ -43,6 +43,13 @@ class Point:
     weight_decay: float
     schedule_epochs: float
 
+    def evaluation_offset(self, every: float) -> float:
+        """Epochs after which to count in steps of `every`, so that one falls on the first whole epoch from `epochs` on.
+
+        MLPerf's rules for ResNet-50 ask for an evaluation in every 4 epochs, over every image, and leave 0 to 3 open.
+        """
+        return math.ceil(round(self.epochs, 6)) % every
+
     @property
     def relative_step(self) -> float:
         """lr * eta / (1 - momentum) at the peak of the learning rate."""

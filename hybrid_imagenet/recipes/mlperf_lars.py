@@ -15,5 +15,6 @@ RECIPE = Recipe(
         "label_smoothing": 0.1,
         "augmentation": "inception",
         "batch_norm": "moving",
+        "eval_every_epochs": 4,
     },
 )

@@ -6,7 +6,7 @@ from hybrid_imagenet import config, optimizers, recipes
 from hybrid_imagenet.benchmarks.optimizer import resnet50_shapes
 from hybrid_imagenet.comm import fusion
 from hybrid_imagenet.config import choices, derived, report
-from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.numerics import run_length, schedules
 from tests.references import alexnet_reference, mlperf_reference
 
 IMAGENET = 1_281_167
@@ -147,6 +147,18 @@ def test_what_is_set_wins_over_mlperfs_table_and_another_number_of_gpus_has_anot
     assert derived.settle(sgd, 24) is sgd
     automatic = config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=auto"])
     assert derived.settle(automatic, 24) is automatic
+
+
+@pytest.mark.parametrize("row", mlperf_reference.ROWS, ids=lambda row: f"{row[0]:.0f}")
+def test_mlperf_lars_validates_every_4_epochs_and_in_the_one_of_the_target(row):
+    gpus = int(row[0]) // 16
+    resolved = derived.settle(config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"]), gpus)
+    every, offset = resolved.eval_every_epochs, resolved.eval_offset_epochs
+    assert every == 4 and offset in range(4)
+    seen = [e for e in range(1, resolved.epochs + 1) if run_length.passed(every, offset, e - 1, e)]
+    assert math.ceil(row[1]) in seen
+    own = ["--recipe=mlperf_lars", "--per_gpu_batch=16", "--eval_offset_epochs=1"]
+    assert derived.settle(config.resolve(own), gpus).eval_offset_epochs == 1
 
 
 def test_short_rises_and_falls_evenly_while_its_images_grow():
