@@ -34,8 +34,11 @@ def nothing_left():
 
 @pytest.fixture(scope="session")
 def pools():
-    """Pools of 2 and 4 ranks, by size; they start at their first call."""
-    made = {size: Pool(size) for size in (2, 4)}
+    """Pools of 2 and 4 ranks, by size, and one of 4 that TensorFlow's own runtime connects; they start when called.
+
+    A process that has begun with one engine cannot go on with the other.
+    """
+    made = {2: Pool(2), 4: Pool(4), "tensorflow": Pool(4)}
     yield made
     for pool in made.values():
         pool.close()

@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hybrid_imagenet import comm
@@ -29,22 +29,23 @@ from hybrid_imagenet.tools import command_line
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.communicator import Communicator
-    from hybrid_imagenet.comm.engine import HorovodCommunicator
+    from hybrid_imagenet.comm.connected import ConnectedRanks
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 _WIRES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
 Run = Callable[[], object]
+Key = tuple[str, str, str]  # engine, algorithm, compression
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmark; rank 0 prints the table and writes the JSON."""
     try:
         options = _parse(argv)
-        reductions = [_settings(options, name, "none") for name in options.algorithms if name != "mpi"]
-        communicator = typing.cast("HorovodCommunicator", comm.start(others=reductions))
+        engines = _start(options)
+        communicator = next(iter(engines.values()))
         if communicator.size == 1:
             raise UserError("allreduce needs at least two ranks: start with horovodrun -np 2 (or more) python -m ...")
-        rows = measure(communicator, options)
+        rows = measure(engines, options)
     except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -56,27 +57,38 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def measure(communicator: HorovodCommunicator, options: argparse.Namespace) -> list[dict[str, object]]:
-    """A row for each algorithm, compression and size.
+def _start(options: argparse.Namespace) -> dict[str, ConnectedRanks]:
+    """Connects the ranks by each engine; TensorFlow's first, since it must know them before it does anything else."""
+    started = {}
+    for engine in sorted(options.engines, reverse=True):
+        reductions = [_settings(options, name, "none") for name in options.algorithms if name != "mpi"]
+        started[engine] = typing.cast("ConnectedRanks", comm.start(comm.Settings(engine=engine), others=reductions))
+    return started
+
+
+def measure(engines: Mapping[str, ConnectedRanks], options: argparse.Namespace) -> list[dict[str, object]]:
+    """A row for each engine, algorithm, compression and size.
 
     Raises:
       UserError: if an algorithm does not fit the ranks.
     """
     rows = []
+    communicator = next(iter(engines.values()))
     for size in options.sizes:
-        runs: dict[tuple[str, str], tuple[Run, int]] = {}
+        runs: dict[Key, tuple[Run, int]] = {}
         for algorithm in options.algorithms:
             for compression in options.compression:
                 if algorithm == "mpi":
                     if compression == options.compression[0]:
-                        runs["mpi", "none"] = _plain_mpi(size), size
+                        runs["", "mpi", "none"] = _plain_mpi(size), size
                 elif compression != "bf16" or algorithm == "ring":
-                    runs[algorithm, compression] = _ours(communicator, options, algorithm, compression, size)
+                    for engine, ranks in engines.items():
+                        runs[engine, algorithm, compression] = _ours(ranks, options, algorithm, compression, size)
         seconds = _medians(communicator, {key: run for key, (run, _) in runs.items()}, options.seconds)
-        for (algorithm, compression), (_, wire_bytes) in runs.items():
-            median, best = seconds[algorithm, compression]
+        for (engine, algorithm, compression), (_, wire_bytes) in runs.items():
+            median, best = seconds[engine, algorithm, compression]
             row = _row(communicator.size, algorithm, compression, size, wire_bytes, median)
-            rows.append(row | {"best_seconds": best})
+            rows.append({"engine": engine} | row | {"best_seconds": best})
     return rows
 
 
@@ -100,7 +112,7 @@ def _settings(options: argparse.Namespace, algorithm: str, compression: str) -> 
 
 
 def _ours(
-    communicator: HorovodCommunicator, options: argparse.Namespace, algorithm: str, compression: str, size: int
+    communicator: ConnectedRanks, options: argparse.Namespace, algorithm: str, compression: str, size: int
 ) -> tuple[Run, int]:
     """A function that reduces `size` bytes of FP32 in `options.tensors` tensors, and the bytes that travel."""
     import tensorflow as tf
@@ -113,7 +125,7 @@ def _ours(
     counts = [elements // options.tensors + (i < elements % options.tensors) for i in range(options.tensors)]
     wire_bytes = elements * WIRE_BYTES[wire]
     bucket = Bucket(tuple(range(len(counts))), tuple(counts), wire, wire_bytes)
-    selector = Selector(communicator, _settings(options, algorithm, compression), communicator.sets)
+    selector = Selector(communicator, _settings(options, algorithm, compression), communicator.collectives)
     chosen = selector.select([bucket])[0].algorithm
 
     @tf.function(autograph=False)
@@ -139,11 +151,9 @@ def _plain_mpi(size: int) -> Run:
     return lambda: MPI.COMM_WORLD.Allreduce(sent, received, MPI.SUM)
 
 
-def _medians(
-    communicator: Communicator, runs: dict[tuple[str, str], Run], budget: float
-) -> dict[tuple[str, str], tuple[float, float]]:
+def _medians(communicator: Communicator, runs: dict[Key, Run], budget: float) -> dict[Key, tuple[float, float]]:
     """Median and least seconds of each function, on the slowest rank; two calls of each do not count."""
-    samples: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
+    samples: dict[Key, list[float]] = {key: [] for key in runs}
     repeats, done = 5, -2
     while done < repeats:
         round_start = time.perf_counter()
@@ -163,26 +173,32 @@ def _medians(
 
 def table(rows: Sequence[dict[str, typing.Any]], communicator: Communicator) -> str:
     """The rows as text."""
-    lines = [
-        f"{communicator.size} ranks on {len(set(communicator.hosts))} host(s)",
-        f"{'bytes':>12} {'algorithm':>13} {'wire':>5} {'ms':>10} {'best ms':>10} {'algbw GB/s':>11} {'busbw GB/s':>11}",
-    ]
-    lines += [
-        f"{row['bytes']:>12} {row['algorithm']:>13} {row['compression']:>5} {1000 * row['seconds']:>10.3f} "
-        f"{1000 * row['best_seconds']:>10.3f} "
-        f"{row['algbw_gb_s']:>11.3f} {row['busbw_gb_s']:>11.3f}"
+    head = ("bytes", "engine", "algorithm", "wire", "ms", "best ms", "algbw GB/s", "busbw GB/s")
+    widths = (12, 10, 13, 5, 10, 10, 11, 11)
+    cells = [
+        (
+            row["bytes"],
+            row["engine"],
+            row["algorithm"],
+            row["compression"],
+            *(f"{x:.3f}" for x in (1000 * row["seconds"], 1000 * row["best_seconds"])),
+            *(f"{row[key]:.3f}" for key in ("algbw_gb_s", "busbw_gb_s")),
+        )
         for row in rows
     ]
+    lines = [f"{communicator.size} ranks on {len(set(communicator.hosts))} host(s)"]
+    lines += [" ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) for line in (head, *cells)]
     return "\n".join(lines)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    from hybrid_imagenet.comm.settings import ALGORITHMS, COMPRESSIONS
+    from hybrid_imagenet.comm.settings import ALGORITHMS, COMPRESSIONS, ENGINES
 
     parser = command_line.Parser("bench allreduce", (__doc__ or "").split("\n")[0])
     parser.add_argument("--sizes", default="4K,64K,1M,16M,64M", help="bytes of FP32 gradients, with K, M or G")
     parser.add_argument("--algorithms", default="mpi,ring", help=f"of mpi, {', '.join(ALGORITHMS)}")
     parser.add_argument("--compression", default="none,fp16", help=f"of {', '.join(COMPRESSIONS)}")
+    parser.add_argument("--engines", default="horovod", help=f"of {', '.join(ENGINES)}, which take turns")
     parser.add_argument("--torus_grid", help="rows x columns, VxH")
     parser.add_argument("--hybrid_kb", type=int, default=256, help="threshold of hybrid in KiB")
     parser.add_argument("--tensors", type=int, default=1, help="tensors into which a size is divided")
@@ -190,7 +206,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", help="file for the rows")
     options = parser.parse_args(argv)
     options.sizes = [parse_size(text) for text in options.sizes.split(",") if text]
-    for name, known in (("algorithms", ("mpi", *ALGORITHMS)), ("compression", COMPRESSIONS)):
+    lists = (("algorithms", ("mpi", *ALGORITHMS)), ("compression", COMPRESSIONS), ("engines", ENGINES))
+    for name, known in lists:
         given = [text.strip() for text in getattr(options, name).split(",") if text.strip()]
         for text in given:
             if text not in known:
@@ -198,8 +215,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         setattr(options, name, given)
     if options.tensors < 1:
         raise UserError(f"--tensors={options.tensors}: give at least 1")
-    if not (options.sizes and options.algorithms and options.compression):
-        raise UserError("--sizes, --algorithms and --compression each need at least one value")
+    if not (options.sizes and options.algorithms and options.compression and options.engines):
+        raise UserError("--sizes, --algorithms, --compression and --engines each need at least one value")
     return options
 
 

@@ -1,7 +1,7 @@
-"""Sums buckets of gradients over all ranks, by algorithms made of Horovod's collectives over sets of ranks.
+"""Sums buckets of gradients over all ranks, by algorithms made of collective operations among groups of ranks.
 
 Each takes a list of tensors of one type and returns their sums in the same shapes. Except for the ring, which is
-Horovod's own all-reduce, they work on one flat tensor, padded once so that it can be cut evenly.
+the engine's own all-reduce, they work on one flat tensor, padded once so that it can be cut evenly.
 
 ring           one all-reduce over all ranks
 hierarchical   torus with one row per host (the scheme that Horovod and NCCL call hierarchical)
@@ -18,10 +18,9 @@ import typing
 from collections.abc import Sequence
 from typing import ClassVar
 
-import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hybrid_imagenet.comm.process_sets import ProcessSets
+from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import torus
@@ -37,13 +36,13 @@ class Ranks:
     Attributes:
       rank: this one's number.
       hosts: the host of every rank.
-      sets: where the sets of ranks are made; one per process, as Horovod refuses duplicates.
+      collectives: the engine's operations, and its groups of ranks.
       communicator: for agreeing on measurements.
     """
 
     rank: int
     hosts: Sequence[str]
-    sets: ProcessSets
+    collectives: Collectives
     communicator: Communicator | None = None
 
     def grid(self, text: str | None) -> torus.Grid:
@@ -119,16 +118,16 @@ def make(name: str, ranks: Ranks, **options: typing.Any) -> Chooser:
 
 
 class Ring(Algorithm):
-    """Horovod's all-reduce over all ranks; Horovod packs the tensors itself."""
+    """The engine's all-reduce over all ranks; it packs the tensors itself."""
 
     def __init__(self, ranks: Ranks) -> None:
         """Needs no sets of ranks."""
-        del ranks
+        self._do = ranks.collectives
         self.sets = []
 
     def sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Sums by one grouped all-reduce."""
-        return hvd.grouped_allreduce(list(tensors), op=hvd.Sum, name=name, ignore_name_scope=True)
+        return self._do.grouped_allreduce(tensors, name)
 
 
 class Flat(Algorithm):
@@ -164,7 +163,7 @@ class OnGrid(Flat):
     def _make_sets(self, ranks: Ranks, groups: Sequence[Sequence[int]]) -> dict[tuple[int, ...], typing.Any]:
         """Returns the sets of several ranks by their members; all ranks make all sets, in the same order."""
         self.sets = [list(members) for members in groups if len(members) > 1]
-        return {tuple(members): ranks.sets.get(members) for members in self.sets}
+        return {tuple(members): ranks.collectives.group(members) for members in self.sets}
 
 
 class Torus(OnGrid):
@@ -185,6 +184,7 @@ class Torus(OnGrid):
         rows = torus.rows(ranks.hosts, ranks.grid(torus_grid))
         columns = torus.columns(rows)
         self.parts = len(columns)
+        self._do = ranks.collectives
         made = self._make_sets(ranks, [*rows, *columns])
         self._row = next(made.get(tuple(row)) for row in rows if ranks.rank in row)
         self._column = next(made.get(tuple(column)) for column in columns if ranks.rank in column)
@@ -195,15 +195,11 @@ class Torus(OnGrid):
             return flat
         part = flat
         if self._row is not None:
-            part = hvd.reducescatter(
-                part, op=hvd.Sum, name=f"{name}_scatter", process_set=self._row, ignore_name_scope=True
-            )
+            part = self._do.reducescatter(part, f"{name}_scatter", self._row)
         if self._column is not None:
-            part = hvd.allreduce(
-                part, op=hvd.Sum, name=f"{name}_column", process_set=self._column, ignore_name_scope=True
-            )
+            part = self._do.allreduce(part, f"{name}_column", self._column)
         if self._row is not None:
-            part = hvd.allgather(part, name=f"{name}_gather", process_set=self._row, ignore_name_scope=True)
+            part = self._do.allgather(part, f"{name}_gather", self._row)
         return tf.ensure_shape(part, flat.shape)
 
 
@@ -239,7 +235,7 @@ class Hierarchical(Torus):
 class Masters(OnGrid):
     """Sum in groups, all-reduce between the groups' masters (their lowest ranks), broadcast in groups.
 
-    Horovod has no reduction to one rank. The sum in a group is an all-reduce, whose result only the master uses.
+    Engines have no reduction to one rank. The sum in a group is an all-reduce, whose result only the master uses.
     """
 
     def __init__(self, ranks: Ranks, *, torus_grid: str | None = None) -> None:
@@ -254,6 +250,7 @@ class Masters(OnGrid):
         """
         groups = torus.rows(ranks.hosts, ranks.grid(torus_grid))
         masters = sorted(min(group) for group in groups)
+        self._do = ranks.collectives
         made = self._make_sets(ranks, [*groups, masters])
         group = next(g for g in groups if ranks.rank in g)
         self._root = min(group)
@@ -265,17 +262,11 @@ class Masters(OnGrid):
         """Sends all elements through the groups twice and between the masters once."""
         total = flat
         if self._group is not None:
-            total = hvd.allreduce(
-                total, op=hvd.Sum, name=f"{name}_group", process_set=self._group, ignore_name_scope=True
-            )
+            total = self._do.allreduce(total, f"{name}_group", self._group)
         if self._masters is not None:
-            total = hvd.allreduce(
-                total, op=hvd.Sum, name=f"{name}_masters", process_set=self._masters, ignore_name_scope=True
-            )
+            total = self._do.allreduce(total, f"{name}_masters", self._masters)
         if self._group is not None and self._several:
-            total = hvd.broadcast(
-                total, self._root, name=f"{name}_spread", process_set=self._group, ignore_name_scope=True
-            )
+            total = self._do.broadcast(total, self._root, f"{name}_spread", self._group)
         return total
 
 
@@ -286,15 +277,15 @@ class SixteenBitExchange(Flat):
     are gathered: the traffic of a ring in the fewest steps, with one rounding after the sum instead of one per rank.
     """
 
-    def __init__(self, size: int) -> None:
-        """Takes the number of ranks."""
-        self.parts = size
+    def __init__(self, ranks: Ranks) -> None:
+        """Needs no sets of ranks."""
+        self._do, self.parts = ranks.collectives, len(ranks.hosts)
         self.sets = []
 
     def sum_flat(self, flat: tf.Tensor, name: str) -> tf.Tensor:
         """Sums by all-to-all, local sum and all-gather."""
-        bits = hvd.alltoall(tf.bitcast(flat, tf.uint16), name=f"{name}_scatter", ignore_name_scope=True)
+        bits = self._do.alltoall(tf.bitcast(flat, tf.uint16), f"{name}_scatter")
         shares = tf.bitcast(tf.reshape(bits, [self.parts, flat.shape[0] // self.parts]), tf.bfloat16)
         share = tf.cast(tf.reduce_sum(tf.cast(shares, tf.float32), 0), tf.bfloat16)
-        gathered = hvd.allgather(tf.bitcast(share, tf.uint16), name=f"{name}_gather", ignore_name_scope=True)
+        gathered = self._do.allgather(tf.bitcast(share, tf.uint16), f"{name}_gather")
         return tf.bitcast(tf.ensure_shape(gathered, flat.shape), tf.bfloat16)

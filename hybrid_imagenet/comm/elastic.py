@@ -49,6 +49,8 @@ def prepare(settings: Settings) -> None:
             raise UserError(
                 f"{name} is set (horovodrun {option}): elastic ranks cannot connect again with it, unset it"
             )
+    if settings.engine != "horovod":
+        raise UserError(f"--engine={settings.engine} cannot be used with elastic ranks: leave it out")
     if settings.allreduce != "ring" or settings.autotune:
         flag = "autotune" if settings.autotune else f"allreduce={settings.allreduce}"
         raise UserError(f"--{flag} cannot be used with elastic ranks: use --allreduce=ring without --autotune")

@@ -1,4 +1,4 @@
-"""Finds out the host of every rank before Horovod starts.
+"""Finds out the host of every rank, and where it can be reached, before the ranks are connected.
 
 Horovod's own collectives can tell only after its start, but the sets of ranks that it is to know from its start depend
 on the hosts. So the ranks ask the launcher's means: MPI (through mpi4py) or the store of `horovodrun --gloo`.
@@ -6,6 +6,7 @@ on the hosts. So the ranks ask the launcher's means: MPI (through mpi4py) or the
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import json
 import os
@@ -13,6 +14,7 @@ import socket
 import time
 import urllib.request
 from collections.abc import Sequence
+from typing import Any
 
 from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.errors import UserError
@@ -29,6 +31,23 @@ def key() -> list[str]:
     except OSError:
         namespace = ""
     return [socket.gethostname(), namespace]
+
+
+def addresses() -> list[str]:
+    """Returns the IPv4 addresses of this host's interfaces, loopback left out."""
+    import fcntl
+    import struct
+
+    get_address = 0x8915  # SIOCGIFADDR
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer: Any = fcntl.ioctl(probe.fileno(), get_address, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # an interface without an IPv4 address
+            found.append(socket.inet_ntoa(answer[20:24]))
+    return [address for address in found if not address.startswith("127.")]
 
 
 def names(keys: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -63,13 +82,22 @@ def gather(place: Placement, own: Sequence[str]) -> list[list[str]] | None:
 
 
 def _through_mpi(own: Sequence[str]) -> list[list[str]]:
-    """Starts MPI, which Horovod then finds started and leaves to mpi4py to end when the process ends."""
+    """Starts MPI, which Horovod then finds started and leaves running; it is ended when the process ends."""
     import mpi4py
 
     mpi4py.rc.errors = "default"  # as without mpi4py; else errors inside of Horovod's communicators would be returned
     from mpi4py import MPI
 
+    # Before `leftovers.release`, which was registered earlier: MPI complains of shared memory that is gone already.
+    atexit.register(_end_mpi)
     return [list(other) for other in MPI.COMM_WORLD.allgather(list(own))]
+
+
+def _end_mpi() -> None:
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        MPI.Finalize()
 
 
 def through_store(address: str, place: Placement, own: Sequence[str], timeout: float = _TIMEOUT) -> list[list[str]]:

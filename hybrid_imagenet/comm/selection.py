@@ -22,8 +22,8 @@ from hybrid_imagenet.comm.algorithms import (
     SixteenBitExchange,
     make,
 )
+from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.fusion import WIRE_BYTES, Bucket
-from hybrid_imagenet.comm.process_sets import ProcessSets
 from hybrid_imagenet.comm.settings import ALGORITHMS, Settings
 
 if typing.TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Auto(Chooser):
           torus_grid: rows x columns of GPUs, as VxH; default hosts x GPUs per host.
         """
         self._communicator = typing.cast("Communicator", ranks.communicator)
-        self._sets = ranks.sets
+        self._collectives = ranks.collectives
         self._candidates = candidates(ranks, {"torus_grid": torus_grid})
 
     def choose(self, sizes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Choice]:
@@ -93,7 +93,7 @@ class Auto(Chooser):
                 share = left / ((len(sizes) - place) * len(self._candidates))
                 last = self._compare(wire, size, share)
             chosen[wire, size] = last
-        self._sets.keep([ranks for choice in chosen.values() for ranks in choice.algorithm.sets])
+        self._collectives.keep([ranks for choice in chosen.values() for ranks in choice.algorithm.sets])
         return chosen
 
     def _compare(self, wire: str, size: int, share: float) -> Choice:
@@ -132,22 +132,22 @@ class Selector:
     """Makes the algorithms that the settings ask for and chooses among them. The same on all ranks."""
 
     def __init__(
-        self, communicator: Communicator, settings: Settings, sets: ProcessSets, engine_does_it: bool = False
+        self, communicator: Communicator, settings: Settings, collectives: Collectives, engine_does_it: bool = False
     ) -> None:
         """Makes the sets of ranks.
 
         Args:
           communicator: for the ranks, their hosts, and for agreeing on measurements.
           settings: the algorithm with its options.
-          sets: where the sets of ranks are made; one per process, as Horovod refuses duplicates.
-          engine_does_it: Horovod's own all-reduce has been set to the algorithm, so that nothing need be composed.
+          collectives: the engine's operations; one object per process, as Horovod refuses the same set twice.
+          engine_does_it: the engine's own all-reduce has been set to the algorithm, so that nothing need be composed.
 
         Raises:
           UserError: if the algorithm needs hosts with equal numbers of ranks.
           ValueError: if the grid does not hold all ranks.
         """
-        self._exchange = Choice("exchange", SixteenBitExchange(communicator.size))
-        ranks = Ranks(communicator.rank, communicator.hosts, sets, communicator)
+        ranks = Ranks(communicator.rank, communicator.hosts, collectives, communicator)
+        self._exchange = Choice("exchange", SixteenBitExchange(ranks))
         self._chooser: Chooser
         if engine_does_it:
             ring = Ring(ranks)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 Compression = Literal["none", "fp16", "bf16"]
+Engine = Literal["horovod", "tensorflow"]
 
 ALGORITHMS = {
     "ring": "hybrid_imagenet.comm.algorithms:Ring",
@@ -18,6 +19,11 @@ ALGORITHMS = {
 }
 """The class of each algorithm; the arguments of its constructor that have defaults are flags of the same name."""
 COMPRESSIONS = get_args(Compression)
+ENGINES: dict[Engine, str] = {
+    "horovod": "hybrid_imagenet.comm.horovod_engine:HorovodCommunicator",
+    "tensorflow": "hybrid_imagenet.comm.tensorflow_engine:TensorFlowCommunicator",
+}
+"""The communicator of each engine."""
 _CYCLE_MS, _NCCL_CYCLE_MS = 1.0, 0.2
 _NCCL_LATE_MB = 4.0
 _WIRES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -28,6 +34,7 @@ class Communication:
     """Communication.
 
     Attributes:
+      engine: what connects the ranks: Horovod, or TensorFlow's own collective operations.
       allreduce: how gradients are summed over GPUs; auto measures the others at the first step.
       compression: type of gradients on the wire.
       fp32_gradients: send gradients of variables whose names contain one of these texts in FP32.
@@ -40,6 +47,7 @@ class Communication:
         so many steps; 0 for never.
     """
 
+    engine: Engine = "horovod"
     allreduce: str = "ring"
     compression: Compression = "fp16"
     fp32_gradients: tuple[str, ...] = ()
@@ -68,6 +76,8 @@ class Settings(Communication):
         """Refuses what no choice of ranks could make work."""
         if self.allreduce not in ALGORITHMS:
             raise ValueError(f"allreduce={self.allreduce}: choose one of {', '.join(ALGORITHMS)}")
+        if self.engine not in ENGINES:
+            raise ValueError(f"engine={self.engine}: choose one of {', '.join(ENGINES)}")
         if self.compression not in COMPRESSIONS:
             raise ValueError(f"compression={self.compression}: choose one of {', '.join(COMPRESSIONS)}")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Sequence
 
 from hybrid_imagenet.comm import elastic, leftovers
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import Placement, configure_tensorflow, placement, prepare
 from hybrid_imagenet.comm.lean import without_extras
-from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.comm.settings import ENGINES, Settings
 from hybrid_imagenet.comm.single import SingleProcess
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.torus import parse_grid
@@ -25,7 +26,7 @@ def start(
     """Prepares this process for its place among the ranks and connects it to the others.
 
     Must come before TensorFlow starts, as it sets the number of threads: by default the cores of the host divided
-    by the ranks on it. Without a launcher, or with one rank, Horovod is neither needed nor imported.
+    by the ranks on it. Without a launcher, or with one rank, no engine is needed or imported.
 
     Args:
       settings: how gradients travel; the default settings if None.
@@ -74,8 +75,12 @@ def connect(place: Placement, settings: Settings, others: Sequence[Settings] = (
         leftovers.sweep()
     leftovers.hold()
     try:
-        from hybrid_imagenet.comm.engine import HorovodCommunicator
+        communicator = pkgutil.resolve_name(ENGINES[settings.engine])
     except ImportError as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{place.size} ranks were started, but Horovod cannot be used ({reason}): install it") from None
-    return HorovodCommunicator(settings, others=others)
+        raise UserError(
+            f"{place.size} ranks were started, but Horovod cannot be used ({reason}): install it, or do without it by "
+            "--engine=tensorflow"
+        ) from None
+    connected: Communicator = communicator(settings, others=others)
+    return connected

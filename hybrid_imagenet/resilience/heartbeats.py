@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import socket
 import sys
 import threading
 import time
@@ -184,20 +183,3 @@ class Call:
             time.sleep(pause)
         self._lasts, self._frame = False, None  # the frame would keep the call's variables
         return False
-
-
-def own_addresses() -> list[str]:
-    """Returns the IPv4 addresses of this host's interfaces, loopback left out."""
-    import fcntl
-    import struct
-
-    get_address = 0x8915  # SIOCGIFADDR
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer: Any = fcntl.ioctl(probe.fileno(), get_address, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue  # an interface without an IPv4 address
-            found.append(socket.inet_ntoa(answer[20:24]))
-    return [address for address in found if not address.startswith("127.")]

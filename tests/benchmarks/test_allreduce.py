@@ -31,6 +31,7 @@ def test_bandwidth_as_nccl_tests_define_it():
     [
         (["--algorithms=star"], "--algorithms=star: choose from mpi, ring"),
         (["--compression=fp8"], "--compression=fp8"),
+        (["--engines=gloo"], "--engines=gloo: choose from horovod, tensorflow"),
         (["--tensors=0"], "--tensors=0"),
         (["--sizes="], "need at least one value"),
     ],

@@ -28,9 +28,9 @@ def message(call, *arguments) -> str | None:
     return None
 
 
-def collectives() -> dict:
+def collectives(engine: str = "horovod") -> dict:
     """One of each collective operation."""
-    c = comm.start()
+    c = comm.start(Settings(engine=engine))
     import tensorflow as tf
 
     out = {"rank": c.rank, "size": c.size, "local": [c.local_rank, c.local_size], "hosts": list(c.hosts)}
@@ -81,9 +81,9 @@ def _packed(c: Communicator) -> dict:
     return out
 
 
-def errors() -> list:
+def errors(engine: str = "horovod") -> list:
     """What all ranks hear when some of them have met an error."""
-    c = comm.start()
+    c = comm.start(Settings(engine=engine))
     import tensorflow as tf
 
     c.agree(None)
@@ -95,9 +95,9 @@ def errors() -> list:
     ]
 
 
-def death() -> None:
+def death(engine: str = "horovod") -> None:
     """One rank leaves while the others wait for it."""
-    c = comm.start()
+    c = comm.start(Settings(engine=engine))
     if c.rank == 1:
         os._exit(3)
     c.allgather_object("waiting")
@@ -133,7 +133,7 @@ def sets(settings: dict, others: list, hosts_of_ranks: list | None, mpi4py: bool
         import horovod.tensorflow as hvd
         import tensorflow as tf
 
-        out = {"hosts": list(c.hosts), "sets": sorted(sorted(s.ranks) for s in c.sets.made())}
+        out = {"hosts": list(c.hosts), "sets": sorted(c.collectives.groups())}
         out["sum"] = [g.numpy().tolist() for g in c.reduce_gradients([tf.range(1.0, 4.0) * (c.rank + 1)], ["a"])]
         out["algorithm"] = c.statistics()["buckets"][0]["algorithm"]
         try:
@@ -146,21 +146,25 @@ def sets(settings: dict, others: list, hosts_of_ranks: list | None, mpi4py: bool
     return out
 
 
-def all_algorithms() -> dict:
+def all_algorithms(engine: str = "horovod") -> dict:
     """Sums of many shapes by every algorithm and grid.
 
     Sums of small integers are exact in every type, so they must be right to the last bit; the sums of random numbers
     are compared with FP64 within one rounding per rank.
     """
     place = placement()
-    import horovod.tensorflow as hvd
-
     from hybrid_imagenet.comm.algorithms import Masters, Ranks, Ring, SixteenBitExchange, Torus
-    from hybrid_imagenet.comm.process_sets import ProcessSets
 
-    known = ProcessSets(place.size)
+    if engine == "horovod":
+        import horovod.tensorflow as hvd
+
+        from hybrid_imagenet.comm.horovod_collectives import HorovodCollectives
+
+        known = HorovodCollectives(place.size)
+    else:
+        known = comm.start(Settings(engine=engine)).collectives
     ranks = Ranks(place.rank, ["here"] * place.size, known)
-    found = {"ring": Ring(ranks), "exchange": SixteenBitExchange(place.size)}
+    found = {"ring": Ring(ranks), "exchange": SixteenBitExchange(ranks)}
     for v in [v for v in range(1, place.size + 1) if place.size % v == 0]:
         grid = torus.Grid(v, place.size // v)
         found[f"torus {grid}"] = Torus(ranks, torus_grid=str(grid))
@@ -171,8 +175,9 @@ def all_algorithms() -> dict:
         assert torus.rows(dealt.hosts, dealt.grid(None))[0] == list(range(0, place.size, 2))
         found["torus dealt"] = Torus(dealt)
         found["masters dealt"] = Masters(dealt)
-    hvd.init(process_sets=known.made())
-    c = comm.start(Settings(compression="none"))  # finds Horovod started
+    if engine == "horovod":
+        hvd.init(process_sets=known.made())
+    c = comm.start(Settings(engine=engine, compression="none"))  # finds Horovod started
     wrong = [one for name, algorithm in found.items() for one in _wrong_sums(c, name, algorithm)]
     return {"algorithms": sorted(found), "wrong": wrong}
 
@@ -207,21 +212,21 @@ def _wrong_sums(c: Communicator, name: str, algorithm) -> list:
 class Reducers:
     """Reductions of any settings over the ranks of one start."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str) -> None:
         others = [Settings(allreduce=name) for name in ("torus", "masters", "hybrid", "auto")]
-        self.c = comm.start(Settings(compression="none"), others=others)
+        self.c = comm.start(Settings(engine=engine, compression="none"), others=others)
 
     def __call__(self, **settings):
         from hybrid_imagenet.comm.gradients import GradientReducer
         from hybrid_imagenet.comm.selection import Selector
 
         chosen = Settings(**settings)
-        return GradientReducer(self.c, chosen, Selector(self.c, chosen, self.c.sets))
+        return GradientReducer(self.c, chosen, Selector(self.c, chosen, self.c.collectives))
 
 
-def reductions() -> dict:
+def reductions(engine: str = "horovod") -> dict:
     """Means of gradients in every type and by every algorithm, and of extreme values."""
-    reducer = Reducers()
+    reducer = Reducers(engine)
     return _precision(reducer) | _extremes(reducer)
 
 

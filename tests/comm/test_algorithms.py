@@ -18,8 +18,18 @@ def test_all_algorithms_sum_like_the_ring(pools, size):
     check(pools[size].call(programs.all_algorithms))
 
 
+def test_all_algorithms_sum_like_the_ring_with_tensorflow(pools):
+    check(pools["tensorflow"].call(programs.all_algorithms, "tensorflow"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 6, 8])
 def test_also_over_other_numbers_of_ranks(size):
     with ranks.own(size) as pool:
         check(pool.call(programs.all_algorithms))
+
+
+@pytest.mark.slow
+def test_tensorflow_keeps_the_order_of_more_than_ten_ranks():
+    with ranks.own(11) as pool:
+        check(pool.call(programs.all_algorithms, "tensorflow"))

@@ -35,6 +35,10 @@ def test_collectives_of_ranks(pools, size):
     check(pools[size].call(programs.collectives), size)
 
 
+def test_collectives_of_tensorflow(pools):
+    check(pools["tensorflow"].call(programs.collectives, "tensorflow"), 4)
+
+
 def test_collectives_with_gloo(gloo):
     check(gloo.call(programs.collectives), 4)
 
@@ -46,8 +50,9 @@ def test_collectives_of_one_rank(launcher):
         check(pool.call(programs.collectives), 1)
 
 
-def test_errors_of_some_ranks_end_all(pools):
-    outcomes = pools[4].call(programs.errors)
+@pytest.mark.parametrize("engine", ["horovod", "tensorflow"])
+def test_errors_of_some_ranks_end_all(pools, engine):
+    outcomes = pools["tensorflow" if engine == "tensorflow" else 4].call(programs.errors, engine)
     assert all(out == outcomes[0] for out in outcomes)
     reading, small, variables, gradients = outcomes[0]
     assert reading.startswith("rank 1 on ") and reading.endswith(": cannot read")
@@ -56,6 +61,7 @@ def test_errors_of_some_ranks_end_all(pools):
     assert gradients.startswith("rank 1 on ") and "gradients differ" in gradients
 
 
-def test_a_rank_that_dies_does_not_leave_the_others_hanging():
+@pytest.mark.parametrize("engine", ["horovod", pytest.param("tensorflow", marks=pytest.mark.slow)])
+def test_a_rank_that_dies_does_not_leave_the_others_hanging(engine):
     with ranks.own(2) as pool, pytest.raises(AssertionError, match=r"a rank has left: exit code [1-9]"):
-        pool.call(programs.death, timeout=300)
+        pool.call(programs.death, engine, timeout=300)

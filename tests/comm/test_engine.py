@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from hybrid_imagenet.comm import engine
+from hybrid_imagenet.comm import horovod_engine as engine
 from hybrid_imagenet.comm.settings import Settings
 
 

@@ -6,8 +6,8 @@ import tensorflow as tf
 from hybrid_imagenet import config
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.comm.gradients import GradientReducer
+from hybrid_imagenet.comm.horovod_collectives import HorovodCollectives
 from hybrid_imagenet.comm.order import appearance
-from hybrid_imagenet.comm.process_sets import ProcessSets
 from hybrid_imagenet.comm.selection import Selector
 from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.config import derived
@@ -27,7 +27,7 @@ class TwoAlike(SingleProcess):
 def trace(settings, rescale=False):
     """The graph of a chain of layers with its gradients reduced; returns it with the gradients' and sums' names."""
     communicator = TwoAlike()
-    reducer = GradientReducer(communicator, settings, Selector(communicator, settings, ProcessSets(2)))
+    reducer = GradientReducer(communicator, settings, Selector(communicator, settings, HorovodCollectives(2)))
     weights = [tf.Variable(tf.ones([4, 4])) for _ in range(LAYERS)]
     seen = {}
 
@@ -104,7 +104,7 @@ class TestRefused:
         if request.param == "alone":
             return SingleProcess().reduce_gradients
         communicator, settings = TwoAlike(), Settings()
-        return GradientReducer(communicator, settings, Selector(communicator, settings, ProcessSets(2))).reduce
+        return GradientReducer(communicator, settings, Selector(communicator, settings, HorovodCollectives(2))).reduce
 
     def test_sparse_gradients(self, reduce):
         with pytest.raises(TypeError, match="gradient of table is sparse"):

@@ -7,9 +7,10 @@ from hybrid_imagenet.errors import UserError
 from tests.comm import programs
 
 
-@pytest.fixture(scope="module")
-def outcomes(pools):
-    return pools[4].call(programs.reductions)
+@pytest.fixture(scope="module", params=["horovod", "tensorflow"])
+def outcomes(pools, request):
+    engine = request.param
+    return pools["tensorflow" if engine == "tensorflow" else 4].call(programs.reductions, engine)
 
 
 def test_means_are_within_the_rounding_of_the_wire(outcomes):

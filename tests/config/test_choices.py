@@ -217,6 +217,8 @@ REFUSED = [
     (["--torus_grid=2x2"], "--torus_grid does not go with --allreduce=ring: leave it out, or choose torus"),
     (["--allreduce=torus", "--hybrid_threshold_kb=1"], "--hybrid_threshold_kb does not go with --allreduce=torus"),
     (["--allreduce=hybrid", "--hybrid_threshold_kb=-1"], "--hybrid_threshold_kb=-1: must be at least 0"),
+    (["--engine=tensorflow", "--autotune"], "--autotune is Horovod's and does not go with --engine=tensorflow"),
+    (["--engine=tensorflow", "--cycle_time_ms=2"], "--cycle_time_ms=2 is Horovod's and does not go with"),
 ]
 
 

@@ -52,7 +52,7 @@ def _start() -> None:
 
 def _leave_numbers_to_horovod() -> None:
     """Has its own cycle time and fusion threshold apply: if told them, it crashes when it starts a second time."""
-    from hybrid_imagenet.comm import engine
+    from hybrid_imagenet.comm import horovod_engine as engine
 
     told = engine._set_engine
 

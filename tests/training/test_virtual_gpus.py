@@ -50,9 +50,13 @@ def compare(pools, data, tmp_path, methods):
             assert ours["train_loss"] == pytest.approx(real["train_loss"], rel=1e-3)
 
 
-def test_all_ways_end_in_the_same_weights(pools, data, tmp_path):
+def test_all_ways_and_both_engines_end_in_the_same_weights(pools, data, tmp_path):
+    (tmp_path / "engine").mkdir()
     compare(pools, data, tmp_path, virtual.METHODS)
     groups = dict(np.load(tmp_path / "0-4x1.npz"))
+    methods = list(virtual.METHODS.values())
+    pools["tensorflow"].call(virtual.job, data, str(tmp_path / "engine"), methods, "tensorflow", timeout=900)
+    assert largest_difference(dict(np.load(tmp_path / "engine" / "0-4x1.npz")), groups) < 1e-4
     flags = (*virtual.HYBRID, "--eval_batch=16")
     # Two GPUs with the batches of two each; the learning rate is that of a GPU.
     merged = virtual.final(data, tmp_path / "merged", SingleProcess(), flags, 2, "--per_gpu_batch=8", "--lr=0.2")

@@ -78,10 +78,10 @@ def final(data: str, folder: pathlib.Path, communicator: Communicator, flags, vi
     return Kept.result
 
 
-def job(data: str, folder: str, methods) -> None:
+def job(data: str, folder: str, methods, engine: str = "horovod") -> None:
     """Trains with each method as four GPUs on the ranks that there are; rank 0 keeps the weights."""
     virtual = 4 // comm.placement().size
-    communicator = comm.start(comm.Settings(compression="none", neighbors=NEIGHBORS // virtual))
+    communicator = comm.start(comm.Settings(engine=engine, compression="none", neighbors=NEIGHBORS // virtual))
     for number, flags in enumerate(methods):
         name = f"{number}-{communicator.size}x{virtual}"
         found = final(data, pathlib.Path(folder, f"{name}-{communicator.rank}"), communicator, flags, virtual)

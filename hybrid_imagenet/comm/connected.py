@@ -1,0 +1,192 @@
+"""Implements the communicator of connected ranks by an engine's collective operations."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.comm.collectives import Collectives
+from hybrid_imagenet.comm.communicator import Communicator, LayerHealth
+from hybrid_imagenet.comm.gradients import GradientReducer
+from hybrid_imagenet.comm.hosts import names
+from hybrid_imagenet.comm.selection import Selector
+from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.errors import UserError
+
+_log = logging.getLogger(__name__)
+
+_PACK_BYTES = 64 << 20  # a broadcast of variables holds no more than this in addition to the variables
+
+
+class ConnectedRanks(Communicator):
+    """Runs collectives over several ranks. An engine's class connects them in its constructor.
+
+    Attributes:
+      collectives: the engine's operations on tensors of a step.
+    """
+
+    collectives: Collectives
+    _host: Collectives  # the operations on the host's memory
+    _reducer: GradientReducer
+    _neighbors: Any = None  # this rank's group, None for one alone
+    _calls = 0
+
+    def _take_places(self, keys: Sequence[Sequence[str]]) -> None:
+        """Tells hosts apart by every rank's `hosts.key`, once `rank` and `size` are set."""
+        self.hosts = names(keys)
+        here = [r for r, name in enumerate(self.hosts) if name == self.hosts[self.rank]]
+        self.local_rank, self.local_size = here.index(self.rank), len(here)
+
+    def _group_of_neighbors(self, count: int, rank: int, size: int) -> Any:
+        """Asks for every group of `count` ranks; returns this rank's, None for one alone."""
+        if size % count:
+            raise UserError(f"{size} ranks do not make whole groups of {count}")
+        if count == 1:
+            return None
+        groups = [self.collectives.group(range(first, first + count)) for first in range(0, size, count)]
+        return groups[rank // count]
+
+    def _warn(self, settings: Settings, nccl: bool) -> None:
+        """Says at the start what would otherwise only show as a slow run."""
+        if not nccl:
+            return
+        if self.rank == 0 and settings.compression == "bf16":
+            _log.warning(
+                "--compression=bf16 on GPUs is carried by an all-to-all exchange, for which each bucket waits for the "
+                "host: --compression=fp16 is one all-reduce of NCCL"
+            )
+        reason = gpus.without_verbs() if len(set(self.hosts)) > 1 and self.local_rank == 0 else None
+        if reason:
+            _log.warning("host %s: NCCL will use TCP: %s", self.hosts[self.rank], reason)
+
+    def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Sums by one all-reduce of the engine."""
+        return self.collectives.allreduce(tf.convert_to_tensor(tensor), name, scoped=True)
+
+    def allreduce_neighbors(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Sums by one all-reduce among the ranks of the group, beside those of the other groups."""
+        tensor = tf.convert_to_tensor(tensor)
+        if self._neighbors is None:
+            return tensor
+        return self.collectives.allreduce(tensor, name, self._neighbors, scoped=True)
+
+    def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
+        """Runs one reduction per bucket, started as soon as the bucket's gradients exist."""
+        return self._reducer.reduce(grads, names)
+
+    def reduce_packed(
+        self, grads: Sequence[tf.Tensor], names: Sequence[str]
+    ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
+        """Runs one reduction per bucket, of one vector."""
+        return self._reducer.reduce_packed(grads, names)
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns the buckets, and the time for which steps waited for them since the last call."""
+        return self._reducer.statistics()
+
+    def waited(self) -> tuple[float, int]:
+        """Returns the statistics since the start."""
+        return self._reducer.waited()
+
+    def wire_health(self) -> list[LayerHealth]:
+        """Returns the counts of all ranks since the last call."""
+        return self._reducer.wire_health()
+
+    def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
+        """Sends the variables' bytes, packed, so that the type does not matter and small ones share a message."""
+        shapes = [_shape(v) for v in variables]
+        table = [[shape, v.dtype.name] for shape, v in zip(shapes, variables, strict=True)]
+        digest = hashlib.sha256(json.dumps(table).encode()).hexdigest()
+        differs = digest != self.broadcast_object(digest, root)
+        self.agree(
+            f"the {len(table)} variables to broadcast differ in number, shape or type from rank {root}'s"
+            if differs
+            else None
+        )
+        pack: list[tuple[tf.Variable, list[int]]] = []
+        size = 0
+        for variable, shape in zip(variables, shapes, strict=True):
+            pack.append((variable, shape))
+            size += _bytes(variable, shape)
+            if size >= _PACK_BYTES:
+                self._broadcast_pack(pack, size, root)
+                pack, size = [], 0
+        if pack:
+            self._broadcast_pack(pack, size, root)
+
+    def _broadcast_pack(self, pack: Sequence[tuple[tf.Variable, list[int]]], size: int, root: int) -> None:
+        with tf.device("CPU:0"):
+            if self.rank == root:
+                data = np.concatenate([np.frombuffer(v.numpy().tobytes(), np.uint8) for v, _ in pack])
+            else:
+                data = np.zeros(size, np.uint8)
+            received = self._broadcast(data, root)
+        start = 0
+        for variable, shape in pack:
+            end = start + _bytes(variable, shape)
+            if self.rank != root:
+                variable.assign(received[start:end].view(variable.dtype.as_numpy_dtype).reshape(shape))
+            start = end
+
+    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+        """Sends the length, then the text."""
+        text = json.dumps(obj).encode() if self.rank == root else b""
+        length = int(self._broadcast(np.array([len(text)], np.int64), root)[0])
+        data = np.frombuffer(text.ljust(length, b" "), np.uint8)
+        return json.loads(self._broadcast(data, root).tobytes())
+
+    def allgather_object(self, obj: Any) -> list[Any]:
+        """Gathers the lengths of the texts, then the texts, filled up to the longest."""
+        text = json.dumps(obj).encode()
+        lengths = self._gather(np.array([len(text)], np.int64), "lengths")
+        longest = int(lengths.max())
+        texts = self._gather(_words(np.frombuffer(text.ljust(longest, b" "), np.uint8)), "texts")
+        rows = texts.reshape(self.size, -1)
+        return [json.loads(row.tobytes()[:n]) for row, n in zip(rows, lengths, strict=True)]
+
+    def _gather(self, values: np.ndarray, kind: str) -> np.ndarray:
+        with tf.device("CPU:0"):
+            return self._host.allgather(tf.constant(values), self._name(kind)).numpy()
+
+    def _broadcast(self, data: np.ndarray, root: int) -> np.ndarray:
+        if not data.nbytes:
+            return data
+        with tf.device("CPU:0"):
+            sent = self._host.broadcast(tf.constant(_words(data)), root, self._name("broadcast"))
+            return sent.numpy().view(np.uint8)[: data.nbytes].view(data.dtype)
+
+    def _name(self, kind: str) -> str:
+        """Names a collective outside of a graph: the ranks call these in one order, so they count alike."""
+        self._calls += 1
+        return f"{kind}_{self._calls}"
+
+    def _reduce_by(self, settings: Settings, selector: Selector, nccl: bool) -> None:
+        """Makes ready for gradients; the last step of connecting."""
+        self._reducer = GradientReducer(self, settings, selector, nccl)
+        self._warn(settings, nccl)
+
+
+def _words(data: np.ndarray) -> np.ndarray:
+    """Returns the bytes of an array as 32-bit integers, filled up with zeros: a type that every engine carries."""
+    found = data.view(np.uint8)
+    if missing := -len(found) % 4:
+        found = np.concatenate([found, np.zeros(missing, np.uint8)])
+    return found.view(np.int32)
+
+
+def _shape(variable: tf.Variable) -> list[int]:
+    """Returns the shape that a variable has now, also where its declared shape is open (state that can be released)."""
+    shape = variable.shape if variable.shape.is_fully_defined() else tf.shape(variable.read_value()).numpy()
+    return [int(n) for n in shape]
+
+
+def _bytes(variable: tf.Variable, shape: list[int]) -> int:
+    return math.prod(shape) * variable.dtype.size

@@ -1,0 +1,139 @@
+"""Implements collective operations by those of TensorFlow's runtime: gRPC between CPUs, NCCL between GPUs."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from hybrid_imagenet.comm.collectives import Collectives
+
+
+class Members(NamedTuple):
+    """A group: its number, the same on all ranks, and its ranks in ascending order."""
+
+    number: int
+    ranks: tuple[int, ...]
+
+
+class TensorFlowCollectives(Collectives):
+    """TensorFlow's operations, which find each other by numbers: one for the group and one for each operation in it.
+
+    A group has tensors on one kind of device only, so the ranks have one object for GPUs and another for their hosts.
+    """
+
+    def __init__(self, rank: int, size: int, *, gpu: bool = False) -> None:
+        """Makes the group of all ranks. TensorFlow must know the ranks already.
+
+        Args:
+          rank: this one's number.
+          size: number of ranks.
+          gpu: the tensors lie on a GPU.
+        """
+        self._rank, self._gpu = rank, gpu
+        self._groups: dict[tuple[int, ...], Members] = {}
+        self._names: dict[int, str] = {}
+        self._places: dict[int, list[int]] = {}
+        # NCCL's kernels must start in one order on all ranks: the runtime orders what shares a resource.
+        self._token = [tf.Variable(0.0, trainable=False).handle] if gpu else []
+        self._everyone = self.group(range(size))
+
+    def group(self, ranks: Sequence[int]) -> Members:
+        """Returns the group; the first request gives it the next number."""
+        key = tuple(sorted(ranks))
+        return self._groups.setdefault(key, Members(len(self._groups) + 1, key))
+
+    def groups(self) -> list[list[int]]:
+        """Returns the ranks of every group but that of all."""
+        return [list(members.ranks) for members in self._groups.values() if members != self._everyone]
+
+    def keep(self, needed: Sequence[Sequence[int]]) -> None:
+        """Does nothing: groups cost nothing."""
+
+    def allreduce(
+        self, tensor: tf.Tensor, name: str, group: Members | None = None, *, scoped: bool = False
+    ) -> tf.Tensor:
+        """Sums by one all-reduce."""
+        if scoped and not tf.executing_eagerly():
+            name = tf.compat.v1.get_default_graph().unique_name(name)
+        return tf.raw_ops.CollectiveReduceV2(
+            input=tensor, merge_op="Add", final_op="Id", **self._place("sum", tensor, name, group)
+        )
+
+    def grouped_allreduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Packs the tensors, sums them by one all-reduce, and unpacks them."""
+        if len(tensors) == 1:
+            return [self.allreduce(tensors[0], name)]
+        counts = [tensor.shape.num_elements() for tensor in tensors]
+        total = self.allreduce(tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0), name)
+        parts = zip(tf.split(total, counts), tensors, strict=True)
+        return [tf.reshape(part, tensor.shape) for part, tensor in parts]
+
+    def reducescatter(self, flat: tf.Tensor, name: str, group: Members) -> tf.Tensor:
+        """Sends each rank its part, and adds the parts in the order of ranks: the runtime has no such sum on CPUs."""
+        parts = tf.unstack(tf.reshape(self._exchange(flat, name, group), [len(group.ranks), -1]))
+        return tf.add_n(parts)
+
+    def allgather(self, flat: tf.Tensor, name: str, group: Members | None = None) -> tf.Tensor:
+        """Gathers in one operation; lengths are equal."""
+        members = group or self._everyone
+        carried = _carried(flat)
+        found = tf.raw_ops.CollectiveGatherV2(input=carried, **self._place("gather", carried, name, group))
+        rows = _permuted(tf.reshape(found, [len(members.ranks), -1]), self._order(members))
+        return tf.bitcast(tf.reshape(rows, [-1]), flat.dtype)
+
+    def alltoall(self, flat: tf.Tensor, name: str) -> tf.Tensor:
+        """Exchanges in one operation."""
+        return self._exchange(flat, name, self._everyone)
+
+    def broadcast(self, tensor: tf.Tensor, root: int, name: str, group: Members | None = None) -> tf.Tensor:
+        """Broadcasts in one operation."""
+        place = self._place(f"broadcast from {root}", tensor, name, group)
+        del place["ordering_token"]
+        if self._rank == root:
+            return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **place)
+        return tf.raw_ops.CollectiveBcastRecvV2(T=tensor.dtype, shape=tensor.shape, **place)
+
+    def _exchange(self, flat: tf.Tensor, name: str, group: Members) -> tf.Tensor:
+        count, order = len(group.ranks), self._order(group)
+        parts = tf.reshape(_carried(flat), [count, -1])
+        carried = _permuted(parts, sorted(range(count), key=order.__getitem__))
+        found = tf.raw_ops.CollectiveAllToAllV2(input=carried, **self._place("exchange", carried, name, group))
+        return tf.bitcast(tf.reshape(_permuted(found, order), [-1]), flat.dtype)
+
+    def _order(self, group: Members) -> list[int]:
+        """Returns the place that the runtime has given to each rank of a group; it does not tell, so ranks ask once."""
+        if group.number not in self._places:
+            with tf.init_scope():
+                own = tf.constant([self._rank], tf.int32)
+                place = self._place("order", own, f"group_{group.number}", group)
+                found = tf.raw_ops.CollectiveGatherV2(input=own, **place).numpy().tolist()
+            self._places[group.number] = [found.index(rank) for rank in group.ranks]
+        return self._places[group.number]
+
+    def _place(self, kind: str, tensor: tf.Tensor, name: str, group: Members | None) -> dict[str, Any]:
+        """Returns what tells the runtime which operation of which ranks this is."""
+        members = group or self._everyone
+        # The runtime wants the same shape and type whenever it meets a number again.
+        label = f"{members.number} {kind} {tensor.dtype.name} {tensor.shape} {name}"
+        number = zlib.crc32(label.encode()) >> 1  # 31 bits, positive
+        if self._names.setdefault(number, label) != label:
+            raise ValueError(f"{label!r} and {self._names[number]!r} have the same number: rename one")
+        return {
+            "group_size": len(members.ranks),
+            "group_key": 2 * members.number + self._gpu,
+            "instance_key": number,
+            "ordering_token": self._token,
+            "communication_hint": "nccl" if self._gpu else "ring",
+        }
+
+
+def _carried(flat: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor whose type the operations carry: 16-bit integers go as the bits of 16-bit floats."""
+    return tf.bitcast(flat, tf.float16) if flat.dtype == tf.uint16 else flat
+
+
+def _permuted(rows: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
+    return rows if list(order) == sorted(order) else tf.gather(rows, order)

@@ -1,0 +1,73 @@
+"""Connects several ranks through TensorFlow's own runtime, without Horovod (--engine=tensorflow)."""
+
+from __future__ import annotations
+
+import functools
+import socket
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from hybrid_imagenet.comm import hosts
+from hybrid_imagenet.comm.connected import ConnectedRanks
+from hybrid_imagenet.comm.environment import Placement, placement
+from hybrid_imagenet.comm.selection import Selector
+from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.comm.tensorflow_collectives import TensorFlowCollectives
+from hybrid_imagenet.errors import UserError
+
+
+class TensorFlowCommunicator(ConnectedRanks):
+    """Runs collectives over all ranks of a launcher, through servers that TensorFlow starts in each of them."""
+
+    def __init__(self, settings: Settings, others: Sequence[Settings] = ()) -> None:
+        """Connects to the other ranks; a process does so once, and later communicators share the connection.
+
+        Args:
+          settings: how gradients travel.
+          others: settings of further reductions; their groups need no notice here.
+
+        Raises:
+          UserError: if the algorithm or grid does not fit the ranks and their hosts, or the ranks have no way to find
+            each other.
+        """
+        del others
+        place = placement()
+        self.rank, self.size = place.rank, place.size
+        self._take_places(_join(place))
+        nccl = bool(tf.config.get_visible_devices("GPU"))
+        self._host = TensorFlowCollectives(place.rank, place.size)
+        self.collectives = TensorFlowCollectives(place.rank, place.size, gpu=True) if nccl else self._host
+        self._neighbors = self._group_of_neighbors(settings.neighbors, place.rank, place.size)
+        self._reduce_by(settings, Selector(self, settings, self.collectives), nccl)
+
+    def shutdown(self) -> None:
+        """Does nothing: the servers end with their processes."""
+
+
+@functools.cache
+def _join(place: Placement) -> list[list[str]]:
+    """Starts this rank's server and tells TensorFlow of the others'; returns every rank's `hosts.key`."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    own = hosts.key()
+    found = hosts.gather(place, [*own, str(port), *hosts.addresses()])
+    if found is None:
+        raise UserError(
+            "--engine=tensorflow: the ranks have no way to find each other: install mpi4py, or start them with "
+            "hybrid-imagenet run --gloo"
+        )
+    keys = [each[: len(own)] for each in found]
+    one_host = all(key == own for key in keys)
+    servers = []
+    for rank, (listens, *addresses) in enumerate(each[len(own) :] for each in found):
+        if not one_host and not addresses:
+            raise UserError(f"--engine=tensorflow: host {keys[rank][0]} has no network address but its loopback")
+        servers.append(f"{'localhost' if one_host else addresses[0]}:{listens}")
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": servers}), task_type="worker", task_id=place.rank, rpc_layer="grpc"
+    )
+    # Its constructor is the public way to a server and to collective operations; nothing else of it is used.
+    tf.distribute.MultiWorkerMirroredStrategy(resolver)
+    return keys
