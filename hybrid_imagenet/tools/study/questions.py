@@ -181,6 +181,32 @@ HYBRID_READINGS = Study(
     base=BASE,
 )
 
+ADAM_RATE = Study(
+    name="adam-rate",
+    title="Adam's rate in the warmup",
+    source="",
+    statement="Shall Adam's rate follow the number of GPUs, as the rate of SGD does? Batches of 64, 256 and 1,024 "
+    "stand for 2, 8 and 32 GPUs, and their warmups have 586, 146 and 37 updates.",
+    arms=tuple(
+        Arm(
+            f"{name}_{batch}",
+            f"{label}, batch {batch:,}",
+            (*flags, *_gpus(batch)),
+            points=hybrid_points(batch, FACTORS),
+            method=label,
+            batch=batch,
+        )
+        for batch in BATCHES
+        for name, label, flags in (
+            ("fixed", "Adam's rate 0.001", ()),
+            ("scaled", "0.001 times N", ("--adabound_lr_scaling",)),
+        )
+    ),
+    claims=tuple(Claim(f"scaled_{batch}", f"fixed_{batch}", by_paper=False) for batch in BATCHES),
+    notes=("Defined after `hybrid-readings` had seen the difference at 1,024, whose runs are part of this study.",),
+    base=BASE,
+)
+
 _RATE, _SCREENING_BATCH = 2.4, 512
 _RULE = relative_step.tuned(_SCREENING_BATCH)
 
@@ -248,4 +274,5 @@ HYBRID_SCREENING = Study(
     ),
 )
 
-QUESTIONS = {study.name: study for study in (ACCURACY_BY_BATCH, WARMUP_METHOD, HYBRID_READINGS, HYBRID_SCREENING)}
+_ALL = (ACCURACY_BY_BATCH, WARMUP_METHOD, HYBRID_READINGS, ADAM_RATE, HYBRID_SCREENING)
+QUESTIONS = {study.name: study for study in _ALL}
