@@ -68,6 +68,11 @@ def _join(place: Placement) -> list[list[str]]:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": servers}), task_type="worker", task_id=place.rank, rpc_layer="grpc"
     )
-    # Its constructor is the public way to a server and to collective operations; nothing else of it is used.
-    tf.distribute.MultiWorkerMirroredStrategy(resolver)
+    try:
+        # Its constructor is the public way to a server and to collective operations; nothing else of it is used.
+        tf.distribute.MultiWorkerMirroredStrategy(resolver)
+    except RuntimeError as error:  # TensorFlow has begun without the others, as `model.fit` has when it first sums
+        raise UserError(
+            f"--engine=tensorflow: the ranks must be connected before TensorFlow is used ({error}): use Horovod here"
+        ) from None
     return keys

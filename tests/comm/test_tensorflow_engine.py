@@ -1,0 +1,30 @@
+"""What keeps TensorFlow's runtime from connecting ranks is said in one line; else its tests are those of Horovod's."""
+
+import pytest
+
+from hybrid_imagenet.comm import hosts, tensorflow_engine
+from hybrid_imagenet.comm.environment import Placement
+from hybrid_imagenet.errors import UserError
+
+
+def refusal(monkeypatch, found):
+    monkeypatch.setattr(hosts, "gather", lambda place, own: found)
+    with pytest.raises(UserError) as caught:
+        tensorflow_engine._join(Placement(0, 2, 0, 2))
+    return str(caught.value)
+
+
+def test_ranks_without_a_way_to_find_each_other(monkeypatch):
+    assert "no way to find each other: install mpi4py" in refusal(monkeypatch, None)
+
+
+def test_hosts_without_an_address(monkeypatch):
+    own = hosts.key()
+    found = [[*own, "4000", "10.0.0.1"], ["far", own[1], "4000"]]
+    assert refusal(monkeypatch, found) == "--engine=tensorflow: host far has no network address but its loopback"
+
+
+def test_a_tensorflow_that_has_begun_alone(monkeypatch):
+    tensorflow_engine.tf.constant(1.0) + 1.0
+    found = [[*hosts.key(), str(4000 + rank), "10.0.0.1"] for rank in range(2)]
+    assert "must be connected before TensorFlow is used" in refusal(monkeypatch, found)
