@@ -107,7 +107,7 @@ class TensorFlowCollectives(Collectives):
         """Returns the place that the runtime has given to each rank of a group; it does not tell, so ranks ask once."""
         if group.number not in self._places:
             with tf.init_scope():
-                own = tf.constant([self._rank], tf.int32)
+                own = tf.constant([self._rank], tf.float32)  # integers of 32 bits lie on the host, also for a GPU
                 place = self._place("order", own, f"group_{group.number}", group)
                 found = tf.raw_ops.CollectiveGatherV2(input=own, **place).numpy().tolist()
             self._places[group.number] = [found.index(rank) for rank in group.ranks]

@@ -169,7 +169,8 @@ def _spread(values: Sequence[float], gap: float) -> list[float]:
 
 def _reference(study: Study, arms: Sequence[ArmResults]) -> ArmResults | None:
     """The arm with which most statements compare."""
-    common = collections.Counter(claim.second for claim in study.claims).most_common(1)
+    named = (name for claim in study.claims for name in (claim.second, claim.first))
+    common = collections.Counter(named).most_common(1)
     return next((found for found in arms if common and found.arm.name == common[0][0]), None)
 
 

@@ -74,6 +74,12 @@ def test_many_arms_get_a_row_each_instead_of_a_curve(tmp_path, shown, count, pan
         assert means == pytest.approx([90 + n / 10 for n in range(1, count)])
 
 
+@pytest.mark.parametrize("claims", [[("a", "b"), ("c", "b")], [("b", "a"), ("b", "c")]])
+def test_the_dotted_line_is_the_arm_of_most_statements_on_either_side(claims):
+    arms = [arm_results(Arm(name, name), 0.9) for name in "abc"]
+    assert plot._reference(study(arms, [Claim(*names) for names in claims]), arms).arm.name == "b"
+
+
 def test_a_study_without_results_is_drawn(tmp_path, shown):
     arms = [arm_results(Arm("a", "A", method="A", batch=256), 0.5, seeds=0)]
     plot.draw(tmp_path / "plot.png", study(arms), arms)
