@@ -14,7 +14,7 @@ from hybrid_imagenet.tools.study.results import ArmResults
 from hybrid_imagenet.tools.study.statistics import Estimate
 
 _PANELS = (("train_top1", "training top-1 accuracy"), ("val_top1", "validation top-1 accuracy"))
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart without color vision
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # for the color-blind too
 _LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)))
 
 
