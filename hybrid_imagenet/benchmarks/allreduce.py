@@ -53,14 +53,15 @@ def main(argv: Sequence[str]) -> int:
         if options.json:
             Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
         print(table(rows, communicator))
-    communicator.shutdown()
+    for ranks in engines.values():
+        ranks.shutdown()
     return 0
 
 
 def _start(options: argparse.Namespace) -> dict[str, ConnectedRanks]:
     """Connects the ranks by each engine; TensorFlow's first, since it must know them before it does anything else."""
     started = {}
-    for engine in sorted(options.engines, reverse=True):
+    for engine in sorted(options.engines, key=lambda name: name != "tensorflow"):
         reductions = [_settings(options, name, "none") for name in options.algorithms if name != "mpi"]
         started[engine] = typing.cast("ConnectedRanks", comm.start(comm.Settings(engine=engine), others=reductions))
     return started

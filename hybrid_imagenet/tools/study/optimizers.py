@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from hybrid_imagenet.numerics.relative_step import published_lamb
 from hybrid_imagenet.tools.study.base import Arm, Claim, Point, Study
-from hybrid_imagenet.tools.study.questions import BASE, BATCHES, FACTORS, GPU_IMAGES, GRADUAL, METHODS, sgd_points
+from hybrid_imagenet.tools.study.questions import BASE, BATCHES, GPU_IMAGES, GRADUAL, METHODS, by_batch, sgd_points
 
 POLY = ("--lr_schedule=poly", *GRADUAL)
 
@@ -52,18 +52,7 @@ OPTIMIZERS_BY_BATCH = Study(
     title="Optimizers against batch",
     source="",
     statement="Which optimizer at which batch, each with five points of its rate, in as many epochs?",
-    arms=tuple(
-        Arm(
-            f"{name}_{batch}",
-            f"{label}, batch {batch:,}",
-            (*flags, f"--virtual_gpus={batch // GPU_IMAGES}"),
-            points=points(batch, FACTORS),
-            method=label,
-            batch=batch,
-        )
-        for batch in BATCHES
-        for name, (label, flags, points) in OPTIMIZERS.items()
-    ),
+    arms=by_batch(OPTIMIZERS),
     claims=tuple(
         Claim(f"{name}_{batch}", f"nesterov_{batch}", by_paper=False)
         for batch in BATCHES[1:]

@@ -10,6 +10,8 @@ with seeds of its own. A GPU is a virtual one of 32 images. In 16 epochs, T = 3 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from hybrid_imagenet.numerics import mlperf, relative_step
 from hybrid_imagenet.tools.study.base import Arm, Claim, Point, Study
 
@@ -79,7 +81,8 @@ _LARS = ("--optimizer=lars", f"--lars_eta={mlperf.ETA:g}", *GRADUAL)
 _SGD = ("--optimizer=sgd", "--lr_schedule=step", *GRADUAL)
 _STEPS = "--lr_steps=" + ",".join(f"{EPOCHS * epoch / 90:.4g}" for epoch in (30, 60, 80))
 BATCHES = (64, 256, 1024)
-METHODS = {
+Method = tuple[str, tuple[str, ...], Callable[[int, tuple[float, ...]], tuple[Point, ...]]]
+METHODS: dict[str, Method] = {
     "sgd": ("gradual warmup + SGD (Goyal et al.)", (*_SGD, _STEPS), sgd_points),
     "lars": ("LARS, polynomial decay (MLPerf)", (*_LARS, "--lr_schedule=poly"), lars_points),
     "gradual_lars": ("gradual warmup + LARS, kappa", _LARS, lars_points),
@@ -87,12 +90,10 @@ METHODS = {
 }
 """Label, flags and tuning points of each method; a decay by kappa unless the flags say otherwise."""
 
-ACCURACY_BY_BATCH = Study(
-    name="accuracy-by-batch",
-    title="Accuracy against batch",
-    source="",
-    statement="Which method keeps its accuracy as the batch grows, with as many epochs and as large a batch per GPU?",
-    arms=tuple(
+
+def by_batch(methods: Mapping[str, Method]) -> tuple[Arm, ...]:
+    """An arm for each method at each batch."""
+    return tuple(
         Arm(
             f"{name}_{batch}",
             f"{label}, batch {batch:,}",
@@ -102,8 +103,16 @@ ACCURACY_BY_BATCH = Study(
             batch=batch,
         )
         for batch in BATCHES
-        for name, (label, flags, points) in METHODS.items()
-    ),
+        for name, (label, flags, points) in methods.items()
+    )
+
+
+ACCURACY_BY_BATCH = Study(
+    name="accuracy-by-batch",
+    title="Accuracy against batch",
+    source="",
+    statement="Which method keeps its accuracy as the batch grows, with as many epochs and as large a batch per GPU?",
+    arms=by_batch(METHODS),
     claims=(
         *(Claim(f"hybrid_{b}", f"sgd_{b}", by_paper=False) for b in BATCHES[1:]),
         *(Claim(f"hybrid_{b}", f"gradual_lars_{b}", by_paper=False) for b in BATCHES[1:]),
@@ -187,20 +196,11 @@ ADAM_RATE = Study(
     source="",
     statement="Shall Adam's rate follow the number of GPUs, as the rate of SGD does? Batches of 64, 256 and 1,024 "
     "stand for 2, 8 and 32 GPUs, and their warmups have 586, 146 and 37 updates.",
-    arms=tuple(
-        Arm(
-            f"{name}_{batch}",
-            f"{label}, batch {batch:,}",
-            (*flags, *_gpus(batch)),
-            points=hybrid_points(batch, FACTORS),
-            method=label,
-            batch=batch,
-        )
-        for batch in BATCHES
-        for name, label, flags in (
-            ("fixed", "Adam's rate 0.001", ()),
-            ("scaled", "0.001 times N", ("--adabound_lr_scaling",)),
-        )
+    arms=by_batch(
+        {
+            "fixed": ("Adam's rate 0.001", (), hybrid_points),
+            "scaled": ("0.001 times N", ("--adabound_lr_scaling",), hybrid_points),
+        }
     ),
     claims=tuple(Claim(f"scaled_{batch}", f"fixed_{batch}", by_paper=False) for batch in BATCHES),
     notes=("Defined after `hybrid-readings` had seen the difference at 1,024, whose runs are part of this study.",),
