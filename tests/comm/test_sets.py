@@ -1,5 +1,8 @@
 """Sets of ranks are known to Horovod from its start, whatever the launcher, the algorithm and the hosts."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tests import ranks
@@ -58,3 +61,10 @@ def test_without_a_way_to_ask_early_sets_are_added_later(pools):
     out = outcome(pools[4], "torus", mpi4py=False)
     assert out["sets"] == GRID
     assert (out["open"], out["algorithm"]) == (True, "torus")
+
+
+def test_mpi_ends_before_its_shared_memory_is_removed():
+    command = [*ranks.LAUNCHERS["mpi"], "2", sys.executable, "-m", "tests.comm.leaving_rank"]
+    done = subprocess.run(command, env=ranks.environment(), cwd=ranks.ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "vader_segment" not in done.stderr
