@@ -25,8 +25,8 @@ class Data:
 
     dataset: str = option(
         "imagenet2012",
-        "digits, synthetic (JPEGs), synthetic_tensors (nothing to decode), tfrecord, folder, parquet, idx, "
-        "fashion_mnist (IDX files or TFDS), or the name of a TFDS image classification set.",
+        "digits, synthetic (JPEGs), synthetic_tensors (nothing to decode), tfrecord, folder, parquet, "
+        "huggingface, idx, fashion_mnist (IDX files or TFDS), or the name of a TFDS image classification set.",
     )
     data_dir: str | None = option(None, "Where the data set lies (TFDS data_dir, shard directory or image tree).")
     val_fraction: float = option(

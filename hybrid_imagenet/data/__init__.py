@@ -11,7 +11,7 @@ from hybrid_imagenet.errors import UserError
 
 __all__ = ["SPLITS", "Source", "open_source", "shard"]
 SPLITS = ("train", "validation")
-_NEED_DIRECTORY = ("tfrecord", "folder", "parquet", "idx")
+_NEED_DIRECTORY = ("tfrecord", "folder", "parquet", "huggingface", "idx")
 
 
 def open_source(
@@ -31,7 +31,8 @@ def open_source(
 
     Args:
       name: `digits`, `synthetic` (JPEGs), `synthetic_tensors` (pixels that are ready), `tfrecord`, `folder`, `parquet`,
-        `idx`, `fashion_mnist` (IDX files, or TFDS), or the name of a TFDS image classification set.
+        `huggingface` (what `save_to_disk` wrote), `idx`, `fashion_mnist` (IDX files, or TFDS), or the name of a TFDS
+        image classification set.
       data_dir: where it lies; for `digits` where it is written, by default the user's cache.
       split: "train" or "validation".
       num_classes: of synthetic images, or of shards that do not tell.
@@ -113,6 +114,10 @@ def _open_files(
         from hybrid_imagenet.data.sources import parquet
 
         return parquet.ParquetSource(directory, split, num_classes, memory_bytes)
+    if name == "huggingface":
+        from hybrid_imagenet.data.sources import huggingface
+
+        return huggingface.HuggingFaceSource(directory, split, num_classes)
     from hybrid_imagenet.data.sources import tfrecord
 
     return tfrecord.open_directory(directory, split, num_classes=num_classes, ignore_damage=ignore_damage)

@@ -41,6 +41,9 @@ def make(form, directory):
     if form in ("tfds", "tfds array_record"):
         write_tfds(directory, "array_record" if "array" in form else "tfrecord")
         return "imagenet2012"
+    if form == "huggingface":
+        support.write_huggingface(directory, {split: support.tiny(split) for split in data.SPLITS})
+        return form
     for split in data.SPLITS:
         pairs = support.tiny(split)
         if form in ("imagenet", "plain"):
@@ -55,7 +58,7 @@ def make(form, directory):
     return form
 
 
-@pytest.mark.parametrize("form", ["imagenet", "plain", "folder", "parquet", "tfds", "tfds array_record"])
+@pytest.mark.parametrize("form", ["imagenet", "plain", "folder", "parquet", "huggingface", "tfds", "tfds array_record"])
 def test_images_labels_and_classes_agree_between_all_forms(form, tmp_path):
     directory = tmp_path / "set"
     directory.mkdir()

@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 
 from hybrid_imagenet.data.shards import SPLIT_NAMES
+from hybrid_imagenet.data.sources import columns
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.errors import UserError
-
-_IMAGE_COLUMNS = ("image", "img", "jpg")
-_LABEL_COLUMNS = ("label", "labels", "cls", "fine_label")
 
 
 class ParquetSource(Source):
@@ -41,7 +39,7 @@ class ParquetSource(Source):
         super().__init__()
         self._files = _find(directory, split)
         footers = [_open(path) for path in self._files]
-        self._image, self._label = _columns(self._files[0], footers[0])
+        self._image, self._label = columns.choose(self._files[0], footers[0].schema_arrow.names)
         rows, first_group = [], [0]
         for footer in footers:
             rows += [footer.metadata.row_group(g).num_rows for g in range(footer.num_row_groups)]
@@ -129,15 +127,6 @@ def _open(path: Path) -> Any:
         return parquet.ParquetFile(path)
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{path}: is not a readable Parquet file ({' '.join(str(error).split())})") from None
-
-
-def _columns(path: Path, file: Any) -> tuple[str, str]:
-    names = file.schema_arrow.names
-    image = next((name for name in _IMAGE_COLUMNS if name in names), None)
-    label = next((name for name in _LABEL_COLUMNS if name in names), None)
-    if image is None or label is None:
-        raise UserError(f"{path}: needs an image and a label column, has {', '.join(names)}")
-    return image, label
 
 
 def _class_names(file: Any, label: str) -> tuple[str, ...] | None:

@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
-    known = "digits, synthetic, tfrecord, folder, parquet, idx, fashion_mnist or a TFDS name"
+    known = "digits, synthetic, tfrecord, folder, parquet, huggingface, idx, fashion_mnist or a TFDS name"
     parser.add_argument(flag, dest="dataset", required=True, help=known)
     parser.add_argument("--data_dir", help="where it lies")
     parser.add_argument("--num_classes", type=command_line.positive, help="classes of shards that do not tell")

@@ -23,7 +23,7 @@ def run(*arguments):
     return program.main([*arguments, "--workers=1"])
 
 
-@pytest.mark.parametrize("form", ["imagenet", "folder", "parquet"])
+@pytest.mark.parametrize("form", ["imagenet", "folder", "parquet", "huggingface"])
 def test_prepared_shards_hold_what_the_source_held(form, tmp_path, capsys):
     name = make(form, tmp_path / "from")
     target = str(tmp_path / "to")

@@ -1,0 +1,210 @@
+"""Reads image sets that Hugging Face's package `datasets` has saved in a directory (`save_to_disk`)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hybrid_imagenet.data.shards import SPLIT_NAMES
+from hybrid_imagenet.data.sources import columns
+from hybrid_imagenet.data.sources.base import BadRecord, Source
+from hybrid_imagenet.errors import UserError
+
+_STATE = "state.json"  # save_to_disk writes it for each split
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # Arrow's columnar format, "IPC Streaming Format"
+_SAVE = 'DatasetDict({"train": ..., "validation": ...}).save_to_disk(DIR)'
+
+
+class HuggingFaceSource(Source):
+    """Gives random access to the rows of a split, whose Arrow files are mapped into memory.
+
+    Args:
+      directory: holds a directory for each split, as `DatasetDict.save_to_disk` writes them.
+      split: "train" or "validation".
+      num_classes: if the label column does not name the classes; else the largest training label decides.
+
+    Raises:
+      UserError: without the package `datasets`, for a directory or files that cannot be used, or for columns that hold
+        no encoded images or no class numbers.
+    """
+
+    def __init__(self, directory: Path, split: str, num_classes: int | None) -> None:
+        """Maps the files and looks at their columns."""
+        super().__init__()
+        self._place = _find(directory, split)
+        rows = _load(self._place)
+        self._files = [file["filename"] for file in rows.cache_files]
+        image, label = columns.choose(self._place, rows.column_names)
+        _check(self._place, rows.features, image, label)
+        self.num_examples = len(rows)
+        if not self.num_examples:
+            raise UserError(f"{self._place}: holds no rows")
+        train = rows if split == "train" else _load(_find(directory, "train"))
+        self.class_names = _class_names(self._place, rows, train, label, num_classes)
+        self.num_classes = len(self.class_names)
+        undecoded = rows.cast_column(image, _package().Image(decode=False))
+        self._rows = undecoded.with_format("arrow").select_columns([image, label])
+
+    def locate(self, index: int) -> tuple[str, int]:
+        """Returns the Arrow file of a row and its number there."""
+        starts = self._starts
+        if starts is None:
+            return str(self._place), index
+        file = int(np.searchsorted(starts, index, "right")) - 1
+        return self._files[file], index - int(starts[file])
+
+    def read_one(self, index: int) -> tuple[bytes, int]:
+        """Reads one row."""
+        started = time.perf_counter()
+        row = self._rows[index]
+        image, label = row.column(0)[0], row.column(1)[0].as_py()
+        try:
+            content = _content(image)
+        except (OSError, ValueError) as error:
+            raise BadRecord(*self.locate(index), str(error)) from None
+        self.io.add(len(content), 1, time.perf_counter() - started)
+        if label is None:
+            raise BadRecord(*self.locate(index), "has no label")
+        return content, self._checked_label(index, label)
+
+    @functools.cached_property
+    def _starts(self) -> npt.NDArray[np.int64] | None:
+        """The first row of each file; None if the files have changed."""
+        try:
+            lengths = [len(_package().Dataset.from_file(file)) for file in self._files]
+        except (OSError, ValueError):
+            return None
+        starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        return starts if starts[-1] == self.num_examples else None
+
+
+def _content(image: Any) -> bytes:
+    """Returns the bytes of an image that is kept in its row, or in a file that the row names."""
+    import pyarrow
+
+    if image.is_valid and image["bytes"].is_valid:
+        # Unlike the value's as_py, this copies without the interpreter's lock: a page that has yet to come from the
+        # disk stops no other thread.
+        content: bytes = pyarrow.BufferReader(image["bytes"].as_buffer()).read()
+        return content
+    if image.is_valid and image["path"].is_valid:
+        return Path(image["path"].as_py()).read_bytes()
+    raise ValueError("holds neither an image's bytes nor the path of its file")
+
+
+def _find(directory: Path, split: str) -> Path:
+    """Returns the directory of a split."""
+    if not directory.is_dir():
+        raise UserError(f"--data_dir={directory}: {_not_local(directory)}")
+    found = next((directory / name for name in SPLIT_NAMES[split] if (directory / name / _STATE).is_file()), None)
+    if found is not None:
+        return found
+    if (directory / _STATE).is_file():
+        raise UserError(
+            f"--data_dir={directory}: is one Dataset without splits: divide it (train_test_split) and save {_SAVE}"
+        )
+    raise UserError(
+        f"--data_dir={directory}: holds no {split} split ({' or '.join(SPLIT_NAMES[split])}) that save_to_disk wrote; "
+        f"save both: {_SAVE}"
+    )
+
+
+def _not_local(directory: Path) -> str:
+    text = str(directory)
+    name = re.sub(r"^hf:/+(datasets/)?", "", text)
+    if name == text and not re.fullmatch(r"\w[\w.-]*/[\w.-]+", text):
+        return "no such directory"
+    # The documentation of IterableDataset.state_dict: "examples from shuffle buffers are lost when resuming".
+    return (
+        "no such directory; a set on the hub is not streamed, as a resumed stream leaves out what was in its shuffle "
+        f'buffer: save it once, load_dataset("{name}").save_to_disk(DIR), or read its Parquet files with '
+        "--dataset=parquet"
+    )
+
+
+def _package() -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise UserError("--dataset=huggingface: needs Hugging Face's datasets (pip install datasets)") from None
+    return datasets
+
+
+def _load(place: Path) -> Any:
+    """Returns a split; nothing of its images is read."""
+    datasets = _package()
+    try:
+        with _without_progress(datasets):
+            rows = datasets.load_from_disk(str(place))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        files = sorted(place.glob("*.arrow"))
+        if not files:
+            raise UserError(f"{place}: holds no rows (no Arrow file)") from None
+        cut = _cut_short(files)
+        reason = f"{cut}: is cut short" if cut else f"{place}: cannot be read ({' '.join(str(error).split())[:200]})"
+        raise UserError(f"{reason}; save the data set again") from None
+    # Without its end a file just has fewer rows.
+    cut = _cut_short([Path(file["filename"]) for file in rows.cache_files])
+    if cut:
+        raise UserError(f"{cut}: is cut short; save the data set again")
+    return rows
+
+
+@contextlib.contextmanager
+def _without_progress(datasets: Any) -> Iterator[None]:
+    shown = not datasets.are_progress_bars_disabled()
+    if shown:
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def _cut_short(files: list[Path]) -> Path | None:
+    """Returns the first of some Arrow files that does not end as Arrow's streams do."""
+    for path in files:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - len(_END_OF_STREAM)))
+            if file.read() != _END_OF_STREAM:
+                return path
+    return None
+
+
+def _check(place: Path, features: Any, image: str, label: str) -> None:
+    """Raises UserError unless the columns hold encoded images, or their files' paths, and class numbers."""
+    datasets = _package()
+    images, labels = features[image], features[label]
+    encoded = ("binary", "large_binary", "string", "large_string")
+    if not isinstance(images, datasets.Image) and getattr(images, "dtype", None) not in encoded:
+        raise UserError(
+            f"{place}: column {image} holds {type(images).__name__}, not encoded images: save it as datasets.Image() "
+            "(Dataset.map with features)"
+        )
+    if not re.fullmatch(r"u?int\d+", str(getattr(labels, "dtype", None))):
+        raise UserError(
+            f"{place}: column {label} holds {getattr(labels, 'dtype', type(labels).__name__)}, not class numbers: save "
+            f'the set after class_encode_column("{label}")'
+        )
+
+
+def _class_names(place: Path, rows: Any, train: Any, label: str, num_classes: int | None) -> tuple[str, ...]:
+    names, trained = (getattr(split.features.get(label), "names", None) for split in (rows, train))
+    if names != trained:
+        raise UserError(f"{place}: the classes of {label} are not those of the training split; save both: {_SAVE}")
+    if names:
+        return tuple(names)
+    if num_classes is None:
+        import pyarrow.compute
+
+        num_classes = 1 + (pyarrow.compute.max(train.data.column(label)).as_py() or 0)
+    return tuple(str(number) for number in range(num_classes))
