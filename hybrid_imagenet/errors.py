@@ -8,7 +8,7 @@ EXIT_OK = 0
 EXIT_FAILURE = 1  # an unexpected error, with a traceback
 EXIT_USAGE = 2  # a flag, a path or a data set that cannot be used
 EXIT_NUMERICS = 3  # too many skipped steps, or divergence
-EXIT_STALLED = 4  # a rank hung for --stall_seconds; start again with --resume
+EXIT_STALLED = 4  # a rank hung for --stall_seconds, or storage for --storage_timeout; start again with --resume
 EXIT_PREEMPTED = 75  # stopped by a signal after saving; start again with --resume
 
 _LONGEST = 2000  # characters of a message
@@ -65,6 +65,12 @@ class SharedError(UserError):
 
 class HostError(UserError):
     """A UserError that all ranks of a host raise at the same point, so that the first of them prints it."""
+
+
+class StorageError(UserError):
+    """A URL with the training data that does not answer; nothing is wrong with the run, which can be resumed."""
+
+    exit_code = EXIT_STALLED
 
 
 class NumericsError(SharedError):

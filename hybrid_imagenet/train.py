@@ -66,7 +66,9 @@ def _run(config: Config, communicator: Communicator, session: type[Session] | No
         config, communicator, precision, train_source.num_classes, train_source.num_examples
     )
     workers = derived.workers(config, communicator.size)
-    config = earlier_run.keep_method(config, communicator)
+    config = earlier_run.keep_choices(config, communicator)
+    with together(communicator):
+        config = build.settle_window(config, train_source)
     config = derived.settle(config, workers)
 
     def begin(rollback: rollback.Rollback | None) -> str:

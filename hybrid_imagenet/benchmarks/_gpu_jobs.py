@@ -117,6 +117,7 @@ def input_rate(flags: Sequence[str]) -> float:
     command = [sys.executable, "-m", "hybrid_imagenet.benchmarks", "input", "--seconds=5", "--peers="]
     if not config.dataset.startswith("synthetic"):
         command += [f"--source={config.dataset}", f"--data_dir={config.data_dir}"]
+        command += [f"--data_cache_dir={config.data_cache_dir}"] if config.data_cache_dir else []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "input.json"
         size = f"--image_size={config.image_size}"

@@ -47,6 +47,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser = command_line.Parser("bench input", (__doc__ or "").split("\n")[0])
     parser.add_argument("--source", help="a data set as --dataset takes it; default: made photographs")
     parser.add_argument("--data_dir", help="where the source lies")
+    parser.add_argument("--data_cache_dir", help="for copies of the files of a URL")
     parser.add_argument("--augmentation", default="inception", help="(%(default)s)")
     parser.add_argument("--image_size", type=int, default=224, help="pixels (%(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="images (%(default)s)")
@@ -100,7 +101,7 @@ def _ours(
             dali.check(None)
         except UserError as error:
             return {"name": f"hybrid_imagenet: {title}", "error": f"did not run: {error}"}
-    source = data.open_source(name, data_dir)
+    source = data.open_source(name, data_dir, cache_dir=arguments.data_cache_dir)
     batches = _endless(source, arguments, decoder)
     elements = iter(batches)
     for _ in range(_WARM_UP):
@@ -121,11 +122,11 @@ def _ours(
 
 def _endless(source: data.Source, arguments: argparse.Namespace, decoder: str) -> Any:
     from hybrid_imagenet.data import pipeline
-    from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+    from hybrid_imagenet.numerics.sampling import Cursor
 
     return pipeline.training(
         source,
-        SampleOrder(source.num_examples),
+        pipeline.order_of(source, source.default_window),
         Cursor(),
         (arguments.batch, 1),
         epochs=1000,

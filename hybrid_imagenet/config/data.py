@@ -25,10 +25,24 @@ class Data:
 
     dataset: str = option(
         "imagenet2012",
-        "digits, synthetic (JPEGs), synthetic_tensors (nothing to decode), tfrecord, folder, parquet, "
+        "digits, synthetic (JPEGs), synthetic_tensors (nothing to decode), tfrecord, folder, webdataset, parquet, "
         "huggingface, idx, fashion_mnist (IDX files or TFDS), or the name of a TFDS image classification set.",
     )
-    data_dir: str | None = option(None, "Where the data set lies (TFDS data_dir, shard directory or image tree).")
+    data_dir: str | None = option(
+        None,
+        "Where the data set lies (TFDS data_dir, shard directory or image tree); for webdataset and parquet also a URL "
+        "such as https://host/path, with --data_cache_dir for copies of its files.",
+    )
+    storage_timeout: float = option(
+        120.0, "End the run when a URL has failed for so long; until then it is tried again.", unit="s", minimum=0
+    )
+    shuffle_window: int | None = option(
+        None,
+        "Mix the images of so many shards (files) at a time, the shards themselves in a new order each epoch; 0 mixes "
+        "all images. Default 0, for a URL 16.",
+        unit="shards",
+        minimum=0,
+    )
     val_fraction: float = option(
         0.0,
         "With --dataset=folder and no directory of validation images: validate this part of each class, always the "
@@ -100,7 +114,8 @@ class Data:
     )
     data_cache_dir: str | None = option(
         None,
-        "Local directory for --data_cache, shared by the ranks of a machine; default memory, half of --data_memory_gb.",
+        "Local directory for --data_cache and for the files of a URL, shared by the ranks of a machine; default for "
+        "--data_cache: memory, half of --data_memory_gb.",
     )
     bad_records: str = option(
         "fail",

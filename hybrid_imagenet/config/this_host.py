@@ -33,7 +33,7 @@ def warnings(config: Config, gpus: pathlib.Path = _GPUS) -> list[str]:
 
 
 def _data(config: Config) -> str | None:
-    if config.data_dir and not pathlib.Path(config.data_dir).expanduser().is_dir():
+    if config.data_dir and "://" not in config.data_dir and not pathlib.Path(config.data_dir).expanduser().is_dir():
         return f"--data_dir={config.data_dir}: no such directory on this host"
     return None
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.errors import UserError
 
+if TYPE_CHECKING:
+    from hybrid_imagenet.data.directories import Directory
+
 __all__ = ["SPLITS", "Source", "open_source", "shard"]
 SPLITS = ("train", "validation")
-_NEED_DIRECTORY = ("tfrecord", "folder", "parquet", "huggingface", "idx")
+_FROM_STORAGE = ("webdataset", "parquet")
+_NEED_DIRECTORY = ("tfrecord", "folder", "huggingface", "idx", *_FROM_STORAGE)
 
 
 def open_source(
@@ -26,14 +30,16 @@ def open_source(
     cache: str = "none",
     cache_dir: str | None = None,
     val_fraction: float = 0.0,
+    storage_timeout: float = 120.0,
 ) -> Source:
     """Opens one split of a data set.
 
     Args:
-      name: `digits`, `synthetic` (JPEGs), `synthetic_tensors` (pixels that are ready), `tfrecord`, `folder`, `parquet`,
-        `huggingface` (what `save_to_disk` wrote), `idx`, `fashion_mnist` (IDX files, or TFDS), or the name of a TFDS
-        image classification set.
-      data_dir: where it lies; for `digits` where it is written, by default the user's cache.
+      name: `digits`, `synthetic` (JPEGs), `synthetic_tensors` (pixels that are ready), `tfrecord`, `folder`,
+        `webdataset`, `parquet`, `huggingface` (what `save_to_disk` wrote), `idx`, `fashion_mnist` (IDX files, or TFDS),
+        or the name of a TFDS image classification set.
+      data_dir: where it lies; for `digits` where it is written, by default the user's cache. For `webdataset` and
+        `parquet` also a URL, which needs `cache_dir`.
       split: "train" or "validation".
       num_classes: of synthetic images, or of shards that do not tell.
       num_examples: of the training split of a synthetic set.
@@ -41,19 +47,34 @@ def open_source(
       memory_bytes: bound on what is kept in memory: Parquet row groups, or the cache.
       cache: "encoded" or "decoded" keeps images that were read once, as they are or as pixels; "none" keeps nothing.
       val_fraction: of a folder without a validation split: the part of each class that is validated.
-      cache_dir: keeps them on disk there instead of in memory, as far as its file system has room.
+      cache_dir: keeps them on disk there instead of in memory, as far as its file system has room; and copies of the
+        files of a URL.
+      storage_timeout: seconds for which a URL that fails is tried again.
 
     Raises:
       UserError: if there is no such data set or it cannot be used.
     """
-    directory = Path(data_dir).expanduser() if data_dir else None
-    source = _open(name, directory, split, num_classes, num_examples, ignore_damage, memory_bytes, val_fraction)
+    if val_fraction and name != "folder":
+        raise UserError(
+            f"--val_fraction={val_fraction:g} goes with --dataset=folder, not {name}: leave it out, or use "
+            f"--tuning_split={val_fraction:g}"
+        )
+    if data_dir and name in _FROM_STORAGE:
+        from hybrid_imagenet.data import storage
+
+        place = storage.open_directory(data_dir, cache_dir, storage_timeout)
+        source = _open_stored(name, place, split, num_classes, ignore_damage, memory_bytes)
+    else:
+        if data_dir and "://" in data_dir and name != "huggingface":  # which says why it does not stream
+            raise UserError(f"--data_dir={data_dir}: URLs go with --dataset={' and '.join(_FROM_STORAGE)}, not {name}")
+        directory = Path(data_dir).expanduser() if data_dir else None
+        source = _open(name, directory, split, num_classes, num_examples, ignore_damage, val_fraction)
     if cache == "none" or source.ready or source.side is not None:  # the last has all pixels in memory
         return source
     from hybrid_imagenet.data.cache import CachedSource
 
-    place = Path(cache_dir).expanduser() if cache_dir else None
-    return CachedSource(source, cache, _room(place) if place else memory_bytes, place)
+    kept = Path(cache_dir).expanduser() if cache_dir else None
+    return CachedSource(source, cache, _room(kept) if kept else memory_bytes, kept)
 
 
 def _room(directory: Path) -> int:
@@ -69,14 +90,8 @@ def _open(
     num_classes: int | None,
     num_examples: int | None,
     ignore_damage: bool,
-    memory_bytes: int,
     val_fraction: float,
 ) -> Source:
-    if val_fraction and name != "folder":
-        raise UserError(
-            f"--val_fraction={val_fraction:g} goes with --dataset=folder, not {name}: leave it out, or use "
-            f"--tuning_split={val_fraction:g}"
-        )
     if name in _NEED_DIRECTORY:
         if directory is None:
             raise UserError(f"--dataset={name}: give the directory where it lies as --data_dir")
@@ -84,7 +99,7 @@ def _open(
             from hybrid_imagenet.data.sources import folder
 
             return folder.FolderSource(directory, split, val_fraction)
-        return _open_files(name, directory, split, num_classes, ignore_damage, memory_bytes)
+        return _open_files(name, directory, split, num_classes, ignore_damage)
     if name == "digits":
         from hybrid_imagenet.data.sources import digits
 
@@ -103,17 +118,28 @@ def _open(
     return tfds.open_tfds(name, directory, split, ignore_damage=ignore_damage)
 
 
-def _open_files(
-    name: str, directory: Path, split: str, num_classes: int | None, ignore_damage: bool, memory_bytes: int
+def _open_stored(
+    name: str,
+    directory: Directory,
+    split: str,
+    num_classes: int | None,
+    ignore_damage: bool,
+    memory_bytes: int,
 ) -> Source:
+    if name == "webdataset":
+        from hybrid_imagenet.data.sources import webdataset
+
+        return webdataset.WebDatasetSource(directory, split, num_classes, ignore_damage=ignore_damage)
+    from hybrid_imagenet.data.sources import parquet
+
+    return parquet.ParquetSource(directory, split, num_classes, memory_bytes)
+
+
+def _open_files(name: str, directory: Path, split: str, num_classes: int | None, ignore_damage: bool) -> Source:
     if name == "idx":
         from hybrid_imagenet.data.sources import idx
 
         return idx.IdxSource(directory, split)
-    if name == "parquet":
-        from hybrid_imagenet.data.sources import parquet
-
-        return parquet.ParquetSource(directory, split, num_classes, memory_bytes)
     if name == "huggingface":
         from hybrid_imagenet.data.sources import huggingface
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 from hybrid_imagenet.data import images, shards
@@ -43,6 +44,7 @@ class CachedSource(Source):
         self.io = source.io
         self.num_examples, self.num_classes = source.num_examples, source.num_classes
         self.class_names, self.ready, self.losses = source.class_names, source.ready, source.losses
+        self.shard_sizes, self.default_window = source.shard_sizes, source.default_window
         if directory is not None:
             ends = [source.locate(index) for index in (0, source.num_examples - 1)]
             key = hashlib.sha256(repr([kind, source.num_examples, source.class_names, ends]).encode()).hexdigest()[:16]
@@ -58,6 +60,10 @@ class CachedSource(Source):
     def locate(self, index: int) -> tuple[str, int]:
         """Returns the place in the source."""
         return self._source.locate(index)
+
+    def prefetch(self, shards: Sequence[int]) -> None:
+        """See `Source.prefetch`."""
+        self._source.prefetch(shards)
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Reads from the cache if the image is there, else from the source, and remembers it while there is room."""

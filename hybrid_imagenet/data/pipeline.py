@@ -17,8 +17,17 @@ from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.numerics import augment
 from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.numerics.shard_order import ShardOrder
 
+_SHARDS_AHEAD = 8  # of evaluation, which reads one after another
 BatchSizes = Callable[[int], tuple[int, int]]  # epoch -> (images per rank and micro-batch, micro-batches per step)
+
+
+def order_of(source: Source, window: int, seed: int = 0, remainder: str = "wrap") -> SampleOrder:
+    """Returns the order of a source's examples: all mixed, or with a window those of so many shards at a time."""
+    if window and source.shard_sizes is not None:
+        return ShardOrder(source.shard_sizes, window, seed, remainder)
+    return SampleOrder(source.num_examples, seed, remainder)
 
 
 def training(
@@ -64,7 +73,7 @@ def training(
         for (batch, accumulation, pixels), alike in itertools.groupby(spans, lambda span: sizes(span.epoch)):
             first, *others = alike
             steps = first.steps + sum(span.steps for span in others)
-            request = _training_request(order, first.begin, batch, accumulation, rank, size, parts)
+            request = _training_request(source, order, first.begin, batch, accumulation, rank, size, parts)
             yield Stage(parts * batch, pixels, steps * accumulation, request)
 
     return Batches(
@@ -80,13 +89,15 @@ def training(
 
 
 def _training_request(
-    order: SampleOrder, begin: Cursor, batch: int, accumulation: int, rank: int, size: int, parts: int
+    source: Source, order: SampleOrder, begin: Cursor, batch: int, accumulation: int, rank: int, size: int, parts: int
 ) -> Callable[[int], Request]:
     count = size * parts * batch * accumulation
 
     def request(number: int) -> Request:
         step, micro = divmod(number, accumulation)
-        examples, epochs = order.share(order.advance(begin, count, step), count, rank, size)
+        cursor = order.advance(begin, count, step)
+        source.prefetch(order.shards_ahead(cursor))
+        examples, epochs = order.share(cursor, count, rank, size)
         # Each part has a contiguous share of its own, in which its micro-batches follow one another.
         own = [values.reshape(parts, accumulation, batch)[:, micro].ravel() for values in (examples, epochs)]
         return Request(own[0], own[1], np.ones(parts * batch, np.float32))
@@ -111,9 +122,12 @@ def evaluation(
     square of `crop_fraction` of the shorter side.
     """
     steps = -(-source.num_examples // (batch * size))
+    ends = np.cumsum(source.shard_sizes) if source.shard_sizes is not None else np.empty(0)
 
     def request(step: int) -> Request:
         positions = (step * size + rank) * batch + np.arange(batch, dtype=np.int64)
+        shard = int(np.searchsorted(ends, positions[0], "right"))
+        source.prefetch(range(shard, min(shard + _SHARDS_AHEAD, len(ends))))
         real = positions < source.num_examples
         return Request(np.where(real, positions, 0), np.zeros_like(positions), real.astype(np.float32))
 
@@ -129,4 +143,4 @@ def evaluation(
     )
 
 
-__all__ = ["Batches", "HostOptions", "evaluation", "training"]
+__all__ = ["Batches", "HostOptions", "evaluation", "order_of", "training"]

@@ -84,8 +84,7 @@ def find(directory: Path, split: str) -> tuple[Path, ...]:
 
 def index(files: Sequence[Path]) -> ShardIndex:
     """Returns the index of some shards, from the cache if they have not changed since they were scanned."""
-    key = hashlib.sha256(repr([_INDEX_VERSION, *map(_fingerprint, files)]).encode()).hexdigest()[:24]
-    cached = cache_root() / "index" / f"{key}.npz"
+    cached = cached_index(_INDEX_VERSION, files=files)
     try:
         with np.load(cached) as stored:
             damaged = tuple((int(file), records.Gap(*gap)) for file, gap in json.loads(str(stored["damaged"])))
@@ -114,6 +113,12 @@ def stored_index(
             return ShardIndex(tuple(files), stored["shard"], stored["offset"], stored["length"])
     except (OSError, KeyError, ValueError):
         return None
+
+
+def cached_index(*kind: str | int, files: Sequence[Path]) -> Path:
+    """Returns where an index of a kind (its name and version) of some files is kept until one of them changes."""
+    key = hashlib.sha256(repr([*kind, *map(_fingerprint, files)]).encode()).hexdigest()[:24]
+    return cache_root() / "index" / f"{key}.npz"
 
 
 def _fingerprint(path: Path) -> tuple[str, int, int]:

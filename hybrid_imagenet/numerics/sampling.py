@@ -36,6 +36,36 @@ def _keys(seed: int, stream: int, count: int) -> npt.NDArray[np.uint64]:
     return mix(start + steps)
 
 
+def keys(seed: int, stream: int) -> npt.NDArray[np.uint64]:
+    """The keys of `permute`, uint64 [rounds], for one stream (an epoch, say) of a seed."""
+    return _keys(seed, stream, _HALF_ROUNDS)
+
+
+def permute(positions: Indices, count: int, round_keys: npt.NDArray[np.uint64]) -> Indices:
+    """The places (int64 [k]) of some positions in a pseudo-random permutation of [0, count), from `keys`.
+
+    A generalized Feistel network with cycle walking (Black and Rogaway, CT-RSA 2002): exact for every count.
+    """
+    result = _feistel(positions, count, round_keys)
+    while (outside := result >= count).any():  # cycle walking: follow the orbit back into the domain
+        result[outside] = _feistel(result[outside], count, round_keys)
+    return result
+
+
+def _feistel(positions: Indices, count: int, round_keys: npt.NDArray[np.uint64]) -> Indices:
+    """A permutation of [0, width * height), a rectangle that just holds `count`."""
+    width = math.isqrt(count - 1) + 1
+    height = -(-count // width)
+    values = positions.astype(np.uint64)
+    high, low = values // np.uint64(width), values % np.uint64(width)
+    for number, key in enumerate(round_keys):
+        if number % 2 == 0:
+            low = (low + mix(high ^ key) % np.uint64(width)) % np.uint64(width)
+        else:
+            high = (high + mix(low ^ key) % np.uint64(height)) % np.uint64(height)
+    return (high * np.uint64(width) + low).astype(np.int64)
+
+
 @dataclasses.dataclass(frozen=True, order=True)
 class Cursor:
     """A place in the stream of examples: `offset` examples of `epoch` (both from 0) have been consumed."""
@@ -47,9 +77,8 @@ class Cursor:
 class SampleOrder:
     """The shuffled order of `num_examples` examples, epoch after epoch, as a function of (seed, epoch) only.
 
-    Each epoch is a pseudo-random permutation from a generalized Feistel network with cycle walking (Black and
-    Rogaway, CT-RSA 2002): exact for every number of examples, and independent of NumPy's generators, whose streams
-    may change between versions.
+    Each epoch is a pseudo-random permutation (`permute`): exact for every number of examples, and independent of
+    NumPy's generators, whose streams may change between versions.
 
     Args:
       num_examples: size of the data set, at least 1.
@@ -72,7 +101,7 @@ class SampleOrder:
         self.seed = seed
         self.remainder = remainder
         self.shuffle = shuffle
-        self._epoch_keys = functools.lru_cache(maxsize=8)(lambda epoch: _keys(seed, epoch, _HALF_ROUNDS))
+        self._epoch_keys = functools.lru_cache(maxsize=8)(lambda epoch: keys(seed, epoch))
 
     def take(self, cursor: Cursor, count: int) -> tuple[Indices, Cursor]:
         """The next `count` example numbers (int64 [count]) and the cursor after them."""
@@ -130,23 +159,12 @@ class SampleOrder:
         """The example numbers at some positions (int64 [k], each in [0, num_examples)) of an epoch's order."""
         if not self.shuffle:
             return positions.astype(np.int64)
-        result = self._permute(positions, self._epoch_keys(epoch))
-        while (outside := result >= self.num_examples).any():  # cycle walking: follow the orbit back into the domain
-            result[outside] = self._permute(result[outside], self._epoch_keys(epoch))
-        return result
+        return permute(positions, self.num_examples, self._epoch_keys(epoch))
 
-    def _permute(self, positions: Indices, keys: npt.NDArray[np.uint64]) -> Indices:
-        """A Feistel permutation of [0, width * height), a rectangle that just holds the data set."""
-        width = math.isqrt(self.num_examples - 1) + 1
-        height = -(-self.num_examples // width)
-        values = positions.astype(np.uint64)
-        high, low = values // np.uint64(width), values % np.uint64(width)
-        for number, key in enumerate(keys):
-            if number % 2 == 0:
-                low = (low + mix(high ^ key) % np.uint64(width)) % np.uint64(width)
-            else:
-                high = (high + mix(low ^ key) % np.uint64(height)) % np.uint64(height)
-        return (high * np.uint64(width) + low).astype(np.int64)
+    def shards_ahead(self, cursor: Cursor) -> tuple[int, ...]:
+        """The shards that are read at a cursor and soon after it, where the order keeps to some; here none."""
+        del cursor
+        return ()
 
     def _settled(self, cursor: Cursor, count: int) -> Cursor:
         """The cursor at which the next batch really starts: the next epoch where `drop` leaves out the rest."""

@@ -35,6 +35,7 @@ def _parser() -> command_line.Parser:
         "--dataset", required=True, metavar="NAME", help="as in training: digits, folder, tfrecord, ..., a TFDS name"
     )
     parser.add_argument("--data_dir", metavar="DIR", help="where the data set lies")
+    parser.add_argument("--data_cache_dir", metavar="DIR", help="for copies of files of a URL, as in training")
     parser.add_argument("--val_fraction", type=command_line.fraction, default=0.0, help="of a folder, as in training")
     parser.add_argument("--split", choices=data.SPLITS, default="validation", help="(%(default)s)")
     parser.add_argument(
@@ -141,6 +142,7 @@ def _source(arguments: argparse.Namespace, network: Trained) -> Source:
         arguments.split,
         num_classes=classes,
         ignore_damage=arguments.bad_records == "skip",
+        cache_dir=arguments.data_cache_dir,
         val_fraction=arguments.val_fraction,
     )
     bad_records.check_losses(source, arguments.max_bad_records)

@@ -50,6 +50,7 @@ def sources(config: Config) -> tuple[Source, Source]:
             memory_bytes=_half_memory(config),
             cache=config.data_cache,
             cache_dir=config.data_cache_dir,
+            storage_timeout=config.storage_timeout,
             val_fraction=config.val_fraction,
         )
         for split in ("train", "validation")
@@ -75,9 +76,25 @@ def validated_split(config: Config) -> str:
     return config.validate_on if config.tuning_split else "validation"
 
 
+def settle_window(config: Config, source: Source) -> Config:
+    """Returns the configuration with the window of shards that the source asks for, where none was given.
+
+    Raises:
+      UserError: for a window of shards of a source that has none.
+    """
+    if config.shuffle_window is None:
+        return config.replace({"shuffle_window": "the data set"}, shuffle_window=source.default_window)
+    if config.shuffle_window and source.shard_sizes is None:
+        raise UserError(
+            f"--shuffle_window={config.shuffle_window} goes with data sets in shards (tfrecord, webdataset, parquet), "
+            f"not {config.dataset}: leave it out"
+        )
+    return config
+
+
 def sample_order(config: Config, source: Source) -> SampleOrder:
     """Returns the order of training examples."""
-    return SampleOrder(source.num_examples, config.seed, config.remainder)
+    return pipeline.order_of(source, config.shuffle_window or 0, config.seed, config.remainder)
 
 
 def model(config: Config, precision: str, num_classes: int, communicator: Communicator) -> keras.Model:

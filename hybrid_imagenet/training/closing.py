@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from hybrid_imagenet.config import Config
+from hybrid_imagenet.data.storage import is_url
 
 
 def lines(config: Config, run_dir: pathlib.Path, checkpoints: Sequence[pathlib.Path], stop: str) -> list[str]:
@@ -31,6 +32,7 @@ def lines(config: Config, run_dir: pathlib.Path, checkpoints: Sequence[pathlib.P
     best = ["--best"] if config.keep_best else []
     evaluate = ["hybrid-imagenet", "evaluate", str(run_dir), *best, f"--dataset={config.dataset}"]
     evaluate += [f"--data_dir={config.data_dir}"] if config.data_dir else []
+    evaluate += [f"--data_cache_dir={config.data_cache_dir}"] if is_url(config.data_dir or "") else []
     evaluate += [f"--val_fraction={config.val_fraction:g}"] if config.val_fraction else []
     export = ["hybrid-imagenet", "export", str(run_dir), *best, f"--to={run_dir / 'network.onnx'}"]
     if config.max_steps is not None and not stop:

@@ -29,8 +29,8 @@ def description(config: Config) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def keep_method(config: Config, communicator: Communicator) -> Config:
-    """The configuration with the earlier run's options of the optimizer, where they have their defaults now.
+def keep_choices(config: Config, communicator: Communicator) -> Config:
+    """The configuration with the earlier run's order of images and options of the optimizer, where nobody set them.
 
     What followed from the batch does so again. Every rank calls it; the file is read by rank 0.
     """
@@ -38,6 +38,8 @@ def keep_method(config: Config, communicator: Communicator) -> Config:
         return config
     earlier = communicator.broadcast_object(description(config) if communicator.rank == 0 else None)
     flags, origins = ({**earlier.get(key, {})} for key in ("flags", "origins"))
+    if config.shuffle_window is None and "shuffle_window" in flags:  # the rest of an epoch is that of its order
+        config = config.replace({"shuffle_window": "the run's config.json"}, shuffle_window=flags["shuffle_window"])
     if flags.get("optimizer") != config.optimizer:
         return config
     flags = _BEFORE | {RENAMED.get(name, name): value for name, value in flags.items()}

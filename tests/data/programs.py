@@ -1,7 +1,8 @@
 """A program that the tests of data run on each rank."""
 
-from hybrid_imagenet import comm
+from hybrid_imagenet import comm, data
 from hybrid_imagenet.data import pipeline
+from hybrid_imagenet.errors import StorageError
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from tests.data.support import MemorySource
 
@@ -14,3 +15,20 @@ def labels(batch: int, start: list, steps: int) -> list:
         epochs=1, image_size=8, augmentation="none",
     )  # fmt: skip
     return [[int(label) for label in element["label"]] for element, _ in zip(batches, range(steps), strict=False)]
+
+
+def labels_at(url: str, copies: str, start: list) -> tuple[list, str]:
+    """The labels of this rank's batches of one epoch of a set at a URL, and how it ended if that was too early."""
+    c = comm.start()
+    source = data.open_source("webdataset", url, cache_dir=copies, storage_timeout=1.0)
+    batches = pipeline.training(
+        source, pipeline.order_of(source, 2, seed=8), Cursor(*start), (4, 1), c.rank, c.size,
+        epochs=1, image_size=8, augmentation="none", options=pipeline.HostOptions(readers=1, prefetch=1, threads=1),
+    )  # fmt: skip
+    seen = []
+    try:
+        for element in batches:
+            seen.append([int(label) for label in element["label"]])
+    except StorageError as error:
+        return seen, str(error)
+    return seen, ""

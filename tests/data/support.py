@@ -2,6 +2,7 @@
 
 import io
 import json
+import tarfile
 import threading
 
 import numpy as np
@@ -87,6 +88,37 @@ def write_huggingface(directory, splits, shards=2):
         }
     )
     saved.save_to_disk(directory, num_shards=dict.fromkeys(splits, shards))
+
+
+def as_cls(number, image, label):
+    """A sample of a WebDataset whose label is a file of its own."""
+    return {"__key__": f"{label}/{number:05d}", "jpg": image, "cls": label}
+
+
+def write_tars(directory, name, pairs, per_file, form=as_cls):
+    """Tar files as the webdataset package writes them."""
+    import webdataset
+
+    with webdataset.ShardWriter(str(directory / f"{name}-%04d.tar"), maxcount=per_file, verbose=0) as file:
+        for number, (image, label) in enumerate(pairs):
+            file.write(form(number, image, label))
+
+
+def write_info(directory, **changes):
+    """The list of tar files and their samples that timm reads; `changes` of the training split."""
+    splits = {}
+    for split in ("train", "validation"):
+        files = sorted(directory.glob(f"*{split}-*.tar"))
+        lengths = [sum(name.endswith((".cls", ".json")) for name in _members(path)) for path in files]
+        names = [path.name for path in files]
+        splits[split] = {"name": split, "num_samples": sum(lengths), "filenames": names, "shard_lengths": lengths}
+    splits["train"] |= changes
+    (directory / "_info.json").write_text(json.dumps({"splits": splits}))
+
+
+def _members(path):
+    with tarfile.open(path) as archive:
+        return archive.getnames()
 
 
 class MemorySource(Source):

@@ -48,3 +48,23 @@ def test_the_report_validates_the_validation_images_with_the_same_training(tmp_p
 def test_splits_that_cannot_be_made(tmp_path, flags, words):
     with pytest.raises(UserError, match=words):
         sources(tmp_path, *flags)
+
+
+def test_images_are_mixed_by_windows_of_shards_where_that_is_asked_for(tiny_data, tmp_path):
+    flags = ["--dataset=tfrecord", f"--data_dir={tiny_data}", "--num_classes=4", "--seed=3"]
+    source = build.sources(config.resolve(flags))[0]
+    for window, shards in ((0, 2), (1, 1), (2, 2)):
+        asked = build.settle_window(config.resolve([*flags, f"--shuffle_window={window}"]), source)
+        order = build.sample_order(asked, source)
+        assert sorted(order.at(0, np.arange(64)).tolist()) == list(range(64))
+        assert len(np.unique(order.at(0, np.arange(32)) // 32)) == shards  # of 32 images each
+    settled = build.settle_window(config.resolve(flags), source)
+    assert (settled.shuffle_window, settled.origins["shuffle_window"]) == (0, "the data set")
+    source.default_window = 16
+    assert build.settle_window(config.resolve(flags), source).shuffle_window == 16
+
+
+def test_a_window_goes_with_shards_only():
+    asked = config.resolve(["--dataset=synthetic", "--num_examples=8", "--shuffle_window=2"])
+    with pytest.raises(UserError, match=r"--shuffle_window=2 goes with data sets in shards .*, not synthetic"):
+        build.settle_window(asked, build.sources(asked)[0])

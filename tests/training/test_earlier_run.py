@@ -14,7 +14,7 @@ def resumed(tmp_path, flags, origins, *arguments):
     """The configuration of `arguments --resume`, over a config.json with these flags."""
     (tmp_path / "config.json").write_text(json.dumps({"flags": flags, "origins": origins}))
     found = config.resolve([f"--run_dir={tmp_path}", "--resume", *arguments])
-    return earlier_run.keep_method(found, SingleProcess())
+    return earlier_run.keep_choices(found, SingleProcess())
 
 
 OLD = {"optimizer": "hybrid", "lars_eta": 0.001, "hybrid_handover": "rescale", "momentum": 0.8, "lr": 7.0}
@@ -33,6 +33,13 @@ def test_what_is_given_again_wins(tmp_path):
     assert (found.lars_eta, found.momentum, found.hybrid_handover) == (0.02, 0.9, "rescale")
 
 
+def test_the_order_of_images_is_that_of_the_run(tmp_path):
+    flags = {"optimizer": "sgd", "shuffle_window": 16}
+    assert resumed(tmp_path, flags, {}).shuffle_window == 16
+    assert resumed(tmp_path, flags, {}, "--shuffle_window=0").shuffle_window == 0
+    assert resumed(tmp_path, {"optimizer": "hybrid"}, {}).shuffle_window is None
+
+
 def test_what_followed_from_the_batch_does_so_again(tmp_path):
     found = resumed(tmp_path, OLD, {"lars_eta": f"{derived.TABLE} at batch 512: relative step 0.0414"})
     assert derived.settle(found, 24).lars_eta == derived.settle(config.resolve(["--hybrid_handover=rescale",
@@ -48,6 +55,6 @@ def test_names_of_version_0_1_are_known(tmp_path):
 def test_another_or_no_description_changes_nothing(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     begun = config.resolve([f"--run_dir={tmp_path}", "--resume"])
-    assert earlier_run.keep_method(begun, SingleProcess()) == begun
+    assert earlier_run.keep_choices(begun, SingleProcess()) == begun
     fresh = config.resolve([f"--run_dir={tmp_path}"])
-    assert earlier_run.keep_method(fresh, SingleProcess()) is fresh
+    assert earlier_run.keep_choices(fresh, SingleProcess()) is fresh

@@ -120,6 +120,12 @@ def test_the_end_of_a_run_names_its_checkpoint_and_commands_that_parse(tmp_path)
     evaluate._parser().parse_args(words[1][2:])
 
 
+def test_the_evaluation_of_a_set_at_a_url_names_where_its_copies_are(tmp_path):
+    url = ["--data_dir=https://host/set", f"--data_cache_dir={tmp_path}", "--dataset=webdataset"]
+    words = shlex.split(closing_lines(tmp_path, *url)[2])
+    assert words[-3:] == ["--dataset=webdataset", *url[:2]]
+
+
 def test_a_run_that_was_stopped_is_resumed_first(tmp_path):
     assert closing_lines(tmp_path, stop="preempted")[1:] == [
         f"next: the command that started it, with --resume --run_dir='{tmp_path}/a run'",

@@ -100,6 +100,8 @@ class Source(abc.ABC):
       ready: the pipeline may decode one batch and repeat its pixels, so that batches cost nothing.
       side: all images are squares of so many pixels, which `read_pixels` gives without decoding; None where not.
       losses: what damaged files have lost; `num_examples` does not count it.
+      shard_sizes: examples in each file, int64 [s], in the order of their numbers; None where files do not matter.
+      default_window: shards that are best mixed at a time (`numerics.shard_order`); 0 for all examples.
     """
 
     num_examples: int
@@ -108,6 +110,8 @@ class Source(abc.ABC):
     ready: bool = False
     side: int | None = None
     losses: tuple[Loss, ...] = ()
+    shard_sizes: npt.NDArray[np.int64] | None = None
+    default_window: int = 0
 
     def __init__(self) -> None:
         """Starts the counters."""
@@ -124,6 +128,9 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def locate(self, index: int) -> tuple[str, int]:
         """Returns the file of an example and its place there: byte offset, or row number."""
+
+    def prefetch(self, shards: Sequence[int]) -> None:  # noqa: B027 - of use to files that are copied first
+        """Says which shards are read now and next; returns at once."""
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> tuple[list[bytes], npt.NDArray[np.int32]]:
         """Returns encoded images and labels, int32 [k]; raises BadRecord at the first record that cannot be used."""

@@ -11,7 +11,7 @@ _IMAGE = ("image", "img", "jpg")
 _LABEL = ("label", "labels", "cls", "fine_label")
 
 
-def choose(place: Path, names: Iterable[str]) -> tuple[str, str]:
+def choose(place: Path | str, names: Iterable[str]) -> tuple[str, str]:
     """Returns the names of the image and the label column among those that a table at `place` has.
 
     Raises:

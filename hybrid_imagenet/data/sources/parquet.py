@@ -1,31 +1,37 @@
-"""Reads Parquet shards with an image column, as the Hugging Face hub stores image sets."""
+"""Reads Parquet shards with an image column, as the Hugging Face hub stores image sets, from a directory or a URL."""
 
 from __future__ import annotations
 
 import collections
+import concurrent.futures
+import contextlib
 import json
 import re
 import threading
 import time
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.shards import SPLIT_NAMES
 from hybrid_imagenet.data.sources import columns
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.errors import UserError
 
+_FOOTERS = 16  # that are read at the same time
+
 
 class ParquetSource(Source):
     """Gives random access to rows, by whole row groups: the smallest part of a Parquet file that can be read.
 
-    Row groups that were read stay in memory up to `cache_bytes`. A shuffled order over a set larger than that reads a
-    row group for almost every image: convert such a set with `data prepare`.
+    Row groups that were read stay in memory up to `cache_bytes`. An order that mixes a set larger than that reads a
+    row group for almost every image: mix a few files at a time (`numerics.shard_order`), or convert such a set with
+    `data prepare`.
 
     Args:
-      directory: holds `train-*.parquet` (or `train.parquet`), itself or in `data/`.
+      directory: holds `train-*.parquet` (or `train.parquet`), itself or in `data/`, or `train/*.parquet`.
       split: "train" or "validation".
       num_classes: if the files' metadata does not name the classes.
       cache_bytes: bound on the row groups in memory.
@@ -34,33 +40,43 @@ class ParquetSource(Source):
       UserError: without pyarrow, or for files or columns that cannot be used.
     """
 
-    def __init__(self, directory: Path, split: str, num_classes: int | None, cache_bytes: int) -> None:
+    def __init__(self, directory: Directory, split: str, num_classes: int | None, cache_bytes: int) -> None:
         """Reads the files' footers."""
         super().__init__()
+        self._directory = directory
+        self.io = directory.io
         self._files = _find(directory, split)
-        footers = [_open(path) for path in self._files]
-        self._image, self._label = columns.choose(self._files[0], footers[0].schema_arrow.names)
+        footers = _footers(directory, self._files)
+        self._image, self._label = columns.choose(
+            directory.where(self._files[0]), footers[0].schema.to_arrow_schema().names
+        )
         rows, first_group = [], [0]
         for footer in footers:
-            rows += [footer.metadata.row_group(g).num_rows for g in range(footer.num_row_groups)]
+            rows += [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
             first_group.append(first_group[-1] + footer.num_row_groups)
         self._group_starts = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
         self._first_group = np.array(first_group)
         self.num_examples = int(self._group_starts[-1])
         if not self.num_examples:
-            raise UserError(f"{self._files[0].parent}: its Parquet files hold no rows")
+            raise UserError(f"{directory.location}: its {split} Parquet files hold no rows")
+        self.shard_sizes = np.diff(self._group_starts[self._first_group])
+        self.default_window = 16 if directory.remote else 0
         self._cache: collections.OrderedDict[int, tuple[Any, int]] = collections.OrderedDict()
         self._cache_bytes = cache_bytes
         self._cached = 0
         self._lock = threading.Lock()
-        self.class_names = _class_names(footers[0], self._label) or self._numbered(directory, num_classes)
+        self.class_names = _class_names(footers[0], self._label) or self._numbered(num_classes)
         self.num_classes = len(self.class_names)
 
     def locate(self, index: int) -> tuple[str, int]:
         """Returns the file of a row and its number there."""
         group = int(np.searchsorted(self._group_starts, index, "right")) - 1
         file = int(np.searchsorted(self._first_group, group, "right")) - 1
-        return str(self._files[file]), int(index - self._group_starts[self._first_group[file]])
+        return self._directory.where(self._files[file]), int(index - self._group_starts[self._first_group[file]])
+
+    def prefetch(self, shards: Sequence[int]) -> None:
+        """See `Source.prefetch`."""
+        self._directory.prefetch([self._files[number] for number in shards])
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Reads one row, with its row group."""
@@ -84,10 +100,11 @@ class ParquetSource(Source):
         file = int(np.searchsorted(self._first_group, group, "right")) - 1
         started = time.perf_counter()
         number = group - int(self._first_group[file])
-        opened = _open(self._files[file])
-        table = opened.read_row_group(number, columns=[self._image, self._label]).select([self._image, self._label])
-        size = opened.metadata.row_group(number).total_byte_size
-        self.io.add(size, 1, time.perf_counter() - started)
+        with _open(self._directory, self._files[file]) as opened:
+            table = opened.read_row_group(number, columns=[self._image, self._label]).select([self._image, self._label])
+            size = opened.metadata.row_group(number).total_byte_size
+        if not self._directory.remote:
+            self.io.add(size, 1, time.perf_counter() - started)
         with self._lock:
             if group not in self._cache:
                 self._cache[group] = (table, table.nbytes)
@@ -96,42 +113,84 @@ class ParquetSource(Source):
                 self._cached -= self._cache.popitem(last=False)[1][1]
         return table
 
-    def _numbered(self, directory: Path, num_classes: int | None) -> tuple[str, ...]:
+    def _numbered(self, num_classes: int | None) -> tuple[str, ...]:
         if num_classes is None:
-            labels = [_open(path).read(columns=[self._label]).column(0) for path in _find(directory, "train")]
+            if self._directory.remote:
+                raise UserError(
+                    f"--data_dir={self._directory.location}: its files do not name the classes; give --num_classes"
+                )
+            labels = [_labels(self._directory, name, self._label) for name in _find(self._directory, "train")]
             num_classes = 1 + max((label for column in labels for label in column.unique().to_pylist()), default=0)
         return tuple(str(number) for number in range(num_classes))
 
 
-def _find(directory: Path, split: str) -> list[Path]:
-    if not directory.is_dir():
-        raise UserError(f"--data_dir={directory}: no such directory")
-    for name in SPLIT_NAMES[split]:
-        pattern = re.compile(rf"{name}(-\d+-of-\d+.*)?\.parquet$")
-        found = [p for folder in (directory, directory / "data") for p in sorted(folder.glob("*.parquet"))]
-        found = [p for p in found if pattern.match(p.name)]
+def _find(directory: Directory, split: str) -> list[str]:
+    names = [name for name in directory.names() if name.endswith(".parquet")]
+    for word in SPLIT_NAMES[split]:
+        pattern = re.compile(rf"(data/)?{word}(-\d+-of-\d+[^/]*)?\.parquet$|{word}/")
+        found = [name for name in names if pattern.match(name)]
         if found:
             return found
     raise UserError(
-        f"--data_dir={directory}: holds no {split} Parquet files (names like {split}-00000-of-00040.parquet)"
+        f"--data_dir={directory.location}: holds no {split} Parquet files (names like {split}-00000-of-00040.parquet)"
     )
 
 
-def _open(path: Path) -> Any:
+def _footers(directory: Directory, names: Sequence[str]) -> list[Any]:
+    """Returns the metadata of files, without copies of those at a URL."""
+    parquet = _package()
+    with _explained(directory, names[0]):
+        directory.look_up(names)
+
+    def footer(name: str) -> Any:
+        with _explained(directory, name), directory.opened(name) as file:
+            return parquet.read_metadata(file)
+
+    with concurrent.futures.ThreadPoolExecutor(min(_FOOTERS, len(names))) as pool:
+        return list(pool.map(footer, names))
+
+
+def _labels(directory: Directory, name: str, column: str) -> Any:
+    with _open(directory, name) as file:
+        return file.read(columns=[column]).column(0)
+
+
+def _open(directory: Directory, name: str) -> Any:
+    """Opens a file of which row groups are read."""
+    parquet = _package()
+    while True:
+        path = directory.path(name)
+        with _explained(directory, name):
+            try:
+                return parquet.ParquetFile(path)
+            except FileNotFoundError:
+                if not directory.remote:
+                    raise
+                # Another rank has removed the copy since, to make room: it is copied again.
+
+
+@contextlib.contextmanager
+def _explained(directory: Directory, name: str) -> Iterator[None]:
+    import pyarrow
+
     try:
-        import pyarrow
+        yield
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{directory.where(name)}: is not a readable Parquet file ({reason})") from None
+
+
+def _package() -> Any:
+    try:
         from pyarrow import parquet
     except ImportError:
         raise UserError("--dataset=parquet: needs pyarrow (pip install pyarrow)") from None
-    try:
-        return parquet.ParquetFile(path)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise UserError(f"{path}: is not a readable Parquet file ({' '.join(str(error).split())})") from None
+    return parquet
 
 
-def _class_names(file: Any, label: str) -> tuple[str, ...] | None:
+def _class_names(footer: Any, label: str) -> tuple[str, ...] | None:
     """Returns the names that the Hugging Face metadata of a file gives its label column."""
-    text = (file.schema_arrow.metadata or {}).get(b"huggingface")
+    text = (footer.metadata or {}).get(b"huggingface")
     try:
         names = json.loads(text)["info"]["features"][label]["names"] if text else None
     except (ValueError, KeyError, TypeError):

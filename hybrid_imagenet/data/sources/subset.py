@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,6 +26,9 @@ class Subset(Source):
         self.num_examples = len(indices)
         self.num_classes, self.class_names = source.num_classes, source.class_names
         self.ready, self.side, self.losses = source.ready, source.side, losses
+        if source.shard_sizes is not None and (np.diff(indices) > 0).all():
+            ends = np.searchsorted(indices, np.cumsum(source.shard_sizes))
+            self.shard_sizes, self.default_window = np.diff(ends, prepend=0), source.default_window
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Returns the encoded image and the label of one example; raises BadRecord as the source does."""
@@ -32,6 +37,10 @@ class Subset(Source):
     def read_pixels(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         """See `Source.read_pixels`."""
         return self._source.read_pixels(self._indices[indices])
+
+    def prefetch(self, shards: Sequence[int]) -> None:
+        """See `Source.prefetch`: the shards are those of the source."""
+        self._source.prefetch(shards)
 
     def locate(self, index: int) -> tuple[str, int]:
         """Returns the place in the source."""

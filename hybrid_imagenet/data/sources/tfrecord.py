@@ -66,6 +66,7 @@ class ShardSource(Source):
                 f"{files[number]}, offset {gap.offset}: {gap.reason}; restore the file or give --bad_records=skip"
             )
         self.num_examples = len(self.index.offset)
+        self.shard_sizes = self.index.counts()
         if not self.num_examples:
             raise UserError(f"{files[0].parent}: its {len(files)} shards hold no records")
         self.losses = tuple(_losses(self.index, expected))

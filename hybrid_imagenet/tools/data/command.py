@@ -48,9 +48,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
-    known = "digits, synthetic, tfrecord, folder, parquet, huggingface, idx, fashion_mnist or a TFDS name"
+    known = "digits, synthetic, tfrecord, folder, webdataset, parquet, huggingface, idx, fashion_mnist or a TFDS name"
     parser.add_argument(flag, dest="dataset", required=True, help=known)
-    parser.add_argument("--data_dir", help="where it lies")
+    parser.add_argument("--data_dir", help="where it lies: a directory, or for webdataset and parquet a URL")
+    parser.add_argument("--data_cache_dir", help="for copies of the files of a URL")
     parser.add_argument("--num_classes", type=command_line.positive, help="classes of shards that do not tell")
     parser.add_argument("--num_examples", type=command_line.positive, help="training images of a synthetic set")
     parser.add_argument("--val_fraction", type=command_line.fraction, default=0.0, help="of a folder, as in training")
@@ -78,6 +79,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
         num_classes=arguments.num_classes,
         num_examples=arguments.num_examples,
         val_fraction=arguments.val_fraction,
+        cache_dir=arguments.data_cache_dir,
     )
     for split, entry in manifest["splits"].items():
         size = sum(shard["bytes"] for shard in entry["shards"])
@@ -98,6 +100,7 @@ def _names(arguments: argparse.Namespace, split: str) -> parallel.SourceName:
         arguments.num_classes,
         arguments.num_examples,
         val_fraction=arguments.val_fraction,
+        cache_dir=arguments.data_cache_dir,
     )
 
 

@@ -32,6 +32,7 @@ class SourceName:
     num_examples: int | None = None
     ignore_damage: bool = False
     val_fraction: float = 0.0
+    cache_dir: str | None = None
 
     def open(self) -> Source:
         """Opens the source."""
@@ -43,6 +44,7 @@ class SourceName:
             num_examples=self.num_examples,
             ignore_damage=self.ignore_damage,
             val_fraction=self.val_fraction,
+            cache_dir=self.cache_dir,
         )
 
 

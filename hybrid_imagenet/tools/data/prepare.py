@@ -60,6 +60,7 @@ def prepare(
     num_classes: int | None = None,
     num_examples: int | None = None,
     val_fraction: float = 0.0,
+    cache_dir: str | None = None,
 ) -> dict[str, Any]:
     """Writes `train` and `validation` shards of a data set into `target`; returns the manifest.
 
@@ -74,7 +75,9 @@ def prepare(
     from hybrid_imagenet import data
 
     sources = {
-        split: parallel.SourceName(name, data_dir, split, num_classes, num_examples, settings.skip_bad, val_fraction)
+        split: parallel.SourceName(
+            name, data_dir, split, num_classes, num_examples, settings.skip_bad, val_fraction, cache_dir
+        )
         for split in data.SPLITS
     }
     opened = {split: source.open() for split, source in sources.items()}

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hybrid_imagenet.data.storage import is_url
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.doctor import hosts, nccl, ranks
@@ -46,6 +47,10 @@ def examine(options: argparse.Namespace) -> tuple[dict[str, Any], list[Finding]]
     slots = hosts.parse(options.hosts, options.slots)
     if options.interface and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]*", options.interface):
         raise UserError(f"--interface={options.interface}: not a valid interface name; give one such as eth0")
+    if is_url(options.data_dir or ""):
+        raise UserError(
+            f"--data_dir={options.data_dir}: directories are compared between hosts, not URLs; leave it out"
+        )
     with _token(options.run_dir) as token:
         data_dir = str(Path(options.data_dir).absolute()) if options.data_dir else None
         request = {

@@ -1,0 +1,110 @@
+"""Reads files of a directory by name; what it is that one can do with files at a URL too (`data.remote`)."""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from hybrid_imagenet.data.shards import SPLIT_NAMES
+from hybrid_imagenet.data.sources.base import IoCounter, read_at
+
+SUBDIRECTORIES = ("data", *(name for names in SPLIT_NAMES.values() for name in names))
+
+
+class Directory(abc.ABC):
+    """Files of a directory and of its subdirectories `data`, `train`, `validation`, `val` and `test`.
+
+    Attributes:
+      location: as the user gave it.
+      io: counts what is read from storage.
+      remote: whether files are copied before they are read.
+    """
+
+    remote = False
+
+    def __init__(self, location: str) -> None:
+        """Starts the counters."""
+        self.location = location
+        self.io = IoCounter()
+
+    @abc.abstractmethod
+    def names(self) -> list[str]:
+        """Returns the files, sorted, those of a subdirectory as `train/name`."""
+
+    @abc.abstractmethod
+    def small(self, name: str) -> bytes | None:
+        """Returns the content of a small file; None where there is no such file."""
+
+    @abc.abstractmethod
+    def path(self, name: str) -> Path:
+        """Returns where a file can be read on this host, after it has been copied where that is needed.
+
+        Raises:
+          OSError: if there is no such file.
+          StorageError: if a URL does not answer.
+        """
+
+    @abc.abstractmethod
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """Returns bytes of a file; fewer only at its end. Raises as `path`."""
+
+    @abc.abstractmethod
+    def opened(self, name: str) -> BinaryIO:
+        """Opens a file of which little is read, without a copy."""
+
+    @abc.abstractmethod
+    def index_path(self, name: str) -> Path | None:
+        """Returns where an index of a copy is kept, which outlives it; None for a local file."""
+
+    def look_up(self, names: Sequence[str]) -> None:  # noqa: B027 - nothing to do for local files
+        """Asks for the sizes of files together, which is faster than one after another; raises as `path`."""
+
+    def prefetch(self, names: Sequence[str]) -> None:  # noqa: B027 - nothing to do for local files
+        """Says which files are read next, so that they can be copied ahead."""
+
+    def where(self, name: str) -> str:
+        """Returns the name of a file for messages."""
+        return f"{self.location.rstrip('/')}/{name}"
+
+
+class LocalDirectory(Directory):
+    """A directory of this host, or mounted here."""
+
+    def __init__(self, path: Path) -> None:
+        """Takes a directory that exists."""
+        super().__init__(str(path))
+        self._path = path
+
+    def names(self) -> list[str]:
+        """See `Directory`."""
+        places = [("", self._path), *((f"{name}/", self._path / name) for name in SUBDIRECTORIES)]
+        return sorted(
+            prefix + entry.name for prefix, place in places if place.is_dir() for entry in os.scandir(place) if entry
+        )
+
+    def small(self, name: str) -> bytes | None:
+        """See `Directory`."""
+        try:
+            return self.path(name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def path(self, name: str) -> Path:
+        """See `Directory`."""
+        return self._path / name
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """See `Directory`."""
+        return read_at(self.where(name), offset, length, self.io)
+
+    def opened(self, name: str) -> BinaryIO:
+        """See `Directory`."""
+        return self.path(name).open("rb")
+
+    def index_path(self, name: str) -> Path | None:
+        """See `Directory`."""
+        del name
+        return None

@@ -1,0 +1,197 @@
+"""Reads WebDataset tar files, from a directory or a URL."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import json
+import os
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hybrid_imagenet.data import shards, storage, tar_index
+from hybrid_imagenet.data.directories import Directory
+from hybrid_imagenet.data.sources.base import BadRecord, Loss, Source
+from hybrid_imagenet.errors import UserError
+
+_INFO = ("_info.json", "info.json")
+_SCANS = 8  # files that a rank scans at the same time
+_INDICES = 4096  # of files that are kept in memory
+
+
+class WebDatasetSource(Source):
+    """Gives random access to the samples of a split's tar files.
+
+    A sample's image is its `.jpg`, `.jpeg`, `.png`, `.bmp` or `.gif`; its label the number in `.cls`, or `label` or
+    `cls` in `.json`, from 0. The files of a split are those that `_info.json` lists (timm's form, with the samples in
+    each), else those with the split's name as a word of their name, or in a directory of that name. Where samples lie
+    is found by hopping from header to header, once, and remembered.
+
+    The `webdataset` package itself reads one sample after another, with a buffer that shuffles and is not part of any
+    state, so it can neither go on inside of an epoch nor give each image once on any number of ranks.
+
+    At a URL without `_info.json` all files of the split are copied at the start, as their samples must be counted.
+
+    Args:
+      directory: holds the files.
+      split: "train" or "validation".
+      num_classes: if there is no `labels.txt` (one name a line); else the largest label of the training files tells.
+      ignore_damage: go on with the readable part of damaged files, with their `losses`, instead of raising.
+
+    Raises:
+      UserError: for files that are missing, damaged or hold other numbers of samples than `_info.json` says.
+    """
+
+    def __init__(
+        self, directory: Directory, split: str, num_classes: int | None, *, ignore_damage: bool = False
+    ) -> None:
+        """Finds the files and counts their samples."""
+        super().__init__()
+        self._directory = directory
+        self.io = directory.io
+        self._ignore_damage = ignore_damage
+        self._index = functools.lru_cache(maxsize=_INDICES)(self._load)
+        self._files, sizes = _listed(directory, split) or (_found(directory, split), None)
+        self._promised = sizes
+        try:
+            directory.look_up(self._files)
+        except OSError as error:
+            raise UserError(f"{error}: no such file, or no access to it") from None
+        if sizes is None or not directory.remote:
+            sizes = self._scan_all()
+        self.shard_sizes = self._sizes = np.array(sizes, np.int64)
+        self._ends = np.cumsum(self._sizes)
+        self.num_examples = int(self._ends[-1])
+        if not self.num_examples:
+            raise UserError(f"{directory.location}: its {len(self._files)} {split} tar files hold no samples")
+        self.class_names = _class_names(directory) or self._numbered(split, num_classes)
+        self.num_classes = len(self.class_names)
+        self.default_window = 16 if directory.remote else 0
+
+    def locate(self, index: int) -> tuple[str, int]:
+        """Returns the tar file of a sample and the offset of the header of its first file there."""
+        file, place = self._place(index)
+        found = self._index(file)
+        lost = found.damage[0] if found.damage else 0
+        return self._directory.where(self._files[file]), int(found.begin[place]) if place < len(found.begin) else lost
+
+    def read_one(self, index: int) -> tuple[bytes, int]:
+        """Reads one image with a single operation."""
+        file, place = self._place(index)
+        found = self._index(file)
+        if place >= len(found.begin):  # lost in a file whose list promises more
+            raise BadRecord(*self.locate(index), found.damage[1] if found.damage else "is missing")
+        offset, length, label = (int(values[place]) for values in (found.offset, found.length, found.label))
+        if offset < 0 or label < 0:
+            lacks = f"an image ({', '.join(tar_index.IMAGES)})" if offset < 0 else "a label (a number in cls or json)"
+            raise BadRecord(*self.locate(index), f"the sample lacks {lacks}")
+        try:
+            image = self._directory.read(self._files[file], offset, length)
+        except OSError as error:
+            raise BadRecord(*self.locate(index), error.strerror or str(error)) from None
+        if len(image) < length:
+            raise BadRecord(*self.locate(index), "the file ends early")
+        return image, self._checked_label(index, label)
+
+    def prefetch(self, shards: Sequence[int]) -> None:
+        """See `Source.prefetch`."""
+        self._directory.prefetch([self._files[number] for number in shards])
+
+    def _place(self, index: int) -> tuple[int, int]:
+        file = int(np.searchsorted(self._ends, index, "right"))
+        return file, int(index - (self._ends[file] - self._sizes[file]))
+
+    def _load(self, number: int) -> tar_index.TarIndex:
+        """Returns the index of a file, after it was checked."""
+        name = self._files[number]
+        try:
+            path = self._directory.path(name)
+            index = tar_index.load(path, self._directory.index_path(name) or tar_index.stored_at(path))
+        except OSError as error:
+            raise UserError(f"{self._directory.where(name)}: cannot be read ({error.strerror or error})") from None
+        if index.damage and not self._ignore_damage:
+            offset, reason = index.damage
+            raise UserError(
+                f"{self._directory.where(name)}, offset {offset}: {reason}; restore the file or give --bad_records=skip"
+            )
+        promised = self._promised[number] if self._promised else len(index.begin)
+        if len(index.begin) != promised and not index.damage:
+            raise UserError(
+                f"{self._directory.where(name)}: holds {len(index.begin)} samples, {_INFO[0]} says {promised}; restore "
+                "the file or correct the list"
+            )
+        return index
+
+    def _scan_all(self) -> list[int]:
+        """Returns the samples in each file; notes what damaged files have lost."""
+        numbers = list(range(len(self._files)))
+        self._directory.prefetch(self._files)
+        # Each process of a machine begins elsewhere, and finds what the others have stored by then.
+        random.Random(os.getpid()).shuffle(numbers)
+        with concurrent.futures.ThreadPoolExecutor(min(_SCANS, len(numbers))) as pool:
+            found = dict(zip(numbers, pool.map(self._index, numbers), strict=True))
+        losses = []
+        for number, name in enumerate(self._files):
+            damage, count = found[number].damage, len(found[number].begin)
+            if damage:
+                missing = max(1, self._promised[number] - count) if self._promised else 1
+                reason = f"{damage[1]}; the rest of the file is lost"
+                losses.append(Loss(self._directory.where(name), damage[0], reason, missing, bool(self._promised)))
+        self.losses = tuple(losses)
+        return [len(found[number].begin) for number in range(len(self._files))]
+
+    def _numbered(self, split: str, num_classes: int | None) -> tuple[str, ...]:
+        if num_classes is None:
+            if self._promised and self._directory.remote:
+                raise UserError(
+                    f"--data_dir={self._directory.location}: has no labels.txt; give --num_classes, as labels are in "
+                    "files that are copied later"
+                )
+            source = self if split == "train" else WebDatasetSource(self._directory, "train", 1, ignore_damage=True)
+            indices = [source._index(number) for number in range(len(source._files))]
+            num_classes = 1 + max((int(index.label.max(initial=-1)) for index in indices), default=-1)
+        return tuple(str(number) for number in range(max(num_classes, 1)))
+
+
+def _listed(directory: Directory, split: str) -> tuple[list[str], list[int]] | None:
+    """Returns the files of a split and the samples in each, as `_info.json` tells; None without one."""
+    for name in _INFO:
+        text = directory.small(name)
+        if text is None:
+            continue
+        try:
+            splits = json.loads(text)["splits"]
+            entry = next(splits[known] for known in shards.SPLIT_NAMES[split] if known in splits)
+            files, sizes = [str(file) for file in entry["filenames"]], [int(size) for size in entry["shard_lengths"]]
+        except (ValueError, KeyError, TypeError, StopIteration) as error:
+            raise UserError(
+                f"{directory.where(name)}: does not list the files of {split} with their shard_lengths ({error!r})"
+            ) from None
+        if not files or len(files) != len(sizes):
+            raise UserError(f"{directory.where(name)}: has {len(files)} files but {len(sizes)} lengths of {split}")
+        return files, sizes
+    return None
+
+
+def _found(directory: Directory, split: str) -> list[str]:
+    names = directory.names()
+    found = storage.of_split(names, ".tar", split)
+    if found:
+        return found
+    packed = [name for name in names if name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.bz2"))]
+    if packed:
+        raise UserError(f"{directory.where(packed[0])}: unpack it to a .tar; images in it cannot be found otherwise")
+    raise UserError(
+        f"--data_dir={directory.location}: holds no {split} tar files (names like {split}-000000.tar, or a directory "
+        f"{split})"
+    )
+
+
+def _class_names(directory: Directory) -> tuple[str, ...] | None:
+    text: Any = directory.small("labels.txt")
+    if text is None:
+        return None
+    return tuple(line.strip() for line in text.decode("utf-8", "replace").splitlines() if line.strip()) or None

@@ -1,0 +1,142 @@
+"""Finds the samples of a WebDataset tar file: where each image lies, and its label."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tarfile
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from hybrid_imagenet.data import shards
+
+IMAGES = ("jpg", "jpeg", "png", "bmp", "gif")
+_LABELS = ("cls", "json")
+_VERSION = 1
+_UNKNOWN = -1
+_COLUMNS = ("begin", "offset", "length", "label")
+_LONGEST_LABEL = 1 << 20  # bytes of a label's file
+_Row = tuple[int, int, int, int]  # begin, offset, length and label of a sample
+
+
+@dataclasses.dataclass(frozen=True)
+class TarIndex:
+    """Locates the samples of one tar file, in its order.
+
+    Attributes:
+      begin: int64 [n]; the byte at which the header of each sample's first file begins.
+      offset, length: int64 [n]; first byte and bytes of each image; offset -1 for a sample without one.
+      label: int64 [n]; -1 for a sample without one.
+      damage: where the rest of the file makes no sense, and why; None for a whole file.
+    """
+
+    begin: npt.NDArray[np.int64]
+    offset: npt.NDArray[np.int64]
+    length: npt.NDArray[np.int64]
+    label: npt.NDArray[np.int64]
+    damage: tuple[int, str] | None = None
+
+
+def load(path: Path, stored: Path) -> TarIndex:
+    """Returns the index of a tar file from where it is stored, else from the file, and stores it.
+
+    Raises:
+      OSError: if the file cannot be read.
+    """
+    try:
+        with np.load(stored) as found:
+            damage = json.loads(str(found["damage"]))
+            return TarIndex(**{name: found[name] for name in _COLUMNS}, damage=tuple(damage) if damage else None)
+    except (OSError, KeyError, ValueError, TypeError):
+        pass  # absent, or cut short by a full disk
+    index = scan(path)
+    try:
+        with shards.replacing(stored) as temporary, temporary.open("wb") as file:
+            columns = {name: getattr(index, name) for name in _COLUMNS}
+            np.savez(file, allow_pickle=False, damage=np.array(json.dumps(index.damage)), **columns)
+    except OSError:
+        pass  # a read-only or full cache costs only the next scan
+    return index
+
+
+def stored_at(path: Path) -> Path:
+    """Returns where the index of a local tar file is kept until the file changes."""
+    return shards.cached_index("tar", _VERSION, files=[path])
+
+
+def scan(path: Path) -> TarIndex:
+    """Reads the headers of a tar file, and the files with labels.
+
+    A sample is what the files of one key have, which follow one another; the key is a path up to the first dot of its
+    last part (the WebDataset format). Its image is the first file whose last suffix is one of `IMAGES`; its label is
+    the number in `.cls`, or `label` or `cls` in `.json`.
+
+    Raises:
+      OSError: if the file cannot be read.
+    """
+    rows: list[_Row] = []
+    end, key = 0, None
+    with path.open("rb") as file:
+        try:
+            with tarfile.open(fileobj=file, mode="r:") as archive:
+                for member in archive:
+                    end = member.offset_data + member.size
+                    found, suffix = _divided(member.name)
+                    if not (member.isfile() and found and suffix):
+                        continue
+                    if found != key:
+                        rows.append((member.offset, _UNKNOWN, 0, _UNKNOWN))
+                        key = found
+                    rows[-1] = _with(rows[-1], file, member, suffix)
+            damage = _end(file, end)
+        except tarfile.TarError as error:
+            damage = (end, str(error))
+    if damage and rows:
+        _, offset, length, label = rows[-1]
+        if _UNKNOWN in (offset, label) or offset + length > path.stat().st_size:
+            rows.pop()  # the damage is in the middle of it
+    columns = np.array(rows, np.int64).reshape(-1, len(_COLUMNS)).T.copy()
+    return TarIndex(**dict(zip(_COLUMNS, columns, strict=True)), damage=damage)
+
+
+def _end(file: BinaryIO, end: int) -> tuple[int, str] | None:
+    """Returns what is wrong after the last file that was found, which may be the last before a damaged header."""
+    place = -(-end // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    file.seek(place)
+    block = file.read(tarfile.BLOCKSIZE)
+    if len(block) < tarfile.BLOCKSIZE:
+        return place, "the file ends early"
+    return (place, "the header of a file is damaged") if any(block) else None
+
+
+def _divided(name: str) -> tuple[str, str]:
+    """Returns the key of a file and its last suffix; no key for a file that belongs to no sample."""
+    folder, _, base = name.rpartition("/")
+    stem, _, suffixes = base.partition(".")
+    return f"{folder}/{stem}" if stem and not base.startswith("__") else "", suffixes.rpartition(".")[2].lower()
+
+
+def _with(row: _Row, file: BinaryIO, member: tarfile.TarInfo, suffix: str) -> _Row:
+    """Returns the row of a sample with one of its files added."""
+    begin, offset, length, label = row
+    if suffix in IMAGES and offset == _UNKNOWN:
+        return begin, member.offset_data, member.size, label
+    if suffix in _LABELS and label == _UNKNOWN and member.size <= _LONGEST_LABEL:
+        position = file.tell()
+        file.seek(member.offset_data)
+        label = _label(file.read(member.size), suffix)
+        file.seek(position)
+    return begin, offset, length, label
+
+
+def _label(content: bytes, suffix: str) -> int:
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return _UNKNOWN
+    if suffix == "json" and isinstance(value, dict):
+        value = value.get("label", value.get("cls"))
+    return value if type(value) is int and value >= 0 else _UNKNOWN

@@ -1,0 +1,94 @@
+"""A web server for a directory that can be killed: answers range requests, notes what it was asked for."""
+
+import http.server
+import itertools
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.ranks import ROOT, environment
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Python's own server, and ranges."""
+
+    ranges = True
+    dies_after = None  # so many parts that were sent
+    protocol_version = "HTTP/1.1"
+    sent = itertools.count(1)
+
+    def do_GET(self):
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        path = self.translate_path(self.path)
+        if not (self.ranges and found and Path(path).is_file()):
+            super().do_GET()
+            return
+        if self.dies_after is not None and next(self.sent) > self.dies_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        start, last = map(int, found.groups())
+        content = Path(path).read_bytes()
+        part = content[start : last + 1]
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {start}-{start + len(part) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+
+    def log_request(self, code="-", size="-"):
+        print(self.command, self.path, self.headers.get("Range", ""), flush=True)
+
+    def log_error(self, form, *arguments):
+        """Says nothing more."""
+
+
+class Server:
+    """A process that serves a directory on a port of its own, which it has again when it is started again."""
+
+    def __init__(self, directory, log, *, ranges=True, dies_after=None):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._directory, self._log, self._ranges = directory, log, ranges
+        self._process = None
+        self.start(dies_after)
+
+    def start(self, dies_after=None):
+        """Starts it, and waits until it answers; it dies by itself after so many parts of files."""
+        command = [sys.executable, "-m", "tests.data.http_server", str(self.port), str(self._directory)]
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                [*command, str(int(self._ranges)), str(dies_after or "")],
+                cwd=ROOT,
+                env=environment(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        for _ in range(600):
+            with socket.socket() as attempt:
+                if attempt.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.05)
+        raise AssertionError(self._log.read_text())
+
+    def kill(self):
+        """Ends it as a power cut does."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def requests(self):
+        """The requests so far: method, path and range of each."""
+        lines = [line.split(" ") for line in self._log.read_text().splitlines()]
+        return [tuple(line) for line in lines if len(line) == 3 and line[0] in ("GET", "HEAD")]
+
+
+if __name__ == "__main__":
+    port, directory, ranges, dies_after = sys.argv[1:]
+    Handler.ranges, Handler.dies_after = bool(int(ranges)), int(dies_after) if dies_after else None
+    os.chdir(directory)
+    http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()

@@ -1,0 +1,266 @@
+"""Data sets at a URL: copies of their files, servers that are killed, and copies that make room."""
+
+import collections
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from hybrid_imagenet import data
+from hybrid_imagenet.data import pipeline, remote, storage
+from hybrid_imagenet.errors import EXIT_STALLED, StorageError, UserError
+from hybrid_imagenet.numerics.sampling import Cursor
+from hybrid_imagenet.numerics.shard_order import ShardOrder
+from tests.data import programs, support, test_webdataset
+from tests.data.http_server import Server
+from tests.ranks import ROOT, environment
+
+START = Cursor()
+COUNT = 60  # images of the set that is read slowly; the label of each is its number
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "index"))
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Starts servers, and kills them at the end."""
+    servers = []
+
+    def start(directory, **options):
+        servers.append(Server(directory, tmp_path / f"log{len(servers)}", **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.kill()
+
+
+def numbered(directory):
+    """COUNT different images in ten tar files, and one for validation."""
+    directory.mkdir()
+    for split, count in (("train", COUNT), ("validation", 2)):
+        pairs = [(support.jpeg(number, 12, 16), number) for number in range(count)]
+        support.write_tars(directory, split, pairs, per_file=6)
+    support.write_info(directory)
+    (directory / "labels.txt").write_text("\n".join(map(str, range(COUNT))))
+    return directory
+
+
+def fetched(server):
+    """How often each file was sent whole, by the first bytes that were asked for."""
+    return collections.Counter(path for method, path, part in server.requests() if part.startswith("bytes=0-"))
+
+
+@pytest.mark.parametrize("name", ["webdataset", "parquet"])
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_set_at_a_url_is_the_set_in_the_directory(name, ranges, tmp_path, serve):
+    directory = tmp_path / "set"
+    if name == "webdataset":
+        test_webdataset.write(directory)
+    else:
+        for split in data.SPLITS:
+            support.write_parquet(directory / "data", split, support.tiny(split))
+    server = serve(directory, ranges=ranges)
+    for _ in range(2):
+        for split in data.SPLITS:
+            local = data.open_source(name, str(directory), split)
+            source = data.open_source(name, server.url, split, cache_dir=str(tmp_path / "copies"))
+            images, labels = source.read(range(source.num_examples))
+            assert list(zip(images, labels.tolist(), strict=True)) == support.tiny(split)
+            assert source.class_names == local.class_names
+            assert source.shard_sizes.tolist() == local.shard_sizes.tolist()
+            assert source.default_window == 16
+            assert source.locate(4) == (local.locate(4)[0].replace(str(directory), server.url), local.locate(4)[1])
+    files = [path for path in directory.rglob("*.*") if path.suffix in (".tar", ".parquet")]
+    if ranges:  # one copy of each; a footer, which both openings ask for, is all of a file as small as these
+        times = {"webdataset": 1, "parquet": 3}[name]
+        assert fetched(server) == {f"/{path.relative_to(directory)}": times for path in files}
+
+
+def test_only_files_that_are_needed_are_copied(tmp_path, serve):
+    server = serve(numbered(tmp_path / "set"))
+    source = data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
+    assert source.num_examples == COUNT
+    assert not fetched(server)
+    assert source.read_one(20) == (support.jpeg(20, 12, 16), 20)
+    assert fetched(server) == {"/train-0003.tar": 1}
+    source.prefetch([4, 5])
+    wait_for(lambda: set(fetched(server)) == {f"/train-000{n}.tar" for n in (3, 4, 5)})
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def batches(source, cursor=START, rank=0, size=1):
+    """Micro-batches of three from a place of the order on, one shard after another."""
+    order = ShardOrder(source.shard_sizes, 1, seed=4)
+    options = pipeline.HostOptions(readers=1, prefetch=1, threads=1, reads=2)
+    return order, pipeline.training(
+        source, order, cursor, (3, 1), rank, size, epochs=1, image_size=8, augmentation="none", options=options
+    )
+
+
+def test_a_server_that_is_killed_inside_of_an_epoch_and_comes_back_loses_nothing(tmp_path, serve, caplog):
+    directory = numbered(tmp_path / "set")
+    expected = [batch["image"].numpy() for batch in batches(data.open_source("webdataset", str(directory)))[1]]
+    server = serve(directory)
+    source = data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
+    seen = []
+    for number, batch in enumerate(batches(source)[1]):
+        if number == 3:
+            server.kill()
+            threading.Timer(1.5, server.start).start()
+        seen.append(batch["image"].numpy())
+    assert np.array_equal(seen, expected)
+    told = [record.message for record in caplog.records if "trying again for 120 seconds" in record.message]
+    assert 1 <= len(told) <= 3
+    assert fetched(server).keys() == {f"/train-{n:04d}.tar" for n in range(10)}
+
+
+def test_a_server_that_stays_away_ends_the_epoch_which_goes_on_later_at_the_next_image(tmp_path, serve):
+    server = serve(numbered(tmp_path / "set"))
+    place = {"cache_dir": str(tmp_path / "copies"), "storage_timeout": 1.0}
+    source = data.open_source("webdataset", server.url, **place)
+    order, stream = batches(source)
+    seen, cursor = [], START
+    with pytest.raises(StorageError, match=r"\.tar: has failed for --storage_timeout=1 seconds") as caught:
+        for batch in stream:
+            seen += batch["label"].numpy().tolist()
+            cursor = order.advance(cursor, 3)
+            server.kill()
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == EXIT_STALLED
+    assert 3 <= len(seen) < COUNT
+    server.start()
+    source = data.open_source("webdataset", server.url, **place)
+    parts = [batches(source, cursor, rank, 2)[1] for rank in range(2)]  # and on another number of ranks
+    for step in zip(*parts, strict=True):
+        seen += [label for batch in step for label in batch["label"].numpy().tolist()]
+    assert sorted(seen[:COUNT]) == list(range(COUNT))
+
+
+def test_a_connection_that_breaks_inside_of_a_file_goes_on_where_it_broke(tmp_path, serve, monkeypatch):
+    server = serve(numbered(tmp_path / "set"))
+    monkeypatch.setattr(remote, "_BLOCK", 3000)
+    directory = storage.open_directory(server.url, str(tmp_path / "copies"))
+    asked = []
+
+    def broken_once(path, start, end, cat=directory._files.cat_file):
+        asked.append(start)
+        content = cat(path, start=start, end=end)
+        return content[:100] if asked.count(6000) == 1 and start == 6000 else content
+
+    monkeypatch.setattr(directory._files, "cat_file", broken_once)
+    assert directory.path("train-0000.tar").read_bytes() == (tmp_path / "set" / "train-0000.tar").read_bytes()
+    assert asked == [*range(0, 6000, 3000), 6000, *range(6000, directory._sizes["train-0000.tar"], 3000)]
+
+
+def test_processes_share_copies_and_each_file_is_sent_once(tmp_path, serve):
+    server = serve(numbered(tmp_path / "set"))
+    command = [sys.executable, "-m", "tests.data.open_url", server.url, str(tmp_path / "copies")]
+    readers = [
+        subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    assert [reader.communicate(timeout=120)[0].split()[-1] for reader in readers] == [str(sum(range(COUNT)))] * 3
+    assert fetched(server) == {f"/train-{n:04d}.tar": 1 for n in range(10)}
+
+
+def test_ranks_whose_server_dies_go_on_with_exactly_the_rest(pools, tmp_path, serve):
+    server = serve(numbered(tmp_path / "set"), dies_after=5)
+    place = server.url, str(tmp_path / "copies")
+    ends = pools[2].call(programs.labels_at, *place, [0, 0])
+    assert all("has failed for --storage_timeout=1 seconds" in error for _, error in ends)
+    steps = min(len(seen) for seen, _ in ends)  # a job trains on what all ranks have
+    assert 1 <= steps < COUNT // 8
+    server.start()
+    rest = pools[2].call(programs.labels_at, *place, [0, 8 * steps])
+    assert [error for _, error in rest] == ["", ""]
+    parts = [before[:steps] + after for (before, _), (after, _) in zip(ends, rest, strict=True)]
+    stream = [label for step in zip(*parts, strict=True) for part in step for label in part]
+    assert sorted(stream[:COUNT]) == list(range(COUNT))
+
+
+def test_copies_that_were_not_used_for_long_make_room(tmp_path, serve, monkeypatch):
+    server = serve(numbered(tmp_path / "set"))
+    copies = tmp_path / "copies"
+    files = lambda: sorted(path.name for path in copies.rglob("*.tar"))  # noqa: E731
+    monkeypatch.setattr(remote, "_TOUCHED", 0.0)
+    room = collections.namedtuple("usage", "total used free")
+    size = 20_000  # more than a file has
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: room(10 * size, 0, (5 - len(files())) * size))
+    source = data.open_source("webdataset", server.url, cache_dir=str(copies))
+    for index in range(COUNT):
+        source.read_one(0)  # which keeps the first file in use
+        assert source.read_one(index) == (support.jpeg(index, 12, 16), index)
+        assert 1 <= len(files()) <= 4
+    assert files()[0] == "train-0000.tar"
+    assert fetched(server)["/train-0000.tar"] == 1
+    (copies / source._directory._copies.name / "train-0000.tar").unlink()  # as another rank does
+    assert source.read_one(3)[1] == 3
+
+
+def test_a_file_that_has_changed_at_the_url_is_copied_again(tmp_path, serve):
+    directory = test_webdataset.write(tmp_path / "set")
+    server = serve(directory)
+    data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies")).read(range(14))
+    test_webdataset.tar(directory / "tiny-train-0002.tar", [("0.jpg", b"new"), ("0.cls", b"1")])
+    source = data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
+    assert source.num_examples == 12
+    assert source.read_one(6) == (b"new", 1)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        ("http://127.0.0.1:9/set", {"cache_dir": None}, "give a local directory for copies .* --data_cache_dir"),
+        ("http://127.0.0.1:9/set?token=x", {}, "without a query"),
+        ("nonsense://host/set", {}, "not a URL that can be read"),
+        ("s3://bucket/set", {}, "s3fs"),
+        ("http://127.0.0.1:9/set", {"storage_timeout": 0.1}, "has failed for --storage_timeout=0.1 seconds"),
+        ("http://127.0.0.1:9/set", {"cache_dir": "/proc/nothing"}, "--data_cache_dir=/proc/nothing: cannot be written"),
+    ],
+)
+def test_what_cannot_be_used_gets_one_line(url, options, message, tmp_path):
+    with pytest.raises(UserError, match=message) as caught:
+        data.open_source("webdataset", url, **{"cache_dir": str(tmp_path), **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_other_kinds_of_sets_are_not_read_from_a_url(tmp_path):
+    with pytest.raises(UserError, match="URLs go with --dataset=webdataset and parquet, not tfrecord"):
+        data.open_source("tfrecord", "http://127.0.0.1:9/set", cache_dir=str(tmp_path))
+
+
+def test_what_the_server_does_not_have_is_named_at_once(tmp_path, serve):
+    directory = test_webdataset.write(tmp_path / "set")
+    support.write_info(directory)
+    (directory / "tiny-train-0003.tar").unlink()
+    server = serve(directory)
+    with pytest.raises(UserError, match=r"tiny-train-0003.tar: no such file, or no access"):
+        data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
+    (directory / "_info.json").unlink()
+    for path in directory.glob("*validation*"):
+        path.unlink()
+    with pytest.raises(UserError, match="holds no validation tar files"):
+        data.open_source("webdataset", server.url, "validation", cache_dir=str(tmp_path / "copies"))
+
+
+def test_the_number_of_classes_must_be_known_before_labels_are_copied(tmp_path, serve):
+    directory = test_webdataset.write(tmp_path / "set")
+    support.write_info(directory)
+    server = serve(directory)
+    with pytest.raises(UserError, match=r"has no labels.txt; give --num_classes"):
+        data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
+    source = data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"), num_classes=3)
+    assert source.num_classes == 3

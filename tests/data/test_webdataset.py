@@ -1,0 +1,221 @@
+"""WebDataset tar files that the webdataset package wrote, in a directory."""
+
+import io
+import tarfile
+
+import numpy as np
+import pytest
+import webdataset
+
+from hybrid_imagenet import data
+from hybrid_imagenet.data import pipeline, tar_index
+from hybrid_imagenet.data.sources.base import BadRecord
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics.sampling import Cursor
+from hybrid_imagenet.numerics.shard_order import ShardOrder
+from tests.data import support
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def as_json(number, image, label):
+    return {"__key__": f"{number:05d}", "left.png": image, "json": {"text": "jpg", "label": label}}
+
+
+def write(directory, form=support.as_cls, per_file=3):
+    """The tiny set, as 5 and 2 files."""
+    directory.mkdir(parents=True)
+    for split in data.SPLITS:
+        support.write_tars(directory, f"tiny-{split}", support.tiny(split), per_file, form)
+    return directory
+
+
+@pytest.mark.parametrize("form", [support.as_cls, as_json])
+@pytest.mark.parametrize("info", [False, True])
+def test_images_and_labels_are_those_that_the_package_wrote(form, info, tmp_path):
+    directory = write(tmp_path / "set", form)
+    if info:
+        support.write_info(directory)
+    for split, sizes in (("train", [3, 3, 3, 3, 2]), ("validation", [3, 2])):
+        source = data.open_source("webdataset", str(directory), split)
+        images, labels = source.read(np.arange(source.num_examples))
+        assert list(zip(images, labels.tolist(), strict=True)) == support.tiny(split)
+        assert source.class_names == ("0", "1", "2")
+        assert source.shard_sizes.tolist() == sizes
+        assert source.io_statistics().bytes_read == sum(map(len, images))
+        file, offset = source.locate(4)
+        with tarfile.open(file) as archive:
+            assert offset in [member.offset for member in archive]
+
+
+def test_the_package_reads_the_same_samples(tmp_path):
+    directory = write(tmp_path / "set")
+    files = sorted(map(str, directory.glob("*-train-*.tar")))
+    theirs = [(s["jpg"], int(s["cls"])) for s in webdataset.WebDataset(files, shardshuffle=False)]
+    source = data.open_source("webdataset", str(directory))
+    images, labels = source.read(range(source.num_examples))
+    assert list(zip(images, labels.tolist(), strict=True)) == theirs
+
+
+def test_class_names_and_directories_of_splits(tmp_path):
+    directory = write(tmp_path / "set")
+    (directory / "labels.txt").write_text("cat\ndog\nowl\n")
+    for split, name in (("train", "train"), ("validation", "val")):
+        (directory / name).mkdir()
+        for path in directory.glob(f"*-{split}-*.tar"):
+            path.rename(directory / name / path.name.rpartition("-")[2])
+    for split in data.SPLITS:
+        source = data.open_source("webdataset", str(directory), split)
+        assert source.class_names == ("cat", "dog", "owl")
+        assert source.num_examples == len(support.tiny(split))
+
+
+def tar(path, files):
+    with tarfile.open(path, "w") as archive:
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def test_what_belongs_to_no_sample_is_left_alone(tmp_path):
+    image, _ = support.tiny("train")[0]
+    long = "d" * 120 + "/" + "n" * 120  # longer than a plain header holds
+    tar(
+        tmp_path / "train-0.tar",
+        [
+            ("README", b"no suffix"),
+            ("__meta__.json", b"{}"),
+            ("a.b/1.cls", b"1\n"),
+            ("a.b/1.seg.png", image),
+            ("a.b/1.jpg", b"a second image"),
+            (f"{long}.jpg", image),
+            (f"{long}.cls", b"2"),
+        ],
+    )
+    source = data.open_source("webdataset", str(tmp_path))
+    assert [source.read_one(number) for number in range(source.num_examples)] == [(image, 1), (image, 2)]
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ([("1.cls", b"1")], "lacks an image"),
+        ([("1.jpg", b"x")], "lacks a label"),
+        ([("1.jpg", b"x"), ("1.cls", b"cat")], "lacks a label"),
+        ([("1.jpg", b"x"), ("1.cls", b"-1")], "lacks a label"),
+        ([("1.jpg", b"x"), ("1.json", b'{"label": true}')], "lacks a label"),
+        ([("1.jpg", b"x"), ("1.cls", b"3")], "label 3 is not one of 2 classes"),
+    ],
+)
+def test_a_sample_that_cannot_be_used_is_a_bad_record(files, reason, tmp_path):
+    tar(tmp_path / "train-0.tar", [("0.jpg", b"x"), ("0.cls", b"0"), *files])
+    source = data.open_source("webdataset", str(tmp_path), num_classes=2)
+    assert source.read_one(0) == (b"x", 0)
+    with pytest.raises(BadRecord, match=reason) as caught:
+        source.read_one(1)
+    assert caught.value.offset == 2048
+
+
+@pytest.mark.parametrize("info", [False, True])
+def test_a_cut_file_is_refused_or_read_as_far_as_it_goes(info, tmp_path):
+    directory = write(tmp_path / "set")
+    if info:
+        support.write_info(directory)
+    path = directory / "tiny-train-0001.tar"
+    begin = tar_index.scan(path).begin
+    whole = path.read_bytes()
+    for size in (begin[1] + 700, begin[2] + 1, begin[2] + 2048 + 100):
+        path.write_bytes(whole[:size])
+        with pytest.raises(UserError, match=r"0001.tar, offset \d+: .*--bad_records=skip"):
+            data.open_source("webdataset", str(directory))
+        source = data.open_source("webdataset", str(directory), ignore_damage=True)
+        kept = 1 if size < begin[2] + 1 else 2
+        assert source.shard_sizes.tolist() == [3, kept, 3, 3, 2]
+        assert source.lost == (3 - kept if info else 1)
+        assert source.losses[0].exact == info
+        source.read(range(source.num_examples))
+
+
+def test_a_damaged_header_does_not_end_a_file_unseen(tmp_path):
+    directory = write(tmp_path / "set")
+    path = directory / "tiny-train-0001.tar"
+    content = bytearray(path.read_bytes())
+    content[tar_index.scan(path).begin[2] + 10] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="the header of a file is damaged"):
+        data.open_source("webdataset", str(directory))
+
+
+def test_the_index_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
+    directory = write(tmp_path / "set")
+    data.open_source("webdataset", str(directory))
+    scans = []
+    monkeypatch.setattr(tar_index, "scan", lambda path, scan=tar_index.scan: scans.append(path.name) or scan(path))
+    data.open_source("webdataset", str(directory))
+    assert not scans
+    tar(directory / "tiny-train-0002.tar", [("0.jpg", b"x"), ("0.cls", b"0")])
+    assert data.open_source("webdataset", str(directory)).num_examples == 12
+    assert scans == ["tiny-train-0002.tar"]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda d: d.rmdir(), "no such directory"),
+        (lambda d: None, "holds no train tar files"),
+        (lambda d: (d / "train-0.tar.gz").touch(), "unpack it to a .tar"),
+        (lambda d: (d / "train-0.tar").touch(), "offset 0: empty file"),
+        (lambda d: (d / "train-0.tar").write_bytes(bytes(10240)), "hold no samples"),
+        (lambda d: (d / "_info.json").write_text('{"splits": {}}'), "does not list the files of train"),
+        (
+            lambda d: (d / "_info.json").write_text(
+                '{"splits": {"train": {"filenames": ["a.tar"], "shard_lengths": []}}}'
+            ),
+            "1 files but 0 lengths",
+        ),
+        (
+            lambda d: (d / "_info.json").write_text(
+                '{"splits": {"train": {"filenames": ["a.tar"], "shard_lengths": [3]}}}'
+            ),
+            "a.tar: cannot be read .No such file",
+        ),
+    ],
+)
+def test_what_cannot_be_opened_gets_one_line(prepare, message, tmp_path):
+    directory = tmp_path / "set"
+    directory.mkdir()
+    prepare(directory)
+    with pytest.raises(UserError, match=message) as caught:
+        data.open_source("webdataset", str(directory))
+    assert "\n" not in str(caught.value)
+
+
+def test_other_numbers_than_the_list_promises_are_refused(tmp_path):
+    directory = write(tmp_path / "set")
+    support.write_info(directory, shard_lengths=[3, 3, 4, 3, 2])
+    with pytest.raises(UserError, match=r"0002.tar: holds 3 samples, _info.json says 4"):
+        data.open_source("webdataset", str(directory))
+
+
+def test_an_epoch_keeps_to_its_window_and_sees_each_image_once(tmp_path):
+    directory = write(tmp_path / "set")
+    source = data.open_source("webdataset", str(directory))
+    order = ShardOrder(source.shard_sizes, 2, seed=3)
+    asked = []
+    source.prefetch = lambda shards: asked.append(tuple(shards))
+    batches = pipeline.training(
+        source, order, Cursor(), (2, 1), epochs=1, image_size=8, augmentation="none",
+        options=pipeline.HostOptions(readers=1),
+    )  # fmt: skip
+    labels = [label for batch in batches for label in batch["label"].numpy().tolist()]
+    examples = order.at(0, np.arange(14))
+    assert sorted(examples.tolist()) == list(range(14))
+    assert labels == [support.tiny("train")[number][1] for number in examples]
+    shard = np.repeat(np.arange(5), source.shard_sizes)
+    assert len(asked) == 7
+    for step, shards in enumerate(asked):
+        assert set(shard[examples[2 * step : 2 * step + 2]]) <= set(shards)
