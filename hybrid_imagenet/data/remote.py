@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 
 from hybrid_imagenet.data.directories import SUBDIRECTORIES, Directory
@@ -76,7 +76,10 @@ class RemoteDirectory(Directory):
             if place and not any(name.rstrip("/") == place for name in found):
                 continue
             url = f"{self._root}/{place}".rstrip("/") + "/"
-            listed = self._persistently(functools.partial(self._files.ls, url, detail=False), self.location)
+            try:
+                listed = self._persistently(functools.partial(self._files.ls, url, detail=False), self.location)
+            except FileNotFoundError:
+                raise UserError(f"--data_dir={self.location}: no such directory, or no access to it") from None
             names = [entry.rstrip("/").rpartition("/")[2] + "/" * entry.endswith("/") for entry in listed]
             found += [f"{place}/{name}" if place else name for name in names]
         return sorted({name for name in found if not name.endswith("/")})
@@ -104,14 +107,13 @@ class RemoteDirectory(Directory):
     def read(self, name: str, offset: int, length: int) -> bytes:
         """See `Directory`."""
         while True:
+            path = self.path(name)
             try:
-                with self.path(name).open("rb", buffering=0) as file:
+                with path.open("rb", buffering=0) as file:
                     # Not kept open: the space of a copy that made room is free only when nobody holds it.
                     return os.pread(file.fileno(), length, offset)
             except FileNotFoundError:
-                if not self._sizes.get(name):
-                    raise
-                # Another rank has removed the copy to make room since we looked: it is copied again.
+                pass  # another rank has removed the copy to make room since we looked: it is copied again
 
     def opened(self, name: str) -> BinaryIO:
         """See `Directory`."""
@@ -137,6 +139,9 @@ class RemoteDirectory(Directory):
 
     def look_up(self, names: Sequence[str]) -> None:
         """See `Directory`."""
+        outside = next((name for name in names if ".." in PurePosixPath(name).parts or name.startswith("/")), None)
+        if outside is not None:
+            raise UserError(f"{self.where(outside)}: lies outside of the directory; correct its name in the list")
         found = self._persistently(lambda: self._files.sizes([self._at(name) for name in names]), self.location)
         for name, size in zip(names, found, strict=True):
             if size is None:
@@ -180,8 +185,8 @@ class RemoteDirectory(Directory):
                     return
                 self._make_room(size)
                 file.truncate(0)  # of an earlier run: the file may have changed since
-                for start in range(0, size, _BLOCK):
-                    file.write(self._block(name, start, min(start + _BLOCK, size)))
+                while file.tell() < size:
+                    file.write(self._block(name, file.tell(), min(file.tell() + _BLOCK, size)))
                 file.flush()
                 part.replace(copy)
         except OSError as error:
@@ -190,12 +195,13 @@ class RemoteDirectory(Directory):
             raise UserError(f"{copy}: cannot be written ({error.strerror or error})") from None
 
     def _block(self, name: str, start: int, end: int) -> bytes:
+        """Returns the bytes [start, end) of a file; all from `start` if the server sends the whole file regardless."""
         started = time.perf_counter()
 
         def block() -> bytes:
             content: bytes = self._files.cat_file(self._at(name), start=start, end=end)
-            if len(content) == self._size(name) != end - start:
-                content = content[start:end]  # a server that knows no ranges sends the whole file
+            if len(content) == self._size(name):
+                return content[start:]
             if len(content) != end - start:
                 raise OSError(f"{len(content)} of {end - start} bytes came")
             return content
@@ -224,11 +230,12 @@ class RemoteDirectory(Directory):
         """Waits before the next try; raises StorageError when there is to be none."""
         now = time.monotonic()
         reason = " ".join(str(error.__cause__ or error).split())[:200] or type(error).__name__
-        if self._failing_since is None:
-            self._failing_since = now
+        since = self._failing_since
+        if since is None:
+            since = self._failing_since = now
             _log.warning(without_secrets(f"{where}: {reason}; trying again for {self._timeout:g} seconds"))
         # What another thread has waited for in vain counts: the next one in its place must not wait as long again.
-        left = self._timeout - (now - min(begun, self._failing_since))
+        left = self._timeout - (now - min(begun, since))
         if left <= 0:
             raise StorageError(
                 f"{where}: has failed for --storage_timeout={self._timeout:g} seconds ({reason}); start again with "
@@ -263,7 +270,7 @@ class _Parts(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         end = min(self._position + len(buffer), self._size)
         count = max(0, end - self._position)
-        buffer[:count] = self._block(self._position, end) if count else b""
+        buffer[:count] = self._block(self._position, end)[:count] if count else b""
         self._position += count
         return count
 

@@ -21,6 +21,7 @@ def labels_at(url: str, copies: str, start: list) -> tuple[list, str]:
     """The labels of this rank's batches of one epoch of a set at a URL, and how it ended if that was too early."""
     c = comm.start()
     source = data.open_source("webdataset", url, cache_dir=copies, storage_timeout=1.0)
+    c.allgather_object(None)  # the server dies of what comes now
     batches = pipeline.training(
         source, pipeline.order_of(source, 2, seed=8), Cursor(*start), (4, 1), c.rank, c.size,
         epochs=1, image_size=8, augmentation="none", options=pipeline.HostOptions(readers=1, prefetch=1, threads=1),

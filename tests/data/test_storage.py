@@ -256,6 +256,33 @@ def test_what_the_server_does_not_have_is_named_at_once(tmp_path, serve):
         data.open_source("webdataset", server.url, "validation", cache_dir=str(tmp_path / "copies"))
 
 
+def test_a_file_that_vanishes_from_the_url_is_a_bad_record(tmp_path, serve):
+    directory = numbered(tmp_path / "set")
+    source = data.open_source("webdataset", serve(directory).url, cache_dir=str(tmp_path / "copies"))
+    (directory / "train-0001.tar").unlink()
+    assert source.read_one(5)[1] == 5
+    with pytest.raises(UserError, match=r"train-0001.tar: cannot be read"):
+        source.read_one(6)
+
+
+@pytest.mark.parametrize("name", ["../outside.tar", "/etc/passwd", "a/../../b.tar"])
+def test_a_list_does_not_lead_out_of_the_directory_of_copies(name, tmp_path, serve):
+    directory = test_webdataset.write(tmp_path / "set")
+    support.write_info(directory, filenames=[name], shard_lengths=[3])
+    server = serve(directory)
+    with pytest.raises(UserError, match="lies outside of the directory"):
+        data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"), num_classes=3)
+    assert not [path for path in (tmp_path / "copies").rglob("*") if path.is_file()]
+
+
+def test_a_directory_that_the_server_does_not_have_gets_one_line(tmp_path, serve):
+    test_webdataset.write(tmp_path / "set")
+    server = serve(tmp_path / "set")
+    for name in ("webdataset", "parquet"):
+        with pytest.raises(UserError, match=r"/nothing: no such directory, or no access to it"):
+            data.open_source(name, f"{server.url}/nothing", cache_dir=str(tmp_path / "copies"))
+
+
 def test_the_number_of_classes_must_be_known_before_labels_are_copied(tmp_path, serve):
     directory = test_webdataset.write(tmp_path / "set")
     support.write_info(directory)
