@@ -24,6 +24,7 @@ from hybrid_imagenet.tools.study.optimizers import COMPARED
 from hybrid_imagenet.tools.study.questions import QUESTIONS
 from hybrid_imagenet.tools.study.results import ArmResults
 from hybrid_imagenet.tools.study.short_parts import SHORT_PARTS
+from hybrid_imagenet.tools.study.shuffle_window import SHUFFLE_WINDOW
 from hybrid_imagenet.tools.study.trial_runs import Cell
 
 STUDIES = {
@@ -32,6 +33,7 @@ STUDIES = {
     **QUESTIONS,
     **COMPARED,
     SHORT_PARTS.name: SHORT_PARTS,
+    SHUFFLE_WINDOW.name: SHUFFLE_WINDOW,
 }
 _USAGE = """usage: hybrid-imagenet study NAME [--name=value ...] [-- FLAG ...]
 
