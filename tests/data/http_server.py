@@ -2,6 +2,7 @@
 
 import http.server
 import itertools
+import json
 import os
 import re
 import signal
@@ -23,6 +24,9 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     sent = itertools.count(1)
 
     def do_GET(self):
+        if self.path.startswith("/api/"):
+            self._tell(self.path.partition("?")[0])
+            return
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         path = self.translate_path(self.path)
         if not (self.ranges and found and Path(path).is_file()):
@@ -38,6 +42,29 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         self.send_header("Content-Length", str(len(part)))
         self.end_headers()
         self.wfile.write(part)
+
+    def _tell(self, path):
+        """Answers as the Hugging Face hub does about the repository me/tiny, and what lies in it."""
+        folder = Path(path.partition("/tree/main")[2].lstrip("/"))
+        about = {"id": "me/tiny", "sha": "a" * 40, "private": False, "siblings": []}
+        entries = [
+            {
+                "type": "directory" if entry.is_dir() else "file",
+                "path": str(entry),
+                "size": entry.stat().st_size,
+                "oid": "0" * 40,
+            }
+            for entry in (sorted(folder.iterdir()) if "/tree/main" in path else ())
+        ]
+        content = json.dumps(entries if "/tree/main" in path else about).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def translate_path(self, path):
+        return super().translate_path(path.removeprefix("/datasets/me/tiny/resolve/main"))
 
     def log_request(self, code="-", size="-"):
         print(self.command, self.path, self.headers.get("Range", ""), flush=True)

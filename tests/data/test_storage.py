@@ -166,12 +166,27 @@ def test_a_connection_that_breaks_inside_of_a_file_goes_on_where_it_broke(tmp_pa
     assert asked == [*range(0, 6000, 3000), 6000, *range(6000, directory._sizes["train-0000.tar"], 3000)]
 
 
+def open_elsewhere(url, copies, name, **variables):
+    """A process that reads a set, and prints the sum of its labels."""
+    command = [sys.executable, "-m", "tests.data.open_url", url, str(copies), name]
+    return subprocess.Popen(command, cwd=ROOT, env=environment() | variables, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("name", ["webdataset", "parquet"])
+def test_the_files_of_a_set_on_the_hub_are_read_like_those_of_any_url(name, tmp_path, serve):
+    directory = tmp_path / "set"
+    if name == "webdataset":
+        test_webdataset.write(directory)
+    else:
+        support.write_parquet(directory / "data", "train", support.tiny("train"))
+    hub = {"HF_ENDPOINT": serve(directory).url, "HF_HOME": str(tmp_path / "home")}  # which is read at import
+    reader = open_elsewhere("hf://datasets/me/tiny", tmp_path / "copies", name, **hub)
+    assert reader.communicate(timeout=120)[0].split()[-1] == str(sum(label for _, label in support.tiny("train")))
+
+
 def test_processes_share_copies_and_each_file_is_sent_once(tmp_path, serve):
     server = serve(numbered(tmp_path / "set"))
-    command = [sys.executable, "-m", "tests.data.open_url", server.url, str(tmp_path / "copies")]
-    readers = [
-        subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True) for _ in range(3)
-    ]
+    readers = [open_elsewhere(server.url, tmp_path / "copies", "webdataset") for _ in range(3)]
     assert [reader.communicate(timeout=120)[0].split()[-1] for reader in readers] == [str(sum(range(COUNT)))] * 3
     assert fetched(server) == {f"/train-{n:04d}.tar": 1 for n in range(10)}
 

@@ -126,7 +126,7 @@ def _not_local(directory: Path) -> str:
     return (
         "no such directory; a set on the hub is not streamed, as a resumed stream leaves out what was in its shuffle "
         f'buffer: save it once, load_dataset("{name}").save_to_disk(DIR), or read its Parquet files with '
-        "--dataset=parquet"
+        f"--dataset=parquet --data_dir=hf://datasets/{name}"
     )
 
 
