@@ -19,6 +19,7 @@ from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError
 from hybrid_imagenet.tools.study import cost, jobs, plot, running, tables, trial_runs, tuning
 from hybrid_imagenet.tools.study.base import TARGET, Arm, Study
 from hybrid_imagenet.tools.study.batch_norm import BATCH_NORM
+from hybrid_imagenet.tools.study.decay import DECAY
 from hybrid_imagenet.tools.study.definitions import STUDIES as AFTER_PAPERS
 from hybrid_imagenet.tools.study.optimizers import COMPARED
 from hybrid_imagenet.tools.study.questions import QUESTIONS
@@ -32,6 +33,7 @@ STUDIES = {
     BATCH_NORM.name: BATCH_NORM,
     **QUESTIONS,
     **COMPARED,
+    DECAY.name: DECAY,
     SHORT_PARTS.name: SHORT_PARTS,
     SHUFFLE_WINDOW.name: SHUFFLE_WINDOW,
 }
