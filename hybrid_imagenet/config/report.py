@@ -10,9 +10,10 @@ from hybrid_imagenet.config.checks import check_data
 from hybrid_imagenet.config.derived import batches, schedule_arguments, settle, sizes
 from hybrid_imagenet.errors import without_secrets
 from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.numerics.decays import FIXED
 from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import SampleOrder
-from hybrid_imagenet.optimizers.registry import rule
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS, rule
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import Config
@@ -112,8 +113,26 @@ def warnings(config: Config, world_size: int, *, imagenet: bool = True) -> list[
 
     The relative step of LARS is judged for runs on `imagenet` only, of which tuned ones are known.
     """
-    found = [relative_step.warning(config, world_size) if imagenet else None, _masters_without_work(config)]
+    found = [
+        relative_step.warning(config, world_size) if imagenet else None,
+        _warmup_that_does_not_rise(config, world_size),
+        _masters_without_work(config),
+    ]
     return [f"warning: {text}" for text in found if text]
+
+
+def _warmup_that_does_not_rise(config: Config, world_size: int) -> str | None:
+    method = OPTIMIZERS[config.optimizer]
+    start = settle(config, world_size).chosen.get("warmup_start_lr")
+    if start is None or not config.warmup_epochs or method.rate != "lr" or config.lr_schedule in FIXED:
+        return None
+    peak = schedules.create(**schedule_arguments(config, world_size)).peak
+    if start <= peak:
+        return None
+    return (
+        f"--warmup_start_lr={start:g} is above the rate after the warmup, {peak:.4g}, so that the warmup has that rate "
+        "throughout: lower it, as with --warmup_start_lr=0"
+    )
 
 
 def _masters_without_work(config: Config) -> str | None:

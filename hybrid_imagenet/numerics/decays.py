@@ -40,6 +40,20 @@ def gradual_warmup(
     return linear(epoch, min(warmup_start_lr, peak), peak, epochs)
 
 
+def warmup_from_zero(
+    epoch: float, peak: float, epochs: float, *, warmup_start_lr: Annotated[float, ">= 0"] = 0.0
+) -> float:
+    """The same from 0, for optimizers whose peak may lie below the 0.1 of Goyal et al., where nothing would rise.
+
+    Args:
+      epoch: fractional epoch at the start of the step, below `epochs`.
+      peak: learning rate at its end.
+      epochs: its length.
+      warmup_start_lr: where a linear warmup starts (not above its end).
+    """
+    return gradual_warmup(epoch, peak, epochs, warmup_start_lr=warmup_start_lr)
+
+
 def exponential(
     epoch: float,
     peak: float,

@@ -9,7 +9,14 @@ from hybrid_imagenet.numerics.schedules import Schedule
 
 
 def after_warmup(
-    decay: str, peak: float, epochs: float, *, warmup_epochs: float = 0.0, momentum: float = 0.9, **options: Any
+    decay: str,
+    peak: float,
+    epochs: float,
+    *,
+    warmup_epochs: float = 0.0,
+    warmup_start_lr: float = 0.0,
+    momentum: float = 0.9,
+    **options: Any,
 ) -> Schedule:
     """A linear warmup to `peak`, then a decay (Goyal et al. 2.2).
 
@@ -18,14 +25,16 @@ def after_warmup(
       peak: learning rate at the end of the warmup, for the whole batch of all ranks.
       epochs: length of the run.
       warmup_epochs: length of the warmup.
+      warmup_start_lr: where it starts.
       momentum: of all steps.
-      options: of the decay, as `lr_steps` and `warmup_start_lr`.
+      options: of the decay, as `lr_steps`.
 
     Raises:
       ValueError: for a decay that does not exist.
       TypeError: for an option that it does not have.
     """
-    return _create(decay, peak, epochs, warmup_epochs, momentum, bounded_warmup=False, **options)
+    start = {"warmup_start_lr": float(warmup_start_lr)}
+    return _create(decay, peak, epochs, warmup_epochs, momentum, bounded_warmup=False, **start, **options)
 
 
 def hybrid(

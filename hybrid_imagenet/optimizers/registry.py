@@ -13,7 +13,10 @@ BASE = "hybrid_imagenet.optimizers.base:GroupedOptimizer"
 NO_FLAGS = frozenset({"learning_rate", "final_lr", "jit_compile", "name"})
 """Arguments that are worked out for a run, or that only tests and other programs set."""
 _SCHEDULES = "hybrid_imagenet.numerics.schedules"
-WARMUP, MOMENTUM = "hybrid_imagenet.numerics.decays:gradual_warmup", f"{_SCHEDULES}:momentum_at"
+WARMUP, WARMUP_FROM_ZERO = (
+    f"hybrid_imagenet.numerics.decays:{name}" for name in ("gradual_warmup", "warmup_from_zero")
+)
+MOMENTUM = f"{_SCHEDULES}:momentum_at"
 BOUNDS, ADAM, RAMP = (f"{_SCHEDULES}:{name}" for name in ("warmup_bounds", "adam_rate", "lars_share"))
 
 
@@ -50,11 +53,14 @@ OPTIMIZERS = {
     ),
     "sgd": Method("hybrid_imagenet.optimizers.sgd:SGD", ("SGD",)),
     "lars": Method("hybrid_imagenet.optimizers.lars:LARS", ("LARS",)),
-    "lamb": Method("hybrid_imagenet.optimizers.lamb:LAMB", ("LAMB",), (WARMUP,), relative_rate=True),
+    "lamb": Method("hybrid_imagenet.optimizers.lamb:LAMB", ("LAMB",), (WARMUP_FROM_ZERO,), relative_rate=True),
     "schedule_free": Method(
-        "hybrid_imagenet.optimizers.schedule_free:ScheduleFreeSGD", ("schedule-free SGD",), (WARMUP,), averages=True
+        "hybrid_imagenet.optimizers.schedule_free:ScheduleFreeSGD",
+        ("schedule-free SGD",),
+        (WARMUP_FROM_ZERO,),
+        averages=True,
     ),
-    "muon": Method("hybrid_imagenet.optimizers.muon:Muon", ("Muon",)),
+    "muon": Method("hybrid_imagenet.optimizers.muon:Muon", ("Muon",), (WARMUP_FROM_ZERO, MOMENTUM)),
 }
 
 

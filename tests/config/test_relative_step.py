@@ -73,7 +73,7 @@ def test_the_line_names_its_parts_the_tuned_step_and_the_other_handover():
 
 
 def test_lamb_is_held_against_its_authors_rate():
-    lamb = ["--optimizer=lamb", "--lr_scaling=none", "--warmup_start_lr=0", "--lr_schedule=poly", "--warmup_epochs=5"]
+    lamb = ["--optimizer=lamb", "--lr_scaling=none", "--lr_schedule=poly", "--warmup_epochs=5"]
     assert found(*lamb, "--lr=0.02") == [
         "relative step 0.02 in epoch 6 (the rate of LAMB); LAMB's authors have 0.017 at batch 6144"
     ]

@@ -83,3 +83,26 @@ def test_the_table_shows_the_size_of_images():
     resolved = config.resolve([*FLAGS, "--image_size_schedule=0:128,2:160,4:224"])
     assert [row.image_size for row in report.plan(resolved, 1437, 2)] == [128, 128, 160, 160, 224, 224]
     assert report.describe(resolved, 1437, 2).splitlines()[-1].split()[-1] == "224"
+
+
+@pytest.mark.parametrize("flags", [["--optimizer=lamb"], ["--optimizer=muon"], ["--optimizer=schedule_free"]])
+def test_the_warmup_of_optimizers_with_small_rates_rises_to_them(flags):
+    rows = report.plan(config.resolve([*FLAGS, *flags, "--lr=0.02", "--lr_scaling=none"]), 1437, 2)
+    rates = [row.learning_rate for row in rows]
+    assert rates[0] == 0
+    assert rates[:4] == sorted(set(rates[:4]))
+    assert rates[1:4] == pytest.approx([0.02 / 3, 0.04 / 3, 0.02], rel=1 / rows[0].steps)  # begun by less than a step
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lars", "adabound"])
+def test_that_of_others_begins_where_it_did(optimizer):
+    assert config.resolve([f"--optimizer={optimizer}"]).warmup_start_lr == 0.1
+
+
+def test_a_warmup_that_begins_above_its_end_is_a_warning_whose_remedy_helps():
+    low = ["--optimizer=sgd", "--lr=0.05", "--lr_scaling=none", *FLAGS]
+    (warning,) = report.warnings(config.resolve(low), 2)
+    assert "--warmup_start_lr=0.1 is above the rate after the warmup, 0.05" in warning
+    assert warning in report.describe(config.resolve(low), 1437, 2)
+    for flags in ([*low, "--warmup_start_lr=0"], [*low, "--lr=0.1"], [*low, "--warmup_epochs=0"]):
+        assert report.warnings(config.resolve(flags), 2) == []

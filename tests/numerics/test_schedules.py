@@ -3,7 +3,7 @@ from fractions import Fraction
 
 import pytest
 
-from hybrid_imagenet.numerics import decays, schedules
+from hybrid_imagenet.numerics import decays, plain_schedules, schedules
 from tests.references import schedules_reference as reference
 from tests.references.optimizers_reference import lu_bounds
 
@@ -148,6 +148,12 @@ def test_scaling_rules():
 def test_a_linear_warmup_never_starts_above_its_end():
     schedule = create("constant", lr=0.01, lr_scaling="none", warmup_epochs=2, warmup_start_lr=0.1)
     assert [schedule(e, e, 256)["learning_rate"] for e in (0, 1, 2)] == pytest.approx([0.01] * 3)
+
+
+@pytest.mark.parametrize("peak", [0.001, 5.0])
+def test_that_of_a_model_of_ones_own_rises_to_any_peak(peak):
+    schedule = plain_schedules.after_warmup("cosine", peak, 8, warmup_epochs=2)
+    assert [schedule(e, e, 1)["learning_rate"] for e in (0, 1, 2)] == pytest.approx([0, peak / 2, peak])
 
 
 @pytest.mark.parametrize("name", decays.SCHEDULES)

@@ -29,6 +29,8 @@ WATCHING = frozenset(
     }
 )
 """Flags that watch, save or report a training without changing it: equal cells may differ in them."""
+_NAMED_AFTER = {"warmup_start_lr": 0.1}
+"""Defaults that some optimizers had when cells were first named after their flags; finished cells keep their names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +95,7 @@ def create(root: pathlib.Path, flags: Sequence[str], ranks: int) -> Cell:
 def resolved(flags: Sequence[str]) -> dict[str, Any]:
     """Those settings that differ from the defaults of the hybrid recipe and matter to the training."""
     config = configuration.resolve(flags)
-    defaults = configuration.resolve(()).values() | choices.defaults(config.values())
+    defaults = configuration.resolve(()).values() | choices.defaults(config.values()) | _NAMED_AFTER
     values: dict[str, Any] = json.loads(config.to_json())
     defaults = json.loads(json.dumps(defaults))  # tuples become lists
     return {name: value for name, value in values.items() if value != defaults[name] and name not in WATCHING}

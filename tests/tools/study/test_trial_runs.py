@@ -54,6 +54,14 @@ def test_a_cell_is_named_after_the_values_of_its_flags(tmp_path, cell):
     assert len({c.directory for c in [cell, *others]}) == 4
 
 
+def test_a_default_that_has_changed_leaves_finished_cells_their_names():
+    """LAMB's warmup began at 0.1 when cells were first named; those that set 0 must still be found."""
+    lamb = [*FLAGS, "--optimizer=lamb"]
+    assert trial_runs.resolved([*lamb, "--warmup_start_lr=0"])["warmup_start_lr"] == 0
+    assert trial_runs.resolved(lamb) != trial_runs.resolved([*lamb, "--warmup_start_lr=0.1"])
+    assert "warmup_start_lr" not in trial_runs.resolved([*FLAGS, "--optimizer=sgd"])
+
+
 def test_a_wrong_flag_is_reported_before_anything_runs(tmp_path):
     with pytest.raises(UserError, match="initializer"):
         trial_runs.create(tmp_path, [*FLAGS, "--initializer=nonsense"], 2)
