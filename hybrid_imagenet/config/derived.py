@@ -68,10 +68,20 @@ def normalized_together(config: Config, ranks: int) -> tuple[int, int]:
 
 
 def check_groups(config: Config, gpus: int) -> None:
-    """Raises SharedError, as all ranks find the same, if the groups of --bn_group do not hold all GPUs."""
+    """Checks the groups that normalize together (--bn_group, --sync_batch_norm) against the number of GPUs.
+
+    Raises:
+      SharedError: as all ranks find the same, if groups do not hold all GPUs, or XLA would have to compile sums over
+        ranks: it knows neither Horovod's nor TensorFlow's on a CPU.
+    """
     if gpus % config.bn_group:
         raise SharedError(
             f"--bn_group={config.bn_group}: {gpus} GPUs do not make whole groups; give a divisor of {gpus}"
+        )
+    if config.xla and normalized_together(config, gpus // config.virtual_gpus)[1] > 1:
+        flag = "sync_batch_norm" if config.sync_batch_norm else f"bn_group={config.bn_group}"
+        raise SharedError(
+            f"--{flag} sums statistics over ranks in the pass that --xla compiles, which it cannot: leave out one"
         )
 
 

@@ -132,6 +132,27 @@ def test_groups_must_hold_all_gpus():
     assert derived.communication(resolved, 4).neighbors == 2
 
 
+@pytest.mark.parametrize(
+    ("flags", "ranks"),
+    [(["--sync_batch_norm"], 2), (["--bn_group=2"], 4), (["--bn_group=4", "--virtual_gpus=2"], 2)],
+)
+def test_xla_cannot_compile_sums_over_ranks(flags, ranks):
+    message = rf"^{flags[0]} sums statistics over ranks in the pass that --xla compiles.*leave out one$"
+    resolved = config.resolve(["--xla", *flags])
+    with pytest.raises(UserError, match=message):
+        derived.communication(resolved, ranks)
+    with pytest.raises(UserError, match=message):
+        report.plan(resolved, 60000, ranks * resolved.virtual_gpus)
+    derived.communication(config.resolve(flags), ranks)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--sync_batch_norm"], ["--virtual_gpus=2", "--sync_batch_norm"], ["--virtual_gpus=4", "--bn_group=2"]]
+)
+def test_xla_may_compile_what_one_rank_sums_by_itself(flags):
+    derived.communication(config.resolve(["--xla", *flags]), 1)
+
+
 def test_rates_and_batches_go_by_all_gpus():
     flags = ["--dataset=fashion_mnist", "--per_gpu_batch=32"]
     virtual_config, plain = (config.resolve([*flags, f"--virtual_gpus={v}"]) for v in (8, 1))
