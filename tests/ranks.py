@@ -2,7 +2,7 @@
 
 A pool starts its ranks once with mpirun; each imports TensorFlow and Horovod and then takes work: the name of a
 function in a module of the tests, with arguments that JSON carries. Each function starts communication as a program
-does and ends it, so that every call may have other settings. `tests/conftest.py` keeps a pool of 2 and one of 4 ranks.
+does and ends it, so that every call may have other settings. `tests/conftest.py` keeps the pools.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from tests.support import processes
 
+READY = "ready"  # a file in a pool's folder: the first of its ranks is
 MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
 HOROVODRUN = Path(sys.prefix) / "bin" / "horovodrun"
 ROOT = Path(__file__).parents[1]
@@ -63,7 +64,7 @@ class Pool:
           AssertionError: if a rank raised, left or is not done in time, with the ranks' output.
         """
         if self._process is None:
-            self._start()
+            self.begin()
         assert self._process is not None
         self._calls += 1
         task = [function.__module__, function.__qualname__, list(arguments)]
@@ -91,14 +92,20 @@ class Pool:
     def _told(self, reason: str) -> str:
         return f"{reason}\n{(self._folder / 'log').read_text(errors='replace')[-6000:]}"
 
-    def _start(self) -> None:
+    def begin(self, after: Pool | None = None) -> None:
+        """Starts the ranks and does not wait for them.
+
+        Args:
+          after: a pool that has begun: these ranks import nothing before it is ready, unless they are called.
+        """
         self._held = tempfile.TemporaryDirectory()
-        self._folder = Path(self._held.name)
+        self._folder, self._calls = Path(self._held.name), 0
         count = [str(self.size)] if self._launcher else []
         command = [*LAUNCHERS[self._launcher], *count, sys.executable, "-m", "tests.support.rank"]
+        turn = [] if after is None else [str(after._folder / READY)]
         with (self._folder / "log").open("w") as log:
             self._process = subprocess.Popen(
-                [*command, str(self._folder), str(os.getpid())],
+                [*command, str(self._folder), str(os.getpid()), *turn],
                 env=environment(),
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,

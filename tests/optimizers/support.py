@@ -49,7 +49,7 @@ class Runner:
         optimizer.build(self.variables)
         self.count = 0
 
-        @tf.function
+        @tf.function(autograph=False)
         def step(grads, finite):
             def update():
                 sums = tf.stack([tf.reduce_sum(g * g) for g in grads])

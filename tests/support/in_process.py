@@ -32,7 +32,7 @@ def call(module: str, arguments: Sequence[str], absent: Sequence[str] = ()) -> l
     output, errors = io.StringIO(), io.StringIO()
     with (
         alone(),
-        _without(absent),
+        without(absent),
         mock.patch.object(os, "_exit", sys.exit),
         # Both last until the end of the process, which goes on here.
         mock.patch.object(main, "_end_within", lambda seconds: None),
@@ -48,7 +48,7 @@ def call(module: str, arguments: Sequence[str], absent: Sequence[str] = ()) -> l
 
 
 @contextlib.contextmanager
-def _without(absent: Sequence[str]) -> Iterator[None]:
+def without(absent: Sequence[str]) -> Iterator[None]:
     """Modules cannot be imported. What is imported inside stays, so that no class is there twice."""
     held = {name: sys.modules.get(name) for name in absent}
     sys.modules.update(dict.fromkeys(absent))

@@ -1,4 +1,7 @@
-"""A rank of a pool: `python -m tests.support.rank FOLDER PROCESS` takes work from a folder until PROCESS is gone."""
+"""A rank of a pool: `python -m tests.support.rank FOLDER PROCESS [FILE]` works until PROCESS is gone.
+
+It takes tasks from FOLDER, and makes itself ready when FILE exists or there is one.
+"""
 
 import gc
 import importlib
@@ -10,32 +13,40 @@ import time
 import traceback
 
 from hybrid_imagenet.comm import environment
+from tests.ranks import READY
 from tests.support import in_process, processes
 
+SHORTEST, LONGEST = 0.02, 0.1  # seconds between two looks for work
 
-def serve(folder: pathlib.Path, owner: int) -> None:
+
+def serve(folder: pathlib.Path, owner: int, turn: pathlib.Path | None = None) -> None:
     """Answers one task after the other."""
     rank = environment.placement().rank
-    _start()
-    gc.freeze()  # what is imported stays: no collection of garbage need look at it
-    number = 1
+    number, ready, pause = 1, False, SHORTEST
     while not (folder / "end").exists() and processes.alive(owner):
         task = folder / f"{number}.task"
+        if not ready and (turn is None or turn.exists() or task.exists()):
+            _start()
+            gc.freeze()  # what is imported stays: no collection of garbage need look at it
+            ready = True
+            (folder / READY).touch()
         if not task.exists():
-            time.sleep(0.02)
+            time.sleep(pause)
+            pause = min(1.1 * pause, LONGEST)  # many ranks wait while few work
             continue
         answer = _answer(*json.loads(task.read_text()))
         part = folder / f"{number}.{rank}.part"
         part.write_text(json.dumps(answer))
         part.rename(folder / f"{number}.{rank}")
-        number += 1
+        number, pause = number + 1, SHORTEST
 
 
 def _start() -> None:
     """Makes ready what all programs need; MPI too, so that Horovod leaves it running when a program ends."""
     place = environment.placement()
     environment.prepare(place)
-    import keras  # noqa: F401
+    with in_process.without(["matplotlib", "sklearn"]):  # Keras would import them, for parts that nobody calls here
+        import keras  # noqa: F401
 
     if place.size == 1:
         return
@@ -85,4 +96,4 @@ def _disconnect() -> None:
 _GIVEN = set(os.environ)
 
 if __name__ == "__main__":
-    serve(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
+    serve(pathlib.Path(sys.argv[1]), int(sys.argv[2]), *map(pathlib.Path, sys.argv[3:]))
