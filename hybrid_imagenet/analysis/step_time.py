@@ -9,11 +9,19 @@ from collections.abc import Callable, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A layer by its parameters, the multiply-adds of one image's forward pass, and its batch normalizations."""
+    """A layer: a kernel with what follows it.
+
+    Attributes:
+      parameters: of all of it.
+      operations: multiply-adds of one image's forward pass.
+      normalizations: batch normalizations of its outputs.
+      matrix: inputs and outputs of the kernel, as a matrix.
+    """
 
     parameters: int
     operations: int
     normalizations: int = 0
+    matrix: tuple[int, int] = (0, 0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,16 @@ from hybrid_imagenet.config.help import entries
 from hybrid_imagenet.errors import EXIT_OK, UserError
 from hybrid_imagenet.runlog.summary import duration
 from hybrid_imagenet.tools.plan import one_gpu, residuals, settings
-from hybrid_imagenet.tools.plan.predict import FUSION_CHOICES_MB, MIB, Prediction, Way, best, published_grid, ways
+from hybrid_imagenet.tools.plan.predict import (
+    FUSION_CHOICES_MB,
+    MIB,
+    Prediction,
+    Way,
+    best,
+    published_grid,
+    statistics_exchange,
+    ways,
+)
 
 _USAGE = """usage: hybrid-imagenet plan [--name=value ...]
 
@@ -103,7 +112,7 @@ def _lines(
     lines = [*one_gpu.lines(setting.single), ""] if setting.single else []
     lines += [
         f"{plan.model}, {cluster.hosts} hosts x {cluster.local_size} {setting.gpu or 'GPUs'}, "
-        f"batch {job.batch} per GPU, {job.batch / job.compute_seconds:.0f} images/s on one GPU; "
+        f"batch {job.batch} per GPU, {job.batch / job.alone_seconds:.0f} images/s on one GPU; "
         f"link {_link(cluster.between)}, inside {_link(cluster.inside)}",
     ]
     if setting.fit is not None:
@@ -112,6 +121,7 @@ def _lines(
             f"fitted to {fit.points} measurements: {_link(fit.link)}, relative error {100 * fit.median_error:.0f} % in "
             f"the median, {100 * fit.largest_error:.0f} % at most"
         )
+    lines += _beyond_gradients(setting)
     target = "target" if plan.epochs_to_target is not None else "to 75.9 %"
     lines += ["", f"{'GPUs':>6} {'batch':>8} {'step ms':>8} {'comm ms':>8} {'exposed':>8} {'eff.':>7} {'images/s':>11} "
               f"{f'{plan.epochs} epochs':>13} {target:>13}  exchange"]  # fmt: skip
@@ -132,6 +142,26 @@ def _lines(
             lines.append(f"a step as asked for ({describe(here.way)}) takes {longer:.1f} % longer")
     if not any(row.target_seconds for row in rows):
         lines.append("no reference convergence is known for these batches; give --epochs_to_target")
+    return lines
+
+
+def _beyond_gradients(setting: settings.Settings) -> list[str]:
+    """What a step has beside passes and the exchange of gradients: statistics of normalization, Muon's products."""
+    lines, update = [], setting.update
+    found = statistics_exchange(setting.job, setting.cluster.hosts * setting.cluster.local_size)
+    if found.exchanges:
+        lines.append(
+            f"normalization over {found.group} GPUs: {found.exchanges} all-reduces of {found.bytes / 2**10:.0f} KiB in "
+            f"all, {1e3 * found.seconds:.2f} ms of each step"
+        )
+    if update is not None:
+        known = "not counted, as the GPU is not known: name it by --gpu, without --images_per_second"
+        if update.seconds is not None:
+            known = f"{1e3 * update.seconds:.1f} ms of each step, assumed rates"
+        lines.append(
+            f"Muon: {update.operations / 1e12:.2f} TFLOP of matrix products on every GPU in {update.steps} "
+            f"Newton-Schulz steps, {known}"
+        )
     return lines
 
 

@@ -38,7 +38,7 @@ def layers_of(model: str, image_size: int = 224, classes: int = 1000) -> list[La
             if channels != out or stride == 2:
                 layers.append(_convolution(1, channels, out, after))
             side, channels = after, out
-    return [*layers, Layer(channels * classes + classes, channels * classes)]
+    return [*layers, Layer(channels * classes + classes, channels * classes, matrix=(channels, classes))]
 
 
 def _bottleneck(channels: int, width: int) -> list[tuple[int, int, int]]:
@@ -47,7 +47,7 @@ def _bottleneck(channels: int, width: int) -> list[tuple[int, int, int]]:
 
 def _convolution(kernel: int, inputs: int, outputs: int, side: int) -> Layer:
     weights = kernel * kernel * inputs * outputs
-    return Layer(weights + 2 * outputs, weights * side * side, normalizations=1)
+    return Layer(weights + 2 * outputs, weights * side * side, 1, (weights // outputs, outputs))
 
 
 def _half(side: int) -> int:

@@ -50,7 +50,7 @@ def alexnet_bn(image_size: int, classes: int) -> list[Layer]:
     layers, values = _convolutions(ALEXNET, image_size, normalized=True)
     last = layers[-1]
     extra = 2 * ALEXNET[-1].channels
-    layers[-1] = Layer(last.parameters + extra, last.operations, last.normalizations + 1)
+    layers[-1] = dataclasses.replace(last, parameters=last.parameters + extra, normalizations=last.normalizations + 1)
     return layers + _dense(values, classes)
 
 
@@ -67,7 +67,8 @@ def _convolutions(table: Sequence[Convolution], side: int, *, normalized: bool) 
         side = (side + 2 * c.pad - c.kernel) // c.stride + 1
         weights = c.kernel**2 * inputs * c.channels
         # Normalization has a scale and an offset, and without it the convolution has a bias.
-        layers.append(Layer(weights + (2 if normalized else 1) * c.channels, weights * side * side, int(normalized)))
+        parameters = weights + (2 if normalized else 1) * c.channels
+        layers.append(Layer(parameters, weights * side * side, int(normalized), (weights // c.channels, c.channels)))
         side = (side - c.pool) // 2 + 1 if c.pool else side
         inputs = c.channels
     return layers, inputs * side * side
@@ -75,4 +76,4 @@ def _convolutions(table: Sequence[Convolution], side: int, *, normalized: bool) 
 
 def _dense(inputs: int, classes: int) -> list[Layer]:
     widths = (inputs, *_HIDDEN, classes)
-    return [Layer(a * b + b, a * b) for a, b in itertools.pairwise(widths)]
+    return [Layer(a * b + b, a * b, matrix=(a, b)) for a, b in itertools.pairwise(widths)]

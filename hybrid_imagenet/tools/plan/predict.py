@@ -40,6 +40,8 @@ class Job:
       epochs: of the whole training.
       epochs_to_target: None takes MLPerf's reference at the global batch.
       sync_batch_norm: normalization takes the statistics of all GPUs in every step.
+      bn_group: it takes those of so many neighbouring GPUs.
+      update_seconds: of what the optimizer computes beyond a pass over the weights, on every GPU alike.
     """
 
     layers: Sequence[Layer]
@@ -51,6 +53,13 @@ class Job:
     epochs: int
     epochs_to_target: float | None = None
     sync_batch_norm: bool = False
+    bn_group: int = 1
+    update_seconds: float = 0.0
+
+    @property
+    def alone_seconds(self) -> float:
+        """Of one step on one GPU, with its update."""
+        return self.compute_seconds + self.update_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,17 +93,16 @@ class Prediction:
 
 
 def predict(job: Job, topology: Topology, way: Way) -> Prediction:
-    """Predicts one configuration: step = Tc (1 + j) + exposed communication; efficiency = Tc / step.
+    """Predicts one configuration: step = Tc (1 + j) + exposed communication + statistics + update.
 
-    Synchronized statistics are exchanged once per normalization in the forward pass and once in backpropagation, and
-    nothing hides them.
+    Efficiency is (Tc + update) / step. Nothing hides the exchange of statistics, nor the update, which follows the last
+    all-reduce.
     """
     ranks = topology.ranks
     batch = job.batch * ranks
     traffic = _traffic(job, topology, way) if ranks > 1 else Exchange(0.0, 0.0, ())
-    step = job.compute_seconds * (1 + (job.jitter if ranks > 1 else 0.0)) + traffic.exposed
-    if job.sync_batch_norm:
-        step += 2 * sum(layer.normalizations for layer in job.layers) * SYNC_STAGE_SECONDS * math.log2(ranks)
+    step = job.compute_seconds * (1 + (job.jitter if ranks > 1 else 0.0)) + traffic.exposed + job.update_seconds
+    step += statistics_exchange(job, ranks).seconds
     rate = batch / step
     target = job.epochs_to_target if job.epochs_to_target is not None else published.reference_epochs(batch)
     return Prediction(
@@ -104,12 +112,36 @@ def predict(job: Job, topology: Topology, way: Way) -> Prediction:
         step_seconds=step,
         communication_seconds=traffic.seconds,
         exposed_seconds=traffic.exposed,
-        efficiency=job.compute_seconds / step,
+        efficiency=job.alone_seconds / step,
         images_per_second=rate,
         training_seconds=job.epochs * job.images_per_epoch / rate,
         target_epochs=target,
         target_seconds=None if target is None else target * job.images_per_epoch / rate,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class StatisticsExchange:
+    """The exchange of normalization's statistics in a step: GPUs of a group, all-reduces, bytes of all, seconds."""
+
+    group: int
+    exchanges: int
+    bytes: int
+    seconds: float
+
+
+def statistics_exchange(job: Job, ranks: int) -> StatisticsExchange:
+    """One all-reduce per normalization in the forward pass and one in backpropagation, of 2 c + 1 FP32 values each.
+
+    With fewer GPUs than a group has, all of them are one. Seconds go by the number of exchanges alone; the only figure
+    that they are fitted to holds the time of the bytes.
+    """
+    group = ranks if job.sync_batch_norm else min(job.bn_group, ranks)
+    if group == 1:
+        return StatisticsExchange(1, 0, 0, 0.0)
+    count = 2 * sum(layer.normalizations for layer in job.layers)
+    values = sum(2 * layer.normalizations * (2 * layer.matrix[1] + 1) for layer in job.layers)
+    return StatisticsExchange(group, count, 4 * values, count * SYNC_STAGE_SECONDS * math.log2(group))
 
 
 def _traffic(job: Job, topology: Topology, way: Way) -> Exchange:

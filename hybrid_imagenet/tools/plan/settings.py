@@ -8,12 +8,14 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
+from hybrid_imagenet.analysis import newton_schulz
 from hybrid_imagenet.analysis.cost_model import ALGORITHMS, Fit, fit_ring
 from hybrid_imagenet.analysis.criteria import IMAGENET_TRAIN_IMAGES
 from hybrid_imagenet.analysis.gpu_models import GPUS
 from hybrid_imagenet.config.options import Option, option, options_of, parse_arguments, parse_value, value_type
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.torus import Grid, parse_grid
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.tools.plan import one_gpu
 from hybrid_imagenet.tools.plan.clusters import CLUSTERS, INSIDE, LINKS, Cluster, parse_link
 from hybrid_imagenet.tools.plan.layers import MODELS, layers_of
@@ -53,6 +55,13 @@ class Plan:
         None, "JSON of `benchmarks allreduce`, whose ring gives the link (of a host, or inside the only host)."
     )
     sync_batch_norm: bool = option(False, "Batch normalization over all GPUs in every step.")
+    bn_group: int = option(1, "Batch normalization over so many neighbouring GPUs.", unit="GPUs", minimum=1)
+    optimizer: str = option(
+        "hybrid",
+        "Update rule; its passes over the weights cost alike, muon multiplies matrices.",
+        choices=tuple(OPTIMIZERS),
+    )
+    muon_steps: int = option(5, "Newton-Schulz steps of --optimizer=muon.", minimum=1)
     jitter: float | None = option(None, "Relative wait for the slowest rank.", minimum=0, maximum=10)
     epochs: int = option(90, "Passes over ImageNet.", minimum=1)
     epochs_to_target: float | None = option(
@@ -79,6 +88,15 @@ def parse(arguments: Sequence[str]) -> Plan:
 
 
 @dataclasses.dataclass(frozen=True)
+class MatrixUpdate:
+    """Muon's products in an update: operations, steps, and seconds, None on a GPU that is not known."""
+
+    operations: float
+    steps: int
+    seconds: float | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Settings:
     """The plan worked out: the cluster with all overrides, the job, and what is left open (None) in the way."""
 
@@ -91,6 +109,7 @@ class Settings:
     fit: Fit | None
     gpu: str
     single: one_gpu.Single | None = None
+    update: MatrixUpdate | None = None
 
     def way(self, algorithm: str, grid: Grid | None, fusion_bytes: float) -> Way:
         """A way of exchange with this plan's threshold."""
@@ -117,16 +136,39 @@ def resolve(plan: Plan) -> Settings:
     cluster = dataclasses.replace(cluster, **changes)
     batch = plan.per_gpu_batch or cluster.batch
     single = one_gpu.predict(plan.gpu, plan.model, batch, plan.precision) if plan.gpu else None
+    update = _matrix_update(plan, cluster) if plan.optimizer == "muon" else None
+    _check_groups(plan, hosts * local_size)
     return Settings(
         cluster=cluster,
-        job=_job(plan, cluster, single),
+        job=_job(plan, cluster, single, update),
         single=single,
+        update=update,
         algorithm=plan.allreduce,
         gpu=_gpu_name(plan, cluster),
         grid=_grid(plan, hosts * local_size),
         threshold=plan.hybrid_threshold_kb * 1024,
         fusion_bytes=None if plan.fusion_threshold_mb is None else plan.fusion_threshold_mb * MIB,
         fit=fit,
+    )
+
+
+def _check_groups(plan: Plan, gpus: int) -> None:
+    if plan.bn_group > 1 and plan.sync_batch_norm:
+        raise UserError(
+            f"--bn_group={plan.bn_group} does not go with --sync_batch_norm, which is one group: leave out one"
+        )
+    if gpus % plan.bn_group:
+        raise UserError(f"--bn_group={plan.bn_group}: {gpus} GPUs do not make whole groups; give a divisor of {gpus}")
+
+
+def _matrix_update(plan: Plan, cluster: Cluster) -> MatrixUpdate:
+    matrices, steps = [layer.matrix for layer in layers_of(plan.model)], plan.muon_steps
+    name = _gpu_name(plan, cluster)
+    gpu = next((gpu for gpu in GPUS.values() if name and name in gpu.title), None)
+    return MatrixUpdate(
+        operations=sum(newton_schulz.operations(*matrix, steps) for matrix in matrices),
+        steps=steps,
+        seconds=newton_schulz.seconds(matrices, steps, gpu) if gpu else None,
     )
 
 
@@ -146,7 +188,7 @@ def _grid(plan: Plan, ranks: int) -> Grid | None:
         raise UserError(f"--torus_grid={plan.torus_grid}: {error}") from None
 
 
-def _job(plan: Plan, cluster: Cluster, single: one_gpu.Single | None) -> Job:
+def _job(plan: Plan, cluster: Cluster, single: one_gpu.Single | None, update: MatrixUpdate | None) -> Job:
     batch = plan.per_gpu_batch or cluster.batch
     layers = layers_of(plan.model)
     return Job(
@@ -159,6 +201,8 @@ def _job(plan: Plan, cluster: Cluster, single: one_gpu.Single | None) -> Job:
         epochs=plan.epochs,
         epochs_to_target=plan.epochs_to_target,
         sync_batch_norm=plan.sync_batch_norm,
+        bn_group=plan.bn_group,
+        update_seconds=(update.seconds or 0.0) if update else 0.0,
     )
 
 

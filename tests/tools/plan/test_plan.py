@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from hybrid_imagenet.analysis import gpu_models, published
+from hybrid_imagenet.analysis import gpu_models, newton_schulz, published
 from hybrid_imagenet.numerics.torus import Grid
 from hybrid_imagenet.tools.plan import command as program
 from hybrid_imagenet.tools.plan import residuals
 from hybrid_imagenet.tools.plan.clusters import CLUSTERS
 from hybrid_imagenet.tools.plan.layers import layers_of
-from hybrid_imagenet.tools.plan.predict import Job, Way, best, predict, ways
+from hybrid_imagenet.tools.plan.predict import Job, Way, best, predict, statistics_exchange, ways
 from tests.references.cost_model_reference import ring
 from tests.support import fresh
 
@@ -61,6 +61,36 @@ def test_synchronized_statistics_cost_what_the_paper_lost_by_them():
     assert row.predicted == pytest.approx(0.965, abs=5e-4)
     none = predict(job(layers=layers_of("vgg16"), sync_batch_norm=True), CLUSTERS["h1"].topology(3), Way("ring"))
     assert none == predict(job(layers=layers_of("vgg16")), CLUSTERS["h1"].topology(3), Way("ring"))
+
+
+def test_statistics_of_groups_are_exchanged_among_their_gpus_only(capsys):
+    plain, group, four = (
+        predict(job(bn_group=size), CLUSTERS["h1"].topology(hosts), Way("ring"))
+        for size, hosts in ((1, 3), (4, 3), (4, 1))
+    )
+    assert group.step_seconds - plain.step_seconds == pytest.approx(2 * 53 * 3.7e-6 * 2)
+    assert four.step_seconds < group.step_seconds  # 8 GPUs
+    assert statistics_exchange(job(bn_group=4), 1).seconds == 0
+    channels = sum(layer.matrix[1] for layer in layers_of("resnet50") if layer.normalizations)
+    assert statistics_exchange(job(bn_group=4), 24).bytes == 2 * 4 * (2 * channels + 53)
+    assert channels == 26560
+    assert program.main(["--bn_group=4"]) == 0
+    text = capsys.readouterr().out
+    assert "normalization over 4 GPUs: 106 all-reduces of 415 KiB in all, 0.78 ms of each step" in text
+
+
+def test_the_products_of_muon_are_in_every_step(capsys):
+    plain, muon = (predict(job(update_seconds=t), CLUSTERS["h1"].topology(3), Way("ring")) for t in (0.0, 0.03))
+    assert muon.step_seconds == pytest.approx(plain.step_seconds + 0.03)
+    assert muon.efficiency == pytest.approx((0.166 + 0.03) / muon.step_seconds)
+    assert program.main(["--optimizer=muon"]) == 0
+    text = capsys.readouterr().out
+    flops = sum(newton_schulz.operations(*layer.matrix, 5) for layer in layers_of("resnet50"))
+    milliseconds = 1e3 * newton_schulz.seconds([x.matrix for x in layers_of("resnet50")], 5, gpu_models.GPUS["v100"])
+    assert f"Muon: {flops / 1e12:.2f} TFLOP of matrix products" in text
+    assert f"Newton-Schulz steps, {milliseconds:.1f} ms of each step" in text
+    assert program.main(["--optimizer=muon", "--images_per_second=1000"]) == 0
+    assert "not counted, as the GPU is not known" in capsys.readouterr().out
 
 
 def test_resnet50_needs_4_billion_multiply_adds():
@@ -247,6 +277,8 @@ def test_calibration_prefers_rows_with_the_compression_that_is_planned(tmp_path,
         (["--link=0gbit"], "--link=0gbit"),
         (["--link=1.2.3gbit"], "--link=1.2.3gbit"),
         (["--hosts=0"], "--hosts=0: must be at least 1"),
+        (["--bn_group=5"], "--bn_group=5: 24 GPUs do not make whole groups"),
+        (["--bn_group=4", "--sync_batch_norm"], "--bn_group=4 does not go with --sync_batch_norm"),
         (["--hosts=many"], "--hosts=many: give a whole number"),
         (["--model=vgg"], "--model=vgg: choose one of"),
         (["--cluster=abcd"], "did you mean abci"),
