@@ -67,9 +67,9 @@ def _run(config: Config, communicator: Communicator, session: type[Session] | No
     )
     workers = derived.workers(config, communicator.size)
     config = earlier_run.keep_choices(config, communicator)
-    with together(communicator):
-        config = build.settle_window(config, train_source)
     config = derived.settle(config, workers)
+    with together(communicator):
+        build.check_window(config, train_source)
 
     def begin(rollback: rollback.Rollback | None) -> str:
         with together(communicator):

@@ -121,12 +121,13 @@ def _ours(
 
 
 def _endless(source: data.Source, arguments: argparse.Namespace, decoder: str) -> Any:
+    from hybrid_imagenet.config import derived
     from hybrid_imagenet.data import pipeline
     from hybrid_imagenet.numerics.sampling import Cursor
 
     return pipeline.training(
         source,
-        pipeline.order_of(source, source.default_window),
+        pipeline.order_of(source, derived.URL_WINDOW if arguments.data_cache_dir else 0),
         Cursor(),
         (arguments.batch, 1),
         epochs=1000,

@@ -106,8 +106,12 @@ TABLE = "MLPerf's table"
 """How the origin of a setting begins that follows from the batch."""
 
 
+URL_WINDOW = 16
+"""Shards at a URL that are mixed at a time: 20,000 images of ImageNet in 1,024 shards (docs/input.md)."""
+
+
 def settle(config: Config, workers: int) -> Config:
-    """The configuration with the settings that follow from the batch at the start of the run.
+    """The configuration with the settings that follow from the batch at the start of the run, and from a URL.
 
     With --lr_schedule=mlperf these are the learning rate (which is then not scaled), warmup, momentum, weight decay
     and number of epochs of MLPerf's table (`numerics.mlperf`), and the offset by which a validation falls on the epoch
@@ -116,10 +120,14 @@ def settle(config: Config, workers: int) -> Config:
     before them; `origins` tells what set them. Any other configuration comes back as it is, and so does one whose
     --per_gpu_batch is still to be found. A settled one can be settled again for another number of workers.
 
+    Files at a URL are copied while they are read: there --shuffle_window is `URL_WINDOW` where nobody has set it.
+
     Args:
       config: complete.
       workers: number of GPUs.
     """
+    if config.shuffle_window is None and "://" in (config.data_dir or ""):
+        config = config.replace({"shuffle_window": "a URL"}, shuffle_window=URL_WINDOW)
     if config.per_gpu_batch == AUTO:
         return config
     if config.lr_schedule == "mlperf":

@@ -76,20 +76,13 @@ def validated_split(config: Config) -> str:
     return config.validate_on if config.tuning_split else "validation"
 
 
-def settle_window(config: Config, source: Source) -> Config:
-    """Returns the configuration with the window of shards that the source asks for, where none was given.
-
-    Raises:
-      UserError: for a window of shards of a source that has none.
-    """
-    if config.shuffle_window is None:
-        return config.replace({"shuffle_window": "the data set"}, shuffle_window=source.default_window)
+def check_window(config: Config, source: Source) -> None:
+    """Raises UserError for a window of shards of a source that has none."""
     if config.shuffle_window and source.shard_sizes is None:
         raise UserError(
             f"--shuffle_window={config.shuffle_window} goes with data sets in shards (tfrecord, webdataset, parquet), "
             f"not {config.dataset}: leave it out"
         )
-    return config
 
 
 def sample_order(config: Config, source: Source) -> SampleOrder:

@@ -39,7 +39,9 @@ def keep_choices(config: Config, communicator: Communicator) -> Config:
     earlier = communicator.broadcast_object(description(config) if communicator.rank == 0 else None)
     flags, origins = ({**earlier.get(key, {})} for key in ("flags", "origins"))
     if config.shuffle_window is None and "shuffle_window" in flags:  # the rest of an epoch is that of its order
-        config = config.replace({"shuffle_window": "the run's config.json"}, shuffle_window=flags["shuffle_window"])
+        config = config.replace(
+            {"shuffle_window": "the run's config.json"}, shuffle_window=flags["shuffle_window"] or 0
+        )
     if flags.get("optimizer") != config.optimizer:
         return config
     flags = _BEFORE | {RENAMED.get(name, name): value for name, value in flags.items()}

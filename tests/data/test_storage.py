@@ -76,7 +76,6 @@ def test_a_set_at_a_url_is_the_set_in_the_directory(name, ranges, tmp_path, serv
             assert list(zip(images, labels.tolist(), strict=True)) == support.tiny(split)
             assert source.class_names == local.class_names
             assert source.shard_sizes.tolist() == local.shard_sizes.tolist()
-            assert source.default_window == 16
             assert source.locate(4) == (local.locate(4)[0].replace(str(directory), server.url), local.locate(4)[1])
     files = [path for path in directory.rglob("*.*") if path.suffix in (".tar", ".parquet")]
     if ranges:  # one copy of each; a footer, which both openings ask for, is all of a file as small as these

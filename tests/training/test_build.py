@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet import config
+from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import build
 from tests.data import test_idx
@@ -54,17 +55,21 @@ def test_images_are_mixed_by_windows_of_shards_where_that_is_asked_for(tiny_data
     flags = ["--dataset=tfrecord", f"--data_dir={tiny_data}", "--num_classes=4", "--seed=3"]
     source = build.sources(config.resolve(flags))[0]
     for window, shards in ((0, 2), (1, 1), (2, 2)):
-        asked = build.settle_window(config.resolve([*flags, f"--shuffle_window={window}"]), source)
-        order = build.sample_order(asked, source)
+        order = build.sample_order(config.resolve([*flags, f"--shuffle_window={window}"]), source)
         assert sorted(order.at(0, np.arange(64)).tolist()) == list(range(64))
         assert len(np.unique(order.at(0, np.arange(32)) // 32)) == shards  # of 32 images each
-    settled = build.settle_window(config.resolve(flags), source)
-    assert (settled.shuffle_window, settled.origins["shuffle_window"]) == (0, "the data set")
-    source.default_window = 16
-    assert build.settle_window(config.resolve(flags), source).shuffle_window == 16
+    assert len(np.unique(build.sample_order(config.resolve(flags), source).at(0, np.arange(32)) // 32)) == 2
+
+
+def test_files_at_a_url_are_mixed_by_windows_unless_another_is_given():
+    flags = ["--dataset=webdataset", "--data_dir=https://host/set", "--data_cache_dir=/local"]
+    settled = derived.settle(config.resolve(flags), 1)
+    assert (settled.shuffle_window, settled.origins["shuffle_window"]) == (16, "a URL")
+    assert derived.settle(config.resolve([*flags, "--shuffle_window=0"]), 1).shuffle_window == 0
+    assert derived.settle(config.resolve(["--data_dir=/local"]), 1).shuffle_window is None
 
 
 def test_a_window_goes_with_shards_only():
     asked = config.resolve(["--dataset=synthetic", "--num_examples=8", "--shuffle_window=2"])
     with pytest.raises(UserError, match=r"--shuffle_window=2 goes with data sets in shards .*, not synthetic"):
-        build.settle_window(asked, build.sources(asked)[0])
+        build.check_window(asked, build.sources(asked)[0])

@@ -101,7 +101,6 @@ class Source(abc.ABC):
       side: all images are squares of so many pixels, which `read_pixels` gives without decoding; None where not.
       losses: what damaged files have lost; `num_examples` does not count it.
       shard_sizes: examples in each file, int64 [s], in the order of their numbers; None where files do not matter.
-      default_window: shards that are best mixed at a time (`numerics.shard_order`); 0 for all examples.
     """
 
     num_examples: int
@@ -111,7 +110,6 @@ class Source(abc.ABC):
     side: int | None = None
     losses: tuple[Loss, ...] = ()
     shard_sizes: npt.NDArray[np.int64] | None = None
-    default_window: int = 0
 
     def __init__(self) -> None:
         """Starts the counters."""

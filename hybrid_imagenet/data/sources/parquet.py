@@ -60,7 +60,6 @@ class ParquetSource(Source):
         if not self.num_examples:
             raise UserError(f"{directory.location}: its {split} Parquet files hold no rows")
         self.shard_sizes = np.diff(self._group_starts[self._first_group])
-        self.default_window = 16 if directory.remote else 0
         self._cache: collections.OrderedDict[int, tuple[Any, int]] = collections.OrderedDict()
         self._cache_bytes = cache_bytes
         self._cached = 0

@@ -27,8 +27,7 @@ class Subset(Source):
         self.num_classes, self.class_names = source.num_classes, source.class_names
         self.ready, self.side, self.losses = source.ready, source.side, losses
         if source.shard_sizes is not None and (np.diff(indices) > 0).all():
-            ends = np.searchsorted(indices, np.cumsum(source.shard_sizes))
-            self.shard_sizes, self.default_window = np.diff(ends, prepend=0), source.default_window
+            self.shard_sizes = np.diff(np.searchsorted(indices, np.cumsum(source.shard_sizes)), prepend=0)
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Returns the encoded image and the label of one example; raises BadRecord as the source does."""

@@ -69,7 +69,6 @@ class WebDatasetSource(Source):
             raise UserError(f"{directory.location}: its {len(self._files)} {split} tar files hold no samples")
         self.class_names = _class_names(directory) or self._numbered(split, num_classes)
         self.num_classes = len(self.class_names)
-        self.default_window = 16 if directory.remote else 0
 
     def locate(self, index: int) -> tuple[str, int]:
         """Returns the tar file of a sample and the offset of the header of its first file there."""
