@@ -34,7 +34,10 @@ def collectives(engine: str = "horovod") -> dict:
 
     The program's functions are not; it takes seconds on each rank.
     """
-    c = comm.start(Settings(engine=engine))
+    return _collectives(comm.start(Settings(engine=engine)))
+
+
+def _collectives(c: Communicator) -> dict:
     import tensorflow as tf
 
     function = functools.partial(tf.function, autograph=c.size == 2)
@@ -135,19 +138,24 @@ def sets(settings: dict, others: list, hosts_of_ranks: list | None, mpi4py: bool
     """The sets of ranks that Horovod knows, and a sum through them."""
     with _as_if_on(hosts_of_ranks), contextlib.nullcontext() if mpi4py else _without_mpi4py():
         c = comm.start(Settings(compression="none", **settings), others=[Settings(allreduce=name) for name in others])
-        import horovod.tensorflow as hvd
-        import tensorflow as tf
-
-        out = {"hosts": list(c.hosts), "sets": sorted(c.collectives.groups())}
-        out["sum"] = [g.numpy().tolist() for g in c.reduce_gradients([tf.range(1.0, 4.0) * (c.rank + 1)], ["a"])]
-        out["algorithm"] = c.statistics()["buckets"][0]["algorithm"]
-        try:
-            hvd.add_process_set([0])
-            out["open"] = True
-        except ValueError:
-            out["open"] = False
-        c.barrier()  # a set is made only while all ranks run
+        out = _sets(c, c.reduce_gradients, c.statistics)
         c.shutdown()
+    return out
+
+
+def _sets(c: Communicator, reduce: Callable, statistics: Callable) -> dict:
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    out = {"hosts": list(c.hosts), "sets": sorted(c.collectives.groups())}
+    out["sum"] = [g.numpy().tolist() for g in reduce([tf.range(1.0, 4.0) * (c.rank + 1)], ["a"])]
+    out["algorithm"] = statistics()["buckets"][0]["algorithm"]
+    try:
+        hvd.add_process_set([0])
+        out["open"] = True
+    except ValueError:
+        out["open"] = False
+    c.barrier()  # a set is made only while all ranks run
     return out
 
 
@@ -217,9 +225,9 @@ def _wrong_sums(c: Communicator, name: str, algorithm) -> list:
 class Reducers:
     """Reductions of any settings over the ranks of one start."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, **settings) -> None:
         others = [Settings(allreduce=name) for name in ("torus", "masters", "hybrid", "auto")]
-        self.c = comm.start(Settings(engine=engine, compression="none"), others=others)
+        self.c = comm.start(Settings(**settings), others=others)
 
     def __call__(self, **settings):
         from hybrid_imagenet.comm.gradients import GradientReducer
@@ -229,9 +237,19 @@ class Reducers:
         return GradientReducer(self.c, chosen, Selector(self.c, chosen, self.c.collectives))
 
 
+def once() -> dict:
+    """`sets` by the torus and `collectives` of one start: Gloo may fail to connect the same processes a second time."""
+    reducer = Reducers()
+    torus = reducer(allreduce="torus", compression="none")
+    return {
+        "sets": _sets(reducer.c, torus.reduce, torus.statistics),
+        "collectives": _collectives(reducer.c),
+    }
+
+
 def reductions(engine: str = "horovod") -> dict:
     """Means of gradients in every type and by every algorithm, and of extreme values."""
-    reducer = Reducers(engine)
+    reducer = Reducers(engine=engine, compression="none")
     return _precision(reducer) | _extremes(reducer)
 
 
