@@ -23,6 +23,7 @@ from typing import Any
 
 from hybrid_imagenet.benchmarks.step import processor
 from hybrid_imagenet.comm.environment import prefer_onednn
+from hybrid_imagenet.comm.quiet import without_greeting
 from hybrid_imagenet.tools import command_line
 
 if typing.TYPE_CHECKING:
@@ -71,7 +72,8 @@ def main(argv: Sequence[str]) -> int:
 def measure(name: str, batch: int, image_size: int, precision: str, steps: int) -> dict[str, Any]:
     """Profiles the step of a network; the result is a JSON object."""
     prefer_onednn(os.environ)  # the kernels that training runs
-    import tensorflow as tf
+    with without_greeting():
+        import tensorflow as tf
 
     from hybrid_imagenet import models
 

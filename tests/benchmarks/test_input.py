@@ -1,6 +1,7 @@
 import sys
 
 from hybrid_imagenet.benchmarks import input as benchmark
+from tests.support import fresh
 
 
 def test_without_dali_its_row_says_why_it_did_not_run(monkeypatch, capsys):
@@ -15,3 +16,10 @@ def test_a_source_is_measured():
     row = benchmark._ours("made up", "synthetic", None, arguments)
     assert row["images_per_second"] > 0
     assert 0 <= row["wait_share"] <= 1
+
+
+def test_its_table_stands_without_the_greeting_of_tensorflow():
+    words = ["--source=synthetic", "--seconds=0.1", "--batch=2", "--image_size=32", "--threads=1"]
+    codes, loaded, errors = fresh.run(("hybrid_imagenet.benchmarks.input", words))
+    assert (codes, errors) == ([0], "")
+    assert "tensorflow" in loaded

@@ -13,6 +13,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
+from hybrid_imagenet.comm.quiet import without_greeting
 from hybrid_imagenet.data import images, records, shards
 from hybrid_imagenet.data.sources.base import BadRecord, Loss, Source
 from hybrid_imagenet.errors import UserError
@@ -286,7 +287,8 @@ def reduced(content: bytes, kind: int, height: int, width: int, shorter: int, qu
     if kind == images.JPEG:
         if min(height, width) <= shorter:
             return content, height, width
-        from hybrid_imagenet.data import strict_decode  # loads TensorFlow, without which images are copied
+        with without_greeting():
+            from hybrid_imagenet.data import strict_decode  # loads TensorFlow, without which images are copied
 
         strict_decode.verify(content)
     picture = images.picture(content)
