@@ -49,7 +49,7 @@ class HorovodCommunicator(ConnectedRanks):
             built_in = _set_engine(settings)
             composed = any(s.allreduce != "ring" for s in (*([] if built_in else [settings]), *others))
             if composed:
-                keys = hosts.gather(placement(), hosts.key())
+                keys = hosts.gather(placement(), hosts.key(), "horovod")
             if keys is None:
                 if composed:
                     os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # more sets will follow

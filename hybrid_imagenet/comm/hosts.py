@@ -61,12 +61,13 @@ def names(keys: Sequence[Sequence[str]]) -> tuple[str, ...]:
     return tuple(unique[host] for host in each)
 
 
-def gather(place: Placement, own: Sequence[str]) -> list[list[str]] | None:
-    """Gathers every rank's key without Horovod. All ranks call it once, after the import of Horovod.
+def gather(place: Placement, own: Sequence[str], name: str) -> list[list[str]] | None:
+    """Gathers every rank's key without Horovod. All ranks call it once for each name, after the import of Horovod.
 
     Args:
       place: this rank's place.
       own: what this rank contributes.
+      name: of this gathering, the same on all ranks; one that has several engines gathers several times.
 
     Returns:
       The keys in the order of ranks, or None if there is no way to gather them, as with MPI but without mpi4py.
@@ -76,8 +77,8 @@ def gather(place: Placement, own: Sequence[str]) -> list[list[str]] | None:
     """
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         return _through_mpi(own) if importlib.util.find_spec("mpi4py") else None
-    if all(name in os.environ for name in _STORE):
-        return through_store(":".join(os.environ[name] for name in _STORE), place, own)
+    if all(variable in os.environ for variable in _STORE):
+        return through_store(":".join(os.environ[variable] for variable in _STORE), place, own, name)
     return None
 
 
@@ -100,20 +101,23 @@ def _end_mpi() -> None:
         MPI.Finalize()
 
 
-def through_store(address: str, place: Placement, own: Sequence[str], timeout: float = _TIMEOUT) -> list[list[str]]:
+def through_store(
+    address: str, place: Placement, own: Sequence[str], name: str, timeout: float = _TIMEOUT
+) -> list[list[str]]:
     """Gathers the keys: every rank puts its own into the launcher's store, then waits for the others'.
 
     Args:
       address: host and port of the store, with a colon between.
       place: this rank's place.
       own: this rank's key.
+      name: of the gathering: the store keeps what ranks have put into it, so each has a place of its own there.
       timeout: seconds to wait.
 
     Raises:
       UserError: if a key is missing after that time.
     """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    base = f"http://{address}/hybrid_imagenet_hosts"
+    base = f"http://{address}/hybrid_imagenet_hosts_{name}"
     until = time.monotonic() + timeout
     found: list[list[str]] = []
     put = False

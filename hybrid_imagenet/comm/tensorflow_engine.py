@@ -52,7 +52,7 @@ def _join(place: Placement) -> list[list[str]]:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     own = hosts.key()
-    found = hosts.gather(place, [*own, str(port), *hosts.addresses()])
+    found = hosts.gather(place, [*own, str(port), *hosts.addresses()], "tensorflow")
     if found is None:
         raise UserError(
             "--engine=tensorflow: the ranks have no way to find each other: install mpi4py, or start them with "

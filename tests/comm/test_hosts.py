@@ -48,32 +48,44 @@ def test_every_rank_finds_all_keys_in_the_store(store):
 
     def rank(number):
         time.sleep(0.1 * (number == 0))  # the others have to wait
-        return hosts.through_store(store, Placement(number, 3), keys[number])
+        return hosts.through_store(store, Placement(number, 3), keys[number], "one")
 
     with ThreadPoolExecutor(3) as ranks:
         assert list(ranks.map(rank, range(3))) == [keys] * 3
 
 
+def test_ranks_that_gather_again_do_not_find_what_they_put_before(store):
+    def rank(number):
+        time.sleep(0.1 * (number == 1))  # rank 0 looks for what rank 1 has put into the store, twice
+        first = hosts.through_store(store, Placement(number, 2), ["first", str(number)], "one")
+        time.sleep(0.1 * (number == 1))
+        return first, hosts.through_store(store, Placement(number, 2), ["second", str(number)], "another")
+
+    expected = tuple([[word, "0"], [word, "1"]] for word in ("first", "second"))
+    with ThreadPoolExecutor(2) as ranks:
+        assert list(ranks.map(rank, range(2))) == [expected] * 2
+
+
 def test_the_launcher_names_the_store(store, launcher):
     address, port = store.split(":")
     launcher(HOROVOD_GLOO_RENDEZVOUS_ADDR=address, HOROVOD_GLOO_RENDEZVOUS_PORT=port)
-    assert hosts.gather(Placement(0, 1), ["here", ""]) == [["here", ""]]
+    assert hosts.gather(Placement(0, 1), ["here", ""], "one") == [["here", ""]]
 
 
 def test_a_rank_that_does_not_come_is_named(store):
     with pytest.raises(UserError, match=f"rank 1 did not reach the launcher at {store} within 0.1 s"):
-        hosts.through_store(store, Placement(0, 2), ["here", ""], timeout=0.1)
+        hosts.through_store(store, Placement(0, 2), ["here", ""], "one", timeout=0.1)
 
 
 def test_a_store_that_does_not_answer_ends_with_one_line(store):
     closed = "127.0.0.1:9"
     with pytest.raises(UserError, match=f"did not reach the launcher at {closed}"):
-        hosts.through_store(closed, Placement(0, 2), ["here", ""], timeout=0.1)
+        hosts.through_store(closed, Placement(0, 2), ["here", ""], "one", timeout=0.1)
 
 
 def test_where_there_is_no_way(launcher, monkeypatch):
     launcher()
-    assert hosts.gather(Placement(0, 2), ["here", ""]) is None
+    assert hosts.gather(Placement(0, 2), ["here", ""], "one") is None
     launcher(OMPI_COMM_WORLD_RANK="0")
     monkeypatch.setattr(hosts.importlib.util, "find_spec", lambda name: None)
-    assert hosts.gather(Placement(0, 2), ["here", ""]) is None
+    assert hosts.gather(Placement(0, 2), ["here", ""], "one") is None
