@@ -42,6 +42,7 @@ class Trained:
       pixel_mean: subtracted from RGB pixels in [0, 1].
       pixel_deviation: what the difference is divided by.
       averaged: whether they are averages over the last steps (--ema_decay).
+      precision: the compute type of the run; empty where it is not known. Weights are float32 in any.
       weights: float32 arrays by path of the variable; left out where they come from another rank.
     """
 
@@ -58,6 +59,7 @@ class Trained:
     pixel_mean: tuple[float, ...] = device.MEAN
     pixel_deviation: tuple[float, ...] = device.DEVIATION
     averaged: bool = False
+    precision: str = ""
     weights: Mapping[str, np.ndarray] | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def description(self) -> dict[str, Any]:
@@ -187,8 +189,10 @@ def _from_checkpoint(source: archive.Checkpoint, which: str) -> Trained:
     wanted = {f.name for f in dataclasses.fields(Trained)} - {"origin", "weights"}
     values = {name: meta[name] for name in wanted & set(meta)} | {"origin": str(source.path)}
     values["averaged"] = averaged or bool(meta.get("averaged"))
+    run = _description_of_run(source.path)
     if "batch_norm_epsilon" not in values:
-        values["batch_norm_epsilon"] = _epsilon_of_run(source.path)
+        values["batch_norm_epsilon"] = _epsilon_of_run(run)
+    values.setdefault("precision", str(run.get("precision", "")))
     try:
         metadata.check_network(meta)
         return dataclasses.replace(Trained.from_description(values), weights=weights)
@@ -201,11 +205,20 @@ def _part(source: archive.Checkpoint, prefix: str) -> dict[str, np.ndarray]:
     return {name.split("/", 2)[-1]: value for name, value in source.arrays.items() if name.startswith(prefix)}
 
 
-def _epsilon_of_run(path: pathlib.Path) -> float:
-    """Returns the epsilon in the configuration beside a run's checkpoints, or the usual one."""
+def _description_of_run(path: pathlib.Path) -> Mapping[str, Any]:
+    """Returns the config.json beside a run's checkpoints; empty where there is none that can be read."""
     try:
-        return float(json.loads((path.parent.parent / "config.json").read_text())["flags"]["batch_norm_epsilon"])
-    except (OSError, ValueError, KeyError, TypeError):
+        found = json.loads((path.parent.parent / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _epsilon_of_run(run: Mapping[str, Any]) -> float:
+    """Returns the epsilon in the configuration of a run, or the usual one."""
+    try:
+        return float(run["flags"]["batch_norm_epsilon"])
+    except (ValueError, KeyError, TypeError):
         return torchvision.EPSILON
 
 

@@ -55,7 +55,7 @@ def _parser() -> command_line.Parser:
         "--precision",
         choices=("auto", "float32", "mixed_float16", "mixed_bfloat16"),
         default="auto",
-        help="as in training (%(default)s)",
+        help="compute type (%(default)s: float32 for a run that was trained so, else what this machine is fast in)",
     )
     parser.add_argument(
         "--bad_records", choices=("fail", "skip"), default="fail", help="end, or leave out (%(default)s)"
@@ -94,7 +94,7 @@ def _evaluate(arguments: argparse.Namespace, communicator: comm.Communicator) ->
     error = None
     try:
         source = _source(arguments, network)
-        precision = hardware.choose_precision(arguments.precision, network.model)
+        precision = hardware.choose_precision(_asked(arguments, network), network.model)
         model = network.build(precision)
     except UserError as problem:
         error = str(problem)
@@ -116,7 +116,16 @@ def _evaluate(arguments: argparse.Namespace, communicator: comm.Communicator) ->
             threads=threads, bad_records=arguments.bad_records, max_bad_records=arguments.max_bad_records
         ),
     ).run()
-    return {name.removeprefix("val_"): value for name, value in results.items()}, network
+    values = {name.removeprefix("val_"): value for name, value in results.items()}
+    return {**values, "precision": precision}, network
+
+
+def _asked(arguments: argparse.Namespace, network: Trained) -> str:
+    """The precision asked for; `auto` is that of a run in float32, which every machine has.
+
+    Others go by the machine: FP16 convolutions need a GPU, and BF16 pays on few processors.
+    """
+    return "float32" if (arguments.precision, network.precision) == ("auto", "float32") else arguments.precision
 
 
 def _shared_network(arguments: argparse.Namespace, communicator: comm.Communicator) -> Trained:
@@ -160,7 +169,7 @@ def _line(network: Trained, results: dict[str, Any]) -> str:
     dropped = f" ({results['dropped']} dropped)" if results["dropped"] else ""
     return (
         f"{printable(network.origin)}{which}: {results['count']} images{dropped}, top-1 {100 * results['top1']:.3f} %, "
-        f"top-5 {100 * results['top5']:.3f} %, loss {results['loss']:.5f}"
+        f"top-5 {100 * results['top5']:.3f} %, loss {results['loss']:.5f}, {results['precision']}"
     )
 
 
