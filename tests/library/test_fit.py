@@ -141,8 +141,8 @@ def test_logs_are_those_of_all_examples_and_statistics_those_of_all_ranks(pools)
     variance = (own[0][1] + own[1][1]) / 2 + ((own[0][0] - own[1][0]) / 2) ** 2
     for result in results:
         np.testing.assert_allclose(result["merged"], [mean, variance], rtol=1e-5, atol=1e-7)
-        # Linear to 0.5 in the three steps of the first epoch, then a square down to 0 at the end of the second.
-        expected = [0.1, 0.1 + 0.4 / 3, 0.1 + 0.8 / 3, 0.5, 0.5 * (2 / 3) ** 2, 0.5 * (1 / 3) ** 2]
+        # Linear from 0 to 0.5 in the three steps of the first epoch, then a square down to 0 at the end of the second.
+        expected = [0, 0.5 / 3, 1 / 3, 0.5, 0.5 * (2 / 3) ** 2, 0.5 * (1 / 3) ** 2]
         np.testing.assert_allclose(result["rates"], expected, rtol=1e-6)
         np.testing.assert_allclose(result["logs"]["learning_rate"], [expected[2], expected[5]], rtol=1e-6)
 
