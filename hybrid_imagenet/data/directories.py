@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import abc
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from hybrid_imagenet.data.shards import SPLIT_NAMES
 from hybrid_imagenet.data.sources.base import IoCounter, read_at
+from hybrid_imagenet.errors import UserError
 
 SUBDIRECTORIES = ("data", *(name for names in SPLIT_NAMES.values() for name in names))
 
@@ -80,10 +80,12 @@ class LocalDirectory(Directory):
 
     def names(self) -> list[str]:
         """See `Directory`."""
-        places = [("", self._path), *((f"{name}/", self._path / name) for name in SUBDIRECTORIES)]
-        return sorted(
-            prefix + entry.name for prefix, place in places if place.is_dir() for entry in os.scandir(place) if entry
-        )
+        places = {"": self._path} | {f"{name}/": self._path / name for name in SUBDIRECTORIES}
+        try:
+            found = [prefix + e.name for prefix, place in places.items() if place.is_dir() for e in place.iterdir()]
+        except OSError as error:
+            raise UserError(f"--data_dir={self.location}: cannot be read ({error.strerror})") from None
+        return sorted(found)
 
     def small(self, name: str) -> bytes | None:
         """See `Directory`."""
