@@ -41,7 +41,7 @@ setup(
         # --dataset=huggingface
         "huggingface": ["datasets>=4"],
         # Data sets behind https:// addresses.
-        "remote": ["fsspec[http]>=2024.6"],
+        "remote": ["aiohttp>=3.9", "fsspec[http]>=2024.6"],
         # Other programs' formats: ONNX and its runtime for the check, torchvision's weights without PyTorch.
         "export": ["onnx>=1.16", "onnxruntime>=1.18", "safetensors>=0.4", "tf2onnx>=1.16"],
         # What the benchmarks compare with; PyTorch goes into an environment of its own.
