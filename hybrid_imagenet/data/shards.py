@@ -115,6 +115,11 @@ def stored_index(
         return None
 
 
+def listed_names(text: str) -> tuple[str, ...]:
+    """Returns the names of classes in a text that has one on each line, as `labels.txt` does."""
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
+
+
 def cached_index(*kind: str | int, files: Sequence[Path]) -> Path:
     """Returns where an index of a kind (its name and version) of some files is kept until one of them changes."""
     key = hashlib.sha256(repr([*kind, *map(_fingerprint, files)]).encode()).hexdigest()[:24]

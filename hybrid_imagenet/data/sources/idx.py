@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hybrid_imagenet.data import images
+from hybrid_imagenet.data import images, shards
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.errors import UserError
 
@@ -140,7 +140,7 @@ def _find(directory: Path, *names: str) -> Path:
 def _class_names(directory: Path) -> tuple[str, ...]:
     listed = directory / "labels.txt"
     if listed.is_file():
-        return tuple(line.strip() for line in listed.read_text("utf-8").splitlines() if line.strip())
+        return shards.listed_names(listed.read_text("utf-8"))
     labels = read(_find(directory, "train-labels-idx1-ubyte"))
     return tuple(str(number) for number in range(int(labels.max(initial=0)) + 1))
 

@@ -176,7 +176,7 @@ def open_directory(
 def _class_names(directory: Path, num_classes: int | None) -> tuple[str, ...]:
     labels = next((p for p in (directory / "labels.txt", *sorted(directory.glob("*label*.txt"))) if p.is_file()), None)
     if labels is not None:
-        return tuple(line.strip() for line in labels.read_text("utf-8").splitlines() if line.strip())
+        return shards.listed_names(labels.read_text("utf-8"))
     return tuple(str(number) for number in range(num_classes or _count_classes(shards.find(directory, "train"))))
 
 

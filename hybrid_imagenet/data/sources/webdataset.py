@@ -8,7 +8,6 @@ import json
 import os
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -190,7 +189,5 @@ def _found(directory: Directory, split: str) -> list[str]:
 
 
 def _class_names(directory: Directory) -> tuple[str, ...] | None:
-    text: Any = directory.small("labels.txt")
-    if text is None:
-        return None
-    return tuple(line.strip() for line in text.decode("utf-8", "replace").splitlines() if line.strip()) or None
+    text = directory.small("labels.txt")
+    return shards.listed_names(text.decode("utf-8", "replace")) or None if text is not None else None
