@@ -130,7 +130,7 @@ def _endless(source: data.Source, arguments: argparse.Namespace, decoder: str) -
 
     return pipeline.training(
         source,
-        pipeline.order_of(source, derived.URL_WINDOW if arguments.data_cache_dir else 0),
+        pipeline.order_of(source, derived.URL_WINDOWS.get(arguments.source, 0) if arguments.data_cache_dir else 0),
         Cursor(),
         (arguments.batch, 1),
         epochs=1000,

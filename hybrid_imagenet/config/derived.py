@@ -106,8 +106,9 @@ TABLE = "MLPerf's table"
 """How the origin of a setting begins that follows from the batch."""
 
 
-URL_WINDOW = 16
-"""Shards at a URL that are mixed at a time: 20,000 images of ImageNet in 1,024 shards (docs/input.md)."""
+URL_WINDOWS = {"webdataset": 16, "parquet": 4}
+"""Shards at a URL that are mixed at a time, by the form of the data set: some 20,000 images of ImageNet, in 1,024 tar
+files or in Parquet files of 0.5 GB, of which half of the default --data_memory_gb holds four (docs/input.md)."""
 
 
 def settle(config: Config, workers: int) -> Config:
@@ -120,14 +121,14 @@ def settle(config: Config, workers: int) -> Config:
     before them; `origins` tells what set them. Any other configuration comes back as it is, and so does one whose
     --per_gpu_batch is still to be found. A settled one can be settled again for another number of workers.
 
-    Files at a URL are copied while they are read: there --shuffle_window is `URL_WINDOW` where nobody has set it.
+    Files at a URL are copied while they are read: there --shuffle_window is that of `URL_WINDOWS`, unless it is set.
 
     Args:
       config: complete.
       workers: number of GPUs.
     """
-    if config.shuffle_window is None and "://" in (config.data_dir or ""):
-        config = config.replace({"shuffle_window": "a URL"}, shuffle_window=URL_WINDOW)
+    if config.shuffle_window is None and "://" in (config.data_dir or "") and config.dataset in URL_WINDOWS:
+        config = config.replace({"shuffle_window": "a URL"}, shuffle_window=URL_WINDOWS[config.dataset])
     if config.per_gpu_batch == AUTO:
         return config
     if config.lr_schedule == "mlperf":

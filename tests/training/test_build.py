@@ -65,6 +65,7 @@ def test_files_at_a_url_are_mixed_by_windows_unless_another_is_given():
     flags = ["--dataset=webdataset", "--data_dir=https://host/set", "--data_cache_dir=/local"]
     settled = derived.settle(config.resolve(flags), 1)
     assert (settled.shuffle_window, settled.origins["shuffle_window"]) == (16, "a URL")
+    assert derived.settle(config.resolve([*flags, "--dataset=parquet"]), 1).shuffle_window == 4
     assert derived.settle(config.resolve([*flags, "--shuffle_window=0"]), 1).shuffle_window == 0
     assert derived.settle(config.resolve(["--data_dir=/local"]), 1).shuffle_window is None
 
