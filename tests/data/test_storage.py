@@ -12,6 +12,7 @@ import pytest
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data import pipeline, remote, storage
+from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.errors import EXIT_STALLED, StorageError, UserError
 from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.numerics.shard_order import ShardOrder
@@ -277,6 +278,19 @@ def test_a_file_that_vanishes_from_the_url_is_a_bad_record(tmp_path, serve):
     assert source.read_one(5)[1] == 5
     with pytest.raises(UserError, match=r"train-0001.tar: cannot be read"):
         source.read_one(6)
+    # Its index is known, and its copy made room.
+    (directory / "train-0000.tar").unlink()
+    (tmp_path / "copies" / source._directory._copies.name / "train-0000.tar").unlink()
+    with pytest.raises(BadRecord, match=r"train-0000.tar"):
+        source.read_one(4)
+
+
+def test_a_server_without_ranges_sends_a_file_once_for_all_its_parts(tmp_path, serve, monkeypatch):
+    server = serve(numbered(tmp_path / "set"), ranges=False)
+    monkeypatch.setattr(remote, "_BLOCK", 3000)
+    directory = storage.open_directory(server.url, str(tmp_path / "copies"))
+    assert directory.path("train-0000.tar").read_bytes() == (tmp_path / "set" / "train-0000.tar").read_bytes()
+    assert [path for method, path, _ in server.requests() if method == "GET"] == ["/train-0000.tar"]
 
 
 @pytest.mark.parametrize("name", ["../outside.tar", "/etc/passwd", "a/../../b.tar"])
