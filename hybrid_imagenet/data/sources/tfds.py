@@ -50,7 +50,7 @@ def _builder(name: str, data_dir: Path | None) -> Any:
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError):
-        known = "digits, synthetic, synthetic_tensors, tfrecord, folder, parquet, huggingface"
+        known = "digits, synthetic, synthetic_tensors, tfrecord, folder, webdataset, parquet, huggingface"
         raise UserError(f"--dataset={name}: is neither {known}, nor a set that TensorFlow Datasets knows") from None
     if not builder.info.splits:
         raise UserError(f"--dataset={name}: is not prepared in {where}; run `tfds build {name}` (see docs/input.md)")
