@@ -35,6 +35,7 @@ def check_run(meta: Mapping[str, Any]) -> None:
     state = meta["state"]
     _apply(_STATE, state, "state.")
     _apply(_CURSOR, state["cursor"], "state.cursor.")
+    _apply(_ORDER, meta.get("order", {}), "order.")
     begun, finished, step = state["cursor"]["epoch"], state["finished_epochs"], state["step"]
     if not finished <= begun <= finished + 1 or begun > step:  # a step takes no more examples than an epoch has
         raise ValueError(f"state.cursor.epoch is {begun}, after {step} steps and {finished} finished epochs")
@@ -129,6 +130,7 @@ _RUN: Mapping[str, _Rule] = {
     "epoch_sums": _rows(4),
     "square_norms": _rows(3),
     "val_top1": _optional(_FRACTION),
+    "order": _Rule(lambda value: isinstance(value, dict), "an object", needed=False),
 }
 _STATE: Mapping[str, _Rule] = {
     "cursor": _Rule(lambda value: isinstance(value, dict), "an object"),
@@ -145,6 +147,11 @@ _STATE: Mapping[str, _Rule] = {
     "rollbacks": _whole(0, MAX_STEP, needed=False),
 }
 _CURSOR: Mapping[str, _Rule] = {"epoch": _STEPS, "offset": _whole(0, 2**62)}
+_ORDER: Mapping[str, _Rule] = {
+    "num_examples": _whole(1, 2**62, needed=False),
+    "seed": _whole(0, 2**64, needed=False),
+    "shuffle_window": _whole(0, 2**62, needed=False),
+}
 _NETWORK: Mapping[str, _Rule] = {
     "model": _Rule(_is_text, "the name of a network", needed=False),
     "num_classes": _whole(1, 10**7, needed=False),

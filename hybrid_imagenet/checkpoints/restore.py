@@ -8,6 +8,7 @@ import keras
 
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics.sampling import SampleOrder
 
 
 def restore_arrays(checkpoint: Checkpoint, variables: Mapping[str, keras.Variable]) -> None:
@@ -36,15 +37,40 @@ def restore_arrays(checkpoint: Checkpoint, variables: Mapping[str, keras.Variabl
         variable.assign(checkpoint.arrays[name])
 
 
-def check_position(checkpoint: Checkpoint, num_examples: int) -> None:
-    """Compares where a run stands in its epoch with the size of the training set.
+def described(order: SampleOrder) -> dict[str, int]:
+    """Returns what a checkpoint tells of the order of examples: all that it follows from but the shards' sizes."""
+    return {"num_examples": order.num_examples, "seed": order.seed, "shuffle_window": order.window}
+
+
+def check_position(checkpoint: Checkpoint, order: SampleOrder) -> str:
+    """Compares the order of the epoch in which a run stands with that of the examples now.
+
+    Checkpoints of older versions do not tell their order.
+
+    Returns:
+      What is to be said: that the rest of the epoch is another one, as the number of examples has changed; else "".
 
     Raises:
-      UserError: if it stands behind the last example.
+      UserError: inside of an epoch, if it stands behind the last example, or if --seed or --shuffle_window would give
+        some examples twice and others not at all.
     """
-    offset = checkpoint.meta["state"]["cursor"]["offset"]
-    if offset >= num_examples:
+    offset, epoch = (checkpoint.meta["state"]["cursor"][name] for name in ("offset", "epoch"))
+    if offset >= order.num_examples:
         raise UserError(
-            f"{checkpoint.path}: the run stands at example {offset} of its epoch, but there are {num_examples} "
+            f"{checkpoint.path}: the run stands at example {offset} of its epoch, but there are {order.num_examples} "
             "training images; resume with the data it was started with"
         )
+    now = described(order)
+    before = {**now, **checkpoint.meta.get("order", {})}
+    if not offset or before == now:
+        return ""
+    for name in ("seed", "shuffle_window"):
+        if before[name] != now[name]:
+            raise UserError(
+                f"--{name}={now[name]}: the run stands inside of epoch {epoch + 1}, whose order has --{name}="
+                f"{before[name]}; resume with that, or change it at the end of an epoch"
+            )
+    return (
+        f"{now['num_examples']} training images, {before['num_examples']} when the checkpoint was written: the rest of "
+        f"epoch {epoch + 1} is that of another order"
+    )

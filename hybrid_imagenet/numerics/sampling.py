@@ -87,9 +87,14 @@ class SampleOrder:
         once per epoch; `drop` leaves out the examples of an epoch that do not fill a batch (see `left_out`).
       shuffle: False gives the examples in their stored order.
 
+    Attributes:
+      window: shards that are mixed at a time; 0 where all examples are mixed.
+
     Raises:
       ValueError: for an empty data set or an unknown remainder policy.
     """
+
+    window = 0
 
     def __init__(self, num_examples: int, seed: int = 0, remainder: str = "wrap", *, shuffle: bool = True) -> None:
         """Checks the arguments; nothing is computed until examples are asked for."""

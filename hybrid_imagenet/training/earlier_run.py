@@ -14,6 +14,7 @@ from hybrid_imagenet.runlog import run_dir
 
 _BEFORE: dict[str, Any] = {"hybrid_ramp_epochs": 0.0}
 """What runs did that are older than an option of their optimizer, where its default is something else."""
+_SOURCE = "the run's config.json"
 
 
 def description(config: Config) -> Mapping[str, Any]:
@@ -38,10 +39,14 @@ def keep_choices(config: Config, communicator: Communicator) -> Config:
         return config
     earlier = communicator.broadcast_object(description(config) if communicator.rank == 0 else None)
     flags, origins = ({**earlier.get(key, {})} for key in ("flags", "origins"))
-    if config.shuffle_window is None and "shuffle_window" in flags:  # the rest of an epoch is that of its order
-        config = config.replace(
-            {"shuffle_window": "the run's config.json"}, shuffle_window=flags["shuffle_window"] or 0
-        )
+    if "shuffle_window" in flags:
+        flags["shuffle_window"] = flags["shuffle_window"] or 0  # now the default may be another one
+    order = {
+        name: flags[name]
+        for name in ("seed", "shuffle_window")  # the rest of an epoch is that of its order
+        if name in flags and config.origins.get(name) == "default"
+    }
+    config = config.replace(dict.fromkeys(order, _SOURCE), **order)
     if flags.get("optimizer") != config.optimizer:
         return config
     flags = _BEFORE | {RENAMED.get(name, name): value for name, value in flags.items()}
@@ -51,4 +56,4 @@ def keep_choices(config: Config, communicator: Communicator) -> Config:
         if name in flags and name in config.chosen and config.origins.get(name) == "default"
         if not str(origins.get(name, "")).startswith(TABLE)
     }
-    return config.replace(dict.fromkeys(kept, "the run's config.json"), **kept)
+    return config.replace(dict.fromkeys(kept, _SOURCE), **kept)

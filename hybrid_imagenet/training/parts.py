@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet import comm
+from hybrid_imagenet.checkpoints import restore
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import Config, derived
@@ -121,6 +122,7 @@ class Parts:
         return {
             **build.description(self.config, self.data.source),
             "world_size": self.communicator.size,
+            "order": restore.described(self.data.order),
             "epoch_sums": self.communicator.allgather_object([sums.loss, sums.top1, sums.top5, sums.count]),
             "counts": gathered(self.data, self.state.finished_epochs, self.communicator.allgather_object),
             "square_norms": self.communicator.allgather_object(self.optimizer.square_norms.numpy().tolist()),

@@ -63,6 +63,7 @@ class Session(Parts):
             path = self.communicator.broadcast_object(str(self.recording.path))
             self.memory.run_dir = pathlib.Path(path)
         begins_with: list[str] = []
+        position = ""
         with together(self.communicator):
             checkpoint = self._find_checkpoint()
             if checkpoint is None and self.config.init_from and self.communicator.rank == 0:
@@ -71,7 +72,7 @@ class Session(Parts):
         with together(self.communicator):
             if checkpoint is not None:
                 restore_arrays(checkpoint, self.variables())
-                check_position(checkpoint, self.data.source.num_examples)
+                position = check_position(checkpoint, self.data.order)
             self.recording.start(self.facts, self._info(), self.state)
         for line in begins_with:
             self.recording.announce(f"--init_from: {line}")
@@ -84,6 +85,8 @@ class Session(Parts):
             self.recording.regrouped(self.memory.world_size, self.communicator.size, self.state, lost)
         if self.state.step:
             self.recording.announce(self._resumed())
+        if position:
+            self.recording.announce(position)
         control = Control(self.config.checkpoint_every_seconds if self.communicator.rank == 0 else None)
         control.install_signal_handlers()
         self.communicator.watch_hosts(control.request_regroup)

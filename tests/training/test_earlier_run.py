@@ -38,6 +38,8 @@ def test_the_order_of_images_is_that_of_the_run(tmp_path):
     assert resumed(tmp_path, flags, {}).shuffle_window == 16
     assert resumed(tmp_path, flags, {}, "--shuffle_window=0").shuffle_window == 0
     assert resumed(tmp_path, {"optimizer": "hybrid"}, {}).shuffle_window is None
+    assert resumed(tmp_path, {"optimizer": "sgd", "seed": 7}, {}).seed == 7
+    assert resumed(tmp_path, {"optimizer": "sgd", "seed": 7}, {}, "--seed=0").seed == 0
     at_url = "--dataset=webdataset", "--data_dir=https://host/set", "--data_cache_dir=/local"
     kept = resumed(tmp_path, {"optimizer": "sgd", "shuffle_window": None}, {}, *at_url)  # it lay in a directory then
     assert derived.settle(kept, 1).shuffle_window == 0

@@ -59,6 +59,9 @@ def test_a_run_that_stops_after_some_steps_goes_on_as_if_it_had_not(pools, tiny_
     again = program.train_on(pools[2], tiny_data, run_dir, *HALVES, "--max_steps=3", "--resume")
     assert again.returncode == 0, again.stdout + again.stderr
     assert [(r["epoch"], r["step"]) for r in epoch_records(run_dir)] == [(0.5, 2), (0.75, 3)]  # nothing is left to do
+    other = program.train_on(pools[2], tiny_data, run_dir, *HALVES, "--resume", "--seed=5")
+    assert other.returncode == 2
+    assert "--seed=5: the run stands inside of epoch 1, whose order has --seed=0; resume with that" in other.stderr
     second = program.train_on(pools[2], tiny_data, run_dir, *HALVES, "--resume")
     assert second.returncode == 0, second.stdout + second.stderr
     assert "error" not in second.stdout
