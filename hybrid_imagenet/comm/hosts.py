@@ -13,12 +13,13 @@ import os
 import socket
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.errors import UserError
 
+_INTERFACES = "NCCL_SOCKET_IFNAME"
 _STORE = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 _TIMEOUT = 30.0  # seconds until all ranks must have reached the store
 _PAUSE = 0.02  # seconds between looks at the store
@@ -33,21 +34,60 @@ def key() -> list[str]:
     return [socket.gethostname(), namespace]
 
 
-def addresses() -> list[str]:
-    """Returns the IPv4 addresses of this host's interfaces, loopback left out."""
+def interfaces() -> dict[str, str]:
+    """Returns the IPv4 address of each of this host's interfaces that has one, loopback left out."""
     import fcntl
     import struct
 
     get_address = 0x8915  # SIOCGIFADDR
-    found = []
+    found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
                 answer: Any = fcntl.ioctl(probe.fileno(), get_address, struct.pack("256s", name.encode()[:15]))
             except OSError:
                 continue  # an interface without an IPv4 address
-            found.append(socket.inet_ntoa(answer[20:24]))
-    return [address for address in found if not address.startswith("127.")]
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return {name: address for name, address in found.items() if not address.startswith("127.")}
+
+
+def asked_for(found: Mapping[str, str]) -> dict[str, str]:
+    """Returns the interfaces on which ranks are to meet: those of NCCL_SOCKET_IFNAME, which the launchers set too.
+
+    As NCCL reads it: beginnings of names, after `=` whole names, after `^` beginnings of those that are not meant.
+    """
+    asked = os.environ.get(_INTERFACES, "")
+    words = tuple(word for word in asked.lstrip("^=").split(",") if word)
+    if not words:
+        return dict(found)
+    named = set(words) if asked.startswith("=") else {name for name in found if name.startswith(words)}
+    return {name: address for name, address in found.items() if (name in named) != asked.startswith("^")}
+
+
+def meeting_places(each: Sequence[Sequence[str]], keys: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the address at which other hosts reach each rank: the first one of its host that no other host has too.
+
+    Others, as that of Docker's bridge, lead nowhere from outside.
+
+    Args:
+      each: the addresses of every rank's host.
+      keys: every rank's `key`.
+
+    Raises:
+      UserError: for a host without one.
+    """
+    owners: dict[str, set[tuple[str, ...]]] = {}
+    for found, host in zip(each, keys, strict=True):
+        for address in found:
+            owners.setdefault(address, set()).add(tuple(host))
+    chosen = [next((address for address in found if len(owners[address]) == 1), "") for found in each]
+    if "" in chosen:
+        asked = os.environ.get(_INTERFACES, "")
+        raise UserError(
+            f"host {keys[chosen.index('')][0]} has no IPv4 address of its own at which other hosts can reach it"
+            + (f" on the interfaces of {_INTERFACES}={asked}; correct --network_interfaces" if asked else "")
+        )
+    return chosen
 
 
 def names(keys: Sequence[Sequence[str]]) -> tuple[str, ...]:

@@ -48,23 +48,24 @@ class TensorFlowCommunicator(ConnectedRanks):
 @functools.cache
 def _join(place: Placement) -> list[list[str]]:
     """Starts this rank's server and tells TensorFlow of the others'; returns every rank's `hosts.key`."""
+    own = hosts.key()
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-    own = hosts.key()
-    found = hosts.gather(place, [*own, str(port), *hosts.addresses()], "tensorflow")
+        # Kept until all have theirs, so that no two ranks of a host are given the same port.
+        addresses = hosts.asked_for(hosts.interfaces()).values()
+        found = hosts.gather(place, [*own, str(port), *addresses], "tensorflow")
     if found is None:
         raise UserError(
             "--engine=tensorflow: the ranks have no way to find each other: install mpi4py, or start them with "
             "hybrid-imagenet run --gloo"
         )
     keys = [each[: len(own)] for each in found]
-    one_host = all(key == own for key in keys)
-    servers = []
-    for rank, (listens, *addresses) in enumerate(each[len(own) :] for each in found):
-        if not one_host and not addresses:
-            raise UserError(f"--engine=tensorflow: host {keys[rank][0]} has no network address but its loopback")
-        servers.append(f"{'localhost' if one_host else addresses[0]}:{listens}")
+    if all(key == own for key in keys):
+        places = ["localhost"] * place.size
+    else:
+        places = hosts.meeting_places([each[len(own) + 1 :] for each in found], keys)
+    servers = [f"{address}:{each[len(own)]}" for address, each in zip(places, found, strict=True)]
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": servers}), task_type="worker", task_id=place.rank, rpc_layer="grpc"
     )

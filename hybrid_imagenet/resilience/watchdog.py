@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from hybrid_imagenet.comm import leftovers
-from hybrid_imagenet.comm.hosts import addresses
+from hybrid_imagenet.comm.hosts import interfaces
 from hybrid_imagenet.errors import EXIT_STALLED
 from hybrid_imagenet.resilience.datagrams import MAX_BYTES
 from hybrid_imagenet.resilience.ending import announce
@@ -146,7 +146,9 @@ class Watchdog:
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._token: str = ranks.broadcast_object(secrets.token_hex(16))
-        places = ranks.allgather_object([[] if one_host else addresses(), self._socket.getsockname()[1]])
+        places = ranks.allgather_object(
+            [[] if one_host else list(interfaces().values()), self._socket.getsockname()[1]]
+        )
         files = [shown_file(module) for module in waits_in]
         self._ledger = Ledger(self._patience, files, _host_of([addresses for addresses, _ in places], self._hosts))
         self._targets = [target for rank in self._listeners for target in self._reach(rank, *places[rank])]

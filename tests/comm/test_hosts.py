@@ -1,5 +1,6 @@
 """Hosts of the ranks, as they are found before Horovod starts. The ranks of the store are threads here."""
 
+import ipaddress
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -41,6 +42,37 @@ def test_names_are_unique():
 def test_a_process_has_one_key():
     assert hosts.key() == hosts.key()
     assert all(isinstance(part, str) for part in hosts.key())
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ("", "eth0 eth1 docker0 ib0"),
+        ("eth1", "eth1"),
+        ("eth", "eth0 eth1"),
+        ("=eth", ""),
+        ("=eth1,ib0", "eth1 ib0"),
+        ("^docker,eth", "ib0"),
+        ("eth7", ""),
+    ],
+)
+def test_interfaces_are_chosen_as_nccl_chooses_them(asked, names, monkeypatch):
+    found = {"eth0": "10.0.0.1", "eth1": "10.1.0.1", "docker0": "172.17.0.1", "ib0": "10.2.0.1"}
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", asked)
+    assert hosts.asked_for(found) == {name: found[name] for name in names.split()}
+
+
+def test_ranks_meet_at_addresses_that_no_two_hosts_have():
+    near, far = ["near", "1"], ["far", "2"]
+    bridge = "172.17.0.1"
+    each = [[bridge, "10.0.0.1"], [bridge, "10.0.0.1"], ["10.0.0.2", bridge]]
+    assert hosts.meeting_places(each, [near, near, far]) == ["10.0.0.1", "10.0.0.1", "10.0.0.2"]
+    with pytest.raises(UserError, match="host far has no IPv4 address of its own"):
+        hosts.meeting_places([*each[:2], [bridge]], [near, near, far])
+
+
+def test_this_hosts_interfaces_have_addresses():
+    assert all(ipaddress.IPv4Address(address).is_loopback is False for address in hosts.interfaces().values())
 
 
 def test_every_rank_finds_all_keys_in_the_store(store):

@@ -21,7 +21,9 @@ def test_ranks_without_a_way_to_find_each_other(monkeypatch):
 def test_hosts_without_an_address(monkeypatch):
     own = hosts.key()
     found = [[*own, "4000", "10.0.0.1"], ["far", own[1], "4000"]]
-    assert refusal(monkeypatch, found) == "--engine=tensorflow: host far has no network address but its loopback"
+    assert refusal(monkeypatch, found).startswith("host far has no IPv4 address of its own at which other hosts")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
+    assert "on the interfaces of NCCL_SOCKET_IFNAME=eth7; correct --network_interfaces" in refusal(monkeypatch, found)
 
 
 def test_a_tensorflow_that_has_begun_alone(monkeypatch):

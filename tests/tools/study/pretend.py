@@ -21,5 +21,5 @@ cell = Cell(pathlib.Path(sys.argv[1]), tuple(sys.argv[3:]), 1)
 seed = config.resolve(cell.flags).seed
 support.finish(cell, [0.5, 0.5 + seed / 100])
 facts = {"cores": sorted(os.sched_getaffinity(0)), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
-print(json.dumps({**facts, "began": began, "ended": time.monotonic()}))
+print(json.dumps({**facts, "began": began, "ended": time.monotonic()}), flush=True)  # before the error
 sys.exit("error: seed 3 fails" if seed == 3 else 0)
