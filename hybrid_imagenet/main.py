@@ -125,7 +125,12 @@ def _train(config: configuration.Config) -> int:
     except ModuleNotFoundError as missing:
         print(without_environment(missing), file=sys.stderr)
         return _leave(EXIT_USAGE)
-    except Exception:
+    except Exception as error:
+        from hybrid_imagenet.comm import loss
+
+        if loss.is_loss(error):
+            print(UserError(loss.described(error)), file=sys.stderr)
+            return _leave(EXIT_STALLED)
         print(f"rank {launcher_rank()}: unexpected error\n{traceback.format_exc()}", file=sys.stderr)
         return _leave(EXIT_FAILURE)
     _end_within(config.stall_seconds)

@@ -67,8 +67,8 @@ cluster_main() {
 # build_command: the horovodrun command line in the array command. Everything in it that horovodrun hands to a shell
 # unquoted (hosts, interface, --mpi-args) has been checked to hold no special character.
 build_command() {
-  # --prefix tells Open MPI where it lies on the other hosts; --quiet drops its report after a rank's own error message.
-  local mpi_args="--prefix $venv_dir --quiet"
+  # --prefix tells Open MPI where it lies on the other hosts.
+  local mpi_args="--prefix $venv_dir"
   command=(horovodrun -np "$(total_slots)" -H "$(hosts_argument)" --mpi --disable-cache)
   [[ -z $ssh_port ]] || command+=(--ssh-port "$ssh_port")
   if [[ -n $interface ]]; then

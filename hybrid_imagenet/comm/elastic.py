@@ -79,16 +79,6 @@ def watch_connections() -> None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
-def is_loss(error: BaseException) -> bool:
-    """Returns whether an error of a step or another collective says that a rank, or the way to it, is gone."""
-    import tensorflow as tf
-    from horovod.common.exceptions import HorovodInternalError
-
-    if isinstance(error, HorovodInternalError):
-        return True
-    return isinstance(error, tf.errors.OpError) and any(word in str(error) for word in ("Horovod", "gloo"))
-
-
 class HostWatch:
     """Hears from the launcher that hosts have come or go. It tells rank 0 only."""
 

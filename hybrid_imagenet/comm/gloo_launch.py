@@ -40,6 +40,7 @@ _END_SECONDS = 3.0  # for a rank to end when it is told to
 _TERM_SECONDS = 2.0  # and for its program, or ssh, after SIGTERM
 _RECENT = 60.0  # seconds before the end of an elastic job in which a rank's end counts for the job's
 _SSH_FAILED = 255
+_BY_SIGNAL = 128  # and the signal's number: the exit code of a process that was killed
 _SSH = ("-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no", "-o", "ConnectTimeout=10")
 
 
@@ -102,6 +103,9 @@ class Ranks:
                 self.lost.append(slot.hostname)
                 print(f"error: the connection to {slot.hostname} is lost", file=sys.stderr, flush=True)
                 code = EXIT_STALLED
+            elif code > _BY_SIGNAL and not self._plan.script:
+                said = f"process rank {slot.rank} on node {slot.hostname} exited on signal {code - _BY_SIGNAL}"
+                print(said, file=sys.stderr, flush=True)  # which the supervisor reads
             self.ends.append((time.monotonic(), code))
             if code:
                 self._one_failed.set()

@@ -14,8 +14,9 @@ from collections.abc import Callable
 import keras
 
 from hybrid_imagenet.comm import Communicator, Settings
-from hybrid_imagenet.comm.elastic import RanksChangeError, is_loss
+from hybrid_imagenet.comm.elastic import RanksChangeError
 from hybrid_imagenet.comm.horovod_engine import HorovodCommunicator
+from hybrid_imagenet.comm.loss import is_loss
 from hybrid_imagenet.resilience.elastic_state import Memory, Survivor
 from hybrid_imagenet.resilience.reaper import Guardian
 

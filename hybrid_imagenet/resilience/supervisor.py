@@ -8,6 +8,7 @@ process returns with the exit code that the ranks gave:
 - Ctrl-C, TERM or USR1 once: SIGUSR1 to the launcher, which hands it on to the ranks; they save and leave. A second one
   ends everything at once.
 - ssh to other hosts asks for signs of life, so that a lost host is noticed where no rank can tell.
+- A rank that was killed is named; what the others say of their lost connections is left out, or told once.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from hybrid_imagenet.comm import leftovers
+from hybrid_imagenet.comm import leftovers, loss
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, EXIT_STALLED, EXIT_USAGE, printable
 from hybrid_imagenet.resilience import ending, processes
+from hybrid_imagenet.resilience.launcher_reports import Killed, LauncherReports
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _GRACE = 12.0  # seconds for a launcher to end after a rank has ended the job
@@ -49,8 +51,17 @@ _TAG = re.compile(rb"(\[[\d,]+\]<std(err|out)>: ?)?")  # mpirun's and horovodrun
 _GREETINGS = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
     rb"| port\.cc:\d*\] oneDNN custom operations are on| util\.cc:\d*\] oneDNN supports DT_HALF only on platforms"
-    rb"|plm:rsh: Warning: setpgid\(\d+,\d+\) failed in parent"
+    rb"|plm:rsh: Warning: setpgid\(\d+,\d+\) failed in parent|^mpirun: Forwarding signal \d+ to job"
 )
+# What Open MPI, Horovod and TensorFlow write of their own when another rank is gone.
+_LOST = re.compile(
+    rb"\] Read -1, expected \d+, errno = 3\b| Horovod background loop uncaught exception: "
+    rb"| base_collective_executor\.cc:\d+\] BaseCollectiveExecutor::StartAbort | ring_\w+\.cc:\d+\] Aborting Ring"
+    rb"|^Additional GRPC error information from remote target /job:worker|^:UNKNOWN:Error received from peer"
+    rb"|^/job:worker/replica:\d+/task:\d+$|^The tasks have crashed\. Check the task logs for an earlier error"
+    rb"|^The error could be from a previous operation\. Restart your program to reset\."
+)
+_WHY = re.compile(rb"error: |rank \d+: unexpected error")  # how a rank's own words on its end begin
 # ssh's words for a name that it cannot resolve, whatever launcher has called it.
 _UNKNOWN_HOST = re.compile(rb"ssh: Could not resolve hostname ([^:\s]+)")
 
@@ -94,6 +105,9 @@ class Supervisor:
         self._word = secrets.token_hex(16)
         self._ends: list[tuple[float, int]] = []
         self._unknown = ""  # a host whose name ssh does not know
+        self._reports = LauncherReports()
+        self._loss = b""  # what the first rank has said that lost another one
+        self._explained = False  # a rank has said why it ends
         self._killed: set[int] = set()
         self._signals = 0
         self._forced = 0.0  # when the launcher was told to end because ranks have
@@ -158,9 +172,19 @@ class Supervisor:
             if found is not None:
                 self._ends.append((time.monotonic(), found[0]))
                 line = b"" if _TAG.fullmatch(found[1]) else found[1] + b"\n"
+            self._tell(self._reports.passed_on(line))
+        self._tell(self._reports.rest())
+
+    def _tell(self, text: bytes) -> None:
+        """Passes lines on that are for the user."""
+        for line in text.splitlines(keepends=True):
+            own = line[_TAG.match(line).end() :]  # type: ignore[union-attr]
             if unknown := _UNKNOWN_HOST.search(line):
                 self._unknown = unknown[1].decode(errors="replace")
-            elif not _GREETINGS.search(line):
+            elif own.startswith(loss.LINE.encode()):
+                self._loss = self._loss or own
+            elif not _GREETINGS.search(line) and not _LOST.search(own.rstrip()):
+                self._explained = self._explained or bool(_WHY.match(own))
                 os.write(2, line)
 
     def _push(self) -> None:
@@ -200,6 +224,12 @@ class Supervisor:
         """Returns the exit code of the job."""
         now = time.monotonic()
         told = [each for at, each in self._ends if now - at < _RECENT]
+        killed = self._reports.killed
+        if killed and not (self._explained or self._signals or self._forced or EXIT_PREEMPTED in told):
+            print(_of_killed(killed), file=sys.stderr)
+            return 128 + killed.signal
+        if self._loss and not self._explained:
+            os.write(2, self._loss)
         if code in (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED, EXIT_PREEMPTED):
             return code
         for good in ((EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED), (EXIT_PREEMPTED,)):
@@ -221,6 +251,17 @@ class Supervisor:
             print("error: the connection to a host is lost; start again with --resume", file=sys.stderr)
             return EXIT_STALLED
         return code if code >= 0 else 128 - code
+
+
+def _of_killed(killed: Killed) -> str:
+    try:
+        name = f" ({signal.Signals(killed.signal).name})"
+    except ValueError:  # of another system
+        name = ""
+    by = f"signal {killed.signal}{name}"
+    if killed.signal == signal.SIGKILL:
+        by += ", as the kernel does when memory runs out (dmesg there tells)"
+    return f"error: rank {killed.rank} on {printable(killed.host)} was ended by {by}; start again with --resume"
 
 
 class _Leash:

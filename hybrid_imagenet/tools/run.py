@@ -32,8 +32,8 @@ from hybrid_imagenet.tools.doctor import hosts
 _MAIN = "hybrid_imagenet.main"
 _ELASTIC_STALL = 5.0  # ssh gives an elastic host up within some 20 s: the others go on without it
 # Plain point-to-point transport, no verbs through Open MPI (NCCL has its own), and no binding, so that a rank's threads
-# may use all the cores that the program divides among the ranks of a host. A rank that fails has said why.
-_MPIRUN = ("mpirun", "--quiet", "--mca", "pml", "ob1", "--mca", "btl", "^openib", "-bind-to", "none", "-map-by", "slot")
+# may use all the cores that the program divides among the ranks of a host.
+_MPIRUN = ("mpirun", "--mca", "pml", "ob1", "--mca", "btl", "^openib", "-bind-to", "none", "-map-by", "slot")
 _CARRIED = re.compile(r"(PATH|PYTHONPATH|LD_LIBRARY_PATH|OPAL_PREFIX|VIRTUAL_ENV)|(NCCL|HOROVOD|TF|HYBRID_IMAGENET)_.*")
 _WORD = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")  # what Open MPI's own shell commands leave as it is
 

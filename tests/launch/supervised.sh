@@ -4,4 +4,4 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . launch/lib.sh
 . launch/env.sh
-supervise mpirun --quiet --mca pml ob1 --mca btl ^openib -bind-to none -np 2 -H localhost:2 "$@"
+supervise mpirun --mca pml ob1 --mca btl ^openib -bind-to none -np 2 -H localhost:2 "$@"

@@ -1,4 +1,8 @@
-"""A rank without TensorFlow: polite (saves on SIGUSR1, code 75), fails (rank 1 with 3, the other waits) or good."""
+"""A rank without TensorFlow, in some manner.
+
+polite: saves on SIGUSR1 and leaves with code 75; fails: rank 1 leaves with 3, and the other waits; killed: rank 1 kills
+itself, and the other waits; good: all end well.
+"""
 
 import os
 import pathlib
@@ -25,4 +29,6 @@ while len(list(pathlib.Path(folder).iterdir())) < 2:
 time.sleep(1)
 if manner == "fails" and launcher_rank() == 1:
     sys.exit(3)
+if manner == "killed" and launcher_rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(0 if manner == "good" else 300)

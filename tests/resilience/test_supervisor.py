@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from hybrid_imagenet.comm import loss
 from hybrid_imagenet.resilience import ending, supervisor
 from tests.ranks import ROOT
 from tests.support import processes
@@ -56,6 +57,60 @@ def test_a_host_that_ssh_does_not_know_is_named_in_one_line():
     code, _, err, _ = finish(start(f"echo '{said}' >&2; exit 255"))
     assert code == 2
     assert err == "error: host nowhere: ssh cannot resolve this name: check -H, and that `ssh nowhere true` works\n"
+
+
+RULE = "-" * 74
+REPORT = f"""{RULE}
+Primary job  terminated normally, but 1 process returned
+a non-zero exit code. Per user-direction, the job has been aborted.
+{RULE}
+{RULE}
+mpirun noticed that process rank 3 with PID 0 on node far exited on signal 9 (Killed).
+{RULE}
+"""
+KILLED = "error: rank 3 on far was ended by signal 9 (SIGKILL), as the kernel does when memory runs out (dmesg there"
+LOSS = f"{loss.LINE} (Connection closed by peer)"
+
+
+@pytest.mark.parametrize(
+    ("said", "ends", "code", "told"),
+    [
+        (REPORT, [], 137, [KILLED]),
+        (f"{LOSS}\n{LOSS}\n{REPORT}", [4, 4], 137, [KILLED]),  # the others have lost it
+        (f"process rank 3 on node far exited on signal 11\n{LOSS}\n", [4], 139,
+         ["error: rank 3 on far was ended by signal 11 (SIGSEGV); start again with"]),
+        (f"{LOSS}\n[1,2]<stderr>:{LOSS}\n", [4, 4], 4, [LOSS]),
+        (f"rank 1: unexpected error\n{LOSS}\n", [1, 4], 4, ["rank 1: unexpected error"]),
+        (f"error: rank 3 on far hung for 20 s\n{REPORT}", [4, 4], 4, ["error: rank 3 on far hung for 20 s"]),
+        (REPORT.replace("noticed that process rank 3", "detected that one or more processes exited with non-zero "
+                        "status, thus causing"), [3], 3, []),
+        (f"{RULE}\nmy own table\n{RULE}\n", [3], 3, [RULE, "my own table", RULE]),
+    ],
+)  # fmt: skip
+def test_a_killed_rank_is_named_and_what_others_lost_is_told_once_or_not_at_all(said, ends, code, told, tmp_path):
+    (tmp_path / "said").write_text(said)
+    words = "".join(f"echo $WORD ends {each} >&2; " for each in ends)
+    found, _, err, _ = finish(start(f"cat {tmp_path}/said >&2; {words} exit 137"))
+    assert found == code
+    assert len(err.splitlines()) == len(told)
+    assert all(line.startswith(wanted) for line, wanted in zip(err.splitlines(), told, strict=True))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[vm:20108] Read -1, expected 35724, errno = 3",
+        "[2026-11-23 03:08:31.694658: E /x/horovod/common/operations.cc:712] [1]: Horovod background loop uncaught "
+        "exception: [/x/gloo/transport/tcp/pair.cc:589] Connection closed by peer [127.0.0.1]:4",
+        "E0000 00:00:1795403255.688099   19609 base_collective_executor.cc:252] BaseCollectiveExecutor::StartAbort UN",
+        "E0000 00:00:1795403255.688611   19507 ring_alg.cc:291] Aborting RingReduce with UNAVAILABLE: Collective ops",
+        "[1,0]<stderr>:/job:worker/replica:0/task:2",
+        "[1,0]<stderr>:Additional GRPC error information from remote target /job:worker/replica:0/task:2 while calling",
+    ],
+)
+def test_what_libraries_write_of_a_lost_rank_is_left_out(line):
+    _, _, err, _ = finish(start(f"echo '{line}' >&2; echo 'rank 1 says: {line[:20]}' >&2; exit 1"))
+    assert err == f"rank 1 says: {line[:20]}\n"
 
 
 def test_a_launcher_that_waits_for_ever_is_ended_when_a_rank_has_ended_the_job(tmp_path):

@@ -100,7 +100,7 @@ def ranks_of(folder):
 
 @pytest.mark.parametrize("launcher", [["--gloo"], []], ids=["Gloo", "MPI"])
 def test_a_job_ends_with_the_code_of_its_ranks_and_leaves_none(launcher, tmp_path):
-    codes = {"polite": 75, "fails": 3, "good": 0}
+    codes = {"polite": 75, "fails": 3, "killed": 137, "good": 0}
     for manner in codes:
         (tmp_path / manner).mkdir()
     jobs = {manner: job(launcher, manner, tmp_path / manner) for manner in codes}  # they run beside one another
@@ -112,6 +112,8 @@ def test_a_job_ends_with_the_code_of_its_ranks_and_leaves_none(launcher, tmp_pat
         assert not any(map(processes.alive, ranks[manner]))
         assert "Traceback" not in output
         assert output.count("saved") == (2 if manner == "polite" else 0)
+        assert output.count(" was ended by signal 9 (SIGKILL), ") == (manner == "killed")
+        assert "mpirun" not in output
 
 
 def test_a_mistake_in_an_evaluation_on_two_ranks_is_said_once():

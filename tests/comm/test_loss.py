@@ -1,0 +1,61 @@
+"""What says that another rank is gone, and what does not. The texts are those of Horovod and TensorFlow."""
+
+import pytest
+import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError
+
+from hybrid_imagenet import train
+from hybrid_imagenet.comm import loss
+from hybrid_imagenet.errors import EXIT_STALLED
+from tests.support import in_process
+
+CLOSED = "[/x/gloo/transport/tcp/pair.cc:589] Connection closed by peer [127.0.0.1]:4"
+SHUT_DOWN = "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt"
+RESET = (
+    "Collective ops is aborted by: Collective ops is aborted by: recvmsg:Connection reset by peer\n"
+    "Additional GRPC error information from remote target /job:worker/replica:0/task:2"
+)
+UNHEALTHY = "Collective ops is aborted by: Error reported from /job:worker/task:2: The following tasks are unhealthy:"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (tf.errors.UnknownError(None, None, CLOSED), "Connection closed by peer [127.0.0.1]:4"),
+        (tf.errors.UnknownError(None, None, SHUT_DOWN), "Horovod has been shut down"),
+        (HorovodInternalError(CLOSED), "Connection closed by peer [127.0.0.1]:4"),
+        (HorovodInternalError(), "HorovodInternalError"),
+        (tf.errors.UnavailableError(None, None, RESET), "recvmsg:Connection reset by peer"),
+        (
+            tf.errors.UnavailableError(None, None, UNHEALTHY),
+            "Error reported from /job:worker/task:2: The following tasks are unhealthy",
+        ),
+    ],
+)
+def test_a_lost_rank_is_told_in_one_line(error, reason):
+    assert loss.is_loss(error)
+    line = loss.described(error)
+    assert line == f"{loss.LINE} ({reason}); that rank may have told why; start again with --resume"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        tf.errors.InvalidArgumentError(None, None, "shapes differ in {{node HorovodAllreduce_1}}"),
+        tf.errors.ResourceExhaustedError(None, None, "Collective ops is aborted by: OOM when allocating tensor"),
+        ValueError("Horovod has been shut down"),
+    ],
+)
+def test_other_errors_are_not_taken_for_a_loss(error):
+    assert not loss.is_loss(error)
+
+
+def test_the_program_ends_with_this_line_and_the_code_of_a_stalled_job(monkeypatch):
+    def lost(config, communicator):
+        raise tf.errors.UnavailableError(None, None, RESET)
+
+    monkeypatch.setattr(train, "run", lost)
+    code, _, errors = in_process.call("hybrid_imagenet.main", ["--dataset=synthetic", "--progress=none"])
+    assert code == EXIT_STALLED
+    assert errors.count("\n") == 1
+    assert errors.startswith(f"{loss.LINE} (recvmsg:Connection reset by peer); ")
