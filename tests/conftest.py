@@ -72,7 +72,13 @@ def undisturbed(tiny_data, tmp_path_factory):
 
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="also run the long forms of tests")
+    parser.addoption("--engine", default="horovod", help="train on ranks that this engine connects")
     parser.addoption("--fast", action="store_true", help="leave out tests that start another process, such as ranks")
+
+
+def pytest_configure(config):
+    """Heeds --engine."""
+    program.ENGINE = config.getoption("--engine")
 
 
 def pytest_collection_finish(session):

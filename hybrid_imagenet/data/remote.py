@@ -8,13 +8,14 @@ import functools
 import hashlib
 import io
 import itertools
+import json
 import logging
 import os
 import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 
@@ -28,6 +29,7 @@ _FOOTER = 64 << 10  # bytes of one request where little is read
 _FETCHING = 4  # files that a rank copies ahead at the same time
 _PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before the next try; the last one from then on
 _TOUCHED = 30.0  # seconds after which the use of a copy is noted again
+_SIZES_HOLD = 60.0  # seconds for which sizes that another rank has asked for are taken
 
 
 class RemoteDirectory(Directory):
@@ -142,11 +144,21 @@ class RemoteDirectory(Directory):
         outside = next((name for name in names if ".." in PurePosixPath(name).parts or name.startswith("/")), None)
         if outside is not None:
             raise UserError(f"{self.where(outside)}: lies outside of the directory; correct its name in the list")
-        found = self._persistently(lambda: self._files.sizes([self._at(name) for name in names]), self.location)
-        for name, size in zip(names, found, strict=True):
-            if size is None:
-                raise UserError(f"{self.where(name)}: the server does not tell its size")
-            self._sizes[name] = int(size)
+        # The first rank of a machine asks, the others of this start find the answer.
+        stored = self._copies / ".sizes.json"
+        with _open_locked(stored) as file:
+            known = _recent_sizes(file)
+            missing = [name for name in names if name not in known]
+            if missing:
+                places = [self._at(name) for name in missing]
+                answers = self._persistently(lambda: self._files.sizes(places), self.location)
+                for name, size in zip(missing, answers, strict=True):
+                    if size is None:
+                        raise UserError(f"{self.where(name)}: the server does not tell its size")
+                    known[name] = int(size)
+                with contextlib.suppress(OSError):  # a full disk: the next rank asks itself
+                    _write_sizes(file, known)
+        self._sizes |= {name: known[name] for name in names}
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -315,6 +327,35 @@ def _permanent(error: Exception) -> bool:
     if isinstance(status, int) and status:
         return 400 <= status < 500 and status not in (408, 429)
     return isinstance(cause, (FileNotFoundError, PermissionError))
+
+
+@contextlib.contextmanager
+def _open_locked(path: Path) -> Iterator[BinaryIO]:
+    try:
+        file = path.open("ab+")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
+    with file:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        yield file
+
+
+def _recent_sizes(file: BinaryIO) -> dict[str, int]:
+    """Returns the bytes of each file by name, as another rank has written them just now; else nothing."""
+    if time.time() - os.fstat(file.fileno()).st_mtime > _SIZES_HOLD:
+        return {}
+    file.seek(0)
+    try:
+        found = json.loads(file.read())
+        return {str(name): int(size) for name, size in found.items()}
+    except (ValueError, AttributeError, TypeError):  # empty, or cut by a full disk
+        return {}
+
+
+def _write_sizes(file: BinaryIO, sizes: Mapping[str, int]) -> None:
+    file.truncate(0)
+    file.write(json.dumps(sizes).encode())
+    file.flush()
 
 
 def _locked(descriptor: int, wait: bool) -> bool:

@@ -13,6 +13,7 @@ _BEGINNINGS = (
     b"mpirun noticed that process rank",
     b"mpirun detected that one or more processes exited with non-zero status",
     b"mpirun has exited due to process rank",
+    b"An MPI communication peer process has unexpectedly disconnected",
     b"ORTE was unable to reliably start one or more daemons",
     b"ORTE has lost communication with a remote daemon",
     b"ORTE does not know how to route a message to the specified daemon",

@@ -55,7 +55,8 @@ _GREETINGS = re.compile(
 )
 # What Open MPI, Horovod and TensorFlow write of their own when another rank is gone.
 _LOST = re.compile(
-    rb"\] Read -1, expected \d+, errno = 3\b| Horovod background loop uncaught exception: "
+    rb"\] Read -1, expected \d+, errno = 3\b|\] ORTE_ERROR_LOG: Out of resource in file \S*/show_help\.c "
+    rb"| Horovod background loop uncaught exception: "
     rb"| base_collective_executor\.cc:\d+\] BaseCollectiveExecutor::StartAbort | ring_\w+\.cc:\d+\] Aborting Ring"
     rb"|^Additional GRPC error information from remote target /job:worker|^:UNKNOWN:Error received from peer"
     rb"|^/job:worker/replica:\d+/task:\d+$|^The tasks have crashed\. Check the task logs for an earlier error"

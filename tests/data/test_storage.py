@@ -189,6 +189,16 @@ def test_processes_share_copies_and_each_file_is_sent_once(tmp_path, serve):
     readers = [open_elsewhere(server.url, tmp_path / "copies", "webdataset") for _ in range(3)]
     assert [reader.communicate(timeout=120)[0].split()[-1] for reader in readers] == [str(sum(range(COUNT)))] * 3
     assert fetched(server) == {f"/train-{n:04d}.tar": 1 for n in range(10)}
+    asked = collections.Counter(path for method, path, _ in server.requests() if method == "HEAD")
+    assert asked == {f"/train-{n:04d}.tar": 1 for n in range(10)}  # for its size
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"train-0003.tar": "x"}', b'{"train-0003.tar": null}'])
+def test_sizes_that_another_rank_has_stored_badly_are_asked_for(content, tmp_path, serve):
+    server = serve(numbered(tmp_path / "set"))
+    directory = storage.open_directory(server.url, str(tmp_path / "copies"))
+    (directory._copies / ".sizes.json").write_bytes(content)
+    assert directory.path("train-0003.tar").read_bytes() == (tmp_path / "set" / "train-0003.tar").read_bytes()
 
 
 def test_ranks_whose_server_dies_go_on_with_exactly_the_rest(pools, tmp_path, serve):
@@ -225,11 +235,12 @@ def test_copies_that_were_not_used_for_long_make_room(tmp_path, serve, monkeypat
     assert source.read_one(3)[1] == 3
 
 
-def test_a_file_that_has_changed_at_the_url_is_copied_again(tmp_path, serve):
+def test_a_file_that_has_changed_at_the_url_is_copied_again(tmp_path, serve, monkeypatch):
     directory = test_webdataset.write(tmp_path / "set")
     server = serve(directory)
     data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies")).read(range(14))
     test_webdataset.tar(directory / "tiny-train-0002.tar", [("0.jpg", b"new"), ("0.cls", b"1")])
+    monkeypatch.setattr(remote, "_SIZES_HOLD", -1.0)  # a later start
     source = data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
     assert source.num_examples == 12
     assert source.read_one(6) == (b"new", 1)

@@ -39,8 +39,12 @@ def test_a_recipe_trains_two_epochs_on_two_ranks(pools, digits_folder, name):
     assert pools[2].call(programs.train_recipe, name, str(folder), timeout=900) == [["", [algorithm]]] * 2
     epochs = [r for r in program.records(folder / name) if r["kind"] == "epoch"]
     assert [r["epoch"] for r in epochs] == [1, 2]
-    assert all(math.isfinite(r["train_loss"]) and math.isfinite(r["val_loss"]) for r in epochs)
-    assert all(r["val_count"] == VALIDATION and r["skipped_steps"] == 0 for r in epochs)
+    assert all(math.isfinite(r["train_loss"]) and r["skipped_steps"] == 0 for r in epochs)
+    validated = [r for r in epochs if "val_count" in r]
+    assert [r["epoch"] for r in validated] == (
+        [2] if name == "mlperf_lars" else [1, 2]
+    )  # every 4 epochs and at the end
+    assert all(math.isfinite(r["val_loss"]) and r["val_count"] == VALIDATION for r in validated)
     images = [r["per_gpu_batch"] * r["accumulation"] for r in epochs]  # of a rank's update
     assert [r["global_batch"] for r in epochs] == [2 * number for number in images]
     batches = {"flash_exp3": [27, 27], "flash_exp4": [8, 20]}.get(name, [8, 8])

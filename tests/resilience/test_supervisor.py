@@ -100,6 +100,7 @@ def test_a_killed_rank_is_named_and_what_others_lost_is_told_once_or_not_at_all(
     "line",
     [
         "[vm:20108] Read -1, expected 35724, errno = 3",
+        "[lab1:18] [[31425,0],0] ORTE_ERROR_LOG: Out of resource in file /x/orte/util/show_help.c at line 507",
         "[2026-11-23 03:08:31.694658: E /x/horovod/common/operations.cc:712] [1]: Horovod background loop uncaught "
         "exception: [/x/gloo/transport/tcp/pair.cc:589] Connection closed by peer [127.0.0.1]:4",
         "E0000 00:00:1795403255.688099   19609 base_collective_executor.cc:252] BaseCollectiveExecutor::StartAbort UN",

@@ -32,6 +32,7 @@ FLAGS = (
     "--deterministic",
 )
 
+ENGINE = "horovod"  # what connects the ranks: --engine of the tests
 METHODS = ("--ema_decay=0.9", "--precise_batch_norm_batches=2", "--image_size_schedule=0:24,1:32")
 
 
@@ -98,6 +99,8 @@ def train_on(pool: Pool, data: pathlib.Path, run_dir: pathlib.Path, *flags: str,
 
 def run_on(pool: Pool, module: str, *arguments: str, absent: Sequence[str] = ()):
     """Calls a module's `main` on the ranks of a pool, which must all return the same exit code."""
+    if ENGINE != "horovod":
+        pool.close()  # its ranks may have begun with Horovod, and could not go on with another engine
     ends = pool.call(in_process.call, module, arguments, absent)
     codes, outputs, errors = zip(*ends, strict=True)
     assert len(set(codes)) == 1, ends
@@ -111,7 +114,7 @@ def train_here(data: pathlib.Path, run_dir: pathlib.Path, *flags: str, absent: S
 
 
 def _flags(data: pathlib.Path, run_dir: pathlib.Path, flags: Sequence[str]) -> list[str]:
-    return [*FLAGS, f"--data_dir={data}", f"--run_dir={run_dir}", *flags]
+    return [*FLAGS, f"--engine={ENGINE}", f"--data_dir={data}", f"--run_dir={run_dir}", *flags]
 
 
 class Running:
