@@ -13,12 +13,11 @@ _LONGEST = 200  # characters of a reason
 
 def is_loss(error: BaseException) -> bool:
     """Returns whether an error of a step or another collective says that a rank, or the way to it, is gone."""
-    import tensorflow as tf
-
-    horovod = sys.modules.get("horovod.common.exceptions")  # not imported for TensorFlow's engine
+    # What has not been imported has raised nothing: without Horovod, as with TensorFlow's engine, or without both.
+    tf, horovod = (sys.modules.get(name) for name in ("tensorflow", "horovod.common.exceptions"))
     if horovod is not None and isinstance(error, horovod.HorovodInternalError):
         return True
-    if not isinstance(error, tf.errors.OpError):
+    if tf is None or not isinstance(error, tf.errors.OpError):
         return False
     if "Collective ops is aborted" in str(error):  # as they are too where one fails on this rank, out of memory say
         return isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError))

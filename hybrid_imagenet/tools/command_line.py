@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybrid_imagenet import comm
+from hybrid_imagenet.comm import loss
 from hybrid_imagenet.config.options import underscored
-from hybrid_imagenet.errors import EXIT_FAILURE, SharedError, UserError, printable
+from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED, SharedError, UserError, printable
 
 if TYPE_CHECKING:
     from hybrid_imagenet.checkpoints.pretrained import Trained
@@ -166,9 +167,13 @@ def run(program: Callable[[Sequence[str]], int | None], arguments: Sequence[str]
             print(f"error: {f'rank {rank}: ' if rank else ''}{error}", file=sys.stderr)
     except BrokenPipeError:  # the reader of our output has left: `__main__` ends the process
         raise
-    except Exception:
-        code = EXIT_FAILURE
-        traceback.print_exc()
+    except Exception as error:
+        if loss.is_loss(error):
+            code = EXIT_STALLED
+            print(UserError(loss.described(error)), file=sys.stderr)
+        else:
+            code = EXIT_FAILURE
+            traceback.print_exc()
     if code and comm.placement().size > 1:
         sys.stdout.flush()
         sys.stderr.flush()

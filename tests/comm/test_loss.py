@@ -1,5 +1,7 @@
 """What says that another rank is gone, and what does not. The texts are those of Horovod and TensorFlow."""
 
+import sys
+
 import pytest
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
@@ -7,6 +9,7 @@ from horovod.common.exceptions import HorovodInternalError
 from hybrid_imagenet import train
 from hybrid_imagenet.comm import loss
 from hybrid_imagenet.errors import EXIT_STALLED
+from hybrid_imagenet.tools import command_line
 from tests.support import in_process
 
 CLOSED = "[/x/gloo/transport/tcp/pair.cc:589] Connection closed by peer [127.0.0.1]:4"
@@ -59,3 +62,17 @@ def test_the_program_ends_with_this_line_and_the_code_of_a_stalled_job(monkeypat
     assert code == EXIT_STALLED
     assert errors.count("\n") == 1
     assert errors.startswith(f"{loss.LINE} (recvmsg:Connection reset by peer); ")
+
+
+def test_other_programs_on_ranks_do_so_too(capfd):
+    def lost(words):
+        raise HorovodInternalError(CLOSED)
+
+    assert command_line.run(lost, []) == EXIT_STALLED
+    assert capfd.readouterr().err == f"{loss.described(HorovodInternalError(CLOSED))}\n"
+
+
+def test_before_tensorflow_is_imported_nothing_can_be_lost(monkeypatch):
+    monkeypatch.delitem(sys.modules, "tensorflow")
+    monkeypatch.delitem(sys.modules, "horovod.common.exceptions")
+    assert not loss.is_loss(tf.errors.UnavailableError(None, None, RESET))
