@@ -61,7 +61,7 @@ def check_position(checkpoint: Checkpoint, order: SampleOrder) -> str:
             "training images; resume with the data it was started with"
         )
     now = described(order)
-    before = {**now, **checkpoint.meta.get("order", {})}
+    before = now | {name: value for name, value in checkpoint.meta.get("order", {}).items() if name in now}
     if not offset or before == now:
         return ""
     for name in ("seed", "shuffle_window"):

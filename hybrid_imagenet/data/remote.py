@@ -145,9 +145,8 @@ class RemoteDirectory(Directory):
         if outside is not None:
             raise UserError(f"{self.where(outside)}: lies outside of the directory; correct its name in the list")
         # The first rank of a machine asks, the others of this start find the answer.
-        stored = self._copies / ".sizes.json"
-        with _open_locked(stored) as file:
-            known = _recent_sizes(file)
+        with _shared(self._copies / ".sizes.json") as file:
+            known = _recent_sizes(file) if file else {}
             missing = [name for name in names if name not in known]
             if missing:
                 places = [self._at(name) for name in missing]
@@ -156,7 +155,7 @@ class RemoteDirectory(Directory):
                     if size is None:
                         raise UserError(f"{self.where(name)}: the server does not tell its size")
                     known[name] = int(size)
-                with contextlib.suppress(OSError):  # a full disk: the next rank asks itself
+                if file:
                     _write_sizes(file, known)
         self._sizes |= {name: known[name] for name in names}
 
@@ -330,11 +329,13 @@ def _permanent(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def _open_locked(path: Path) -> Iterator[BinaryIO]:
+def _shared(path: Path) -> Iterator[BinaryIO | None]:
+    """Opens a file that one rank of a machine has at a time; None where it cannot be written: each rank asks itself."""
     try:
         file = path.open("ab+")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
+    except OSError:
+        yield None
+        return
     with file:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         yield file
@@ -353,9 +354,9 @@ def _recent_sizes(file: BinaryIO) -> dict[str, int]:
 
 
 def _write_sizes(file: BinaryIO, sizes: Mapping[str, int]) -> None:
-    file.truncate(0)
-    file.write(json.dumps(sizes).encode())
-    file.flush()
+    with contextlib.suppress(OSError):  # a full disk: the next rank asks itself
+        file.truncate(0)
+        os.write(file.fileno(), json.dumps(sizes).encode())
 
 
 def _locked(descriptor: int, wait: bool) -> bool:

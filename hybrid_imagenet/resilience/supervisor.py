@@ -173,7 +173,8 @@ class Supervisor:
             if found is not None:
                 self._ends.append((time.monotonic(), found[0]))
                 line = b"" if _TAG.fullmatch(found[1]) else found[1] + b"\n"
-            self._tell(self._reports.passed_on(line))
+            if line:
+                self._tell(self._reports.passed_on(line))
         self._tell(self._reports.rest())
 
     def _tell(self, text: bytes) -> None:
