@@ -188,6 +188,36 @@ def test_a_job_ends_when_a_host_loses_its_network(name, tmp_path):
     assert "error: rank 2 on lab3 hung for" in result.stdout
 
 
+TRAINING = (
+    *("--dataset=synthetic", "--num_examples=6000", "--model=resnet8", "--width=4", "--image_size=16"),
+    *("--precision=float32", "--per_gpu_batch=8", "--epochs=50", "--log_every_steps=10", "--stall_seconds=10"),
+)
+
+
+@namespaces
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["", "--gloo"], ids=["MPI", "Gloo"])
+@pytest.mark.parametrize(
+    ("loss", "engine", "code", "said"),
+    [
+        ("killed", "horovod", 137, "rank 2 on lab3 was ended by signal 9 (SIGKILL), "),
+        ("killed", "tensorflow", 137, "rank 2 on lab3 was ended by signal 9 (SIGKILL), "),
+        ("network", "tensorflow", 4, "the connection to another rank is lost (Error reported from /job:worker/task"),
+    ],
+)
+def test_a_training_that_loses_a_rank_on_another_host_ends_with_one_line(loss, engine, code, said, launcher, tmp_path):
+    (tmp_path / "job").mkdir()
+    result = run(
+        LAB, "--hosts=3", "--slots=1", "--rate=1gbit", "--", HERE / "lost_training_host.sh", *TRAINING,
+        f"--engine={engine}", f"--run_dir={tmp_path}/job/run", timeout=300, TMPDIR=str(tmp_path), ROOT=str(ROOT),
+        FOLDER=str(tmp_path / "job"), PYTHONPATH=str(ROOT), LAUNCHER=launcher, LOSS=loss,
+    )  # fmt: skip
+    assert result.stdout.startswith(f"code {code}\nleft 0\nleft 0\n"), result.stdout + result.stderr
+    (line,) = [line for line in result.stdout.splitlines() if "rror" in line]
+    assert line.startswith(f"error: {said}")
+    assert "Traceback" not in result.stdout
+
+
 ODD = {  # what the script does, and what is told of it
     "hangs": ("sleep 1000", "gave no answer within 10 s"),
     "prints rubbish": ("head -c 3000 /dev/urandom", "is not HOST or HOST:SLOTS"),
