@@ -19,6 +19,7 @@ _LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)))
 
 
 _MOST_CURVES = 6
+_EDGE = 0.002  # of accuracy beside what is shown, at least
 _SHOWN = 0.12  # of accuracy below the best: worse arms stand at the edge, with their number
 
 
@@ -34,7 +35,8 @@ def available() -> bool:
 def draw(path: pathlib.Path, study: Study, arms: Sequence[ArmResults]) -> None:
     """Writes a PNG of means over the seeds with intervals.
 
-    Final accuracy by batch where all arms have one, else by arm where there are many, else accuracy by epoch.
+    Final accuracy by batch where all arms have one, else by arm where there are many or validation is at the end only,
+    else accuracy by epoch.
 
     Raises:
       UserError: if it cannot be written.
@@ -44,7 +46,8 @@ def draw(path: pathlib.Path, study: Study, arms: Sequence[ArmResults]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    make = _by_batch if all(found.arm.batch for found in arms) else _by_epoch if len(arms) <= _MOST_CURVES else _by_arm
+    by_epoch = len(arms) <= _MOST_CURVES and any(len(found.curve("val_top1")) > 1 for found in arms)
+    make = _by_batch if all(found.arm.batch for found in arms) else _by_epoch if by_epoch else _by_arm
     figure = make(pyplot, study, arms)
     try:
         figure.savefig(path, dpi=130)
@@ -91,6 +94,8 @@ def _by_arm(pyplot: Any, study: Study, arms: Sequence[ArmResults]) -> Any:
     """Final accuracy of each arm in a row: every run a small dot, their mean with its interval."""
     figure, axes = pyplot.subplots(figsize=(8.4, 1.3 + 0.33 * len(arms)), layout="constrained")
     low, high = _range(arms)
+    near = [top1 for found in arms for top1 in found.values("top1").values() if top1 >= high - _SHOWN]
+    low, high = min([low, *(top1 - _EDGE for top1 in near)]), max([high, *(top1 + _EDGE for top1 in near)])
     for row, found in enumerate(arms):
         runs = [top1 for top1 in found.values("top1").values() if top1 >= low]
         axes.plot([100 * top1 for top1 in runs], [row] * len(runs), ".", color=_COLORS[0], alpha=0.35, markersize=5)
@@ -152,7 +157,7 @@ def _range(arms: Sequence[ArmResults]) -> tuple[float, float]:
     near = [end for end in ends if end.mean >= best - _SHOWN]
     low = min(max(end.low if math.isfinite(end.low) else end.mean, best - _SHOWN) for end in near)
     high = max(min(end.high if math.isfinite(end.high) else end.mean, best + _SHOWN / 4) for end in near)
-    edge = max(0.08 * (high - low), 0.002)
+    edge = max(0.08 * (high - low), _EDGE)
     return max(low - edge, 0.0), min(high + edge, 1.0)
 
 
@@ -195,7 +200,6 @@ def _by_epoch(pyplot: Any, study: Study, arms: Sequence[ArmResults]) -> Any:
                 epochs,
                 means,
                 linestyle=_LINES[number % len(_LINES)],
-                marker="o" if len(epochs) == 1 else "",
                 color=color,
                 label=found.arm.label,
             )

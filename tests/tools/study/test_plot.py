@@ -74,6 +74,19 @@ def test_many_arms_get_a_row_each_instead_of_a_curve(tmp_path, shown, count, pan
         assert means == pytest.approx([90 + n / 10 for n in range(1, count)])
 
 
+def test_arms_that_are_validated_at_the_end_alone_get_a_row_each(tmp_path, shown):
+    ends = {"a": [0.8] * 9 + [0.78], "b": [0.81, 0.812, 0.81]}  # one run lies outside of the interval of its mean
+    arms = [
+        ArmResults(Arm(name, name), support.results({seed: [top1] for seed, top1 in enumerate(found)}), 0.9)
+        for name, found in ends.items()
+    ]
+    plot.draw(tmp_path / "plot.png", study(arms), arms)
+    axes = shown().axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
+    assert axes.get_xlim()[0] < 78
+    assert axes.lines[0].get_xdata().min() == 78
+
+
 @pytest.mark.parametrize("claims", [[("a", "b"), ("c", "b")], [("b", "a"), ("b", "c")]])
 def test_the_dotted_line_is_the_arm_of_most_statements_on_either_side(claims):
     arms = [arm_results(Arm(name, name), 0.9) for name in "abc"]
