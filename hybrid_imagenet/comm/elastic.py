@@ -21,11 +21,13 @@ _MAX_FUSION_MB = 64  # half of Horovod's own buffer, see `engine._set_engine`
 _ONCE = {"HOROVOD_CYCLE_TIME": "--cycle-time-ms", "HOROVOD_FUSION_THRESHOLD": "--fusion-threshold-mb"}
 _CONNECT_SECONDS = "120"  # for new ranks to start Python and TensorFlow while the others wait
 # Of connections on which nothing comes back: first question, further ones, their number; and the end in milliseconds.
+# Later than the launcher's ssh gives a host up (20 s, `tools.run`): it hands the old numbers to ranks that come before,
+# which then wait for the lost rank until Gloo's own time-out.
 _LOSS = {
     socket.TCP_KEEPIDLE: 5,
     socket.TCP_KEEPINTVL: 5,
-    socket.TCP_KEEPCNT: 3,
-    socket.TCP_USER_TIMEOUT: 20_000,
+    socket.TCP_KEEPCNT: 4,
+    socket.TCP_USER_TIMEOUT: 25_000,
 }
 
 
@@ -64,7 +66,7 @@ def prepare(settings: Settings) -> None:
 
 
 def watch_connections() -> None:
-    """Has the kernel end this process's connections to hosts that are lost, after some 20 seconds.
+    """Has the kernel end this process's connections to hosts that are lost, after some 25 seconds.
 
     A host that loses its network closes nothing: Gloo would wait for its full time-out, which is long enough for new
     ranks to start. Hosts that are only busy answer by their kernel.
