@@ -48,12 +48,11 @@ class TensorFlowCommunicator(ConnectedRanks):
 @functools.cache
 def _join(place: Placement) -> list[list[str]]:
     """Starts this rank's server and tells TensorFlow of the others'; returns every rank's `hosts.key`."""
-    own = hosts.key()
+    own, addresses = hosts.key(), hosts.asked_for(hosts.interfaces()).values()
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-        # Kept until all have theirs, so that no two ranks of a host are given the same port.
-        addresses = hosts.asked_for(hosts.interfaces()).values()
+        # The port is kept until all have theirs, so that no two ranks of a host are given the same one.
         found = hosts.gather(place, [*own, str(port), *addresses], "tensorflow")
     if found is None:
         raise UserError(
