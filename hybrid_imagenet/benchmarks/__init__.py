@@ -1,1 +1,1 @@
-"""Benchmarks of the parts; nothing imports them."""
+"""Benchmarks for a user's machine, run by `hybrid-imagenet bench NAME`."""

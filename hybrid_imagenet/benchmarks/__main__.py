@@ -1,26 +1,64 @@
 """`python -m hybrid_imagenet.benchmarks NAME [options]`: runs one benchmark of this package."""
 
+from __future__ import annotations
+
+import difflib
 import importlib
-import pkgutil
 import sys
+from collections.abc import Callable, Mapping, Sequence
 
-from hybrid_imagenet import benchmarks
 from hybrid_imagenet.comm.environment import restart_with_huge_pages
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError
+
+BENCHMARKS = {
+    "step": "images/s of a training step",
+    "input": "images/s of reading and decoding",
+    "allreduce": "seconds and bandwidth of each all-reduce, by size",
+    "scaling": "images/s and exposed communication on 1, 2, ... ranks",
+    "gpu": "from one GPU to the cluster: what is slow, and why",
+}
 
 
-def main(argv: list[str]) -> int:
-    """Runs the benchmark that the first argument names with the rest of the arguments."""
-    names = sorted(m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not m.name.startswith("_"))
-    names = [name for name in names if name != "peers"]
-    if not argv or argv[0] not in names:
-        print(f"usage: hybrid-imagenet bench NAME [--name=value ...]; NAME is one of {', '.join(names)}")
-        return 0 if argv[:1] in (["-h"], ["--help"]) else 2
+def run(
+    argv: Sequence[str],
+    program: str,
+    benchmarks: Mapping[str, str],
+    entry: Callable[[str], Callable[[Sequence[str]], int | None]],
+) -> int:
+    """Runs the benchmark that the first argument names with the rest of the arguments; returns its exit code.
+
+    Args:
+      argv: the command line.
+      program: its name, for the usage.
+      benchmarks: a line of description for each name.
+      entry: gives the function that runs a named benchmark.
+    """
+    name = argv[0] if argv else ""
+    if name not in benchmarks:
+        wanted = name in ("-h", "--help")
+        near = difflib.get_close_matches(name, benchmarks, n=1)
+        width = max(map(len, benchmarks))
+        lines = [f"usage: {program} NAME [--name=value ...]   (NAME --help describes its options)", ""]
+        lines += [f"  {each:<{width}}  {text}" for each, text in benchmarks.items()]
+        if name and not wanted:
+            lines = [f"error: {name}: no such benchmark" + (f"; did you mean {near[0]}?" if near else ""), *lines]
+        print("\n".join(lines), file=sys.stdout if wanted else sys.stderr)
+        return EXIT_OK if wanted else EXIT_USAGE
     try:
-        return int(importlib.import_module(f"hybrid_imagenet.benchmarks.{argv[0]}").main(argv[1:]) or 0)
+        return int(entry(name)(argv[1:]) or EXIT_OK)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `hybrid-imagenet bench`; returns the exit code (see `hybrid_imagenet.errors`)."""
+    return run(
+        argv,
+        "hybrid-imagenet bench",
+        BENCHMARKS,
+        lambda name: importlib.import_module(f"hybrid_imagenet.benchmarks.{name}").main,
+    )
 
 
 if __name__ == "__main__":

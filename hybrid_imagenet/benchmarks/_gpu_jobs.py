@@ -114,7 +114,7 @@ def input_rate(flags: Sequence[str]) -> float:
       UserError: if the benchmark of input fails.
     """
     config = configuration.resolve(flags)
-    command = [sys.executable, "-m", "hybrid_imagenet.benchmarks", "input", "--seconds=5", "--peers="]
+    command = [sys.executable, "-m", "hybrid_imagenet.benchmarks", "input", "--seconds=5"]
     if not config.dataset.startswith("synthetic"):
         command += [f"--source={config.dataset}", f"--data_dir={config.data_dir}"]
         command += [f"--data_cache_dir={config.data_cache_dir}"] if config.data_cache_dir else []

@@ -1,6 +1,6 @@
 """Measures time and bus bandwidth of the all-reduce algorithms by size, beside MPI_Allreduce of the same bytes.
 
-    horovodrun -np 2 python -m hybrid_imagenet.benchmarks allreduce --sizes=64K,1M,64M --algorithms=ring,torus
+    horovodrun -np 2 hybrid-imagenet bench allreduce --sizes=64K,1M,64M --algorithms=ring,torus
 
 A size is the size of a gradient in FP32. With a compression, the time includes the casts from FP32 and back, and fewer
 bytes travel. As in nccl-tests, bandwidth counts the bytes that travel: busbw = bytes / time * 2 (p - 1) / p for p

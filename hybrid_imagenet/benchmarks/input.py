@@ -1,10 +1,11 @@
 """Measures input: images per second and core, CPU per image, bytes and operations read, and the wait of a trainer.
 
-    python -m hybrid_imagenet.benchmarks input --json=input.json
-    python -m hybrid_imagenet.benchmarks input --source=tfrecord --data_dir=/data/shards --peers=
+    hybrid-imagenet bench input --json=input.json
+    hybrid-imagenet bench input --source=tfrecord --data_dir=/data/shards
 
-Without --source it makes 500x375 JPEGs of about 110 kB from scikit-learn's sample photographs and compares: this
-package on the files and on prepared shards of two sizes, and the peers, each in a process of its own on the same files.
+Without --source it makes 500x375 JPEGs of about 110 kB from scikit-learn's sample photographs, and reads the files and
+prepared shards of two sizes. From a checkout, `python -m benchmarks input` also runs other libraries' pipelines, each
+in a process of its own, on the same files.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,19 @@ from hybrid_imagenet.comm.quiet import without_greeting
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError
 from hybrid_imagenet.tools import command_line
 
-PEERS = ("official", "pillow", "dali")
 _WARM_UP = 3  # batches
 
 
-def main(argv: list[str]) -> int:
-    """Runs the benchmark; prints a table and writes --json."""
-    arguments = _parse(argv)
+def main(argv: list[str], peers: Mapping[str, Path] | None = None) -> int:
+    """Runs the benchmark; prints a table and writes --json.
+
+    Args:
+      argv: the command line.
+      peers: the scripts of other libraries' pipelines, by name.
+    """
+    arguments = _parse(argv, peers or {})
     try:
-        rows = list(_measure_all(arguments))
+        rows = list(_measure_all(arguments, peers or {}))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -44,7 +49,7 @@ def main(argv: list[str]) -> int:
     return EXIT_OK
 
 
-def _parse(argv: list[str]) -> argparse.Namespace:
+def _parse(argv: list[str], peers: Mapping[str, Path]) -> argparse.Namespace:
     parser = command_line.Parser("bench input", (__doc__ or "").split("\n")[0])
     parser.add_argument("--source", help="a data set as --dataset takes it; default: made photographs")
     parser.add_argument("--data_dir", help="where the source lies")
@@ -54,13 +59,15 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=64, help="images (%(default)s)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="decoding threads (%(default)s)")
     parser.add_argument("--seconds", type=float, default=10, help="length of each measurement (%(default)s)")
-    parser.add_argument("--peers", default=",".join(PEERS), help="peers to run, from %(default)s")
-    parser.add_argument("--dali_python", default=sys.executable, help="a Python that has nvidia-dali (this one)")
+    parser.set_defaults(peers="", dali_python=sys.executable)
+    if peers:
+        parser.add_argument("--peers", default=",".join(peers), help="other libraries to run, from %(default)s")
+        parser.add_argument("--dali_python", help="a Python that has nvidia-dali (default: this one)")
     parser.add_argument("--json", help="file for the results")
     return parser.parse_args(argv)
 
 
-def _measure_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _measure_all(arguments: argparse.Namespace, peers: Mapping[str, Path]) -> Iterator[dict[str, Any]]:
     print(f"{'':34}{'images/s':>10}{'per core':>10}{'CPU ms':>8}{'MB/s':>8}{'reads/s':>9}{'wait':>7}")
     if arguments.source:
         yield _shown(_ours(arguments.source, arguments.source, arguments.data_dir, arguments))
@@ -72,7 +79,9 @@ def _measure_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     yield _shown(_ours("shards, shorter side 256", "tfrecord", str(reduced), arguments))
     yield _shown(_ours("shards, --decoder=dali", "tfrecord", str(_photographs.prepared(None)), arguments, "dali"))
     for peer in filter(None, arguments.peers.split(",")):
-        yield _shown(_peer(peer, photographs, arguments))
+        if peer not in peers:
+            raise UserError(f"--peers={peer}: choose from {','.join(peers)}")
+        yield _shown(_peer(peer, peers[peer], photographs, arguments))
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
@@ -163,11 +172,8 @@ def _row(name: str, images: int, seconds: float, cpu: float, threads: int) -> di
     }
 
 
-def _peer(name: str, photographs: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+def _peer(name: str, script: Path, photographs: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Runs one peer's script, which prints {"images", "seconds", "cpu_seconds"} as its last line."""
-    script = Path(__file__).parent / "peers" / f"input_{name}.py"
-    if not script.is_file():
-        raise UserError(f"--peers={name}: choose from {','.join(PEERS)}")
     python = arguments.dali_python if name == "dali" else sys.executable
     shard_directory = str(_photographs.prepared(None))
     values = [photographs / "train", shard_directory, arguments.batch, arguments.threads, arguments.seconds]

@@ -1,6 +1,6 @@
 """`benchmarks scaling`: training throughput on 1, 2, ... N ranks, with computation and exposed communication apart.
 
-    python -m hybrid_imagenet.benchmarks scaling --ranks=1,2 -- --flagfile=flags/digits.flags
+    hybrid-imagenet bench scaling --ranks=1,2 -- --flagfile=flags/digits.flags
 
 starts a job for each number of ranks; what follows `--` are flags of the training program. Each rank holds one batch of
 random images in memory, so reading and decoding do not count. Every round times a few full steps and then as many
@@ -35,16 +35,21 @@ _MARK = "scaling-result "
 Row = dict[str, typing.Any]
 
 
-def main(argv: Sequence[str]) -> int:
-    """Starts the jobs and prints the table; with --worker, is one rank of a job."""
+def main(argv: Sequence[str], peer: Path | None = None) -> int:
+    """Starts the jobs and prints the table; with --worker, is one rank of a job.
+
+    Args:
+      argv: the command line.
+      peer: the script of another implementation to run beside ours, one rank of a job.
+    """
     words, flags = _split(argv)
-    options = _parser().parse_args(words)
+    options = _parser(peer).parse_args(words)
     try:
         if options.worker:
             return _worker(options, flags)
         counts = _counts(options.ranks)
         rows = [_job(ranks, options, flags) for ranks in counts]
-        peers = [_peer(ranks, options, flags) for ranks in counts] if options.peers == "horovod" else []
+        peers = [_peer(peer, ranks, options, flags) for ranks in counts] if peer and options.peers else []
     except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -64,7 +69,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:place], words[place + 1 :]
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(peer: Path | None) -> argparse.ArgumentParser:
     parser = command_line.Parser("bench scaling", (__doc__ or "").split("\n")[0])
     parser.add_argument("--ranks", default="1,2", help="numbers of ranks, smallest first")
     parser.add_argument("--launcher", default="horovodrun -np {ranks}", help="command that starts {ranks} ranks")
@@ -74,14 +79,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=5, help="steps per round")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count")
     parser.add_argument("--classes", type=int, default=1000, help="classes of the model")
-    parser.add_argument(
-        "--peers",
-        default="",
-        choices=("", "horovod"),
-        help="horovod: also ResNet-50 of legacy Keras with Horovod's optimizer for it, same batch and threads",
-    )
-    parser.add_argument("--peer_precision", default="float32", help="of the peer (%(default)s, as it comes)")
-    parser.add_argument("--peer_compression", default="none", choices=("none", "fp16"), help="of the peer's gradients")
+    if peer is not None:
+        parser.add_argument(
+            "--peers",
+            default="",
+            choices=("", "horovod"),
+            help="horovod: also ResNet-50 of legacy Keras with Horovod's optimizer for it, same batch and threads",
+        )
+        parser.add_argument("--peer_precision", default="float32", help="of the peer (%(default)s, as it comes)")
+        parser.add_argument(
+            "--peer_compression", default="none", choices=("none", "fp16"), help="of the peer's gradients"
+        )
     parser.add_argument("--timeout", type=float, default=1800, help="seconds that a job may take")
     parser.add_argument("--json", help="file for the rows")
     parser.add_argument("--plot", help="PNG file of throughput over ranks")
@@ -107,7 +115,7 @@ def _job(ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> Row:
     return _launch([*command, "--", *flags], ranks, options)
 
 
-def _peer(ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> Row:
+def _peer(script: Path, ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> Row:
     """Runs one job of the peer, with as many threads per rank as ours takes on one host."""
     from hybrid_imagenet import config as configuration
 
@@ -120,7 +128,6 @@ def _peer(ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> Row:
         "threads": options.threads or max(1, len(os.sched_getaffinity(0)) // ranks),
         **{name: getattr(options, name) for name in ("steps", "rounds", "classes")},
     }
-    script = Path(__file__).parent / "peers" / "scaling_horovod.py"
     return _launch([str(script), json.dumps(settings)], ranks, options)
 
 

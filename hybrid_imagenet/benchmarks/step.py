@@ -1,11 +1,11 @@
-"""`benchmarks step`: images per second of one ResNet's training step, beside what a user would pick instead.
+"""`bench step`: throughput of a ResNet's training step, in images per second.
 
-Every contestant is a process of its own that is warmed up first; then they take turns, a few steps each, so that
-whatever else the machine does meets all of them. The figure is the median over the rounds. With --recompute, ours also
-takes part with activations computed again (models.recompute), on the same batch and on twice as many images. With
---through=fit, two contestants are compared instead: the program's own step and one of `model.fit`, with LARS. A call of
-`fit` takes a while to begin; so each turn is a call of one step and a call of more, and a step is their difference over
-the number of further steps.
+Each implementation runs in a process that is warmed up first. Then they take turns, a few steps each, so that other
+load on the machine slows all of them. The figure is the median over the rounds. --recompute adds two variants that
+compute activations again (`models.recompute`): on the same batch and on twice as many images. --through=fit compares
+the program's own step with one of `model.fit`, with LARS. A call of `fit` has a start-up time, so each turn calls it
+for one step and for several more; a step is the difference over the number of further steps. From a checkout,
+`python -m benchmarks step` also runs other frameworks' implementations.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hybrid_imagenet.benchmarks.peers.step_protocol import MARK
+from hybrid_imagenet.benchmarks._step_protocol import MARK
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.environment import prefer_onednn
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.depths import DEPTHS, STEMS, WIDTH
 from hybrid_imagenet.tools import command_line
 
-PEERS = pathlib.Path(__file__).parent / "peers"
 OURS = "hybrid"
+_PROGRAM, _FIT = (f"hybrid_imagenet.benchmarks._step_{name}" for name in ("program", "fit"))
 VARIANTS = {"recompute": 1, "recompute_twice": 2}  # with recomputation: the batch as a multiple of the others'
 SETTINGS = ("batch", "image_size", "precision", "threads", "model", "width", "stem", "num_classes")
-_ROOT = PEERS.parent.parent.parent
+_ROOT = pathlib.Path(__file__).parents[2]
 
 
-class Contestant:
+class Implementation:
     """A process that runs steps when told to."""
 
-    def __init__(self, name: str, python: str, settings: dict[str, Any], script: str | None = None) -> None:
-        """Starts the process; `python` is the interpreter that has the contestant's framework."""
+    def __init__(self, name: str, python: str, settings: dict[str, Any], module: str = _PROGRAM) -> None:
+        """Starts the process; `python` is the interpreter that has the framework which `module` needs."""
         self.batch = settings["batch"]
         environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS=str(settings["threads"]))
-        environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # a GPU's memory is for all contestants
-        if (script or name) in (OURS, "through"):  # as our programs set it; the others run as they come
+        environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # a GPU's memory is for all implementations
+        if module in (_PROGRAM, _FIT):  # as our programs set it; the others run as they come
             prefer_onednn(environment)
             gpus.prefer_fast_kernels(environment)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         self.name = name
         self.process = subprocess.Popen(
-            [python, str(PEERS / f"step_{script or name}.py"), json.dumps(settings)],
+            [python, "-m", module, json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -115,8 +115,8 @@ class Contestant:
         }
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Reads the command line."""
+def parse(argv: Sequence[str], peers: Mapping[str, str]) -> argparse.Namespace:
+    """Reads the command line; options on other implementations exist where there are any."""
     parser = command_line.Parser("bench step", (__doc__ or "").split("\n")[0])
     parser.add_argument("--batch", type=int, default=16, help="images per step")
     parser.add_argument("--image_size", type=int, default=224, help="pixels")
@@ -126,45 +126,54 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--num_classes", type=int, default=1000, help="classes")
     parser.add_argument("--precision", default="mixed_bfloat16", choices=("float32", "mixed_float16", "mixed_bfloat16"))
     parser.add_argument("--steps", type=int, help="steps per turn; by default 3, with --through 50")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads per contestant")
-    parser.add_argument("--peers", default="keras,torch", help="comma-separated: keras, torch, torch_compiled")
-    parser.add_argument("--torch_python", default=sys.executable, help="interpreter that has PyTorch")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each implementation")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads per implementation")
+    parser.set_defaults(peers="", torch_python=sys.executable)
+    if peers:
+        parser.add_argument("--peers", default="keras,torch", help=f"comma-separated: {', '.join(peers)}")
+        parser.add_argument("--torch_python", help="interpreter that has PyTorch (default: this one)")
     parser.add_argument("--recompute", action="store_true", help="also ours with recomputed activations")
     parser.add_argument("--through", choices=("fit",), help="compare a step of model.fit with the program's, no peers")
     parser.add_argument("--json", help="file for the result")
     return parser.parse_args(argv)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the benchmark and prints the table."""
-    options = parse(argv)
+def main(argv: Sequence[str], peers: Mapping[str, str] | None = None) -> int:
+    """Runs the benchmark and prints the table.
+
+    Args:
+      argv: the command line.
+      peers: the modules of other implementations, by name.
+
+    Raises:
+      UserError: for a command line that cannot be used, or an implementation that fails.
+    """
+    options = parse(argv, peers or {})
     settings = {key: getattr(options, key) for key in SETTINGS}
     steps = options.steps or (50 if options.through else 3)
-    contestants: list[Contestant] = []
+    implementations: list[Implementation] = []
     try:
-        for name in _peers(options):
-            torch = name.startswith("torch")
+        for name, module in _compared(options, peers or {}).items():
             changed = settings | {"compiled": name == "torch_compiled"}
-            python = options.torch_python if torch else sys.executable
-            contestant = Contestant(name, python, changed, "torch" if torch else name)
-            contestants.append(contestant)
-            if "skipped" in contestant.description:
-                print(f"{name}: skipped, {contestant.description['skipped']}")
+            python = options.torch_python if name.startswith("torch") else sys.executable
+            implementation = Implementation(name, python, changed, module)
+            implementations.append(implementation)
+            if "skipped" in implementation.description:
+                print(f"{name}: skipped, {implementation.description['skipped']}")
         for name, factor in VARIANTS.items() if options.recompute else ():
             changed = settings | {"recompute": True, "batch": factor * options.batch}
-            contestants.append(Contestant(name, sys.executable, changed, OURS))
+            implementations.append(Implementation(name, sys.executable, changed))
         if options.through:
             for name, through in ((OURS, "program"), ("fit", "fit")):
                 changed = settings | {"through": through}
-                contestants.append(Contestant(name, sys.executable, changed, "through"))
-        running = [c for c in contestants if "skipped" not in c.description]
+                implementations.append(Implementation(name, sys.executable, changed, _FIT))
+        running = [c for c in implementations if "skipped" not in c.description]
         for _ in range(options.rounds):
-            for contestant in running:
-                (contestant.run_apart if options.through else contestant.run)(steps)
+            for implementation in running:
+                (implementation.run_apart if options.through else implementation.run)(steps)
     finally:
-        for contestant in contestants:
-            contestant.end()
+        for implementation in implementations:
+            implementation.end()
     report = summarize(running, settings)
     print_table(report)
     if options.json:
@@ -172,12 +181,17 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _peers(options: argparse.Namespace) -> list[str]:
-    """Returns the contestants of a comparison with others, ours first."""
-    return [] if options.through else [OURS, *filter(None, options.peers.split(","))]
+def _compared(options: argparse.Namespace, peers: Mapping[str, str]) -> dict[str, str]:
+    """The modules to run by name, ours first; none where a step of `fit` is compared."""
+    if options.through:
+        return {}
+    chosen = list(filter(None, options.peers.split(",")))
+    if unknown := set(chosen) - set(peers):
+        raise UserError(f"--peers={options.peers}: {', '.join(sorted(unknown))} is none of {', '.join(peers)}")
+    return {OURS: _PROGRAM} | {name: peers[name] for name in chosen}
 
 
-def summarize(running: Sequence[Contestant], settings: dict[str, Any]) -> dict[str, Any]:
+def summarize(running: Sequence[Implementation], settings: dict[str, Any]) -> dict[str, Any]:
     """The result as a JSON object: our figures at the top, the others under `peers` with our advantage as `ratio`.
 
     Under `variants` stands ours with recomputation: `cost` is its processor time per image over the plain step's,
@@ -213,7 +227,7 @@ def processor() -> str:
 
 
 def print_table(report: dict[str, Any]) -> None:
-    """Prints one line per contestant."""
+    """Prints one line per implementation."""
     print(f"step of {report['model']}, width {report['width']}, stem {report['stem']}")
     print(
         f"batch {report['batch']}, {report['image_size']} px, {report['precision']}, {report['threads']} threads: "

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks import optimizer as benchmark
 from hybrid_imagenet import models
-from hybrid_imagenet.benchmarks import optimizer as benchmark
 
 
 def test_the_shapes_are_those_of_resnet50():
@@ -15,15 +15,15 @@ def test_the_shapes_are_those_of_resnet50():
     assert sum(int(np.prod(s)) for s in expected) == 25_557_032
 
 
-def test_every_contestant_takes_its_turns_and_is_compared_with_keras():
+def test_every_implementation_takes_its_turns_and_is_compared_with_keras():
     shapes = [(3, 3, 2, 4), (4,)]
     grads = [tf.Variable(tf.ones(s), trainable=False) for s in shapes]
-    running = benchmark.contestants(grads, [np.ones(s, np.float32) for s in shapes])
-    for contestant in running:
-        contestant.run()
+    running = benchmark.implementations(grads, [np.ones(s, np.float32) for s in shapes])
+    for implementation in running:
+        implementation.run()
     report = benchmark.summarize(running, threads=1)
-    assert len(report["contestants"]) == 8
-    for row in report["contestants"].values():
-        ratio = row["milliseconds"] / report["contestants"][benchmark.BASELINE]["milliseconds"]
+    assert len(report["implementations"]) == 8
+    for row in report["implementations"].values():
+        ratio = row["milliseconds"] / report["implementations"][benchmark.BASELINE]["milliseconds"]
         assert row["ratio"] == pytest.approx(ratio)
     assert json.loads(json.dumps(report)) == report

@@ -4,6 +4,7 @@ from unittest import mock
 
 import pytest
 
+from benchmarks.__main__ import PEERS
 from hybrid_imagenet import config
 from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.comm import SingleProcess
@@ -63,15 +64,15 @@ def test_a_job_that_fails_says_why(capsys):
 def test_what_a_launcher_puts_around_a_result_is_left_out():
     lines = ["[1,1]<stdout>:first", '[1,0]<stdout>:scaling-result {"ranks": 2}[1,0]<stdout>:', "[1,1]<stdout>:{}"]
     program = f"print(*{lines}, sep=chr(10))"
-    assert scaling._launch(["-c", program], 1, scaling._parser().parse_args([])) == {"ranks": 2}
+    assert scaling._launch(["-c", program], 1, scaling._parser(None).parse_args([])) == {"ranks": 2}
 
 
 def test_a_peer_that_is_not_installed_is_skipped_with_a_message(tmp_path, capsys):
     (tmp_path / "tf_keras.py").write_text("raise ImportError('hidden')")
-    options = scaling._parser().parse_args([])
+    options = scaling._parser(PEERS["scaling"]).parse_args([])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        peer = scaling._peer(1, options, ["--image_size=32", "--per_gpu_batch=2"])
+        peer = scaling._peer(PEERS["scaling"], 1, options, ["--image_size=32", "--per_gpu_batch=2"])
     scaling.print_peers([row(1, 100.0)], [peer])
     assert "hybrid_imagenet[peers]" in capsys.readouterr().out
 

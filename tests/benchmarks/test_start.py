@@ -3,7 +3,7 @@ import subprocess
 
 import pytest
 
-from hybrid_imagenet.benchmarks import start
+from benchmarks import start
 from hybrid_imagenet.errors import UserError
 
 FLAGS = ["--dataset=digits", "--augmentation=digits", "--model=resnet8", "--image_size=16", "--per_gpu_batch=4"]

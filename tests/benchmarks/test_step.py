@@ -5,16 +5,17 @@ from unittest import mock
 
 import pytest
 
+from benchmarks.__main__ import PEERS
 from hybrid_imagenet.benchmarks import step
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
-def test_contestants_take_turns_and_the_report_holds_ours_and_each_peer(tmp_path, capsys, precision):
+def test_implementations_take_turns_and_the_report_holds_ours_and_each_peer(tmp_path, capsys, precision):
     path = tmp_path / "step.json"
     arguments = ["--batch=2", "--image_size=32", "--steps=1", "--rounds=2", "--threads=1", "--peers=keras"]
     arguments += ["--recompute"] if precision == "float32" else []
-    assert step.main([*arguments, f"--precision={precision}", f"--json={path}"]) == 0
+    assert step.main([*arguments, f"--precision={precision}", f"--json={path}"], PEERS["step"]) == 0
     report = json.loads(path.read_text())
     peer = report["peers"]["keras"]
     assert report["images_per_second"] > 0 and report["peak_bytes"] > 2**26
@@ -42,12 +43,12 @@ def test_a_step_of_fit_is_compared_with_the_programs(tmp_path, capsys):
 
 
 class Measured:
-    """A contestant that has taken its turns."""
+    """A implementation that has taken its turns."""
 
     def __init__(self, name, batch, seconds, cpu, peak):
         self.name, self.batch, self.rounds, self.cpu_rounds = name, batch, seconds, cpu
         self.peak_bytes, self.description, self.starts = peak, {"version": "1"}, []
-        self.result = types.MethodType(step.Contestant.result, self)
+        self.result = types.MethodType(step.Implementation.result, self)
 
 
 def test_the_report_holds_medians_and_our_advantage(capsys):
@@ -64,11 +65,11 @@ def test_the_report_holds_medians_and_our_advantage(capsys):
 
 
 def test_a_step_of_fit_is_what_further_steps_add():
-    contestant = Measured("fit", 8, [], [], 100)
+    implementation = Measured("fit", 8, [], [], 100)
     # A call takes 3 s before its first step, and each step 2 s.
-    contestant._timed = lambda steps: (3.0 + 2.0 * steps, 1.0 + 4.0 * steps)
-    step.Contestant.run_apart(contestant, 10)
-    result = contestant.result()
+    implementation._timed = lambda steps: (3.0 + 2.0 * steps, 1.0 + 4.0 * steps)
+    step.Implementation.run_apart(implementation, 10)
+    result = implementation.result()
     assert (result["seconds_per_step"], result["cpu_seconds_per_step"], result["start_seconds"]) == (2.0, 4.0, 3.0)
 
 
@@ -76,7 +77,7 @@ def test_a_small_network_is_compared_with_the_peers_that_have_it(tmp_path, capsy
     path = tmp_path / "step.json"
     arguments = ["--batch=4", "--image_size=28", "--steps=1", "--rounds=2", "--threads=1", "--precision=float32"]
     network = ["--model=resnet8", "--width=16", "--stem=3x3", "--num_classes=10"]
-    assert step.main([*arguments, *network, "--peers=keras,torch", f"--json={path}"]) == 0
+    assert step.main([*arguments, *network, "--peers=keras,torch", f"--json={path}"], PEERS["step"]) == 0
     report, out = json.loads(path.read_text()), capsys.readouterr().out
     assert (report["model"], report["width"], report["stem"], report["num_classes"]) == ("resnet8", 16, "3x3", 10)
     assert "keras: skipped, keras.applications has no such ResNet" in out
@@ -88,6 +89,6 @@ def test_a_peer_whose_framework_is_absent_is_skipped_with_a_message(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('hidden')")
     with mock.patch.dict("os.environ", PYTHONPATH=str(tmp_path)):
         settings = {"batch": 1, "image_size": 32, "precision": "float32", "threads": 1, "model": "resnet50"}
-        contestant = step.Contestant("torch", sys.executable, settings)
-        contestant.end()
-    assert "--torch_python=PATH" in contestant.description["skipped"]
+        implementation = step.Implementation("torch", sys.executable, settings, PEERS["step"]["torch"])
+        implementation.end()
+    assert "--torch_python=PATH" in implementation.description["skipped"]

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks.optimizer import resnet50_shapes
 from hybrid_imagenet import optimizers
-from hybrid_imagenet.benchmarks.optimizer import resnet50_shapes
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.comm.fusion import pack
 from hybrid_imagenet.numerics.packing import ROW, padded

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
+from benchmarks.optimizer import resnet50_shapes
 from hybrid_imagenet import config, optimizers, recipes
-from hybrid_imagenet.benchmarks.optimizer import resnet50_shapes
 from hybrid_imagenet.comm import fusion
 from hybrid_imagenet.config import choices, derived, report
 from hybrid_imagenet.numerics import run_length, schedules

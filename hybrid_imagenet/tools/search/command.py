@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.errors import EXIT_OK, UserError
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.search import halving, trials
+from hybrid_imagenet.tools.search import halving, running, trial_runs, trials
 from hybrid_imagenet.tools.search.trials import Candidate
-from hybrid_imagenet.tools.study import running, trial_runs
 
 Train = Callable[[Candidate, int], trial_runs.Result]
 

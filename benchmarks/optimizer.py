@@ -1,0 +1,185 @@
+"""`benchmarks optimizer`: milliseconds per update of ResNet-50's 161 tensors, beside Keras's own optimizers.
+
+All implementations are built in one process and take turns, so that whatever else the machine does meets all of them.
+Gradients lie on the device. The sums of their squares are an argument of our optimizers, because the training step
+needs them anyway to see whether the gradients are finite; what they cost is a line of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hybrid_imagenet.comm.quiet import without_greeting
+from hybrid_imagenet.optimizers.kinds import classify_by_rank
+from hybrid_imagenet.tools import command_line
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+BASELINE = "keras SGD"
+_STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
+
+
+def resnet50_shapes() -> list[tuple[int, ...]]:
+    """The shapes of ResNet-50's 161 trainable tensors, 25,557,032 numbers."""
+    shapes: list[tuple[int, ...]] = []
+
+    def convolution(side: int, inputs: int, outputs: int) -> None:
+        shapes.extend([(side, side, inputs, outputs), (outputs,), (outputs,)])
+
+    convolution(7, 3, 64)
+    inputs = 64
+    for blocks, width in _STAGES:
+        for block in range(blocks):
+            convolution(1, inputs, width)
+            convolution(3, width, width)
+            convolution(1, width, 4 * width)
+            if block == 0:
+                convolution(1, inputs, 4 * width)
+            inputs = 4 * width
+    return [*shapes, (2048, 1000), (1000,)]
+
+
+class Implementation:
+    """A compiled update with variables and state of its own."""
+
+    def __init__(self, name: str, update: Callable[[], Any]) -> None:
+        """Compiles `update` and runs it once, which is timed as `first_seconds`."""
+        import tensorflow as tf
+
+        self.name = name
+        self._function = tf.function(update, autograph=False)
+        self.seconds: list[float] = []
+        self.first_seconds = self._time()
+        self._time()
+
+    def run(self) -> None:
+        """One update."""
+        self.seconds.append(self._time())
+
+    def _time(self) -> float:
+        start = time.perf_counter()
+        result = self._function()
+        if result is not None:
+            result.numpy()  # waits for a GPU
+        return time.perf_counter() - start
+
+
+def implementations(grads: Sequence[tf.Variable], weights: Sequence[Any]) -> list[Implementation]:
+    """Keras's SGD with momentum and Adam, and ours."""
+    import keras
+    import tensorflow as tf
+
+    from hybrid_imagenet import optimizers
+
+    square_sums = tf.constant([2.0 * tf.nn.l2_loss(g).numpy() for g in grads])
+
+    def variables() -> list[keras.Variable]:
+        return [keras.Variable(w) for w in weights]
+
+    def peer(name: str, optimizer: keras.optimizers.Optimizer) -> Implementation:
+        own = variables()
+        optimizer.build(own)
+
+        def update() -> tf.Tensor:
+            optimizer.apply([g.read_value() for g in grads], own)
+            return optimizer.iterations.value.read_value()
+
+        return Implementation(name, update)
+
+    def ours(name: str, phase: float, **arguments: Any) -> Implementation:
+        optimizer = optimizers.create(**arguments)
+        own = variables()
+        optimizer.set_kinds(classify_by_rank(own))
+        optimizer.build(own)
+        optimizer.hyper.assign({"phase": phase})
+
+        def update() -> tf.Tensor:
+            optimizer.apply_reduced([g.read_value() for g in grads], unscale=tf.constant(0.5), square_sums=square_sums)
+            return optimizer.iterations.value.read_value()
+
+        return Implementation(name, update)
+
+    return [
+        peer(BASELINE, keras.optimizers.SGD(1e-3, momentum=0.9)),
+        peer("keras Adam", keras.optimizers.Adam(1e-3)),
+        ours("sgd", 1.0, optimizer="sgd", weight_decay=1e-4),
+        ours("lars", 1.0, optimizer="lars"),
+        ours("hybrid, SGD with LARS", 1.0, optimizer="hybrid"),
+        ours("hybrid, AdaBound warmup", 0.0, optimizer="hybrid"),
+        ours("adabound", 1.0, optimizer="adabound"),
+        Implementation("square sums of gradients", lambda: tf.stack([tf.nn.l2_loss(g) for g in grads])),
+    ]
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = command_line.Parser("bench optimizer", (__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=20, help="updates of each implementation")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of TensorFlow")
+    parser.add_argument("--json", help="file for the result")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the benchmark and prints the table."""
+    options = parse(argv)
+    import numpy as np
+
+    with without_greeting():
+        import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(options.threads)
+    tf.config.threading.set_inter_op_parallelism_threads(options.threads)
+    random = np.random.default_rng(0)
+    shapes = resnet50_shapes()
+    grads = [tf.Variable(random.normal(0, 0.01, s).astype(np.float32), trainable=False) for s in shapes]
+    weights = [random.normal(0, 0.05, s).astype(np.float32) for s in shapes]
+    running = implementations(grads, weights)
+    for _ in range(options.rounds):
+        for implementation in running:
+            implementation.run()
+    report = summarize(running, options.threads)
+    print_table(report)
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+def summarize(running: Sequence[Implementation], threads: int) -> dict[str, Any]:
+    """The result as a JSON object; `ratio` is a median over that of Keras's SGD with momentum."""
+    medians = {c.name: statistics.median(c.seconds) for c in running}
+    return {
+        "benchmark": "optimizer",
+        "threads": threads,
+        "implementations": {
+            c.name: {
+                "milliseconds": 1e3 * medians[c.name],
+                "best_milliseconds": 1e3 * min(c.seconds),
+                "first_seconds": c.first_seconds,
+                "ratio": medians[c.name] / medians[BASELINE],
+            }
+            for c in running
+        },
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def print_table(report: dict[str, Any]) -> None:
+    """Prints one line per implementation."""
+    print(f"ResNet-50 update, 161 tensors, {report['threads']} threads: {report['machine']}")
+    for name, row in report["implementations"].items():
+        print(
+            f"{name:>26} {row['milliseconds']:7.1f} ms (best {row['best_milliseconds']:6.1f}) "
+            f"{row['ratio']:5.2f} x {BASELINE}  first call {row['first_seconds']:5.2f} s"
+        )

@@ -1,0 +1,1 @@
+"""Implementations: small scripts, each in a process of its own."""

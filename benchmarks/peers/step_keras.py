@@ -1,0 +1,27 @@
+"""Implementation: keras.applications.ResNet50 as Keras 3 ships it."""
+
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet.benchmarks._step_protocol import say, serve, settings
+from hybrid_imagenet.benchmarks._step_tensorflow import batch_of, limit_threads, training_step
+
+
+def main() -> None:
+    """Builds the model and serves steps."""
+    options = settings()
+    if (options["model"], options["width"], options["stem"]) != ("resnet50", 64, "imagenet"):
+        say(skipped="keras.applications has no such ResNet; leave it out with --peers=torch")
+        return
+    limit_threads(options)
+    keras.mixed_precision.set_global_policy(options["precision"])
+    size = options["image_size"]
+    model = keras.applications.ResNet50(
+        weights=None, input_shape=(size, size, 3), classes=options["num_classes"], classifier_activation=None
+    )
+    images, labels = batch_of(options)
+    step = training_step(model, images, labels, "float32")
+    serve(step, name="keras.applications", version=f"tensorflow {tf.__version__}, keras {keras.__version__}")
+
+
+main()

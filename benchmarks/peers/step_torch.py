@@ -1,0 +1,109 @@
+"""Implementation: PyTorch, ResNet v1.5 laid out as in torchvision, channels_last, autocast; eager unless compiled."""
+
+from __future__ import annotations
+
+import sys
+
+from hybrid_imagenet.benchmarks._step_protocol import say, serve, settings
+
+try:
+    import torch
+    from torch import nn
+except ImportError:
+    say(skipped="PyTorch is not installed here; name an interpreter that has it with --torch_python=PATH")
+    sys.exit(0)
+
+
+# Residual blocks by stage, and the networks whose blocks are two 3x3 convolutions (He et al. 2015, table 1 and 4.2).
+DEPTHS = {
+    "resnet8": (1, 1, 1),
+    "resnet10": (1, 1, 1, 1),
+    "resnet18": (2, 2, 2, 2),
+    "resnet34": (3, 4, 6, 3),
+    "resnet50": (3, 4, 6, 3),
+    "resnet101": (3, 4, 23, 3),
+    "resnet152": (3, 8, 36, 3),
+}
+BASIC = ("resnet8", "resnet10", "resnet18", "resnet34")
+
+
+def conv_norm(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
+    """A convolution without bias and its batch normalization."""
+    return [nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False), nn.BatchNorm2d(outputs)]
+
+
+class Block(nn.Module):
+    """3x3 and 3x3, or 1x1, 3x3, 1x1, each with batch normalization; projection where the shape changes."""
+
+    def __init__(self, inputs: int, width: int, stride: int, basic: bool) -> None:
+        """`inputs` channels in; `width` out or, if not `basic`, four times as many."""
+        super().__init__()
+        outputs = width if basic else 4 * width
+        if basic:
+            layers = [*conv_norm(inputs, width, 3, stride), nn.ReLU(inplace=True), *conv_norm(width, width, 3)]
+        else:
+            layers = [*conv_norm(inputs, width, 1), nn.ReLU(inplace=True)]
+            layers += [*conv_norm(width, width, 3, stride), nn.ReLU(inplace=True), *conv_norm(width, outputs, 1)]
+        self.layers = nn.Sequential(*layers)
+        self.relu = nn.ReLU(inplace=True)
+        same = stride == 1 and inputs == outputs
+        self.shortcut = None if same else nn.Sequential(*conv_norm(inputs, outputs, 1, stride))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
+        y = self.layers(x)
+        y += x if self.shortcut is None else self.shortcut(x)
+        return self.relu(y)
+
+
+def resnet(name: str, width: int, stem: str, num_classes: int) -> nn.Module:
+    """ResNet v1.5 whose first stage has `width` channels."""
+    layers = conv_norm(3, width, 7 if stem == "imagenet" else 3, 1 if stem == "3x3" else 2)
+    layers += [nn.ReLU(inplace=True)] + ([nn.MaxPool2d(3, 2, 1)] if stem == "imagenet" else [])
+    inputs, basic = width, name in BASIC
+    for stage, count in enumerate(DEPTHS[name]):
+        channels = width * 2**stage
+        for index in range(count):
+            layers.append(Block(inputs, channels, 2 if stage > 0 and index == 0 else 1, basic))
+            inputs = channels if basic else 4 * channels
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, num_classes))
+
+
+def main() -> None:
+    """Builds the model and serves steps, on a GPU where PyTorch sees one."""
+    options = settings()
+    torch.set_num_threads(options["threads"])
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.backends.cudnn.benchmark = True  # as TensorFlow does, it tries cuDNN's kernels first
+    torch.set_float32_matmul_precision("high")  # TF32, which TensorFlow takes without being asked
+    torch.backends.cudnn.allow_tf32 = True
+    shape = (options["model"], options["width"], options["stem"], options["num_classes"])
+    model = resnet(*shape).to(device, memory_format=torch.channels_last).train()
+    if options.get("compiled"):
+        model.compile()
+    size = options["image_size"]
+    images = torch.randn(options["batch"], 3, size, size).to(device, memory_format=torch.channels_last)
+    labels = torch.randint(0, options["num_classes"], (options["batch"],), device=device)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+    kinds = {"float32": torch.float32, "mixed_bfloat16": torch.bfloat16, "mixed_float16": torch.float16}
+    kind = kinds[options["precision"]]
+    scaler = torch.amp.GradScaler(device, enabled=device == "cuda" and kind == torch.float16)
+
+    def run(steps: int) -> float:
+        for _ in range(steps):
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast(device, dtype=kind, enabled=kind != torch.float32):
+                logits = model(images)
+            loss = nn.functional.cross_entropy(logits.float(), labels)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return loss.item()
+
+    serve(run, name="torch", version=f"torch {torch.__version__}")
+
+
+main()

@@ -1,0 +1,160 @@
+"""`benchmarks start`: how long --help takes, and a job of two ranks from its launch to the end of its first step.
+
+    python -m benchmarks start --json=start.json
+
+The job is that of launch/local.sh, which trains on the digits (flags after `--` are appended), and is stopped after its
+first step. Seconds by stage are those that rank 0 keeps (`stages`), wall time and its own processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hybrid_imagenet.benchmarks.step import processor
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.stages import STARTED_VARIABLE
+from hybrid_imagenet.tools import command_line
+
+_MAIN = [sys.executable, "-m", "hybrid_imagenet.main"]
+_ROOT = Path(__file__).parents[1]
+_DIGITS = _ROOT / "flags" / "digits.flags"
+_SCRIPT = "launch script and set-up"
+_GRACE = 30  # seconds for the job to end by itself
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measures, prints the figures and writes --json."""
+    words = list(argv)
+    place = words.index("--") if "--" in words else len(words)
+    options = _parser().parse_args(words[:place])
+    flags = words[place + 1 :]
+    helps = [help_seconds() for _ in range(options.rounds)]
+    command = job(options.launcher, flags)
+    firsts = [first_step(command, options.timeout) for _ in range(options.rounds)]
+    stages = {
+        name: [statistics.median(start.stages[name][part] for start in firsts) for part in (0, 1)]
+        for name in firsts[0].stages
+    }
+    report = {
+        "benchmark": "start",
+        "help_seconds": statistics.median(helps),
+        "first_step_seconds": statistics.median(start.seconds for start in firsts),
+        "stages": {name: {"seconds": wall, "cpu_seconds": cpu} for name, (wall, cpu) in stages.items()},
+        "launcher": options.launcher or "launch/local.sh",
+        "flags": flags,
+        "machine": processor(),
+        "date": datetime.date.today().isoformat(),
+    }
+    print(
+        f"--help {report['help_seconds']:.2f} s; first step of `{report['launcher']}` after "
+        f"{report['first_step_seconds']:.1f} s (medians of {options.rounds})"
+    )
+    print(f"{'stage':<28} {'seconds':>8} {'processor, rank 0':>18}")
+    for name, (wall, cpu) in stages.items():
+        print(f"{name:<28} {wall:>8.1f} {cpu:>18.1f}")
+    if options.json:
+        Path(options.json).write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_line.Parser("bench start", (__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--launcher",
+        help="what starts the ranks, such as `horovodrun -np 2` or `hybrid-imagenet run -np 2 --` (launch/local.sh)",
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="launches of each kind (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds to wait for a first step (%(default)s)")
+    parser.add_argument("--json", help="file for the result")
+    return parser
+
+
+def help_seconds() -> float:
+    """Seconds that --help takes."""
+    began = time.perf_counter()
+    subprocess.run([*_MAIN, "--help"], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+class FirstStep(NamedTuple):
+    """A start: seconds in all, and (seconds, processor seconds of rank 0) by stage."""
+
+    seconds: float
+    stages: dict[str, list[float]]
+
+
+def job(launcher: str | None, flags: Sequence[str]) -> list[str]:
+    """The command of a job: launch/local.sh in an environment that is set up, else a launcher before the program.
+
+    Raises:
+      UserError: if the environment cannot be set up.
+    """
+    if launcher is None:
+        # Not a part of a start: the first time it builds Horovod.
+        if subprocess.run([_ROOT / "launch" / "setup.sh"], check=False).returncode:
+            raise UserError("launch/setup.sh failed: see above")
+        return [str(_ROOT / "launch" / "local.sh"), *flags]
+    words = shlex.split(launcher)
+    return [*words, *([] if words[-1:] == ["--"] else _MAIN), *(flags or [f"--flagfile={_DIGITS}"])]
+
+
+def first_step(job: Sequence[str], timeout: float) -> FirstStep:
+    """Measures from a job's launch to the record of its first step; the job is stopped then.
+
+    Raises:
+      UserError: if the job cannot be started, or ends or takes too long before its first step.
+    """
+    # Ranks may still be writing when their launcher has gone.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        records, log = Path(folder, "run", "metrics.jsonl"), Path(folder, "log")
+        command = [*job, f"--run_dir={folder}/run", "--log_every_steps=1", "--progress=plain"]
+        # Rank 0 keeps the seconds of its stages there.
+        env = {name: value for name, value in os.environ.items() if name != STARTED_VARIABLE}
+        env["XDG_CACHE_HOME"] = folder
+        began = time.perf_counter()
+        with log.open("wb") as output:
+            try:
+                process = subprocess.Popen(command, stdout=output, stderr=output, env=env, start_new_session=True)
+            except FileNotFoundError:
+                raise UserError(f"--launcher={shlex.join(job)}: {command[0]} is not installed") from None
+            try:
+                while not (records.is_file() and '"step"' in records.read_text()):
+                    if process.poll() is not None or time.perf_counter() - began > timeout:
+                        reason = " | ".join(log.read_text(errors="replace").strip().splitlines()[-5:])
+                        raise UserError(f"no first step after {time.perf_counter() - began:.0f} s: {reason}")
+                    time.sleep(0.05)
+                seconds = time.perf_counter() - began
+            finally:
+                _end(process)
+        return FirstStep(seconds, _stages(Path(folder, "hybrid_imagenet", "start.json"), seconds))
+
+
+def _stages(kept: Path, seconds: float) -> dict[str, list[float]]:
+    """What rank 0 has kept, and what passed before the program noted its time."""
+    (stages,) = json.loads(kept.read_text()).values()
+    before = seconds - sum(wall for wall, _ in stages.values())
+    return {_SCRIPT: [max(before, 0.0), 0.0], **stages}
+
+
+def _end(job: subprocess.Popen) -> None:
+    """Stops the job, gently at first."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.wait(timeout=_GRACE)
+            return

@@ -1,1 +1,0 @@
-"""Contestants: small scripts, each in a process of its own."""

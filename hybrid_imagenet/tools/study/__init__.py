@@ -1,1 +1,0 @@
-"""Compares methods over several seeds, beside the papers' own numbers: `hybrid-imagenet study`."""

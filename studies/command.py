@@ -1,0 +1,268 @@
+"""`python -m studies NAME`: a comparison of methods with several seeds, as table and plot."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import fnmatch
+import pathlib
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+
+from hybrid_imagenet import config as configuration
+from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError
+from hybrid_imagenet.tools import command_line
+from hybrid_imagenet.tools.search import running, trial_runs
+from hybrid_imagenet.tools.search.trial_runs import Cell
+from studies import cost, jobs, plot, tables, tuning
+from studies.base import TARGET, Arm, Study
+from studies.batch_norm import BATCH_NORM
+from studies.decay import DECAY
+from studies.definitions import STUDIES as AFTER_PAPERS
+from studies.optimizers import COMPARED
+from studies.questions import QUESTIONS
+from studies.results import ArmResults
+from studies.short_parts import SHORT_PARTS
+from studies.shuffle_window import SHUFFLE_WINDOW
+
+STUDIES = {
+    **AFTER_PAPERS,
+    BATCH_NORM.name: BATCH_NORM,
+    **QUESTIONS,
+    **COMPARED,
+    DECAY.name: DECAY,
+    SHORT_PARTS.name: SHORT_PARTS,
+    SHUFFLE_WINDOW.name: SHUFFLE_WINDOW,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyOptions:
+    """Options of this program; `help` of the parser below says what each is."""
+
+    out: str = "runs/studies"
+    results: str | None = None
+    seeds: int = 3
+    ranks: int = tables.DEFAULT_RANKS
+    jobs: int = 1
+    launcher: str = "mpirun"
+    images_per_second: float = 1800.0
+    arms: str | None = None
+    dry_run: bool = False
+    render: bool = False
+
+    def takes(self, arm: Arm) -> bool:
+        """Whether an arm's runs are wanted."""
+        return self.arms is None or any(fnmatch.fnmatchcase(arm.name, pattern) for pattern in self.arms.split(","))
+
+
+def _parser() -> command_line.Parser:
+    default = StudyOptions()
+    parser = command_line.Parser(
+        prog="python -m studies",
+        description="Trains each method of a study once per seed, and writes a table and a plot. Runs that have "
+        "finished are kept in --out; started again, only what is missing or failed is run.",
+        epilog="Flags after -- go to every training run and win over the study's. `list` names the studies.",
+    )
+    parser.add_argument("study", metavar="NAME", help="a study, `all` (those on the digits) or `list`")
+    parser.add_argument("--out", default=default.out, help="directory of the runs (%(default)s)")
+    parser.add_argument("--results", help="directory for NAME.csv, NAME.md and NAME.png (default: --out)")
+    parser.add_argument(
+        "--seeds", type=command_line.positive, default=default.seeds, help="runs of each method, by seed (%(default)s)"
+    )
+    parser.add_argument(
+        "--ranks", type=command_line.positive, default=default.ranks, help="ranks of each run (%(default)s)"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=command_line.positive,
+        default=default.jobs,
+        help="runs at the same time on this host; they share its GPUs and cores (%(default)s)",
+    )
+    parser.add_argument(
+        "--launcher", choices=running.LAUNCHERS, default=default.launcher, help="starts the ranks (%(default)s)"
+    )
+    parser.add_argument(
+        "--images_per_second",
+        type=float,
+        default=default.images_per_second,
+        help="throughput of a run, for the hours printed before it starts (%(default)s)",
+    )
+    parser.add_argument("--arms", help="run these arms only: names or patterns such as *_1024, separated by commas")
+    parser.add_argument("--dry_run", action="store_true", help="print the commands and run nothing")
+    parser.add_argument("--render", action="store_true", help="run nothing: write table and plot of the runs in --out")
+    return parser
+
+
+def list_text() -> list[str]:
+    """The studies with their sources and arms."""
+    width = max(map(len, STUDIES))
+    lines = []
+    for name, study in STUDIES.items():
+        lines += [
+            f"{name:<{width}}  {study.title}: {'; '.join(arm.label for arm in study.arms)}",
+            f"{'':<{width}}  {study.source or 'a question of ours'}",
+        ]
+    return lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the program; returns the exit code (see `hybrid_imagenet.errors`)."""
+    if list(arguments) == ["list"]:
+        print("\n".join(list_text()))
+        return EXIT_OK
+    return running.resumable(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str]) -> int:
+    chosen, options, extra = parse(arguments)
+    complete = [_study(study, options, extra) for study in chosen]
+    return EXIT_OK if all(complete) else EXIT_FAILURE
+
+
+def parse(arguments: Sequence[str]) -> tuple[list[Study], StudyOptions, tuple[str, ...]]:
+    """The studies, this program's options and the flags for the training program.
+
+    Raises:
+      UserError: one line that names what is wrong.
+    """
+    own = list(arguments)
+    extra: tuple[str, ...] = ()
+    if "--" in own:
+        at = own.index("--")
+        own, extra = own[:at], tuple(own[at + 1 :])
+    values = vars(_parser().parse_args(own))
+    name = values.pop("study")
+    options = StudyOptions(**values)
+    if name != "all" and name not in STUDIES:
+        near = difflib.get_close_matches(name, STUDIES, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise UserError(f"{name}: choose one of {', '.join(STUDIES)}, all or list{hint}")
+    for flag in ("--run_dir", "--seed", "--resume"):
+        if any(word.split("=")[0] == flag for word in extra):
+            raise UserError(f"{flag} after --: the study gives every run its own; leave it out")
+    studies = list(AFTER_PAPERS.values()) if name == "all" else [STUDIES[name]]
+    names = [arm.name for study in studies for arm in study.arms]
+    for pattern in options.arms.split(",") if options.arms is not None else ():
+        if not fnmatch.filter(names, pattern):
+            raise UserError(f"--arms={options.arms}: {pattern} is none of {', '.join(names)}")
+    return studies, options, extra
+
+
+def _study(study: Study, options: StudyOptions, extra: tuple[str, ...]) -> bool:
+    """Tunes, runs and writes one study; returns whether all runs that were asked for have finished."""
+    # Every flag is checked before the first run starts: those of the tuning runs are those of all points.
+    trials = tuning.plan(study, pathlib.Path(options.out).absolute(), options.ranks, extra)
+    planned = [] if trials else list(_cells(study, options, extra))
+    if _announce(study, options, [(t.arm, t.cell) for t in trials] or [(arm, cell) for arm, _, cell in planned]):
+        return True
+    tried = _results(study, [(t.arm, f"tuning {t.arm.name}, {t.point.label}", t.cell) for t in trials], options)
+    choices = tuning.choose(study, trials, tried)
+    study = tuning.reported(study, choices)
+    planned = planned or list(_cells(study, options, extra))
+    results = _results(study, [(arm, f"{arm.name}, seed {seed}", cell) for arm, seed, cell in planned], options)
+    found = {arm.name: tuning.untuned(arm, range(options.seeds)) for arm in study.arms}
+    for arm, seed, cell in planned:
+        found[arm.name][seed] = results[cell]
+    target = _target([*results, *tried])
+    arms = [ArmResults(arm, found[arm.name], target) for arm in study.arms]
+    lines = tuning.lines(choices)
+    for path in write(pathlib.Path(options.results or options.out), study, arms, options.seeds, extra, lines):
+        _say(str(path))
+    return all(len(each.finished) == len(each.by_seed) for each in arms if options.takes(each.arm))
+
+
+def _announce(study: Study, options: StudyOptions, runs: Sequence[tuple[Arm, Cell]]) -> bool:
+    """Says what a study will cost or, for a dry run, its commands; returns whether that is all that was asked for."""
+    cells = [cell for arm, cell in runs if options.takes(arm)]
+    later = options.seeds * sum(bool(arm.points) for arm in study.arms if options.takes(arm))
+    if options.dry_run:
+        for cell in cells:
+            print(shlex.join(running.command(cell, options.launcher)))
+        if later:
+            print(f"# then the best point of each arm with seeds 0 to {options.seeds - 1}: {later} runs")
+    elif cells and not options.render:
+        _say(f"{study.name}: {cost.line(cells, options.images_per_second, later)}")
+    return options.dry_run
+
+
+def _results(
+    study: Study, runs: Sequence[tuple[Arm, str, Cell]], options: StudyOptions
+) -> dict[Cell, trial_runs.Result]:
+    """The results of cells; those of arms that were asked for are run if need be, and told as they end.
+
+    Args:
+      study: whose cells they are.
+      runs: the arm of each, and what to call it.
+      options: of the program.
+    """
+    names = {cell: name for arm, name, cell in runs if options.takes(arm)}
+    cells = list(names)
+    found = {cell: trial_runs.read(cell) for _, _, cell in runs if cell not in names}
+    if options.render:
+        ended = (jobs.Ended(number, trial_runs.read(cell), False) for number, cell in enumerate(cells))
+    else:
+        ended = jobs.ended(cells, options.launcher, options.jobs)
+    with contextlib.closing(ended):
+        for count, end in enumerate(ended, 1):
+            cell = cells[end.number]
+            found[cell] = end.result
+            _say(f"{study.name} {count}/{len(cells)} {names[cell]}: {_line(end.result, end.ran)}")
+    return found
+
+
+def _cells(study: Study, options: StudyOptions, extra: tuple[str, ...]) -> Iterator[tuple[Arm, int, Cell]]:
+    """Seed by seed, so that a study that was cut short has all arms that are tuned."""
+    out = pathlib.Path(options.out).absolute()
+    for seed in range(options.seeds):
+        for arm in study.arms:
+            if arm.points:
+                continue
+            yield arm, seed, trial_runs.create(out, study.arguments(arm, seed, extra), options.ranks)
+
+
+def _target(cells: Sequence[Cell]) -> float:
+    """The first --target of the runs."""
+    targets = configuration.resolve(cells[0].flags).target or (TARGET,)
+    return targets[0]
+
+
+def _line(result: trial_runs.Result, ran: bool) -> str:
+    if result.status == trial_runs.FINISHED:
+        return f"{100 * result.summary['val_top1']:.2f} %" + ("" if ran else " (kept)")
+    return result.status + (f" ({result.reason})" if result.reason else "")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def write(
+    directory: pathlib.Path,
+    study: Study,
+    arms: Sequence[ArmResults],
+    seeds: int,
+    extra: Sequence[str],
+    tuning: Sequence[str] = (),
+) -> list[pathlib.Path]:
+    """Writes the study's CSV, Markdown and, with matplotlib, PNG; returns their paths.
+
+    Raises:
+      UserError: if they cannot be written.
+    """
+    drawn = plot.available()
+    paths = [directory / f"{study.name}.csv", directory / f"{study.name}.md"]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        paths[0].write_text(tables.to_csv(study, arms, extra), encoding="utf-8")
+        paths[1].write_text(tables.to_markdown(study, arms, seeds, extra, drawn, tuning), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--results={directory}: {error.strerror}; give a directory that can be written") from None
+    if drawn:
+        paths.append(directory / f"{study.name}.png")
+        plot.draw(paths[-1], study, arms)
+    else:
+        print("no PNG: matplotlib is not installed; pip install matplotlib", file=sys.stderr)
+    return paths

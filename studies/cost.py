@@ -1,0 +1,39 @@
+"""Says what a study costs before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybrid_imagenet import config as configuration
+from hybrid_imagenet.config import derived
+from hybrid_imagenet.config.preflight import TRAINING_IMAGES
+from hybrid_imagenet.tools.search import trial_runs
+from hybrid_imagenet.tools.search.trial_runs import Cell
+
+
+def images(cell: Cell) -> int | None:
+    """Training images that a run reads in all its epochs; None for a data set of unknown size."""
+    config = configuration.resolve(cell.flags)
+    if config.dataset not in TRAINING_IMAGES:
+        return None
+    config = derived.settle(config, derived.workers(config, cell.ranks))
+    examples = TRAINING_IMAGES[config.dataset]
+    return round((examples - derived.held_out(config, examples)) * config.epochs)
+
+
+def line(cells: Sequence[Cell], rate: float, later: int = 0) -> str:
+    """Runs, images and machine-hours of the cells that have not finished yet.
+
+    Args:
+      cells: all that the study plans.
+      rate: training images per second of the machine.
+      later: more runs, whose flags follow from the others; each costs as much as the mean of `cells`.
+    """
+    done = sum(trial_runs.read(cell).status in (trial_runs.FINISHED, trial_runs.DIVERGED) for cell in cells)
+    counts = [images(cell) for cell in cells]
+    runs = f"{len(cells) + later} runs, {done} of them there"
+    known = [count for count in counts if count is not None]
+    if not known or len(known) < len(counts):
+        return f"{runs}; the size of the data set is not known before it is read"
+    total = sum(known) / len(known) * (len(cells) + later - done)
+    return f"{runs}; {total / 1e6:.1f} million images are left: {total / rate / 3600:.1f} hours at {rate:g} images/s"

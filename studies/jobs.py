@@ -1,0 +1,107 @@
+"""Runs several cells at once on one host, each on GPUs and cores of its own as far as they go."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import os
+import queue
+import threading
+from collections.abc import Collection, Generator, Mapping, Sequence
+
+from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.tools.search import running
+from hybrid_imagenet.tools.search.running import Place
+from hybrid_imagenet.tools.search.trial_runs import Cell, Result
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """A cell that has ended.
+
+    Attributes:
+      number: its place among the cells, from 0.
+      result: what it left.
+      ran: whether it was run now, and not kept from an earlier start.
+    """
+
+    number: int
+    result: Result
+    ran: bool
+
+
+def places(jobs: int, ranks: int, cores: Collection[int], gpu_count: int, environ: Mapping[str, str]) -> list[Place]:
+    """What each of some jobs may use; a single job gets everything, as if nothing were divided.
+
+    The cores are dealt out in equal runs of neighbors; with more jobs than cores some share one. Every job takes as
+    many GPUs as it has ranks, in turn, so that more jobs than that share them.
+
+    Args:
+      jobs: that run at once.
+      ranks: of each.
+      cores: numbers of those that this process may use.
+      gpu_count: GPUs that CUDA shows this process.
+      environ: of this process; its CUDA_VISIBLE_DEVICES names them, if set.
+    """
+    if jobs == 1:
+        return [Place()]
+    numbers = sorted(cores)
+    named = environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(i) for i in range(gpu_count)] if named is None else named.split(",")[:gpu_count]
+    groups = [",".join(names[i : i + ranks]) for i in range(0, len(names) - ranks + 1, ranks)]
+    found = []
+    for job in range(jobs):
+        own = numbers[job * len(numbers) // jobs : (job + 1) * len(numbers) // jobs]
+        shown = groups[job % len(groups)] if groups else None
+        found.append(Place(frozenset(own or [numbers[job % len(numbers)]]), shown))
+    return found
+
+
+def ended(cells: Sequence[Cell], launcher: str, jobs: int = 1) -> Generator[Ended, None, None]:
+    """Runs cells that have not finished before, `jobs` at once, and yields each when it has ended.
+
+    Closing the generator, Ctrl-C and SIGTERM end the processes of all cells under way; these count as not run.
+
+    Raises:
+      KeyboardInterrupt: after Ctrl-C or SIGTERM.
+      UserError: if a cell cannot be started, or its directory not be used.
+    """
+    ranks = max((cell.ranks for cell in cells), default=1)
+    free: queue.SimpleQueue[Place] = queue.SimpleQueue()
+    for place in places(jobs, ranks, os.sched_getaffinity(0), gpus.count() if jobs > 1 else 0, os.environ):
+        free.put(place)
+    closed = threading.Event()
+    one_at_a_time = {cell.directory: threading.Lock() for cell in cells}  # arms may come to the same flags
+
+    with running.held_back() as signals, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+
+        def stopped() -> bool:
+            return bool(signals) or closed.is_set()
+
+        def process(cell: Cell, arguments: Sequence[str], place: Place) -> int:
+            return running.run_process(cell, arguments, place, stopped)
+
+        def run(cell: Cell) -> tuple[Result, bool]:
+            if stopped():
+                raise KeyboardInterrupt
+            with one_at_a_time[cell.directory], _taken(free) as place:
+                return running.ensure(cell, functools.partial(process, place=place), launcher)
+
+        numbers = {pool.submit(run, cell): number for number, cell in enumerate(cells)}
+        try:
+            for done in concurrent.futures.as_completed(numbers):
+                yield Ended(numbers[done], *done.result())
+        finally:
+            closed.set()
+            pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _taken(free: queue.SimpleQueue[Place]) -> Generator[Place, None, None]:
+    place = free.get()
+    try:
+        yield place
+    finally:
+        free.put(place)

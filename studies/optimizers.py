@@ -1,0 +1,96 @@
+"""Defines the comparison of optimizers over batches, and the gradient noise scale beside which it is read.
+
+Nado et al. (arXiv 2102.06356) found that Nesterov's momentum keeps up with LARS at large batches when both are tuned
+under one schedule. So Nesterov, LARS and LAMB here share warmup and polynomial decay; SGD and hybrid are as in
+`accuracy-by-batch`, from whose runs they come where these are there: equal flags are one run.
+"""
+
+from __future__ import annotations
+
+from hybrid_imagenet.numerics.relative_step import published_lamb
+from studies.base import Arm, Claim, Point, Study
+from studies.questions import BASE, BATCHES, GPU_IMAGES, GRADUAL, METHODS, by_batch, sgd_points
+
+POLY = ("--lr_schedule=poly", *GRADUAL)
+
+
+def lamb_points(batch: int, factors: tuple[float, ...]) -> tuple[Point, ...]:
+    """Relative steps of LAMB, which are its rates, times the one that its authors have at the batch."""
+    rates = [factor * published_lamb(batch) for factor in factors]
+    return tuple(Point(f"{rate:.2g}", (f"--lr={rate:.4g}",)) for rate in rates)
+
+
+def muon_points(batch: int, factors: tuple[float, ...]) -> tuple[Point, ...]:
+    """Rates of Muon around its authors' 0.02, at every batch."""
+    rates = [0.005 * factor for factor in factors]
+    return tuple(Point(f"{rate:.3g}", (f"--lr={rate:.4g}",)) for rate in rates)
+
+
+def free_points(batch: int, factors: tuple[float, ...]) -> tuple[Point, ...]:
+    """Rates of schedule-free SGD equal to SGD's effective ones, lr / (1 - momentum)."""
+    labels = [point.label for point in sgd_points(batch, factors)]
+    return tuple(Point(label, (f"--lr={label}",)) for label in labels)
+
+
+OPTIMIZERS = {
+    "sgd": METHODS["sgd"],
+    "nesterov": ("Nesterov, polynomial decay", ("--optimizer=sgd", "--sgd_nesterov", *POLY), sgd_points),
+    "lars": METHODS["lars"],
+    "lamb": ("LAMB, polynomial decay", ("--optimizer=lamb", *POLY), lamb_points),
+    "hybrid": METHODS["hybrid"],
+    "muon": ("Muon, polynomial decay", ("--optimizer=muon", *POLY), muon_points),
+    "schedule_free": (
+        "schedule-free SGD",
+        ("--optimizer=schedule_free", "--lr_schedule=constant", *GRADUAL),
+        free_points,
+    ),
+}
+"""Label, flags and tuning points of each."""
+
+OPTIMIZERS_BY_BATCH = Study(
+    name="optimizers-by-batch",
+    title="Optimizers against batch",
+    source="",
+    statement="Which optimizer at which batch, each with five points of its rate, in as many epochs?",
+    arms=by_batch(OPTIMIZERS),
+    claims=tuple(
+        Claim(f"{name}_{batch}", f"nesterov_{batch}", by_paper=False)
+        for batch in BATCHES[1:]
+        for name in ("lars", "lamb", "muon", "hybrid", "schedule_free")
+    ),
+    notes=(
+        "Tuning points are 1/4 to 64 times a published setting: Goyal et al.'s rate over 4 (SGD, Nesterov; "
+        "schedule-free SGD has the same effective rates), the relative step of MLPerf's points (LARS, hybrid), the "
+        "rate of You et al. (LAMB), 0.005 (Muon).",
+        "Updates are counted to a share of the training images that are got right while training, an epoch's mean, "
+        "between epochs interpolated.",
+        "Weight decay and momentum are each optimizer's defaults: 1e-4 in the gradient, 0.01 beside it (LAMB, Muon).",
+    ),
+    base=BASE,
+)
+
+_MEASURED = BATCHES[:2]
+GRADIENT_NOISE = Study(
+    name="gradient-noise",
+    title="The gradient noise scale",
+    source="",
+    statement="How large is the gradient noise scale (McCandlish et al.), beside which a batch is large? Two ranks are "
+    "needed, since it is estimated from how their gradients differ.",
+    arms=tuple(
+        Arm(
+            f"nesterov_{batch}",
+            f"Nesterov, batch {batch:,}",
+            (
+                *OPTIMIZERS["nesterov"][1],
+                *sgd_points(batch, (16.0,))[0].flags,
+                f"--virtual_gpus={batch // GPU_IMAGES // 2}",
+            ),
+        )
+        for batch in _MEASURED
+    ),
+    claims=(),
+    notes=("Untuned: the rate is four times that of Goyal et al., as narrow networks on these images like it.",),
+    base=(*BASE, "--gradient_noise_scale"),
+)
+
+COMPARED = {study.name: study for study in (OPTIMIZERS_BY_BATCH, GRADIENT_NOISE)}

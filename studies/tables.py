@@ -1,0 +1,287 @@
+"""Writes a study's results as CSV (one row per run) and Markdown (one row per arm)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hybrid_imagenet.tools.search import trial_runs
+from studies import results, tuning
+from studies.base import Claim, Study
+from studies.hypotheses import LEVEL, POWER
+from studies.results import ArmResults, Verdict
+from studies.statistics import CONFIDENCE, Estimate
+
+DEFAULT_RANKS = 2
+COLUMNS = (
+    *("study", "arm", "seed", "status", "val_top1", "best_val_top1", "epochs_to_target", "target", "val_loss"),
+    *("train_top1", "skipped_steps", "paper_top1", "paper_epochs", "val_top1_by_epoch", "train_top1_by_epoch"),
+    *("flags", "reason"),
+)
+
+
+def to_csv(study: Study, arms: Sequence[ArmResults], extra: Sequence[str] = ()) -> str:
+    """One row per arm and seed; fractions for accuracies, empty fields for what is not known."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for found in arms:
+        for seed, result in sorted(found.by_seed.items()):
+            writer.writerow(
+                {
+                    "study": study.name,
+                    "arm": found.arm.name,
+                    "seed": seed,
+                    "status": result.status,
+                    "val_top1": _exact(result.summary.get("val_top1")),
+                    "best_val_top1": _exact(result.summary.get("best_val_top1")),
+                    "epochs_to_target": _exact(results.value(result, "epochs", found.target)),
+                    "target": found.target,
+                    "val_loss": _exact(result.summary.get("val_loss")),
+                    "train_top1": _exact(result.summary.get("train_top1")),
+                    "skipped_steps": _exact(result.summary.get("skipped_steps")),
+                    "paper_top1": _exact(found.arm.top1),
+                    "paper_epochs": _exact(found.arm.epochs),
+                    "val_top1_by_epoch": _series(result, "val_top1"),
+                    "train_top1_by_epoch": _series(result, "train_top1"),
+                    "flags": shlex.join(_without_place(study.arguments(found.arm, seed, extra))),
+                    "reason": result.reason,
+                }
+            )
+    return text.getvalue()
+
+
+def _exact(number: float | None) -> str:
+    return "" if number is None else f"{number:.6g}"
+
+
+def _series(result: trial_runs.Result, key: str) -> str:
+    return " ".join(_exact(record.get(key)) or "-" for record in result.epochs)
+
+
+def to_markdown(
+    study: Study,
+    arms: Sequence[ArmResults],
+    seeds: int,
+    extra: Sequence[str],
+    plot: bool,
+    tuning_lines: Sequence[str] = (),
+) -> str:
+    """The page of a study; `tuning_lines` are about how its arms were tuned."""
+    found = results.verdicts(study, arms)
+    return "\n".join(
+        [
+            f"# {study.title}",
+            "",
+            *([f"After {study.source}.", f"The paper: {study.statement}"] if study.source else [study.statement]),
+            "",
+            f"**{results.sentence(found)}**",
+            "",
+            *_unfinished(arms),
+            *_table(study, arms),
+            "",
+            *([f"![{study.title}]({study.name}.png)", ""] if plot else []),
+            *_statements(found, arms),
+            *tuning_lines,
+            *_setting(study, arms, seeds, extra),
+            *(f"- {note}" for note in study.notes),
+            f"- All runs, with their flags and accuracy by epoch: `{study.name}.csv`.",
+            "",
+        ]
+    )
+
+
+def _unfinished(arms: Sequence[ArmResults]) -> Iterator[str]:
+    """Says how much of a study is there, if not all of it is."""
+    planned, there = (sum(map(len, counts)) for counts in zip(*((a.by_seed, a.ended) for a in arms), strict=True))
+    if there < planned:
+        waiting = sum(bool(each.arm.points) for each in arms)
+        yield f"Unfinished: {there} of {planned} runs are there" + (
+            f"; {waiting} of {len(arms)} arms are not tuned yet." if waiting else "."
+        )
+        yield ""
+
+
+def _table(study: Study, arms: Sequence[ArmResults]) -> Iterator[str]:
+    target = percent(arms[0].target, 0)
+    with_chosen = any(found.arm.chosen for found in arms)
+    header = ["", *(["chosen in tuning"] if with_chosen else []), "final top-1", "best top-1", f"epochs to {target}"]
+    with_updates = all(found.arm.batch for found in arms)
+    with_noise = any(found.values("late_noise") for found in arms)
+    header += [f"updates to {percent(results.TRAINED, 0)} in training"] if with_updates else []
+    header += ["gradient noise scale, images: first half, second half"] if with_noise else []
+    header += ["runs", "paper: top-1"]
+    with_epochs = any(found.arm.epochs is not None for found in arms)
+    header += [f"paper: epochs to {study.paper_target}"] if with_epochs else []
+    header = header if study.source else header[:-1]
+    yield "| " + " | ".join(header) + " |"
+    yield "|" + "---|" * len(header)
+    for found in arms:
+        arm = found.arm
+        row = [
+            arm.label,
+            *([arm.chosen or "-"] if with_chosen else []),
+            _accuracy(found.estimate("top1")),
+            _accuracy(found.estimate("best")),
+            _epochs(found),
+            *([_number(found, "updates")] if with_updates else []),
+            *([f"{_number(found, 'early_noise')}, {_number(found, 'late_noise')}"] if with_noise else []),
+            _runs(found),
+            "-" if arm.top1 is None else ("about " if arm.about else "") + percent(arm.top1),
+        ]
+        row += ["-" if arm.epochs is None else f"{arm.epochs:g}"] if with_epochs else []
+        yield "| " + " | ".join(row[: len(header)]) + " |"
+    yield ""
+    yield f"Mean ± {CONFIDENCE:.0%} confidence interval over the seeds (Student's t).".replace("%", " %")
+
+
+def percent(fraction: float, digits: int = 2) -> str:
+    """A fraction as 75.60 %."""
+    return f"{100 * fraction:.{digits}f} %"
+
+
+def _accuracy(found: Estimate | None) -> str:
+    if found is None:
+        return "-"
+    spread = "" if found.half_width is None else f" ± {100 * found.half_width:.2f}"
+    return f"{100 * found.mean:.2f}{spread} %"
+
+
+def _epochs(found: ArmResults) -> str:
+    reached = found.estimate("epochs")
+    count = len(found.finished)
+    if reached is None:
+        return "not reached" if count else "-"
+    spread = "" if reached.half_width is None else f" ± {reached.half_width:.1f}"
+    missed = f" ({reached.count} of {count} runs)" if reached.count < count else ""
+    return f"{reached.mean:.1f}{spread}{missed}"
+
+
+def _number(found: ArmResults, metric: str) -> str:
+    known = found.estimate(metric)
+    if known is None:
+        return "-"
+    return f"{known.mean:,.0f}" + ("" if known.half_width is None else f" ± {known.half_width:,.0f}")
+
+
+def _runs(found: ArmResults) -> str:
+    """Counts the runs and tells why the others did not finish."""
+    total = len(found.by_seed)
+    if found.arm.points:
+        return tuning.NOT_TUNED
+    text = f"{len(found.finished)}" if len(found.finished) == total else f"{len(found.finished)} of {total}"
+    for status in (trial_runs.DIVERGED, trial_runs.FAILED, trial_runs.MISSING):
+        seeds = [str(seed) for seed, result in sorted(found.by_seed.items()) if result.status == status]
+        if seeds:
+            text += f"; {status}: seed {', '.join(seeds)}"
+    return text
+
+
+_WORDS = {results.OPEN: "not comparable: no common runs, or both missed the target"}
+
+
+def _statements(found: Sequence[Verdict], arms: Sequence[ArmResults]) -> Iterator[str]:
+    if not found:
+        return
+    labels = {each.arm.name: each.arm.label for each in arms}
+    resampled = any(verdict.resampled for verdict in found)
+    header = ["statement", "whose", "difference here", *(["over images too"] if resampled else []), "p", "outcome"]
+    yield "| " + " | ".join(header) + " |"
+    yield "|" + "---|" * len(header)
+    for verdict in found:
+        row = [
+            _statement(verdict.claim, labels),
+            "the paper's" if verdict.claim.by_paper else "ours",
+            _difference(verdict),
+            *([_interval(verdict)] if resampled else []),
+            "-" if verdict.p is None else f"{verdict.p:.3f}",
+            _outcome(verdict),
+        ]
+        yield "| " + " | ".join(row) + " |"
+    yield ""
+    yield "Differences are taken between runs of equal seed, with Student's interval of their mean; positive favors the"
+    yield "first. Better is a one-sided test, as good as two of them against the margin (TOST); p is corrected for all"
+    yield f"statements of the study (Holm), and at most {LEVEL:g} decides. Otherwise the number of seeds is given that"
+    yield f"would decide with a chance of {100 * POWER:.0f} % if further runs differ as these do."
+    if resampled:
+        yield "The interval over images too is a bootstrap over seeds and validation images."
+    yield ""
+
+
+def _statement(claim: Claim, labels: Mapping[str, str]) -> str:
+    if claim.metric == "oscillation" and claim.relation == "above":
+        return f"{labels[claim.first]}: oscillates more than {labels[claim.second]}, second half of the run"
+    what = {"top1": "in final top-1", "epochs": "in epochs to the target"}[claim.metric]
+    if claim.relation != "equal":
+        return f"{labels[claim.first]}: better than {labels[claim.second]}, {what}"
+    scale, unit, _ = _UNITS[claim.metric]
+    return f"{labels[claim.first]}: as good as {labels[claim.second]} within {scale * claim.margin:g} {unit}, {what}"
+
+
+def _outcome(verdict: Verdict) -> str:
+    if verdict.outcome != results.INCONCLUSIVE:
+        return _WORDS.get(verdict.outcome, verdict.outcome)
+    if verdict.seeds is None:
+        return "inconclusive"
+    return f"inconclusive: {verdict.seeds} seeds would decide"
+
+
+_UNITS = {"top1": (100, "points", 2), "oscillation": (100, "points", 2), "epochs": (1, "epochs", 1)}
+
+
+def _difference(verdict: Verdict) -> str:
+    found = verdict.difference
+    if found is None:
+        return "-"
+    scale, unit, digits = _UNITS[verdict.claim.metric]
+    spread = "" if found.half_width is None else f" ± {scale * found.half_width:.{digits}f}"
+    limit = f"{verdict.limit} " if verdict.limit else ""
+    return f"{limit}{scale * found.mean:+.{digits}f}{spread} {unit}"
+
+
+def _interval(verdict: Verdict) -> str:
+    if verdict.resampled is None:
+        return "-"
+    low, high = (100 * end for end in verdict.resampled)
+    return f"{low:+.2f} to {high:+.2f} points"
+
+
+def _setting(study: Study, arms: Sequence[ArmResults], seeds: int, extra: Sequence[str]) -> Iterator[str]:
+    """Command, data, network and versions."""
+    known = results.facts(arms)
+    tail = f" -- {shlex.join(_without_place(extra))}" if extra else ""
+    yield "## How it was run"
+    yield ""
+    ranks = known.get("world_size", DEFAULT_RANKS)
+    number = "" if ranks == DEFAULT_RANKS else f" --ranks={ranks}"
+    yield f"    python -m studies {study.name}{number} --seeds={seeds}{tail}"
+    yield ""
+    yield f"- Every arm: `{shlex.join(_effective(study.base))}`"
+    for found in arms:
+        flags = f"`{shlex.join(found.arm.flags)}`" if found.arm.flags else "nothing else"
+        yield f"- {found.arm.label}: {flags}"
+    if known:
+        yield "- " + _versions(known)
+
+
+def _without_place(flags: Sequence[str]) -> list[str]:
+    """Flags whose data directory is DIR: where it lay says nothing to a reader."""
+    return ["--data_dir=DIR" if flag.startswith("--data_dir=") else flag for flag in flags]
+
+
+def _effective(flags: Sequence[str]) -> list[str]:
+    """Flags without those that a later one of the same name replaces."""
+    return list({flag.partition("=")[0]: flag for flag in flags}.values())
+
+
+def _versions(known: dict[str, Any]) -> str:
+    size = known.get("world_size")
+    return (
+        f"{known.get('train_images')} training and {known.get('validation_images')} validation images of "
+        f"{known.get('num_classes')} classes, {size} rank{'' if size == 1 else 's'}, "
+        f"{'GPU' if known.get('gpu', 'none') != 'none' else 'CPU'}; TensorFlow {known.get('tensorflow')}, "
+        f"Keras {known.get('keras')}, Python {known.get('python')}, hybrid_imagenet {known.get('version')}."
+    )

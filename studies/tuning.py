@@ -1,0 +1,122 @@
+"""Tunes the arms of a study, each with as many runs, on images and seeds that its report does not touch."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from hybrid_imagenet.tools.search import trial_runs
+from hybrid_imagenet.tools.search.trial_runs import Cell, Result
+from studies.base import Arm, Point, Study
+
+SEED = 1000
+"""Of all tuning runs; the reported ones have 0, 1, ..."""
+NOT_TUNED = "not tuned yet"
+_REPORT = ("--validate_on=validation",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A tuning run: one point of one arm."""
+
+    arm: Arm
+    point: Point
+    cell: Cell
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What the tuning of an arm found.
+
+    Attributes:
+      arm: as the study has it.
+      point: the best one on the tuning images; the first where no run has finished.
+      top1: by point, in their order; None where the run diverged, failed or is missing.
+      missing: points whose run failed or is missing. Until there are none the arm is not reported: it would have had
+        fewer tries than the others.
+    """
+
+    arm: Arm
+    point: Point
+    top1: tuple[float | None, ...]
+    missing: int = 0
+
+    @property
+    def at_the_end(self) -> bool:
+        """Whether the best point is the first or the last: a wider range could hold a better one."""
+        return self.point in (self.arm.points[0], self.arm.points[-1])
+
+
+def plan(study: Study, root: pathlib.Path, ranks: int, extra: Sequence[str] = ()) -> list[Trial]:
+    """Every tuning run of a study, point by point, so that a tuning that was cut short has all arms."""
+    longest = max((len(arm.points) for arm in study.arms), default=0)
+    return [
+        Trial(arm, arm.points[i], trial_runs.create(root, study.arguments(_at(arm, arm.points[i]), SEED, extra), ranks))
+        for i in range(longest)
+        for arm in study.arms
+        if i < len(arm.points)
+    ]
+
+
+def choose(study: Study, trials: Sequence[Trial], found: Mapping[Cell, Result]) -> list[Choice]:
+    """The best point of each arm by top-1 on the tuning images at the end of the run."""
+    choices = []
+    for arm in study.arms:
+        if not arm.points:
+            continue
+        results = {trial.point: found[trial.cell] for trial in trials if trial.arm == arm}
+        top1 = tuple(
+            float(r.summary["val_top1"]) if (r := results[point]).status == trial_runs.FINISHED else None
+            for point in arm.points
+        )
+        best = max(range(len(top1)), key=lambda i, top1=top1: -1.0 if top1[i] is None else top1[i])  # type: ignore[misc]
+        missing = sum(r.status not in (trial_runs.FINISHED, trial_runs.DIVERGED) for r in results.values())
+        choices.append(Choice(arm, arm.points[best], top1, missing))
+    return choices
+
+
+def reported(study: Study, choices: Sequence[Choice]) -> Study:
+    """The study with the chosen point of each arm that is tuned, judged on the validation images."""
+    points = {choice.arm.name: choice.point for choice in choices if not choice.missing}
+    arms = [
+        dataclasses.replace(_at(arm, point, *_REPORT), chosen=point.label) if (point := points.get(arm.name)) else arm
+        for arm in study.arms
+    ]
+    return dataclasses.replace(study, arms=tuple(arms))
+
+
+def untuned(arm: Arm, seeds: Iterable[int]) -> dict[int, Result]:
+    """What stands for the reported runs of an arm that still has points: none of them can be named yet."""
+    return {seed: Result(trial_runs.MISSING, NOT_TUNED) for seed in seeds} if arm.points else {}
+
+
+def _at(arm: Arm, point: Point, *more: str) -> Arm:
+    return dataclasses.replace(arm, flags=(*arm.flags, *point.flags, *more), points=())
+
+
+def lines(choices: Sequence[Choice]) -> list[str]:
+    """The tuning as Markdown: what was tried for each arm, how it ended on the tuning images, and what was chosen."""
+    if not choices:
+        return []
+    budgets = sorted({len(choice.arm.points) for choice in choices})
+    runs = " or ".join(map(str, budgets))
+    planned, missing = sum(len(choice.arm.points) for choice in choices), sum(choice.missing for choice in choices)
+    there = f" {planned - missing} of these {planned} runs are there." if missing else ""
+    text = [
+        "## Tuning",
+        "",
+        f"{runs} runs for each arm, with a seed and with images that nothing else uses; the best is reported.{there}",
+        "",
+        "| | tried: top-1 on the tuning images | chosen |",
+        "|---|---|---|",
+    ]
+    for choice in choices:
+        tried = "; ".join(
+            f"{point.label}: {'-' if top1 is None else f'{100 * top1:.2f} %'}"
+            for point, top1 in zip(choice.arm.points, choice.top1, strict=True)
+        )
+        end = ", at the end of the range" if choice.at_the_end else ""
+        chosen = NOT_TUNED if choice.missing else f"{choice.point.label}{end}"
+        text.append(f"| {choice.arm.label} | {tried} | {chosen} |")
+    return [*text, ""]

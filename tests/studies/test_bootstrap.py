@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+from scipy import stats
+
+from studies import bootstrap
+
+
+def test_images_of_one_run_are_scipys_paired_bootstrap():
+    generator = np.random.default_rng(0)
+    first, second = generator.random((1, 400)) < 0.9, generator.random((1, 400)) < 0.85
+    gain = first[0].astype(float) - second[0]
+    expected = stats.bootstrap(
+        (gain,), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(1)
+    ).confidence_interval
+    low, high = bootstrap.interval(first, second, draws=20_000)
+    assert low == pytest.approx(expected.low, abs=2e-3)
+    assert high == pytest.approx(expected.high, abs=2e-3)
+
+
+def test_runs_and_images_both_widen_the_interval():
+    """The variance is near the sum of both: between runs / runs + between images / images."""
+    generator = np.random.default_rng(2)
+    base = generator.random((1, 2000))
+    ability = np.array([0.88, 0.9, 0.92, 0.94, 0.86, 0.9, 0.91, 0.89])[:, None]
+    first = (base + generator.normal(0, 0.05, (8, 2000))) < ability
+    second = (base + generator.normal(0, 0.05, (8, 2000))) < 0.85
+    gain = first.astype(float) - second
+    runs, images = np.var(gain.mean(1)) / 8, np.var(gain.mean(0)) / 2000
+    low, high = bootstrap.interval(first, second)
+    assert (high - low) / (2 * 1.96) == pytest.approx(np.sqrt(runs + images), rel=0.12)
+    assert low < gain.mean() < high
+
+
+def test_equal_runs_leave_no_difference():
+    right = np.random.default_rng(3).random((3, 50)) < 0.5
+    assert bootstrap.interval(right, right) == (0.0, 0.0)
+    assert bootstrap.interval(right, ~right, seed=4) == bootstrap.interval(right, ~right, seed=4)
+
+
+def test_rows_must_match():
+    with pytest.raises(ValueError, match=r"\(2, 5\) and \(3, 5\)"):
+        bootstrap.interval(np.ones((2, 5)), np.ones((3, 5)))

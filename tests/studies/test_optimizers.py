@@ -1,0 +1,91 @@
+"""The comparison of optimizers: equal budgets, the runs of `accuracy-by-batch` where arms are the same."""
+
+import pathlib
+
+import pytest
+
+from hybrid_imagenet import config
+from hybrid_imagenet.config import derived, relative_step
+from hybrid_imagenet.tools.search.trial_runs import FINISHED, Result
+from studies import optimizers, questions, results, tuning
+
+STUDY = optimizers.OPTIMIZERS_BY_BATCH
+ARMS = {arm.name: arm for arm in STUDY.arms}
+
+
+def settled(arm, point, ranks=1, study=STUDY):
+    resolved = config.resolve([*study.arguments(arm, 0), *(point.flags if point else ())])
+    return derived.settle(resolved, derived.workers(resolved, ranks))
+
+
+def test_every_optimizer_has_five_points_at_every_batch():
+    assert len(ARMS) == len(optimizers.OPTIMIZERS) * len(questions.BATCHES)
+    for arm in STUDY.arms:
+        found = [settled(arm, point) for point in arm.points]
+        assert len({str(each.values()) for each in found}) == 5
+        assert {derived.base_batch(each, derived.workers(each, 1)) for each in found} == {arm.batch}
+        assert {(each.epochs, each.per_gpu_batch, each.warmup_epochs) for each in found} == {(16, 32, 3)}
+
+
+def test_cells_are_those_of_accuracy_by_batch_where_methods_are_the_same():
+    theirs, ours = (
+        {trial.cell.directory.name: trial.arm.name for trial in tuning.plan(study, pathlib.Path("x"), 1)}
+        for study in (questions.ACCURACY_BY_BATCH, STUDY)
+    )
+    shared = {ours[name] for name in set(ours) & set(theirs)}
+    assert shared == {f"{name}_{batch}" for name in ("sgd", "lars", "hybrid") for batch in questions.BATCHES}
+    assert all(theirs[name] == ours[name] for name in set(ours) & set(theirs))
+    assert len(set(ours) & set(theirs)) == 5 * len(shared)
+
+
+@pytest.mark.parametrize("batch", questions.BATCHES)
+def test_nesterov_lars_and_lamb_differ_in_the_optimizer_only(batch):
+    found = [
+        settled(ARMS[f"{name}_{batch}"], ARMS[f"{name}_{batch}"].points[0]) for name in ("nesterov", "lars", "lamb")
+    ]
+    own = {"optimizer", "lr", "sgd_nesterov", "weight_decay", "decoupled_decay", "momentum", "momentum_rule"}
+    own |= {name for each in found for name in each.chosen if name.startswith(("lars_", "lamb_"))}
+    values = [{name: value for name, value in each.values().items() if name not in own} for each in found]
+    assert values[0] == values[1] == values[2]
+    assert [each.optimizer for each in found] == ["sgd", "lars", "lamb"]
+    assert found[0].chosen["sgd_nesterov"]
+
+
+@pytest.mark.parametrize("batch", questions.BATCHES)
+def test_points_of_lamb_are_relative_steps_around_its_authors(batch):
+    arm = ARMS[f"lamb_{batch}"]
+    for point, factor in zip(arm.points, questions.FACTORS, strict=True):
+        resolved = settled(arm, point)
+        top = relative_step.peak(resolved, derived.workers(resolved, 1))
+        assert top.value == pytest.approx(factor * relative_step.tuned(resolved, batch), rel=1e-3)
+        assert float(point.label) == pytest.approx(top.value, rel=0.06)
+
+
+def test_every_tuned_arm_is_trained_by_the_optimizer_that_it_is_called_after():
+    own = {"nesterov": "sgd"}
+    for arm in STUDY.arms:
+        name = arm.name.rpartition("_")[0]
+        assert settled(arm, arm.points[0]).optimizer == own.get(name, name)
+
+
+def test_the_noise_scale_is_measured_over_two_ranks_at_the_same_batches():
+    for arm, batch in zip(optimizers.GRADIENT_NOISE.arms, questions.BATCHES[:2], strict=True):
+        resolved = settled(arm, None, ranks=2, study=optimizers.GRADIENT_NOISE)
+        assert derived.base_batch(resolved, derived.workers(resolved, 2)) == batch
+        assert resolved.gradient_noise_scale
+        same = settled(ARMS[f"nesterov_{batch}"], ARMS[f"nesterov_{batch}"].points[3])
+        assert (same.lr, same.lr_schedule, same.momentum) == (resolved.lr, resolved.lr_schedule, resolved.momentum)
+
+
+def test_updates_and_the_noise_scale_of_a_run():
+    epochs = [
+        {"epoch": 4, "step": 400, "train_top1": 0.7, "noise_scale": 100.0},
+        {"epoch": 8, "step": 800, "train_top1": 0.8, "noise_scale": 500.0},
+        {"epoch": 12, "step": 1200, "noise_scale": 700.0},
+    ]
+    run = Result(FINISHED, epochs=epochs)
+    assert results.value(run, "updates", 0.9) == pytest.approx(600)
+    assert results.value(Result(FINISHED, epochs=epochs[:1]), "updates", 0.9) is None
+    assert results.value(run, "early_noise", 0.9) == 100.0
+    assert results.value(run, "late_noise", 0.9) == 600.0
+    assert results.value(Result(FINISHED, epochs=[{"epoch": 1, "step": 1}]), "late_noise", 0.9) is None

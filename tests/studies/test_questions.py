@@ -1,0 +1,119 @@
+"""The studies of ours: equal budgets, and arms that differ in what they are about and in nothing else."""
+
+import pytest
+
+from hybrid_imagenet import config
+from hybrid_imagenet.config import derived, relative_step, report
+from hybrid_imagenet.numerics import mlperf, schedules
+from studies import questions
+from studies.questions import QUESTIONS
+
+TUNED = [study for study in QUESTIONS.values() if any(arm.points for arm in study.arms)]
+POINTS = [
+    pytest.param(study, arm, point, id=f"{study.name}-{arm.name}-{point.label}")
+    for study in TUNED
+    for arm in study.arms
+    for point in arm.points
+]
+TRAINING = 50_000
+
+
+def settled(study, arm, *flags):
+    resolved = config.resolve([*study.arguments(arm, 0), *flags])
+    return derived.settle(resolved, derived.workers(resolved, 1))
+
+
+def workers(resolved):
+    return derived.workers(resolved, 1)
+
+
+@pytest.mark.parametrize("study", TUNED, ids=lambda study: study.name)
+def test_every_arm_has_the_same_budget(study):
+    assert len({len(arm.points) for arm in study.arms}) == 1
+    assert len(study.arms[0].points) >= 3
+    for arm in study.arms:
+        flags = [study.arguments(arm, 0, point.flags) for point in arm.points]
+        assert len({str(config.resolve(f).values()) for f in flags}) == len(arm.points)
+
+
+@pytest.mark.parametrize(("study", "arm", "point"), POINTS)
+def test_a_point_has_the_relative_step_that_it_is_called_after(study, arm, point):
+    resolved = settled(study, arm, *point.flags)
+    top = relative_step.peak(resolved, workers(resolved))
+    if resolved.optimizer == "sgd":
+        rate = derived.rates(resolved, workers(resolved))["lr"]
+        assert float(point.label) == pytest.approx(rate / (1 - resolved.momentum), rel=6e-3)
+        return
+    rest = questions.KAPPA ** resolved.chosen.get("hybrid_ramp_epochs", 0)  # what is left when LARS is all there
+    if resolved.chosen.get("lr_decay_exponent") == "epoch":
+        rest = questions.KAPPA ** (questions.WARMUP + 1)
+    assert float(point.label) * rest == pytest.approx(top.value, rel=0.06)
+
+
+@pytest.mark.parametrize("study", QUESTIONS.values(), ids=lambda study: study.name)
+def test_arms_train_as_long_on_the_images_that_are_left(study):
+    claims = {claim.first for claim in study.claims} | {claim.second for claim in study.claims}
+    assert claims <= {arm.name for arm in study.arms}
+    assert not any(claim.by_paper for claim in study.claims)
+    for arm in study.arms:
+        flags = arm.points[0].flags if arm.points else ()
+        resolved = settled(study, arm, *flags)
+        images = 60_000 - derived.held_out(resolved, 60_000)
+        rows = report.plan(resolved, images, workers(resolved))
+        assert len(rows) == resolved.epochs
+        assert sum(row.steps for row in rows) >= 195
+
+
+@pytest.mark.parametrize("batch", questions.BATCHES)
+def test_methods_are_compared_at_one_batch_from_the_same_virtual_gpus(batch):
+    arms = [arm for arm in questions.ACCURACY_BY_BATCH.arms if arm.batch == batch]
+    assert [arm.name.removesuffix(f"_{batch}") for arm in arms] == list(questions.METHODS)
+    for arm in arms:
+        resolved = settled(questions.ACCURACY_BY_BATCH, arm, *arm.points[0].flags)
+        assert derived.base_batch(resolved, workers(resolved)) == batch
+        assert resolved.per_gpu_batch == questions.GPU_IMAGES
+
+
+@pytest.mark.parametrize("batch", questions.BATCHES[1:])
+@pytest.mark.parametrize("point", range(5))
+def test_the_two_warmups_end_in_the_same_training(batch, point):
+    study = questions.WARMUP_METHOD
+    arms = {arm.name: arm for arm in study.arms}
+    both = [settled(study, arms[f"{name}_{batch}"], *arms[f"{name}_{batch}"].points[point].flags)
+            for name in ("adabound", "linear")]  # fmt: skip
+    bounded, linear = (schedules.create(**derived.schedule_arguments(c, workers(c))) for c in both)
+    for epoch in (3.0, 3.5, 7.2, 15.9):
+        a, b = bounded(epoch, epoch + 0.1, batch), linear(epoch, epoch + 0.1, batch)
+        assert relative_step.at_step(both[0], a) == pytest.approx(relative_step.at_step(both[1], b), rel=2e-3)
+        assert (1 - 0.9) * a["learning_rate"] == pytest.approx(b["learning_rate"], rel=2e-3)  # of biases
+        assert a["momentum"] == b["momentum"] == 0.9
+    same = ("weight_decay", "epochs", "per_gpu_batch", "virtual_gpus", "tuning_split", "lr_decay", "warmup_epochs")
+    assert all(getattr(both[0], name) == getattr(both[1], name) for name in same)
+
+
+def test_readings_differ_from_the_first_in_one_coordinate():
+    study = questions.HYBRID_READINGS
+    first, *others = study.arms
+    base = config.resolve(study.arguments(first, 0, first.points[1].flags)).values()
+    for arm in others:
+        values = config.resolve(study.arguments(arm, 0, arm.points[1].flags)).values()
+        changed = {name for name in base if base[name] != values[name]} - {"lars_eta"}
+        assert len(changed) == 1, (arm.name, changed)
+
+
+def test_adam_rate_is_all_that_differs_at_each_batch():
+    study = questions.ADAM_RATE
+    for claim in study.claims:
+        scaled, fixed = (next(arm for arm in study.arms if arm.name == name) for name in (claim.first, claim.second))
+        for own, other in zip(scaled.points, fixed.points, strict=True):
+            values, base = (
+                config.resolve(study.arguments(arm, 0, point.flags)).values()
+                for arm, point in ((scaled, own), (fixed, other))
+            )
+            assert {name for name in base if base[name] != values[name]} == {"adabound_lr_scaling"}
+
+
+def test_a_tuning_range_holds_the_tuned_step_and_goes_beyond_it_on_both_sides():
+    assert min(questions.FACTORS) < 1 < max(questions.FACTORS)
+    labels = [point.label for point in questions.hybrid_points(4096, questions.FACTORS)]
+    assert f"{mlperf.tuned_step(4096):.2g}" in labels

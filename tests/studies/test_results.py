@@ -1,0 +1,313 @@
+import csv
+import dataclasses
+import io
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from hybrid_imagenet.tools.search import trial_runs
+from studies import bootstrap, hypotheses, results, tables
+from studies import command as program
+from studies.base import Arm, Claim, Study, ranking
+from studies.results import ArmResults
+from studies.statistics import estimate
+from tests.studies import support
+
+
+def arm(name, by_seed, **paper):
+    return ArmResults(Arm(name, name.upper(), **paper), support.results(by_seed), target=0.9)
+
+
+def ends(*accuracies):
+    """One run per accuracy, which it reaches in a straight line."""
+    return {seed: support.curve(value) for seed, value in enumerate(accuracies)}
+
+
+CLEAR = arm("clear", ends(0.96, 0.97, 0.98), top1=0.756, epochs=32)
+BELOW = arm("below", ends(0.91, 0.93, 0.92), top1=0.75, epochs=42)
+NEAR = arm("near", ends(0.955, 0.975, 0.97))
+
+
+@pytest.fixture
+def no_advice(monkeypatch):
+    """How many seeds would decide takes most of the time of a verdict."""
+    monkeypatch.setattr(hypotheses, "seeds_needed", lambda power: None)
+
+
+def judged(first, second, relation="above", metric="top1", **claim):
+    """The verdict on the only statement of a study of two arms."""
+    claims = (Claim(first.arm.name, second.arm.name, relation, metric, **claim),)
+    study = Study("two", "Two", "a paper", "a statement", (first.arm, second.arm), claims)
+    return results.verdicts(study, [first, second])[0]
+
+
+def test_metrics_of_an_arm():
+    peak = arm("peak", {0: [0.2, 0.95, 0.8], 1: [0.5, 0.6, 0.7]})
+    assert peak.values("top1") == {0: 0.8, 1: 0.7}
+    assert peak.values("best") == {0: 0.95, 1: 0.7}
+    assert peak.values("epochs") == {0: pytest.approx(1 + 0.7 / 0.75)}  # the other run never reached 90 %
+    assert peak.estimate("top1") == estimate([0.8, 0.7])
+    assert [(e, found.mean) for e, found in peak.curve("val_top1")] == [
+        (1, pytest.approx(0.35)), (2, pytest.approx(0.775)), (3, pytest.approx(0.75)),
+    ]  # fmt: skip
+
+
+def test_an_order_beyond_the_spread_is_seen_and_the_reverse_is_told():
+    found = judged(CLEAR, BELOW)
+    assert found.outcome == results.SEEN
+    expected = estimate([0.05, 0.04, 0.06])
+    assert found.difference.mean == pytest.approx(expected.mean)
+    assert found.difference.half_width == pytest.approx(expected.half_width)
+    assert found.p == pytest.approx(stats.ttest_1samp([0.05, 0.04, 0.06], 0, alternative="greater").pvalue)
+    assert judged(BELOW, CLEAR).outcome == results.REVERSED
+
+
+def test_an_order_within_the_spread_is_inconclusive_and_says_how_many_seeds_would_decide():
+    for pair in ((CLEAR, NEAR), (NEAR, CLEAR)):
+        found = judged(*pair)
+        assert found.outcome == results.INCONCLUSIVE
+        mean, deviation = abs(found.difference.mean), found.difference.deviation
+        assert hypotheses.power_above(mean, deviation, found.seeds) >= 0.8
+        assert hypotheses.power_above(mean, deviation, found.seeds - 1) < 0.8
+
+
+def test_as_good_as_is_an_equivalence_within_the_margin():
+    close = arm("close", ends(0.9605, 0.9698, 0.9803))
+    assert judged(CLEAR, close, "equal").outcome == results.SEEN
+    assert judged(CLEAR, BELOW, "equal").outcome == results.REVERSED
+    noise = judged(CLEAR, NEAR, "equal")  # an interval that holds 0 shows nothing
+    assert noise.difference.low < 0 < noise.difference.high
+    assert (noise.outcome, noise.seeds > 3) == (results.INCONCLUSIVE, True)
+    assert judged(CLEAR, NEAR, "equal", margin=0.05).outcome == results.SEEN
+    assert judged(arm("a", ends(0.9)), arm("b", ends(0.9)), "equal").outcome == results.INCONCLUSIVE
+
+
+def test_equal_numbers_have_no_interval_and_show_nothing():
+    """Three times the same difference may be chance as well as one."""
+    found = judged(arm("a", ends(0.75, 0.5, 0.25)), arm("b", ends(0.5, 0.25, 0.0)))
+    assert (found.outcome, found.difference.half_width, found.seeds) == (results.INCONCLUSIVE, None, None)
+
+
+def test_fewer_epochs_are_better():
+    slow = arm("slow", {seed: [0.1, 0.2, 0.3, 0.4, 0.95 + 0.01 * seed] for seed in range(3)})
+    fast = arm("fast", {seed: [0.1, 0.95 - 0.01 * seed, 0.3, 0.4, 0.5] for seed in range(3)})
+    found = judged(fast, slow, metric="epochs")
+    assert found.outcome == results.SEEN
+    assert found.difference.mean == pytest.approx(2.95, abs=0.05)
+    assert judged(slow, fast, metric="epochs").outcome == results.REVERSED
+
+
+def test_a_curve_that_goes_up_and_down_oscillates_more_than_one_that_rises():
+    steps = [(0.01, -0.01)[n % 2] for n in range(8)]
+    shaken = arm("shaken", {s: [0.5 + 0.05 * n + (1 + s / 10) * steps[n] for n in range(8)] for s in range(3)})
+    smooth = arm("smooth", {s: [0.5 + 0.05 * n + s / 100 * steps[n] for n in range(8)] for s in range(3)})
+    # A zigzag of +-d has second differences of 4 d.
+    assert shaken.values("oscillation") == {s: pytest.approx(0.04 * (1 + s / 10)) for s in range(3)}
+    assert judged(shaken, smooth, metric="oscillation").outcome == results.SEEN
+    assert judged(smooth, shaken, metric="oscillation").outcome == results.REVERSED
+    assert arm("short", {0: [0.1, 0.2, 0.5, 0.3]}).values("oscillation") == {}
+
+
+def test_a_missed_target_is_a_limit_of_the_difference():
+    missed = arm("missed", {0: [0.1, 0.2, 0.3, 0.95], 1: [0.1, 0.2, 0.3, 0.4], 2: [0.1, 0.2, 0.3, 0.91]})
+    fast = arm("fast", {seed: [0.1, 0.95 - 0.01 * seed, 0.3, 0.4] for seed in range(3)})
+    found = judged(fast, missed, metric="epochs")
+    assert (found.outcome, found.limit) == (results.SEEN, "at least")
+    assert judged(missed, fast, metric="epochs").outcome == results.REVERSED
+    none = arm("none", {seed: [0.1, 0.2, 0.3, 0.4] for seed in range(3)})
+    assert judged(missed, none, metric="epochs").outcome == results.OPEN
+    assert judged(fast, arm("failed", {0: trial_runs.FAILED}), metric="epochs").outcome == results.OPEN
+
+
+def test_differences_use_equal_seeds_only():
+    part = arm("part", {0: [0.9], 1: trial_runs.DIVERGED, 2: [0.92]})
+    found = judged(CLEAR, part)
+    assert found.difference.count == 2
+    assert found.difference.mean == pytest.approx((0.06 + 0.06) / 2)
+    assert judged(CLEAR, arm("none", {0: trial_runs.FAILED})).outcome == results.OPEN
+
+
+def test_one_seed_decides_nothing():
+    assert judged(arm("a", ends(0.95)), arm("b", ends(0.9))).outcome == results.INCONCLUSIVE
+
+
+def test_several_statements_are_corrected_for_their_number():
+    """p of 0.019 for CLEAR over BELOW: enough alone, not beside two others that show nothing."""
+    slight = arm("slight", ends(0.93, 0.95, 0.965))
+    alone = judged(CLEAR, slight)
+    assert 0.0167 < alone.p <= 0.05
+    assert alone.outcome == results.SEEN
+    claims = (Claim("clear", "slight"), Claim("clear", "near"), Claim("near", "clear"))
+    study = Study("three", "", "", "", (CLEAR.arm, slight.arm, NEAR.arm), claims)
+    first = results.verdicts(study, [CLEAR, slight, NEAR])[0]
+    assert first.p == pytest.approx(3 * alone.p)
+    assert first.outcome == results.INCONCLUSIVE
+
+
+def test_without_a_difference_few_studies_see_one(no_advice):
+    """Three equal arms with correlated seeds: a false better in under 5 % of 600 studies, a false opposite too."""
+    generator = np.random.default_rng(0)
+    arms = [Arm(name, name) for name in "abc"]
+    study = Study("same", "", "", "", tuple(arms), ranking("a", "b", "c"))
+    outcomes = []
+    for _ in range(600):
+        seeds = generator.normal(0.92, 0.003, 5)
+        found = [ArmResults(a, support.results(ends(*(seeds + generator.normal(0, 0.003, 5)))), 0.9) for a in arms]
+        outcomes.append({verdict.outcome for verdict in results.verdicts(study, found)})
+    for outcome in (results.SEEN, results.REVERSED):
+        share = np.mean([outcome in each for each in outcomes])
+        assert 0.01 < share < 0.05 + 2 * (0.05 * 0.95 / 600) ** 0.5
+
+
+def test_a_difference_at_the_margin_is_rarely_taken_for_none(no_advice):
+    """TOST: with a true difference of the whole margin at most 5 % of studies see equivalence."""
+    generator = np.random.default_rng(1)
+    arms = [Arm(name, name) for name in "ab"]
+    study = Study("apart", "", "", "", tuple(arms), (Claim("a", "b", "equal"),))
+    seen = 0
+    for _ in range(600):
+        base = generator.normal(0.92, 0.003, 10)
+        other = base + 0.003 + generator.normal(0, 0.001, 10)
+        found = [ArmResults(a, support.results(ends(*v)), 0.9) for a, v in zip(arms, (base, other), strict=True)]
+        seen += results.verdicts(study, found)[0].outcome == results.SEEN
+    assert 0 < seen / 600 < 0.05 + 2 * (0.05 * 0.95 / 600) ** 0.5
+
+
+def test_runs_that_tell_which_images_they_got_right_are_resampled():
+    generator = np.random.default_rng(2)
+    first, second = (arm(name, ends(0.9, 0.92, 0.91)) for name in "ab")
+    rights = {}
+    for each, level in ((first, 0.9), (second, 0.8)):
+        for seed, result in each.by_seed.items():
+            rights[each.arm.name, seed] = generator.random(500) < level
+            each.by_seed[seed] = dataclasses.replace(result, right=rights[each.arm.name, seed])
+    found = judged(first, second)
+    rows = [np.stack([rights[name, seed] for seed in range(3)]) for name in "ab"]
+    assert found.resampled == bootstrap.interval(*rows)
+    assert found.resampled[0] < 0.1 < found.resampled[1]
+    first.by_seed[1] = dataclasses.replace(first.by_seed[1], right=None)
+    assert judged(first, second).resampled is None
+
+
+STUDY = Study(
+    "tiny", "A tiny study", "a paper, Table 9", "clear is best.", (CLEAR.arm, BELOW.arm), ranking("clear", "below")
+)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "start"),
+    [
+        ([results.SEEN, results.SEEN], "The paper's result appeared: of 2 statements, 2 seen."),
+        (
+            [results.SEEN, results.REVERSED],
+            "The paper's result appeared in part: of 2 statements, 1 seen, 1 the opposite.",
+        ),
+        ([results.REVERSED], "The paper's result did not appear: of 1 statement, 1 the opposite."),
+        ([results.INCONCLUSIVE], "These runs decide nothing: of 1 statement, 1 inconclusive."),
+        ([results.OPEN], "These runs decide nothing: of 1 statement, 1 not comparable."),
+    ],
+)
+def test_the_sentence_follows_from_the_outcomes(outcomes, start):
+    found = [results.Verdict(Claim("clear", "below"), value, None) for value in outcomes]
+    assert results.sentence(found) == start
+
+
+def test_statements_of_ours_are_not_judged_as_the_papers():
+    ours = results.Verdict(Claim("clear", "below", by_paper=False), results.REVERSED, None)
+    theirs = results.Verdict(Claim("clear", "below"), results.SEEN, None)
+    assert results.sentence([theirs, ours]) == "The paper's result appeared: of 1 statement, 1 seen."
+    alone = "No paper makes a statement about this. Of 1 statement, 1 the opposite."
+    assert results.sentence([ours]) == alone
+    assert results.sentence([]) == "There is no statement to test."
+
+
+def rows(arms, study=STUDY):
+    return list(csv.DictReader(io.StringIO(tables.to_csv(study, arms))))
+
+
+def test_csv_has_every_run():
+    part = arm("below", {0: [0.4, 0.95], 1: trial_runs.DIVERGED, 2: trial_runs.MISSING}, top1=0.75, epochs=42)
+    found = rows([CLEAR, part])
+    assert [(r["arm"], r["seed"], r["status"]) for r in found] == [
+        ("clear", "0", "finished"), ("clear", "1", "finished"), ("clear", "2", "finished"),
+        ("below", "0", "finished"), ("below", "1", "diverged"), ("below", "2", "missing"),
+    ]  # fmt: skip
+    first, last = found[3], found[4]
+    assert (first["val_top1"], first["epochs_to_target"], first["paper_top1"]) == ("0.95", "1.90909", "0.75")
+    assert first["val_top1_by_epoch"] == "0.4 0.95"
+    assert first["train_top1_by_epoch"] == "0.2 0.475"
+    assert (last["val_top1"], last["reason"]) == ("", "exit code 3: error: diverged")
+    assert "--seed=1" in last["flags"]
+
+
+def test_markdown_shows_means_intervals_the_paper_and_failures():
+    part = arm("below", {0: [0.4, 0.95], 1: trial_runs.DIVERGED, 2: [0.3, 0.85]}, top1=0.75, epochs=42)
+    text = tables.to_markdown(STUDY, [CLEAR, part], 3, ["--epochs=4"], plot=True)
+    # Straight to 96, 97 and 98 % in four epochs: 90 % after 3.750, 3.711 and 3.673.
+    assert "| CLEAR | 97.00 ± 2.48 % | 97.00 ± 2.48 % | 3.7 ± 0.1 | 3 | 75.60 % | 32 |" in text
+    assert (
+        "| BELOW | 90.00 ± 63.53 % | 90.00 ± 63.53 % | 1.9 (1 of 2 runs) | 2 of 3; diverged: seed 1 | 75.00 % | 42 |"
+        in text
+    )
+    assert "epochs to 90 %" in text
+    assert "| CLEAR: better than BELOW, in final top-1 | the paper's | +7.00 ± " in text
+    assert "inconclusive: " in text
+    assert "python -m studies tiny --seeds=3 -- --epochs=4" in text
+    assert "1500 training" in text
+    assert "![A tiny study](tiny.png)" in text
+
+
+def test_program_lists_dry_runs_and_refuses(tmp_path, capsys):
+    assert program.main(["list"]) == 0
+    assert "batch_norm" in capsys.readouterr().out
+    out = tmp_path / "out"
+    assert program.main(["gamma", "--dry_run", "--seeds=2", "--ranks=3", f"--out={out}", "--", "--epochs=7"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert all(" -np 3 " in line and " --epochs=7 " in line for line in lines)
+    assert sum("--nozero_last_gamma" in line for line in lines) == 2
+    assert sum("--seed=1" in line for line in lines) == 2
+    assert not out.exists()
+    for words, message in [
+        (["gama"], "did you mean gamma?"),
+        (["gamma", "beta"], "unrecognized arguments: beta"),
+        (["gamma", "--sedes=3"], "sedes"),
+        (["gamma", "--seeds=0"], "--seeds: 0"),
+        (["gamma", "--dry_run", "--", "--epochs=x"], "--epochs=x"),
+        (["gamma", "--", "--seed=4"], "leave it out"),
+    ]:
+        assert program.main(words) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_program_renders_what_is_there_and_goes_on(tmp_path, capsys, monkeypatch):
+    """Two finished runs, then the rest by a stand-in for the training program; the exit code tells of failures."""
+    flags = [f"--out={tmp_path / 'out'}", f"--results={tmp_path / 'docs'}", "--seeds=2"]
+    study = program.STUDIES["gamma"]
+    for found in study.arms:
+        cell = trial_runs.create(tmp_path / "out", study.arguments(found, 0), 2)
+        support.ended(cell)
+        support.finish(cell, support.curve(0.96))
+    assert program.main(["gamma", *flags, "--render"]) == 1
+    assert capsys.readouterr().out.count("missing") == 2
+    assert "1 of 2; missing: seed 1" in (tmp_path / "docs" / "gamma.md").read_text()
+    started = []
+
+    def run(cell, arguments, place, stop):
+        started.append(cell)
+        if len(started) == 1:
+            raise KeyboardInterrupt
+        support.finish(cell, support.curve(0.9))
+        return 0
+
+    monkeypatch.setattr(program.running, "run_process", run)
+    assert program.main(["gamma", *flags]) == 75
+    assert program.main(["gamma", *flags]) == 0
+    assert [cell.flags[-1] for cell in started] == ["--seed=1"] * 3
+    assert (tmp_path / "docs" / "gamma.png").read_bytes()[:4] == b"\x89PNG"
+    assert len(rows_of(tmp_path / "docs" / "gamma.csv")) == 4
+
+
+def rows_of(path):
+    return list(csv.DictReader(io.StringIO(path.read_text())))

@@ -1,0 +1,59 @@
+"""The ablation of the short recipe: arms that differ in one part, and parts that are those of the recipe."""
+
+import pytest
+
+from hybrid_imagenet import config, recipes
+from hybrid_imagenet.config import derived, report
+from studies.short_parts import BATCH, PARTS, SHORT_PARTS
+
+FLAGS = {
+    "softmax": {"loss"},
+    "sharp": {"blurpool"},
+    "last_weights": {"ema_decay", "ema_every"},
+    "coupled": {"decoupled_decay", "weight_decay"},
+    "one_size": {"image_size_schedule"},
+}
+ARMS = {arm.name: config.resolve(SHORT_PARTS.arguments(arm, 0)) for arm in SHORT_PARTS.arms}
+
+
+def differences(arm):
+    own, all_parts = ARMS[arm].values(), ARMS["short"].values()
+    return {name for name in own if own[name] != all_parts[name]}
+
+
+@pytest.mark.parametrize("arm", PARTS)
+def test_an_arm_is_without_its_part_and_like_the_others_in_all_else(arm):
+    assert differences(arm) == FLAGS[arm]
+
+
+def test_plain_is_without_all_of_them_and_mirrored_has_one_more():
+    assert differences("plain") == set().union(*FLAGS.values())
+    assert differences("mirrored") == {"eval_flip"}
+
+
+def test_the_parts_are_those_of_the_recipe():
+    overrides = recipes.load("short").overrides
+    assert set().union(*FLAGS.values()) <= set(overrides)
+    for name in ("loss", "blurpool", "decoupled_decay"):
+        assert ARMS["short"].values()[name] == overrides[name]
+
+
+def test_all_train_as_long_at_one_batch_on_the_images_that_are_not_held_out():
+    for resolved in ARMS.values():
+        gpus = derived.workers(resolved, 1)
+        assert derived.base_batch(resolved, gpus) == BATCH
+        assert resolved.validate_on == "validation"
+        rows = report.plan(resolved, 60_000 - derived.held_out(resolved, 60_000), gpus)
+        assert (len(rows), sum(row.steps for row in rows)) == (16, 782)
+        assert rows[-1].image_size == 28
+
+
+def test_both_kinds_of_decay_take_as_much_off_the_weights():
+    decoupled, coupled = ARMS["short"], ARMS["coupled"]
+    assert decoupled.weight_decay == pytest.approx(coupled.lr * coupled.weight_decay / (1 - coupled.momentum))
+    assert coupled.lr_scaling == "none"
+
+
+def test_every_claim_is_about_two_arms():
+    assert {name for claim in SHORT_PARTS.claims for name in (claim.first, claim.second)} == set(ARMS)
+    assert not any(claim.by_paper for claim in SHORT_PARTS.claims)

@@ -1,0 +1,49 @@
+import math
+import statistics as standard
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from studies.statistics import estimate, quantile
+from tests.references import statistics_reference
+
+
+@pytest.mark.parametrize(("freedom", "printed"), statistics_reference.PRINTED_95.items())
+def test_quantiles_are_the_printed_ones(freedom, printed):
+    assert quantile(freedom) == pytest.approx(printed, abs=5e-4)
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
+@pytest.mark.parametrize("freedom", [1, 2, 4, 29])
+def test_quantiles_enclose_the_probability(freedom, confidence):
+    t = quantile(freedom, confidence)
+    assert statistics_reference.probability_within(t, freedom) == pytest.approx(confidence, abs=1e-7)
+
+
+@settings(deadline=None)  # the first value imports SciPy
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=8).filter(lambda values: min(values) < max(values)))
+def test_mean_and_deviation(values):
+    found = estimate(values)
+    assert found.count == len(values)
+    assert found.mean == pytest.approx(standard.fmean(values), abs=1e-12)
+    assert found.deviation == pytest.approx(standard.stdev(values), abs=1e-9)
+    half = quantile(len(values) - 1) * standard.stdev(values) / math.sqrt(len(values))
+    assert found.high - found.mean == pytest.approx(half, abs=1e-7)
+    assert found.mean - found.low == pytest.approx(half, abs=1e-7)
+
+
+def test_an_interval_by_hand():
+    found = estimate([0.97, 0.98, 0.99])
+    assert found.mean == pytest.approx(0.98)
+    assert found.deviation == pytest.approx(0.01)
+    assert found.half_width == pytest.approx(4.30265 * 0.01 / 3**0.5, rel=1e-5)
+
+
+def test_too_few_values():
+    assert estimate([]) is None
+    one = estimate([0.5])
+    assert (one.mean, one.deviation, one.half_width) == (0.5, None, None)
+    assert (one.low, one.high) == (-math.inf, math.inf)
+    equal = estimate([12.0, 12.0, 12.0])
+    assert (equal.mean, equal.deviation, equal.half_width) == (12.0, 0.0, None)
