@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.data import dali, decode, tally
+from hybrid_imagenet.data import dali, decode, mixing, tally
 from hybrid_imagenet.data.bad_records import BadRecords
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.data.usable import UsableExamples
@@ -85,11 +85,13 @@ class Batches:
         options: HostOptions,
         weighted: bool,
         bad: BadRecords | None = None,
+        watch: mixing.Watch | None = None,
     ) -> None:
-        """See `training` and `evaluation`."""
+        """See `training` and `evaluation`; `watch` is shown the labels that are read."""
         self.bad = bad or BadRecords(source, options.bad_records, options.max_bad_records)
         self.tally = tally.Tally()
         self.wait_seconds = 0.0
+        self._watch = watch
         self._source = source
         self._reader = UsableExamples(source, self.bad, options.reads, options.readers)
         self._stages = stages
@@ -267,6 +269,8 @@ class Batches:
         except UserError as error:
             self._failure = error
             raise
+        if self._watch is not None:
+            self._watch.add(labels)
         weights = request.weights * own  # what took the place of a bad record must not count
         sheet[number] = tally.counts(request.epochs, request.weights > 0, own)
         seeds = sampling.seeds(self._seed, request.epochs, request.examples)

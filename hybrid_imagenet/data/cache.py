@@ -44,7 +44,7 @@ class CachedSource(Source):
         self.io = source.io
         self.num_examples, self.num_classes = source.num_examples, source.num_classes
         self.class_names, self.ready, self.losses = source.class_names, source.ready, source.losses
-        self.shard_sizes = source.shard_sizes
+        self.notes, self.shard_sizes = source.notes, source.shard_sizes
         if directory is not None:
             ends = [source.locate(index) for index in (0, source.num_examples - 1)]
             key = hashlib.sha256(repr([kind, source.num_examples, source.class_names, ends]).encode()).hexdigest()[:16]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from hybrid_imagenet.data.shards import SPLIT_NAMES
+from hybrid_imagenet.data.listing import SPLIT_NAMES
 from hybrid_imagenet.data.sources.base import IoCounter, read_at
 from hybrid_imagenet.errors import UserError
 

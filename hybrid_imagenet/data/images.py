@@ -49,6 +49,8 @@ def probe(data: bytes) -> tuple[int, int, int]:
     elif data[:2] == b"BM" and len(data) >= 26:
         width, height = struct.unpack_from("<ii", data, 18)
         height = abs(height)
+        if not _bmp_is_plain(data):
+            raise ValueError("the BMP has a palette of colors, which TensorFlow takes for gray: store it as a PNG")
     elif not data:
         raise ValueError("the image is empty")
     else:
@@ -59,9 +61,12 @@ def probe(data: bytes) -> tuple[int, int, int]:
 def picture(data: bytes) -> Image.Image:
     """Decodes an image of any form that `probe` knows to RGB pixels, by Pillow if it is encoded.
 
+    PNGs of 16 bits keep the upper 8, as TensorFlow's decoder does.
+
     Raises:
       ValueError: if `probe` refuses it or it does not decode.
     """
+    import numpy
     from PIL import Image
 
     kind, height, width = probe(data)
@@ -69,6 +74,8 @@ def picture(data: bytes) -> Image.Image:
         if kind == RAW:
             return Image.frombytes("RGB", (width, height), data[12:])
         with Image.open(io.BytesIO(data)) as opened:
+            if opened.mode.startswith("I"):  # gray of 16 bits; `convert` would clip it at 255
+                return Image.fromarray((numpy.asarray(opened) >> 8).astype(numpy.uint8)).convert("RGB")
             return opened.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"the image does not decode ({error})") from None
@@ -125,6 +132,14 @@ def _png_ends(data: bytes) -> bool:
             return True
         at += 12 + int.from_bytes(data[at : at + 4], "big")
     return False
+
+
+def _bmp_is_plain(data: bytes) -> bool:
+    """Returns whether a BMP has no palette, or one of 256 grays in their order."""
+    palette = 14 + int.from_bytes(data[14:18], "little")
+    grays = b"".join(bytes((gray, gray, gray)) for gray in range(256))
+    colors = data[palette : palette + 1024]
+    return data[28:30] != b"\x08\0" or b"".join(colors[at : at + 3] for at in range(0, 1024, 4)) == grays
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:

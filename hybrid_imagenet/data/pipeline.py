@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from hybrid_imagenet.data import mixing
 from hybrid_imagenet.data.bad_records import BadRecords
 from hybrid_imagenet.data.batches import Batches, HostOptions, Request, Stage
 from hybrid_imagenet.data.sources.base import Source
@@ -59,6 +60,8 @@ def training(
     `Batches.bad` (or `bad`, which several may share) and `Batches.tally`, and another example takes its place, so that
     all ranks keep the same number of steps.
 
+    With an order that keeps to a window of shards, rank 0 warns if the first images hold few classes.
+
     Raises (when iterated):
       UserError: for a bad record under "fail", or more than `max_bad_records`.
     """
@@ -85,6 +88,7 @@ def training(
         options=options or HostOptions(),
         weighted=False,
         bad=bad,
+        watch=mixing.Watch(source.num_classes, order.window) if order.window and rank == 0 else None,
     )
 
 

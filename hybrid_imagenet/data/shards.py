@@ -9,20 +9,19 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hybrid_imagenet.data import records
+from hybrid_imagenet.data import listing, records
 from hybrid_imagenet.errors import UserError
 
 MANIFEST = "manifest.json"
-# Names of the splits in the names of shards, as used by our own writer, TensorFlow's ImageNet scripts, and TFDS.
-SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val", "test")}
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})(\.tfrecord)?$")
+_SHARD = re.compile(r"(?P<stem>.+)-\d{5,}-of-\d{5,}(\.tfrecord)?$")
+_LIKE_SHARD = re.compile(r"[^.].*(\d-of-\d|\.tfrecord)")
 _INDEX_VERSION = 2
 
 
@@ -57,29 +56,27 @@ def find(directory: Path, split: str) -> tuple[Path, ...]:
     """Returns the shards of `split` ("train" or "validation") in a directory.
 
     Raises:
-      UserError: if the directory does not exist, holds no shard of the split, or lacks one of a numbered set.
+      UserError: if the directory does not exist, holds no shard of the split, lacks one, or holds several sets.
     """
     if not directory.is_dir():
         raise UserError(f"--data_dir={directory}: no such directory")
-    sets: dict[tuple[str, int], dict[int, Path]] = {}
-    for path in sorted(directory.iterdir()):
-        match = _SHARD.match(path.name)
-        if match:
-            stem = match["stem"].removesuffix(".tfrecord").rsplit("-", 1)[-1]
-            sets.setdefault((stem, int(match["count"])), {})[int(match["number"])] = path
-    wanted = [key for name in SPLIT_NAMES[split] for key in sets if key[0] == name]
-    if not wanted:
+    _, named = _by_word(directory)
+    found = listing.of_split(str(directory), split, named)
+    if not found:
         raise UserError(f"--data_dir={directory}: holds no {split} shards (names like {split}-00000-of-01024)")
-    name, count = wanted[0]
-    found = sets[wanted[0]]
-    others = ", ".join(str(key[1]) for key in wanted[1:] if key[0] == name)
-    if others:
-        raise UserError(f"--data_dir={directory}: holds several sets of {name} shards, of {count}, {others} files")
-    missing = [number for number in range(count) if number not in found]
-    if missing:
-        first = f"{len(missing)} of {count} {name} shards are missing, the first is number {missing[0]}"
-        raise UserError(f"--data_dir={directory}: {first}")
-    return tuple(found[number] for number in range(count))
+    return tuple(directory / name for name in listing.whole_set(str(directory), split, found))
+
+
+def skipped(directory: Path) -> tuple[listing.Note, ...]:
+    """Returns a note on what in a directory looks like shards and belongs to no split by its name."""
+    return listing.of_no_split(str(directory), *_by_word(directory))
+
+
+def _by_word(directory: Path) -> tuple[list[str], Callable[[str], list[str]]]:
+    """Returns the names in a directory that look like shards, and a function that finds those of a split's word."""
+    names = sorted(path.name for path in directory.iterdir() if _LIKE_SHARD.match(path.name))
+    words = {name: match["stem"].removesuffix(".tfrecord") for name in names if (match := _SHARD.match(name))}
+    return names, lambda word: [name for name, stem in words.items() if stem.rpartition("-")[2] == word]
 
 
 def index(files: Sequence[Path]) -> ShardIndex:
@@ -113,11 +110,6 @@ def stored_index(
             return ShardIndex(tuple(files), stored["shard"], stored["offset"], stored["length"])
     except (OSError, KeyError, ValueError):
         return None
-
-
-def listed_names(text: str) -> tuple[str, ...]:
-    """Returns the names of classes in a text that has one on each line, as `labels.txt` does."""
-    return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
 def cached_index(*kind: str | int, files: Sequence[Path]) -> Path:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from hybrid_imagenet.data.directories import Directory, LocalDirectory
 from hybrid_imagenet.data.remote import RemoteDirectory
-from hybrid_imagenet.data.shards import SPLIT_NAMES
 from hybrid_imagenet.errors import UserError
 
 
@@ -35,25 +33,3 @@ def open_directory(location: str, cache_dir: str | None = None, timeout: float =
     if cache_dir is None:
         raise UserError(f"--data_dir={location}: give a local directory for copies of its files as --data_cache_dir")
     return RemoteDirectory(location, Path(cache_dir).expanduser(), timeout)
-
-
-def of_split(names: Iterable[str], suffix: str, split: str) -> list[str]:
-    """Returns the files of a split: those of the first name of it that a word of their path or name is.
-
-    Args:
-      names: of files.
-      suffix: of those that count, such as ".tar".
-      split: "train" or "validation", which is also called val and test.
-    """
-    candidates = [name for name in names if name.endswith(suffix)]
-    for word in SPLIT_NAMES[split]:
-        found = [name for name in candidates if word in _words(name.removesuffix(suffix))]
-        if found:
-            return found
-    return []
-
-
-def _words(name: str) -> list[str]:
-    for separator in "/_.":
-        name = name.replace(separator, "-")
-    return name.split("-")

@@ -15,10 +15,11 @@ from hybrid_imagenet.data import shards
 
 IMAGES = ("jpg", "jpeg", "png", "bmp", "gif")
 _LABELS = ("cls", "json")
-_VERSION = 1
+_VERSION = 2  # of the rules by which samples are found
 _UNKNOWN = -1
 _COLUMNS = ("begin", "offset", "length", "label")
 _LONGEST_LABEL = 1 << 20  # bytes of a label's file
+_LARGEST_LABEL = 2**31 - 1
 _Row = tuple[int, int, int, int]  # begin, offset, length and label of a sample
 
 
@@ -44,7 +45,7 @@ def load(path: Path, stored: Path) -> TarIndex:
     """Returns the index of a tar file from where it is stored, else from the file, and stores it.
 
     Raises:
-      OSError: if the file cannot be read.
+      OSError, ValueError: as `scan`.
     """
     try:
         with np.load(stored) as found:
@@ -71,26 +72,28 @@ def scan(path: Path) -> TarIndex:
     """Reads the headers of a tar file, and the files with labels.
 
     A sample is what the files of one key have, which follow one another; the key is a path up to the first dot of its
-    last part (the WebDataset format). Its image is the first file whose last suffix is one of `IMAGES`; its label is
-    the number in `.cls`, or `label` or `cls` in `.json`.
+    last part, and what follows is the extension (the WebDataset format). Its image is the file whose whole extension is
+    one of `IMAGES`: `1.depth.png` is not one. Its label is the number in `.cls`, or `label` or `cls` in `.json`.
 
     Raises:
       OSError: if the file cannot be read.
+      ValueError: for a sample with two images, or with two labels that differ.
     """
     rows: list[_Row] = []
     end, key = 0, None
+    used: dict[str, str] = {}
     with path.open("rb") as file:
         try:
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 for member in archive:
                     end = member.offset_data + member.size
-                    found, suffix = _divided(member.name)
-                    if not (member.isfile() and found and suffix):
+                    found, extension = _divided(member.name)
+                    if not (member.isfile() and found and extension):
                         continue
                     if found != key:
                         rows.append((member.offset, _UNKNOWN, 0, _UNKNOWN))
-                        key = found
-                    rows[-1] = _with(rows[-1], file, member, suffix)
+                        key, used = found, {}
+                    rows[-1] = _with(rows[-1], file, member, extension, used)
             damage = _end(file, end)
         except tarfile.TarError as error:
             damage = (end, str(error))
@@ -109,34 +112,56 @@ def _end(file: BinaryIO, end: int) -> tuple[int, str] | None:
     block = file.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE:
         return place, "the file ends early"
-    return (place, "the header of a file is damaged") if any(block) else None
+    if any(block):
+        return place, "the header of a file is damaged"
+    while block := file.read(tarfile.RECORDSIZE):
+        if any(block):
+            at = file.tell() - len(block.lstrip(b"\0"))
+            return at, "more follows the end of the archive, as if two were joined: give each a file of its own"
+    return None
 
 
 def _divided(name: str) -> tuple[str, str]:
-    """Returns the key of a file and its last suffix; no key for a file that belongs to no sample."""
+    """Returns the key of a file and its whole extension; no key for a file that belongs to no sample."""
     folder, _, base = name.rpartition("/")
-    stem, _, suffixes = base.partition(".")
-    return f"{folder}/{stem}" if stem and not base.startswith("__") else "", suffixes.rpartition(".")[2].lower()
+    stem, _, extension = base.partition(".")
+    return f"{folder}/{stem}" if stem and not base.startswith("__") else "", extension.lower()
 
 
-def _with(row: _Row, file: BinaryIO, member: tarfile.TarInfo, suffix: str) -> _Row:
-    """Returns the row of a sample with one of its files added."""
+def _with(row: _Row, file: BinaryIO, member: tarfile.TarInfo, extension: str, used: dict[str, str]) -> _Row:
+    """Returns the row of a sample with one of its files added; `used` names its image and its label so far."""
     begin, offset, length, label = row
-    if suffix in IMAGES and offset == _UNKNOWN:
+    if extension in IMAGES:
+        _only(used, "image", member.name)
         return begin, member.offset_data, member.size, label
-    if suffix in _LABELS and label == _UNKNOWN and member.size <= _LONGEST_LABEL:
+    if extension in _LABELS and member.size <= _LONGEST_LABEL:
         position = file.tell()
         file.seek(member.offset_data)
-        label = _label(file.read(member.size), suffix)
+        found = _labels(file.read(member.size), extension)
         file.seek(position)
+        for value in found - {label}:
+            _only(used, "label", member.name)
+            label = value
     return begin, offset, length, label
 
 
-def _label(content: bytes, suffix: str) -> int:
+def _only(used: dict[str, str], what: str, name: str) -> None:
+    """Notes the file of a sample's image or label; raises ValueError if it has another one."""
+    if what in used:
+        raise ValueError(
+            f"a sample has two {what}s, {used[what]} and {name}: leave one in each sample, or give the other "
+            f"another extension (such as second.{name.rpartition('.')[2]})"
+        )
+    used[what] = name
+
+
+def _labels(content: bytes, extension: str) -> set[int]:
+    """Returns the class numbers in a file of a sample: none, one, or two that contradict each other."""
     try:
         value = json.loads(content)
-    except ValueError:
-        return _UNKNOWN
-    if suffix == "json" and isinstance(value, dict):
-        value = value.get("label", value.get("cls"))
-    return value if type(value) is int and value >= 0 else _UNKNOWN
+    except (ValueError, RecursionError):
+        return set()
+    values = [value]
+    if extension == "json":
+        values = [value.get("label"), value.get("cls")] if isinstance(value, dict) else []
+    return {number for number in values if type(number) is int and 0 <= number <= _LARGEST_LABEL}

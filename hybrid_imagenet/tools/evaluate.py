@@ -102,6 +102,8 @@ def _evaluate(arguments: argparse.Namespace, communicator: comm.Communicator) ->
     if communicator.rank == 0:
         for loss in source.losses:
             _log.warning("damaged shard: %s", loss)
+        for note in source.notes:
+            _log.warning("data: %s", note)
     communicator.broadcast_variables([variable.value for variable in model.weights])
     compute = precision.removeprefix("mixed_")
     threads = tf.config.threading.get_intra_op_parallelism_threads() or 1

@@ -13,7 +13,7 @@ import tensorflow as tf
 from hybrid_imagenet import __version__, data, models, optimizers
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import Config, derived
-from hybrid_imagenet.data import bad_records, dali, device, pipeline
+from hybrid_imagenet.data import bad_records, classes, dali, device, pipeline
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.data.sources.subset import Subset
 from hybrid_imagenet.errors import UserError
@@ -57,17 +57,13 @@ def sources(config: Config) -> tuple[Source, Source]:
     )
     for source in (train, validation):
         bad_records.check_losses(source, config.max_bad_records)
-    if train.num_classes != validation.num_classes:
-        raise UserError(
-            f"--dataset={config.dataset}: {train.num_classes} classes for training but {validation.num_classes} for "
-            "validation; check the directories of the two splits"
-        )
+    classes.check_splits(config.dataset, train.class_names, validation.class_names)
     if config.fast_dev_run:
         validation = Subset(validation, np.arange(min(_DEV_RUN_IMAGES, validation.num_examples)))
     if not config.tuning_split:
         return train, validation
     stays, held_out = tuning_split.split(derived.held_out(config, train.num_examples), train.num_examples)
-    rest = Subset(train, stays, train.losses)
+    rest = Subset(train, stays, train.losses, train.notes)
     return rest, Subset(train, held_out) if validated_split(config) == "tuning" else validation
 
 

@@ -78,6 +78,8 @@ class Session(Parts):
             self.recording.announce(f"--init_from: {line}")
         for loss in (*self.data.source.losses, *self.validation_source.losses):
             self.recording.announce(f"damaged shard: {loss}")
+        for note in dict.fromkeys((*self.data.source.notes, *self.validation_source.notes)):
+            self.recording.announce(f"data: {note}")
         if self.rollback:
             self.recording.rolled_back(self.rollback, self.state.step, self._rate_factor())
         elif self.memory is not None and self.memory.checkpoint is not None:

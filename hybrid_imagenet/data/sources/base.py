@@ -15,6 +15,8 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from hybrid_imagenet.data.listing import Note
+
 _OPEN_FILES = 512  # below the usual limit of 1,024 descriptors per process
 
 
@@ -100,6 +102,7 @@ class Source(abc.ABC):
       ready: the pipeline may decode one batch and repeat its pixels, so that batches cost nothing.
       side: all images are squares of so many pixels, which `read_pixels` gives without decoding; None where not.
       losses: what damaged files have lost; `num_examples` does not count it.
+      notes: what is not read, or read on an assumption, one line for each kind.
       shard_sizes: examples in each file, int64 [s], in the order of their numbers; None where files do not matter.
     """
 
@@ -109,6 +112,7 @@ class Source(abc.ABC):
     ready: bool = False
     side: int | None = None
     losses: tuple[Loss, ...] = ()
+    notes: tuple[Note, ...] = ()
     shard_sizes: npt.NDArray[np.int64] | None = None
 
     def __init__(self) -> None:

@@ -12,12 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from hybrid_imagenet.data.shards import SPLIT_NAMES
+from hybrid_imagenet.data import listing
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import class_split
 
 SUFFIXES = frozenset({".jpeg", ".jpg", ".png", ".bmp", ".gif"})
+# Of images, and of archives that may hold some, which are not read; "" is a file without a suffix.
+_NOT_READ = frozenset(
+    {"", ".avif", ".gz", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl", ".ppm", ".tar", ".tif", ".tiff", ".webp"}
+    | {".7z", ".rar", ".tgz", ".zip"}
+)
 
 
 class FolderSource(Source):
@@ -40,17 +45,23 @@ class FolderSource(Source):
         if not directory.is_dir():
             raise UserError(f"--data_dir={directory}: no such directory")
         train = _whole(directory) if val_fraction else _split_directory(directory, "train")
+        skipped = listing.Skipped()
         self.class_names = tuple(_classes(train))
         self.num_classes = len(self.class_names)
         root = train if val_fraction else _split_directory(directory, split)
-        unknown = sorted(set(_classes(root)) - set(self.class_names))
+        unknown = sorted(set(_classes(root, skipped)) - set(self.class_names))
         if unknown:
             raise UserError(f"{root / unknown[0]}: no class of this name in the training split")
         try:
             with concurrent.futures.ThreadPoolExecutor(8) as pool:
-                listed = list(pool.map(lambda name: _images(root / name), self.class_names))
+                found = list(pool.map(lambda name: _images(root / name), self.class_names))
         except OSError as error:
             raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from None
+        listed = [files for files, _ in found]
+        for name, (_, others) in zip(self.class_names, found, strict=True):
+            for other, reason, fault in others:
+                skipped.add(reason, f"{name}/{other}", fault=fault)
+        self.notes = skipped.notes(str(root))
         if val_fraction:
             listed = [_part(files, val_fraction, split) for files in listed]
         self._root = str(root)
@@ -58,7 +69,8 @@ class FolderSource(Source):
         self._labels = np.repeat(np.arange(self.num_classes, dtype=np.int32), [len(files) for files in listed])
         self.num_examples = len(self._names)
         if not self.num_examples:
-            raise UserError(f"{root}: its class directories hold no images ({', '.join(sorted(SUFFIXES))})")
+            hint = f"; {self.notes[0]}" if self.notes else ""
+            raise UserError(f"{root}: its class directories hold no images ({', '.join(sorted(SUFFIXES))}){hint}")
 
     def locate(self, index: int) -> tuple[str, int]:
         """Returns the file; its image begins at 0."""
@@ -77,22 +89,21 @@ class FolderSource(Source):
 
 
 def _split_directory(directory: Path, split: str) -> Path:
-    names = SPLIT_NAMES[split]
-    found = next((directory / name for name in names if (directory / name).is_dir()), None)
-    if found is None:
-        missing = f"--data_dir={directory}: has no directory {' or '.join(names)}"
+    found = listing.of_split(str(directory), split, lambda word: [word] if (directory / word).is_dir() else [])
+    if not found:
+        missing = f"--data_dir={directory}: has no directory {' or '.join(listing.SPLIT_NAMES[split])}"
         flat = _images_by_class(directory) if split == "train" else []
         if flat or split == "validation":
             some = ", ".join([*flat[:3], *(["..."] if len(flat) > 3 else [])])
             what = f" but {len(flat)} of images ({some})" if flat else ""
             missing += f"{what}: add --val_fraction=0.2 to validate a fifth of the images of each class"
         raise UserError(missing)
-    return found
+    return directory / found[0]
 
 
 def _whole(directory: Path) -> Path:
     """Returns where the classes lie of images that are still to be divided."""
-    for name in SPLIT_NAMES["validation"]:
+    for name in listing.SPLIT_NAMES["validation"]:
         if (directory / name).is_dir() and (directory / "train").is_dir():
             raise UserError(f"--val_fraction: {directory / name} holds validation images already: leave it out")
     return directory / "train" if (directory / "train").is_dir() else directory
@@ -101,7 +112,7 @@ def _whole(directory: Path) -> Path:
 def _images_by_class(directory: Path) -> list[str]:
     """Returns the directories in `directory` that hold images."""
     with os.scandir(directory) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and _images(Path(entry.path)))
+        return sorted(entry.name for entry in entries if entry.is_dir() and _images(Path(entry.path))[0])
 
 
 def _part(files: list[str], fraction: float, split: str) -> list[str]:
@@ -109,16 +120,42 @@ def _part(files: list[str], fraction: float, split: str) -> list[str]:
     return [file for file, away in zip(files, held_out, strict=True) if away == (split == "validation")]
 
 
-def _classes(root: Path) -> list[str]:
+def _classes(root: Path, skipped: listing.Skipped | None = None) -> list[str]:
+    """Returns the class directories; counts what else lies beside them."""
+    names = []
     with os.scandir(root) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        for entry in entries:
+            if entry.is_dir() and not entry.name.startswith("."):
+                names.append(entry.name)
+            elif skipped is not None:
+                fault = _suffix(entry.name) in SUFFIXES | _NOT_READ and not entry.name.startswith(".")
+                skipped.add("not in a class directory", entry.name, fault=fault)
     if not names:
         raise UserError(f"{root}: has no class directories; put each image into a directory named after its class")
-    return names
+    return sorted(names)
 
 
-def _images(directory: Path) -> list[str]:
+def _images(directory: Path) -> tuple[list[str], list[tuple[str, str, bool]]]:
+    """Returns the images of a class, sorted, and what else lies there: name, reason and whether it may be an image."""
+    files: list[str] = []
+    others: list[tuple[str, str, bool]] = []
     if not directory.is_dir():
-        return []
+        return files, others
     with os.scandir(directory) as entries:
-        return sorted(entry.name for entry in entries if Path(entry.name).suffix.lower() in SUFFIXES)
+        for entry in entries:
+            suffix = _suffix(entry.name)
+            if entry.name.startswith("."):
+                others.append((entry.name, "hidden", False))
+            elif suffix in SUFFIXES:
+                files.append(entry.name)
+            elif entry.is_dir():
+                others.append((entry.name, "a directory inside of a class directory: move its images out of it", True))
+            else:
+                kind = suffix or "a name without a suffix"
+                reason = f"{kind} is not read ({', '.join(sorted(SUFFIXES))} are)"
+                others.append((entry.name, reason, suffix in _NOT_READ))
+    return sorted(files), others
+
+
+def _suffix(name: str) -> str:
+    return os.path.splitext(name)[1].lower()  # noqa: PTH122 - a path object for each of a million files takes seconds

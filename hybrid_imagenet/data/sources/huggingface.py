@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hybrid_imagenet.data.shards import SPLIT_NAMES
+from hybrid_imagenet.data import classes, listing
 from hybrid_imagenet.data.sources import columns
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.errors import UserError
@@ -47,8 +47,7 @@ class HuggingFaceSource(Source):
         self.num_examples = len(rows)
         if not self.num_examples:
             raise UserError(f"{self._place}: holds no rows")
-        train = rows if split == "train" else _load(_find(directory, "train"))
-        self.class_names = _class_names(self._place, rows, train, label, num_classes)
+        self.class_names = _class_names(directory, rows, label, num_classes)
         self.num_classes = len(self.class_names)
         undecoded = rows.cast_column(image, _package().Image(decode=False))
         self._rows = undecoded.with_format("arrow").select_columns([image, label])
@@ -104,16 +103,17 @@ def _find(directory: Path, split: str) -> Path:
     """Returns the directory of a split."""
     if not directory.is_dir():
         raise UserError(f"--data_dir={directory}: {_not_local(directory)}")
-    found = next((directory / name for name in SPLIT_NAMES[split] if (directory / name / _STATE).is_file()), None)
-    if found is not None:
-        return found
+    saved = [path.parent.name for path in directory.glob(f"*/{_STATE}")]
+    found = listing.of_split(str(directory), split, lambda word: [word] if word in saved else [])
+    if found:
+        return directory / found[0]
     if (directory / _STATE).is_file():
         raise UserError(
             f"--data_dir={directory}: is one Dataset without splits: divide it (train_test_split) and save {_SAVE}"
         )
+    words = " or ".join(listing.SPLIT_NAMES[split])
     raise UserError(
-        f"--data_dir={directory}: holds no {split} split ({' or '.join(SPLIT_NAMES[split])}) that save_to_disk wrote; "
-        f"save both: {_SAVE}"
+        f"--data_dir={directory}: holds no {split} split ({words}) that save_to_disk wrote; save both: {_SAVE}"
     )
 
 
@@ -197,14 +197,16 @@ def _check(place: Path, features: Any, image: str, label: str) -> None:
         )
 
 
-def _class_names(place: Path, rows: Any, train: Any, label: str, num_classes: int | None) -> tuple[str, ...]:
-    names, trained = (getattr(split.features.get(label), "names", None) for split in (rows, train))
-    if names != trained:
-        raise UserError(f"{place}: the classes of {label} are not those of the training split; save both: {_SAVE}")
+def _class_names(directory: Path, rows: Any, label: str, num_classes: int | None) -> tuple[str, ...]:
+    """Returns the names of a split's label column, else numbers up to the largest label of the training split."""
+    names = getattr(rows.features[label], "names", None)
     if names:
         return tuple(names)
     if num_classes is None:
         import pyarrow.compute
 
+        train = _load(_find(directory, "train"))
+        if label not in train.column_names:
+            raise UserError(f"{directory}: the training split has no column {label}; save both: {_SAVE}")
         num_classes = 1 + (pyarrow.compute.max(train.data.column(label)).as_py() or 0)
-    return tuple(str(number) for number in range(num_classes))
+    return classes.numbered(directory, num_classes)

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hybrid_imagenet.data import images, shards
+from hybrid_imagenet.data import classes, images
+from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.errors import UserError
 
@@ -59,7 +60,7 @@ class IdxSource(Source):
                 f"{labels_file}: holds {_shape(self.labels)} labels for {len(self.pixels)} images; restore both files"
             )
         self.num_examples = len(self.pixels)
-        self.class_names = class_names or _class_names(directory)
+        self.class_names, self.notes = (class_names, ()) if class_names else _class_names(directory)
         self.num_classes = len(self.class_names)
         largest = int(self.labels.max())
         if largest >= self.num_classes:
@@ -137,12 +138,14 @@ def _find(directory: Path, *names: str) -> Path:
     return found
 
 
-def _class_names(directory: Path) -> tuple[str, ...]:
-    listed = directory / "labels.txt"
-    if listed.is_file():
-        return shards.listed_names(listed.read_text("utf-8"))
-    labels = read(_find(directory, "train-labels-idx1-ubyte"))
-    return tuple(str(number) for number in range(int(labels.max(initial=0)) + 1))
+def _class_names(directory: Path) -> tuple[tuple[str, ...], tuple[Note, ...]]:
+    """Returns the classes that `labels.txt` lists, else numbers up to the largest training label."""
+    largest = int(read(_find(directory, "train-labels-idx1-ubyte")).max(initial=0))
+    place = directory / classes.LIST
+    if not place.is_file():
+        return classes.numbered(directory, largest + 1), ()
+    names = classes.listed(place, place.read_text("utf-8"))
+    return names, classes.against_labels(place, names, largest)
 
 
 def _shape(array: npt.NDArray[np.uint8]) -> str:

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from hybrid_imagenet.data import classes, listing
 from hybrid_imagenet.data.directories import Directory
-from hybrid_imagenet.data.shards import SPLIT_NAMES
+from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.sources import columns
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.errors import UserError
@@ -37,7 +38,8 @@ class ParquetSource(Source):
       cache_bytes: bound on the row groups in memory.
 
     Raises:
-      UserError: without pyarrow, or for files or columns that cannot be used.
+      UserError: without pyarrow, for files that are missing or of several sets, for columns that cannot be used, or
+        for files that name other classes.
     """
 
     def __init__(self, directory: Directory, split: str, num_classes: int | None, cache_bytes: int) -> None:
@@ -45,11 +47,9 @@ class ParquetSource(Source):
         super().__init__()
         self._directory = directory
         self.io = directory.io
-        self._files = _find(directory, split)
+        self._files, self.notes = _find(directory, split)
         footers = _footers(directory, self._files)
-        self._image, self._label = columns.choose(
-            directory.where(self._files[0]), footers[0].schema.to_arrow_schema().names
-        )
+        self._image, self._label = _columns(directory, self._files, footers)
         rows, first_group = [], [0]
         for footer in footers:
             rows += [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
@@ -64,7 +64,7 @@ class ParquetSource(Source):
         self._cache_bytes = cache_bytes
         self._cached = 0
         self._lock = threading.Lock()
-        self.class_names = _class_names(footers[0], self._label) or self._numbered(num_classes)
+        self.class_names = self._class_names(footers) or self._names_elsewhere(split, num_classes)
         self.num_classes = len(self.class_names)
 
     def locate(self, index: int) -> tuple[str, int]:
@@ -112,27 +112,80 @@ class ParquetSource(Source):
                 self._cached -= self._cache.popitem(last=False)[1][1]
         return table
 
-    def _numbered(self, num_classes: int | None) -> tuple[str, ...]:
+    def _class_names(self, footers: Sequence[Any]) -> tuple[str, ...] | None:
+        """Returns the classes that the files name, which must agree; None where none does."""
+        names = {file: _named(footer, self._label) for file, footer in zip(self._files, footers, strict=True)}
+        told = {file: found for file, found in names.items() if found}
+        if not told:
+            return None
+        first, expected = next(iter(told.items()))
+        for file, found in told.items():
+            if differs := classes.difference(expected, found):
+                raise UserError(
+                    f"{self._directory.where(first)} and {file} name different classes ({differs}): write them again "
+                    "with the same list of classes"
+                )
+        if len(told) < len(names):
+            silent = next(file for file in names if file not in told)
+            count = f"{len(names) - len(told)} files do not name the classes, the first is {silent}"
+            self.notes += (Note(f"{self._directory.location}: {count}; taken from {first}"),)
+        return expected
+
+    def _names_elsewhere(self, split: str, num_classes: int | None) -> tuple[str, ...]:
+        """Returns the classes of the training split for validation files that name none; else numbers."""
+        place = self._directory.location
+        if split != "train" and num_classes is None:
+            names = ParquetSource(self._directory, "train", None, 0).class_names
+            self.notes += (Note(f"{place}: the {split} files do not name the classes; taken from training", False),)
+            return names
         if num_classes is None:
             if self._directory.remote:
-                raise UserError(
-                    f"--data_dir={self._directory.location}: its files do not name the classes; give --num_classes"
-                )
-            labels = [_labels(self._directory, name, self._label) for name in _find(self._directory, "train")]
-            num_classes = 1 + max((label for column in labels for label in column.unique().to_pylist()), default=0)
-        return tuple(str(number) for number in range(num_classes))
+                raise UserError(f"--data_dir={place}: its files do not name the classes; give --num_classes")
+            labels = [_labels(self._directory, name, self._label) for name in self._files]
+            num_classes = 1 + max((label or 0 for column in labels for label in column.unique().to_pylist()), default=0)
+        return classes.numbered(place, num_classes)
 
 
-def _find(directory: Directory, split: str) -> list[str]:
-    names = [name for name in directory.names() if name.endswith(".parquet")]
-    for word in SPLIT_NAMES[split]:
+def _find(directory: Directory, split: str) -> tuple[list[str], tuple[Note, ...]]:
+    """Returns the files of a split by their names, and notes on what is missing or not read."""
+    names, place = [name for name in directory.names() if name.endswith(".parquet")], directory.location
+
+    def named(word: str) -> list[str]:
         pattern = re.compile(rf"(data/)?{word}(-\d+-of-\d+[^/]*)?\.parquet$|{word}/")
-        found = [name for name in names if pattern.match(name)]
-        if found:
-            return found
-    raise UserError(
-        f"--data_dir={directory.location}: holds no {split} Parquet files (names like {split}-00000-of-00040.parquet)"
-    )
+        return [name for name in names if pattern.match(name)]
+
+    found = listing.of_split(place, split, named)
+    if not found:
+        raise UserError(
+            f"--data_dir={place}: holds no {split} Parquet files (names like {split}-00000-of-00040.parquet)"
+        )
+    files = listing.whole_set(place, split, found)
+    return files, (*listing.gaps(place, files), *listing.of_no_split(place, names, named))
+
+
+def _columns(directory: Directory, files: Sequence[str], footers: Sequence[Any]) -> tuple[str, str]:
+    """Returns the names of the image and the label column.
+
+    Raises:
+      UserError: if a file has other columns, or labels that are no class numbers.
+    """
+    import pyarrow
+
+    found = []
+    for file, footer in zip(files, footers, strict=True):
+        schema = footer.schema.to_arrow_schema()
+        found.append(columns.choose(directory.where(file), schema.names))
+        kind = schema.field(found[-1][1]).type
+        if not pyarrow.types.is_integer(kind):
+            raise UserError(
+                f"{directory.where(file)}: column {found[-1][1]} holds {kind}, not class numbers: write these instead"
+            )
+        if found[-1] != found[0]:
+            raise UserError(
+                f"{directory.where(file)}: its columns are {' and '.join(found[-1])}, those of {files[0]} "
+                f"{' and '.join(found[0])}: give all files the same"
+            )
+    return found[0]
 
 
 def _footers(directory: Directory, names: Sequence[str]) -> list[Any]:
@@ -187,7 +240,7 @@ def _package() -> Any:
     return parquet
 
 
-def _class_names(footer: Any, label: str) -> tuple[str, ...] | None:
+def _named(footer: Any, label: str) -> tuple[str, ...] | None:
     """Returns the names that the Hugging Face metadata of a file gives its label column."""
     text = (footer.metadata or {}).get(b"huggingface")
     try:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.sources.base import IoStatistics, Loss, Source
 
 
@@ -16,16 +17,23 @@ class Subset(Source):
     Args:
       source: all examples.
       indices: those that are taken.
-      losses: what damaged files have lost, if it counts here; it must count in one of several subsets only.
+      losses, notes: those of the source, if they count here; they must count in one of several subsets only.
     """
 
-    def __init__(self, source: Source, indices: npt.NDArray[np.int64], losses: tuple[Loss, ...] = ()) -> None:
+    def __init__(
+        self,
+        source: Source,
+        indices: npt.NDArray[np.int64],
+        losses: tuple[Loss, ...] = (),
+        notes: tuple[Note, ...] = (),
+    ) -> None:
         """Reads nothing yet."""
         super().__init__()
         self._source, self._indices = source, indices
         self.num_examples = len(indices)
         self.num_classes, self.class_names = source.num_classes, source.class_names
         self.ready, self.side, self.losses = source.ready, source.side, losses
+        self.notes = notes
         if source.shard_sizes is not None and (np.diff(indices) > 0).all():
             self.shard_sizes = np.diff(np.searchsorted(indices, np.cumsum(source.shard_sizes)), prepend=0)
 

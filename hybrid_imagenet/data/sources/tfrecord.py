@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hybrid_imagenet.data import records, shards
+from hybrid_imagenet.data import classes, records, shards
+from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.sources.base import BadRecord, Loss, Source, read_at
 from hybrid_imagenet.errors import UserError
+
+_COMPARED = 4096  # records whose labels are compared with a list of classes: reading all takes as long as an epoch
+_SURELY = 0.9  # of the classes: if all labels are below, more than the last few were missed by chance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +148,8 @@ def open_directory(
 ) -> ShardSource:
     """Opens the shards of a directory.
 
-    Class names come from the manifest, else from `labels.txt` (one a line), else they are numbers; how many there
-    are is then `num_classes`, or found by reading all training labels once.
+    Class names come from the manifest, else from `labels.txt` or the only `*label*.txt` (one a line), else they are
+    numbers; how many there are is then `num_classes`, or found by reading all training labels once.
 
     Raises:
       UserError: for a directory, set of shards or manifest that cannot be used.
@@ -153,8 +157,10 @@ def open_directory(
     manifest = shards.read_manifest(directory)
     files = shards.find(directory, split)
     if manifest is None:
-        names = _class_names(directory, num_classes)
-        return ShardSource(files, names, ignore_damage=ignore_damage)
+        names, notes = _class_names(directory, split, num_classes)
+        source = ShardSource(files, names, ignore_damage=ignore_damage)
+        source.notes = (*shards.skipped(directory), *notes)
+        return source
     entry = manifest["splits"].get(split)
     if entry is None:
         raise UserError(f"--data_dir={directory}: its manifest knows no {split} split")
@@ -173,33 +179,39 @@ def open_directory(
     )
 
 
-def _class_names(directory: Path, num_classes: int | None) -> tuple[str, ...]:
-    labels = next((p for p in (directory / "labels.txt", *sorted(directory.glob("*label*.txt"))) if p.is_file()), None)
-    if labels is not None:
-        return shards.listed_names(labels.read_text("utf-8"))
-    return tuple(str(number) for number in range(num_classes or _count_classes(shards.find(directory, "train"))))
+def _class_names(directory: Path, split: str, num_classes: int | None) -> tuple[tuple[str, ...], tuple[Note, ...]]:
+    place = classes.find_list(directory)
+    if place is None:
+        return classes.numbered(directory, num_classes or _largest_label(shards.find(directory, "train")) + 1), ()
+    names = classes.listed(place, place.read_text("utf-8", "replace"))
+    if split != "train":
+        return names, ()
+    largest = _largest_label(shards.find(directory, "train"), _COMPARED)
+    notes = classes.against_labels(place, names, largest)
+    return names, notes if largest + 1 < _SURELY * len(names) else ()
 
 
-def _count_classes(files: tuple[Path, ...]) -> int:
-    """Returns the largest training label plus one, from reading every record once; remembered in the cache."""
+def _largest_label(files: tuple[Path, ...], most: int | None = None) -> int:
+    """Returns the largest label, from 0, of all records or of `most` that lie evenly among them; -1 without any.
+
+    Each record is read once; the result is remembered in the cache.
+    """
     source = ShardSource(files, ("",), ignore_damage=True)
-    key = hashlib.sha256(repr([(str(p.resolve()), p.stat().st_mtime_ns) for p in files]).encode()).hexdigest()[:24]
-    cached = shards.cache_root() / "index" / f"{key}.classes"
-    if cached.exists() and cached.read_text().isdigit():
+    count = source.num_examples
+    wanted = np.linspace(0, count - 1, min(most or count, count)).astype(np.int64)
+    cached = shards.cached_index("largest label", len(wanted), files=files).with_suffix(".txt")
+    with contextlib.suppress(OSError, ValueError):
         return int(cached.read_text())
 
     def largest(part: np.ndarray[Any, Any]) -> int:
         found = -1
         for number in part:
-            try:
+            with contextlib.suppress(BadRecord):  # reported when it is read for training
                 found = max(found, source.read_unchecked(int(number))[1])
-            except BadRecord:
-                continue  # reported when it is read for training
         return found
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        parts = np.array_split(np.arange(source.num_examples), 8)
-        count = max(pool.map(largest, parts)) + 1
-    with shards.replacing(cached) as temporary:
-        temporary.write_text(str(count))
-    return count
+        label = max(pool.map(largest, np.array_split(wanted, 8)))
+    with contextlib.suppress(OSError), shards.replacing(cached) as temporary:
+        temporary.write_text(str(label))
+    return label

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hybrid_imagenet.data import shards, storage, tar_index
+from hybrid_imagenet.data import classes, listing, tar_index
 from hybrid_imagenet.data.directories import Directory
+from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.sources.base import BadRecord, Loss, Source
 from hybrid_imagenet.errors import UserError
 
 _INFO = ("_info.json", "info.json")
+_PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _SCANS = 8  # files that a rank scans at the same time
 _INDICES = 4096  # of files that are kept in memory
 
@@ -24,10 +26,10 @@ _INDICES = 4096  # of files that are kept in memory
 class WebDatasetSource(Source):
     """Gives random access to the samples of a split's tar files.
 
-    A sample's image is its `.jpg`, `.jpeg`, `.png`, `.bmp` or `.gif`; its label the number in `.cls`, or `label` or
-    `cls` in `.json`, from 0. The files of a split are those that `_info.json` lists (timm's form, with the samples in
-    each), else those with the split's name as a word of their name, or in a directory of that name. Where samples lie
-    is found by hopping from header to header, once, and remembered.
+    `tar_index.scan` says what a sample's image and label are; labels count from 0. The files of a split are those that
+    `_info.json` lists (timm's form, with the samples in each), else those with the split's name as a word of their
+    name, or in a directory of that name. Where samples lie is found by hopping from header to header, once, and
+    remembered.
 
     The `webdataset` package itself reads one sample after another, with a buffer that shuffles and is not part of any
     state, so it can neither go on inside of an epoch nor give each image once on any number of ranks.
@@ -37,11 +39,13 @@ class WebDatasetSource(Source):
     Args:
       directory: holds the files.
       split: "train" or "validation".
-      num_classes: if there is no `labels.txt` (one name a line); else the largest label of the training files tells.
+      num_classes: if there is no `labels.txt` (one name a line); else the largest label of the training files tells,
+        with which a `labels.txt` is compared where the files are at hand.
       ignore_damage: go on with the readable part of damaged files, with their `losses`, instead of raising.
 
     Raises:
-      UserError: for files that are missing, damaged or hold other numbers of samples than `_info.json` says.
+      UserError: for files that are missing, compressed, damaged, of several sets, or hold other numbers of samples
+        than `_info.json` says; and for samples with two images or labels.
     """
 
     def __init__(
@@ -53,20 +57,21 @@ class WebDatasetSource(Source):
         self.io = directory.io
         self._ignore_damage = ignore_damage
         self._index = functools.lru_cache(maxsize=_INDICES)(self._load)
-        self._files, sizes = _listed(directory, split) or (_found(directory, split), None)
+        self._files, sizes, self.notes = _listed(directory, split) or _found(directory, split)
         self._promised = sizes
         try:
             directory.look_up(self._files)
         except OSError as error:
             raise UserError(f"{error}: no such file, or no access to it") from None
-        if sizes is None or not directory.remote:
+        self._copied_later = sizes is not None and directory.remote
+        if sizes is None or not self._copied_later:
             sizes = self._scan_all()
         self.shard_sizes = self._sizes = np.array(sizes, np.int64)
         self._ends = np.cumsum(self._sizes)
         self.num_examples = int(self._ends[-1])
         if not self.num_examples:
             raise UserError(f"{directory.location}: its {len(self._files)} {split} tar files hold no samples")
-        self.class_names = _class_names(directory) or self._numbered(split, num_classes)
+        self.class_names = self._listed_names(split) or self._numbered(split, num_classes)
         self.num_classes = len(self.class_names)
 
     def locate(self, index: int) -> tuple[str, int]:
@@ -84,7 +89,8 @@ class WebDatasetSource(Source):
             raise BadRecord(*self.locate(index), found.damage[1] if found.damage else "is missing")
         offset, length, label = (int(values[place]) for values in (found.offset, found.length, found.label))
         if offset < 0 or label < 0:
-            lacks = f"an image ({', '.join(tar_index.IMAGES)})" if offset < 0 else "a label (a number in cls or json)"
+            extensions = f"an image (a file whose whole extension is {', '.join(tar_index.IMAGES)})"
+            lacks = extensions if offset < 0 else "a label (a number in cls or json)"
             raise BadRecord(*self.locate(index), f"the sample lacks {lacks}")
         try:
             image = self._directory.read(self._files[file], offset, length)
@@ -110,6 +116,8 @@ class WebDatasetSource(Source):
             index = tar_index.load(path, self._directory.index_path(name) or tar_index.stored_at(path))
         except OSError as error:
             raise UserError(f"{self._directory.where(name)}: cannot be read ({error.strerror or error})") from None
+        except ValueError as error:
+            raise UserError(f"{self._directory.where(name)}: {error}") from None
         if index.damage and not self._ignore_damage:
             offset, reason = index.damage
             raise UserError(
@@ -141,20 +149,33 @@ class WebDatasetSource(Source):
         self.losses = tuple(losses)
         return [len(found[number].begin) for number in range(len(self._files))]
 
+    def _listed_names(self, split: str) -> tuple[str, ...]:
+        """Returns the classes that `labels.txt` lists, compared with the labels where these are at hand."""
+        place, text = self._directory.where(classes.LIST), self._directory.small(classes.LIST)
+        names = classes.listed(place, text.decode("utf-8", "replace")) if text else ()
+        if names and split == "train" and not self._copied_later:
+            self.notes += classes.against_labels(place, names, self._largest_label())
+        return names
+
     def _numbered(self, split: str, num_classes: int | None) -> tuple[str, ...]:
         if num_classes is None:
-            if self._promised and self._directory.remote:
+            if self._copied_later:
                 raise UserError(
                     f"--data_dir={self._directory.location}: has no labels.txt; give --num_classes, as labels are in "
                     "files that are copied later"
                 )
             source = self if split == "train" else WebDatasetSource(self._directory, "train", 1, ignore_damage=True)
-            indices = [source._index(number) for number in range(len(source._files))]
-            num_classes = 1 + max((int(index.label.max(initial=-1)) for index in indices), default=-1)
-        return tuple(str(number) for number in range(max(num_classes, 1)))
+            num_classes = max(source._largest_label() + 1, 1)
+        return classes.numbered(self._directory.location, num_classes)
+
+    def _largest_label(self) -> int:
+        return max(int(self._index(number).label.max(initial=-1)) for number in range(len(self._files)))
 
 
-def _listed(directory: Directory, split: str) -> tuple[list[str], list[int]] | None:
+_Files = tuple[list[str], list[int] | None, tuple[Note, ...]]  # names, samples in each where known, notes
+
+
+def _listed(directory: Directory, split: str) -> _Files | None:
     """Returns the files of a split and the samples in each, as `_info.json` tells; None without one."""
     for name in _INFO:
         text = directory.small(name)
@@ -162,7 +183,7 @@ def _listed(directory: Directory, split: str) -> tuple[list[str], list[int]] | N
             continue
         try:
             splits = json.loads(text)["splits"]
-            entry = next(splits[known] for known in shards.SPLIT_NAMES[split] if known in splits)
+            entry = next(splits[known] for known in listing.SPLIT_NAMES[split] if known in splits)
             files, sizes = [str(file) for file in entry["filenames"]], [int(size) for size in entry["shard_lengths"]]
         except (ValueError, KeyError, TypeError, StopIteration) as error:
             raise UserError(
@@ -170,24 +191,33 @@ def _listed(directory: Directory, split: str) -> tuple[list[str], list[int]] | N
             ) from None
         if not files or len(files) != len(sizes):
             raise UserError(f"{directory.where(name)}: has {len(files)} files but {len(sizes)} lengths of {split}")
-        return files, sizes
+        skipped = listing.Skipped()
+        if not directory.remote:  # a server with a list need not show its files
+            known = {str(file) for entry in splits.values() for file in entry["filenames"]}
+            for other in sorted({file for file in directory.names() if file.endswith((".tar", *_PACKED))} - known):
+                skipped.add(f"not in {name}", other)
+        return files, sizes, skipped.notes(directory.location)
     return None
 
 
-def _found(directory: Directory, split: str) -> list[str]:
-    names = directory.names()
-    found = storage.of_split(names, ".tar", split)
-    if found:
-        return found
-    packed = [name for name in names if name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.bz2"))]
-    if packed:
-        raise UserError(f"{directory.where(packed[0])}: unpack it to a .tar; images in it cannot be found otherwise")
-    raise UserError(
-        f"--data_dir={directory.location}: holds no {split} tar files (names like {split}-000000.tar, or a directory "
-        f"{split})"
-    )
-
-
-def _class_names(directory: Directory) -> tuple[str, ...] | None:
-    text = directory.small("labels.txt")
-    return shards.listed_names(text.decode("utf-8", "replace")) or None if text is not None else None
+def _found(directory: Directory, split: str) -> _Files:
+    """Returns the files of a split by their names."""
+    names, place = directory.names(), directory.location
+    named = listing.with_word(names, ".tar")
+    found = listing.of_split(place, split, named)
+    skipped = listing.Skipped()
+    for suffix in _PACKED:
+        for name in listing.of_split(place, split, listing.with_word(names, suffix)):
+            if f"{name.removesuffix(suffix)}.tar" not in found:
+                raise UserError(
+                    f"{directory.where(name)}: unpack it to a .tar, or move it away; images in it cannot be found "
+                    "otherwise"
+                )
+            skipped.add("compressed, beside the unpacked file", name, fault=False)
+    if not found:
+        raise UserError(
+            f"--data_dir={place}: holds no {split} tar files (names like {split}-000000.tar, or a directory {split})"
+        )
+    files = listing.whole_set(place, split, found)
+    others = listing.of_no_split(place, [name for name in names if name.endswith(".tar")], named)
+    return files, None, (*listing.gaps(place, files), *skipped.notes(place), *others)

@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import numpy as np
+import numpy.typing as npt
 
-from hybrid_imagenet.data import shards, strict_decode
+from hybrid_imagenet.data import mixing, shards, strict_decode
+from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.data.sources.tfrecord import ShardSource
+from hybrid_imagenet.numerics.shard_order import ShardOrder
 from hybrid_imagenet.tools.data import parallel
 
 _CHUNK = 512
@@ -25,39 +29,68 @@ class _Part:
     last: int
 
 
-def check(name: parallel.SourceName, workers: int) -> Iterator[str]:
-    """Yields a line for each fault: file, place and reason."""
+def check(name: parallel.SourceName, workers: int, window: int = 0) -> Iterator[Note]:
+    """Yields a line for each fault, with file, place and reason, and for what else is worth knowing.
+
+    Args:
+      name: of the source.
+      workers: processes.
+      window: of shards whose images training mixes; 0 for all.
+    """
     name = dataclasses.replace(name, ignore_damage=True)
     source = name.open()
-    yield from map(str, source.losses)
+    yield from source.notes
+    yield from (Note(str(loss)) for loss in source.losses)
     if isinstance(source, ShardSource):
         directory = source.index.files[0].parent
         manifest = shards.read_manifest(directory)
         if manifest is not None:
-            yield from _against_manifest(source, manifest["splits"][name.split])
-            yield from _left_out(directory / shards.MANIFEST, name.split, manifest["splits"][name.split])
+            yield from map(Note, _against_manifest(source, manifest["splits"][name.split]))
+            yield from map(Note, _left_out(directory / shards.MANIFEST, name.split, manifest["splits"][name.split]))
     parts = [_Part(first, min(first + _CHUNK, source.num_examples)) for first in range(0, source.num_examples, _CHUNK)]
     progress = parallel.Progress(f"{name.split} records", source.num_examples)
-    for part, faults in parallel.run(_check_part, name, parts, workers):
+    labels = np.full(source.num_examples, -1, np.int64)
+    for part, (faults, found) in parallel.run(_check_part, name, parts, workers):
         progress.add(part.last - part.first)
-        yield from faults
+        labels[part.first : part.last] = found
+        yield from map(Note, faults)
+    yield from _of_labels(source, labels, name.split, window)
 
 
-def _check_part(source: Source, part: _Part) -> list[str]:
-    faults = []
+def _check_part(source: Source, part: _Part) -> tuple[list[str], list[int]]:
+    """Returns the faults of some records, and their labels; -1 for one that cannot be read."""
+    faults, labels = [], []
     for index in range(part.first, part.last):
+        label = -1
         try:
-            content, _ = source.read_one(index)
+            content, label = source.read_one(index)
             strict_decode.verify(content)
         except BadRecord as error:
             faults.append(str(error))
         except ValueError as error:
             faults.append(str(BadRecord(*source.locate(index), str(error))))
-    return faults
+        labels.append(label)
+    return faults, labels
+
+
+def _of_labels(source: Source, labels: npt.NDArray[np.int64], split: str, window: int) -> Iterator[Note]:
+    """Yields which classes have no images, and how well training mixes the others."""
+    if split != "train" or labels.max() < 0:
+        return
+    counts = np.bincount(labels[labels >= 0], minlength=source.num_classes)
+    empty = np.flatnonzero(counts == 0)
+    if len(empty):
+        first = source.class_names[empty[0]]
+        yield Note(f"{len(empty)} of {len(counts)} classes have no training image, the first is {first}", False)
+    if window and source.shard_sizes is not None:
+        found, wanted = mixing.measured(ShardOrder(source.shard_sizes, window), labels)
+        yield Note(mixing.complaint(found, wanted, window), mixing.is_bad(found, wanted))
 
 
 def _left_out(manifest: Path, split: str, promised: dict[str, Any]) -> Iterator[str]:
     """Tells what `data prepare` has left out."""
+    for note in promised.get("notes", []):
+        yield f"{manifest}: {split}: when the set was prepared: {json.dumps(note)[1:-1]}"
     for bad in promised.get("bad_records", []):
         yield f"{manifest}: {split}: left out when the set was prepared: {json.dumps(bad)[1:-1]}"
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from hybrid_imagenet import data
 from hybrid_imagenet.comm.quiet import without_greeting
 from hybrid_imagenet.config.data import augmentation_of
+from hybrid_imagenet.config.derived import URL_WINDOWS
+from hybrid_imagenet.data import classes, storage
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE
 from hybrid_imagenet.numerics.augment import AUGMENTATIONS
 from hybrid_imagenet.tools import command_line
@@ -34,6 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="verify every record of a data set; report each bad one")
     _add_source(check, "--dataset")
     check.add_argument("--split", choices=data.SPLITS, help="only this split")
+    check.add_argument(
+        "--shuffle_window", type=int, metavar="SHARDS", help="of training, whose mixing is measured (as in training)"
+    )
 
     show = commands.add_parser("show", help="write a contact sheet (PNG) of augmented samples")
     _add_source(show, "--dataset")
@@ -92,13 +97,14 @@ def _prepare(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _names(arguments: argparse.Namespace, split: str) -> parallel.SourceName:
+def _names(arguments: argparse.Namespace, split: str, *, ignore_damage: bool = False) -> parallel.SourceName:
     return parallel.SourceName(
         arguments.dataset,
         arguments.data_dir,
         split,
         arguments.num_classes,
         arguments.num_examples,
+        ignore_damage,
         val_fraction=arguments.val_fraction,
         cache_dir=arguments.data_cache_dir,
     )
@@ -107,11 +113,17 @@ def _names(arguments: argparse.Namespace, split: str) -> parallel.SourceName:
 def _check(arguments: argparse.Namespace) -> int:
     from hybrid_imagenet.tools.data import check
 
+    if arguments.split is None:
+        train, validation = (_names(arguments, split, ignore_damage=True).open() for split in data.SPLITS)
+        classes.check_splits(arguments.dataset, train.class_names, validation.class_names)
+    window = arguments.shuffle_window
+    if window is None:
+        window = URL_WINDOWS.get(arguments.dataset, 0) if storage.is_url(arguments.data_dir or "") else 0
     faults = 0
     for split in [arguments.split] if arguments.split else data.SPLITS:
-        for fault in check.check(_names(arguments, split), arguments.workers):
-            print(fault, flush=True)
-            faults += 1
+        for note in check.check(_names(arguments, split), arguments.workers, window):
+            print(note if note.fault else f"note: {note}", flush=True)
+            faults += note.fault
     print(f"{faults} faults" if faults else "no faults")
     return EXIT_USAGE if faults else EXIT_OK
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
+import hashlib
 import io
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,9 @@ import google_crc32c
 import numpy as np
 
 from hybrid_imagenet.comm.quiet import without_greeting
-from hybrid_imagenet.data import images, records, shards
+from hybrid_imagenet.data import classes, images, records, shards, storage
 from hybrid_imagenet.data.sources.base import BadRecord, Loss, Source
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.tools.data import parallel
 
 _STATE = "prepare-state"
@@ -65,13 +68,13 @@ def prepare(
 ) -> dict[str, Any]:
     """Writes `train` and `validation` shards of a data set into `target`; returns the manifest.
 
-    Shards appear whole or not at all. A shard that an interrupted call with the same settings has finished is kept.
-    The manifest tells for each split the `images_in` of the source, of which `num_examples` were written and
-    `images_dropped` were not, for the reasons listed in `bad_records`.
+    Shards appear whole or not at all. A shard that an interrupted call with the same source and settings has finished
+    is kept. The manifest tells for each split the `images_in` of the source, of which `num_examples` were written and
+    `images_dropped` were not, for the reasons listed in `bad_records`; `notes` tell what the source does not read.
 
     Raises:
       UserError: for a source that cannot be used, a bad record, more of them than `max_bad`, or a target that holds
-        something else.
+        something else or that another call writes.
     """
     from hybrid_imagenet import data
 
@@ -82,40 +85,84 @@ def prepare(
         for split in data.SPLITS
     }
     opened = {split: source.open() for split, source in sources.items()}
-    images_of = {"name": name, "sizes": {split: source.num_examples for split, source in opened.items()}}
-    choices = dataclasses.asdict(settings)
-    choices.pop("max_bad")  # an interrupted call may go on with another
-    _claim(target, images_of | choices)
-    manifest: dict[str, Any] = {
-        "source": name,
-        "class_names": list(opened["train"].class_names),
-        "resize": settings.resize,
-        "quality": settings.quality if settings.resize else None,
-        "splits": {},
-    }
-    for split, source in sources.items():
-        manifest["splits"][split] = _write_split(source, opened[split], split, target, settings, workers)
-    with shards.replacing(target / shards.MANIFEST) as temporary:
-        temporary.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
-    for leftover in (*target.glob(".*"), *(target / _STATE).iterdir()):
-        leftover.unlink()
-    (target / _STATE).rmdir()
+    classes.check_splits(name, opened["train"].class_names, opened["validation"].class_names)
+    with _locked(target):
+        _claim(target, _receipt_of(name, data_dir, opened, settings))
+        manifest: dict[str, Any] = {
+            "source": name,
+            "class_names": list(opened["train"].class_names),
+            "resize": settings.resize,
+            "quality": settings.quality if settings.resize else None,
+            "splits": {},
+        }
+        for split, source in sources.items():
+            manifest["splits"][split] = _write_split(source, opened[split], split, target, settings, workers)
+        with shards.replacing(target / shards.MANIFEST) as temporary:
+            temporary.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
+        for leftover in (*target.glob(".*"), *(target / _STATE).iterdir()):
+            leftover.unlink()
+        (target / _STATE).rmdir()
     return manifest
 
 
-def _claim(target: Path, settings: dict[str, Any]) -> None:
-    """Notes the settings in the target, or checks that an interrupted call had the same."""
+def _receipt_of(name: str, data_dir: str | None, sources: Mapping[str, Source], settings: Settings) -> dict[str, Any]:
+    """Returns what an interrupted call and the one that continues it must have in common, JSON-ready."""
+    place = data_dir if data_dir is None or storage.is_url(data_dir) else str(Path(data_dir).expanduser().resolve())
+    names = json.dumps([source.class_names for source in sources.values()])
+    choices = dataclasses.asdict(settings)
+    choices.pop("max_bad")  # it may be raised to continue
+    return {
+        "source": name,
+        "directory": place and without_secrets(place),
+        "sizes": {split: source.num_examples for split, source in sources.items()},
+        "classes": hashlib.sha256(names.encode()).hexdigest(),
+        **choices,
+    }
+
+
+@contextlib.contextmanager
+def _locked(target: Path) -> Iterator[None]:
+    """Keeps other calls out of a target while this one writes there."""
+    state = target / _STATE
     try:
         target.mkdir(parents=True, exist_ok=True)
+        if not state.exists():
+            _check_empty(target)
+        state.mkdir(exist_ok=True)
+        file = (state / "lock").open("ab")
+    except OSError as error:
+        raise UserError(f"--to={target}: cannot be written ({error.strerror or error})") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"--to={target}: another data prepare writes there: wait until it ends") from None
+        except OSError as error:
+            _log.warning("%s: cannot be locked (%s); start no second data prepare there", target, error.strerror)
+        yield
+
+
+def _check_empty(target: Path) -> None:
+    if any(path.name != _STATE for path in target.iterdir()):
+        raise UserError(f"--to={target}: is not empty; give a new directory")
+
+
+def _claim(target: Path, receipt: dict[str, Any]) -> None:
+    """Notes the source and the settings in the target, or checks that an interrupted call had the same."""
+    try:
         state = target / _STATE / "settings.json"
         if state.exists():
-            if json.loads(state.read_text()) != json.loads(json.dumps(settings)):
-                raise UserError(f"--to={target}: holds the beginning of a set with other settings; remove it first")
-            return
-        if any(target.iterdir()):
-            raise UserError(f"--to={target}: is not empty; give a new directory")
-        with shards.replacing(state) as temporary:
-            temporary.write_text(json.dumps(settings))
+            before, now = json.loads(state.read_text()), json.loads(json.dumps(receipt))
+            other = [key for key in now if before.get(key) != now[key]]
+            if other:
+                raise UserError(
+                    f"--to={target}: holds the beginning of a set with other {other[0]} ({before.get(other[0])}, now "
+                    f"{now[other[0]]}); give the same command to continue, or remove the directory"
+                )
+        else:
+            _check_empty(target)
+            with shards.replacing(state) as temporary:
+                temporary.write_text(json.dumps(receipt))
     except OSError as error:
         raise UserError(f"--to={target}: cannot be written ({error.strerror or error})") from None
 
@@ -129,6 +176,8 @@ def _write_split(
     tasks = [
         _Shard(str(target / shard), bounds[number], bounds[number + 1], settings) for number, shard in enumerate(names)
     ]
+    for note in source.notes:
+        _log.warning("%s", note)
     dropped = _Dropped(source.losses, settings.max_bad)
     progress = parallel.Progress(f"{split} shards", source.num_examples)
     todo = []
@@ -150,6 +199,7 @@ def _write_split(
         "images_in": source.num_examples + source.lost,
         "images_dropped": len(bad) + source.lost,
         "bad_records": [*map(str, source.losses), *bad],
+        "notes": [str(note) for note in source.notes if note.fault],
         "shards": receipts,
     }
     if entry["images_in"] != entry["num_examples"] + entry["images_dropped"]:
