@@ -53,12 +53,12 @@ def write_folder(directory, split, pairs):
         (directory / split / CLASSES[label] / f"{number:03d}.JPEG").write_bytes(image)
 
 
-def write_parquet(directory, split, pairs, shards=2):
+def write_parquet(directory, split, pairs, shards=2, names=CLASSES):
     import pyarrow
     from pyarrow import parquet
 
     directory.mkdir(parents=True, exist_ok=True)
-    features = {"image": {"_type": "Image"}, "label": {"names": list(CLASSES), "_type": "ClassLabel"}}
+    features = {"image": {"_type": "Image"}, "label": {"names": list(names), "_type": "ClassLabel"}}
     for shard in range(shards):
         part = pairs[shard * len(pairs) // shards : (shard + 1) * len(pairs) // shards]
         table = pyarrow.table(

@@ -243,7 +243,7 @@ def test_the_index_is_remembered_until_a_file_changes(tmp_path, monkeypatch):
         ("parquet", lambda d: None, "holds no train Parquet files"),
         ("folder", lambda d: (d / "train").mkdir(), "has no class directories"),
         ("folder", lambda d: (d / "train" / "n01").mkdir(parents=True), "hold no images"),
-        ("tfrecord", lambda d: (d / "train-00000-of-00002").touch(), "1 of 2 train shards are missing"),
+        ("tfrecord", lambda d: (d / "train-00000-of-00002").touch(), "1 of 2 train files are missing"),
         ("tfrecord", lambda d: (d / "train-00000-of-00001").touch(), "hold no records"),
         ("tfrecord", lambda d: (d / "train-00000-of-00001").mkdir(), "train-00000-of-00001: cannot be read"),
         ("tfrecord", lambda d: (d / "manifest.json").write_text("{}"), "not a readable manifest"),

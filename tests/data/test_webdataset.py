@@ -22,7 +22,12 @@ def cache(tmp_path, monkeypatch):
 
 
 def as_json(number, image, label):
-    return {"__key__": f"{number:05d}", "left.png": image, "json": {"text": "jpg", "label": label}}
+    return {
+        "__key__": f"{number:05d}",
+        "png": image,
+        "left.png": b"not the image",
+        "json": {"text": "jpg", "label": label},
+    }
 
 
 def write(directory, form=support.as_cls, per_file=3):
@@ -81,7 +86,7 @@ def tar(path, files):
             archive.addfile(member, io.BytesIO(content))
 
 
-def test_what_belongs_to_no_sample_is_left_alone(tmp_path):
+def test_the_whole_extension_decides_what_a_file_of_a_sample_is(tmp_path):
     image, _ = support.tiny("train")[0]
     long = "d" * 120 + "/" + "n" * 120  # longer than a plain header holds
     tar(
@@ -89,9 +94,12 @@ def test_what_belongs_to_no_sample_is_left_alone(tmp_path):
         [
             ("README", b"no suffix"),
             ("__meta__.json", b"{}"),
+            ("a.b/1.seg.png", b"another image"),
+            ("a.b/1.bbox.json", b'{"label": 0}'),
             ("a.b/1.cls", b"1\n"),
-            ("a.b/1.seg.png", image),
-            ("a.b/1.jpg", b"a second image"),
+            ("a.b/1.json", b'{"label": 1, "width": 24}'),
+            ("a.b/1.jpg", image),
+            ("a.b/1.depth.png", b"a third image"),
             (f"{long}.jpg", image),
             (f"{long}.cls", b"2"),
         ],
@@ -104,7 +112,10 @@ def test_what_belongs_to_no_sample_is_left_alone(tmp_path):
     ("files", "reason"),
     [
         ([("1.cls", b"1")], "lacks an image"),
+        ([("1.depth.png", b"x"), ("1.cls", b"1")], "lacks an image"),
         ([("1.jpg", b"x")], "lacks a label"),
+        ([("1.jpg", b"x"), ("1.bbox.json", b'{"label": 1}')], "lacks a label"),
+        ([("1.jpg", b"x"), ("1.cls", b"1" + b"0" * 20)], "lacks a label"),
         ([("1.jpg", b"x"), ("1.cls", b"cat")], "lacks a label"),
         ([("1.jpg", b"x"), ("1.cls", b"-1")], "lacks a label"),
         ([("1.jpg", b"x"), ("1.json", b'{"label": true}')], "lacks a label"),
@@ -118,6 +129,36 @@ def test_a_sample_that_cannot_be_used_is_a_bad_record(files, reason, tmp_path):
     with pytest.raises(BadRecord, match=reason) as caught:
         source.read_one(1)
     assert caught.value.offset == 2048
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([("1.jpg", b"x"), ("1.png", b"y"), ("1.cls", b"1")], "two images, 1.jpg and 1.png"),
+        ([("1.jpg", b"x"), ("1.cls", b"1"), ("1.jpg", b"y")], "two images, 1.jpg and 1.jpg"),
+        ([("1.json", b'{"label": 1}'), ("1.cls", b"2"), ("1.jpg", b"x")], "two labels, 1.json and 1.cls"),
+        ([("1.json", b'{"label": 1, "cls": 2}'), ("1.jpg", b"x")], "two labels, 1.json and 1.json"),
+    ],
+)
+def test_a_sample_with_two_images_or_labels_is_refused(files, message, tmp_path):
+    tar(tmp_path / "train-0.tar", [("0.jpg", b"x"), ("0.cls", b"0"), *files])
+    for ignore_damage in (False, True):
+        with pytest.raises(UserError, match=rf"train-0.tar: a sample has {message}: leave one") as caught:
+            data.open_source("webdataset", str(tmp_path), ignore_damage=ignore_damage)
+        assert "\n" not in str(caught.value)
+
+
+def test_tar_files_that_were_joined_are_refused_or_read_as_far_as_the_first_goes(tmp_path):
+    directory = write(tmp_path / "set")
+    first, second = directory / "tiny-train-0000.tar", directory / "tiny-train-0001.tar"
+    end = first.stat().st_size
+    first.write_bytes(first.read_bytes() + second.read_bytes())
+    with pytest.raises(UserError, match=rf"0000.tar, offset {end}: more follows the end of the archive"):
+        data.open_source("webdataset", str(directory))
+    source = data.open_source("webdataset", str(directory), ignore_damage=True)
+    assert source.shard_sizes.tolist() == [3, 3, 3, 3, 2]
+    assert source.lost == 1
+    source.read(range(source.num_examples))
 
 
 @pytest.mark.parametrize("info", [False, True])

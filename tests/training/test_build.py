@@ -7,7 +7,7 @@ from hybrid_imagenet import config
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import build
-from tests.data import test_idx
+from tests.data import support, test_idx
 
 
 def sources(tmp_path, *flags):
@@ -36,6 +36,13 @@ def test_the_report_validates_the_validation_images_with_the_same_training(tmp_p
     assert (train.num_examples, validation.num_examples) == (9, 4)
     assert images(train) == images(sources(tmp_path, "--tuning_split=3")[1][0])
     assert build.validated_split(sources(tmp_path)[0]) == "validation"
+
+
+def test_training_and_validation_must_have_the_same_classes(tmp_path):
+    for split, names in (("train", support.CLASSES), ("validation", support.CLASSES[::-1])):
+        support.write_parquet(tmp_path, split, support.tiny(split), names=names)
+    with pytest.raises(UserError, match=r"training and validation have different classes .class 0 is 'n01' and 'n03'"):
+        build.sources(config.resolve(["--dataset=parquet", f"--data_dir={tmp_path}"]))
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(tmp_path):
     run_dir = tmp_path / "stopped"
     data = program.make_data(tmp_path / "data")
     places = program.damage(data)
+    (data / "extra-00000-of-00001").touch()
     flags = ("--checkpoint_every_epochs=50", "--nokeep_best", "--bad_records=skip")
     running = program.Running(2, data, run_dir, "--epochs=30", *flags)
     running.wait_for_step(6)
@@ -143,6 +144,7 @@ def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(tmp_path):
     stopped_at = int(saved.stem.removeprefix("step-"))
     assert json.loads((run_dir / "summary.json").read_text())["stop"] == "preempted"
     assert all(place in output for place in places)
+    assert output.count("1 skipped, neither train nor validation by their names") == 1
     # On one rank from here: what was read before counts in examples, 16 per step on 2 ranks and 8 on 1.
     last = stopped_at * 16 // program.TRAIN + 2
     done = program.train_here(data, run_dir, "--resume", f"--epochs={last}", *flags)

@@ -1,6 +1,9 @@
+import fcntl
 import io
 import json
 import os
+import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -259,3 +262,94 @@ def test_a_contact_sheet_shows_each_image_in_every_variant(augmentation, tmp_pat
     assert sheet.shape == (3 * 16, 5 * 16, 3)
     rows = sheet.reshape(3, 16, 5, 16, 3)[:, :14, :, :14].swapaxes(1, 2)
     assert all(len(np.unique(row.reshape(5, -1), axis=0)) >= 3 for row in rows)
+
+
+def test_only_the_source_that_an_interrupted_preparation_read_continues_it(tmp_path, capsys):
+    """Other trees of as many images: one elsewhere, one with another class. The first call ends at a bad image."""
+    for name in ("a", "b", "c"):
+        make("folder", tmp_path / name)
+    (tmp_path / "c" / "train" / "n03").rename(tmp_path / "c" / "train" / "n04")
+    (tmp_path / "c" / "validation" / "n03").rename(tmp_path / "c" / "validation" / "n04")
+    bad = max((tmp_path / "a" / "train").rglob("*.JPEG"))
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[:100])
+
+    def prepared(name):
+        code = run(
+            "prepare", "--from=folder", f"--data_dir={tmp_path / name}", f"--to={tmp_path / 'to'}", "--per_shard=5"
+        )
+        return code, capsys.readouterr().err
+
+    assert prepared("a")[0] == 2
+    code, err = prepared("b")
+    assert code == 2
+    assert f"holds the beginning of a set with other directory ({tmp_path / 'a'}, now {tmp_path / 'b'})" in err
+    shutil.rmtree(tmp_path / "b")
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "c").rename(tmp_path / "a")
+    code, err = prepared("a")
+    assert code == 2
+    assert "a set with other classes" in err
+    shutil.rmtree(tmp_path / "a")
+    (tmp_path / "b").rename(tmp_path / "a")
+    bad.write_bytes(whole)
+    assert prepared("a")[0] == 0
+    assert data.open_source("tfrecord", str(tmp_path / "to")).num_examples == 14
+
+
+def test_two_preparations_do_not_write_into_one_target(tmp_path, capsys):
+    make("folder", tmp_path / "from")
+    arguments = ["prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}"]
+    (tmp_path / "to" / "prepare-state").mkdir(parents=True)
+    with (tmp_path / "to" / "prepare-state" / "lock").open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert run(*arguments) == 2
+    assert "another data prepare writes there" in capsys.readouterr().err
+    assert run(*arguments) == 0
+    assert not (tmp_path / "to" / "prepare-state").exists()
+
+
+def test_what_a_source_does_not_read_is_told_and_stays_in_the_manifest(tmp_path, capsys, caplog):
+    make("folder", tmp_path / "from")
+    (tmp_path / "from" / "train" / "n01" / "a.webp").touch()
+    (tmp_path / "from" / "train" / "n01" / "notes.txt").touch()
+    assert run("check", "--dataset=folder", f"--data_dir={tmp_path / 'from'}") == 2
+    out = capsys.readouterr().out.splitlines()
+    assert "1 skipped, .webp is not read" in out[1]
+    assert out[0].startswith("note: ")
+    assert out[-1] == "1 faults"
+    assert run("prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}") == 0
+    assert "1 skipped, .webp is not read" in caplog.text
+    capsys.readouterr()
+    assert run("check", "--dataset=tfrecord", f"--data_dir={tmp_path / 'to'}") == 2
+    out = capsys.readouterr().out
+    assert "manifest.json: train: when the set was prepared: " in out
+    assert "1 skipped, .webp is not read" in out
+
+
+def test_splits_with_other_classes_are_neither_checked_nor_prepared(tmp_path, capsys):
+    for split, names in (("train", support.CLASSES), ("validation", support.CLASSES[::-1])):
+        support.write_parquet(tmp_path / "from", split, support.tiny(split), names=names)
+    for command in (["check", "--dataset=parquet"], ["prepare", "--from=parquet", f"--to={tmp_path / 'to'}"]):
+        assert run(*command, f"--data_dir={tmp_path / 'from'}") == 2
+        assert "training and validation have different classes" in capsys.readouterr().err
+    assert not (tmp_path / "to").exists()
+
+
+def test_check_measures_how_a_window_mixes_and_names_classes_without_images(tmp_path, capsys):
+    pictures = [support.jpeg(number, 8, 8) for number in range(20)]
+    pairs = [(pictures[number % 20], number // 40) for number in range(800)]
+    support.write_shards(tmp_path, "train", pairs, shards=20)
+    support.write_shards(tmp_path, "validation", pairs[:5])
+    (tmp_path / "labels.txt").write_text("\n".join(map(str, range(21))))
+    place = ["check", "--dataset=tfrecord", f"--data_dir={tmp_path}"]
+    assert run(*place, "--split=train") == 0
+    out = capsys.readouterr().out
+    assert "note: 1 of 21 classes have no training image, the first is 20" in out
+    assert "consecutive" not in out
+    assert run(*place, "--split=train", "--shuffle_window=20") == 0
+    assert "note: 256 consecutive training images hold 20 classes on average, 20 if" in capsys.readouterr().out
+    assert run(*place, "--shuffle_window=1") == 2
+    out = capsys.readouterr().out
+    assert re.search(r"hold [78] classes on average, 20 if all were mixed: .* more than --shuffle_window=1 ", out)
+    assert "1 faults" in out

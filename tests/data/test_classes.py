@@ -1,0 +1,126 @@
+"""Lists of classes beside the shards, and classes that files and splits name."""
+
+import json
+
+import pytest
+
+from hybrid_imagenet import data
+from hybrid_imagenet.data import classes
+from hybrid_imagenet.errors import UserError
+from tests.data import support, test_idx, test_webdataset
+from tests.data.test_sources import cache, make  # noqa: F401
+
+
+def numbered(name, directory):
+    """A set whose labels are 0, 1 and 2, and whose classes a file may list."""
+    if name == "webdataset":
+        return test_webdataset.write(directory)
+    if name == "idx":
+        test_idx.write(directory, labels=test_idx.LABELS % 3)
+    else:
+        for split in data.SPLITS:
+            support.write_shards(directory, split, support.tiny(split))
+    return directory
+
+
+@pytest.mark.parametrize("name", ["tfrecord", "webdataset", "idx"])
+def test_a_list_that_does_not_fit_the_labels_is_refused_or_told(name, tmp_path):
+    directory = numbered(name, tmp_path / "set")
+    place = directory / "labels.txt"
+
+    def opened(*lines):
+        place.write_text("\n".join(lines) + "\n")
+        return data.open_source(name, str(directory))
+
+    assert opened("cat", "dog", "owl").notes == ()
+    with pytest.raises(UserError, match=r"labels.txt: lists 2 classes, but a training image has the label 2"):
+        opened("cat", "dog")
+    with pytest.raises(UserError, match=r"labels.txt: lists 'cat' on 2 of 4 lines"):
+        opened("cat", "dog", "owl", "cat")
+    more = opened("cat", "dog", "owl", "eel")
+    assert more.class_names == ("cat", "dog", "owl", "eel")
+    (note,) = more.notes
+    assert "lists 4 classes, but no training image has a label above 2" in note.text
+    assert not note.fault
+
+
+def test_the_labels_of_validation_images_are_no_list_of_classes(tmp_path):
+    directory = numbered("tfrecord", tmp_path)
+    (directory / "imagenet_2012_validation_synset_labels.txt").write_text("\n".join(["n01", "n02", "n01", "n03"]))
+    with pytest.raises(
+        UserError, match=r"validation_synset_labels.txt: lists 'n01' on 2 of 4 lines.*move the file away"
+    ):
+        data.open_source("tfrecord", str(directory))
+    (directory / "my_labels.txt").write_text("\n".join(support.CLASSES))
+    with pytest.raises(UserError, match=r"validation_synset_labels.txt or my_labels.txt may list .* to labels.txt"):
+        data.open_source("tfrecord", str(directory))
+    (directory / "my_labels.txt").rename(directory / "labels.txt")
+    assert data.open_source("tfrecord", str(directory)).class_names == support.CLASSES
+
+
+def test_labels_that_are_no_class_numbers_are_refused(tmp_path):
+    test_webdataset.tar(tmp_path / "train-0.tar", [("0.jpg", b"x"), ("0.cls", b"2000000000")])
+    with pytest.raises(UserError, match="label 2000000000 is no class number"):
+        data.open_source("webdataset", str(tmp_path))
+
+
+def named(directory, split, names, shard=0):
+    """Writes the names of classes into the metadata of a Parquet file."""
+    from pyarrow import parquet
+
+    path = directory / "data" / f"{split}-{shard:05d}-of-00002.parquet"
+    table = parquet.read_table(path)
+    features = {"label": {"names": names, "_type": "ClassLabel"}}
+    meta = {"huggingface": json.dumps({"info": {"features": features}})} if names else {}
+    parquet.write_table(table.replace_schema_metadata(meta), path)
+
+
+def test_all_parquet_files_must_name_the_same_classes(tmp_path):
+    make("parquet", tmp_path)
+    named(tmp_path, "train", list(reversed(support.CLASSES)), shard=1)
+    with pytest.raises(
+        UserError, match=r"train-00000-of-00002.parquet and .*train-00001.* name different .*class 0 is"
+    ):
+        data.open_source("parquet", str(tmp_path))
+    named(tmp_path, "train", None, shard=1)
+    source = data.open_source("parquet", str(tmp_path))
+    assert source.class_names == support.CLASSES
+    assert "1 files do not name the classes, the first is data/train-00001-of-00002.parquet" in source.notes[0].text
+    for shard in range(2):
+        named(tmp_path, "validation", None, shard)
+    validation = data.open_source("parquet", str(tmp_path), "validation")
+    assert validation.class_names == support.CLASSES
+    assert "taken from training" in validation.notes[-1].text
+
+
+def test_text_labels_and_other_columns_of_parquet_files_get_one_line(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    def write(number, **columns):
+        parquet.write_table(pyarrow.table(columns), tmp_path / f"train-0000{number}-of-00002.parquet")
+
+    write(0, image=[b"x"], label=[1])
+    write(1, image=[b"x"], label=["cat"])
+    with pytest.raises(UserError, match=r"00001-of-00002.parquet: column label holds string, not class numbers"):
+        data.open_source("parquet", str(tmp_path))
+    write(1, img=[b"x"], label=[1])
+    with pytest.raises(UserError, match=r"its columns are img and label, those of train-00000.* image and label"):
+        data.open_source("parquet", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("validation", "message"),
+    [
+        (("cat", "dog"), None),
+        (("0", "1"), None),
+        (("dog", "cat"), "class 0 is 'cat' and 'dog'"),
+        (("cat",), "2 classes and 1"),
+    ],
+)
+def test_validation_has_the_classes_of_training(validation, message):
+    if message is None:
+        classes.check_splits("folder", ("cat", "dog"), validation)
+        return
+    with pytest.raises(UserError, match=f"--dataset=folder: training and validation .*{message}"):
+        classes.check_splits("folder", ("cat", "dog"), validation)

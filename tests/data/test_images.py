@@ -1,0 +1,62 @@
+"""Images that are decoded by Pillow are those that training decodes by TensorFlow."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hybrid_imagenet import data
+from hybrid_imagenet.data import images
+from hybrid_imagenet.tools.data import command
+from tests.data import support
+
+
+def deep_png(shape, seed=0):
+    """A PNG of 16 bits: gray, gray with alpha, RGB or RGBA."""
+    height, width, channels = shape
+    values = np.random.default_rng(seed).integers(0, 1 << 16, shape).astype(">u2")
+    kind = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+
+    def chunk(name, content):
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    rows = b"".join(b"\0" + row.tobytes() for row in values)
+    header = struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_images_of_16_bits_are_prepared_and_cached_as_training_reads_them(channels, tmp_path):
+    import tensorflow as tf
+
+    content = deep_png((24, 32, channels))
+    expected = tf.io.decode_image(content, channels=3, expand_animations=False).numpy()
+    np.testing.assert_array_equal(np.asarray(images.picture(content)), expected)
+    for split in data.SPLITS:
+        support.write_folder(tmp_path / "from", split, [(content, 0)])
+    cached = data.open_source("folder", str(tmp_path / "from"), cache="decoded").read_one(0)[0]
+    assert cached[-expected.size :] == expected.tobytes()
+    target = tmp_path / "to"
+    place = f"--data_dir={tmp_path / 'from'}", f"--to={target}"
+    assert command.main(["prepare", "--from=folder", *place, "--resize=24", "--quality=100", "--workers=1"]) == 0
+    with Image.open(io.BytesIO(data.open_source("tfrecord", str(target)).read_one(0)[0])) as prepared:
+        assert np.abs(np.asarray(prepared).mean() - expected.mean()) < 1
+
+
+def test_a_bmp_whose_palette_is_not_gray_is_refused_as_tensorflow_would_take_it_for_gray():
+    import tensorflow as tf
+
+    picture = Image.open(io.BytesIO(support.jpeg(1)))
+    for mode in ("L", "RGB", "P"):
+        buffer = io.BytesIO()
+        picture.convert(mode).save(buffer, "BMP")
+        if mode == "P":
+            with pytest.raises(ValueError, match="palette"):
+                images.probe(buffer.getvalue())
+        else:
+            expected = tf.io.decode_image(buffer.getvalue(), channels=3).numpy()
+            np.testing.assert_array_equal(np.asarray(images.picture(buffer.getvalue())), expected)

@@ -1,0 +1,130 @@
+"""Which files of a directory are those of a split, what is missing among them, and what is not read."""
+
+import pytest
+
+from hybrid_imagenet import data
+from hybrid_imagenet.data import listing
+from hybrid_imagenet.errors import UserError
+from tests.data import support
+from tests.data.test_sources import cache, make  # noqa: F401
+
+
+def of(split, *names):
+    return listing.of_split("set", split, listing.with_word(names, ".tar"))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["train-00000-of-00003", "train-00002-of-00003"], "1 of 3 train files are missing, the first is number 1"),
+        (["train-00000-of-00001", "train-00000-of-00002"], "several sets .* train-00000-of-00001 and train-00000-of-"),
+        (["a-train-00000-of-00001", "b-train-00000-of-00001"], "a-train-00000-of-00001 and b-train-00000-of-00001"),
+        (["train-00000-of-00001", "train.parquet"], "several sets"),
+        (["train/0.tar", "train-0.tar"], "several sets .* train-0.tar and train/0.tar: keep one"),
+        (["train-00000-of-00001-aa.parquet", "train-00000-of-00001-bb.parquet"], "are the same part of a set"),
+    ],
+)
+def test_a_set_that_is_not_whole_or_not_alone_is_refused(names, message):
+    with pytest.raises(UserError, match=message):
+        listing.whole_set("set", "train", names)
+
+
+def test_a_whole_set_is_returned_in_the_order_of_names():
+    names = [f"data/train-0000{number}-of-00003-{'cba'[number]}.parquet" for number in range(3)]
+    assert listing.whole_set("set", "train", names[::-1]) == names
+    assert listing.whole_set("set", "train", ["train-b.tar", "train-a.tar"]) == ["train-a.tar", "train-b.tar"]
+
+
+def test_a_split_has_one_name_and_a_file_one_split():
+    assert of("validation", "a-val-0.tar", "a-test-0.tar", "a-train-0.tar") == ["a-val-0.tar"]
+    with pytest.raises(UserError, match=r"two validation splits, validation-0.tar and val-0.tar"):
+        of("validation", "validation-0.tar", "val-0.tar")
+    with pytest.raises(UserError, match=r"train/val-0.tar is named both"):
+        of("train", "train/val-0.tar", "train/0.tar")
+
+
+def test_gaps_in_numbers_are_told_unless_these_are_no_series():
+    names = [f"train-{number:06d}.tar" for number in (0, 1, 3, 4, 6)]
+    (note,) = listing.gaps("set", names)
+    assert "2 files are missing between train-000000.tar and train-000006.tar, the first is number 2" in note.text
+    assert note.fault
+    for others in (names[:2], ["train/n01440764.tar", "train/n15075141.tar"], ["train-a.tar"]):
+        assert not list(listing.gaps("set", others))
+
+
+def notes(name, directory, split="train"):
+    return {str(note): note.fault for note in data.open_source(name, str(directory), split).notes}
+
+
+def test_images_that_a_tree_has_in_other_forms_or_deeper_are_counted(tmp_path):
+    make("folder", tmp_path)
+    classes = tmp_path / "train"
+    (classes / "n01" / "more").mkdir()
+    for name in ("n01/a.webp", "n02/b.webp", "n02/c.TIFF", "n02/noSuffix", "n03/._d.jpg", "n03/readme.txt", "e.jpg"):
+        (classes / name).touch()
+    found = notes("folder", tmp_path)
+    assert notes("folder", tmp_path, "validation") == {}
+    expected = {
+        "2 skipped, .webp is not read": True,
+        "1 skipped, .tiff is not read": True,
+        "1 skipped, a name without a suffix is not read": True,
+        "1 skipped, a directory inside of a class directory": True,
+        "1 skipped, not in a class directory": True,
+        "1 skipped, hidden": False,
+        "1 skipped, .txt is not read": False,
+    }
+    assert {key: fault for key in expected for note, fault in found.items() if key in note} == expected
+    assert len(found) == len(expected)
+    assert any(note.endswith("the first is n01/a.webp") for note in found)
+    assert data.open_source("folder", str(tmp_path)).num_examples == 14
+
+
+def test_a_tree_without_images_in_forms_that_are_read_says_what_it_has(tmp_path):
+    (tmp_path / "train" / "n01").mkdir(parents=True)
+    (tmp_path / "train" / "n01" / "a.webp").touch()
+    with pytest.raises(UserError, match=r"hold no images .*1 skipped, .webp is not read"):
+        data.open_source("folder", str(tmp_path))
+
+
+@pytest.mark.parametrize("form", ["imagenet", "parquet"])
+def test_missing_and_mixed_shards_are_refused_and_others_counted(form, tmp_path):
+    name = make(form, tmp_path)
+    place, suffix = (tmp_path, "") if form == "imagenet" else (tmp_path / "data", ".parquet")
+    (place / f"extra-00000-of-00001{suffix}").touch()
+    (found,) = notes(name, tmp_path)
+    assert "1 skipped" in found
+    assert f"extra-00000-of-00001{suffix}" in found
+    second = place / f"train-00001-of-00002{suffix}"
+    whole = second.read_bytes()
+    second.unlink()
+    with pytest.raises(UserError, match="1 of 2 train files are missing"):
+        data.open_source(name, str(tmp_path))
+    second.write_bytes(whole)
+    (place / f"train-00000-of-00001{suffix}").write_bytes(whole)
+    with pytest.raises(UserError, match="several sets of train files"):
+        data.open_source(name, str(tmp_path))
+
+
+def test_tar_files_that_are_missing_packed_or_not_listed_are_named(tmp_path):
+    for split in data.SPLITS:
+        support.write_tars(tmp_path, split, support.tiny(split), 3)
+    support.write_tars(tmp_path, "unlabeled", support.tiny("train")[:2], 3)
+    (tmp_path / "train-0002.tar").rename(tmp_path / "train-0002.tar.gz")
+    with pytest.raises(UserError, match=r"train-0002.tar.gz: unpack it"):
+        data.open_source("webdataset", str(tmp_path))
+    (tmp_path / "train-0001.tar").rename(tmp_path / "moved")
+    (tmp_path / "train-0002.tar.gz").rename(tmp_path / "train-0001.tar.gz")
+    (tmp_path / "moved").rename(tmp_path / "train-0001.tar")
+    found = notes("webdataset", tmp_path)
+    assert sorted(found.values()) == [False, True, True]
+    for text, fault in (
+        ("1 files are missing between train-0000.tar and train-0004.tar, the first is number 2", True),
+        ("1 skipped, neither train nor validation by their names; the first is unlabeled-0000.tar", True),
+        ("1 skipped, compressed, beside the unpacked file; the first is train-0001.tar.gz", False),
+    ):
+        assert [found[note] for note in found if text in note] == [fault]
+    support.write_info(tmp_path)
+    support.write_tars(tmp_path, "train-new", support.tiny("train")[:2], 3)
+    assert any(
+        "skipped, not in _info.json; the first is train-0001.tar.gz" in note for note in notes("webdataset", tmp_path)
+    )

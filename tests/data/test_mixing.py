@@ -1,0 +1,51 @@
+"""How many classes consecutive training images hold, and what is said where these are few."""
+
+import numpy as np
+import pytest
+
+from hybrid_imagenet.data import mixing, pipeline
+from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.numerics.shard_order import ShardOrder
+from tests.data.support import MemorySource
+
+CLASSES, EACH = 20, 40
+
+
+def test_the_expected_number_is_that_of_drawing():
+    assert mixing.expected(np.full(1000, 7)) == pytest.approx(226, abs=0.1)
+    counts = np.array([1, 10, 100, 1000])
+    drawn = np.random.default_rng(0).choice(4, (4000, 16), p=counts / counts.sum())
+    assert mixing.expected(counts, 16) == pytest.approx(np.mean([len(set(row)) for row in drawn]), rel=0.02)
+
+
+def test_a_window_over_sorted_files_is_measured():
+    labels = np.arange(1000 * 100) // 100  # a thousand classes in a hundred files
+    found = [mixing.measured(ShardOrder([1000] * 100, window), labels)[0] for window in (1, 16, 100)]
+    assert found[0] < 15
+    assert 120 < found[1] < 155  # 160 classes in a window
+    assert found[2] == pytest.approx(226, rel=0.05)
+    assert mixing.measured(SampleOrder(len(labels)), labels)[1] == pytest.approx(226, abs=0.5)
+
+
+class Sorted(MemorySource):
+    """A file of 40 images for each class."""
+
+    def __init__(self):
+        super().__init__(CLASSES * EACH)
+        self.num_classes, self.class_names = CLASSES, tuple(map(str, range(CLASSES)))
+        self.shard_sizes = np.full(CLASSES, EACH)
+
+    def read_one(self, index):
+        return super().read_one(index)[0], index // EACH
+
+
+@pytest.mark.parametrize(("window", "rank", "told"), [(2, 0, 1), (1, 1, 0), (CLASSES, 0, 0), (0, 0, 0)])
+def test_the_first_rank_warns_once_where_the_images_that_it_reads_are_badly_mixed(window, rank, told, caplog):
+    order = pipeline.order_of(Sorted(), window, seed=1)
+    batches = pipeline.training(
+        Sorted(), order, Cursor(), (32, 1), rank, rank + 1, epochs=6, image_size=8, augmentation="none"
+    )
+    assert sum(1 for _ in batches) == 150 // (rank + 1)
+    lines = [record.message for record in caplog.records if "consecutive training images" in record.message]
+    assert len(lines) == told
+    assert all(f"--shuffle_window={window}" in line and "20 if all were mixed" in line for line in lines)
