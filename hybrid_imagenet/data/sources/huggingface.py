@@ -39,7 +39,7 @@ class HuggingFaceSource(Source):
     def __init__(self, directory: Path, split: str, num_classes: int | None) -> None:
         """Maps the files and looks at their columns."""
         super().__init__()
-        self._place = _find(directory, split)
+        self._place = find(directory, split)
         rows = _load(self._place)
         self._files = [file["filename"] for file in rows.cache_files]
         image, label = columns.choose(self._place, rows.column_names)
@@ -99,8 +99,8 @@ def _content(image: Any) -> bytes:
     raise ValueError("holds neither an image's bytes nor the path of its file")
 
 
-def _find(directory: Path, split: str) -> Path:
-    """Returns the directory of a split."""
+def find(directory: Path, split: str) -> Path:
+    """Returns the directory of a split; raises UserError if there is none."""
     if not directory.is_dir():
         raise UserError(f"--data_dir={directory}: {_not_local(directory)}")
     saved = [path.parent.name for path in directory.glob(f"*/{_STATE}")]
@@ -205,7 +205,7 @@ def _class_names(directory: Path, rows: Any, label: str, num_classes: int | None
     if num_classes is None:
         import pyarrow.compute
 
-        train = _load(_find(directory, "train"))
+        train = _load(find(directory, "train"))
         if label not in train.column_names:
             raise UserError(f"{directory}: the training split has no column {label}; save both: {_SAVE}")
         num_classes = 1 + (pyarrow.compute.max(train.data.column(label)).as_py() or 0)

@@ -47,7 +47,7 @@ class ParquetSource(Source):
         super().__init__()
         self._directory = directory
         self.io = directory.io
-        self._files, self.notes = _find(directory, split)
+        self._files, self.notes = find(directory, split)
         footers = _footers(directory, self._files)
         self._image, self._label = _columns(directory, self._files, footers)
         rows, first_group = [], [0]
@@ -146,8 +146,12 @@ class ParquetSource(Source):
         return classes.numbered(place, num_classes)
 
 
-def _find(directory: Directory, split: str) -> tuple[list[str], tuple[Note, ...]]:
-    """Returns the files of a split by their names, and notes on what is missing or not read."""
+def find(directory: Directory, split: str) -> tuple[list[str], tuple[Note, ...]]:
+    """Returns the files of a split by their names, and notes on what is not read.
+
+    Raises:
+      UserError: if there are none, if one is missing, or if they are of several sets.
+    """
     names, place = [name for name in directory.names() if name.endswith(".parquet")], directory.location
 
     def named(word: str) -> list[str]:

@@ -57,7 +57,7 @@ class WebDatasetSource(Source):
         self.io = directory.io
         self._ignore_damage = ignore_damage
         self._index = functools.lru_cache(maxsize=_INDICES)(self._load)
-        self._files, sizes, self.notes = _listed(directory, split) or _found(directory, split)
+        self._files, sizes, self.notes = find(directory, split)
         self._promised = sizes
         try:
             directory.look_up(self._files)
@@ -172,7 +172,17 @@ class WebDatasetSource(Source):
         return max(int(self._index(number).label.max(initial=-1)) for number in range(len(self._files)))
 
 
-_Files = tuple[list[str], list[int] | None, tuple[Note, ...]]  # names, samples in each where known, notes
+_Files = tuple[list[str], list[int] | None, tuple[Note, ...]]
+
+
+def find(directory: Directory, split: str) -> _Files:
+    """Returns the tar files of a split, the samples in each if `_info.json` lists them, and notes on what is not read.
+
+    Raises:
+      UserError: if there are none, if one is missing or compressed, if they are of several sets, or if the list cannot
+        be read.
+    """
+    return _listed(directory, split) or _found(directory, split)
 
 
 def _listed(directory: Directory, split: str) -> _Files | None:
