@@ -49,15 +49,17 @@ def load(path: Path, stored: Path) -> TarIndex:
     """
     try:
         with np.load(stored) as found:
+            if found["version"] != _VERSION:
+                raise ValueError("found by other rules")
             damage = json.loads(str(found["damage"]))
             return TarIndex(**{name: found[name] for name in _COLUMNS}, damage=tuple(damage) if damage else None)
     except (OSError, KeyError, ValueError, TypeError):
-        pass  # absent, or cut short by a full disk
+        pass  # absent, of another version, or cut short by a full disk
     index = scan(path)
     try:
         with shards.replacing(stored) as temporary, temporary.open("wb") as file:
             columns = {name: getattr(index, name) for name in _COLUMNS}
-            np.savez(file, allow_pickle=False, damage=np.array(json.dumps(index.damage)), **columns)
+            np.savez(file, allow_pickle=False, version=_VERSION, damage=np.array(json.dumps(index.damage)), **columns)
     except OSError:
         pass  # a read-only or full cache costs only the next scan
     return index

@@ -201,6 +201,13 @@ def test_the_index_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
     tar(directory / "tiny-train-0002.tar", [("0.jpg", b"x"), ("0.cls", b"0")])
     assert data.open_source("webdataset", str(directory)).num_examples == 12
     assert scans == ["tiny-train-0002.tar"]
+    stored = tar_index.stored_at(directory / "tiny-train-0002.tar")
+    with np.load(stored) as found:
+        columns = {name: found[name] for name in found.files}
+    for version in (columns.pop("version") - 1, None):  # of another version of the program
+        np.savez(stored, **columns, **({"version": version} if version else {}))
+        data.open_source("webdataset", str(directory))
+    assert scans == ["tiny-train-0002.tar"] * 3
 
 
 @pytest.mark.parametrize(
