@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.comm.settings import Settings
@@ -197,6 +198,20 @@ def rates(config: Config, workers: int) -> dict[str, float]:
         scaling = config.chosen["adabound_lr_scaling"]
         found["adabound_lr"] = adam_rate(config.chosen["adabound_lr"], workers, adabound_lr_scaling=scaling)
     return found
+
+
+def peak_epochs(config: Config) -> list[float]:
+    """Fractional epochs among which a schedule has its peak: every epoch's start, and both sides of the warmup's end."""
+    ramp = config.chosen.get("hybrid_ramp_epochs", 0.0)
+    ends = (math.nextafter(config.warmup_epochs, 0), config.warmup_epochs, config.warmup_epochs + ramp)
+    return sorted({*map(float, range(math.ceil(config.epochs))), *(e for e in ends if e < config.epochs)})
+
+
+def peak_learning_rate(config: Config, workers: int) -> float:
+    """The largest learning rate of a run, scaled for the number of GPUs and the batch of each epoch."""
+    schedule, stages = schedules.create(**schedule_arguments(config, workers)), batches(config)
+    batch = {epoch: stages.at(int(epoch)).global_batch(workers) for epoch in peak_epochs(config)}
+    return max(schedule(epoch, epoch, batch[epoch])["learning_rate"] for epoch in batch)
 
 
 def schedule_arguments(config: Config, workers: int) -> dict[str, Any]:

@@ -100,6 +100,14 @@ def test_goyal_and_hal_reach_their_linear_scaling_rates():
         assert found == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "gpus", "peak"), [("hybrid", 24, 2.4), ("adabound", 24, 1e-3), ("hal", 64, 5.2), ("gradual_warmup", 256, 3.2),
+                               ("flash_a", 1024, 34.0), ("mlperf_lars", 1024, 21.2)]
+)  # fmt: skip
+def test_the_peak_of_the_learning_rate_is_that_of_all_gpus(name, gpus, peak):
+    assert derived.peak_learning_rate(config.resolve([f"--recipe={name}"]), gpus) == pytest.approx(peak)
+
+
 def test_hal_decays_every_parameter_and_goyal_leaves_out_biases_and_normalization():
     found = {
         name: derived.optimizer_arguments(config.resolve([f"--recipe={name}"]), 4) for name in ("hal", "gradual_warmup")
