@@ -25,6 +25,10 @@ def normalize_over_ranks(
     values behind them. The gradient is that of the sum of all ranks' losses, for which dy and dy * xhat are summed in
     one more reduction.
 
+    The variance is E[x^2] - E[x]^2 in FP32, so that one reduction suffices. Its relative error is up to some
+    1e-7 (1 + mean^2 / variance): 1e-4 where the mean is 30 standard deviations. `parts.normalize_parts` takes the
+    variance from the differences to the mean and has no such error.
+
     Args:
       inputs: activations in any float type.
       scale: FP32 [c].
