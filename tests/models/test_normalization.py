@@ -238,7 +238,7 @@ def test_the_variance_over_ranks_is_within_its_bound_where_the_mean_is_large(mea
         tf.cast(x, tf.float32), tf.ones([4]), tf.zeros([4]), 0.0, lambda tensor, name: tensor, "bn"
     )
     error = np.abs(variance / x.var((0, 1, 2)) - 1).max()
-    assert error < 2e-7 * (1 + mean**2)
+    assert error < 1e-6 + 2e-7 * (1 + mean**2)  # the sums of the values themselves, then the difference over ranks
 
 
 def test_synchronized_reductions_have_a_name_per_layer():
