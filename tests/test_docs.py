@@ -141,7 +141,7 @@ def test_links_lead_to_pages(page):
 def test_flags_in_the_text_exist(page):
     """Of the training program or of a command."""
     known = set(config.OPTIONS) | {"best", "network_interfaces", "resize", "check_only", "data_dir", "help"}
-    known |= {"flagfile", "batch_size", "print_config", "print_config_gpus", "published"}
+    known |= {"flagfile", "batch_size", "print_config", "print_config_gpus"}
     text = "".join(text for language, text in blocks(page) if language == "prose")
     named = set(re.findall(r"(?<![\w-])--([a-z_0-9]+)", text))
     assert named <= known, named - known
