@@ -15,6 +15,8 @@ setup(
     description="Large-batch ResNet-50 training on ImageNet with hybrid gradient computing, on TensorFlow and Horovod",
     long_description=README.read_text(encoding="utf-8") if README.exists() else "",
     long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE", "NOTICE"],
     packages=find_packages(include=["hybrid_imagenet", "hybrid_imagenet.*"]),
     package_data={"hybrid_imagenet": ["**/*.json", "**/*.txt", "**/*.css", "**/*.html"]},
     entry_points={"console_scripts": ["hybrid-imagenet=hybrid_imagenet.__main__:main"]},
@@ -65,6 +67,7 @@ setup(
     classifiers=[
         "Environment :: GPU :: NVIDIA CUDA",
         "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: Apache Software License",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",

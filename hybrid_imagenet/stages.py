@@ -50,8 +50,7 @@ class Stages:
         self._took: dict[str, list[float]] = {}
         self._stage, self._closed = "", threading.Event()
         self._time, self._cpu = time.time(), time.process_time()
-        began = float(os.environ.get(STARTED_VARIABLE) or self._time)
-        self._began = began if 0 <= self._time - began < _LONGEST else self._time
+        self._began = command_start(self._time)
         if self._began < self._time:
             self._took[LAUNCHING] = [self._time - self._began, 0.0]
         total = sum(seconds for seconds, _ in self._known.values())
@@ -160,6 +159,12 @@ def on_terminal(progress: str, ranks: int) -> bool:
     if ranks > 1:
         return os.environ.get("HYBRID_IMAGENET_TERMINAL", "0") != "0"
     return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def command_start(now: float) -> float:
+    """Returns when the command that started the ranks began, in seconds since 1970; `now` if that is not known."""
+    began = float(os.environ.get(STARTED_VARIABLE) or now)
+    return began if 0 <= now - began < _LONGEST else now
 
 
 def command_began() -> None:

@@ -81,14 +81,12 @@ class Topology:
       local_size: GPUs per host.
       inside: link between GPUs of a host.
       between: link of a host to the others, shared by its GPUs.
-      column: latency in seconds of a hop along a torus column between hosts; None takes the latency of `between`.
     """
 
     hosts: int
     local_size: int
     inside: Link
     between: Link
-    column: float | None = None
 
     @property
     def ranks(self) -> int:
@@ -107,7 +105,7 @@ class Topology:
         if self.hosts == 1:
             return self.inside, self.inside
         vertical = self.between.shared(min(grid.horizontal, self.local_size))
-        return self.along(grid.horizontal), Link(self.column or vertical.latency, vertical.seconds_per_byte)
+        return self.along(grid.horizontal), vertical
 
 
 def allreduce(

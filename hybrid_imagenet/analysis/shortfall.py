@@ -73,15 +73,13 @@ class Cause:
 
 
 def causes(
-    expected: float | None, alone: OneGpu, kinds: Mapping[str, float], host: Together | None, cluster: Together | None,
-    input_rate: float | None,
-) -> list[Cause]:  # fmt: skip
+    expected: float | None, alone: OneGpu, host: Together | None, cluster: Together | None, input_rate: float | None
+) -> list[Cause]:
     """Returns the causes that were found, the first to be mended first.
 
     Args:
       expected: images per second of one GPU; None if unknown.
       alone: one GPU.
-      kinds: expected milliseconds by kind of kernel; empty if unknown.
       host: all GPUs of one host; None if not measured.
       cluster: all GPUs of several hosts; None if not measured.
       input_rate: images per second that a host decodes; None if not measured.
@@ -89,7 +87,7 @@ def causes(
     found: list[Cause] = []
     slow = expected is not None and 1e3 * alone.images / alone.step < ENOUGH * expected
     if slow or expected is None:
-        found += [cause for cause in _of_one(alone, kinds) if cause.lost >= _NOTICED * alone.step]
+        found += [cause for cause in _of_one(alone) if cause.lost >= _NOTICED * alone.step]
         if slow and not found:
             lost = alone.step - 1e3 * alone.images / (expected or 1.0)
             found.append(Cause("one GPU is slow and nothing stands out", lost, "compare the kernels by time below"))
@@ -111,7 +109,7 @@ def causes(
     return found
 
 
-def _of_one(alone: OneGpu, expected: Mapping[str, float]) -> Iterator[Cause]:
+def _of_one(alone: OneGpu) -> Iterator[Cause]:
     """Causes on one GPU; what a slower clock costs is unknown, so it counts as all."""
     kinds = alone.kinds
     if alone.slowed:
@@ -142,14 +140,6 @@ def _of_one(alone: OneGpu, expected: Mapping[str, float]) -> Iterator[Cause]:
             idle,
             "other work on its cores? HYBRID_IMAGENET_BIND, NUMA node, TF_GPU_THREAD_MODE=gpu_private; a larger batch",
         )
-    over = {kind: kinds.get(kind, 0.0) - budget for kind, budget in expected.items()}
-    for kind, lost in sorted(over.items(), key=lambda pair: -pair[1]):
-        if lost > 0.5 * expected[kind]:
-            yield Cause(
-                f"{kind} takes {kinds[kind]:.1f} ms, where {expected[kind]:.1f} ms are expected",
-                lost,
-                "compare the kernels by time below; cuDNN's version, TF_CUDNN_USE_AUTOTUNE must not be 0",
-            )
 
 
 def _of_several(alone: OneGpu, together: Together) -> Iterator[Cause]:

@@ -127,22 +127,3 @@ def input_rate(flags: Sequence[str]) -> float:
         rows = json.loads(path.read_text())["rows"]
     shards = [row for row in rows if row["name"].endswith(": shards")] or rows
     return float(shards[0]["images_per_second"])
-
-
-def predicted(gpu: str, row: dict[str, Any]) -> dict[str, Any]:
-    """The planner's prediction for the network, batch and precision of a measurement.
-
-    Raises:
-      UserError: if the planner fails.
-    """
-    precision = {"mixed_float16": "fp16", "mixed_bfloat16": "bf16"}.get(row["precision"], "fp32")
-    settings = {"gpu": gpu, "model": row["model"], "per_gpu_batch": row["batch_per_rank"], "precision": precision}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "plan.json"
-        flags = [f"--{name}={value}" for name, value in (settings | {"json": path}).items()]
-        command = [sys.executable, "-m", "hybrid_imagenet", "plan", *flags]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-        if done.returncode:
-            raise UserError(f"the planner failed: {reason(done.stderr)}")
-        found: dict[str, Any] = json.loads(path.read_text())["one_gpu"]
-    return found

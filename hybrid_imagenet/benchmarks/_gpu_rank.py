@@ -37,7 +37,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--profiled", type=int, default=0, help="steps to profile; 0 for none")
     options = parser.parse_args(words[:place])
     config = configuration.resolve(words[place + 1 :])
-    settings = derived.communication(config, comm.placement().size)
+    size = comm.placement().size
+    config = derived.settle(config, derived.workers(config, size))
+    settings = derived.communication(config, size)
     communicator = comm.start(settings, persistent_batch_norm=config.persistent_batch_norm)
     row = scaling.measure(config, communicator, options.steps, options.rounds, options.classes)
     if options.profiled:

@@ -10,7 +10,7 @@ _KERNELS = 25
 
 def summary(report: Report) -> str:
     """A few lines for the terminal: speed beside what is expected, and the first cause."""
-    lines = [_speed(report)] if "one GPU" in report["rungs"] else []
+    lines = [_speed(report), *_peers(report)] if "one GPU" in report["rungs"] else []
     if report["fused"] is not None:
         lines.append(_fused(report))
     if report["causes"]:
@@ -33,7 +33,17 @@ def _speed(report: Report) -> str:
     row = report["rungs"]["one GPU"]
     text = f"{row['model']}, {row['image_size']} px, {row['precision']}, batch {row['batch_per_rank']}: "
     text += f"{row['images_per_second']:,.1f} images/s on one {row['gpu'] or 'CPU'}"
-    return text + (f"; expected {report['expected']:,.0f} ({report['expected_from']})" if report["expected"] else "")
+    return text
+
+
+def _peers(report: Report) -> list[str]:
+    """What the speed is judged by, what this program has reached elsewhere, and the limit of the GPU's memory."""
+    if not report["expected"]:
+        return []
+    text = f"published: {report['expected']:,.0f} ({report['expected_from']})"
+    reached = ", ".join(f"{s['images_per_second']:,.0f} at batch {s['batch']}" for s in report["reached"])
+    text += f"; this program before: {reached}" if reached else ""
+    return [text + (f"; limit of the memory: {report['limit']:,.0f}" if report["limit"] else "")]
 
 
 def markdown(report: Report) -> str:
@@ -57,7 +67,7 @@ def markdown(report: Report) -> str:
             for number, c in enumerate(report["causes"], 1)
         ]
         lines.append("")
-    lines += _device(report["rungs"].get("one GPU", {}).get("profile"), report["predicted"])
+    lines += _device(report["rungs"].get("one GPU", {}).get("profile"))
     lines += ["## The doctor", "", "```"]
     lines += [
         f"{f['level']}  {f['check']}: {f['message']}" + (f" -> {f['remedy']}" if f["level"] != "pass" else "")
@@ -95,13 +105,12 @@ def _rungs(report: Report) -> list[str]:
     return [*lines, ""]
 
 
-def _device(profile: Report | None, predicted: Report | None) -> list[str]:
+def _device(profile: Report | None) -> list[str]:
     if not profile:
         return []
     kinds: dict[str, float] = {}
     for kernel in profile["kernels"]:
         kinds[kernel["kind"]] = kinds.get(kernel["kind"], 0.0) + kernel["milliseconds"]
-    budgets = (predicted or {"now": {"rows": {}}})["now"]["rows"]
     lines = [
         "## One GPU under the profiler",
         "",
@@ -110,12 +119,11 @@ def _device(profile: Report | None, predicted: Report | None) -> list[str]:
         + ("" if profile["tensor_cores"] is None else f"; {100 * profile['tensor_cores']:.0f} % of the time of "
            "convolutions on tensor cores"),
         "",
-        "| kind | ms per step | share | predicted ms |",
-        "|---|---:|---:|---:|",
+        "| kind | ms per step | share |",
+        "|---|---:|---:|",
     ]  # fmt: skip
     for kind, value in sorted(kinds.items(), key=lambda pair: -pair[1]):
-        budget = f"{1e3 * budgets[kind]['seconds']:.2f}" if kind in budgets else ""
-        lines.append(f"| {kind} | {value:.2f} | {100 * value / profile['step']:.1f} % | {budget} |")
+        lines.append(f"| {kind} | {value:.2f} | {100 * value / profile['step']:.1f} % |")
     lines += ["", "| kernel | kind | ms per step | launches |", "|---|---|---:|---:|"]
     for kernel in profile["kernels"][:_KERNELS]:
         name = kernel["name"].replace("|", "/")[:110]

@@ -5,7 +5,8 @@
 
 Looks at the hosts as the doctor does, then times and profiles training steps on one GPU, times them on all GPUs of the
 first host and of all hosts, and measures how fast a host reads images. It says by which cause the speed falls short of
-what is predicted and published for the GPU. Words after `--` are flags of the training program.
+the fastest that is published for the GPU, and shows the limit of its memory beside it. Words after `--` are flags of
+the training program.
 docs/first-gpu-run.md tells what each rung should print.
 """
 
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.analysis import gpu_models, gpu_roofline, shortfall
+from hybrid_imagenet.analysis import gpu_models, published, shortfall
 from hybrid_imagenet.benchmarks import _gpu_jobs, _gpu_report
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError
 from hybrid_imagenet.tools import command_line
@@ -41,13 +42,11 @@ class Tools:
       examine: the facts of hosts by name, and the doctor's findings, for its command line.
       measure: the result of a job of so many ranks on hosts (HOST:SLOTS,...), with some steps profiled.
       input_rate: images per second that this host reads, for the flags of the training program.
-      predict: the planner's prediction for a GPU (a key of `gpu_models.GPUS`) and what one GPU has measured.
     """
 
     examine: Callable[[Sequence[str]], tuple[Mapping[str, Any], list[Finding]]]
     measure: Callable[[int, str, int, Sequence[str]], Row]
     input_rate: Callable[[Sequence[str]], float]
-    predict: Callable[[str, Row], Row]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -59,7 +58,6 @@ def main(argv: Sequence[str]) -> int:
         examine=lambda arguments: doctor.examine(doctor.parse_arguments(arguments)),
         measure=lambda ranks, hosts, profiled, flags: _gpu_jobs.measure(ranks, hosts, profiled, flags, options),
         input_rate=_gpu_jobs.input_rate,
-        predict=_gpu_jobs.predicted,
     )
     report = climb(options, words[place + 1 :], tools, _say)
     _write(report, Path(options.out))
@@ -98,8 +96,7 @@ def climb(options: argparse.Namespace, flags: Sequence[str], tools: Tools, say: 
     report: Row = {
         "benchmark": "gpu", "date": datetime.date.today().isoformat(), "hosts": options.hosts, "flags": list(flags),
         "facts": {}, "findings": [], "rungs": {}, "input_rate": None, "expected": None, "expected_from": "",
-        "published": [], "predicted": None,
-        "causes": [], "fused": None, "error": "",
+        "published": [], "reached": [], "limit": None, "causes": [], "fused": None, "error": "",
     }  # fmt: skip
     try:
         configuration.resolve(_with_defaults(flags, None))
@@ -127,7 +124,7 @@ def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str], tools
     report["flags"], report["gpu"] = flags, key
     say(f"2. one GPU{'' if gpu else ' (no GPU: CPU figures)'}")
     report["rungs"]["one GPU"] = tools.measure(1, f"{first}:1", options.profiled, flags)
-    _expect(report, key, tools)
+    _expect(report, key)
     if gpu and report["rungs"]["one GPU"]["precision"] == "mixed_float16":
         say("   the same with --fuse_relu_gradients")
         report["fused"] = _tried(tools, f"{first}:1", [*flags, "--fuse_relu_gradients"])
@@ -171,25 +168,28 @@ def _with_defaults(flags: Sequence[str], gpu: str | None) -> list[str]:
     return ["--dataset=synthetic_tensors", f"--per_gpu_batch={batch}", *precision, *flags]
 
 
-def _expect(report: Row, key: str | None, tools: Tools) -> None:
-    """What is predicted and published for this GPU and precision; published is ResNet-50 at 224 pixels."""
+def _expect(report: Row, key: str | None) -> None:
+    """What is published for this GPU and precision, for ResNet-50 at 224 pixels.
+
+    To expect is the fastest of one GPU alone, or where none is published, of one of several.
+    """
     row = report["rungs"]["one GPU"]
     if key is None:
         return
+    gpu = gpu_models.GPUS[key]
     try:
-        kind = gpu_models.arithmetic(gpu_models.GPUS[key], row["precision"])
+        kind = gpu_models.arithmetic(gpu, row["precision"])
     except ValueError as error:
         raise UserError(f"--precision={row['precision']}: {error}") from None
-    if row["image_size"] != 224:
+    if row["image_size"] != 224 or row["model"] != "resnet50":
         return
-    report["predicted"] = tools.predict(key, row)
-    known = [(report["predicted"]["images_per_second"], "predicted by hybrid-imagenet plan")]
-    if row["model"] == "resnet50":
-        speeds = gpu_roofline.published(key, kind)
-        report["published"] = [dataclasses.asdict(speed) for speed in speeds]
-        alone = [speed for speed in speeds if speed.gpus == 1] or speeds
-        known += [(speed.images_per_second, f"published: {speed.source}") for speed in alone]
-    report["expected"], report["expected_from"] = min(known)
+    speeds = published.speeds(key, kind)
+    report["published"] = [dataclasses.asdict(speed) for speed in speeds]
+    report["reached"] = [dataclasses.asdict(speed) for speed in published.own_speeds(key, kind)]
+    report["limit"] = gpu.memory_limit if kind == "fp16" else None
+    if speeds:
+        fastest = max([s for s in speeds if s.gpus == 1] or speeds, key=lambda speed: speed.images_per_second)
+        report["expected"], report["expected_from"] = fastest.images_per_second, fastest.source
 
 
 def _causes(report: Row) -> list[shortfall.Cause]:
@@ -199,18 +199,10 @@ def _causes(report: Row) -> list[shortfall.Cause]:
     return shortfall.causes(
         report["expected"],
         _one(rungs["one GPU"], report["gpu"]),
-        _budgets(report["predicted"]),
         _together(rungs.get("one host"), report["findings"], "inside"),
         _together(rungs.get("cluster"), report["findings"], "from"),
         report["input_rate"],
     )
-
-
-def _budgets(predicted: Row | None) -> dict[str, float]:
-    """Predicted milliseconds by kind of kernel."""
-    if predicted is None:
-        return {}
-    return {kind: 1e3 * row["seconds"] for kind, row in predicted["now"]["rows"].items() if row["launches"]}
 
 
 def _one(row: Row, key: str | None) -> shortfall.OneGpu:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.comm.settings import Settings
@@ -13,7 +14,7 @@ from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.numerics import batch_schedule, image_sizes, mlperf, schedules, tuning_split
 from hybrid_imagenet.numerics.batch_schedule import BatchSchedule
 from hybrid_imagenet.numerics.relative_step import relative_step
-from hybrid_imagenet.numerics.schedules import adam_rate, peak_rate
+from hybrid_imagenet.numerics.schedules import REFERENCE_BATCH, adam_rate, peak_rate
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -115,11 +116,12 @@ def settle(config: Config, workers: int) -> Config:
     """The configuration with the settings that follow from the batch at the start of the run, and from a URL.
 
     With --lr_schedule=mlperf these are the learning rate (which is then not scaled), warmup, momentum, weight decay
-    and number of epochs of MLPerf's table (`numerics.mlperf`), and the offset by which a validation falls on the epoch
-    in which the target is expected; with --optimizer=hybrid the trust coefficient, which
-    gives LARS the relative step of that table as soon as it has come in. A recipe, a flag file or the command line goes
-    before them; `origins` tells what set them. Any other configuration comes back as it is, and so does one whose
-    --per_gpu_batch is still to be found. A settled one can be settled again for another number of workers.
+    and number of epochs of MLPerf's table (`numerics.mlperf`), the offset by which a validation falls on the epoch in
+    which the target is expected, and the group of GPUs that normalizes about as many images as the table has; with
+    --optimizer=hybrid the trust coefficient, which gives LARS the relative step of that table as soon as it has come
+    in. A recipe, a flag file or the command line goes before them; `origins` tells what set them. Any other
+    configuration comes back as it is, and so does one whose --per_gpu_batch is still to be found. A settled one can be
+    settled again for another number of workers.
 
     Files at a URL are copied while they are read: there --shuffle_window is that of `URL_WINDOWS`, unless it is set.
 
@@ -173,8 +175,19 @@ def _from_table(config: Config, workers: int) -> Config:
         "epochs": round(point.schedule_epochs),
         "eval_offset_epochs": point.evaluation_offset(config.eval_every_epochs),
     }
+    if not config.sync_batch_norm and ":" not in config.model:
+        table["bn_group"] = _table_group(config, workers, point.normalized_images)
     free = {name: value for name, value in table.items() if _is_free(config.origins.get(name, ""))}
     return config.replace(dict.fromkeys(free, f"{TABLE} at batch {batch}"), **free)
+
+
+def _table_group(config: Config, workers: int, images: int) -> int:
+    """--bn_group for so many images, among the groups that these GPUs, --virtual_gpus and --xla allow."""
+    virtual = config.virtual_gpus
+    groups = [g for g in range(1, workers + 1) if workers % g == 0 and (virtual % g == 0 or g % virtual == 0)]
+    return mlperf.normalization_group(
+        images, config.per_gpu_batch, [g for g in groups if g <= virtual or not config.xla]
+    )
 
 
 def _is_free(origin: str) -> bool:
@@ -197,6 +210,20 @@ def rates(config: Config, workers: int) -> dict[str, float]:
         scaling = config.chosen["adabound_lr_scaling"]
         found["adabound_lr"] = adam_rate(config.chosen["adabound_lr"], workers, adabound_lr_scaling=scaling)
     return found
+
+
+def peak_epochs(config: Config) -> list[float]:
+    """Fractional epochs among which a schedule has its peak: starts of epochs, and both sides of the warmup's end."""
+    ramp = config.chosen.get("hybrid_ramp_epochs", 0.0)
+    ends = (math.nextafter(config.warmup_epochs, 0), config.warmup_epochs, config.warmup_epochs + ramp)
+    return sorted({*map(float, range(math.ceil(config.epochs))), *(e for e in ends if e < config.epochs)})
+
+
+def peak_learning_rate(config: Config, workers: int) -> float:
+    """The largest learning rate of a run, scaled for the number of GPUs and the batch of each epoch."""
+    schedule, stages = schedules.create(**schedule_arguments(config, workers)), batches(config)
+    batch = {epoch: stages.at(int(epoch)).global_batch(workers) for epoch in peak_epochs(config)}
+    return max(schedule(epoch, epoch, batch[epoch])["learning_rate"] for epoch in batch)
 
 
 def schedule_arguments(config: Config, workers: int) -> dict[str, Any]:
@@ -229,8 +256,18 @@ def optimizer_arguments(config: Config, workers: int) -> dict[str, Any]:
     options = choices.optimizer_options(config.optimizer)
     known = {argument.name: config.chosen[flag] for flag, argument in options.items()}
     known |= peaks | {"learning_rate": peaks[method.rate], "final_lr": peaks["lr"]}
+    if config.chosen.get("decoupled_decay"):
+        known["weight_decay"] = decoupled_decay(config, workers)
     arguments = {name: known[name] for name in signatures.read(method.constructor) if name in known}
     return {"optimizer": config.optimizer, **arguments}
+
+
+def decoupled_decay(config: Config, workers: int) -> float:
+    """The part of the weights that --decoupled_decay takes off in a step at the peak of the learning rate.
+
+    --weight_decay is that for 256 images. It grows with the batch, so that an epoch decays alike at every batch.
+    """
+    return float(config.chosen["weight_decay"]) * base_batch(config, workers) / REFERENCE_BATCH
 
 
 def communication(config: Config, ranks: int = 1) -> Settings:
@@ -239,6 +276,7 @@ def communication(config: Config, ranks: int = 1) -> Settings:
     Raises:
       UserError: if groups for normalization do not hold all GPUs.
     """
+    config = settle(config, workers(config, ranks))
     own = ("options", "neighbors")
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(Settings) if f.name not in own}
     check_groups(config, workers(config, ranks))

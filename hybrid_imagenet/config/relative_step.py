@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hybrid_imagenet.config.derived import batches, gradient_factor, schedule_arguments, settle
+from hybrid_imagenet.config.derived import batches, gradient_factor, peak_epochs, schedule_arguments, settle
 from hybrid_imagenet.numerics import relative_step, schedules
 from hybrid_imagenet.numerics.decays import FIXED
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
@@ -54,10 +53,8 @@ def peak(config: Config, workers: int) -> Peak | None:
     """The largest relative step at the beginning of an epoch or around the end of the warmup; None without one."""
     config = settle(config, workers)
     schedule, stages = schedules.create(**schedule_arguments(config, workers)), batches(config)
-    ramp = config.chosen.get("hybrid_ramp_epochs", 0.0)
-    ends = (math.nextafter(config.warmup_epochs, 0), config.warmup_epochs, config.warmup_epochs + ramp)
     found = None
-    for start in sorted({*map(float, range(math.ceil(config.epochs))), *(e for e in ends if e < config.epochs)}):
+    for start in peak_epochs(config):
         batch = stages.at(int(start)).global_batch(workers)
         values = schedule(start, start, batch)
         step = at_step(config, values)

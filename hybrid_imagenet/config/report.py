@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from hybrid_imagenet.config import relative_step
 from hybrid_imagenet.config.checks import check_data
-from hybrid_imagenet.config.derived import batches, schedule_arguments, settle, sizes
+from hybrid_imagenet.config.derived import base_batch, batches, decoupled_decay, schedule_arguments, settle, sizes
 from hybrid_imagenet.errors import without_secrets
-from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.numerics import mlperf, schedules
 from hybrid_imagenet.numerics.decays import FIXED
 from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import SampleOrder
@@ -98,6 +98,7 @@ def describe(config: Config, num_examples: int, world_size: int) -> str:
     rows = plan(config, num_examples, world_size)
     lines += ["", f"{num_examples} training images, {world_size} GPUs, {sum(row.steps for row in rows)} steps"]
     lines += [text for text in (relative_step.line(config, world_size),) if text]
+    lines += _worked_out(config, world_size)
     lines += warnings(config, world_size)
     lines.append("")
     lines.append(
@@ -144,6 +145,19 @@ def _masters_without_work(config: Config) -> str | None:
         f"{config.fusion_threshold_mb:g} ({full:g} KiB), so that every full bucket goes by the ring and none by "
         "masters: raise the first or lower the second"
     )
+
+
+def _worked_out(config: Config, world_size: int) -> list[str]:
+    """What follows from settings and batch together: the images of a normalization, decay beside the gradient."""
+    lines, batch = [], base_batch(config, world_size)
+    if config.lr_schedule == "mlperf" and not config.sync_batch_norm:
+        images, wanted = config.per_gpu_batch * config.bn_group, mlperf.at(batch).normalized_images
+        lines.append(f"batch normalization over {images} images ({config.bn_group} GPUs); MLPerf's table has {wanted}")
+    if config.chosen.get("decoupled_decay"):
+        lines.append(
+            f"decoupled decay {decoupled_decay(config, world_size):.3g} of the weights a step at batch {batch}"
+        )
+    return lines
 
 
 def _row(row: EpochPlan) -> str:

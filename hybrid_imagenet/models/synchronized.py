@@ -25,6 +25,10 @@ def normalize_over_ranks(
     values behind them. The gradient is that of the sum of all ranks' losses, for which dy and dy * xhat are summed in
     one more reduction.
 
+    Each rank takes its variance from the differences to its mean. Over ranks it is E[x^2] - E[x]^2 in FP32, so that one
+    reduction suffices: its relative error is some 1e-7 (1 + mean^2 / variance), 1e-4 where the mean is 30 standard
+    deviations. `parts.normalize_parts` has no such error.
+
     Args:
       inputs: activations in any float type.
       scale: FP32 [c].
@@ -46,7 +50,9 @@ def normalize_over_ranks(
     def normalize(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple:
         wide = tf.cast(x, tf.float32)
         count = tf.cast(tf.size(x) / tf.shape(x)[-1], tf.float32)
-        local = [tf.reduce_mean(wide, _AXES), tf.reduce_mean(tf.square(wide), _AXES)]
+        own_mean = tf.reduce_mean(wide, _AXES)
+        own_variance = tf.reduce_mean(tf.square(wide - own_mean), _AXES)
+        local = [own_mean, moments.second_moment(own_mean, own_variance, tf)]
         mean, square = mean_over_ranks(local, count, "moments")
         variance = moments.biased_variance(mean, square, tf)
         inverse = tf.math.rsqrt(variance + epsilon)

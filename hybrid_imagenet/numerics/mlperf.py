@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Iterable
 
 from hybrid_imagenet.numerics.relative_step import relative_step
 
@@ -33,6 +34,7 @@ class Point:
       momentum: of the velocity.
       weight_decay: coupled L2 coefficient.
       schedule_epochs: epoch at which the learning rate reaches 0.
+      normalized_images: images whose common statistics batch normalization uses in training (`model_bn_span`).
     """
 
     batch: int
@@ -42,6 +44,7 @@ class Point:
     momentum: float
     weight_decay: float
     schedule_epochs: float
+    normalized_images: int
 
     def evaluation_offset(self, every: float) -> float:
         """Epochs after which to count in steps of `every`, so that one falls on the first whole epoch from `epochs` on.
@@ -56,8 +59,22 @@ class Point:
         return relative_step(self.lr, ETA, self.momentum)
 
 
+def normalization_group(images: int, per_gpu_batch: int, groups: Iterable[int]) -> int:
+    """The number of GPUs among `groups` whose images together are nearest to `images` in ratio; the smaller of two."""
+    return min(groups, key=lambda gpus: (abs(math.log(gpus * per_gpu_batch / images)), gpus))
+
+
 def _point(
-    batch: int, epochs: float, lr: float, warmup: int, momentum: float, decay: float, steps: int, *, after: bool = False
+    batch: int,
+    epochs: float,
+    lr: float,
+    warmup: int,
+    momentum: float,
+    decay: float,
+    steps: int,
+    span: int,
+    *,
+    after: bool = False,
 ) -> Point:
     """A row of the table. `steps` of decay count from the start of training, or `after` the warmup.
 
@@ -66,20 +83,20 @@ def _point(
     schedule at all ten.
     """
     end = steps * batch / TRAIN_IMAGES + (warmup if after else 0)
-    return Point(batch, epochs, lr, warmup, momentum, decay, end)
+    return Point(batch, epochs, lr, warmup, momentum, decay, end, span)
 
 
 POINTS = (
-    _point(1632, 35.0, 7.4, 2, 0.9, 5e-5, 27476),
-    _point(3264, 35.2, 10.5, 2, 0.9, 5e-5, 14523),
-    _point(4096, 40.0, 10.0, 5, 0.9, 2e-4, 13137),
-    _point(8192, 42.0, 17.0, 5, 0.9, 2e-4, 6095, after=True),
-    _point(13056, 45.4, 12.8, 9, 0.9, 2.5e-5, 4710),
-    _point(32768, 56.0, 21.2, 16, 0.94, 2.5e-5, 2267),
-    _point(49152, 68.0, 19.405, 24, 0.951807, 1e-4, 1846),
-    _point(58880, 79.9, 23.246, 29, 0.951807, 1e-4, 1785),
-    _point(65536, 84.5, 24.699, 31, 0.951807, 1e-4, 1133, after=True),
-    _point(67840, 85.9, 24.699, 31, 0.951807, 1e-4, 1133, after=True),
+    _point(1632, 35.0, 7.4, 2, 0.9, 5e-5, 27476, 204),
+    _point(3264, 35.2, 10.5, 2, 0.9, 5e-5, 14523, 204),
+    _point(4096, 40.0, 10.0, 5, 0.9, 2e-4, 13137, 64),
+    _point(8192, 42.0, 17.0, 5, 0.9, 2e-4, 6095, 64, after=True),
+    _point(13056, 45.4, 12.8, 9, 0.9, 2.5e-5, 4710, 204),
+    _point(32768, 56.0, 21.2, 16, 0.94, 2.5e-5, 2267, 128),
+    _point(49152, 68.0, 19.405, 24, 0.951807, 1e-4, 1846, 256),
+    _point(58880, 79.9, 23.246, 29, 0.951807, 1e-4, 1785, 230),
+    _point(65536, 84.5, 24.699, 31, 0.951807, 1e-4, 1133, 128, after=True),
+    _point(67840, 85.9, 24.699, 31, 0.951807, 1e-4, 1133, 424, after=True),
 )
 
 
@@ -115,6 +132,7 @@ def at(batch: int) -> Point:
         momentum=momentum,
         weight_decay=between("weight_decay"),
         schedule_epochs=between("schedule_epochs"),
+        normalized_images=round(between("normalized_images")),
     )
 
 

@@ -30,7 +30,8 @@ def noise_scale_momentum(batch: int, *, inverse: bool = False) -> float:
     """The momentum that keeps SGD's noise scale of batch 32768 at momentum 0.9 (Mikami et al.; Smith, Le, ICLR 2018).
 
     With noise lr N / (B (1 - m)): m = 1 - 0.1 * 32768 / B. `inverse` is the other reading of the formula of Mikami et
-    al., whose operators are lost: 1 - 0.1 B / 32768. The result is held within [0, 1).
+    al., whose operators are lost: 1 - 0.1 B / 32768, with 32768 and B both beside the learning rate above the line, as
+    printed. MLPerf's tuned momentum rises with the batch as the first does. The result is held within [0, 1).
     """
     ratio = batch / NOISE_SCALE_BATCH if inverse else NOISE_SCALE_BATCH / batch
     return max(0.0, 1.0 - 0.1 * ratio)

@@ -97,7 +97,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
           weight_decay: coupled L2 decay.
           decay_all: decay biases and normalization parameters too (Jia et al. leave them out).
           decoupled_decay: take weight_decay * rate / peak rate off the weights before each update, in place of decay in
-            the gradient (Loshchilov and Hutter).
+            the gradient (Loshchilov and Hutter); the flag --weight_decay is then that of 256 images, and follows the
+            batch.
           name: of the optimizer.
 
         Raises:

@@ -35,8 +35,10 @@ class Muon(GroupedOptimizer):
         u = momentum u + g;  d = g + momentum u, with Nesterov, or u
         w -= lr (max(1, outputs / inputs)^(1/2) orthogonalized(d) + weight_decay w)
 
-    A kernel of a convolution [h, w, in, out] counts as a matrix [h w in, out]. Decay is beside the gradient, not in
-    it. Biases and normalization parameters take the inner rule, w -= lr other_rate d. All of it is float32; the
+    A kernel of a convolution [h, w, in, out] counts as a matrix [h w in, out], and takes the factor in front from that
+    matrix, as timm does. The authors' code takes it from height over width, so that it is 1 for each square kernel;
+    the two differ where outputs > h w in, as in 1x1 convolutions that widen. Decay is beside the gradient, not in it.
+    Biases and normalization parameters take the inner rule, w -= lr other_rate d. All of it is float32; the
     authors orthogonalize in bfloat16, and leave the last layer to another method.
     """
 

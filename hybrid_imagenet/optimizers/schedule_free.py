@@ -36,11 +36,12 @@ class ScheduleFreeSGD(GroupedOptimizer):
 
         y = (1 - beta) z + beta x                  the gradient g is taken at y, to which decay is coupled
         z' = z - lr (g + weight_decay y)
-        x' = (1 - c) x + c z'                      c = lr^2 / sum of lr^2 up to now
+        x' = (1 - c) x + c z'                      c = w / sum of w up to now, w = (largest lr up to now)^2
 
     The weights that train are y, and z is the only state, as large as a velocity; x follows from both and is what is
     validated, kept and exported (`evaluated`). The learning rate is to stay constant after a warmup; it compares with
-    lr / (1 - momentum) of SGD.
+    lr / (1 - momentum) of SGD. The weights w are those of the authors' code: where the learning rate falls, the later
+    steps count as much as those at its peak.
     """
 
     slots = ("fast",)
@@ -72,18 +73,20 @@ class ScheduleFreeSGD(GroupedOptimizer):
         self.beta = beta
 
     def build(self, variables: Any) -> None:
-        """Creates z and the sum of squared learning rates."""
+        """Creates z, the sum of the weights w, and the largest learning rate."""
         if self.built:
             return
         super().build(variables)
-        self.totals = [self.add_variable(shape=(), dtype="float32", name="sum_of_squared_rates")]
+        names = ("sum_of_weights", "largest_learning_rate")
+        self.totals = [self.add_variable(shape=(), dtype="float32", name=name) for name in names]
 
     def before(self, now: Before) -> dict[str, Any]:
-        """Computes 1 - c and beta c; c is 0 as long as all rates have been 0."""
-        weight = tf.square(now.hyper["learning_rate"])
+        """Computes 1 - c and beta c; c is 0 while every learning rate has been 0."""
+        largest = tf.maximum(now.totals[1], now.hyper["learning_rate"])
+        weight = tf.square(largest)
         total = now.totals[0] + weight
         c = tf.math.divide_no_nan(weight, total)
-        return {"stays": 1.0 - c, "comes": self.beta * c, "first": now.number < 1.5, TOTALS: [total]}
+        return {"stays": 1.0 - c, "comes": self.beta * c, "first": now.number < 1.5, TOTALS: [total, largest]}
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
         """One step; x is left out of it: beta x = y - (1 - beta) z."""

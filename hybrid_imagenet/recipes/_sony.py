@@ -2,6 +2,11 @@
 
 They state a LARS coefficient of 0.01 and call it the default, which in their library is 0.001: the base's 0.001 stands.
 
+Their formula for the momentum of configuration B has lost its operators. Read with 32 * 1024 and B below the learning
+rate, it keeps the noise scale, m = 1 - 0.1 * 32768 / B: .95 at 64K. That is `noise_scale`, taken here, since tuned LARS
+has its momentum rise with the batch as well (MLPerf's table: .952 at 64K). Read as printed, with both beside the rate
+above the line, it is `--momentum_rule=noise_scale_inverse`, m = 1 - 0.1 B / 32768: .8 at 64K.
+
 Padding, brightness and noise are used "in all our experiments" without values (§3.2), and the example that their
 library publishes has none of them: 8 of 320 pixels, 0.05 and 0.02 of the range of a pixel are ours.
 """

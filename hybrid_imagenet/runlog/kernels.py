@@ -10,9 +10,10 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 
-from hybrid_imagenet.analysis.gpu_roofline import CONVOLUTION, LAYOUT, NORMALIZATION, OTHER, POINTWISE, UPDATE
 from hybrid_imagenet.runlog.profile import SCOPE, Event, span
 
+CONVOLUTION, NORMALIZATION, POINTWISE = "convolution", "normalization", "ReLU, sums, pooling"
+LAYOUT, UPDATE, OTHER = "change of layout", "update", "other"
 COMMUNICATION, COPIES = "communication", "host copies"
 KINDS = (CONVOLUTION, NORMALIZATION, POINTWISE, LAYOUT, UPDATE, COMMUNICATION, COPIES, OTHER)
 

@@ -19,9 +19,13 @@ Line = tuple[float, str, str, Any, dict[str, Any]]  # seconds, event type, key, 
 def log(records: Iterable[Mapping[str, Any]], config: Mapping[str, Any], started: float, **facts: Any) -> str:
     """Returns the log of a run, made from its records.
 
+    The run stops, as MLPerf's rules have it, with the evaluation that met the target; what followed is not in the log.
+    Events at one time of the records are a millisecond apart, so that every event has a time of its own.
+
     Args:
       records: the records of metrics.jsonl.
-      config: the content of config.json; `flags`, `world_size`, `train_images` and `validation_images` are used.
+      config: the content of config.json; `flags`, `world_size`, `train_images`, `validation_images`, `launched` and
+        `peak_learning_rate` are used.
       started: when training began, in seconds since 1970.
       facts: overrides of `submission_org`, `submission_platform`, `submission_status`.
 
@@ -29,12 +33,26 @@ def log(records: Iterable[Mapping[str, Any]], config: Mapping[str, Any], started
       Lines in order of time. `run_stop` has status success if the target (75.9 %, or the first --target) was met.
     """
     records = list(records)
+    target = (config.get("flags", {}).get("target") or [0.759])[0]
     epochs = [r for r in records if r.get("kind") == "epoch"]
-    lines = [*_opening(config, facts), *_epochs(epochs), _closing(epochs, config, gaps.best(records)[0] or 0.0)]
-    return "".join(_format(started, line) for line in lines)
+    reached = next((n for n, r in enumerate(epochs, 1) if (r.get("val_top1") or 0.0) >= target), None)
+    met = reached is not None or (gaps.best(records)[0] or 0.0) >= target
+    waited = max(started - config.get("launched", started), 0.0)
+    lines = [*_opening(config, facts, waited), *_epochs(epochs[:reached])]
+    lines.append((lines[-1][0], "INTERVAL_END", "run_stop", None, {"status": "success" if met else "aborted"}))
+    return "".join(_format(time, line) for time, line in zip(_times(started, lines), lines, strict=True))
 
 
-def _opening(config: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Line]:
+def _times(started: float, lines: Iterable[Line]) -> Iterator[int]:
+    """Returns the milliseconds since 1970 of each line, each later than the one before it."""
+    last = 0
+    for seconds, *_ in lines:
+        last = max(round(1000 * (started + seconds)), last + 1)
+        yield last
+
+
+def _opening(config: Mapping[str, Any], facts: Mapping[str, Any], waited: float) -> Iterator[Line]:
+    """The description of the run, `waited` seconds before training begins, when its command was started."""
     flags = config.get("flags", {})
     world_size = config.get("world_size", 1)
     device = config.get("gpu") if config.get("gpu") not in (None, "none") else config.get("cpu", "unknown")
@@ -52,12 +70,12 @@ def _opening(config: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Li
         "train_samples": config.get("train_images"),
         "eval_samples": config.get("validation_images"),
         "opt_name": flags.get("optimizer", "unknown"),
-        "opt_base_learning_rate": flags.get("lr"),
+        "opt_base_learning_rate": config.get("peak_learning_rate"),
         "opt_weight_decay": flags.get("weight_decay"),
     }
-    yield 0.0, "INTERVAL_START", "init_start", None, {}
+    yield -waited, "INTERVAL_START", "init_start", None, {}
     for key, value in values.items():
-        yield 0.0, "POINT_IN_TIME", key, value, {}
+        yield -waited, "POINT_IN_TIME", key, value, {}
     yield 0.0, "INTERVAL_END", "init_stop", None, {}
     yield 0.0, "INTERVAL_START", "run_start", None, {}
 
@@ -77,17 +95,11 @@ def _epochs(epochs: Iterable[Mapping[str, Any]]) -> Iterator[Line]:
         before = end
 
 
-def _closing(epochs: list[Mapping[str, Any]], config: Mapping[str, Any], best: float) -> Line:
-    targets = config.get("flags", {}).get("target") or [0.759]
-    end = float(epochs[-1].get("seconds") or 0.0) if epochs else 0.0
-    return end, "INTERVAL_END", "run_stop", None, {"status": "success" if best >= targets[0] else "aborted"}
-
-
-def _format(started: float, line: Line) -> str:
-    seconds, event, key, value, metadata = line
+def _format(milliseconds: int, line: Line) -> str:
+    _, event, key, value, metadata = line
     content = {
         "namespace": "",
-        "time_ms": round(1000 * (started + seconds)),
+        "time_ms": milliseconds,
         "event_type": event,
         "key": key,
         "value": value,

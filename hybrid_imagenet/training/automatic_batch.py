@@ -47,7 +47,7 @@ def settle(
         return config, ""
     earlier = communicator.broadcast_object(_earlier(config) if communicator.rank == 0 else None)
     if earlier:
-        return dataclasses.replace(config, per_gpu_batch=earlier), f"--per_gpu_batch=auto: {earlier} images, as before"
+        return _with(config, earlier), f"--per_gpu_batch=auto: {earlier} images, as before"
     error, found, note = None, None, ""
     if hardware.has_gpu() or communicator.local_rank == 0:
         try:
@@ -56,7 +56,13 @@ def settle(
             error = str(problem)
     communicator.agree(error)
     batches = [batch for batch in communicator.allgather_object(found) if batch is not None]
-    return dataclasses.replace(config, per_gpu_batch=min(batches)), f"--per_gpu_batch=auto: {min(batches)} images{note}"
+    return _with(config, min(batches)), f"--per_gpu_batch=auto: {min(batches)} images{note}"
+
+
+def _with(config: Config, batch: int) -> Config:
+    """The configuration with a batch. Ranks are connected by now, so that no table can group them for normalization."""
+    fixed = {"bn_group": "--per_gpu_batch=auto"} if config.origins.get("bn_group", "default") == "default" else {}
+    return config.replace(fixed, per_gpu_batch=batch)
 
 
 def _find(config: Config, communicator: Communicator, precision: str, classes: int, examples: int) -> tuple[int, str]:

@@ -23,7 +23,7 @@ from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.resilience.rollback import Rollback
 from hybrid_imagenet.runlog import gaps, jsonl, live, run_dir, standard_logs, summary, trackers
-from hybrid_imagenet.stages import on_terminal
+from hybrid_imagenet.stages import command_start, on_terminal
 from hybrid_imagenet.training import closing
 
 _IMAGENET_CLASSES = 1000
@@ -165,14 +165,17 @@ class Recording:
             "gpus": facts.get("gpu", "none") != "none",
         }
         flags = _shown(self._config)
-        started = time.time() - state.seconds
+        now = time.time()
+        workers = derived.workers(self._config, facts["world_size"])
         self._directory.write_json(
             "config.json",
             {
                 "flags": flags,
                 "origins": dict(self._config.origins),
                 "version": __version__,
-                "started": started,
+                "launched": command_start(now) - state.seconds,
+                "started": now - state.seconds,
+                "peak_learning_rate": derived.peak_learning_rate(self._config, workers),
                 **facts,
             },
         )
@@ -194,7 +197,6 @@ class Recording:
                 "epochs: SGD will not be reached"
             )
         imagenet = info.get("reference_batch") is not None
-        workers = derived.workers(self._config, facts["world_size"])
         for text in report.warnings(self._config, workers, imagenet=imagenet):
             self.view.message(text)
 

@@ -6,7 +6,7 @@ from scipy.optimize import nnls
 
 from hybrid_imagenet.analysis import cost_model
 from hybrid_imagenet.analysis.cost_model import Link, Topology
-from hybrid_imagenet.analysis.step_time import Layer, efficiency, exchange, exchange_by_cycle
+from hybrid_imagenet.analysis.step_time import Layer, exchange
 from hybrid_imagenet.numerics.torus import Grid
 from tests.references import cost_model_reference as reference
 
@@ -141,42 +141,3 @@ def test_buckets_travel_while_backpropagation_goes_on(fusion, seconds_per_byte, 
     assert result.buckets == buckets
     assert result.exposed == pytest.approx(exposed)
     assert result.seconds == pytest.approx(60 * seconds_per_byte)
-
-
-def test_communication_at_half_speed_during_backpropagation():
-    # 30 bytes from 3 s on need 1.5 s of link: 3 s at half speed. The next 20 start at 6 s, at full speed.
-    result = exchange(LAYERS, 6.0, 1, 0, lambda size: size * 0.05, overlap=0.5)
-    assert result.exposed == pytest.approx(1.0 + 0.5)
-
-
-@pytest.mark.parametrize(
-    ("cycle", "phase", "cost", "exposed", "buckets"),
-    [
-        (1.0, 0.0, 0.01, 0.1, (30, 20, 10)),  # ticks at 1, 2, ..., 6 s
-        (4.0, 0.0, 0.01, 2.0 + 0.3, (30, 30)),  # ticks at 4 and 8 s: the second fuses two layers
-        (1.0, 0.5, 0.01, 0.5 + 0.1, (30, 20, 10)),  # ticks half a second later
-        (0.1, 0.0, 0.2, 6 + 6 - 3, (30, 30)),  # the first takes from 3 to 9 s; all the rest is ready by then
-    ],
-)
-def test_engine_fuses_what_is_ready_at_a_tick(cycle, phase, cost, exposed, buckets):
-    result = exchange_by_cycle(LAYERS, 6.0, 1, 1000, lambda size: size * cost, cycle, phase)
-    assert result.buckets == buckets
-    assert result.exposed == pytest.approx(exposed)
-
-
-def test_engine_respects_the_fusion_threshold():
-    result = exchange_by_cycle(LAYERS, 6.0, 1, 25, lambda size: 10.0, 0.1)
-    assert result.buckets == (30, 20, 10)
-
-
-@pytest.mark.parametrize(
-    ("batch_ms", "printed"), [(256 / 1.542, 0.975), (129.5, 0.971), (128 / 1.377, 0.964)]
-)  # H, Table 3.3
-def test_closed_form_reproduces_cluster_1(batch_ms, printed):
-    assert efficiency(batch_ms, 0.0, jitter=0.0108, tail=2.47) == pytest.approx(printed, abs=5e-4)
-
-
-def test_closed_form_hides_communication_behind_backpropagation():
-    assert efficiency(90, 60) == 1
-    assert efficiency(90, 70) == pytest.approx(0.9)
-    assert efficiency(90, 60, overlap=0.5) == pytest.approx(90 / 120)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from hybrid_imagenet.analysis import published
 from hybrid_imagenet.benchmarks import _gpu_jobs, _gpu_rank, _gpu_report, gpu
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools.doctor.findings import FAIL, PASS, WARN, Finding
@@ -56,8 +57,7 @@ def climb(rows, findings=GOOD, gpus=8, hosts="a", flags=(), rate=30_000.0, words
         return found
 
     facts = {word.partition(":")[0]: {"gpus": [A100] * gpus} for word in hosts.split(",")}
-    predicted = {"images_per_second": 2213.0, "now": {"rows": {"normalization": {"seconds": 0.03, "launches": 106}}}}
-    tools = gpu.Tools(lambda arguments: (facts, findings), measure, lambda given: rate, lambda key, row: predicted)
+    tools = gpu.Tools(lambda arguments: (facts, findings), measure, lambda given: rate)
     options = gpu._parse(["-H", hosts, *words])
     return gpu.climb(options, flags, tools, lambda line: None), asked
 
@@ -67,12 +67,15 @@ def test_a_good_machine_is_climbed_to_the_top_without_a_cause():
     report, asked = climb(rows, hosts="a:8,b:8")
     assert asked == [(1, "a:1", True), (8, "a:8", False), (16, "a:8,b:8", False)]
     assert (report["error"], report["causes"], report["gpu"]) == ("", [], "a100")
-    assert (report["expected"], report["expected_from"]) == (2213, "predicted by hybrid-imagenet plan")
-    assert _gpu_report.summary(report).splitlines()[0].endswith("; expected 2,213 (predicted by hybrid-imagenet plan)")
+    (alone,) = [speed for speed in published.speeds("a100", "fp16") if speed.gpus == 1]
+    assert (report["expected"], report["expected_from"]) == (2375, alone.source)
+    assert report["limit"] == pytest.approx(3656, abs=1)
+    line = _gpu_report.summary(report).splitlines()[1]
+    assert line == f"published: 2,375 ({alone.source}); limit of the memory: 3,656"
     assert "as expected" in _gpu_report.summary(report)
     text = _gpu_report.markdown(report)
     assert "| cluster | 16 | 112.00 | 109.00 | 3.00 |" in text
-    assert "| normalization | 48.00 | 44.0 % | 30.00 |" in text
+    assert "| normalization | 48.00 | 44.0 % |" in text
     assert "normalization in NHWC" in text and CONV[:60] in text
     assert "DeepLearningExamples, TensorFlow 1" in text
     json.dumps(report)
@@ -136,13 +139,23 @@ def test_bad_input_is_one_line(kwargs, message, monkeypatch):
     assert "\n" not in report["error"]
 
 
+def test_an_h100_is_judged_by_its_published_peer_and_not_by_what_this_program_reached_before(monkeypatch):
+    monkeypatch.setitem(A100, "name", "NVIDIA H100 80GB HBM3")
+    report, _ = climb({1: row(1, 1, 58.4, 58.4, fast())}, gpus=1)
+    assert report["expected"] == pytest.approx(7162, abs=1)
+    assert report["causes"]
+    line = _gpu_report.summary(report).splitlines()[1]
+    assert "this program before: 4,387 at batch 256, 5,105 at batch 512" in line
+    assert line.endswith("limit of the memory: 7,876")
+
+
 def test_a_p40_computes_in_fp32_with_the_papers_batch(monkeypatch):
     monkeypatch.setitem(A100, "name", "Tesla P40")
     p40 = row(1, 1, 128e3 / 295, 128e3 / 295, fast(), precision="float32", batch_per_rank=128)
     report, _ = climb({1: p40 | {"images_per_second": 295.0}}, gpus=1)
     assert report["flags"][:3] == ["--dataset=synthetic_tensors", "--per_gpu_batch=128", "--precision=float32"]
     assert (report["expected"], report["causes"]) == (295, [])
-    assert report["expected_from"] == "published: Lu et al., section 3.2.2"
+    assert report["expected_from"] == "Lu et al., section 3.2.2"
 
 
 def test_the_result_of_a_job_is_found_among_the_words_of_launcher_and_nccl():

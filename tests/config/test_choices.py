@@ -112,7 +112,8 @@ def test_every_flag_of_an_optimizer_reaches_its_constructor_and_survives_a_round
     method, options = OPTIMIZERS[name], choices.optimizer_options(name)
     own = signatures.read(method.constructor)
     flags, values = flags_for({flag: a for flag, a in options.items() if a.name in own})
-    arguments = derived.optimizer_arguments(config.resolve([f"--optimizer={name}", *flags]), 2)
+    batch = "--per_gpu_batch=128"  # decoupled decay is that of 256 images
+    arguments = derived.optimizer_arguments(config.resolve([f"--optimizer={name}", batch, *flags]), 2)
     optimizer = optimizers.create(**arguments)
     made = optimizer.get_config()
     assert {flag: made[options[flag].name] for flag in values} == values

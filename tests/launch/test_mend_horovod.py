@@ -30,6 +30,16 @@ def make_source(folder, changes):
             file.write(f"before {text} after\n")
 
 
+def test_the_notice_names_every_changed_file(changes):
+    notice = (LAUNCH.parent / "NOTICE").read_text()
+    assert {name for name, _, _ in changes} == {
+        line.strip()
+        for line in notice.splitlines()
+        if line.startswith("   ") and "/" in line and " " not in line.strip()
+    }
+    assert "Apache License" in (LAUNCH.parent / "LICENSE").read_text()
+
+
 def test_every_change_is_made(tmp_path, changes):
     make_source(tmp_path, changes)
     done = mend(tmp_path)

@@ -7,6 +7,7 @@ import tensorflow as tf
 from hybrid_imagenet import models
 from hybrid_imagenet.models import normalization
 from hybrid_imagenet.models.normalization import BatchNormalization
+from hybrid_imagenet.models.synchronized import normalize_over_ranks
 from hybrid_imagenet.numerics import moments
 
 EPSILON = 1e-3
@@ -228,6 +229,16 @@ def test_synchronized_ranks_give_what_one_rank_gives_on_all_images(policy, toler
         np.testing.assert_allclose(layer.moving_mean.numpy(), mean, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=1e-4)
     assert ranks.names[0] == ranks.names[1] == ["bn/moments", "bn/gradient_moments"]
+
+
+@pytest.mark.parametrize("mean", [0.0, 3.0, 30.0])
+def test_the_variance_over_ranks_is_within_its_bound_where_the_mean_is_large(mean):
+    x = np.random.default_rng(2).normal(mean, 1.0, (64, 8, 8, 4))
+    _, _, variance = normalize_over_ranks(
+        tf.cast(x, tf.float32), tf.ones([4]), tf.zeros([4]), 0.0, lambda tensor, name: tensor, "bn"
+    )
+    error = np.abs(variance / x.var((0, 1, 2)) - 1).max()
+    assert error < 1e-6 + 2e-7 * (1 + mean**2)  # the sums of the values themselves, then the difference over ranks
 
 
 def test_synchronized_reductions_have_a_name_per_layer():

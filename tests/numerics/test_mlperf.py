@@ -6,13 +6,14 @@ from tests.references import mlperf_reference as reference
 
 @pytest.mark.parametrize(("point", "row"), [*zip(mlperf.POINTS, reference.ROWS, strict=True)], ids=range(10))
 def test_each_row_is_that_of_the_reference(point, row):
-    batch, epochs, lr, warmup, momentum, decay, end, step = row
+    batch, epochs, lr, warmup, momentum, decay, end, step, span = row
     found = mlperf.at(int(batch))
     assert found == point
     assert (point.batch, point.epochs, point.lr, point.warmup_epochs) == (batch, epochs, lr, warmup)
     assert (point.momentum, point.weight_decay) == (momentum, decay)
     assert point.schedule_epochs == pytest.approx(end, abs=0.05)
     assert point.relative_step == pytest.approx(step, abs=6e-4)
+    assert point.normalized_images == span
     assert 0.94 < point.epochs / point.schedule_epochs < 1.0001
 
 
@@ -26,6 +27,11 @@ def test_between_two_rows_the_relative_step_is_linear_in_the_logarithm_of_the_ba
     assert middle.momentum == pytest.approx(0.92, rel=1e-4)
     step = (12.8 * 1e-3 / 0.1 + 21.2 * 1e-3 / 0.06) / 2
     assert middle.lr == pytest.approx(step * 0.08 / 1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize(("images", "batch", "group"), [(204, 32, 6), (204, 256, 1), (128, 32, 4), (64, 48, 1)])
+def test_a_group_comes_nearest_to_the_images_in_ratio(images, batch, group):
+    assert mlperf.normalization_group(images, batch, [1, 2, 3, 4, 6, 12]) == group
 
 
 def test_outside_the_nearest_row_holds():

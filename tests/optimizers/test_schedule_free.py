@@ -10,25 +10,29 @@ from tests.references.optimizers_reference import ScheduleFreeReference
 
 
 def warmup(step):
-    return 0.5 * min(1.0, step / 20)  # the first rate is 0
+    return 0.5 * min(1.0, step / 20)  # the first learning rate is 0
+
+
+def falling(step):
+    return warmup(step) * min(1.0, 1.0 - (step - 20) / 180)
 
 
 @pytest.mark.parametrize("loss_scale", [1.0, 2.0**15])
-@pytest.mark.parametrize("beta", [0.9, 0.5, 1.0])
-def test_200_steps_follow_the_oracle(beta, loss_scale):
+@pytest.mark.parametrize(("beta", "rate"), [(0.9, warmup), (0.5, warmup), (1.0, warmup), (0.9, falling)])
+def test_200_steps_follow_the_oracle(beta, rate, loss_scale):
     problem = Problem()
     runner = Runner(ScheduleFreeSGD(0.5, beta=beta, weight_decay=0.01), problem, loss_scale)
     layers = problem.layers()
     oracle = ScheduleFreeReference(layers, beta=beta, decay=0.01)
     average = runner.optimizer.evaluated()
     for step in range(200):
-        runner.step({"learning_rate": warmup(step)})
-        oracle.step(problem.grads([layer["w"] for layer in layers], step), warmup(step))
+        runner.step({"learning_rate": rate(step)})
+        oracle.step(problem.grads([layer["w"] for layer in layers], step), rate(step))
         if step in (0, 1, 2, 199):
             assert_close(runner.weights(), layers)
             average.refresh()
             assert_close([x.numpy() for x in average.variables.values()], [{"w": x} for x in oracle.x])
-    assert float(runner.optimizer.totals[0].numpy()) == pytest.approx(sum(warmup(s) ** 2 for s in range(200)), rel=1e-5)
+    assert [float(t.numpy()) for t in runner.optimizer.totals] == pytest.approx([oracle.weight_sum, 0.5], rel=1e-5)
 
 
 def test_two_steps_by_hand():

@@ -1,4 +1,6 @@
 import math
+import pathlib
+import re
 
 import pytest
 
@@ -7,7 +9,7 @@ from hybrid_imagenet import config, optimizers, recipes
 from hybrid_imagenet.comm import fusion
 from hybrid_imagenet.config import choices, derived, report
 from hybrid_imagenet.numerics import run_length, schedules
-from tests.references import alexnet_reference, mlperf_reference
+from tests.references import alexnet_reference, mlperf_reference, short_reference
 
 IMAGENET = 1_281_167
 NAMES = {
@@ -100,6 +102,20 @@ def test_goyal_and_hal_reach_their_linear_scaling_rates():
         assert found == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "gpus", "peak"),
+    [
+        ("hybrid", 24, 2.4),
+        ("adabound", 24, 1e-3),
+        ("gradual_warmup", 256, 3.2),
+        ("flash_a", 1024, 34.0),
+        ("mlperf_lars", 1024, 21.2),
+    ],
+)
+def test_the_peak_of_the_learning_rate_is_that_of_all_gpus(name, gpus, peak):
+    assert derived.peak_learning_rate(config.resolve([f"--recipe={name}"]), gpus) == pytest.approx(peak)
+
+
 def test_hal_decays_every_parameter_and_goyal_leaves_out_biases_and_normalization():
     found = {
         name: derived.optimizer_arguments(config.resolve([f"--recipe={name}"]), 4) for name in ("hal", "gradual_warmup")
@@ -122,7 +138,7 @@ def test_sony_experiments_follow_the_batch():
 @pytest.mark.parametrize("row", mlperf_reference.ROWS, ids=lambda row: f"{row[0]:.0f}")
 def test_mlperf_lars_is_a_row_of_mlperfs_table(row):
     """On as many GPUs as make the batch of a row, --print_config and the schedule have that row's numbers."""
-    batch, _, lr, warmup, momentum, decay, end, _ = row
+    batch, _, lr, warmup, momentum, decay, end, *_ = row
     resolved = derived.settle(config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"]), int(batch) // 16)
     assert (resolved.lr, resolved.warmup_epochs, resolved.momentum) == (lr, warmup, momentum)
     assert (resolved.weight_decay, resolved.epochs) == (decay, round(end))
@@ -161,18 +177,64 @@ def test_mlperf_lars_validates_every_4_epochs_and_in_the_one_of_the_target(row):
     assert derived.settle(config.resolve(own), gpus).eval_offset_epochs == 1
 
 
-def test_short_rises_and_falls_evenly_while_its_images_grow():
-    rows = plan("short", 8)
-    assert {row.global_batch for row in rows} == {1024}
-    assert len(rows) == 27
-    assert [rows[e].learning_rate for e in (0, 3)] == pytest.approx([0.0, 1.7], rel=1e-4)
-    assert rows[15].learning_rate == pytest.approx(1.7 / 2, rel=1e-3)  # halfway between epochs 3 and 27
-    assert rows[26].last_learning_rate < 1e-3
-    assert [rows[e].image_size for e in (0, 18, 19, 21, 22, 26)] == [160, 160, 176, 176, 192, 192]
+def test_short_is_the_published_configuration_of_mosaicml():
+    """On their 8 GPUs: every number of their file, learning rate and size in every epoch."""
+    theirs, rows = short_reference.MOSAICML, plan("short", 8)
     resolved = config.resolve(["--recipe=short"])
-    assert derived.evaluation_size(resolved) == 256
-    optimizer = optimizers.create(**derived.optimizer_arguments(resolved, 8))
-    assert (optimizer.decoupled, optimizer.decay) == (5e-4, 0.0)
+    assert {row.global_batch for row in rows} == {theirs["batch"]}
+    assert len(rows) == theirs["epochs"] == 28
+    found = [row.learning_rate for row in rows]
+    assert found == pytest.approx([short_reference.mosaicml_rate(e) for e in range(28)], abs=2e-3)
+    assert [row.image_size for row in rows] == [short_reference.mosaicml_size(e) for e in range(28)]
+    assert (rows[0].image_size, rows[27].image_size) == (88, 176)
+    validation = theirs["validation"] / theirs["validation_resize"]
+    assert (derived.evaluation_size(resolved), resolved.eval_crop) == (theirs["validation"], validation)
+    assert (resolved.momentum, resolved.label_smoothing) == (theirs["momentum"], theirs["smoothing"])
+    assert (resolved.eval_every_epochs, resolved.ema_every) == (theirs["eval_interval"], theirs["average_every"])
+    assert resolved.ema_decay ** theirs["half_life"] == pytest.approx(0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize(("gpus", "decay"), [(8, 5e-4), (16, 1e-3), (1, 6.25e-5)])
+def test_decoupled_decay_follows_the_batch(gpus, decay):
+    """MosaicML's 5e-4 in a step belongs to 2,048 images."""
+    resolved = config.resolve(["--recipe=short"])
+    optimizer = optimizers.create(**derived.optimizer_arguments(resolved, gpus))
+    assert (optimizer.decoupled, optimizer.decay) == (pytest.approx(decay), 0.0)
+    lines = report.describe(resolved, IMAGENET, gpus).splitlines()
+    assert f"decoupled decay {decay:.3g} of the weights a step at batch {256 * gpus}" in lines
+
+
+@pytest.mark.parametrize("row", mlperf_reference.ROWS, ids=lambda row: f"{row[0]:.0f}")
+def test_mlperf_lars_normalizes_nearly_as_many_images_as_the_reference(row):
+    gpus, span = int(row[0]) // 16, row[-1]
+    resolved = derived.settle(config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"]), gpus)
+    assert gpus % resolved.bn_group == 0
+    assert 0.5 < 16 * resolved.bn_group / span < 2
+    assert derived.communication(config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"]), gpus).neighbors == (
+        resolved.bn_group
+    )
+    text = report.describe(resolved, IMAGENET, gpus)
+    assert f"batch normalization over {16 * resolved.bn_group} images" in text
+    assert f"MLPerf's table has {span:.0f}" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus", "group"),
+    [
+        ([], 1024, 4),  # 128 images of 32
+        (["--per_gpu_batch=256"], 16, 1),  # more than the 64 of the table already
+        (["--virtual_gpus=4"], 1024, 4),
+        (["--virtual_gpus=8"], 1024, 4),  # a part of a rank
+        (["--virtual_gpus=8", "--per_gpu_batch=8"], 512, 8),
+        (["--xla"], 1024, 1),  # it compiles no sums over ranks
+        (["--xla", "--virtual_gpus=8"], 1024, 4),
+        (["--sync_batch_norm"], 1024, 1),
+        (["--bn_group=2"], 1024, 2),
+        (["--model=some:network"], 1024, 1),
+    ],
+)
+def test_the_group_of_the_table_is_one_that_the_run_can_have(flags, gpus, group):
+    assert derived.settle(config.resolve(["--recipe=mlperf_lars", *flags]), gpus).bn_group == group
 
 
 def test_labels_are_smoothed_in_the_experiments_that_table_3_marks():
@@ -217,6 +279,32 @@ def test_a_hybrid_allreduce_without_masters_is_a_warning():
         )
     assert report.warnings(config.resolve(["--fusion_threshold_mb=16"]), 24, imagenet=False) == []
     assert found[256][0] in report.describe(config.resolve(["--allreduce=hybrid"]), IMAGENET, 24)
+
+
+def test_the_table_in_readme_reaches_the_batches_it_names():
+    text = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+    rows = re.findall(r"^\| ([\d,]+(?: to [\d,]+)?) \| ([\d,]+(?: to [\d,]+)?) \| (`--recipe=.*?`) \|", text, re.M)
+    assert len(rows) == 6
+    for gpus, images, flags in rows:
+        numbers = [[int(n.replace(",", "")) for n in cell.split(" to ")] for cell in (gpus, images)]
+        for choice in flags.split(" or "):
+            resolved = config.resolve(choice.strip("`").split())
+            found = [row.global_batch for count in numbers[0] for row in report.plan(resolved, IMAGENET, count)]
+            assert [min(found), max(found)] == [numbers[1][0], numbers[1][-1]], (gpus, choice)
+
+
+def test_the_page_on_tuning_has_the_numbers_of_the_recipe():
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "tuning.md").read_text()
+    rows = re.findall(
+        r"^\| (\d+) \| ([\d,]+) \| `mlperf_lars` \| (\S+) \| (\d+) \| (\S+) \| (\S+) \| (\d+) \|", text, re.M
+    )
+    assert [int(gpus) for gpus, *_ in rows] == [8, 16, 32, 128, 256]
+    for gpus, images, *numbers in rows:
+        c = derived.settle(config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=256"]), int(gpus))
+        assert derived.base_batch(c, int(gpus)) == int(images.replace(",", ""))
+        assert [float(n) for n in numbers] == pytest.approx(
+            [c.lr, c.warmup_epochs, c.momentum, c.weight_decay, c.epochs], rel=3e-3
+        )
 
 
 def test_the_table_names_every_recipe_once():

@@ -1,4 +1,6 @@
-"""Oracles for the parts of the short recipe, in float64, written from the papers' definitions."""
+"""Oracles for the parts of the short recipe, in float64, written from the papers' definitions and MosaicML's files."""
+
+import math
 
 import numpy as np
 
@@ -30,3 +32,30 @@ def decay_decoupled(layer, decay, rate, peak):
     """Loshchilov and Hutter, algorithm 1: eta_t lambda theta off the weights, eta_t = rate / peak."""
     if layer["kernel"]:
         layer["w"] = layer["w"] - rate / peak * decay * layer["w"]
+
+
+MOSAICML = {"batch": 2048, "lr": 2.048, "momentum": 0.875, "weight_decay": 5e-4, "smoothing": 0.08, "warmup": 8,
+            "epochs": int(90 * 0.32), "crop": 176, "validation": 224, "validation_resize": 232, "delay": 0.4,
+            "finetune": 0.2, "initial_scale": 0.5, "increment": 4, "average_every": 20, "half_life": 100,
+            "eval_interval": 3}  # fmt: skip
+"""MLPerf Training 2.0, MosaicML, 8xA100_80GB-methods/config.yaml; what it leaves out is composer 0.7.0's default.
+
+scale_schedule_ratio 0.32 multiplies the 90 epochs and makes a whole number of them (Time.__mul__). It does not touch
+the warmup (CosineAnnealingWithWarmupScheduler).
+"""
+
+
+def mosaicml_rate(epoch):
+    """composer/optim/scheduler.py, at a fractional epoch."""
+    c = MOSAICML
+    if epoch < c["warmup"]:
+        return c["lr"] * epoch / c["warmup"]
+    return c["lr"] * 0.5 * (1 + math.cos(math.pi * (epoch - c["warmup"]) / (c["epochs"] - c["warmup"])))
+
+
+def mosaicml_size(epoch):
+    """composer/algorithms/progressive_resizing, after a whole number of epochs."""
+    c = MOSAICML
+    elapsed = (epoch / c["epochs"] - c["delay"]) / (1 - c["finetune"] - c["delay"])
+    scale = c["initial_scale"] + (1 - c["initial_scale"]) * min(max(elapsed, 0.0), 1.0)
+    return round(c["crop"] * scale / c["increment"]) * c["increment"]

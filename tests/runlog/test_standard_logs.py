@@ -16,6 +16,7 @@ CONFIG = {
               "optimizer": "hybrid", "dataset": "digits"},
     "world_size": 2, "gpu": "none", "cpu": "some CPU", "tensorflow": "2.21.0", "train_images": 1000,
     "validation_images": 100, "started": 1_700_000_000.0,
+    "launched": 1_699_999_980.0, "peak_learning_rate": 0.2,
 }  # fmt: skip
 
 
@@ -75,15 +76,25 @@ def parsed(text):
 
 
 def test_mlperf_times_and_values():
-    lines = parsed(mlperf.log(records(), CONFIG, 1000.0))
+    lines = parsed(mlperf.log(records(), CONFIG | {"launched": 980.0}, 1000.0))
     times = [line["time_ms"] for line in lines]
-    assert times == sorted(times)
+    assert times == sorted(set(times)), "each event has a time of its own"
+    bounds = {line["key"]: line["time_ms"] for line in lines if line["key"].startswith(("init", "run"))}
+    assert (bounds["init_start"], bounds["run_start"]) == (980_000, 1_000_001)
     accuracies = [(line["value"], line["metadata"]["epoch_num"], line["time_ms"])
                   for line in lines if line["key"] == "eval_accuracy"]  # fmt: skip
     assert accuracies == [(0.5, 1, 1_036_000), (0.8, 2, 1_072_000)]
-    assert [line["time_ms"] for line in lines if line["key"] == "eval_start"] == [1_030_000, 1_066_000]
+    assert [line["time_ms"] for line in lines if line["key"] == "eval_start"] == [1_030_001, 1_066_001]
     by_key = {line["key"]: line["value"] for line in lines}
     assert (by_key["global_batch_size"], by_key["train_samples"], by_key["eval_samples"]) == (64, 1000, 100)
+    assert by_key["opt_base_learning_rate"] == 0.2  # on all GPUs, not the 0.1 of the flag
+
+
+def test_mlperf_run_stops_at_the_evaluation_that_met_the_target():
+    lines = parsed(mlperf.log(records((0.5, 0.75, 0.9)), CONFIG, 1000.0))
+    assert [line["value"] for line in lines if line["key"] == "eval_accuracy"] == [0.5, 0.75]
+    assert (lines[-1]["key"], lines[-1]["metadata"]["status"]) == ("run_stop", "success")
+    assert lines[-1]["time_ms"] == pytest.approx(1_072_000, abs=3)
 
 
 @pytest.mark.parametrize(("top1", "status"), [((0.5, 0.75), "success"), ((0.5, 0.74), "aborted")])
@@ -96,7 +107,7 @@ def test_start_is_reckoned_back_where_it_was_not_stored(run_dir):
     (run_dir / "config.json").write_text(json.dumps(config))
     log = standard_logs.write(run_dir)[2].read_text()
     end = (run_dir / "metrics.jsonl").stat().st_mtime
-    assert parsed(log)[-1]["time_ms"] == pytest.approx(1000 * end, abs=1)
+    assert parsed(log)[-1]["time_ms"] == pytest.approx(1000 * end, abs=3)
 
 
 @pytest.mark.parametrize("broken", ["config.json", "metrics.jsonl"])

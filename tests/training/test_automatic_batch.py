@@ -7,6 +7,7 @@ import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import automatic_batch
 
@@ -54,6 +55,14 @@ def test_a_resumed_run_keeps_its_number(tmp_path, monkeypatch):
     assert settle([f"--run_dir={tmp_path}", "--resume"])[0].per_gpu_batch == 40
     assert settle([f"--run_dir={tmp_path}"])[0].per_gpu_batch == 64
     assert settle([f"--run_dir={tmp_path / 'none'}", "--resume"])[0].per_gpu_batch == 64
+
+
+def test_a_batch_found_after_the_ranks_are_connected_groups_none_of_them(monkeypatch):
+    """Groups of ranks for normalization are made when they connect, before the batch is known."""
+    monkeypatch.setattr(automatic_batch, "_find", lambda *_: (32, " found"))
+    for flags, group in ([], 1), (["--bn_group=2"], 2):
+        settled, _ = settle(["--recipe=mlperf_lars", *flags])
+        assert derived.settle(settled, 1024).bn_group == group
 
 
 def test_a_number_stays_as_it_is():

@@ -11,7 +11,8 @@ from hybrid_imagenet.analysis.cost_model import ALGORITHMS, Link
 from hybrid_imagenet.config.help import entries
 from hybrid_imagenet.errors import EXIT_OK, UserError
 from hybrid_imagenet.runlog.summary import duration
-from hybrid_imagenet.tools.plan import one_gpu, residuals, settings
+from hybrid_imagenet.tools.plan import settings
+from hybrid_imagenet.tools.plan.clusters import own_speed
 from hybrid_imagenet.tools.plan.predict import (
     FUSION_CHOICES_MB,
     MIB,
@@ -40,11 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         print(help_text())
         return EXIT_OK
     try:
-        plan = settings.parse(arguments)
-        if plan.published:
-            print("\n".join(residuals.table()))
-            return EXIT_OK
-        return _run(plan)
+        return _run(settings.parse(arguments))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -108,13 +105,16 @@ def _fusion(setting: settings.Settings) -> list[float]:
 def _lines(
     plan: settings.Plan, setting: settings.Settings, rows: list[Prediction], here: Prediction, advice: Prediction
 ) -> list[str]:
-    cluster, job = setting.cluster, setting.job
-    lines = [*one_gpu.lines(setting.single), ""] if setting.single else []
-    lines += [
-        f"{plan.model}, {cluster.hosts} hosts x {cluster.local_size} {setting.gpu or 'GPUs'}, "
-        f"batch {job.batch} per GPU, {job.batch / job.alone_seconds:.0f} images/s on one GPU; "
+    cluster, alone = setting.cluster, setting.alone
+    lines = [
+        f"{plan.model}, {cluster.hosts} hosts x {cluster.local_size} {alone.title or 'GPUs'}, "
+        f"batch {alone.batch} per GPU, {alone.batch / alone.seconds:.0f} images/s on one GPU ({alone.source}); "
         f"link {_link(cluster.between)}, inside {_link(cluster.inside)}",
     ]
+    own = own_speed(cluster.gpu, "fp16")
+    if own is not None and plan.speed == "published" and plan.images_per_second is None:
+        reached = alone.batch / own.seconds(alone.batch)
+        lines.append(f"this program has reached {reached:.0f} images/s at that batch: --speed=own plans with it")
     if setting.fit is not None:
         fit = setting.fit
         lines.append(
@@ -137,8 +137,8 @@ def _lines(
     if here.gpus > 1:
         gain = f"(efficiency {100 * advice.efficiency:.1f} %, {1e3 * advice.exposed_seconds:.2f} ms exposed per step)"
         lines += ["", f"recommended for {here.gpus} GPUs: {flags(advice.way)} {gain}"]
-        if here.way != advice.way:
-            longer = 100 * (here.step_seconds / advice.step_seconds - 1)
+        longer = 100 * (here.step_seconds / advice.step_seconds - 1)
+        if here.way != advice.way and longer >= 0.1:
             lines.append(f"a step as asked for ({describe(here.way)}) takes {longer:.1f} % longer")
     if not any(row.target_seconds for row in rows):
         lines.append("no reference convergence is known for these batches; give --epochs_to_target")
@@ -146,23 +146,14 @@ def _lines(
 
 
 def _beyond_gradients(setting: settings.Settings) -> list[str]:
-    """What a step has beside passes and the exchange of gradients: statistics of normalization, Muon's products."""
-    lines, update = [], setting.update
+    """What a step exchanges beside gradients: statistics of normalization."""
     found = statistics_exchange(setting.job, setting.cluster.hosts * setting.cluster.local_size)
-    if found.exchanges:
-        lines.append(
-            f"normalization over {found.group} GPUs: {found.exchanges} all-reduces of {found.bytes / 2**10:.0f} KiB in "
-            f"all, {1e3 * found.seconds:.2f} ms of each step"
-        )
-    if update is not None:
-        known = "not counted, as the GPU is not known: name it by --gpu, without --images_per_second"
-        if update.seconds is not None:
-            known = f"{1e3 * update.seconds:.1f} ms of each step, assumed rates"
-        lines.append(
-            f"Muon: {update.operations / 1e12:.2f} TFLOP of matrix products on every GPU in {update.steps} "
-            f"Newton-Schulz steps, {known}"
-        )
-    return lines
+    if not found.exchanges:
+        return []
+    return [
+        f"normalization over {found.group} GPUs: {found.exchanges} all-reduces of {found.bytes / 2**10:.0f} KiB in "
+        f"all, {1e3 * found.seconds:.2f} ms of each step"
+    ]
 
 
 _FOOTNOTES = (
@@ -175,13 +166,13 @@ _REFERENCE = "to 75.9 %: epochs of MLPerf's reference at the batch; a dash where
 def describe(way: Way) -> str:
     """Describes a way of exchange in a few words."""
     grid = f" {way.grid}" if way.grid else ""
-    return f"{way.algorithm}{grid}, {(way.fusion_bytes or 0) / MIB:g} MiB"
+    return f"{way.algorithm}{grid}, {way.fusion_bytes / MIB:g} MiB"
 
 
 def flags(way: Way) -> str:
     """A way of exchange as flags of the training program."""
     grid = f" --torus_grid={way.grid}" if way.grid else ""
-    return f"--allreduce={way.algorithm}{grid} --fusion_threshold_mb={(way.fusion_bytes or 0) / MIB:g}"
+    return f"--allreduce={way.algorithm}{grid} --fusion_threshold_mb={way.fusion_bytes / MIB:g}"
 
 
 def _link(link: Link) -> str:
@@ -195,7 +186,7 @@ def _write(path: str, setting: settings.Settings, rows: list[Prediction], here: 
         "planned": _json(here),
         "recommended": _json(advice),
     }
-    content["one_gpu"] = one_gpu.as_json(setting.single) if setting.single else None
+    content["one_gpu"] = vars(setting.alone)
     try:
         pathlib.Path(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     except OSError as error:

@@ -1,14 +1,20 @@
-"""Counts parameters and operations of networks by layer (residual ones after He et al., with the stride in the 3x3)."""
+"""Counts parameters and operations of networks by layer: residual ones after He et al., with the stride in the 3x3, and
+AlexNet-BN of Jia et al.
+"""
 
 from __future__ import annotations
+
+import dataclasses
+import itertools
 
 from hybrid_imagenet.analysis.step_time import Layer
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.depths import BASIC, DEPTHS
-from hybrid_imagenet.tools.plan import plain_networks
 
-_PLAIN = {"alexnet_bn": plain_networks.alexnet_bn, "vgg16": plain_networks.vgg16}
-MODELS = (*DEPTHS, *_PLAIN)
+MODELS = (*DEPTHS, "alexnet_bn")
+_ALEXNET = ((11, 96, 4, 2, 3), (5, 256, 1, 2, 3), (3, 384, 1, 1, 0), (3, 384, 1, 1, 0), (3, 256, 1, 1, 3))
+"""Krizhevsky et al. 2012, without groups: kernel, channels, stride, padding, and the pooling (stride 2) after it."""
+_HIDDEN = (4096, 4096)
 
 
 def layers_of(model: str, image_size: int = 224, classes: int = 1000) -> list[Layer]:
@@ -17,8 +23,8 @@ def layers_of(model: str, image_size: int = 224, classes: int = 1000) -> list[La
     Raises:
       UserError: for an unknown model.
     """
-    if model in _PLAIN:
-        return _PLAIN[model](image_size, classes)
+    if model == "alexnet_bn":
+        return _alexnet(image_size, classes)
     if model not in DEPTHS:
         raise UserError(f"--model={model}: choose one of {', '.join(MODELS)}")
     bottleneck, counts = model not in BASIC, DEPTHS[model]
@@ -38,7 +44,19 @@ def layers_of(model: str, image_size: int = 224, classes: int = 1000) -> list[La
             if channels != out or stride == 2:
                 layers.append(_convolution(1, channels, out, after))
             side, channels = after, out
-    return [*layers, Layer(channels * classes + classes, channels * classes, matrix=(channels, classes))]
+    return [*layers, _dense(channels, classes)]
+
+
+def _alexnet(side: int, classes: int) -> list[Layer]:
+    """AlexNet with normalization after each convolution and once more after the last pooling."""
+    layers, inputs = [], 3
+    for kernel, channels, stride, pad, pool in _ALEXNET:
+        side = (side + 2 * pad - kernel) // stride + 1
+        layers.append(_convolution(kernel, inputs, channels, side))
+        side = (side - pool) // 2 + 1 if pool else side
+        inputs = channels
+    layers[-1] = dataclasses.replace(layers[-1], parameters=layers[-1].parameters + 2 * inputs, normalizations=2)
+    return layers + [_dense(a, b) for a, b in itertools.pairwise((inputs * side**2, *_HIDDEN, classes))]
 
 
 def _bottleneck(channels: int, width: int) -> list[tuple[int, int, int]]:
@@ -47,7 +65,11 @@ def _bottleneck(channels: int, width: int) -> list[tuple[int, int, int]]:
 
 def _convolution(kernel: int, inputs: int, outputs: int, side: int) -> Layer:
     weights = kernel * kernel * inputs * outputs
-    return Layer(weights + 2 * outputs, weights * side * side, 1, (weights // outputs, outputs))
+    return Layer(weights + 2 * outputs, weights * side * side, outputs, 1)
+
+
+def _dense(inputs: int, outputs: int) -> Layer:
+    return Layer(inputs * outputs + outputs, inputs * outputs, outputs)
 
 
 def _half(side: int) -> int:

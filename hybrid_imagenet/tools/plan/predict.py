@@ -5,25 +5,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import statistics
 from collections.abc import Sequence
 
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.analysis.cost_model import Topology, allreduce
-from hybrid_imagenet.analysis.step_time import BACKWARD_SHARE, Exchange, Layer, exchange, exchange_by_cycle
+from hybrid_imagenet.analysis.step_time import BACKWARD_SHARE, Exchange, Layer, exchange
 from hybrid_imagenet.numerics.torus import PUBLISHED_GRIDS, Grid, nearest_square
 
 MIB = 2**20
 FUSION_CHOICES_MB = (64, 32, 16, 8, 4, 2, 1)
-# Horovod's engine: it looks at its queue every millisecond and fuses up to 64 MB.
-ENGINE_CYCLE_SECONDS = 1e-3
-ENGINE_FUSION_BYTES = 64 * MIB
 SYNC_STAGE_SECONDS = 3.7e-6
 """One all-reduce of a normalization's statistics, per doubling of the GPUs.
 
 Fitted to the only figure there is: 96.5 % in place of 97.5 % with 24 V100 (Lu et al., 3.2.3) for 53 normalizations.
 """
-_PHASES = (0.0, 0.25, 0.5, 0.75)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +36,6 @@ class Job:
       epochs_to_target: None takes MLPerf's reference at the global batch.
       sync_batch_norm: normalization takes the statistics of all GPUs in every step.
       bn_group: it takes those of so many neighbouring GPUs.
-      update_seconds: of what the optimizer computes beyond a pass over the weights, on every GPU alike.
     """
 
     layers: Sequence[Layer]
@@ -54,25 +48,16 @@ class Job:
     epochs_to_target: float | None = None
     sync_batch_norm: bool = False
     bn_group: int = 1
-    update_seconds: float = 0.0
-
-    @property
-    def alone_seconds(self) -> float:
-        """Of one step on one GPU, with its update."""
-        return self.compute_seconds + self.update_seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """A way to exchange gradients.
-
-    `fusion_bytes` None stands for Horovod's own fusion at every cycle; a number for buckets of that size.
-    """
+    """A way to exchange gradients, in buckets of `fusion_bytes`."""
 
     algorithm: str
     grid: Grid | None = None
     threshold: float = 256 * 1024
-    fusion_bytes: float | None = 16 * MIB
+    fusion_bytes: float = 16 * MIB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,15 +78,14 @@ class Prediction:
 
 
 def predict(job: Job, topology: Topology, way: Way) -> Prediction:
-    """Predicts one configuration: step = Tc (1 + j) + exposed communication + statistics + update.
+    """Predicts one configuration: step = Tc (1 + j) + exposed communication + statistics.
 
-    Efficiency is (Tc + update) / step. Nothing hides the exchange of statistics, nor the update, which follows the last
-    all-reduce.
+    Efficiency is Tc / step. Nothing hides the exchange of statistics.
     """
     ranks = topology.ranks
     batch = job.batch * ranks
     traffic = _traffic(job, topology, way) if ranks > 1 else Exchange(0.0, 0.0, ())
-    step = job.compute_seconds * (1 + (job.jitter if ranks > 1 else 0.0)) + traffic.exposed + job.update_seconds
+    step = job.compute_seconds * (1 + (job.jitter if ranks > 1 else 0.0)) + traffic.exposed
     step += statistics_exchange(job, ranks).seconds
     rate = batch / step
     target = job.epochs_to_target if job.epochs_to_target is not None else published.reference_epochs(batch)
@@ -112,7 +96,7 @@ def predict(job: Job, topology: Topology, way: Way) -> Prediction:
         step_seconds=step,
         communication_seconds=traffic.seconds,
         exposed_seconds=traffic.exposed,
-        efficiency=job.alone_seconds / step,
+        efficiency=job.compute_seconds / step,
         images_per_second=rate,
         training_seconds=job.epochs * job.images_per_epoch / rate,
         target_epochs=target,
@@ -140,19 +124,14 @@ def statistics_exchange(job: Job, ranks: int) -> StatisticsExchange:
     if group == 1:
         return StatisticsExchange(1, 0, 0, 0.0)
     count = 2 * sum(layer.normalizations for layer in job.layers)
-    values = sum(2 * layer.normalizations * (2 * layer.matrix[1] + 1) for layer in job.layers)
+    values = sum(2 * layer.normalizations * (2 * layer.channels + 1) for layer in job.layers)
     return StatisticsExchange(group, count, 4 * values, count * SYNC_STAGE_SECONDS * math.log2(group))
 
 
 def _traffic(job: Job, topology: Topology, way: Way) -> Exchange:
     backward = BACKWARD_SHARE * job.compute_seconds
     cost = functools.partial(_cost, way, topology)
-    if way.fusion_bytes is not None:
-        return exchange(job.layers, backward, job.element_bytes, way.fusion_bytes, cost)
-    arguments = (job.layers, backward, job.element_bytes, ENGINE_FUSION_BYTES, cost, ENGINE_CYCLE_SECONDS)
-    found = [exchange_by_cycle(*arguments, phase) for phase in _PHASES]
-    mean = statistics.fmean
-    return Exchange(mean(x.seconds for x in found), mean(x.exposed for x in found), found[0].buckets)
+    return exchange(job.layers, backward, job.element_bytes, way.fusion_bytes, cost)
 
 
 def _cost(way: Way, topology: Topology, size: float) -> float:

@@ -8,16 +8,12 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-from hybrid_imagenet.analysis import newton_schulz
 from hybrid_imagenet.analysis.cost_model import ALGORITHMS, Fit, fit_ring
 from hybrid_imagenet.analysis.criteria import IMAGENET_TRAIN_IMAGES
-from hybrid_imagenet.analysis.gpu_models import GPUS
 from hybrid_imagenet.config.options import Option, option, options_of, parse_arguments, parse_value, value_type
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.torus import Grid, parse_grid
-from hybrid_imagenet.optimizers.registry import OPTIMIZERS
-from hybrid_imagenet.tools.plan import one_gpu
-from hybrid_imagenet.tools.plan.clusters import CLUSTERS, INSIDE, LINKS, Cluster, parse_link
+from hybrid_imagenet.tools.plan.clusters import CLUSTERS, INSIDE, LINKS, Cluster, own_speed, parse_link
 from hybrid_imagenet.tools.plan.layers import MODELS, layers_of
 from hybrid_imagenet.tools.plan.predict import MIB, Job, Way
 
@@ -43,11 +39,13 @@ class Plan:
     per_gpu_batch: int | None = option(None, "Images per GPU and step.", minimum=1, maximum=1_000_000)
     precision: str | None = option(None, "Arithmetic on the GPU.", choices=("fp16", "bf16", "fp32"))
     compression: str = option("fp16", "Type of gradients on the wire.", choices=tuple(_WIRE))
-    gpu: str | None = option(
-        None, "GPU whose speed is predicted from the training graph, in place of the cluster's.", choices=tuple(GPUS)
+    speed: str = option(
+        "published",
+        "Speed of one GPU: published, the cluster's; own, what this program has reached on that GPU; or FILE, the "
+        "report.json of `bench gpu` on yours.",
     )
     images_per_second: float | None = option(
-        None, "Speed of one GPU alone at --per_gpu_batch, in place of a published one.", minimum=1e-3
+        None, "Speed of one GPU alone at --per_gpu_batch, in place of --speed.", minimum=1e-3
     )
     link: str | None = option(None, f"Link of a host: {', '.join(LINKS)}, or such as 25gbit or 3.1GB/s:20us.")
     inside: str | None = option(None, f"Link inside a host: {', '.join(INSIDE)}, or such as 20GB/s:5us.")
@@ -56,12 +54,6 @@ class Plan:
     )
     sync_batch_norm: bool = option(False, "Batch normalization over all GPUs in every step.")
     bn_group: int = option(1, "Batch normalization over so many neighbouring GPUs.", unit="GPUs", minimum=1)
-    optimizer: str = option(
-        "hybrid",
-        "Update rule; its passes over the weights cost alike, muon multiplies matrices.",
-        choices=tuple(OPTIMIZERS),
-    )
-    muon_steps: int = option(5, "Newton-Schulz steps of --optimizer=muon.", minimum=1)
     jitter: float | None = option(None, "Relative wait for the slowest rank.", minimum=0, maximum=10)
     epochs: int = option(90, "Passes over ImageNet.", minimum=1)
     epochs_to_target: float | None = option(
@@ -70,7 +62,6 @@ class Plan:
     max_gpus: int = option(4096, "Largest number of GPUs in the table.", minimum=1, maximum=10_000_000)
     json: str | None = option(None, "Also write the predictions to this file.")
     plot: str | None = option(None, "Also draw efficiency and throughput to this PNG (needs matplotlib).")
-    published: bool = option(False, "Show predicted beside published efficiencies, and nothing else.")
 
 
 OPTIONS: dict[str, Option] = options_of(Plan)
@@ -88,12 +79,13 @@ def parse(arguments: Sequence[str]) -> Plan:
 
 
 @dataclasses.dataclass(frozen=True)
-class MatrixUpdate:
-    """Muon's products in an update: operations, steps, and seconds, None on a GPU that is not known."""
+class OneGpu:
+    """One GPU alone: its name (empty if not known), images per step, seconds of a step, and who measured them."""
 
-    operations: float
-    steps: int
-    seconds: float | None
+    title: str
+    batch: int
+    seconds: float
+    source: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +99,7 @@ class Settings:
     threshold: float
     fusion_bytes: float | None
     fit: Fit | None
-    gpu: str
-    single: one_gpu.Single | None = None
-    update: MatrixUpdate | None = None
+    alone: OneGpu
 
     def way(self, algorithm: str, grid: Grid | None, fusion_bytes: float) -> Way:
         """A way of exchange with this plan's threshold."""
@@ -128,23 +118,18 @@ def resolve(plan: Plan) -> Settings:
     fit = read_calibration(plan.calibrate, plan.compression) if plan.calibrate else None
     inside = parse_link("inside", plan.inside) if plan.inside else cluster.inside
     between = parse_link("link", plan.link) if plan.link else cluster.between
-    column = None if plan.link or plan.calibrate else cluster.column_latency
     if fit is not None:
         inside, between = (fit.link, between) if hosts == 1 else (inside, fit.link)
     changes: dict[str, Any] = {"hosts": hosts, "local_size": local_size, "inside": inside, "between": between}
-    changes |= {"column_latency": column, "jitter": cluster.jitter if plan.jitter is None else plan.jitter}
+    changes |= {"jitter": cluster.jitter if plan.jitter is None else plan.jitter}
     cluster = dataclasses.replace(cluster, **changes)
-    batch = plan.per_gpu_batch or cluster.batch
-    single = one_gpu.predict(plan.gpu, plan.model, batch, plan.precision) if plan.gpu else None
-    update = _matrix_update(plan, cluster) if plan.optimizer == "muon" else None
+    alone = _one_gpu(plan, cluster)
     _check_groups(plan, hosts * local_size)
     return Settings(
         cluster=cluster,
-        job=_job(plan, cluster, single, update),
-        single=single,
-        update=update,
+        job=_job(plan, cluster, alone),
+        alone=alone,
         algorithm=plan.allreduce,
-        gpu=_gpu_name(plan, cluster),
         grid=_grid(plan, hosts * local_size),
         threshold=plan.hybrid_threshold_kb * 1024,
         fusion_bytes=None if plan.fusion_threshold_mb is None else plan.fusion_threshold_mb * MIB,
@@ -161,24 +146,6 @@ def _check_groups(plan: Plan, gpus: int) -> None:
         raise UserError(f"--bn_group={plan.bn_group}: {gpus} GPUs do not make whole groups; give a divisor of {gpus}")
 
 
-def _matrix_update(plan: Plan, cluster: Cluster) -> MatrixUpdate:
-    matrices, steps = [layer.matrix for layer in layers_of(plan.model)], plan.muon_steps
-    name = _gpu_name(plan, cluster)
-    gpu = next((gpu for gpu in GPUS.values() if name and name in gpu.title), None)
-    return MatrixUpdate(
-        operations=sum(newton_schulz.operations(*matrix, steps) for matrix in matrices),
-        steps=steps,
-        seconds=newton_schulz.seconds(matrices, steps, gpu) if gpu else None,
-    )
-
-
-def _gpu_name(plan: Plan, cluster: Cluster) -> str:
-    """What the speed belongs to; empty for one that was given."""
-    if plan.images_per_second is not None:
-        return ""
-    return GPUS[plan.gpu].title if plan.gpu else cluster.gpu
-
-
 def _grid(plan: Plan, ranks: int) -> Grid | None:
     if plan.torus_grid is None:
         return None
@@ -188,13 +155,11 @@ def _grid(plan: Plan, ranks: int) -> Grid | None:
         raise UserError(f"--torus_grid={plan.torus_grid}: {error}") from None
 
 
-def _job(plan: Plan, cluster: Cluster, single: one_gpu.Single | None, update: MatrixUpdate | None) -> Job:
-    batch = plan.per_gpu_batch or cluster.batch
-    layers = layers_of(plan.model)
+def _job(plan: Plan, cluster: Cluster, alone: OneGpu) -> Job:
     return Job(
-        layers=layers,
-        compute_seconds=_compute_seconds(plan, cluster, batch, single),
-        batch=batch,
+        layers=layers_of(plan.model),
+        compute_seconds=alone.seconds,
+        batch=alone.batch,
         element_bytes=_WIRE[plan.compression],
         jitter=cluster.jitter,
         images_per_epoch=IMAGENET_TRAIN_IMAGES,
@@ -202,23 +167,58 @@ def _job(plan: Plan, cluster: Cluster, single: one_gpu.Single | None, update: Ma
         epochs_to_target=plan.epochs_to_target,
         sync_batch_norm=plan.sync_batch_norm,
         bn_group=plan.bn_group,
-        update_seconds=(update.seconds or 0.0) if update else 0.0,
     )
 
 
-def _compute_seconds(plan: Plan, cluster: Cluster, batch: int, single: one_gpu.Single | None) -> float:
+def _one_gpu(plan: Plan, cluster: Cluster) -> OneGpu:
+    batch = plan.per_gpu_batch or cluster.batch
     if plan.images_per_second is not None:
-        return batch / plan.images_per_second
-    if single is not None:
-        return single.now.step_seconds
+        return OneGpu("", batch, batch / plan.images_per_second, "given")
+    if plan.speed not in ("published", "own"):
+        return read_report(plan.speed, plan.model, plan.per_gpu_batch)
     precision = plan.precision or next(iter(cluster.speeds))
-    if precision not in cluster.speeds:
+    speed = cluster.speeds.get(precision) if plan.speed == "published" else own_speed(cluster.gpu, precision)
+    if speed is None:
+        flag = f"precision={precision}" if plan.speed == "published" else "speed=own"
         raise UserError(
-            f"--precision={precision}: --cluster={plan.cluster} has none; give --images_per_second or --gpu"
+            f"--{flag}: none is known for {cluster.gpu_title} in {precision}; give --images_per_second, or "
+            "--speed=FILE with the report.json of hybrid-imagenet bench gpu"
         )
     # Other networks are taken to run at ResNet-50's operations per second.
     operations = {name: sum(layer.operations for layer in layers_of(name)) for name in (plan.model, "resnet50")}
-    return cluster.speeds[precision].seconds(batch) * operations[plan.model] / operations["resnet50"]
+    scale = operations[plan.model] / operations["resnet50"]
+    return OneGpu(cluster.gpu_title, batch, speed.seconds(batch) * scale, speed.source)
+
+
+def read_report(path: str, model: str, batch: int | None) -> OneGpu:
+    """Reads the speed of one GPU from the report.json that `bench gpu` writes.
+
+    Args:
+      path: of the file.
+      model: the network that is planned.
+      batch: images per GPU that are planned; None for those of the report.
+
+    Raises:
+      UserError: if the file cannot be read, or is of another network or batch.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            row = json.load(file)["rungs"]["one GPU"]
+        found = OneGpu(str(row["gpu"] or ""), int(row["batch_per_rank"]), float(row["step_seconds"]), path)
+        measured = str(row["model"])
+    except OSError as error:
+        raise UserError(
+            f"--speed={path}: {error.strerror}; choose published, own, or the report.json of hybrid-imagenet bench gpu"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"--speed={path}: not a report of hybrid-imagenet bench gpu ({error})") from None
+    if measured != model or batch not in (None, found.batch):
+        asked = f"--model={model}" + (f" --per_gpu_batch={batch}" if batch else "")
+        raise UserError(
+            f"--speed={path}: measured {measured} at batch {found.batch}, planned are {asked}; measure those with "
+            f"hybrid-imagenet bench gpu -- {asked}"
+        )
+    return found
 
 
 def read_calibration(path: str, compression: str) -> Fit:

@@ -14,7 +14,7 @@ from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.runlog import jsonl, summary
 from hybrid_imagenet.runlog.standard_logs import read_json
 
-_NOT_ENVIRONMENT = ("flags", "origins", "started")
+_NOT_ENVIRONMENT = ("flags", "origins", "started", "launched", "peak_learning_rate")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,18 +7,19 @@ import sys
 
 import pytest
 
-from hybrid_imagenet.analysis import gpu_models, newton_schulz, published
+from hybrid_imagenet.analysis import gpu_models, published
 from hybrid_imagenet.numerics.torus import Grid
 from hybrid_imagenet.tools.plan import command as program
-from hybrid_imagenet.tools.plan import residuals
-from hybrid_imagenet.tools.plan.clusters import CLUSTERS
+from hybrid_imagenet.tools.plan import settings
+from hybrid_imagenet.tools.plan.clusters import CLUSTERS, own_speed
 from hybrid_imagenet.tools.plan.layers import layers_of
 from hybrid_imagenet.tools.plan.predict import Job, Way, best, predict, statistics_exchange, ways
 from tests.references.cost_model_reference import ring
 from tests.support import fresh
+from tests.tools.plan.efficiencies import residuals
 
 COUNTS = {"resnet8": 1489704, "resnet10": 5418792, "resnet18": 11689512, "resnet34": 21797672, "resnet50": 25557032,
-          "resnet101": 44549160, "resnet152": 60192808, "alexnet_bn": 62380232, "vgg16": 138357544}  # fmt: skip
+          "resnet101": 44549160, "resnet152": 60192808, "alexnet_bn": 62380232}  # fmt: skip
 
 
 @pytest.mark.parametrize("model", COUNTS)
@@ -26,9 +27,8 @@ def test_layers_hold_every_parameter(model):
     assert sum(layer.parameters for layer in layers_of(model)) == COUNTS[model]
 
 
-def test_alexnet_and_vgg_have_the_operations_of_their_papers():
-    """VGG-16 is known for 15.5 billion multiply-adds; AlexNet without groups needs 1.1 billion."""
-    assert sum(layer.operations for layer in layers_of("vgg16")) == 15_470_264_320
+def test_alexnet_has_the_operations_of_its_paper():
+    """Without groups it needs 1.1 billion multiply-adds."""
     expected, (side, inputs) = 0, (55, 3)
     for kernel, channels, side in ((11, 96, 55), (5, 256, 27), (3, 384, 13), (3, 384, 13), (3, 256, 13)):
         expected += kernel**2 * inputs * channels * side**2
@@ -39,8 +39,8 @@ def test_alexnet_and_vgg_have_the_operations_of_their_papers():
 
 def test_each_network_has_the_normalizations_that_its_paper_gives_it():
     counts = {name: sum(layer.normalizations for layer in layers_of(name)) for name in COUNTS}
-    assert {name: counts[name] for name in ("resnet50", "resnet18", "alexnet_bn", "vgg16")} == {
-        "resnet50": 53, "resnet18": 20, "alexnet_bn": 6, "vgg16": 0
+    assert {name: counts[name] for name in ("resnet50", "resnet18", "alexnet_bn")} == {
+        "resnet50": 53, "resnet18": 20, "alexnet_bn": 6
     }  # fmt: skip
 
 
@@ -57,10 +57,8 @@ def test_alexnet_scales_worse_than_resnet_for_its_parameters():
 def test_synchronized_statistics_cost_what_the_paper_lost_by_them():
     plain, sync = (predict(job(sync_batch_norm=on), CLUSTERS["h1"].topology(3), Way("ring")) for on in (False, True))
     assert sync.step_seconds - plain.step_seconds == pytest.approx(2 * 53 * 3.7e-6 * math.log2(24))
-    (row,) = [r for r in residuals.residuals() if r.row.sync_batch_norm]
+    (row,) = [r for r in residuals() if r.row.sync_batch_norm]
     assert row.predicted == pytest.approx(0.965, abs=5e-4)
-    none = predict(job(layers=layers_of("vgg16"), sync_batch_norm=True), CLUSTERS["h1"].topology(3), Way("ring"))
-    assert none == predict(job(layers=layers_of("vgg16")), CLUSTERS["h1"].topology(3), Way("ring"))
 
 
 def test_statistics_of_groups_are_exchanged_among_their_gpus_only(capsys):
@@ -71,7 +69,7 @@ def test_statistics_of_groups_are_exchanged_among_their_gpus_only(capsys):
     assert group.step_seconds - plain.step_seconds == pytest.approx(2 * 53 * 3.7e-6 * 2)
     assert four.step_seconds < group.step_seconds  # 8 GPUs
     assert statistics_exchange(job(bn_group=4), 1).seconds == 0
-    channels = sum(layer.matrix[1] for layer in layers_of("resnet50") if layer.normalizations)
+    channels = sum(layer.channels for layer in layers_of("resnet50") if layer.normalizations)
     assert statistics_exchange(job(bn_group=4), 24).bytes == 2 * 4 * (2 * channels + 53)
     assert channels == 26560
     assert program.main(["--bn_group=4"]) == 0
@@ -79,52 +77,45 @@ def test_statistics_of_groups_are_exchanged_among_their_gpus_only(capsys):
     assert "normalization over 4 GPUs: 106 all-reduces of 415 KiB in all, 0.78 ms of each step" in text
 
 
-def test_the_products_of_muon_are_in_every_step(capsys):
-    plain, muon = (predict(job(update_seconds=t), CLUSTERS["h1"].topology(3), Way("ring")) for t in (0.0, 0.03))
-    assert muon.step_seconds == pytest.approx(plain.step_seconds + 0.03)
-    assert muon.efficiency == pytest.approx((0.166 + 0.03) / muon.step_seconds)
-    assert program.main(["--optimizer=muon"]) == 0
-    text = capsys.readouterr().out
-    flops = sum(newton_schulz.operations(*layer.matrix, 5) for layer in layers_of("resnet50"))
-    milliseconds = 1e3 * newton_schulz.seconds([x.matrix for x in layers_of("resnet50")], 5, gpu_models.GPUS["v100"])
-    assert f"Muon: {flops / 1e12:.2f} TFLOP of matrix products" in text
-    assert f"Newton-Schulz steps, {milliseconds:.1f} ms of each step" in text
-    assert program.main(["--optimizer=muon", "--images_per_second=1000"]) == 0
-    assert "not counted, as the GPU is not known" in capsys.readouterr().out
-
-
 def test_resnet50_needs_4_billion_multiply_adds():
     """He et al. count 3.8 for the stride in the 1x1; the stride in the 3x3 makes it 4.1."""
     assert sum(layer.operations for layer in layers_of("resnet50")) == pytest.approx(4.09e9, rel=1e-3)
 
 
-@pytest.mark.parametrize("row", residuals.residuals(), ids=lambda r: f"{r.row.source}-{r.row.gpus}-{r.row.batch}")
+@pytest.mark.parametrize("row", residuals(), ids=lambda r: f"{r.row.source}-{r.row.gpus}-{r.row.batch}")
 def test_published_efficiencies(row):
-    """Within 2 points, except for those that are named with their reason in the planner's own table."""
-    named = {("h2", 0.94), ("abci", 0.8310), ("abci", 0.7408), ("hal", 0.57), ("h100", 0.686), ("h100", 0.386),
-             ("h100", 0.398)}  # fmt: skip
-    assert (abs(row.points) > 2) == ((row.row.cluster, row.row.printed) in named)
+    """Within 2.7 points, except for those that docs/planning.md names with their reason."""
+    named = {("h2", 0.94), ("abci", 0.8310), ("abci", 0.7408), ("hal", 0.57), ("h100", 0.380), ("h100", 0.393)}
+    assert (abs(row.points) > 2.7) == ((row.row.cluster, row.row.printed) in named)
 
 
-def test_two_latencies_meet_all_of_sonys_efficiencies():
-    rows = [r for r in residuals.residuals(residuals.TWO_LATENCIES) if r.row.cluster == "abci"]
-    assert len(rows) == 4
-    assert max(abs(r.points) for r in rows) < 1
+@pytest.mark.parametrize(
+    "result",
+    [
+        r
+        for r in published.RESULTS
+        if r.source.endswith("NVIDIA") and r.system.split(" ", 1)[1] in ("A100 80 GB", "H100")
+    ],
+    ids=lambda r: r.system,
+)
+def test_mlperfs_clusters_are_planned_at_their_published_times(result):
+    """Time to 75.9 %, without the evaluations that theirs has. 2,528 and 3,584 H100 took no part in any fit."""
+    cluster = "h100" if "H100" in result.system else "a100-80"
+    flags = [f"--cluster={cluster}", f"--hosts={result.gpus // 8}", f"--per_gpu_batch={result.batch // result.gpus}"]
+    setting = settings.resolve(settings.parse(flags))
+    planned = program._advice(setting, setting.cluster.hosts).target_seconds
+    assert planned == pytest.approx(result.seconds, rel=0.17 if result.gpus > 2000 and cluster == "h100" else 0.05)
 
 
 def test_contradictory_efficiency_of_cluster_2_is_met_as_its_throughput_has_it():
-    (row,) = [r for r in residuals.residuals() if r.row.printed == 0.94]
+    (row,) = [r for r in residuals() if r.row.printed == 0.94]
     assert row.predicted == pytest.approx(row.row.images_per_second / (24 * published.LU_SINGLE_P40), abs=0.01)
 
 
 def test_table_in_the_documentation_is_what_the_planner_predicts():
     text = (pathlib.Path(__file__).parents[3] / "docs" / "planning.md").read_text()
     shown = [(float(p), float(d.strip("*"))) for p, d in re.findall(r"\| ([\d.]+) \| (\S+) \|$", text, re.M)]
-    two = [r for r in residuals.residuals(residuals.TWO_LATENCIES) if r.row.cluster == "abci"]
-    one = residuals.residuals()
-    last = [r for r in one if r.row.cluster in ("hal", "h100")]
-    expected = [*one[: -len(last)], *two, *last]
-    assert shown == [(round(100 * r.predicted, 2), round(r.points, 2)) for r in expected]
+    assert shown == [(round(100 * r.predicted, 2), round(r.points, 2)) for r in residuals()]
 
 
 def job(**changes):
@@ -188,7 +179,7 @@ def test_planned_size_is_in_the_table_and_flags_override_the_cluster(capsys):
     )
     assert program.main([*text.split(), "--max_gpus=32", "--epochs_to_target=32"]) == 0
     text = capsys.readouterr().out
-    assert "5 hosts x 4 GPUs, batch 64 per GPU, 100 images/s on one GPU; link 2.81 GB/s and 20 us a hop" in text
+    assert "5 hosts x 4 GPUs, batch 64 per GPU, 100 images/s on one GPU (given); link 2.81 GB/s and 20 us a hop" in text
     assert [line.split()[0] for line in text.splitlines()[3:8]] == ["4", "8", "16", "20*", "32"]
 
 
@@ -213,18 +204,45 @@ def test_another_algorithm_than_the_fastest_is_told_with_its_price(capsys):
 
 
 @pytest.mark.parametrize("gpu", ["a100", "a100-80", "h100", "h200", "l40s"])
-def test_the_gpus_of_today_have_clusters_at_their_published_speed(gpu, capsys):
-    speed = next(s for s in published.GPU_SPEEDS if (s.gpu, s.precision) == (gpu, "fp16"))
+def test_the_gpus_of_today_have_clusters_at_mlperfs_speed(gpu, capsys):
+    speed = next(s for s in published.speeds(gpu, "fp16") if s.source.startswith("MLPerf"))
     assert program.main([f"--cluster={gpu}", f"--per_gpu_batch={speed.batch}"]) == 0
     text = capsys.readouterr().out
     title = gpu_models.GPUS[gpu].title
     assert f" x {CLUSTERS[gpu].local_size} {title}, batch {speed.batch} per GPU, {speed.images_per_second:.0f} " in text
+    assert speed.source in text
+    assert ("--speed=own" in text) == (gpu == "h100")
+
+
+@pytest.mark.parametrize(("batch", "rate"), [(256, 4387), (512, 5105)])
+def test_an_h100_can_be_planned_at_what_this_program_has_reached(batch, rate, capsys):
+    assert program.main(["--cluster=h100", "--speed=own", f"--per_gpu_batch={batch}"]) == 0
+    assert f"{rate} images/s on one GPU ({published.OWN})" in capsys.readouterr().out
+    assert own_speed("a100", "fp16") is None
+
+
+def report(path, **changes):
+    row = {"model": "resnet50", "batch_per_rank": 192, "step_seconds": 0.06, "gpu": "NVIDIA H100"} | changes
+    path.write_text(json.dumps({"rungs": {"one GPU": row}}))
+    return f"--speed={path}"
+
+
+def test_the_speed_of_a_gpu_is_that_of_its_own_report(tmp_path, capsys):
+    flag = report(tmp_path / "report.json")
+    assert program.main([flag, f"--json={tmp_path}/plan.json"]) == 0
+    assert "8 NVIDIA H100, batch 192 per GPU, 3200 images/s on one GPU" in capsys.readouterr().out
+    content = json.loads((tmp_path / "plan.json").read_text())
+    assert content["one_gpu"]["seconds"] == 0.06
+    assert content["planned"]["global_batch"] == 24 * 192
+    for wrong in ("--per_gpu_batch=256", "--model=resnet18"):
+        assert program.main([flag, wrong]) == 2
+        assert f"bench gpu -- --model={'resnet18' if 'model' in wrong else 'resnet50'}" in capsys.readouterr().err
 
 
 def test_the_header_names_the_gpu_and_footnotes_explain_the_table(capsys):
     assert program.main([]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("resnet50, 3 hosts x 8 V100, batch 256 per GPU")
+    assert text.startswith("resnet50, 3 hosts x 8 V100 SXM2, batch 256 per GPU")
     for words in ("*: the planned size", "exposed: what backpropagation does not hide", "eff.: speed", "exchange: alg"):
         assert words in text
     assert "to 75.9 %: epochs of MLPerf's reference" in text
@@ -281,6 +299,9 @@ def test_calibration_prefers_rows_with_the_compression_that_is_planned(tmp_path,
         (["--bn_group=4", "--sync_batch_norm"], "--bn_group=4 does not go with --sync_batch_norm"),
         (["--hosts=many"], "--hosts=many: give a whole number"),
         (["--model=vgg"], "--model=vgg: choose one of"),
+        (["--speed=own"], "--speed=own: none is known for V100 SXM2 in fp16"),
+        (["--speed=publishd"], "choose published, own, or the report.json"),
+        (["--speed=setup.py"], "not a report of hybrid-imagenet bench gpu"),
         (["--cluster=abcd"], "did you mean abci"),
         (["--allreduce=halving-doubling"], "power of two"),
         (["--cluster=h2", "--precision=fp16"], "give --images_per_second"),
@@ -314,8 +335,8 @@ def test_plot_is_a_picture(tmp_path, capsys):
 
 
 def test_starts_as_a_program_without_tensorflow():
-    result = run("--published")
+    result = run("--cluster=abci")
     assert result.returncode == 0
-    assert "Lu et al., Table 3.3" in result.stdout
+    assert "Mikami et al., Table 6" in result.stdout
     assert fresh.loaded_by("hybrid_imagenet.tools.plan.command") == set()
     assert run("--help").stdout.startswith("usage: ")
