@@ -69,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as missing:
         print(without_environment(missing), file=sys.stderr)
         return EXIT_USAGE
+    if arguments is None:
+        sys.path.append("")  # --model=MODULE:FUNCTION may lie in the current directory
     if name == "train" and arguments is None:  # only a process of our own can be started anew
         from hybrid_imagenet.comm.environment import restart_with_huge_pages
 

@@ -9,10 +9,11 @@ import pathlib
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybrid_imagenet import comm
+from hybrid_imagenet.checkpoints import glance
 from hybrid_imagenet.comm import loss
 from hybrid_imagenet.config.help import width
 from hybrid_imagenet.config.options import underscored
@@ -128,6 +129,17 @@ def add_network(parser: argparse.ArgumentParser) -> None:
         default="caffe",
         help="preprocessing that weights of keras.applications were made for (%(default)s)",
     )
+
+
+def check_network(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    """Checks the arguments of `add_network` without TensorFlow; returns what a checkpoint says of itself, or nothing.
+
+    Raises:
+      UserError: for files that are missing or are no checkpoint.
+    """
+    if arguments.class_names and not arguments.class_names.is_file():
+        raise UserError(f"--class_names={arguments.class_names}: no such file")
+    return glance.look(arguments.checkpoint).meta
 
 
 def load_network(path: pathlib.Path, arguments: argparse.Namespace) -> Trained:

@@ -37,7 +37,11 @@ def keep_choices(config: Config, communicator: Communicator) -> Config:
     """
     if not config.resume:
         return config
-    earlier = communicator.broadcast_object(description(config) if communicator.rank == 0 else None)
+    return merged(config, communicator.broadcast_object(description(config) if communicator.rank == 0 else None))
+
+
+def merged(config: Config, earlier: Mapping[str, Any]) -> Config:
+    """The configuration with what `keep_choices` takes from a config.json."""
     flags, origins = ({**earlier.get(key, {})} for key in ("flags", "origins"))
     if "shuffle_window" in flags:
         flags["shuffle_window"] = flags["shuffle_window"] or 0  # now the default may be another one

@@ -37,15 +37,8 @@ class FolderSource(Source):
     def __init__(self, directory: Path, split: str, val_fraction: float = 0.0) -> None:
         """Lists the files, without opening them."""
         super().__init__()
-        if not directory.is_dir():
-            raise UserError(f"--data_dir={directory}: no such directory")
-        train = _whole(directory) if val_fraction else _split_directory(directory, "train")
-        self.class_names = tuple(_classes(train))
+        root, self.class_names = find(directory, split, val_fraction)
         self.num_classes = len(self.class_names)
-        root = train if val_fraction else _split_directory(directory, split)
-        unknown = sorted(set(_classes(root)) - set(self.class_names))
-        if unknown:
-            raise UserError(f"{root / unknown[0]}: no class of this name in the training split")
         try:
             with concurrent.futures.ThreadPoolExecutor(8) as pool:
                 listed = list(pool.map(lambda name: _images(root / name), self.class_names))
@@ -74,6 +67,23 @@ class FolderSource(Source):
             raise BadRecord(file, offset, error.strerror or str(error)) from None
         self.io.add(len(content), 1, time.perf_counter() - started)
         return content, int(self._labels[index])
+
+
+def find(directory: Path, split: str, val_fraction: float = 0.0) -> tuple[Path, tuple[str, ...]]:
+    """Returns where the class directories of a split lie, and the names of the classes; lists no images.
+
+    Raises:
+      UserError: for a directory without classes, or a validation class that training does not have.
+    """
+    if not directory.is_dir():
+        raise UserError(f"--data_dir={directory}: no such directory")
+    train = _whole(directory) if val_fraction else _split_directory(directory, "train")
+    names = tuple(_classes(train))
+    root = train if val_fraction else _split_directory(directory, split)
+    unknown = sorted(set(_classes(root)) - set(names))
+    if unknown:
+        raise UserError(f"{root / unknown[0]}: no class of this name in the training split")
+    return root, names
 
 
 def _split_directory(directory: Path, split: str) -> Path:

@@ -39,7 +39,7 @@ class HuggingFaceSource(Source):
     def __init__(self, directory: Path, split: str, num_classes: int | None) -> None:
         """Maps the files and looks at their columns."""
         super().__init__()
-        self._place = _find(directory, split)
+        self._place = find(directory, split)
         rows = _load(self._place)
         self._files = [file["filename"] for file in rows.cache_files]
         image, label = columns.choose(self._place, rows.column_names)
@@ -47,7 +47,7 @@ class HuggingFaceSource(Source):
         self.num_examples = len(rows)
         if not self.num_examples:
             raise UserError(f"{self._place}: holds no rows")
-        train = rows if split == "train" else _load(_find(directory, "train"))
+        train = rows if split == "train" else _load(find(directory, "train"))
         self.class_names = _class_names(self._place, rows, train, label, num_classes)
         self.num_classes = len(self.class_names)
         undecoded = rows.cast_column(image, _package().Image(decode=False))
@@ -100,8 +100,8 @@ def _content(image: Any) -> bytes:
     raise ValueError("holds neither an image's bytes nor the path of its file")
 
 
-def _find(directory: Path, split: str) -> Path:
-    """Returns the directory of a split."""
+def find(directory: Path, split: str) -> Path:
+    """Returns the directory of a split; raises UserError if there is none."""
     if not directory.is_dir():
         raise UserError(f"--data_dir={directory}: {_not_local(directory)}")
     found = next((directory / name for name in SPLIT_NAMES[split] if (directory / name / _STATE).is_file()), None)

@@ -48,9 +48,7 @@ class IdxSource(Source):
     def __init__(self, directory: Path, split: str, class_names: tuple[str, ...] | None = None) -> None:
         """Reads the split."""
         super().__init__()
-        prefix = _PREFIXES[split]
-        self._file = _find(directory, f"{prefix}-images-idx3-ubyte", f"{prefix}-images-idx4-ubyte")
-        labels_file = _find(directory, f"{prefix}-labels-idx1-ubyte")
+        self._file, labels_file = find(directory, split)
         self.pixels, self.labels = self._read(self._file), self._read(labels_file)
         if self.pixels.ndim not in (3, 4) or 0 in self.pixels.shape or self.pixels.shape[3:] not in ((), (3,)):
             raise UserError(f"{self._file}: holds an array of {_shape(self.pixels)}, not images; restore the file")
@@ -127,6 +125,13 @@ def read(path: Path) -> npt.NDArray[np.uint8]:
 
 def _candidates(directory: Path, *names: str) -> list[Path]:
     return [directory / f"{name}{suffix}" for name in names for suffix in ("", ".gz")]
+
+
+def find(directory: Path, split: str) -> tuple[Path, Path]:
+    """Returns the files of images and of labels of a split; raises UserError for one that is missing."""
+    prefix = _PREFIXES[split]
+    images_file = _find(directory, f"{prefix}-images-idx3-ubyte", f"{prefix}-images-idx4-ubyte")
+    return images_file, _find(directory, f"{prefix}-labels-idx1-ubyte")
 
 
 def _find(directory: Path, *names: str) -> Path:

@@ -45,7 +45,7 @@ class ParquetSource(Source):
         super().__init__()
         self._directory = directory
         self.io = directory.io
-        self._files = _find(directory, split)
+        self._files = find(directory, split)
         footers = _footers(directory, self._files)
         self._image, self._label = columns.choose(
             directory.where(self._files[0]), footers[0].schema.to_arrow_schema().names
@@ -118,12 +118,13 @@ class ParquetSource(Source):
                 raise UserError(
                     f"--data_dir={self._directory.location}: its files do not name the classes; give --num_classes"
                 )
-            labels = [_labels(self._directory, name, self._label) for name in _find(self._directory, "train")]
+            labels = [_labels(self._directory, name, self._label) for name in find(self._directory, "train")]
             num_classes = 1 + max((label for column in labels for label in column.unique().to_pylist()), default=0)
         return tuple(str(number) for number in range(num_classes))
 
 
-def _find(directory: Directory, split: str) -> list[str]:
+def find(directory: Directory, split: str) -> list[str]:
+    """Returns the Parquet files of a split; raises UserError if there are none."""
     names = [name for name in directory.names() if name.endswith(".parquet")]
     for word in SPLIT_NAMES[split]:
         pattern = re.compile(rf"(data/)?{word}(-\d+-of-\d+[^/]*)?\.parquet$|{word}/")

@@ -53,7 +53,7 @@ class WebDatasetSource(Source):
         self.io = directory.io
         self._ignore_damage = ignore_damage
         self._index = functools.lru_cache(maxsize=_INDICES)(self._load)
-        self._files, sizes = _listed(directory, split) or (_found(directory, split), None)
+        self._files, sizes = find(directory, split)
         self._promised = sizes
         try:
             directory.look_up(self._files)
@@ -152,6 +152,15 @@ class WebDatasetSource(Source):
             indices = [source._index(number) for number in range(len(source._files))]
             num_classes = 1 + max((int(index.label.max(initial=-1)) for index in indices), default=-1)
         return tuple(str(number) for number in range(max(num_classes, 1)))
+
+
+def find(directory: Directory, split: str) -> tuple[list[str], list[int] | None]:
+    """Returns the tar files of a split, and the samples in each where `_info.json` lists them.
+
+    Raises:
+      UserError: if there are none, or the list cannot be read.
+    """
+    return _listed(directory, split) or (_found(directory, split), None)
 
 
 def _listed(directory: Directory, split: str) -> tuple[list[str], list[int]] | None:
