@@ -138,7 +138,7 @@ def check_network(arguments: argparse.Namespace) -> Mapping[str, Any]:
       UserError: for files that are missing or are no checkpoint.
     """
     if arguments.class_names and not arguments.class_names.is_file():
-        raise UserError(f"--class_names={arguments.class_names}: no such file")
+        raise UserError(f"--class_names={arguments.class_names}: cannot be read (no such file)")
     return glance.look(arguments.checkpoint).meta
 
 

@@ -73,7 +73,7 @@ def _parser() -> command_line.Parser:
 
 def _run(argv: Sequence[str]) -> None:
     arguments = _parser().parse_args(argv)
-    if comm.placement().rank == 0:
+    if comm.placement().size == 1:  # of several ranks rank 0 alone needs the checkpoint, and all end together
         _check(arguments)
     communicator = comm.start()
     results, network = _evaluate(arguments, communicator)
