@@ -30,6 +30,11 @@ def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
     return f" (did you mean {' or '.join(prefix + name for name in near)}?)" if near else ""
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun: "1 rank", "2 ranks"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def without_secrets(text: str) -> str:
     """The text with `***` for user names and passwords in URLs and for the values of tokens in their queries."""
     return _TOKEN.sub(r"\1***", _PASSWORD.sub("***", text))

@@ -19,6 +19,7 @@ from hybrid_imagenet.errors import (
     HostError,
     SharedError,
     UserError,
+    counted,
     without_environment,
 )
 
@@ -146,9 +147,8 @@ def _train(config: configuration.Config) -> int:
 
 def _kind(config: configuration.Config) -> str:
     """Names what is started."""
-    size = derived.workers(config, placement().size)
-    ranks, images = f"{size} rank{'s' if size > 1 else ''}", config.per_gpu_batch or "auto"
-    return f"{config.model}, {config.dataset}, {ranks} x {images} images"
+    ranks = counted(derived.workers(config, placement().size), "rank")
+    return f"{config.model}, {config.dataset}, {ranks} x {config.per_gpu_batch or 'auto'} images"
 
 
 def _end_within(seconds: float) -> None:

@@ -23,7 +23,7 @@ from hybrid_imagenet.comm.environment import openmpi_prefix
 from hybrid_imagenet.comm.gloo_launch import Plan
 from hybrid_imagenet.config.help import topic
 from hybrid_imagenet.config.options import underscored
-from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, UserError
+from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, UserError, counted
 from hybrid_imagenet.resilience import supervisor
 from hybrid_imagenet.resilience.ending import JOB_VARIABLE
 from hybrid_imagenet.resilience.launcher import ORDERS_VARIABLE
@@ -122,8 +122,7 @@ def _too_few_slots(ranks: int, slots: Mapping[str, int]) -> str:
     listed = ",".join(f"{name}:{count}" for name, count in slots.items())
     per_host = -(-ranks // len(slots))
     enough = ",".join(f"{name}:{max(per_host, count)}" for name, count in slots.items())
-    count = f"{have} slot{'s' if have > 1 else ''}"
-    return f"-np {ranks}: -H {listed} has {count}: write -np {have}, or -H {enough} for {ranks} ranks"
+    return f"-np {ranks}: -H {listed} has {counted(have, 'slot')}: write -np {have}, or -H {enough} for {ranks} ranks"
 
 
 def launcher(options: argparse.Namespace, program: Sequence[str], stall: float) -> list[str]:
@@ -229,8 +228,11 @@ def main(arguments: Sequence[str]) -> int:
     if answers:
         return subprocess.run(program, check=False).returncode
     if name:
-        count = f"{options.np} rank{'s' if options.np > 1 else ''}"
-        print(f"starting {count} ({options.script or options.hosts}): {name}", file=sys.stderr, flush=True)
+        print(
+            f"starting {counted(options.np, 'rank')} ({options.script or options.hosts}): {name}",
+            file=sys.stderr,
+            flush=True,
+        )
     job = supervisor.Supervisor(command, stall=stall, ssh_port=options.ssh_port, elastic=bool(options.script))
     code = job.run()
     if code == EXIT_PREEMPTED and options.preempted and supervisor.succeeds(options.preempted):
