@@ -7,8 +7,8 @@ import zipfile
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from hybrid_imagenet.checkpoints import archive
-from hybrid_imagenet.checkpoints.store import CheckpointFolder
+from hybrid_imagenet.checkpoints import archive, metadata
+from hybrid_imagenet.checkpoints.store import Check, CheckpointFolder
 from hybrid_imagenet.errors import UserError
 
 FOREIGN_SUFFIXES = (".safetensors", ".pth", ".pt", ".h5")
@@ -57,12 +57,19 @@ def look(path: pathlib.Path) -> Description:
         raise UserError(f"{path}: {error.strerror}; give a file that can be read") from None
 
 
-def newest(directory: pathlib.Path) -> Description | None:
-    """Returns the description of the newest checkpoint in a directory that can be read; None without one."""
+def newest(directory: pathlib.Path, check: Check = metadata.check_network) -> Description | None:
+    """Returns the description of the newest checkpoint in a directory that can be used; None without one.
+
+    Args:
+      directory: need not exist.
+      check: raises ValueError for a description that lacks what the checkpoint is needed for.
+    """
     for path in CheckpointFolder(directory, lambda _: None).paths():
         try:
-            return Description(path, archive.read_meta(path))
-        except (archive.DamagedCheckpointError, OSError):  # set aside, and reported, when the run starts
+            meta = archive.read_meta(path)
+            check(meta)
+            return Description(path, meta)
+        except (archive.DamagedCheckpointError, OSError, ValueError):  # set aside, and reported, when the run starts
             continue
     return None
 

@@ -23,10 +23,15 @@ class Run:
     )
     check_only: bool = option(
         False,
-        "Check the flags and exit: 0 if they are good, 2 with one line if not. Warns of what this host lacks.",
+        "Check flags, data, run directory and checkpoint, print what was checked, and exit: 0 if the run can start, "
+        "else 2 with one line.",
         basic=True,
     )
-    resume: bool = option(False, "Go on in an existing --run_dir from its newest good checkpoint.", basic=True)
+    resume: bool = option(
+        False,
+        "Continue the run in --run_dir from its newest good checkpoint; without a run there, start one.",
+        basic=True,
+    )
     epochs: float = option(
         90,
         "Passes over the training set, which schedules span; 0.5 is half a pass.",

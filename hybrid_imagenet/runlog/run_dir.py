@@ -136,12 +136,14 @@ def _misspelled(path: pathlib.Path) -> pathlib.Path | None:
 
 
 def _similar(one: str, other: str) -> bool:
-    if re.sub(r"[\W_]", "", one.lower()) == re.sub(r"[\W_]", "", other.lower()):
-        return True
     words, others = (re.findall(r"\d+|[^\W\d_]+", text.lower()) for text in (one, other))
-    pairs = [pair for pair in zip(words, others, strict=False) if pair[0] != pair[1]]
+    if [word for word in words if word.isdigit()] != [word for word in others if word.isdigit()]:
+        return False
+    if "".join(words) == "".join(others):
+        return True
     return len(words) == len(others) and all(
-        min(len(a), len(b)) >= _LONG and difflib.SequenceMatcher(None, a, b).ratio() >= _ALIKE for a, b in pairs
+        a == b or (min(len(a), len(b)) >= _LONG and difflib.SequenceMatcher(None, a, b).ratio() >= _ALIKE)
+        for a, b in zip(words, others, strict=True)
     )
 
 

@@ -91,7 +91,7 @@ def _check(arguments: argparse.Namespace) -> None:
         arguments.data_dir,
         cache_dir=arguments.data_cache_dir,
         val_fraction=arguments.val_fraction,
-        splits=("train", arguments.split),
+        splits=(arguments.split,),
     )
     if None not in (classes, found.classes) and classes != found.classes:
         raise UserError(

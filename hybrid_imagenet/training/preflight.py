@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from hybrid_imagenet.checkpoints import glance
+from hybrid_imagenet.checkpoints import glance, metadata
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import AUTO, Config, derived, own_network, this_host
 from hybrid_imagenet.config.checks import check_data
@@ -99,7 +99,7 @@ def _check_disk(config: Config, ranks: int, found: Findings) -> None:
     path = _run_directory(config)
     state = run_dir.check(path, resume=config.resume)
     found.checked.append(f"run directory: {path}, {state}")
-    checkpoint = glance.newest(path / "checkpoints") if config.resume else None
+    checkpoint = glance.newest(path / "checkpoints", metadata.check_run) if config.resume else None
     if checkpoint is not None:
         _check_resumed(config, checkpoint, data.classes)
         found.checked.append(f"checkpoint: {checkpoint.path}, of this model and optimizer")

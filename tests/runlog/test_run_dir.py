@@ -82,6 +82,8 @@ def test_a_fifo_in_the_place_of_a_file_does_not_make_a_run_wait(tmp_path, name):
         ("Photos", "photos", True),
         ("lars-2", "lars-3", False),
         ("wd1e-4", "wd1e-5", False),
+        ("20240101", "20240102", False),
+        ("lr-1.0", "lr-10", False),
         ("adam", "adamw", False),
         ("sgd-long", "sgd-short", False),
         ("photos-a", "photos-b", False),

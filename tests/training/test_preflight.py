@@ -11,6 +11,7 @@ from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import preflight
+from tests.checkpoints import support
 from tests.support import fresh
 
 DIGITS = ("--dataset=digits", "--augmentation=digits", "--model=resnet8", "--per_gpu_batch=500")
@@ -34,16 +35,19 @@ def make_run(path, **meta):
     """A run with a checkpoint half-way through its sixth epoch."""
     (path / "checkpoints").mkdir(parents=True)
     (path / "config.json").write_text(json.dumps({"flags": {"epochs": 10, "optimizer": "sgd"}, "origins": {}}))
-    described = {
-        "model": "resnet8",
-        "optimizer": "sgd",
-        "width": 64,
-        "stem": "imagenet",
-        "num_classes": 10,
-        "state": {"cursor": {"epoch": 5, "offset": 750}},
-        "order": {"num_examples": 1500},
-    }
-    archive.write(path / "checkpoints" / "step-000000016.npz", {"x": np.zeros(1)}, described | meta)
+    described = support.meta(
+        20,
+        model="resnet8",
+        optimizer="sgd",
+        num_classes=10,
+        class_names=None,
+        width=64,
+        stem="imagenet",
+        order={"num_examples": 1500},
+    )
+    described["state"]["cursor"] = {"epoch": 5, "offset": 750}
+    stored = {name: value for name, value in (described | meta).items() if value is not None}
+    archive.write(path / "checkpoints" / "step-000000020.npz", {"x": np.zeros(1)}, stored)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,7 @@ def test_other_classes_than_those_of_the_run_are_refused(here):
 def test_a_checkpoint_that_fits_is_named(here):
     make_run(here / "run")
     found = preflight.check(config.resolve([*DIGITS, "--optimizer=sgd", "--epochs=10", "--run_dir=run", "--resume"]), 1)
-    assert "step-000000016.npz" in found.checked[-1]
+    assert "step-000000020.npz" in found.checked[-1]
     assert not found.warnings
 
 
