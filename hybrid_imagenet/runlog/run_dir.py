@@ -147,9 +147,15 @@ def _similar(one: str, other: str) -> bool:
     )
 
 
-def requested(path: str | None, recipe: str, dataset: str) -> pathlib.Path:
-    """Returns the directory that --run_dir asks for, by default runs/RECIPE-DATASET, before a free name is chosen."""
-    return pathlib.Path(path) if path else pathlib.Path("runs", f"{recipe}-{dataset}")
+def chosen(path: str | None, recipe: str, dataset: str, *, resume: bool = False) -> pathlib.Path:
+    """Returns the directory that a run takes: --run_dir, else runs/RECIPE-DATASET with a number that is free.
+
+    A run that is resumed takes the one with the largest number.
+    """
+    if path:
+        return pathlib.Path(path)
+    base = pathlib.Path("runs", f"{recipe}-{dataset}")
+    return newest_name(base) if resume else free_name(base)
 
 
 def free_name(base: pathlib.Path) -> pathlib.Path:

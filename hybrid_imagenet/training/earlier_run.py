@@ -21,8 +21,7 @@ def description(config: Config) -> Mapping[str, Any]:
     """The config.json of the run that is to be resumed; empty where there is none that can be read."""
     if not config.resume:
         return {}
-    path = run_dir.requested(config.run_dir, config.recipe, config.dataset)
-    path = path if config.run_dir else run_dir.newest_name(path)
+    path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=True)
     try:
         found = json.loads((path / "config.json").read_text())
     except (OSError, ValueError):

@@ -96,7 +96,8 @@ def _check_disk(config: Config, ranks: int, found: Findings) -> None:
     found.checked.append(f"dataset: {config.dataset}, {data.text}{classes}")
     file = own_network.locate(config.model) if ":" in config.model else None
     found.checked.append(f"model: {config.model}" + (f", in {file}" if file else ""))
-    path = _run_directory(config)
+    recipe = "fast_dev_run" if config.fast_dev_run else config.recipe
+    path = run_dir.chosen(config.run_dir, recipe, config.dataset, resume=config.resume)
     state = run_dir.check(path, resume=config.resume)
     found.checked.append(f"run directory: {path}, {state}")
     checkpoint = glance.newest(path / "checkpoints", metadata.check_run) if config.resume else None
@@ -104,18 +105,10 @@ def _check_disk(config: Config, ranks: int, found: Findings) -> None:
         _check_resumed(config, checkpoint, data.classes)
         found.checked.append(f"checkpoint: {checkpoint.path}, of this model and optimizer")
         found.warnings.extend(_moved_learning_rate(config, ranks, checkpoint.meta))
-    elif config.resume:
+    elif config.resume and not any(path.glob("checkpoints/step-*")):  # damaged ones are refused when they are read
         found.warnings.append(f"--resume: {path} holds no checkpoint yet, so training starts from the beginning")
     if checkpoint is None and config.init_from:
         _check_weights(config, found)
-
-
-def _run_directory(config: Config) -> pathlib.Path:
-    """The directory that the run will take."""
-    path = run_dir.requested(config.run_dir, "fast_dev_run" if config.fast_dev_run else config.recipe, config.dataset)
-    if config.run_dir is None:
-        return run_dir.newest_name(path) if config.resume else run_dir.free_name(path)
-    return path
 
 
 def _check_resumed(config: Config, checkpoint: glance.Description, classes: int | None) -> None:
