@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 
 from hybrid_imagenet import __version__
-from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, without_environment
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, did_you_mean, without_environment
 
 # The module of each command, with main(arguments) -> exit code, and one line for the list of commands.
 COMMANDS = {
-    "train": ("hybrid_imagenet.main", "train, on this process or as one of the ranks that horovodrun started"),
+    "train": ("hybrid_imagenet.main", "train in this process, or as one of the ranks that horovodrun started"),
     "run": ("hybrid_imagenet.tools.run", "start training on several hosts, as horovodrun does, and end when it ends"),
     "evaluate": ("hybrid_imagenet.tools.evaluate", "loss, top-1 and top-5 of a trained network on a data set"),
     "predict": ("hybrid_imagenet.tools.predict", "the most probable classes of images"),
@@ -36,7 +36,7 @@ def usage() -> str:
     head = "usage: hybrid-imagenet COMMAND [arguments]   (or: python -m hybrid_imagenet COMMAND ...)"
     ends = [
         "hybrid-imagenet COMMAND --help describes the arguments of a command.",
-        "source <(hybrid-imagenet completion) lets bash complete commands, flags and values.",
+        "source <(hybrid-imagenet completion) lets bash complete commands and the flags of training.",
     ]
     return "\n".join([head, "", *lines, "", *ends])
 
@@ -57,17 +57,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words == ["completion"]:
         from hybrid_imagenet.tools import completion
 
-        print(completion.script({name: module for name, (module, _) in COMMANDS.items()}), end="")
+        print(completion.script(COMMANDS), end="")
         return EXIT_OK
     name, *rest = words
     if name not in COMMANDS:
-        print(f"error: {name}: no such command; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        near = did_you_mean(name, COMMANDS)
+        print(f"error: {name}: no such command; choose one of {', '.join(COMMANDS)}{near}", file=sys.stderr)
         return EXIT_USAGE
     try:
         module = importlib.import_module(COMMANDS[name][0])
     except ModuleNotFoundError as missing:
         print(without_environment(missing), file=sys.stderr)
         return EXIT_USAGE
+    if arguments is None:
+        sys.path.append("")  # --model=MODULE:FUNCTION may lie in the current directory
     if name == "train" and arguments is None:  # only a process of our own can be started anew
         from hybrid_imagenet.comm.environment import restart_with_huge_pages
 

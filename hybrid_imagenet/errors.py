@@ -1,8 +1,10 @@
 """Errors that are meant for the user, and the exit codes of the program."""
 
+import difflib
 import pathlib
 import re
 import sys
+from collections.abc import Iterable
 
 EXIT_OK = 0
 EXIT_FAILURE = 1  # an unexpected error, with a traceback
@@ -14,6 +16,23 @@ EXIT_PREEMPTED = 75  # stopped by a signal after saving; start again with --resu
 _LONGEST = 2000  # characters of a message
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]*(?=@)")
 _TOKEN = re.compile(r"(?i)([?&;][^=&\s]*(?:token|key|secret|sig|password|credential)[^=&\s]*=)[^&\s]+?(?=[&\s]|: |$)")
+
+
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Returns " (did you mean NAME?)" with the one or two known names nearest to a mistyped one, or "" if none is near.
+
+    Args:
+      word: as it was typed.
+      known: the names that exist.
+      prefix: written before each name, such as the dashes of a flag.
+    """
+    near = difflib.get_close_matches(word, list(known), n=2, cutoff=0.7)
+    return f" (did you mean {' or '.join(prefix + name for name in near)}?)" if near else ""
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun: "1 rank", "2 ranks"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def without_secrets(text: str) -> str:

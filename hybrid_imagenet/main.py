@@ -19,6 +19,7 @@ from hybrid_imagenet.errors import (
     HostError,
     SharedError,
     UserError,
+    counted,
     without_environment,
 )
 
@@ -27,12 +28,13 @@ try:
     from hybrid_imagenet import recipes
     from hybrid_imagenet.comm import leftovers
     from hybrid_imagenet.comm.environment import placement, restart_with_huge_pages
-    from hybrid_imagenet.config import derived, preflight, this_host
+    from hybrid_imagenet.config import derived
     from hybrid_imagenet.config import help as flag_help
     from hybrid_imagenet.resilience.ending import announce
     from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
     from hybrid_imagenet.resilience.stop_signals import REQUESTS
     from hybrid_imagenet.stages import START, command_began, on_terminal
+    from hybrid_imagenet.training import preflight
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
@@ -45,24 +47,22 @@ _FIRST_SPEAKS = 5.0  # seconds for the first rank of a host to say what is wrong
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line and returns the exit code (see `hybrid_imagenet.errors`)."""
-    if {"-h", "--help", "--helpfull", "--helpshort"} & set(arguments):
-        print(flag_help.text())
-        return EXIT_OK
     if "--recipe=list" in arguments:
         print(recipes.table())
         return EXIT_OK
     try:
+        if (about := flag_help.topic(arguments)) is not None:
+            print(flag_help.text(about))
+            return EXIT_OK
         config = configuration.resolve(arguments)
         if not config.print_config:
-            preflight.check(config, placement().size)
+            preflight.run(config, placement().size)
     except UserError as error:
         if launcher_rank() == 0:
             print(f"error: {error}", file=sys.stderr)
         announce(error.exit_code)
         return error.exit_code
     if config.check_only:
-        for line in this_host.warnings(config) if launcher_rank() == 0 else ():
-            print(line, file=sys.stderr)
         return EXIT_OK
     if config.print_config:
         return _print_config(config)
@@ -147,9 +147,8 @@ def _train(config: configuration.Config) -> int:
 
 def _kind(config: configuration.Config) -> str:
     """Names what is started."""
-    size = derived.workers(config, placement().size)
-    ranks, images = f"{size} rank{'s' if size > 1 else ''}", config.per_gpu_batch or "auto"
-    return f"{config.model}, {config.dataset}, {ranks} x {images} images"
+    ranks = counted(derived.workers(config, placement().size), "rank")
+    return f"{config.model}, {config.dataset}, {ranks} x {config.per_gpu_batch or 'auto'} images"
 
 
 def _end_within(seconds: float) -> None:

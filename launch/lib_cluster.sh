@@ -89,7 +89,7 @@ run_cluster() {
   # shellcheck source=launch/env.sh
   . "$launch_dir/env.sh"
   # This host may have neither the GPUs nor the images: what it lacks says nothing of the ranks' hosts.
-  [[ -n $module ]] || HYBRID_IMAGENET_RANKS_ELSEWHERE=1 "${program[@]}" --check_only || exit $?
+  [[ -n $module ]] || HYBRID_IMAGENET_RANKS_ELSEWHERE=1 "${program[@]}" --check_only > /dev/null || exit $?
   check_hosts
   supervise "${command[@]}"
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import fnmatch
 import pathlib
 import shlex
@@ -12,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError
+from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError, did_you_mean
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.search import running, trial_runs
 from hybrid_imagenet.tools.search.trial_runs import Cell
@@ -60,11 +59,17 @@ class StudyOptions:
 
 def _parser() -> command_line.Parser:
     default = StudyOptions()
+    wide = max(map(len, STUDIES))
     parser = command_line.Parser(
         prog="python -m studies",
         description="Trains each method of a study once per seed, and writes a table and a plot. Runs that have "
         "finished are kept in --out; started again, only what is missing or failed is run.",
-        epilog="Flags after -- go to every training run and win over the study's. `list` names the studies.",
+        epilog="\n".join(
+            [
+                "Flags after -- go to every training run and win over the study's. `list` describes the arms of:",
+                *(f"  {name:<{wide}}  {study.title}" for name, study in STUDIES.items()),
+            ]
+        ),
     )
     parser.add_argument("study", metavar="NAME", help="a study, `all` (those on the digits) or `list`")
     parser.add_argument("--out", default=default.out, help="directory of the runs (%(default)s)")
@@ -137,9 +142,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[Study], StudyOptions, tuple[st
     name = values.pop("study")
     options = StudyOptions(**values)
     if name != "all" and name not in STUDIES:
-        near = difflib.get_close_matches(name, STUDIES, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise UserError(f"{name}: choose one of {', '.join(STUDIES)}, all or list{hint}")
+        raise UserError(f"{name}: choose one of {', '.join(STUDIES)}, all or list{did_you_mean(name, STUDIES)}")
     for flag in ("--run_dir", "--seed", "--resume"):
         if any(word.split("=")[0] == flag for word in extra):
             raise UserError(f"{flag} after --: the study gives every run its own; leave it out")

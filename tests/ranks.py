@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hybrid_imagenet.training.preflight import CHECKED_VARIABLE
 from tests.support import processes
 
 READY = "ready"  # a file in a pool's folder: the first of its ranks is
@@ -106,7 +107,7 @@ class Pool:
         with (self._folder / "log").open("w") as log:
             self._process = subprocess.Popen(
                 [*command, str(self._folder), str(os.getpid()), *turn],
-                env=environment(),
+                env=environment() | ({CHECKED_VARIABLE: "1"} if self.size > 1 else {}),  # all ranks return alike
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -32,7 +32,7 @@ ALLOWED = {
         "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "resilience",
     },
     "train": {"config", "comm", "resilience", "training"},
-    "main": {"config", "recipes", "comm", "data", "resilience", "train"},
+    "main": {"config", "recipes", "comm", "data", "resilience", "training", "train"},
     "tools": {
         "numerics", "analysis", "config", "recipes", "comm", "optimizers", "models", "data", "checkpoints", "runlog",
         "resilience", "training",

@@ -101,7 +101,7 @@ def test_commands_that_answer_at_once_exit_with_0(page, workplace, capsys):
         if first in ("python", "hybrid-imagenet") and answers(words):
             assert __main__.main(words) == 0, (line, capsys.readouterr())
             ran += 1
-    assert ran >= 2
+    assert ran
 
 
 @pytest.mark.slow

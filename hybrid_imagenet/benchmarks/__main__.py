@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from hybrid_imagenet.comm.environment import restart_with_huge_pages
-from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError, did_you_mean
 
 BENCHMARKS = {
     "step": "images/s of a training step",
@@ -36,12 +35,11 @@ def run(
     name = argv[0] if argv else ""
     if name not in benchmarks:
         wanted = name in ("-h", "--help")
-        near = difflib.get_close_matches(name, benchmarks, n=1)
         width = max(map(len, benchmarks))
         lines = [f"usage: {program} NAME [--name=value ...]   (NAME --help describes its options)", ""]
         lines += [f"  {each:<{width}}  {text}" for each, text in benchmarks.items()]
         if name and not wanted:
-            lines = [f"error: {name}: no such benchmark" + (f"; did you mean {near[0]}?" if near else ""), *lines]
+            lines = [f"error: {name}: no such benchmark{did_you_mean(name, benchmarks)}", *lines]
         print("\n".join(lines), file=sys.stdout if wanted else sys.stderr)
         return EXIT_OK if wanted else EXIT_USAGE
     try:

@@ -16,7 +16,7 @@ from typing import Any
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.benchmarks._gpu_rank import MARK
 from hybrid_imagenet.comm import nccl_log
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, counted
 
 _RANK = "hybrid_imagenet.benchmarks._gpu_rank"
 # NVML's clocks event reasons; 0x1 (idle), 0x2 (set clocks) and 0x4 (power cap, usual under load) are no fault.
@@ -63,9 +63,9 @@ def _output(command: Sequence[str], environment: dict[str, str], seconds: float,
     except subprocess.TimeoutExpired:
         process.terminate()  # a launcher ends its ranks
         process.communicate()
-        raise UserError(f"the job of {ranks} ranks took more than --timeout={seconds:g} s") from None
+        raise UserError(f"the job of {counted(ranks, 'rank')} took more than --timeout={seconds:g} s") from None
     if process.returncode or MARK not in said:
-        raise UserError(f"the job of {ranks} ranks failed (exit code {process.returncode}): {reason(said)}")
+        raise UserError(f"the job of {counted(ranks, 'rank')} failed (exit code {process.returncode}): {reason(said)}")
     return said
 
 

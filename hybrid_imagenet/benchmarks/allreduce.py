@@ -24,7 +24,7 @@ from hybrid_imagenet import comm
 from hybrid_imagenet.analysis import cost_model
 from hybrid_imagenet.comm.settings import Compression
 from hybrid_imagenet.config import choices
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, counted
 from hybrid_imagenet.tools import command_line
 
 if typing.TYPE_CHECKING:
@@ -187,7 +187,7 @@ def table(rows: Sequence[dict[str, typing.Any]], communicator: Communicator) -> 
         )
         for row in rows
     ]
-    lines = [f"{communicator.size} ranks on {len(set(communicator.hosts))} host(s)"]
+    lines = [f"{counted(communicator.size, 'rank')} on {counted(len(set(communicator.hosts)), 'host')}"]
     lines += [" ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) for line in (head, *cells)]
     return "\n".join(lines)
 

@@ -24,7 +24,7 @@ import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, counted
 from hybrid_imagenet.tools import command_line
 
 if typing.TYPE_CHECKING:
@@ -144,11 +144,13 @@ def _launch(arguments: Sequence[str], ranks: int, options: argparse.Namespace) -
     except FileNotFoundError:
         raise UserError(f"--launcher={options.launcher}: {command[0]} is not installed") from None
     except subprocess.TimeoutExpired:
-        raise UserError(f"{ranks} ranks took more than --timeout={options.timeout:g} s") from None
+        raise UserError(f"{counted(ranks, 'rank')} took more than --timeout={options.timeout:g} s") from None
     marked = done.stdout.partition(_MARK)[2]
     if done.returncode or not marked:
         reason = (done.stderr or done.stdout).strip().splitlines()[-8:]
-        raise UserError(f"the job of {ranks} ranks failed (exit code {done.returncode}): " + " | ".join(reason))
+        raise UserError(
+            f"the job of {counted(ranks, 'rank')} failed (exit code {done.returncode}): " + " | ".join(reason)
+        )
     return json.JSONDecoder().raw_decode(marked)[0]  # horovodrun may put more on the line after it
 
 
@@ -271,7 +273,7 @@ def print_peers(rows: Sequence[Row], peers: Sequence[Row]) -> None:
             continue
         peer["ratio"] = ours["images_per_second"] / peer["images_per_second"]
         print(
-            f"Horovod with legacy Keras, {peer['precision']}, {peer['ranks']} ranks: "
+            f"Horovod with legacy Keras, {peer['precision']}, {counted(peer['ranks'], 'rank')}: "
             f"{peer['images_per_second']:.1f} images/s; ours is {peer['ratio']:.2f} times as fast"
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet import __version__, models
-from hybrid_imagenet.checkpoints import archive, metadata
+from hybrid_imagenet.checkpoints import archive, glance, metadata
 from hybrid_imagenet.checkpoints.store import CheckpointFolder
 from hybrid_imagenet.data import device
 from hybrid_imagenet.errors import UserError
@@ -21,7 +21,6 @@ from hybrid_imagenet.models.weights import applications, torchvision
 from hybrid_imagenet.numerics.augment import EVALUATION_FRACTION
 from hybrid_imagenet.numerics.depths import WIDTH
 
-FOREIGN_SUFFIXES = (".safetensors", ".pth", ".pt", ".h5")
 _IMAGENET_SIZE = 224
 _PART, _AVERAGES = "model/", "average/"
 Report = Callable[[str], None]
@@ -143,13 +142,12 @@ def load(path: pathlib.Path, report: Report, *, bgr: bool = True, weights: str =
       UserError: if there is no such file, or it holds no network that is known, or no such weights.
     """
     path = path.expanduser()
+    glance.look(path)
     if path.is_dir():
         return _from_run(path, report, weights, best)
-    if not path.exists():
-        raise UserError(f"{path}: no such file or directory; give a checkpoint (step-*.npz) or the directory of a run")
     if best:
         raise UserError(f"--best: {path} is a file; give the directory of a run, or leave the flag out")
-    if path.suffix not in FOREIGN_SUFFIXES:
+    if path.suffix not in glance.FOREIGN_SUFFIXES:
         try:
             return _from_checkpoint(archive.read(path), weights)
         except archive.DamagedCheckpointError as error:

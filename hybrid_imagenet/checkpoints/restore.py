@@ -18,23 +18,43 @@ def restore_arrays(checkpoint: Checkpoint, variables: Mapping[str, keras.Variabl
       UserError: if names or shapes differ, that is, the checkpoint belongs to another model or optimizer; nothing is
         assigned then.
     """
-    names, expected = set(checkpoint.arrays), set(variables)
-    if names != expected:
-        odd = sorted(names ^ expected)[0]
-        where = "the checkpoint" if odd in names else "this run"
+    difference = _difference(checkpoint, variables)
+    if difference:
         raise UserError(
-            f"{checkpoint.path} was written with --model={checkpoint.meta.get('model')} --optimizer="
-            f"{checkpoint.meta.get('optimizer')}: only {where} has {odd}; resume with the flags it was started with"
+            f"{checkpoint.path} is of another run: {difference}; resume with the flags and data it was started with"
         )
     for name, variable in variables.items():
-        if checkpoint.arrays[name].shape != tuple(variable.shape):
-            raise UserError(
-                f"{checkpoint.path}: {name} has shape {checkpoint.arrays[name].shape}, this run needs "
-                f"{tuple(variable.shape)} (the checkpoint has {checkpoint.meta.get('num_classes')} classes); resume "
-                "with the model and data it was started with"
-            )
-    for name, variable in variables.items():
         variable.assign(checkpoint.arrays[name])
+
+
+def _difference(checkpoint: Checkpoint, variables: Mapping[str, keras.Variable]) -> str:
+    """Returns a sentence on the first thing that a checkpoint and a run do not share; "" if all fits."""
+    odd = sorted(set(checkpoint.arrays) ^ set(variables), key=lambda name: (not name.startswith("model/"), name))
+    if odd:
+        part = odd[0].partition("/")[0]
+        theirs = next((name for name in odd if name in checkpoint.arrays and name.startswith(part)), None)
+        ours = next((name for name in odd if name in variables and name.startswith(part)), None)
+        more = "the checkpoint" if ours is None else "this run"
+        if part == "average":
+            return f"only {more} has averaged weights (--ema_decay)"
+        if part != "model":
+            return f"it was written with --optimizer={checkpoint.meta.get('optimizer')}, which keeps other values"
+        layers = [f"{_layer(name, variables)} {where}" for name, where in ((theirs, "there"), (ours, "here")) if name]
+        return f"the networks differ from layer {', '.join(layers)}"
+    for name, variable in variables.items():
+        before, now = checkpoint.arrays[name].shape, tuple(variable.shape)
+        if before != now:
+            shapes = (" x ".join(map(str, shape)) or "a number" for shape in (before, now))
+            classes = checkpoint.meta.get("num_classes")
+            known = f" (it has {classes} classes)" if classes else ""
+            return f"layer {_layer(name, variables)} has weights of {' there, '.join(shapes)} here{known}"
+    return ""
+
+
+def _layer(name: str, variables: Mapping[str, keras.Variable]) -> str:
+    """Returns the layer of a variable: `model/0007/stem/kernel` belongs to `stem`."""
+    path = variables[name].path if name in variables else name.split("/", 2)[-1]
+    return path.rpartition("/")[0] or path
 
 
 def described(order: SampleOrder) -> dict[str, int]:

@@ -7,7 +7,7 @@ import typing
 
 from hybrid_imagenet.config.derived import batches, check_groups, sizes
 from hybrid_imagenet.config.options import AUTO
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, counted
 from hybrid_imagenet.numerics import torus
 from hybrid_imagenet.numerics.decays import FIXED
 from hybrid_imagenet.numerics.depths import WIDTH
@@ -241,8 +241,8 @@ def check_data(config: Config, num_examples: int, world_size: int) -> None:
             if not stage.epoch:
                 flag = f"per_gpu_batch={config.per_gpu_batch}"
             raise UserError(
-                f"--{flag}: {stage.per_gpu_batch} images{micro} on {world_size} GPUs make a batch of {batch} from "
-                f"epoch {stage.epoch} on, but there are {num_examples} training images: lower the batch"
+                f"--{flag}: {stage.per_gpu_batch} images{micro} on {counted(world_size, 'GPU')} make a batch of "
+                f"{batch} from epoch {stage.epoch} on, but there are {num_examples} training images: lower the batch"
             )
 
 

@@ -27,11 +27,13 @@ class Data:
         "imagenet2012",
         "digits, synthetic (JPEGs), synthetic_tensors (nothing to decode), tfrecord, folder, webdataset, parquet, "
         "huggingface, idx, fashion_mnist (IDX files or TFDS), or the name of a TFDS image classification set.",
+        basic=True,
     )
     data_dir: str | None = option(
         None,
         "Where the data set lies (TFDS data_dir, shard directory or image tree); for webdataset and parquet also a URL "
         "such as https://host/path, with --data_cache_dir for copies of its files.",
+        basic=True,
     )
     storage_timeout: float = option(
         120.0, "End the run when a URL has failed for so long; until then it is tried again.", unit="s", minimum=0
@@ -49,6 +51,7 @@ class Data:
         "same images, and train on the others.",
         minimum=0,
         maximum=0.9,
+        basic=True,
     )
     tuning_split: float = option(
         0.0,
@@ -67,6 +70,7 @@ class Data:
         "Training augmentation; shift (flips and whole-pixel shifts) is for small images. auto follows the data set: "
         "digits for digits and other characters, shift for small pictures, else alexnet.",
         choices=("auto", "none", "alexnet", "inception", "sony", "digits", "shift"),
+        basic=True,
     )
     augment_pad: int = option(
         0,
@@ -134,5 +138,7 @@ class Data:
         "Cross-entropy over all classes together, or for each class by itself (binary), summed.",
         choices=("softmax", "binary"),
     )
-    label_smoothing: float = option(0.0, "Probability moved from the true label to all labels.", minimum=0, maximum=1)
+    label_smoothing: float = option(
+        0.0, "Probability moved from the true label to all labels.", minimum=0, maximum=1, basic=True
+    )
     mixup: float = option(0.0, "alpha of mixup; 0 for none (Zhang et al. take 0.2 on ImageNet).", minimum=0)

@@ -1,57 +1,167 @@
-"""Writes the text of --help: every flag with its group, type, unit and default."""
+"""Writes the text of --help, in two levels: the flags that most people set, and with --help=all every flag.
+
+A flag is on the first level if its declaration says `basic`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import re
+import shutil
 import textwrap
+from collections.abc import Iterable, Sequence
 
 from hybrid_imagenet import config
 from hybrid_imagenet.config import choices
 from hybrid_imagenet.config.signatures import Argument
+from hybrid_imagenet.errors import UserError, did_you_mean
 
-_INTRODUCTION = """\
-usage: python -m hybrid_imagenet.main [--flag=value ...]
-       horovodrun -np N -H HOST:SLOTS,... python -m hybrid_imagenet.main [--flag=value ...]
-
-Trains an image classifier. Values are taken from the defaults below, then the recipe, then --flagfile=FILE, then the
-command line. A boolean flag is written --name or --noname; several values are separated by commas.
+EXAMPLES = {
+    "Handwritten digits, without a download": "hybrid-imagenet train --flagfile=flags/digits.flags",
+    "Your own images, a directory for each class": (
+        "hybrid-imagenet train --dataset=folder --data_dir=photos --val_fraction=0.2"
+    ),
+    "Eight ranks on two hosts": "hybrid-imagenet run -np 8 -H a:4,b:4 -- --dataset=tfrecord --data_dir=/data",
+    "Continue a run that was stopped": (
+        "hybrid-imagenet train --flagfile=flags/digits.flags --run_dir=runs/a --resume"
+    ),
+    "What a recipe would do on 8 GPUs, epoch by epoch": (
+        "hybrid-imagenet train --recipe=mlperf_lars --print_config --print_config_gpus=8"
+    ),
+}
+"""Commands by what they do."""
+_USAGE = """\
+usage: hybrid-imagenet train [--flag=value ...]
+       hybrid-imagenet run -np N [-H HOST:SLOTS,...] -- [--flag=value ...]
 """
-_WIDTH = 100
+_INTRODUCTION = """\
+Trains an image classifier. Values come from the defaults, then the recipe, then --flagfile=FILE, then the command line;
+the last one wins. A boolean flag is written --name or --noname. Several values are separated by commas.
+"""
+_WIDEST = 100
+_INDENT = " " * 6
 
 
-def text() -> str:
-    """The whole help: a block per group of flags, then the options of what can be chosen."""
-    parts = [_INTRODUCTION]
-    for group in config.GROUPS:
-        parts += [(group.__doc__ or "").strip().splitlines()[0], *entries(group), ""]
-    for choice in choices.CHOICES:
-        parts.append(f"Options of --{choice.flag}, each with the values that have it.")
-        for name in choice.names():
-            declared: dict[str, list[str]] = {}
-            for value in choice.owners(name):
-                declared.setdefault(_entry(name, choice.options[value][name]), []).append(value)
-            parts += [_entry(name, choice.options[v[0]][name], f"{', '.join(v)}; ") for v in declared.values()]
-        parts.append("")
-    return "\n".join(parts)
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """A flag; `owners` are the values of another flag that bring it."""
+
+    name: str
+    argument: Argument
+    owners: tuple[str, ...] = ()
+
+    def has(self, word: str) -> bool:
+        opt = self.argument.option
+        return word in self.name or word in opt.help.lower() or word in (*self.owners, *opt.choices)
+
+
+Block = tuple[str, Sequence[_Entry]]  # a title and its flags
+
+
+def width() -> int:
+    """The columns of the terminal, at most 100; 100 where the output is no terminal."""
+    return min(_WIDEST, shutil.get_terminal_size((_WIDEST, 24)).columns)
+
+
+def topic(arguments: Iterable[str]) -> str | None:
+    """What arguments ask help about: "" for --help, TOPIC for --help=TOPIC; None if they do not ask."""
+    asked = [word for word in arguments if re.fullmatch(r"-h|--help(=.*)?", word)]
+    return asked[-1].partition("=")[2] if asked else None
+
+
+def text(about: str = "") -> str:
+    """The help on a topic.
+
+    Args:
+      about: "" for the basic flags with examples, "all" for every flag, the name of a group of flags, or a word of a
+        flag's name or text.
+
+    Raises:
+      UserError: for a word that is not found.
+    """
+    groups = _groups()
+    if about in ("", "all"):
+        parts = [_USAGE, textwrap.fill(_INTRODUCTION, width()), ""]
+        if about:
+            return "\n".join([*parts, *_lines(groups.values())])
+        basic = [(title, [entry for entry in flags if entry.argument.option.basic]) for title, flags in groups.values()]
+        return "\n".join([*parts, *_examples(), *_lines(basic), _more(groups)])
+    word = about.lower().lstrip("-").replace("-", "_")
+    if word in groups:
+        title, flags = groups[word]
+        selector = [_Entry(word, config.COMMON[word])] if word in config.COMMON else []
+        return "\n".join(_lines([(title, [*selector, *flags])]))
+    found = [(title, [entry for entry in flags if entry.has(word)]) for title, flags in groups.values()]
+    if not any(flags for _, flags in found):
+        near = did_you_mean(word, [*groups, *config.OPTIONS])
+        raise UserError(f"--help={about}: no flag has this word{near}; --help=all lists every flag")
+    return "\n".join(_lines(found))
 
 
 def entries(group: type) -> list[str]:
     """The flags that a dataclass declares, one text each."""
-    return [_entry(name, argument) for name, argument in config.fields_of(group).items()]
+    return [_described(_Entry(name, argument)) for name, argument in config.fields_of(group).items()]
 
 
-def _entry(name: str, argument: Argument, owners: str = "") -> str:
-    kind, opt = argument.kind, argument.option
+def _groups() -> dict[str, Block]:
+    """The flags by group: those of every run, then those that come with a value of another flag."""
+    found: dict[str, Block] = {}
+    for group in config.GROUPS:
+        title = (group.__doc__ or "").strip().splitlines()[0]
+        found[group.__name__.lower()] = title, [_Entry(*item) for item in config.fields_of(group).items()]
+    for choice in choices.CHOICES:
+        listed = []
+        for name in choice.names():
+            declared: dict[str, list[str]] = {}
+            for value in choice.owners(name):
+                declared.setdefault(_described(_Entry(name, choice.options[value][name])), []).append(value)
+            listed += [_Entry(name, choice.options[v[0]][name], tuple(v)) for v in declared.values()]
+        found[choice.flag] = f"Options of --{choice.flag}, each with the values that have it.", listed
+    return found
+
+
+def _examples() -> list[str]:
+    return ["Examples:", *(f"  {what}:\n    {command}" for what, command in EXAMPLES.items()), ""]
+
+
+def _more(groups: Iterable[str]) -> str:
+    return textwrap.fill(
+        f"--help=all lists all {len(config.OPTIONS)} flags. --help=GROUP lists a group: {', '.join(groups)}. "
+        "--help=WORD searches names and texts.",
+        width(),
+    )
+
+
+def _lines(blocks: Iterable[Block]) -> list[str]:
+    found = []
+    for title, flags in blocks:
+        if flags:
+            found += [textwrap.fill(title, width()), *map(_described, flags), ""]
+    return found
+
+
+def _described(entry: _Entry) -> str:
+    kind, opt = entry.argument.kind, entry.argument.option
     form = (
         "|".join((*opt.choices, *(["MODULE:FUNCTION"] if opt.function else [])))
         if opt.choices
         else kind.base.__name__ + (",..." if kind.repeated else "|auto" if opt.auto else "")
     )
-    head = f"  --[no]{name}" if kind.base is bool else f"  --{name}={form}"
+    head = f"  --[no]{entry.name}" if kind.base is bool else f"  --{entry.name}={form}"
     unit = f", in {opt.unit}" if opt.unit else ""
-    body = f"{opt.help} ({owners}default {_shown(argument.default)}{unit})"
-    return textwrap.fill(head, _WIDTH, subsequent_indent="      ", break_long_words=False, break_on_hyphens=False) + (
-        "\n" + textwrap.fill(body, _WIDTH, initial_indent="      ", subsequent_indent="      ")
-    )
+    owners = f"{', '.join(entry.owners)}; " if entry.owners else ""
+    body = f"{opt.help} ({owners}default {_shown(entry.argument.default)}{unit})"
+    return f"{_broken(head)}\n{textwrap.fill(body, width(), initial_indent=_INDENT, subsequent_indent=_INDENT)}"
+
+
+def _broken(head: str) -> str:
+    """The name and form of a flag, on several lines where its choices are many."""
+    lines = [""]
+    for part in re.split(r"(?<=\|)", head):
+        if lines[-1].strip() and len(lines[-1] + part) > width():
+            lines.append(_INDENT)
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def _shown(value: object) -> str:

@@ -18,11 +18,13 @@ class Model:
         "logits.",
         choices=(*DEPTHS, "alexnet_bn"),
         function=True,
+        basic=True,
     )
     init_from: str | None = option(
         None,
         "Begin with the weights of a checkpoint, a run, or a file of torchvision or keras.applications; where the "
         "number of classes differs, the last layer begins anew.",
+        basic=True,
     )
     freeze: tuple[str, ...] = option(
         (), "Leave layers alone whose names begin with one of these, their statistics included."
@@ -38,7 +40,7 @@ class Model:
     blurpool: bool = option(
         False, "Blur the features of a ResNet before each stride (Zhang 2019): less aliasing for some time."
     )
-    image_size: int = option(224, "Side of the square network input.", unit="pixels", minimum=8)
+    image_size: int = option(224, "Side of the square network input.", unit="pixels", minimum=8, basic=True)
     image_size_schedule: tuple[str, ...] = option(
         (),
         "Size of training images by epoch: entries EPOCH:PIXELS, epochs counted from 0, as in 0:128,18:160,28:224; "
@@ -78,6 +80,7 @@ class Model:
         "auto",
         "Compute type; auto is mixed_float16 on a GPU, mixed_bfloat16 on a CPU with BF16 instructions, else float32.",
         choices=("auto", "float32", "mixed_float16", "mixed_bfloat16"),
+        basic=True,
     )
     loss_scale: str = option(
         "auto", "dynamic, a number, or auto: dynamic under mixed_float16, else 1 (see --loss_scale_init)."

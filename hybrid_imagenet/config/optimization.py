@@ -19,6 +19,7 @@ class Batch:
         unit="images",
         minimum=1,
         auto=True,
+        basic=True,
     )
     memory_limit_gb: float | None = option(
         None,
@@ -42,7 +43,7 @@ class Batch:
         unit="images",
         minimum=0,
     )
-    accumulation: int = option(1, "Micro-batches per update, reduced once.", minimum=1)
+    accumulation: int = option(1, "Micro-batches per update, reduced once.", minimum=1, basic=True)
     batch_schedule: tuple[str, ...] = option(
         (),
         "Batch by epoch (Mikami et al., Table 3): flash_exp1 to flash_exp4, or entries EPOCH:IMAGES, "
@@ -60,7 +61,7 @@ class Batch:
 class Optimizer:
     """Optimizer."""
 
-    optimizer: str = option("hybrid", "Update rule.")
+    optimizer: str = option("hybrid", "Update rule.", basic=True)
     ema_decay: float = option(
         0.0,
         "Keep an exponential moving average of the weights with this decay, and validate it; 0 for none. It is ramped "
@@ -80,7 +81,7 @@ class Optimizer:
 class Schedules:
     """Schedules."""
 
-    lr: float = option(0.1, "Learning rate before --lr_scaling.", minimum=0)
+    lr: float = option(0.1, "Learning rate before --lr_scaling.", minimum=0, basic=True)
     lr_scaling: str = option(
         "workers",
         "Linear scaling: lr * N (Lu et al.), lr * B / 256 (Goyal et al.), or none.",
@@ -89,8 +90,11 @@ class Schedules:
     lr_schedule: str = option(
         "exponential",
         "Learning rate after the warmup; sony_a and sony_b fix it throughout, mlperf is MLPerf's table by batch.",
+        basic=True,
     )
-    warmup_epochs: float = option(10.0, "T: epochs of the AdaBound or linear warmup.", unit="epochs", minimum=0)
+    warmup_epochs: float = option(
+        10.0, "T: epochs of the AdaBound or linear warmup.", unit="epochs", minimum=0, basic=True
+    )
 
 
 @dataclasses.dataclass(frozen=True)

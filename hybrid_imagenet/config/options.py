@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import types
 import typing
@@ -12,8 +11,7 @@ from typing import Any
 
 from absl import flags
 
-from hybrid_imagenet.config import aliases
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, did_you_mean
 
 _ALLOWED = (bool, int, float, str)
 AUTO = 0  # what a whole number that is still to be found holds
@@ -21,7 +19,7 @@ AUTO = 0  # what a whole number that is still to be found holds
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """The help text of a flag and the bounds on its value (inclusive, but for `above`)."""
+    """The help text of a flag, the bounds on its value (inclusive, but for `above`), and whether --help shows it."""
 
     help: str
     unit: str = ""
@@ -32,6 +30,7 @@ class Option:
     above: float | None = None
     function: bool = False
     whole: bool = False
+    basic: bool = False
 
 
 def option(
@@ -46,17 +45,19 @@ def option(
     above: float | None = None,
     function: bool = False,
     whole: bool = False,
+    basic: bool = False,
 ) -> Any:
     """Declares a dataclass field that is also a command-line flag of the same name.
 
     The flag's type is the field's annotation: `bool`, `int`, `float`, `str`, one of these `| None` (the empty
     string means None), or `tuple[T, ...]` (comma-separated). With `auto` the word auto, which becomes `AUTO`, leaves a
     whole number to be found when the program runs. With `function` a value MODULE:FUNCTION stands beside the choices.
-    With `whole` a number that is whole is kept as one: 90 stays 90 where 0.5 is possible too.
+    With `whole` a number that is whole is kept as one: 90 stays 90 where 0.5 is possible too. --help shows `basic`
+    flags; --help=all shows the others too.
     """
     return dataclasses.field(
         default=default,
-        metadata={"option": Option(help, unit, tuple(choices), minimum, maximum, auto, above, function, whole)},
+        metadata={"option": Option(help, unit, tuple(choices), minimum, maximum, auto, above, function, whole, basic)},
     )
 
 
@@ -126,10 +127,9 @@ def check_value(name: str, value: Any, opt: Option) -> None:
     if value is None:
         return
     if opt.choices and value not in opt.choices and not (opt.function and ":" in str(value)):
-        near = difflib.get_close_matches(str(value), opt.choices, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
         own = ", or a function of your own as MODULE:FUNCTION" if opt.function else ""
-        raise UserError(f"--{name}={value}: choose one of {', '.join(opt.choices)}{own}{hint}")
+        near = did_you_mean(str(value), opt.choices)
+        raise UserError(f"--{name}={value}: choose one of {', '.join(opt.choices)}{own}{near}")
     if isinstance(value, float) and value != value:
         raise UserError(f"--{name}=nan: give a number")
     if opt.above is not None and value <= opt.above:
@@ -182,8 +182,8 @@ def parse_arguments(arguments: Iterable[str], kinds: Mapping[str, ValueType]) ->
     try:
         rest = values(["hybrid_imagenet", *(_with_plain_boolean(underscored(word), kinds) for word in arguments)])
     except flags.UnrecognizedFlagError as error:
-        given = str(error.flagvalue).partition("=")[2]  # absl has the whole word there
-        raise UserError(aliases.unknown(error.flagname, given, kinds)) from None
+        near = did_you_mean(error.flagname, kinds, "--")
+        raise UserError(f"--{error.flagname}: no such flag{near}; see --help") from None
     except flags.Error as error:
         raise UserError(" ".join(str(error).split())) from None
     if len(rest) > 1:

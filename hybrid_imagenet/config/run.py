@@ -11,17 +11,27 @@ from hybrid_imagenet.config.options import option
 class Run:
     """Run and results."""
 
-    recipe: str = option("hybrid", "Named set of defaults, one per published method; `list` prints them all.")
-    run_dir: str | None = option(None, "Directory for results; default runs/<recipe>-<dataset>.")
-    print_config: bool = option(False, "Print every setting, what set it, and the schedule by epoch; then exit.")
+    recipe: str = option(
+        "hybrid", "Named set of defaults, one per published method; `list` prints them all.", basic=True
+    )
+    run_dir: str | None = option(None, "Directory for results; default runs/<recipe>-<dataset>.", basic=True)
+    print_config: bool = option(
+        False, "Print every setting, what set it, and the schedule by epoch; then exit.", basic=True
+    )
     print_config_gpus: int | None = option(
         None, "Number of GPUs for --print_config; default those started.", unit="GPUs", minimum=1
     )
     check_only: bool = option(
         False,
-        "Check the flags and exit: 0 if they are good, 2 with one line if not. Warns of what this host lacks.",
+        "Check flags, data, run directory and checkpoint, print what was checked, and exit: 0 if the run can start, "
+        "else 2 with one line.",
+        basic=True,
     )
-    resume: bool = option(False, "Go on in an existing --run_dir from its newest good checkpoint.")
+    resume: bool = option(
+        False,
+        "Continue the run in --run_dir from its newest good checkpoint; without a run there, start one.",
+        basic=True,
+    )
     epochs: float = option(
         90,
         "Passes over the training set, which schedules span; 0.5 is half a pass.",
@@ -29,6 +39,7 @@ class Run:
         above=0,
         maximum=1e6,
         whole=True,
+        basic=True,
     )
     max_steps: int | None = option(
         None,
@@ -39,11 +50,12 @@ class Run:
     fast_dev_run: bool = option(
         False,
         "Try everything in a few steps: training, validation (of 128 images), checkpoint, resume and report.",
+        basic=True,
     )
     stop_at_top1: float | None = option(
         None, "Stop after the validation that reaches this top-1 accuracy (a fraction).", minimum=0, maximum=1
     )
-    seed: int = option(0, "Seed of initialization, data order and augmentation.", minimum=0)
+    seed: int = option(0, "Seed of initialization, data order and augmentation.", minimum=0, basic=True)
     deterministic: bool = option(False, "Bitwise repeatable runs; slower.")
     log_every_steps: int = option(
         20, "Steps between fetches of the training metrics from the device.", unit="steps", minimum=1
@@ -59,7 +71,7 @@ class Run:
         "How rank 0 shows progress: a live area on a terminal, plain lines elsewhere.",
         choices=("auto", "live", "plain", "none"),
     )
-    tensorboard: bool = option(False, "Write TensorBoard events to RUN_DIR/tensorboard.")
+    tensorboard: bool = option(False, "Write TensorBoard events to RUN_DIR/tensorboard.", basic=True)
     histograms: bool = option(False, "With --tensorboard, also write histograms of weights and moments each epoch.")
     profile_steps: tuple[int, ...] = option(
         (), "First and last step to profile, as in 10,20: a trace and a table of times in RUN_DIR/profile.", minimum=1
@@ -95,7 +107,11 @@ class Evaluation:
         False, "Write which images the last validation got right, to RUN_DIR/image_results.npy: bool, one per image."
     )
     target: tuple[float, ...] = option(
-        (0.75, 0.759), "Top-1 fractions whose epoch and time are reported.", minimum=0, maximum=1
+        (0.75, 0.759),
+        "Top-1 fractions whose epoch and time are reported.",
+        minimum=0,
+        maximum=1,
+        basic=True,
     )
     single_gpu: str | None = option(
         None, "Images per second of one GPU alone, or a run directory with one rank: the measure of scaling efficiency."

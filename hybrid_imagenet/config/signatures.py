@@ -5,6 +5,7 @@ A constructor thereby declares its flags. The annotation gives type and bounds, 
     momentum: Annotated[float, "0 to 0.9999"] = 0.9
     eps_rule: Literal["add", "floor"] = "add"
     cycle_time_ms: Annotated[float, ">= 0.1", "ms"] = 1.0      # the last text is the unit
+    weight_decay: Annotated[float, "basic"] = 0.0              # --help shows it without =all
 """
 
 from __future__ import annotations
@@ -153,7 +154,9 @@ def declaration(annotation: Any, words: str) -> tuple[ValueType, Option]:
     unit = ""
     for note in notes:
         match = _BOUNDS.fullmatch(note)
-        if match is None:
+        if note == "basic":
+            bounds["basic"] = True
+        elif match is None:
             unit = note
         elif match["low"] is not None:
             bounds |= {"minimum": float(match["low"]), "maximum": float(match["high"])}

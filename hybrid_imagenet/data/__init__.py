@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SPLITS", "Source", "open_source", "shard"]
 SPLITS = ("train", "validation")
-_FROM_STORAGE = ("webdataset", "parquet")
-_NEED_DIRECTORY = ("tfrecord", "folder", "huggingface", "idx", *_FROM_STORAGE)
+FROM_STORAGE = ("webdataset", "parquet")
+"""Datasets that can lie at a URL."""
+IN_DIRECTORIES = ("tfrecord", "folder", "huggingface", "idx", *FROM_STORAGE)
 
 
 def open_source(
@@ -54,19 +55,13 @@ def open_source(
     Raises:
       UserError: if there is no such data set or it cannot be used.
     """
-    if val_fraction and name != "folder":
-        raise UserError(
-            f"--val_fraction={val_fraction:g} goes with --dataset=folder, not {name}: leave it out, or use "
-            f"--tuning_split={val_fraction:g}"
-        )
-    if data_dir and name in _FROM_STORAGE:
+    check_place(name, data_dir, cache_dir, val_fraction)
+    if data_dir and name in FROM_STORAGE:
         from hybrid_imagenet.data import storage
 
         place = storage.open_directory(data_dir, cache_dir, storage_timeout)
         source = _open_stored(name, place, split, num_classes, ignore_damage, memory_bytes)
     else:
-        if data_dir and "://" in data_dir and name != "huggingface":  # which says why it does not stream
-            raise UserError(f"--data_dir={data_dir}: URLs go with --dataset={' and '.join(_FROM_STORAGE)}, not {name}")
         directory = Path(data_dir).expanduser() if data_dir else None
         source = _open(name, directory, split, num_classes, num_examples, ignore_damage, val_fraction)
     if cache == "none" or source.ready or source.side is not None:  # the last has all pixels in memory
@@ -75,6 +70,27 @@ def open_source(
 
     kept = Path(cache_dir).expanduser() if cache_dir else None
     return CachedSource(source, cache, _room(kept) if kept else memory_bytes, kept)
+
+
+def check_place(name: str, data_dir: str | None, cache_dir: str | None = None, val_fraction: float = 0.0) -> None:
+    """Checks what is wrong with the place of a dataset whatever lies there; arguments as for `open_source`.
+
+    Raises:
+      UserError: for a directory or URL that is missing, or does not go with the dataset.
+    """
+    if val_fraction and name != "folder":
+        raise UserError(
+            f"--val_fraction={val_fraction:g} goes with --dataset=folder, not {name}: leave it out, or use "
+            f"--tuning_split={val_fraction:g}"
+        )
+    if not data_dir and name in IN_DIRECTORIES:
+        raise UserError(f"--dataset={name}: give the directory where it lies as --data_dir")
+    if data_dir and name in FROM_STORAGE:
+        from hybrid_imagenet.data import storage
+
+        storage.check(data_dir, cache_dir)
+    elif data_dir and "://" in data_dir and name != "huggingface":  # which says why it does not stream
+        raise UserError(f"--data_dir={data_dir}: URLs go with --dataset={' and '.join(FROM_STORAGE)}, not {name}")
 
 
 def _room(directory: Path) -> int:
@@ -92,9 +108,7 @@ def _open(
     ignore_damage: bool,
     val_fraction: float,
 ) -> Source:
-    if name in _NEED_DIRECTORY:
-        if directory is None:
-            raise UserError(f"--dataset={name}: give the directory where it lies as --data_dir")
+    if directory is not None and name in IN_DIRECTORIES:
         if name == "folder":
             from hybrid_imagenet.data.sources import folder
 

@@ -25,11 +25,17 @@ def open_directory(location: str, cache_dir: str | None = None, timeout: float =
     Raises:
       UserError: for a directory that does not exist, or a URL that cannot be used here.
     """
+    check(location, cache_dir)
+    if cache_dir is None or not is_url(location):
+        return LocalDirectory(Path(location).expanduser())
+    return RemoteDirectory(location, Path(cache_dir).expanduser(), timeout)
+
+
+def check(location: str, cache_dir: str | None) -> None:
+    """Raises UserError for a local directory that does not exist, or a URL without a place for copies of its files."""
     if not is_url(location):
         path = Path(location).expanduser()
         if not path.is_dir():
             raise UserError(f"--data_dir={path}: no such directory")
-        return LocalDirectory(path)
-    if cache_dir is None:
+    elif cache_dir is None:
         raise UserError(f"--data_dir={location}: give a local directory for copies of its files as --data_cache_dir")
-    return RemoteDirectory(location, Path(cache_dir).expanduser(), timeout)

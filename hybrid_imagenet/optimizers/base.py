@@ -84,7 +84,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         learning_rate: float,
         *,
         momentum: Annotated[float, "0 to 0.9999"] = 0.0,
-        weight_decay: Annotated[float, ">= 0"] = 0.0,
+        weight_decay: Annotated[float, ">= 0", "basic"] = 0.0,
         decay_all: bool = False,
         decoupled_decay: bool = False,
         name: str,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +35,7 @@ def load(name: str) -> Recipe:
       UserError: for an unknown name, with the nearest known one.
     """
     if name not in names():
-        near = difflib.get_close_matches(name, names(), n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise UserError(f"--recipe={name}: choose one of {', '.join(names())}{hint}")
+        raise UserError(f"--recipe={name}: choose one of {', '.join(names())}{did_you_mean(name, names())}")
     recipe: Recipe = importlib.import_module(f"{__name__}.{name}").RECIPE
     return recipe
 

@@ -26,7 +26,8 @@ class Status:
 
         Args:
           info: any of `ends_at` (fractional epochs, where the run ends before the last), `steps_per_epoch`,
-            `images_per_epoch`, `world_size`, `step` and `epochs` (done before this session),
+            `images_per_epoch`, `world_size`, `step`, `epochs` and `validated` (done before this session; the last holds
+            pairs of an epoch and its top-1),
             `gpus` (false where ranks have none), `single_gpu_images_per_second`, `target` (a top-1 fraction),
             `global_batch`, `optimizer` (hybrid if not told), `reference_batch` (global batch if MLPerf's reference
             applies: ResNet-50 on ImageNet).
@@ -45,6 +46,8 @@ class Status:
         self._validated: list[tuple[float, float]] = []
         self._forecast: forecast.Forecast | None = None
         self._reference: forecast.Forecast | None = None
+        for epoch, top1 in info.get("validated") or ():
+            self._validation_done(epoch, top1)
 
     def advance(self, step: int, position: float | None = None) -> None:
         """Notes that a step is done, at a fractional epoch (by default from `steps_per_epoch`)."""
@@ -77,10 +80,13 @@ class Status:
         self.position = float(record["epoch"])
         self.steps_done = record.get("step", self.steps_done)
         if record.get("val_top1") is not None:
-            self._validated.append((record["epoch"], record["val_top1"]))
-            self._forecast = self._forecast_for(self.info.get("target"))
-            if self.info.get("reference_batch"):
-                self._reference = self._forecast_for(mlperf.TARGET)
+            self._validation_done(record["epoch"], record["val_top1"])
+
+    def _validation_done(self, epoch: float, top1: float) -> None:
+        self._validated.append((epoch, top1))
+        self._forecast = self._forecast_for(self.info.get("target"))
+        if self.info.get("reference_batch"):
+            self._reference = self._forecast_for(mlperf.TARGET)
 
     def _forecast_for(self, target: float | None) -> forecast.Forecast | None:
         if target is None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import errno
 import fcntl
 import json
 import os
 import pathlib
+import re
 from typing import IO
 
 from hybrid_imagenet.errors import UserError
+
+# Two words of which one is probably a misspelling of the other: letters of the shorter one, and how alike they are.
+_LONG, _ALIKE = 5, 0.7
 
 
 class RunDirectory:
@@ -30,28 +36,10 @@ class RunDirectory:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = self._acquire()
+            self._lock = _acquire(path, os.O_CREAT)
         except OSError as error:
-            raise UserError(f"--run_dir={path}: {error.strerror}; give a directory that can be written") from None
-        for name in ("config.json", "metrics.jsonl", "summary.json"):
-            if (path / name).exists() and not (path / name).is_file():
-                raise UserError(f"--run_dir={path}: {name} is not a regular file; move it away")
-        others = [p.name for p in path.iterdir() if p.name != "lock"]
-        self.resumed = (path / "config.json").exists()
-        if self.resumed and not resume:
-            raise UserError(f"--run_dir={path} holds a run: add --resume to go on in it, or give another directory")
-        if others and not self.resumed:
-            raise UserError(f"--run_dir={path} holds other files ({others[0]}): give a new or empty directory")
-
-    def _acquire(self) -> IO[bytes]:
-        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)  # FIFOs do not wait
-        file = os.fdopen(descriptor, "rb+", buffering=0)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise UserError(f"--run_dir={self.path} is in use by another run: wait for it or give another") from None
-        return file
+            raise _unusable(path, error) from None
+        self.resumed = _check_content(path, resume=resume)
 
     def release(self) -> None:
         """Gives up the lock."""
@@ -75,9 +63,99 @@ class RunDirectory:
         return target
 
 
-def requested(path: str | None, recipe: str, dataset: str) -> pathlib.Path:
-    """Returns the directory that --run_dir asks for, by default runs/RECIPE-DATASET, before a free name is chosen."""
-    return pathlib.Path(path) if path else pathlib.Path("runs", f"{recipe}-{dataset}")
+def check(path: pathlib.Path, *, resume: bool) -> str:
+    """Checks what `RunDirectory` would find, and changes nothing.
+
+    Returns:
+      What the directory is, for people.
+
+    Raises:
+      UserError: as `RunDirectory`; and if `resume` names a directory that does not exist, beside a run whose name it
+        misspells.
+    """
+    try:
+        existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+        if not existing.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{existing} is not a directory")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, f"{existing} cannot be written")
+        if existing != path:
+            if resume and (meant := _misspelled(path)):
+                raise UserError(
+                    f"--run_dir={path} does not exist: did you mean {meant}? Create the directory if --resume is to "
+                    "start a new run there"
+                )
+            return "new"
+        if (path / "lock").exists():
+            _acquire(path).close()
+    except OSError as error:
+        raise _unusable(path, error) from None
+    return "holds a run" if _check_content(path, resume=resume) else "empty"
+
+
+def _unusable(path: pathlib.Path, error: OSError) -> UserError:
+    return UserError(f"--run_dir={path}: {error.strerror}; give a directory that can be written")
+
+
+def _acquire(path: pathlib.Path, flags: int = 0) -> IO[bytes]:
+    """Locks a run directory; raises OSError if its file cannot be opened, UserError if another run holds it."""
+    descriptor = os.open(path / "lock", os.O_RDWR | os.O_NONBLOCK | flags, 0o666)  # FIFOs do not wait
+    file = os.fdopen(descriptor, "rb+", buffering=0)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UserError(f"--run_dir={path} is in use by another run: wait for it or give another") from None
+    return file
+
+
+def _check_content(path: pathlib.Path, *, resume: bool) -> bool:
+    """Returns whether a directory holds a run; raises UserError if a run cannot be written there."""
+    for name in ("config.json", "metrics.jsonl", "summary.json"):
+        if (path / name).exists() and not (path / name).is_file():
+            raise UserError(f"--run_dir={path}: {name} is not a regular file; move it away")
+    others = [p.name for p in path.iterdir() if p.name != "lock"]
+    holds_run = (path / "config.json").exists()
+    if holds_run and not resume:
+        raise UserError(f"--run_dir={path} holds a run: add --resume to go on in it, or give another directory")
+    if others and not holds_run:
+        raise UserError(f"--run_dir={path} holds other files ({others[0]}): give a new or empty directory")
+    return holds_run
+
+
+def _misspelled(path: pathlib.Path) -> pathlib.Path | None:
+    """Returns the run beside a missing directory whose name it probably misspells.
+
+    Names are compared word by word. Names that differ in a number, a short word or a whole word belong to different
+    runs: lars-2 and lars-3, adam and adamw, sgd-long and sgd-short.
+    """
+    if not path.parent.is_dir():
+        return None
+    runs = (place.parent for place in sorted(path.parent.glob("*/config.json")))
+    return next((run for run in runs if _similar(path.name, run.name)), None)
+
+
+def _similar(one: str, other: str) -> bool:
+    words, others = (re.findall(r"\d+|[^\W\d_]+", text.lower()) for text in (one, other))
+    if [word for word in words if word.isdigit()] != [word for word in others if word.isdigit()]:
+        return False
+    if "".join(words) == "".join(others):
+        return True
+    return len(words) == len(others) and all(
+        a == b or (min(len(a), len(b)) >= _LONG and difflib.SequenceMatcher(None, a, b).ratio() >= _ALIKE)
+        for a, b in zip(words, others, strict=True)
+    )
+
+
+def chosen(path: str | None, recipe: str, dataset: str, *, resume: bool = False) -> pathlib.Path:
+    """Returns the directory that a run takes: --run_dir, else runs/RECIPE-DATASET with a number that is free.
+
+    A run that is resumed takes the one with the largest number.
+    """
+    if path:
+        return pathlib.Path(path)
+    base = pathlib.Path("runs", f"{recipe}-{dataset}")
+    return newest_name(base) if resume else free_name(base)
 
 
 def free_name(base: pathlib.Path) -> pathlib.Path:

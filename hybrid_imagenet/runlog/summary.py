@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hybrid_imagenet.analysis import criteria
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, counted
 from hybrid_imagenet.runlog import gaps, input_rates
 from hybrid_imagenet.runlog.jsonl import clean
 
@@ -254,8 +254,8 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     text = [
         f"{split}top-1 {_percent(summary['val_top1'])} (best {_percent(summary['best_val_top1'])} in epoch "
         f"{_plain(summary['best_epoch'])}), top-5 {_percent(summary['val_top5'])} after {_epochs(summary)}",
-        f"{_number(summary['images_per_second'])} images/s on {summary['world_size']} "
-        f"rank{'s' if summary['world_size'] > 1 else ''}, {duration(summary['wall_seconds'])} in all",
+        f"{_number(summary['images_per_second'])} images/s on {counted(summary['world_size'], 'rank')}, "
+        f"{duration(summary['wall_seconds'])} in all",
     ]
     if summary.get("scaling_efficiency") and summary["world_size"] > 1:
         text.append(

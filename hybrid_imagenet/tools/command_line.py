@@ -7,14 +7,17 @@ import dataclasses
 import os
 import pathlib
 import sys
+import textwrap
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybrid_imagenet import comm
+from hybrid_imagenet.checkpoints import glance
 from hybrid_imagenet.comm import loss
+from hybrid_imagenet.config.help import width
 from hybrid_imagenet.config.options import underscored
-from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED, SharedError, UserError, printable
+from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED, SharedError, UserError, did_you_mean, printable
 
 if TYPE_CHECKING:
     from hybrid_imagenet.checkpoints.pretrained import Trained
@@ -24,7 +27,11 @@ class _Layout(argparse.HelpFormatter):
     """Prints options as the training program's --help does: --name=FORM, and its text on the lines below."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=6, width=100)
+        super().__init__(prog, max_help_position=6, width=width())
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Fills each line by itself, so that an epilog can hold a list."""
+        return "\n".join(textwrap.fill(line, width, initial_indent=indent) for line in text.splitlines())
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
@@ -54,7 +61,7 @@ class _Layout(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports mistakes as one line and takes --flag-name for --flag_name."""
+    """A parser that reports a mistake in one line, with the nearest name, and takes --flag-name for --flag_name."""
 
     def __init__(self, program: str = "", description: str | None = None, **more: Any) -> None:
         """`program` is the command's name; `more` goes to argparse."""
@@ -69,7 +76,24 @@ class Parser(argparse.ArgumentParser):
         """As argparse, with underscores for dashes inside of the names of options; nothing is changed after `--`."""
         words = list(sys.argv[1:] if args is None else args)
         end = words.index("--") if "--" in words else len(words)
-        return super().parse_known_args([*map(underscored, words[:end]), *words[end:]], namespace)
+        own, known = [*map(underscored, words[:end])], self._options()
+        for name in (word.partition("=")[0] for word in own):
+            if name.startswith("--") and name not in known:
+                self.error(f"{name}: no such option{did_you_mean(name, known)}")
+        return super().parse_known_args([*own, *words[end:]], namespace)
+
+    def _options(self) -> set[str]:
+        """The options of this parser and of its subcommands."""
+        commands = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        below = [parser._options() for choices in commands for parser in choices.values()]
+        return set(self._option_string_actions).union(*below)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuses a value that is none of the choices."""
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            near = did_you_mean(str(value), known)
+            raise argparse.ArgumentError(action, f"{value}: choose one of {', '.join(known)}{near}")
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:
@@ -105,6 +129,17 @@ def add_network(parser: argparse.ArgumentParser) -> None:
         default="caffe",
         help="preprocessing that weights of keras.applications were made for (%(default)s)",
     )
+
+
+def check_network(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    """Checks the arguments of `add_network` without TensorFlow; returns what a checkpoint says of itself, or nothing.
+
+    Raises:
+      UserError: for files that are missing or are no checkpoint.
+    """
+    if arguments.class_names and not arguments.class_names.is_file():
+        raise UserError(f"--class_names={arguments.class_names}: cannot be read (no such file)")
+    return glance.look(arguments.checkpoint).meta
 
 
 def load_network(path: pathlib.Path, arguments: argparse.Namespace) -> Trained:

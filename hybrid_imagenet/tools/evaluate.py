@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet import comm, data
-from hybrid_imagenet.data import bad_records
+from hybrid_imagenet.data import bad_records, quick_check
 from hybrid_imagenet.errors import UserError, printable
 from hybrid_imagenet.tools import command_line
 
@@ -73,12 +73,30 @@ def _parser() -> command_line.Parser:
 
 def _run(argv: Sequence[str]) -> None:
     arguments = _parser().parse_args(argv)
+    if comm.placement().size == 1:  # of several ranks rank 0 alone needs the checkpoint, and all end together
+        _check(arguments)
     communicator = comm.start()
     results, network = _evaluate(arguments, communicator)
     if communicator.rank == 0:
         facts = {"checkpoint": network.origin, "weights": "ema" if network.averaged else "trained"}
         print(json.dumps({**facts, **results}) if arguments.json else _line(network, results))
     communicator.shutdown()
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Finds out before TensorFlow is loaded what listings and the checkpoint's description show; raises UserError."""
+    classes = command_line.check_network(arguments).get("num_classes")
+    found = quick_check.look(
+        arguments.dataset,
+        arguments.data_dir,
+        cache_dir=arguments.data_cache_dir,
+        val_fraction=arguments.val_fraction,
+        splits=(arguments.split,),
+    )
+    if None not in (classes, found.classes) and classes != found.classes:
+        raise UserError(
+            f"--dataset={arguments.dataset}: {found.classes} classes, but {arguments.checkpoint} has {classes}"
+        )
 
 
 def _evaluate(arguments: argparse.Namespace, communicator: comm.Communicator) -> tuple[dict[str, Any], Trained]:

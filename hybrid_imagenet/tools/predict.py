@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hybrid_imagenet.data import images
 from hybrid_imagenet.errors import UserError, printable
 from hybrid_imagenet.tools import command_line
 
@@ -29,12 +30,9 @@ def _parser() -> command_line.Parser:
 
 def _run(argv: Sequence[str]) -> None:
     arguments = _parser().parse_args(argv)
-    for path in (arguments.checkpoint, *arguments.images):  # before TensorFlow is loaded
-        if not path.expanduser().exists():
-            remedy = (
-                "; give a checkpoint (step-*.npz) or the directory of a run" if path is arguments.checkpoint else ""
-            )
-            raise UserError(f"{path}: No such file or directory{remedy}")
+    command_line.check_network(arguments)
+    for path in arguments.images:  # before TensorFlow is loaded
+        _probed(path)
     command_line.start_alone("predict")
     network = command_line.load_network(arguments.checkpoint, arguments)
     results = []
@@ -65,24 +63,30 @@ def _pixels(network: Trained, path: pathlib.Path) -> np.ndarray:
     """The part of an image file that the network looks at, uint8 [s, s, 3]."""
     import tensorflow as tf
 
-    from hybrid_imagenet.data import decode, images
+    from hybrid_imagenet.data import decode
     from hybrid_imagenet.numerics import augment
 
+    content, kind, height, width = _probed(path)
     try:
-        content = path.expanduser().read_bytes()
-        kind, height, width = images.probe(content)
         windows = augment.center(np.array([[height, width]], np.int64), network.crop_fraction)
         branch, window = decode.branches(np.array([kind], np.int64), windows, network.image_size)
         decoded = decode.decode(
             tf.constant(content), tf.constant(branch[0]), tf.constant(window[0]), network.image_size
         )
         return np.asarray(decoded.numpy())
+    except tf.errors.OpError:
+        raise UserError(f"{path}: the image does not decode; give a file that is not damaged") from None
+
+
+def _probed(path: pathlib.Path) -> tuple[bytes, int, int, int]:
+    """Returns an image file's content, and its kind, height and width (`images.probe`); raises UserError."""
+    try:
+        content = path.expanduser().read_bytes()
+        return content, *images.probe(content)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give an image file that can be read") from None
     except ValueError as error:
         raise UserError(f"{path}: {error}; give an image file that can be read") from None
-    except tf.errors.OpError:
-        raise UserError(f"{path}: the image does not decode; give a file that is not damaged") from None
 
 
 def _text(result: dict[str, Any]) -> str:

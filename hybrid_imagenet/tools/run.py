@@ -21,13 +21,16 @@ from pathlib import Path
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.comm.environment import openmpi_prefix
 from hybrid_imagenet.comm.gloo_launch import Plan
-from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, UserError
+from hybrid_imagenet.config.help import topic
+from hybrid_imagenet.config.options import underscored
+from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, UserError, counted
 from hybrid_imagenet.resilience import supervisor
 from hybrid_imagenet.resilience.ending import JOB_VARIABLE
 from hybrid_imagenet.resilience.launcher import ORDERS_VARIABLE
 from hybrid_imagenet.stages import command_began
 from hybrid_imagenet.tools.command_line import Parser
 from hybrid_imagenet.tools.doctor import hosts
+from hybrid_imagenet.training import preflight
 
 _MAIN = "hybrid_imagenet.main"
 _ELASTIC_STALL = 5.0  # ssh gives an elastic host up within some 20 s: the others go on without it
@@ -70,9 +73,20 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
     )
     words = list(arguments)
     at = words.index("--") if "--" in words else len(words)
+    _refuse_flags(words[:at], words[at + 1 :])
     options = parser.parse_args(words[:at])
     _check(options)
     return options, words[at + 1 :]
+
+
+def _refuse_flags(own: Sequence[str], after: Sequence[str]) -> None:
+    """Raises UserError with the corrected command if flags of training stand before --."""
+    known = {"flagfile", *configuration.OPTIONS, *(f"no{name}" for name in configuration.OPTIONS)}
+    names = [underscored(word).partition("=")[0] for word in own]
+    first = next((at for at, name in enumerate(names) if name.startswith("--") and name[2:] in known), None)
+    if first is not None:
+        command = shlex.join(["hybrid-imagenet", "run", *own[:first], "--", *own[first:], *after])
+        raise UserError(f"{names[first]} is a flag of training, which stands after --: {command}")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -108,8 +122,7 @@ def _too_few_slots(ranks: int, slots: Mapping[str, int]) -> str:
     listed = ",".join(f"{name}:{count}" for name, count in slots.items())
     per_host = -(-ranks // len(slots))
     enough = ",".join(f"{name}:{max(per_host, count)}" for name, count in slots.items())
-    count = f"{have} slot{'s' if have > 1 else ''}"
-    return f"-np {ranks}: -H {listed} has {count}: write -np {have}, or -H {enough} for {ranks} ranks"
+    return f"-np {ranks}: -H {listed} has {counted(have, 'slot')}: write -np {have}, or -H {enough} for {ranks} ranks"
 
 
 def launcher(options: argparse.Namespace, program: Sequence[str], stall: float) -> list[str]:
@@ -171,19 +184,28 @@ def _prepare_environment(options: argparse.Namespace) -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", options.interface)
 
 
-def _what_runs(options: argparse.Namespace, flags: Sequence[str]) -> tuple[float, bool, str]:
-    """--stall_seconds of the program, whether it only answers, and what it trains.
+def _what_runs(options: argparse.Namespace, flags: Sequence[str]) -> tuple[float, str, str]:
+    """--stall_seconds of the program, how it only answers ("here", "done" or not: ""), and what it trains.
+
+    What lies on the disk is checked here, once for all ranks, if rank 0 runs on this host; else rank 0 checks it.
 
     Raises:
-      UserError: for flags that it would refuse.
+      UserError: for a run that would end before it trains.
     """
     if options.module != _MAIN:
-        return supervisor.stall_seconds(flags), False, ""
-    if {"-h", "--help", "--helpfull", "--helpshort", "--recipe=list"} & set(flags):
-        return supervisor.stall_seconds(flags), True, ""
+        return supervisor.stall_seconds(flags), "", ""
+    if topic(flags) is not None or "--recipe=list" in flags:
+        return supervisor.stall_seconds(flags), "here", ""
     config = configuration.resolve(flags)
+    stall = config.stall_seconds or supervisor.stall_seconds([])
+    if config.print_config:
+        return stall, "here", ""
+    here = not options.script and hosts.is_local(options.hosts.partition(":")[0])
+    if config.check_only or (here and not options.dry_run):
+        preflight.run(config, options.np, disk=here)
+        os.environ[preflight.CHECKED_VARIABLE] = "1"
     name = "" if config.progress == "none" else f"{config.model} on {config.dataset}"
-    return config.stall_seconds or supervisor.stall_seconds([]), config.check_only or config.print_config, name
+    return stall, "done" if config.check_only else "", name
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -201,11 +223,16 @@ def main(arguments: Sequence[str]) -> int:
     if options.dry_run:
         print(shlex.join(command))
         return EXIT_OK
+    if answers == "done":
+        return EXIT_OK
     if answers:
         return subprocess.run(program, check=False).returncode
     if name:
-        count = f"{options.np} rank{'s' if options.np > 1 else ''}"
-        print(f"starting {count} ({options.script or options.hosts}): {name}", file=sys.stderr, flush=True)
+        print(
+            f"starting {counted(options.np, 'rank')} ({options.script or options.hosts}): {name}",
+            file=sys.stderr,
+            flush=True,
+        )
     job = supervisor.Supervisor(command, stall=stall, ssh_port=options.ssh_port, elastic=bool(options.script))
     code = job.run()
     if code == EXIT_PREEMPTED and options.preempted and supervisor.succeeds(options.preempted):

@@ -19,9 +19,7 @@ def parts(config: Config) -> list[Config]:
     Raises:
       UserError: if the directory that is asked for holds something.
     """
-    path = run_dir.requested(config.run_dir, "fast_dev_run", config.dataset)
-    if config.run_dir is None:
-        path = run_dir.free_name(path)
+    path = run_dir.chosen(config.run_dir, "fast_dev_run", config.dataset)
     first, second = (
         config.replace(
             {},

@@ -21,8 +21,7 @@ def description(config: Config) -> Mapping[str, Any]:
     """The config.json of the run that is to be resumed; empty where there is none that can be read."""
     if not config.resume:
         return {}
-    path = run_dir.requested(config.run_dir, config.recipe, config.dataset)
-    path = path if config.run_dir else run_dir.newest_name(path)
+    path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=True)
     try:
         found = json.loads((path / "config.json").read_text())
     except (OSError, ValueError):
@@ -37,7 +36,11 @@ def keep_choices(config: Config, communicator: Communicator) -> Config:
     """
     if not config.resume:
         return config
-    earlier = communicator.broadcast_object(description(config) if communicator.rank == 0 else None)
+    return merged(config, communicator.broadcast_object(description(config) if communicator.rank == 0 else None))
+
+
+def merged(config: Config, earlier: Mapping[str, Any]) -> Config:
+    """The configuration with what `keep_choices` takes from a config.json."""
     flags, origins = ({**earlier.get(key, {})} for key in ("flags", "origins"))
     if "shuffle_window" in flags:
         flags["shuffle_window"] = flags["shuffle_window"] or 0  # now the default may be another one

@@ -19,7 +19,7 @@ from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.config import Config, derived, report
-from hybrid_imagenet.errors import UserError, without_secrets
+from hybrid_imagenet.errors import UserError, counted, without_secrets
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.resilience.rollback import Rollback
 from hybrid_imagenet.runlog import gaps, jsonl, live, run_dir, standard_logs, summary, trackers
@@ -181,14 +181,19 @@ class Recording:
         )
         resume_from = (state.step, state.closed_at) if self._directory.resumed else None
         self.writer = jsonl.MetricsWriter(self._directory.path / "metrics.jsonl", resume_from=resume_from)
-        self.view.run_started(info)
+        validated = [
+            (record["epoch"], record["val_top1"])
+            for record in (jsonl.read(self.writer.path) if resume_from else ())
+            if record.get("kind") == "epoch" and record.get("val_top1") is not None
+        ]
+        self.view.run_started({**info, "validated": validated})
         self._note_missing(self.writer, state)
         if self._note:
             self.view.message(self._note)
         virtual = f"{self._config.virtual_gpus} virtual GPUs x " if self._config.virtual_gpus > 1 else ""
         self.view.message(
             f"{self._config.model}, {self._config.dataset} ({facts['train_images']} training and "
-            f"{facts['validation_images']} validation images), {facts['world_size']} ranks x {virtual}"
+            f"{facts['validation_images']} validation images), {counted(facts['world_size'], 'rank')} x {virtual}"
             f"{self._config.per_gpu_batch} images, {facts['precision']}, results in {self._directory.path}"
         )
         if self._config.warmup_epochs >= self._config.epochs and OPTIMIZERS[self._config.optimizer].bounded_warmup:
@@ -322,9 +327,7 @@ class _ToView(logging.Handler):
 def _open(config: Config, held: pathlib.Path | None) -> run_dir.RunDirectory:
     if held is not None:
         return run_dir.RunDirectory(held, resume=True)
-    path = run_dir.requested(config.run_dir, config.recipe, config.dataset)
-    if config.run_dir is None:
-        path = run_dir.newest_name(path) if config.resume else run_dir.free_name(path)
+    path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
     return run_dir.RunDirectory(path, resume=config.resume)
 
 

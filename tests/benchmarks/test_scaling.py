@@ -58,7 +58,7 @@ def test_a_launcher_that_is_not_there(capsys):
 
 def test_a_job_that_fails_says_why(capsys):
     assert scaling.main(["--ranks=1", "--", "--no_such_flag=1"]) == 2
-    assert "the job of 1 ranks failed" in capsys.readouterr().err
+    assert "the job of 1 rank failed" in capsys.readouterr().err
 
 
 def test_what_a_launcher_puts_around_a_result_is_left_out():

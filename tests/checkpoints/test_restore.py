@@ -1,9 +1,11 @@
 import pathlib
+import types
 
+import numpy as np
 import pytest
 
 from hybrid_imagenet.checkpoints.archive import Checkpoint
-from hybrid_imagenet.checkpoints.restore import check_position, described
+from hybrid_imagenet.checkpoints.restore import check_position, described, restore_arrays
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import SampleOrder
 from hybrid_imagenet.numerics.shard_order import ShardOrder
@@ -43,3 +45,46 @@ def test_another_number_of_examples_is_told():
     assert check_position(checkpoint(8, ORDER), SampleOrder(60, seed=3)) == (
         "60 training images, 64 when the checkpoint was written: the rest of epoch 2 is that of another order"
     )
+
+
+class Variable(types.SimpleNamespace):
+    def assign(self, value):
+        self.value = value
+
+
+SHAPES = {"model/0000/stem/kernel": (3, 3), "model/0001/block/conv/kernel": (4,), "optimizer/0000/sgd/m": (3, 3)}
+
+
+def variables(shapes):
+    return {name: Variable(path=name.split("/", 2)[2], shape=shape, value=None) for name, shape in shapes.items()}
+
+
+def test_arrays_go_to_the_variables_of_their_names():
+    stored = {name: np.ones(shape) for name, shape in SHAPES.items()}
+    found = variables(SHAPES)
+    restore_arrays(Checkpoint(pathlib.Path("x.npz"), stored, {}), found)
+    assert all(variable.value is stored[name] for name, variable in found.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model/0000/stem/kernel": (5, 5)}, "layer stem has weights of 3 x 3 there, 5 x 5 here (it has 10 classes)"),
+        ({"model/0001/block/conv/kernel": None}, "the networks differ from layer block/conv there"),
+        (
+            {"model/0001/block/conv/kernel": None, "model/0001/block/norm/gamma": (4,)},
+            "from layer block/conv there, block/norm here",
+        ),
+        ({"optimizer/0001/sgd/v": (3, 3)}, "--optimizer=lars, which keeps other values"),
+        ({"average/0000/stem/kernel": (3, 3)}, "only this run has averaged weights (--ema_decay)"),
+    ],
+)
+def test_another_run_is_refused_by_a_sentence_that_names_the_layer(change, words):
+    stored = {name: np.ones(shape) for name, shape in SHAPES.items()}
+    wanted = {name: shape for name, shape in (SHAPES | change).items() if shape is not None}
+    found = variables(wanted)
+    with pytest.raises(UserError) as caught:
+        restore_arrays(Checkpoint(pathlib.Path("x.npz"), stored, {"num_classes": 10, "optimizer": "lars"}), found)
+    assert words in str(caught.value)
+    assert "/0000/" not in str(caught.value) and "/0001/" not in str(caught.value)
+    assert all(variable.value is None for variable in found.values())

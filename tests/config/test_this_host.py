@@ -25,20 +25,10 @@ def test_nothing_is_said_about_a_run_that_fits(tmp_path):
     assert told(tmp_path, f"--data_dir={tmp_path}", f"--run_dir={tmp_path}/new") == []
 
 
-def test_missing_data_and_a_run_that_is_there_are_named(tmp_path):
-    assert told(tmp_path, "--data_dir=/nowhere") == ["warning: --data_dir=/nowhere: no such directory on this host"]
-    run = f"--run_dir={tmp_path}"
-    assert "holds no run" in told(tmp_path, run, "--resume")[0]
-    (tmp_path / "config.json").write_text("{}")
-    assert told(tmp_path, run, "--resume") == []
-    assert told(tmp_path, run)[0].startswith(f"warning: {run} holds a run: add --resume")
-    assert told(tmp_path, f"{run}/config.json")[0].endswith("is not a directory")
-
-
 def test_a_disk_without_room_for_the_checkpoints_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1e12, 0, 2e9))
     line = told(tmp_path, f"--run_dir={tmp_path}/a/b", "--keep=2")[0]
-    assert line.startswith(f"warning: {tmp_path}: 2.0 GB free; 2 checkpoints")
+    assert line.startswith(f"{tmp_path}: 2.0 GB free; 2 checkpoints")
     assert line.endswith("up to 3.0 GB")
 
 
@@ -49,6 +39,6 @@ def test_fp16_asks_for_a_gpu(tmp_path):
 
 
 def test_nothing_is_said_where_the_ranks_run_elsewhere(tmp_path, monkeypatch):
-    assert told(tmp_path, "--data_dir=/nowhere") != []
+    assert told(tmp_path, "--precision=mixed_float16") != []
     monkeypatch.setenv("HYBRID_IMAGENET_RANKS_ELSEWHERE", "1")
-    assert told(tmp_path, "--data_dir=/nowhere") == []
+    assert told(tmp_path, "--precision=mixed_float16") == []

@@ -248,7 +248,7 @@ def test_the_index_is_remembered_until_a_file_changes(tmp_path, monkeypatch):
         ("tfrecord", lambda d: (d / "train-00000-of-00001").mkdir(), "train-00000-of-00001: cannot be read"),
         ("tfrecord", lambda d: (d / "manifest.json").write_text("{}"), "not a readable manifest"),
         ("parquet", lambda d: (d / "train.parquet").write_text("no"), "not a readable Parquet file"),
-        ("no_such_set", lambda d: None, "--dataset=no_such_set: is neither"),
+        ("no_such_set", lambda d: None, "--dataset=no_such_set: unknown"),
         ("imagenet2012", lambda d: None, "is not prepared in"),
     ],
 )

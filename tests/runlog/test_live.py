@@ -113,6 +113,13 @@ def test_target_and_reference_come_from_the_forecast():
     assert status.target_text() == "top-1 75.0 % met in epoch 21"
 
 
+def test_a_target_that_was_met_before_a_resume_stays_met_in_that_epoch():
+    status = Status({**INFO, "target": 0.75, "epochs": 12, "validated": [(10, 0.7), (11, 0.76), (12, 0.74)]}, 90)
+    assert status.target_text() == "top-1 75.0 % met in epoch 11"
+    status.epoch_done(epoch_record(13, 0.77))
+    assert status.target_text() == "top-1 75.0 % met in epoch 11"
+
+
 def test_plain_lines_are_limited_but_no_epoch_is_left_out():
     clock, stream = Clock(), io.StringIO()
     view = live.make_view("plain", stream, 5, line_seconds=10, clock=clock)

@@ -33,8 +33,29 @@ def test_dashes_and_underscores_spell_the_same_flag():
 
 
 def test_a_mistake_is_one_line():
-    with pytest.raises(UserError, match="--bad_records: invalid choice: 'x'"):
+    with pytest.raises(UserError, match="--bad_records: x: choose one of fail, skip"):
         parser().parse_args(["--to=x", "--bad-records=x"])
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (["trian"], "train"),
+        (["train", "--epoch=3"], "--epochs"),
+        (["train", "--recipe=hybird"], "hybrid"),
+        (["train", "--optimizer=labm"], "lamb"),
+        (["train", "--model=resnt50"], "resnet50"),
+        (["evaluate", "--datset=digits"], "--dataset"),
+        (["data", "prepar"], "prepare"),
+        (["data", "check", "--dataset=digts"], "digits"),
+        (["plan", "--gpus_per_hosts=8"], "--gpus_per_host"),
+        (["bench", "stp"], "step"),
+        (["run", "--", "--dataset=digts"], "digits"),
+    ],
+)
+def test_every_command_names_what_was_probably_meant(words, near, capsys):
+    assert program.main(words) == 2
+    assert f"did you mean {near}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("rank", "said"), [(0, 1), (1, 0)])

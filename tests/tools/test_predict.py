@@ -72,7 +72,7 @@ def test_the_central_square_is_looked_at(folder, capsys):
 def test_missing_files_are_told_before_tensorflow_is_loaded(folder, capsys, monkeypatch, arguments):
     monkeypatch.setattr(command_line, "start_alone", lambda program: pytest.fail("too late"))
     assert predict.main(arguments) == EXIT_USAGE
-    assert "No such file or directory" in capsys.readouterr().err
+    assert "no such file or directory" in capsys.readouterr().err.lower()
 
 
 @pytest.mark.parametrize(

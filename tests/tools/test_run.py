@@ -33,7 +33,11 @@ DIGITS = ("--dataset=digits", "--augmentation=digits")
         (["--blacklist-cooldown-range", "5", "2"], "MIN first"),
         (["--ssh-port", "70000"], "from 1 to 65535"),
         (["--nonsense"], "see --help"),
-        (["--", "--epoch=3"], "epoch"),
+        (["--ssh-prot", "22"], "did you mean --ssh_port"),
+        (["--", "--epoch=3"], "did you mean --epochs"),
+        (["-np", "2", "--lr=1", "--noxla"], "stands after --: hybrid-imagenet run -np 2 -- --lr=1 --noxla"),
+        (["-np", "2", "--flagfile", "a b", "--", "--lr=1"], "run -np 2 -- --flagfile 'a b' --lr=1"),
+        (["-np", "2", "--", "--dataset=digts"], "did you mean digits"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_starts_nothing(words, text, capfd):
@@ -55,6 +59,27 @@ def test_mpirun_learns_hosts_prefix_interface_and_variables(capfd, monkeypatch):
     assert command[command.index("oob_tcp_if_include") + 1] == "eth1"
     assert {"HYBRID_IMAGENET_JOB", "NCCL_DEBUG", "PATH"} <= set(command)
     assert command[-5:] == ["-m", "hybrid_imagenet.main", *DIGITS, "--run_dir=a b;$x"]
+
+
+@pytest.mark.parametrize(("where", "told"), [([], "1"), (["-H", "far:2"], "")])
+def test_the_disk_is_checked_here_if_rank_0_runs_here(where, told, monkeypatch, tmp_path):
+    """Ranks learn that it was."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(run.preflight.CHECKED_VARIABLE, "")
+    seen = []
+
+    class Supervisor:
+        def __init__(self, *_, **__):
+            seen.append(os.environ[run.preflight.CHECKED_VARIABLE])
+
+        def run(self):
+            return 0
+
+    monkeypatch.setattr(run.supervisor, "Supervisor", Supervisor)
+    assert run.main(["-np", "2", *where, "--", *DIGITS]) == 0
+    assert seen == [told]
+    monkeypatch.setenv(run.preflight.CHECKED_VARIABLE, "")
+    assert run.main(["-np", "2", *where, "--", "--dataset=digts"]) == (2 if told else 0)
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -121,10 +146,7 @@ def test_a_mistake_in_an_evaluation_on_two_ranks_is_said_once():
     command = [sys.executable, "-m", "hybrid_imagenet", *words]
     done = subprocess.run(command, cwd=ROOT, env=program.environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
-    assert (done.stdout, done.stderr) == (
-        "",
-        "error: the following arguments are required: CHECKPOINT, --dataset; see --help\n",
-    )
+    assert (done.stdout, done.stderr) == ("", "error: --typo: no such option; see --help\n")
 
 
 @pytest.mark.parametrize("launcher", [["--gloo"], []], ids=["Gloo", "MPI"])

@@ -137,6 +137,8 @@ def find(directory: Path, split: str) -> tuple[Path, Path]:
 
 def _find(directory: Path, *names: str) -> Path:
     found = next((path for path in _candidates(directory, *names) if path.is_file()), None)
+    if not directory.is_dir():
+        raise UserError(f"--data_dir={directory}: no such directory")
     if found is None:
         name = names[0]
         raise UserError(f"--data_dir={directory}: has no {name} or {name}.gz; give the directory of the IDX files")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybrid_imagenet.data import records
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.data.sources.tfrecord import Keys, ShardSource, image_and_label
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, did_you_mean
 
+_OTHERS = (
+    *("digits", "synthetic", "synthetic_tensors", "tfrecord", "folder", "webdataset", "parquet", "huggingface", "idx"),
+    *("fashion_mnist", "imagenet2012"),
+)
+"""Datasets of other sources, and those of TFDS that most people ask for."""
 _SPLITS = {"train": ("train",), "validation": ("validation", "test")}
 
 
@@ -19,6 +25,30 @@ def open_tfds(name: str, data_dir: Path | None, split: str, *, ignore_damage: bo
     Raises:
       UserError: without tensorflow_datasets, for an unknown or unprepared set, or one that has no image and label.
     """
+    found = find(name, data_dir, split)
+    if found.file_format == "array_record":
+        return _ArrayRecordSource(found.files, found.class_names, found.keys)
+    return ShardSource(
+        found.files,
+        found.class_names,
+        keys=(found.keys,),
+        ignore_damage=ignore_damage,
+        expected=found.shard_lengths,
+    )
+
+
+class Prepared(NamedTuple):
+    """A split that TFDS has prepared: its files, their form, the records in each, and what the records hold."""
+
+    files: tuple[Path, ...]
+    file_format: str
+    shard_lengths: Sequence[int]
+    keys: Keys
+    class_names: tuple[str, ...]
+
+
+def find(name: str, data_dir: Path | None, split: str) -> Prepared:
+    """Finds a prepared split without reading its records; raises as `open_tfds`."""
     builder = _builder(name, data_dir)
     splits = builder.info.splits
     chosen = next((splits[key] for key in _SPLITS[split] if key in splits), None)
@@ -32,11 +62,9 @@ def open_tfds(name: str, data_dir: Path | None, split: str, *, ignore_damage: bo
     if absent is not None:
         raise UserError(f"--dataset={name}: {absent} is missing; prepare the data set again")
     file_format = builder.info.file_format.value
-    if file_format == "array_record":
-        return _ArrayRecordSource(files, names, keys)
-    if file_format != "tfrecord":
+    if file_format not in ("tfrecord", "array_record"):
         raise UserError(f"--dataset={name}: is stored as {file_format}; prepare it as tfrecord or array_record")
-    return ShardSource(files, names, keys=(keys,), ignore_damage=ignore_damage, expected=chosen.shard_lengths)
+    return Prepared(files, file_format, chosen.shard_lengths, keys, names)
 
 
 def _builder(name: str, data_dir: Path | None) -> Any:
@@ -50,8 +78,10 @@ def _builder(name: str, data_dir: Path | None) -> Any:
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError):
-        known = "digits, synthetic, synthetic_tensors, tfrecord, folder, webdataset, parquet, huggingface"
-        raise UserError(f"--dataset={name}: is neither {known}, nor a set that TensorFlow Datasets knows") from None
+        near = did_you_mean(name, _OTHERS) or did_you_mean(name, tfds.list_builders(with_community_datasets=False))
+        raise UserError(
+            f"--dataset={name}: unknown; give {', '.join(_OTHERS)} or another dataset of TensorFlow Datasets{near}"
+        ) from None
     if not builder.info.splits:
         raise UserError(f"--dataset={name}: is not prepared in {where}; run `tfds build {name}` (see docs/input.md)")
     return builder

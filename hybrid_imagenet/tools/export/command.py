@@ -12,6 +12,7 @@ import numpy as np
 
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import command_line
+from hybrid_imagenet.tools.export import forms
 
 if TYPE_CHECKING:
     from hybrid_imagenet.checkpoints.pretrained import Trained
@@ -42,13 +43,14 @@ def _run(argv: Sequence[str]) -> None:
         raise UserError(f"--to={target_path}: exists already; give a new name")
     if not target_path.parent.is_dir():
         raise UserError(f"--to={target_path}: there is no directory {target_path.parent}; create it")
+    title = forms.FORMS[forms.find(target_path)]
+    command_line.check_network(arguments)
     command_line.start_alone("export")
     from hybrid_imagenet.tools.export import targets
 
-    target = targets.find(target_path)
     network = command_line.load_network(arguments.checkpoint, arguments)
-    difference = export(network, target, target_path)
-    print(f"wrote {target_path} ({target.title}); outputs differ by at most {difference:.1e} of the largest logit")
+    difference = export(network, targets.find(target_path), target_path)
+    print(f"wrote {target_path} ({title}); outputs differ by at most {difference:.1e} of the largest logit")
 
 
 def export(network: Trained, target: Target, path: pathlib.Path) -> float:
@@ -69,7 +71,7 @@ def export(network: Trained, target: Target, path: pathlib.Path) -> float:
         difference = _difference(network, target, temporary)
         if not difference <= TOLERANCE:  # a NaN must not pass
             raise UserError(
-                f"--to={path}: outputs of the {target.title} file differ by {difference:.1e} of the largest logit; "
+                f"--to={path}: outputs of the file differ by {difference:.1e} of the largest logit; "
                 "it was not kept, choose another form"
             )
         temporary.rename(path)

@@ -19,7 +19,7 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.weights import applications, torchvision
 from hybrid_imagenet.models.weights.layers import with_epsilon
 from hybrid_imagenet.numerics.depths import WIDTH
-from hybrid_imagenet.tools.export import stock
+from hybrid_imagenet.tools.export import forms, stock
 
 Outputs = Callable[[np.ndarray], np.ndarray]
 
@@ -29,25 +29,17 @@ class Target:
     """One kind of file.
 
     Attributes:
-      suffix: of its name; empty for a directory.
-      title: for messages.
       write: `(network, path)`; raises UserError for a network that the file cannot hold.
       open: `(network, path)` gives a function from pixels, float32 [b, s, s, 3], to the file's logits [b, classes].
     """
 
-    suffix: str
-    title: str
     write: Callable[[Trained, pathlib.Path], None]
     open: Callable[[Trained, pathlib.Path], Outputs]
 
 
 def find(path: pathlib.Path) -> Target:
     """The kind of file that a name asks for; raises UserError if there is none."""
-    for target in TARGETS:
-        if path.name.endswith(target.suffix) if target.suffix else not path.suffix:
-            return target
-    forms = ", ".join(f"{target.suffix or 'no suffix'} ({target.title})" for target in TARGETS)
-    raise UserError(f"--to={path}: the name must end in one of: {forms}")
+    return TARGETS[forms.find(path)]
 
 
 def outputs(network: Trained) -> Outputs:
@@ -168,12 +160,13 @@ def _open_weights(network: Trained, path: pathlib.Path) -> Outputs:
     return outputs(dataclasses.replace(again, image_size=network.image_size))
 
 
-TARGETS = (
-    Target(".keras", "Keras", _write_keras, _open_keras),
-    Target(".onnx", "ONNX", _write_onnx, _open_onnx),
-    Target(".safetensors", "torchvision", _write_torchvision, _open_weights),
-    Target(".pth", "torchvision", _write_torchvision, _open_weights),
-    Target(".weights.h5", "keras.applications", _write_applications, _open_weights),
-    Target(".npz", "a checkpoint without an optimizer", _write_checkpoint, _open_weights),
-    Target("", "a directory with a TensorFlow SavedModel", _write_saved_model, _open_saved_model),
-)
+TARGETS = {
+    ".keras": Target(_write_keras, _open_keras),
+    ".onnx": Target(_write_onnx, _open_onnx),
+    ".safetensors": Target(_write_torchvision, _open_weights),
+    ".pth": Target(_write_torchvision, _open_weights),
+    ".weights.h5": Target(_write_applications, _open_weights),
+    ".npz": Target(_write_checkpoint, _open_weights),
+    "": Target(_write_saved_model, _open_saved_model),
+}
+"""How each of `forms.FORMS` is written and read, by suffix."""

@@ -1,0 +1,174 @@
+"""Finds out before TensorFlow is loaded what would end a run some seconds later.
+
+Flags are checked on every rank. What a listing, a `stat` or a small file can show is checked once: by rank 0, or by
+`hybrid-imagenet run`, which tells the ranks so by `CHECKED_VARIABLE`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from hybrid_imagenet.checkpoints import glance, metadata
+from hybrid_imagenet.comm.environment import placement
+from hybrid_imagenet.config import AUTO, Config, derived, own_network, this_host
+from hybrid_imagenet.config.checks import check_data
+from hybrid_imagenet.data import quick_check
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.runlog import run_dir
+from hybrid_imagenet.training import earlier_run
+
+CHECKED_VARIABLE = "HYBRID_IMAGENET_CHECKED"
+"""Set in the environment of ranks whose launcher has checked what lies on the disk."""
+TRAINING_IMAGES = {"imagenet2012": 1281167, "digits": 1500, "fashion_mnist": 60000}
+"""Of data sets that are known without a look at their files."""
+_SHAPE = ("model", "width", "stem")  # flags that decide which weights a network has
+_MOVED = 1e-3  # relative change of a learning rate that is worth a warning
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """What was checked, a line for each thing, and warnings."""
+
+    checked: list[str]
+    warnings: list[str]
+
+
+def run(config: Config, ranks: int, *, disk: bool = True) -> None:
+    """Checks a run; prints warnings and, with --check_only, what was checked.
+
+    Args:
+      config: of the run.
+      ranks: their number.
+      disk: whether to check what lies on the disk of this host.
+
+    Raises:
+      UserError: for the first thing that would end the run before it trains.
+    """
+    found = check(config, ranks, disk=disk)
+    if config.check_only and placement().rank == 0:
+        found.warnings.extend(this_host.warnings(config))
+        print("\n".join(found.checked))
+    for text in found.warnings:
+        print(f"warning: {text}", file=sys.stderr)
+
+
+def check(config: Config, ranks: int, *, disk: bool = True) -> Findings:
+    """Checks the flags of a run, and on rank 0 what lies on the disk; arguments and errors as for `run`."""
+    _check_flags(config, ranks)
+    found = Findings(["flags: they go together"], [])
+    if not disk or os.environ.get(this_host.ELSEWHERE_VARIABLE):
+        found.checked.append("not checked: what lies on the disk, as the ranks run on other hosts")
+    elif placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
+        _check_disk(config, ranks, found)
+    return found
+
+
+def _check_flags(config: Config, ranks: int) -> None:
+    """Checks the batch against a dataset of known size, and looks for packages that flags ask for."""
+    if config.dataset in TRAINING_IMAGES and config.per_gpu_batch != AUTO:
+        images = TRAINING_IMAGES[config.dataset]
+        check_data(config, images - derived.held_out(config, images), derived.workers(config, ranks))
+    if config.decoder == "dali" and not _installed("nvidia.dali"):
+        raise UserError("--decoder=dali: NVIDIA DALI is not installed: install nvidia-dali-cuda120 (the extra dali)")
+    if config.tracker != "none" and not _installed(config.tracker):
+        raise UserError(f"--tracker={config.tracker}: not installed; pip install {config.tracker}")
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # its parent is missing, or what stands in its place is no package
+        return False
+
+
+def _check_disk(config: Config, ranks: int, found: Findings) -> None:
+    data = quick_check.look(
+        config.dataset, config.data_dir, cache_dir=config.data_cache_dir, val_fraction=config.val_fraction
+    )
+    classes = "" if data.classes is None else f", {data.classes} classes"
+    found.checked.append(f"dataset: {config.dataset}, {data.text}{classes}")
+    file = own_network.locate(config.model) if ":" in config.model else None
+    found.checked.append(f"model: {config.model}" + (f", in {file}" if file else ""))
+    recipe = "fast_dev_run" if config.fast_dev_run else config.recipe
+    path = run_dir.chosen(config.run_dir, recipe, config.dataset, resume=config.resume)
+    state = run_dir.check(path, resume=config.resume)
+    found.checked.append(f"run directory: {path}, {state}")
+    checkpoint = glance.newest(path / "checkpoints", metadata.check_run) if config.resume else None
+    if checkpoint is not None:
+        _check_resumed(config, checkpoint, data.classes)
+        found.checked.append(f"checkpoint: {checkpoint.path}, of this model and optimizer")
+        found.warnings.extend(_moved_learning_rate(config, ranks, checkpoint.meta))
+    elif config.resume and not any(path.glob("checkpoints/step-*")):  # damaged ones are refused when they are read
+        found.warnings.append(f"--resume: {path} holds no checkpoint yet, so training starts from the beginning")
+    if checkpoint is None and config.init_from:
+        _check_weights(config, found)
+
+
+def _check_resumed(config: Config, checkpoint: glance.Description, classes: int | None) -> None:
+    """Refuses a checkpoint of another network, optimizer or number of classes."""
+    for flag in (*_SHAPE, "blurpool", "optimizer"):
+        before, now = checkpoint.meta.get(flag), getattr(config, flag)
+        if before is not None and before != now:
+            raise UserError(
+                f"--{flag}={_word(now)}: {checkpoint.path} was written with --{flag}={_word(before)}; resume with "
+                "that, or start a new run in another --run_dir"
+            )
+    before = checkpoint.meta.get("num_classes")
+    if before is not None and classes is not None and before != classes:
+        raise UserError(
+            f"--dataset={config.dataset}: has {classes} classes, but {checkpoint.path} has {before}; resume with the "
+            "data that the run was started with"
+        )
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _moved_learning_rate(config: Config, ranks: int, meta: Mapping[str, Any]) -> list[str]:
+    """A line if another --epochs than that of the run so far moves the learning rate where training continues."""
+    earlier = earlier_run.description(config)
+    before = earlier.get("flags", {}).get("epochs")
+    if not isinstance(before, int | float) or config.per_gpu_batch == AUTO:
+        return []
+    workers = derived.workers(config, ranks)
+    now = derived.settle(earlier_run.merged(config, earlier), workers)
+    cursor, images = meta["state"]["cursor"], meta.get("order", {}).get("num_examples")
+    position = cursor["epoch"] + (cursor["offset"] / images if images else 0.0)
+    batch = derived.batches(now).at(cursor["epoch"]).global_batch(workers)
+
+    def rate(epochs: float) -> float:
+        arguments = derived.schedule_arguments(now.replace({"epochs": "run"}, epochs=epochs), workers)
+        return float(schedules.create(**arguments)(position, position, batch)["learning_rate"])
+
+    old, new = rate(before), rate(now.epochs)
+    if before == now.epochs or abs(new - old) <= _MOVED * max(old, new):
+        return []
+    return [
+        f"--epochs={now.epochs:g}, the run had {before:g}: the learning rate at epoch {position:.4g} becomes {new:.4g} "
+        f"instead of {old:.4g}"
+    ]
+
+
+def _check_weights(config: Config, found: Findings) -> None:
+    """Refuses weights (--init_from) of another network; functions of the user's are compared when they are built."""
+    try:
+        weights = glance.look(pathlib.Path(str(config.init_from)))
+    except UserError as error:
+        raise UserError(f"--init_from={error}") from None
+    before = {flag: weights.meta[flag] for flag in _SHAPE if flag in weights.meta}
+    own = ":" in config.model or ":" in str(before.get("model"))
+    for flag, value in before.items():
+        if not own and value != getattr(config, flag):
+            raise UserError(
+                f"--init_from={config.init_from}: {weights.path} was written with --{flag}={value}, not "
+                f"{getattr(config, flag)}; give weights of the same network"
+            )
+    found.checked.append(f"weights: {weights.path}")

@@ -1,0 +1,79 @@
+"""What --help shows: the basic flags, all of them, a group, or what a word is found in."""
+
+import shlex
+
+import pytest
+
+from hybrid_imagenet import config
+from hybrid_imagenet.config import help as flag_help
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools import run
+
+
+def named(text):
+    words = text.replace("--[no]", "--").split()
+    return {word[2:].partition("=")[0] for word in words if word.startswith("--")} & set(config.OPTIONS)
+
+
+def flags_of(about):
+    """The flags that have an entry of their own."""
+    lines = [line for line in flag_help.text(about).splitlines() if line.startswith("  --")]
+    return named("\n".join(lines))
+
+
+def test_the_first_level_has_what_is_declared_as_basic():
+    basic = {name for name, option in config.OPTIONS.items() if option.basic}
+    assert 20 <= len(basic) <= 30
+    assert {"dataset", "data_dir", "model", "epochs", "lr", "weight_decay", "run_dir", "resume"} <= basic
+    assert flags_of("") == basic
+    assert f"--help=all lists all {len(config.OPTIONS)} flags" in flag_help.text()
+
+
+def test_the_second_level_has_every_flag_with_its_default():
+    assert flags_of("all") == set(config.OPTIONS)
+    assert "(default 90, in epochs)" in " ".join(flag_help.text("all").split())
+
+
+def test_examples_are_commands_that_parse():
+    assert len(flag_help.EXAMPLES) == 5
+    for command in flag_help.EXAMPLES.values():
+        program, name, *words = shlex.split(command)
+        assert program == "hybrid-imagenet"
+        config.resolve(run.parse_arguments(words)[1] if name == "run" else words)
+
+
+@pytest.mark.parametrize(
+    ("about", "found", "other"),
+    [
+        ("data", "val_fraction", "seed"),
+        ("communication", "compression", "seed"),
+        ("allreduce", "torus_grid", "seed"),
+        ("optimizer", "optimizer", "seed"),
+        ("smoothing", "label_smoothing", "seed"),
+        ("--label-smoothing", "label_smoothing", "seed"),
+        ("TensorBoard", "tensorboard", "seed"),
+        ("lamb", "optimizer", "torus_grid"),
+    ],
+)
+def test_a_group_or_a_word_shows_its_flags(about, found, other):
+    assert found in flags_of(about)
+    assert other not in flags_of(about)
+
+
+def test_a_word_that_is_nowhere_is_answered_with_the_nearest_flag():
+    with pytest.raises(UserError, match=r"--help=epocs.*did you mean epochs"):
+        flag_help.text("epocs")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_lines_fit_the_terminal(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = flag_help.text("all").splitlines()[2:]  # after the usage
+    assert max(map(len, lines)) <= min(columns, 100)
+
+
+@pytest.mark.parametrize(
+    ("words", "about"), [([], None), (["--lr=1"], None), (["-h"], ""), (["--x", "--help"], ""), (["--help=lr"], "lr")]
+)
+def test_how_help_is_asked_for(words, about):
+    assert flag_help.topic(words) == about

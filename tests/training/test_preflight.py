@@ -1,0 +1,185 @@
+"""What would end a run is found before TensorFlow is loaded, once, also by --check_only."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hybrid_imagenet import config
+from hybrid_imagenet.checkpoints import archive
+from hybrid_imagenet.comm.environment import Placement
+from hybrid_imagenet.config import derived
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.training import preflight
+from tests.checkpoints import support
+from tests.support import fresh
+
+DIGITS = ("--dataset=digits", "--augmentation=digits", "--model=resnet8", "--per_gpu_batch=500")
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """An environment without packages of the kind that flags ask for."""
+    monkeypatch.setattr(preflight, "_installed", lambda module: False)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(preflight.CHECKED_VARIABLE, raising=False)
+    return tmp_path
+
+
+def make_run(path, **meta):
+    """A run with a checkpoint half-way through its sixth epoch."""
+    (path / "checkpoints").mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps({"flags": {"epochs": 10, "optimizer": "sgd"}, "origins": {}}))
+    described = support.meta(
+        20,
+        model="resnet8",
+        optimizer="sgd",
+        num_classes=10,
+        class_names=None,
+        width=64,
+        stem="imagenet",
+        order={"num_examples": 1500},
+    )
+    described["state"]["cursor"] = {"epoch": 5, "offset": 750}
+    stored = {name: value for name, value in (described | meta).items() if value is not None}
+    archive.write(path / "checkpoints" / "step-000000020.npz", {"x": np.zeros(1)}, stored)
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "text"),
+    [
+        (["--per_gpu_batch=1501"], 1, "a batch of 1501"),
+        (["--per_gpu_batch=501"], 3, "on 3 GPUs make a batch of 1503"),
+        (["--per_gpu_batch=1401", "--tuning_split=100"], 1, "1400 training images"),
+        (["--decoder=dali"], 1, "--decoder=dali: NVIDIA DALI is not installed"),
+        (["--tracker=wandb"], 1, "--tracker=wandb: not installed; pip install wandb"),
+    ],
+)
+def test_flags_that_cannot_train_are_refused(bare, flags, ranks, text):
+    with pytest.raises(UserError, match=text):
+        preflight.check(config.resolve([*DIGITS, *flags]), ranks)
+
+
+@pytest.mark.parametrize("flags", [["--per_gpu_batch=1500"], ["--per_gpu_batch=auto"], []])
+def test_what_can_train_is_not(bare, flags):
+    assert len(preflight.check(config.resolve([*DIGITS, *flags]), 1).checked) == 4
+
+
+def test_packages_are_found():
+    assert preflight._installed("json.decoder")
+    assert not preflight._installed("json.none")
+    assert not preflight._installed("no_such_package.module")
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--dataset=digts"], r"--dataset=digts: .*did you mean digits"),
+        (["--dataset=imagenet2012"], "--dataset=imagenet2012: is not prepared"),
+        (["--dataset=folder", "--data_dir=gone"], "--data_dir=gone: no such directory"),
+        (["--dataset=tfrecord", "--data_dir=."], "holds no train shards"),
+        (["--dataset=webdataset", "--data_dir=https://host/x"], "--data_cache_dir"),
+        (["--model=no_such_module:net"], "there is no module no_such_module"),
+        (["--run_dir=file"], "--run_dir=file: file is not a directory"),
+        (["--run_dir=taken"], "--run_dir=taken holds a run: add --resume"),
+        (["--run_dir=other"], r"--run_dir=other holds other files \(x\)"),
+        (["--run_dir=taken", "--resume", "--model=resnet18"], "--model=resnet18: .*was written with --model=resnet8"),
+        (["--run_dir=taken", "--resume", "--optimizer=lars"], "resume with that"),
+        (["--run_dir=taken", "--resume", "--blurpool", "--optimizer=sgd"], "--blurpool=true: .*--blurpool=false"),
+        (["--run_dir=takken", "--resume"], "--run_dir=takken does not exist: did you mean taken"),
+        (["--init_from=/nope"], "--init_from=/nope: no such file or directory"),
+        (["--init_from=file"], "--init_from=file: not a checkpoint"),
+        (["--init_from=taken", "--width=32"], "--init_from=taken: .*--width=64, not 32"),
+        (["--fast_dev_run", "--run_dir=taken"], "--run_dir=taken holds a run"),
+    ],
+)
+def test_what_a_listing_shows_is_refused(here, flags, text):
+    make_run(here / "taken", blurpool=False)
+    (here / "file").write_text("hello")
+    (here / "other").mkdir()
+    (here / "other" / "x").touch()
+    with pytest.raises(UserError, match=text):
+        preflight.check(config.resolve([*DIGITS, *flags]), 1)
+
+
+def test_other_classes_than_those_of_the_run_are_refused(here):
+    make_run(here / "run", num_classes=7)
+    with pytest.raises(UserError, match=r"has 10 classes, but .* has 7"):
+        preflight.check(config.resolve([*DIGITS, "--optimizer=sgd", "--run_dir=run", "--resume"]), 1)
+    preflight.check(config.resolve([*DIGITS, "--init_from=run"]), 1)  # whose last layer is new then
+
+
+def test_a_checkpoint_that_fits_is_named(here):
+    make_run(here / "run")
+    found = preflight.check(config.resolve([*DIGITS, "--optimizer=sgd", "--epochs=10", "--run_dir=run", "--resume"]), 1)
+    assert "step-000000020.npz" in found.checked[-1]
+    assert not found.warnings
+
+
+def test_a_resume_of_nothing_is_one_warning(here):
+    found = preflight.check(config.resolve([*DIGITS, "--run_dir=new", "--resume"]), 1)
+    assert [line for line in found.warnings if "starts from the beginning" in line] == found.warnings != []
+
+
+def test_other_epochs_that_move_the_learning_rate_are_one_warning(here):
+    make_run(here / "run")
+    words = [*DIGITS, "--optimizer=sgd", "--warmup_epochs=1", "--run_dir=run", "--resume", "--epochs=20"]
+    (line,) = preflight.check(config.resolve([*words, "--lr_schedule=cosine"]), 2).warnings
+    now = derived.schedule_arguments(config.resolve([*words, "--lr_schedule=cosine"]), 2)
+    new = preflight.schedules.create(**now)(5.5, 5.5, 1000)["learning_rate"]
+    assert "--epochs=20, the run had 10: the learning rate at epoch 5.5 becomes " in line
+    assert f"becomes {new:.4g} instead of " in line
+    constant = config.resolve([*words, "--lr_schedule=constant"])
+    assert not preflight.check(constant, 2).warnings
+
+
+def test_the_disk_is_looked_at_once(here, monkeypatch):
+    wrong = config.resolve(["--dataset=digts"])
+    monkeypatch.setattr(preflight, "placement", lambda: Placement(1, 2, 1, 2))
+    preflight.check(wrong, 2)  # by rank 0 alone
+    monkeypatch.undo()
+    monkeypatch.setenv(preflight.CHECKED_VARIABLE, "1")
+    preflight.check(wrong, 2)  # by the launcher
+    monkeypatch.undo()
+    monkeypatch.setenv("HYBRID_IMAGENET_RANKS_ELSEWHERE", "1")
+    assert "not checked" in preflight.check(wrong, 2).checked[-1]
+
+
+def test_check_only_prints_what_it_has_checked(here, capsys):
+    preflight.run(config.resolve([*DIGITS, "--check_only"]), 2)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["flags", "dataset", "model", "run directory"]
+    assert "10 classes" in lines[1]
+
+
+def test_no_command_loads_tensorflow_to_refuse_what_a_listing_shows(here, monkeypatch):
+    monkeypatch.delenv("HYBRID_IMAGENET_RANKS_ELSEWHERE", raising=False)
+    make_run(here / "run")
+    (here / "notes.txt").write_text("no image")
+    run, notes = str(here / "run"), str(here / "notes.txt")
+    wrong = ["--dataset=digits", f"--run_dir={run}"]
+    codes, loaded, errors = fresh.run(
+        ("hybrid_imagenet.main", wrong),
+        ("hybrid_imagenet.main", [*wrong, "--check_only"]),
+        ("hybrid_imagenet.tools.run", ["-np", "2", "--", *wrong]),
+        ("hybrid_imagenet.tools.predict", [run, notes]),
+        ("hybrid_imagenet.tools.evaluate", [run, "--dataset=digts"]),
+        ("hybrid_imagenet.tools.evaluate", [notes, "--dataset=digits"]),
+        ("hybrid_imagenet.tools.export.command", [run, f"--to={here}/x.onx"]),
+        ("hybrid_imagenet.tools.export.command", [notes, f"--to={here}/x.onnx"]),
+    )
+    assert codes == [2] * 8
+    assert not loaded & fresh.FRAMEWORKS
+    lines = errors.splitlines()
+    assert len(lines) == 8
+    for line, word in zip(
+        lines,
+        ("holds a run", "holds a run", "holds a run", "JPEG", "digits", "checkpoint", ".onnx", "checkpoint"),
+        strict=True,
+    ):
+        assert word in line
