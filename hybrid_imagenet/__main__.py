@@ -73,7 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.path.append("")  # --model=MODULE:FUNCTION may lie in the current directory
     if name == "train" and arguments is None:  # only a process of our own can be started anew
         from hybrid_imagenet.comm.environment import restart_with_huge_pages
+        from hybrid_imagenet.stages import command_began
 
+        command_began()
         restart_with_huge_pages()
     try:
         try:

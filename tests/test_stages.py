@@ -2,11 +2,12 @@
 
 import io
 import json
+import sys
 import time
 
 import pytest
 
-from hybrid_imagenet import stages
+from hybrid_imagenet import __main__, stages
 from tests.support.screen import Screen
 
 KIND = "resnet50, digits, 2 ranks x 32 images"
@@ -110,3 +111,18 @@ def test_nothing_is_said_before_it_is_opened(capsys):
 def test_a_rank_believes_its_launcher(monkeypatch, progress, ranks, told, shown):
     monkeypatch.setenv("HYBRID_IMAGENET_TERMINAL", told)
     assert stages.on_terminal(progress, ranks) is shown
+
+
+def test_the_train_command_notes_when_it_began(monkeypatch):
+    """A single process has no launcher that would; the MLPerf log takes it for the start of the initialization."""
+    monkeypatch.delenv(stages.STARTED_VARIABLE, raising=False)
+    monkeypatch.setattr("hybrid_imagenet.comm.environment.restart_with_huge_pages", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["hybrid-imagenet", "train"])
+    seen = []
+    monkeypatch.setattr("hybrid_imagenet.main.main", lambda words: seen.append(stages.command_start(time.time() + 9)))
+    before = time.time()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path])
+        assert __main__.main() == 0
+    monkeypatch.setenv(stages.STARTED_VARIABLE, "")  # so that it is taken away again
+    assert seen[0] == pytest.approx(before, abs=2)  # and not the 9 s later at which it is asked for
