@@ -78,7 +78,7 @@ def _imported(folder: Path) -> set[str]:
                 names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 names.add(node.module.partition(".")[0])
-    return names - set(sys.stdlib_module_names) - {"hybrid_imagenet", "tests"}
+    return names - set(sys.stdlib_module_names) - {"hybrid_imagenet", "studies", "benchmarks", "tests"}
 
 
 def test_every_import_of_the_package_is_asked_for(metadata):
