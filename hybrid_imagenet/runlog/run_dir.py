@@ -44,14 +44,10 @@ class RunDirectory:
             raise UserError(f"--run_dir={path} holds other files ({others[0]}): give a new or empty directory")
 
     def _acquire(self) -> IO[bytes]:
-        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)  # FIFOs do not wait
-        file = os.fdopen(descriptor, "rb+", buffering=0)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock(self.path)
         except BlockingIOError:
-            file.close()
             raise UserError(f"--run_dir={self.path} is in use by another run: wait for it or give another") from None
-        return file
 
     def release(self) -> None:
         """Gives up the lock."""
@@ -73,6 +69,23 @@ class RunDirectory:
                 temporary.unlink(missing_ok=True)
             raise UserError(f"cannot write {target}: {error.strerror}; earlier results are intact") from None
         return target
+
+
+def lock(directory: pathlib.Path) -> IO[bytes]:
+    """Returns the locked file `lock` of a directory; the lock lasts until the file is closed.
+
+    Raises:
+      BlockingIOError: if it is locked already.
+      OSError: if the directory cannot be written.
+    """
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)  # FIFOs do not wait
+    file = os.fdopen(descriptor, "rb+", buffering=0)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise
+    return file
 
 
 def requested(path: str | None, recipe: str, dataset: str) -> pathlib.Path:
