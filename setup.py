@@ -18,7 +18,7 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE", "NOTICE"],
     packages=find_packages(include=["hybrid_imagenet", "hybrid_imagenet.*"]),
-    package_data={"hybrid_imagenet": ["**/*.json", "**/*.txt", "**/*.css", "**/*.html"]},
+    package_data={"hybrid_imagenet": ["py.typed", "**/*.json", "**/*.txt", "**/*.css", "**/*.html"]},
     entry_points={"console_scripts": ["hybrid-imagenet=hybrid_imagenet.__main__:main"]},
     python_requires=">=3.10,<3.13",
     install_requires=[

@@ -6,11 +6,24 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_MODULES = ("callbacks", "data", "optimizers", "schedules")
+if TYPE_CHECKING:
+    from hybrid_imagenet import callbacks, data, optimizers, schedules
+    from hybrid_imagenet.comm.process import current, init, local_rank, rank, shutdown, size
+    from hybrid_imagenet.library.broadcast import broadcast
+    from hybrid_imagenet.library.loading import load_model
+    from hybrid_imagenet.library.optimizer import DistributedOptimizer
+
+# `init` sets what TensorFlow reads when it starts, so that the names of `comm.process` must not import it.
+_HOMES = {
+    **dict.fromkeys(("current", "init", "local_rank", "rank", "shutdown", "size"), "comm.process"),
+    "DistributedOptimizer": "library.optimizer",
+    "broadcast": "library.broadcast",
+    "load_model": "library.loading",
+}
 __all__ = [
     "DistributedOptimizer",
     "broadcast",
@@ -30,12 +43,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports a public name at its first use (PEP 562)."""
-    if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name in __all__:
-        value = getattr(importlib.import_module(f"{__name__}.library"), name)
+    if name in _HOMES:
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

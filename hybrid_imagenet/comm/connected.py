@@ -107,7 +107,8 @@ class ConnectedRanks(Communicator):
         digest = hashlib.sha256(json.dumps(table).encode()).hexdigest()
         differs = digest != self.broadcast_object(digest, root)
         self.agree(
-            f"the {len(table)} variables to broadcast differ in number, shape or type from rank {root}'s"
+            f"the {len(table)} variables to broadcast differ in number, shape or type from rank {root}'s: "
+            "build the same model on every rank"
             if differs
             else None
         )

@@ -24,8 +24,8 @@ def is_loss(error: BaseException) -> bool:
     return any(word in str(error) for word in ("Horovod has been shut down", "gloo"))
 
 
-def described(error: BaseException) -> str:
-    """Returns the one line on a loss, for a rank that ends with it."""
+def described(error: BaseException, remedy: str = "; start again with --resume") -> str:
+    """Returns the one line on a loss, for a rank that ends with it; `remedy` is its end."""
     found = _WORDS.search(str(error))
     reason = next(filter(None, (found[1], found[2], found[0]))) if found else type(error).__name__
-    return f"{LINE} ({reason[:_LONGEST].strip(' :')}); that rank may have told why; start again with --resume"
+    return f"{LINE} ({reason[:_LONGEST].strip(' :')}); that rank may have told why{remedy}"

@@ -7,13 +7,20 @@ the process, the optimizer leaves its settings (`intend`), and the first collect
 from __future__ import annotations
 
 import dataclasses
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
 
-from hybrid_imagenet.comm import elastic
+from hybrid_imagenet.comm import elastic, loss
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import Placement, placement
 from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.comm.starting import check_grids, connect, ready
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import SharedError, UserError
+
+_FIRST_SPEAKS = 1.0  # seconds for rank 0 to print an error of all ranks: the launcher ends it when another rank ends
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
 
 
 @dataclasses.dataclass
@@ -23,6 +30,7 @@ class _Process:
     place: Placement | None = None
     settings: Settings | None = None
     communicator: Communicator | None = None
+    hook: Hook | None = None  # for uncaught errors, before `init`
 
 
 _process = _Process()
@@ -31,7 +39,8 @@ _process = _Process()
 def init(threads: int | None = None) -> None:
     """Readies this process for its place among the ranks; call it first, before anything uses TensorFlow.
 
-    It gives the rank a GPU of its own and its share of the host's cores, as `comm.start` does. A second call does
+    It gives the rank a GPU of its own and its share of the host's cores, as `comm.start` does. Among several ranks an
+    uncaught error of all of them, or the loss of another one, becomes one line (`sys.excepthook`). A second call does
     nothing. Without a launcher the process is rank 0 of 1.
 
     Args:
@@ -45,6 +54,24 @@ def init(threads: int | None = None) -> None:
     if elastic.enabled():
         raise UserError("elastic ranks (--min-np) work with hybrid-imagenet run only: start a fixed number of ranks")
     _process.place = ready(threads)
+    if _process.place.size > 1:
+        _process.hook, sys.excepthook = sys.excepthook, _in_one_line(sys.excepthook)
+
+
+def _in_one_line(otherwise: Hook) -> Hook:
+    """Returns a hook that prints one line for errors that are not this rank's alone, and no line twice."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, SharedError) and rank() > 0:
+            time.sleep(_FIRST_SPEAKS)
+        elif isinstance(error, SharedError):
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        elif loss.is_loss(error):
+            print(UserError(loss.described(error, "")), file=sys.stderr, flush=True)
+        else:
+            otherwise(kind, error, trace)
+
+    return hook
 
 
 def is_ready() -> bool:
@@ -104,7 +131,9 @@ def shutdown() -> None:
     """Leaves the group; the process may call `init` again, for tests and notebooks."""
     if _process.communicator is not None:
         _process.communicator.shutdown()
-    _process.place = _process.settings = _process.communicator = None
+    if _process.hook is not None:
+        sys.excepthook = _process.hook
+    _process.place = _process.settings = _process.communicator = _process.hook = None
 
 
 def _place() -> Placement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -26,12 +27,15 @@ def shard(data: Any, rank: int, size: int, *, remainder: Remainder = "drop") -> 
       The share, in the same form.
 
     Raises:
-      UserError: for a rank that does not exist, arrays of different lengths, or fewer elements than ranks.
+      UserError: for a rank that does not exist, data of another kind, arrays of different lengths, or fewer elements
+        than ranks.
     """
     if not 0 <= rank < size or remainder not in ("drop", "keep"):
         raise UserError(f"rank={rank}, size={size}, remainder={remainder}: give 0 <= rank < size, and drop or keep")
     if isinstance(data, tf.data.Dataset):
         return _of_dataset(data, rank, size, remainder)
+    for array in tf.nest.flatten(data):
+        _check_array(array)
     lengths = {len(array) for array in tf.nest.flatten(data)}
     if len(lengths) != 1:
         raise UserError(f"arrays of different lengths ({', '.join(map(str, sorted(lengths)))}): give them one length")
@@ -57,6 +61,24 @@ def _together(parts: Any) -> tf.data.Dataset:
     """Returns the elements of one round, which `window` takes apart into a data set for each component."""
     found = parts[0] if len(parts) == 1 else parts
     return found if isinstance(found, tf.data.Dataset) else tf.data.Dataset.zip(found)
+
+
+def _check_array(array: Any) -> None:
+    """Refuses what has no elements to choose from: a number of a list, a generator, a `keras.utils.PyDataset`."""
+    if hasattr(array, "__array__") and array.shape:
+        return
+    kind = type(array).__name__
+    if isinstance(array, Iterator):
+        raise UserError(
+            f"a {kind} cannot be shared out: give each rank its own, as itertools.islice(it, hybrid_imagenet.rank(), "
+            "None, hybrid_imagenet.size()), and fit steps_per_epoch"
+        )
+    if isinstance(array, (str, bytes, int, float)):
+        raise UserError(f"a {kind} is no array: make one of the list, numpy.asarray(...)")
+    raise UserError(
+        f"a {kind} cannot be shared out: give arrays or a tf.data.Dataset, and make a PyDataset on each rank from the "
+        "rank's share of the examples"
+    )
 
 
 def _check(count: int, size: int) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 from typing import Any
 
 import keras
 
 from hybrid_imagenet.library import optimizer as _optimizer  # noqa: F401 - registers the wrapper with Keras
 from hybrid_imagenet.models import normalization as _normalization  # noqa: F401 - and this package's layer
-from hybrid_imagenet.optimizers import adabound, hybrid, lars, sgd
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
-INNER = (hybrid.Hybrid, lars.LARS, adabound.AdaBound, sgd.SGD)
+for _method in OPTIMIZERS.values():  # and the optimizers, whose modules register them
+    pkgutil.resolve_name(_method.constructor)
 
 
 def load_model(path: str | os.PathLike[str], **arguments: Any) -> keras.Model:

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from hybrid_imagenet.comm import Settings, process
-from hybrid_imagenet.errors import SharedError, UserError
+from hybrid_imagenet.comm import Communicator, Settings, process
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.library import agreement
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.optimizers import distributed
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
-from hybrid_imagenet.optimizers.kinds import ParameterKind, classify
+from hybrid_imagenet.optimizers.kinds import ParameterKind, classify, classify_by_rank
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 
 _FIRST_SCALE = 2.0**15  # Keras's own
 _FIELDS = ("fp32_gradients", "fusion_threshold_mb", "late_fusion_mb", "cycle_time_ms", "wire_health_every_steps")
+
+_BROADCAST = (
+    "give fit callbacks=hybrid_imagenet.callbacks.standard(), or call hybrid_imagenet.broadcast(model), once the model "
+    "has all its weights; give callbacks that change the learning rate to every rank"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -112,35 +118,42 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         if steps is not None:
             self._micro_batches = keras.Variable(0, dtype="int64", trainable=False, name="micro_batches")
         self._totals: list[keras.Variable] = []
+        self._kinds: dict[int, ParameterKind] = {}  # by id of the variable
         if process.is_ready():
             process.intend(settings)
 
     def attach(self, model: keras.Model) -> None:
-        """Builds the state for a model's trainable variables, whose kinds follow from their layers.
-
-        Raises:
-          UserError: if the model has no weights yet.
-        """
-        if not model.built or not model.weights:
-            raise UserError(
-                f"the model {model.name!r} has no weights yet: give it an Input, or call it on one batch before fit"
-            )
-        if self.built:
-            return
+        """Learns the kinds of a model's trainable variables from their layers, for when the optimizer is built."""
         if isinstance(self.inner, GroupedOptimizer) and not self.inner.kinds:
-            self.inner.set_kinds(classify(model))
-        self.build(model.trainable_variables)
+            self._kinds |= {id(v): kind for v, kind in zip(model.trainable_variables, classify(model), strict=True)}
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the state: the inner optimizer's and, for accumulation, float32 sums as large as the weights."""
         if self.built:
             return
-        super().build(variables)
-        if self._steps is not None:
-            self._totals = [
-                keras.Variable("zeros", shape=v.shape, dtype="float32", trainable=False, name=f"{v.name}_sum")
-                for v in variables
-            ]
+        with tf.init_scope():  # the first `apply` may be in a graph
+            if self._kinds:
+                pairs = zip(variables, classify_by_rank(variables), strict=True)
+                self.inner.set_kinds([self._kinds.get(id(v), kind) for v, kind in pairs])
+            super().build(variables)
+            if self._steps is not None:
+                self._totals = [
+                    keras.Variable("zeros", shape=v.shape, dtype="float32", trainable=False, name=f"{v.name}_sum")
+                    for v in variables
+                ]
+
+    def average_sums(self, ranks: Communicator) -> None:
+        """Replaces the sums of an unfinished accumulation by their mean over ranks, so that one rank's stand for all.
+
+        The update stays what it was, since it takes the mean of the sums. Every rank calls it. Where the ranks have
+        counted different micro-batches, one has restored its state, and nothing is changed.
+        """
+        if self._steps is None:
+            return
+        counts = ranks.allgather_object(int(self._micro_batches.numpy()))
+        if len(set(counts)) == 1 and counts[0] % self._steps:
+            for i, total in enumerate(self._totals):
+                total.assign(ranks.allreduce_sum(total.value, f"accumulated_{i}") / ranks.size)
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -188,7 +201,8 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
             raise UserError(
                 "XLA compiles this training step, and the reduction over ranks cannot be part of that: give fit "
-                "callbacks=hybrid_imagenet.callbacks.standard(), which keeps it outside, or compile(jit_compile=False)"
+                "callbacks=hybrid_imagenet.callbacks.standard(), which keeps it outside; for train_on_batch, and loops "
+                "without fit, compile(jit_compile=False)"
             )
         self.take(dense)
 
@@ -226,6 +240,8 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
 
     def _dense(self, grads: Sequence[Any]) -> list[tf.Tensor]:
         missing = [v.path for g, v in zip(grads, self._trainable_variables, strict=True) if g is None]
+        if len(missing) == len(grads):
+            raise ValueError("no variable has a gradient: call optimizer.scale_loss(loss) inside of the GradientTape")
         if missing:
             raise ValueError(
                 f"no gradient for {', '.join(missing)}: the loss does not use it; set trainable=False on its layer"
@@ -237,7 +253,9 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             self._told_sparse = True
             if process.rank() == 0:
                 _log.warning("sparse gradients travel as dense ones: %s", ", ".join(sparse))
-        return [tf.convert_to_tensor(g) for g in grads]
+        # The shape of a gradient may be unknown where the variable's is known, as behind `keras.ops.shape`.
+        variables = self._trainable_variables
+        return [tf.ensure_shape(tf.convert_to_tensor(g), v.shape) for g, v in zip(grads, variables, strict=True)]
 
     def _check_known(self, variables: Sequence[keras.Variable]) -> None:
         known = self._trainable_variables
@@ -256,16 +274,13 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             ranks = process.current()
             if ranks.size == 1:
                 return
-            digest = hashlib.blake2b()
-            for variable in (*self._trainable_variables, *self.variables):
-                digest.update(variable.numpy().tobytes())
-            digests = ranks.allgather_object(digest.hexdigest())
-        others = [str(rank) for rank, found in enumerate(digests) if found != digests[0]]
-        if others:
-            raise SharedError(
-                f"before the first step the weights of rank {', '.join(others)} differ from those of rank 0: give fit "
-                "callbacks=hybrid_imagenet.callbacks.standard(), or call hybrid_imagenet.broadcast(model)"
-            )
+            state = [v for v in self.variables if v is not getattr(self.inner, "_learning_rate", None)]
+            own = {
+                "weights": agreement.digest(self._trainable_variables),
+                "optimizer state": agreement.digest(state),
+                "learning rate": np.float32(self.learning_rate),
+            }
+            agreement.check(ranks, own, "before the first step", _BROADCAST)
 
     def save_own_variables(self, store: Any) -> None:
         """Saves the state without the inner optimizer's, which Keras saves by itself."""

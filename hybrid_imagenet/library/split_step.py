@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.comm import process
+from hybrid_imagenet.library import of_model
 from hybrid_imagenet.library.optimizer import DistributedOptimizer
-from hybrid_imagenet.training.callbacks import of_model
 
 _log = logging.getLogger(__name__)
 
@@ -27,18 +27,16 @@ class SplitCompiledStep(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Makes the function before `fit` makes its own."""
         super().set_model(model)
-        optimizer = of_model.optimizer(model)
+        stock = of_model.trains_as_keras(model)
         made = getattr(model.train_function, "reduces_outside", False)
-        if not isinstance(optimizer, DistributedOptimizer) or not model.jit_compile or made:
+        if not model.jit_compile or made or (stock and not isinstance(model.optimizer, DistributedOptimizer)):
             return
-        optimizer.attach(model)
-        stock = type(model).train_step is keras.Model.train_step
         if not stock and process.rank() == 0:
             _log.warning(
                 "jit_compile: the model's own train_step runs without XLA, so that it sees the updated weights"
             )
         if stock:
-            model.train_step = _split(model, optimizer)
+            model.train_step = _split(model, model.optimizer)
         model.jit_compile = False
         try:
             model.make_train_function(force=True)

@@ -22,6 +22,52 @@ class OwnStep(keras.Model):
         return {"own_loss": loss}
 
 
+class Holder(keras.Model):
+    """Holds built models and has no `call`, so that it is never built itself; its step trains one of them."""
+
+    def __init__(self, teacher, student):
+        super().__init__()
+        self.teacher, self.student = teacher, student
+
+    def train_step(self, data):
+        import tensorflow as tf
+
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self.student(x, training=True))
+            scaled = self.optimizer.scale_loss(loss)
+        variables = self.student.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(scaled, variables), variables, strict=True))
+        return {"loss": loss}
+
+
+class Rivals(keras.Model):
+    """Two built models with an optimizer each, as the GANs of Keras's examples have them; it is never built itself."""
+
+    def __init__(self, seed):
+        super().__init__()
+        layers, init = keras.layers, keras.initializers.GlorotUniform
+        first = layers.Dense(6, kernel_initializer=init(seed))
+        self.maker = keras.Sequential([keras.Input((2,)), first, layers.BatchNormalization(name="bn")])
+        self.critic = keras.Sequential([keras.Input((6,)), layers.Dense(1, kernel_initializer=init(seed + 1))])
+
+    def compile(self, maker, critic, **arguments):
+        super().compile(**arguments)
+        self.maker_optimizer, self.critic_optimizer = maker, critic
+
+    def train_step(self, real):
+        import tensorflow as tf
+
+        for model, optimizer, sign in ((self.critic, self.critic_optimizer, 1), (self.maker, self.maker_optimizer, -1)):
+            with tf.GradientTape() as tape:
+                made = self.critic(self.maker(real[:, :2], training=True))
+                loss = sign * tf.reduce_mean(tf.tanh(made) - tf.tanh(self.critic(real)))
+                scaled = optimizer.scale_loss(loss)
+            variables = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(scaled, variables), variables, strict=True))
+        return {"loss": loss}
+
+
 def plain(seed):
     """Two dense layers."""
     layers = keras.layers
@@ -57,7 +103,12 @@ def own_step(seed):
     return OwnStep(inner.inputs, inner.outputs)
 
 
-MODELS = {"plain": plain, "rich": rich, "words": words, "own_step": own_step}
+def held(seed):
+    """The two dense layers in a model that is never built, beside another that must not change."""
+    return Holder(plain(seed + 2), plain(seed))
+
+
+MODELS = {"plain": plain, "rich": rich, "words": words, "own_step": own_step, "held": held}
 
 
 def data(model, size):
@@ -78,7 +129,7 @@ def loss():
 
 
 def compile_model(model, optimizer, **arguments):
-    several = len(model.outputs) > 1
+    several = len(getattr(model, "outputs", [])) > 1
     model.compile(optimizer, [loss(), loss()] if several else loss(), **arguments)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import sys
 from collections.abc import Iterator
+from functools import partial
 from unittest import mock
 
 import numpy as np
 
 import hybrid_imagenet as hi
 from hybrid_imagenet.comm import process
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import SharedError, UserError
 from tests.library import models
 
 
@@ -133,7 +136,12 @@ def refusals() -> dict:
         models.compile_model(again, hi.DistributedOptimizer("sgd"), jit_compile=True)
         refused = message(lambda: again.fit(x, y, 4, verbose=0))
         again.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.standard())  # as the message says
+        shown = io.StringIO()
+        with contextlib.redirect_stderr(shown):
+            for error in (SharedError("of all ranks"), RuntimeError("of this rank")):
+                sys.excepthook(type(error), error, None)
         return {
+            "uncaught": shown.getvalue(),
             "broadcast": message(lambda: fit(seed=3 + hi.rank(), run_eagerly=True)),
             "steps": message(lambda: fit(hi.callbacks.standard(), x[short], y[short])),
             "xla": refused,
@@ -200,3 +208,86 @@ def measured() -> dict:
         merged = [bn.moving_mean.numpy().tolist(), bn.moving_variance.numpy().tolist()]
         own = model.evaluate(*validation, verbose=0, return_dict=True)
         return seen | {"merged": merged, "logs": history.history, "evaluated": [own, share.stop]}
+
+
+def drifts() -> dict:
+    """What all ranks are told where a callback changes training on rank 0 alone."""
+    import keras
+
+    class Change(keras.callbacks.Callback):
+        def __init__(self, change):
+            super().__init__()
+            self.change = change
+
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                self.change(self.model)
+
+    def fit(change):
+        model = models.plain(3)
+        models.compile_model(model, hi.DistributedOptimizer("sgd"))
+        x, y, _ = models.data("plain", 1)
+        model.fit(x, y, models.BATCH, 4, 0, hi.callbacks.standard(Change(change)))
+
+    changes = {
+        "learning rate": lambda model: setattr(model.optimizer, "learning_rate", 0.5),
+        "weights": lambda model: model.trainable_variables[0].assign_add(model.trainable_variables[0] * 1e-6),
+        "stop": lambda model: setattr(model, "stop_training", True),
+    }
+    with ranks():
+        return {name: message(partial(fit, change)) for name, change in changes.items()}
+
+
+def rivals(folder: str) -> dict:
+    """Two optimizers beside `compile`: what a run of four epochs ends with, and one that is begun again after two."""
+    with ranks():
+
+        def fit(epochs, seed, *callbacks):
+            schedule = hi.schedules.after_warmup("poly", 0.5, 4)
+            inner = [hi.optimizers.SGD(0.1, momentum=0.9), hi.optimizers.SGD(0.1, momentum=0.9)]
+            first = hi.DistributedOptimizer(inner[0], compression="none", schedule=schedule)
+            model = models.Rivals(seed)
+            second = hi.DistributedOptimizer(inner[1], compression="none", gradient_accumulation_steps=3)
+            model.compile(first, second, jit_compile=True)
+            x, _, _ = hi.data.shard(models.data("plain", hi.size()), hi.rank(), hi.size())
+            history = model.fit(
+                x, None, models.BATCH, epochs, 0, [*hi.callbacks.standard(), *callbacks], shuffle=False
+            ).history
+            state = [np.ravel(v.numpy()).tolist() for o in (first, second) for v in o.variables]
+            return {"weights": weights(model), "state": state, "rates": history["learning_rate"]}
+
+        own = hi.callbacks.Checkpoint(f"{folder}/checkpoints")
+        fit(2, 3, own)
+        return {"whole": fit(4, 3), "again": fit(4, 3 + hi.rank(), own)}
+
+
+def vectors() -> dict:
+    """The history of `fit` with metrics whose results are vectors."""
+    import keras
+
+    class Largest(keras.metrics.Metric):
+        """A metric of the user's own: the largest output of each class."""
+
+        def __init__(self):
+            super().__init__(name="largest")
+            self.values = self.add_weight(shape=(3,), initializer="zeros", name="values")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.values.assign(keras.ops.maximum(self.values, keras.ops.max(y_pred, 0)))
+
+        def result(self):
+            return keras.ops.stack(list(keras.ops.unstack(self.values)))
+
+    with ranks():
+        model = models.plain(3)
+        metrics = [keras.metrics.F1Score(average=None, name="f1"), Largest()]
+        model.compile(hi.DistributedOptimizer("sgd"), "mse", metrics=metrics)
+        x, y, _ = models.data("plain", 1)
+        share = slice(0, 10) if hi.rank() else slice(0, 12)
+        x, y = x[share], np.eye(3, dtype=np.float32)[y[share]]
+        history = model.fit(x, y, 4, 2, 0, hi.callbacks.standard(), validation_data=(x, y)).history
+        predicted = model.predict(x, verbose=0).tolist()
+        return {
+            "history": {k: np.asarray(v).tolist() for k, v in history.items()},
+            "predicted": [predicted, y.tolist()],
+        }

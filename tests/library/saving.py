@@ -22,7 +22,10 @@ def hybrid():
     """The hybrid method over two epochs of each phase."""
     schedule = hi.schedules.hybrid(0.5, 4, warmup_epochs=2)
     return hi.DistributedOptimizer(
-        hi.optimizers.Hybrid(adabound_lr=0.05, jit_compile=False), compression="none", schedule=schedule
+        hi.optimizers.Hybrid(adabound_lr=0.05, jit_compile=False),
+        compression="none",
+        schedule=schedule,
+        gradient_accumulation_steps=3,  # of four steps in an epoch: every save and every broadcast interrupts one
     )
 
 
@@ -54,8 +57,9 @@ def loaded(folder: str, name: str) -> dict:
             if hi.rank() == 0:
                 model.save(file)
             hi.current().barrier()
-            continued.append(weights(fit(hi.load_model(file), 4, epochs)))
             files.append([str(file), weights(model), state(model)])
+            continued.append(weights(fit(hi.load_model(file), 4, epochs)))
+            continued.append(weights(fit(model, 4, epochs)))
         return {"whole": whole, "continued": continued, "files": files}
 
 

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 import hybrid_imagenet as hi
+from hybrid_imagenet import optimizers
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.runlog import run_dir
 from tests.library import saving
 
 
@@ -26,16 +29,27 @@ def test_a_saved_model_goes_on_where_it_stopped_in_a_process_without_horovod_too
         model = hi.load_model(file)
         close(saving.weights(model), weights)
         close(saving.state(model), state)
-    if name == "hybrid":
-        code = (
-            "import sys, json, keras, hybrid_imagenet.library\n"
-            f"model = keras.models.load_model({file!r})\n"
-            "assert 'horovod' not in sys.modules\n"
-            "print(json.dumps([w.astype(float).ravel().tolist() for w in model.get_weights()]))"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        close(json.loads(done.stdout.splitlines()[-1]), weights)
+
+
+def test_models_with_each_optimizer_load_in_a_process_that_has_imported_nothing_else(tmp_path):
+    wanted = {}
+    for name in optimizers.NAMES:
+        model = saving.fit(saving.made(hi.DistributedOptimizer(optimizers.create(name))), 1)
+        model.save(tmp_path / f"{name}.keras")
+        wanted[name] = [saving.weights(model), saving.state(model)]
+    code = (
+        "import sys, json, pathlib, keras, hybrid_imagenet.library\n"
+        "values = lambda variables: [v.numpy().astype(float).ravel().tolist() for v in variables]\n"
+        f"models = {{p.stem: keras.models.load_model(p) for p in pathlib.Path({str(tmp_path)!r}).iterdir()}}\n"
+        "assert 'horovod' not in sys.modules\n"
+        "print(json.dumps({n: [values(m.weights), values(m.optimizer.variables)] for n, m in models.items()}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name, found in json.loads(done.stdout.splitlines()[-1]).items():
+        for kind, values in zip(found, wanted.pop(name), strict=True):
+            close(kind, values)
+    assert not wanted
 
 
 def test_weights_alone_load_into_another_model(tmp_path):
@@ -54,3 +68,15 @@ def test_an_interrupted_run_ends_as_one_that_was_not(pools, tmp_path, kind):
         close(result["again"], result["whole"])
     if kind == "keras":
         assert len(hi.load_model(tmp_path / "best.keras").optimizer.variables) > 5
+
+
+def test_a_folder_of_checkpoints_is_for_one_run_at_a_time(tmp_path):
+    def fit():
+        saving.fit(saving.made(hi.DistributedOptimizer("sgd")), 1, more=[hi.callbacks.Checkpoint(tmp_path / "held")])
+
+    fit()
+    other = run_dir.lock(tmp_path / "held")
+    with pytest.raises(UserError, match="in use by another run"):
+        fit()
+    other.close()
+    fit()

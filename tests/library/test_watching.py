@@ -9,7 +9,7 @@ import pytest
 
 import hybrid_imagenet as hi
 from hybrid_imagenet.errors import EXIT_STALLED
-from hybrid_imagenet.training.callbacks import progress_notes
+from hybrid_imagenet.library import watch as watching
 from tests.library import models
 from tests.ranks import ROOT, environment
 from tests.support import program
@@ -23,7 +23,7 @@ def test_every_step_and_validation_counts_as_progress_and_the_watch_ends_with_fi
     watch = hi.callbacks.WatchRanks(7)
     notes = []
 
-    with mock.patch.object(progress_notes, "Watchdog") as made:
+    with mock.patch.object(watching, "Watchdog") as made:
         dog = made.return_value
         dog.note.side_effect = notes.append
         for name in "ab":

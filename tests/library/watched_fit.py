@@ -31,4 +31,4 @@ class Hang(keras.callbacks.Callback):
 model = models.plain(3)
 models.compile_model(model, hi.DistributedOptimizer("sgd"))
 x, y, _ = models.data("plain", 1)
-model.fit(x, y, models.BATCH, 3, 0, [*hi.callbacks.standard(), hi.callbacks.WatchRanks(float(sys.argv[2])), Hang()])
+model.fit(x, y, models.BATCH, 3, 0, [*hi.callbacks.standard(stall_seconds=float(sys.argv[2])), Hang()])

@@ -9,8 +9,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.comm import process
-from hybrid_imagenet.models import normalization
 from hybrid_imagenet.numerics import moments
 
 Pairs = Sequence[tuple[keras.Variable, keras.Variable]]
@@ -25,16 +23,13 @@ class BatchNormSync(keras.callbacks.Callback):
 
     The means of squares are averaged, not the variances, which would leave out the variance between ranks. All layers
     travel in one all-reduce. A checkpoint calls `synchronize` too. (Lu et al. §2.2.3-1; Mikami et al. §3.2.)
-
-    Without arguments it is for `model.fit`: it finds the model's layers, Keras's own too, and merges at the end of
-    every epoch as well, so that what other callbacks save has the merged statistics if they come later in the list.
     """
 
     def __init__(
         self,
-        allreduce_sum: Callable[[tf.Tensor, str], tf.Tensor] | None = None,
-        size: int | None = None,
-        statistics: Pairs | None = None,
+        allreduce_sum: Callable[[tf.Tensor, str], tf.Tensor],
+        size: int,
+        statistics: Pairs,
         collect: Callable[[], None] | None = None,
         merge_parts: Callable[[], None] = lambda: None,
     ):
@@ -46,50 +41,24 @@ class BatchNormSync(keras.callbacks.Callback):
         super().__init__()
         self._allreduce_sum = allreduce_sum
         self._size = size
-        self._finds = statistics is None
-        self._statistics = list(statistics or ())
+        self._statistics = list(statistics)
         self._collect = collect
         self._merge_parts = merge_parts
-        self._graph: Callable[[], None] | None = None
-        self._merged = False
-
-    def set_model(self, model: keras.Model) -> None:
-        """Finds the layers of a model that is not the program's."""
-        super().set_model(model)
-        if self._finds and model.built:
-            found = normalization.kept_statistics(model)
-            if [id(v) for pair in found for v in pair] != [id(v) for pair in self._statistics for v in pair]:
-                self._statistics, self._graph = found, None
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes that training goes on."""
-        self._merged = False
+        self._graph = tf.function(self._merge, autograph=False)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Merges the statistics before validation."""
         self.synchronize()
-        self._merged = True
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Merges them in `model.fit`, if no validation has, before what is saved at the end of an epoch."""
-        if self._finds and not self._merged:
-            self.synchronize()
 
     def synchronize(self) -> None:
         """Merges the statistics; every rank must call it."""
         if self._collect is not None:
             self._collect()
         self._merge_parts()
-        if self._allreduce_sum is None or self._size is None:
-            ranks = process.current()
-            self._allreduce_sum, self._size = ranks.allreduce_sum, ranks.size
         if self._statistics and self._size > 1:
-            if self._graph is None:
-                self._graph = tf.function(self._merge, autograph=False)
             self._graph()
 
     def _merge(self) -> None:
-        assert self._allreduce_sum is not None
         means = tf.concat([tf.cast(mean.value, tf.float32) for mean, _ in self._statistics], axis=0)
         variances = tf.concat([tf.cast(variance.value, tf.float32) for _, variance in self._statistics], axis=0)
         both = tf.stack([means, moments.second_moment(means, variances, tf)]) / self._size

@@ -67,7 +67,7 @@ class WeightCheck(keras.callbacks.Callback):
         """`allgather` collects one small object per rank, in the order of ranks."""
         super().__init__()
         self._allgather = allgather
-        self._variables = list(variables)
+        self._checksum = tf.function(lambda: checksum(variables), autograph=False)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Compares the checksums.
@@ -83,12 +83,19 @@ class WeightCheck(keras.callbacks.Callback):
                 "other ranks; check that host's memory and drivers, and start again with --resume"
             )
 
-    @tf.function(autograph=False)
-    def _checksum(self) -> tf.Tensor:
-        """Returns the sum of the weights' bit patterns modulo 2^64, which does not depend on the order of addition."""
-        parts = [tf.reduce_sum(tf.cast(tf.bitcast(v.value, tf.int32), tf.int64)) for v in self._variables]
-        weights = [2 * i + 1 for i in range(len(parts))]
-        return tf.add_n([part * weight for part, weight in zip(parts, weights, strict=True)])
+
+def checksum(variables: Sequence[keras.Variable]) -> tf.Tensor:
+    """Returns the sum of variables' bit patterns modulo 2^64, int64, which does not depend on the order of addition.
+
+    Args:
+      variables: of any numeric type; each variable counts with a factor of its own.
+    """
+    bits = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
+    total = tf.constant(0, tf.int64)
+    for i, value in enumerate(v.value for v in variables):
+        pattern = tf.cast(value, tf.int8) if value.dtype.is_bool else tf.bitcast(value, bits[value.dtype.size])
+        total += (2 * i + 1) * tf.reduce_sum(tf.cast(pattern, tf.int64))
+    return total
 
 
 class TrustRatioLog(keras.callbacks.Callback):

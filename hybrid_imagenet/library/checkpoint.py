@@ -6,7 +6,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import keras
 
@@ -15,10 +15,13 @@ from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.library import of_model
+from hybrid_imagenet.library.broadcast import broadcast, build, built_on, set_scalars
 from hybrid_imagenet.numerics.sampling import Cursor
-from hybrid_imagenet.training.callbacks import of_model
-from hybrid_imagenet.training.callbacks.broadcast import broadcast
+from hybrid_imagenet.runlog import run_dir
 from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallback
+
+_LOCKS: dict[pathlib.Path, IO[bytes]] = {}  # of the folders that this process writes to
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -33,13 +36,13 @@ class Checkpoint(keras.callbacks.Callback):
         """Takes the folder.
 
         Args:
-          directory: holds nothing else; made at the first save, its parent must exist.
+          directory: holds nothing else; its parent must exist. One run at a time may use it.
           every_epochs: epochs between checkpoints; the last epoch is always saved.
           keep: the newest good ones that stay.
           resume: go on from what is there; otherwise a folder that holds checkpoints is refused.
         """
         super().__init__()
-        self._directory = pathlib.Path(directory).expanduser()
+        self._directory = pathlib.Path(directory).expanduser().absolute()
         self._every_epochs, self._keep, self._resume = every_epochs, keep, resume
         self._state = RunState()
         self._saver: CheckpointCallback | None = None
@@ -51,12 +54,13 @@ class Checkpoint(keras.callbacks.Callback):
           UserError: on all ranks, if the folder is not to be resumed from, or belongs to another model.
         """
         ranks = process.current()
-        if ranks.size > 1 or not of_model.optimizer(self.model).built:
-            broadcast(self.model, ranks)  # builds the optimizer
+        for optimizer in of_model.optimizers(self.model).values():
+            build(self.model, optimizer, ranks)
         store, error, meta = None, None, None
         if ranks.rank == 0:
             store = CheckpointStore(self._directory, self._keep, report=_report)
             try:
+                self._lock()
                 meta = self._restore(store)
             except UserError as problem:
                 error = str(problem)
@@ -70,7 +74,7 @@ class Checkpoint(keras.callbacks.Callback):
             store=store,
             state=self._state,
             variables=self._variables,
-            description=lambda: _description(ranks),
+            description=lambda: self._description(ranks),
             synchronize=lambda: None,
             every_epochs=self._every_epochs,
             every_steps=None,
@@ -91,9 +95,6 @@ class Checkpoint(keras.callbacks.Callback):
         self._state.step += self._done
         self._state.finished_epochs = epoch + 1
         self._state.closed_at, self._state.cursor = float(epoch + 1), Cursor(epoch + 1, 0)
-        inner: Any = getattr(of_model.optimizer(self.model), "inner", None)
-        if hasattr(inner, "hyper"):
-            self._state.hyper = {name: inner.hyper[name] for name in inner.hyper.names}
         self._saver.on_epoch_end(epoch, logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -101,6 +102,22 @@ class Checkpoint(keras.callbacks.Callback):
         assert self._saver is not None
         self._saver.on_train_end(logs)
         self.model._initial_epoch = None
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if (lock := _LOCKS.pop(self._directory, None)) is not None:
+            lock.close()
+
+    def _lock(self) -> None:
+        """Locks the folder; a lock that an earlier `fit` of this process has left is taken over."""
+        self._unlock()
+        try:
+            self._directory.mkdir(exist_ok=True)
+            _LOCKS[self._directory] = run_dir.lock(self._directory)
+        except BlockingIOError:
+            raise UserError(f"{self._directory} is in use by another run: wait, or give another folder") from None
+        except OSError as problem:
+            raise UserError(f"{self._directory}: {problem.strerror}; give a folder that can be written") from None
 
     def _restore(self, store: CheckpointStore) -> dict[str, Any] | None:
         if not self._resume:
@@ -110,25 +127,39 @@ class Checkpoint(keras.callbacks.Callback):
         found = store.newest_good()
         if found is None:
             return None
-        state: dict[str, Any] = found.meta["state"]
-        inner: Any = getattr(of_model.optimizer(self.model), "inner", None)
-        if state["hyper"] and hasattr(inner, "hyper"):
-            inner.enter_phase(state["hyper"]["phase"])
-            inner.hyper.assign(state["hyper"])
+        optimizers = of_model.optimizers(self.model)
+        for name, saved in found.meta.get("optimizers", {}).items():
+            if name in optimizers:
+                self._ready(optimizers[name], saved)
         restore_arrays(found, self._variables())
+        state: dict[str, Any] = found.meta["state"]
         print(f"resumed from {found.path}: epoch {state['finished_epochs']} is done", file=sys.stderr, flush=True)
         return state
 
+    def _ready(self, optimizer: Any, saved: Mapping[str, Any]) -> None:
+        """Builds an optimizer as the saved one was built, and sets its scalars."""
+        known = self.model.trainable_variables
+        if not optimizer.built and max(saved["built_on"], default=0) < len(known):
+            optimizer.build([known[place] for place in saved["built_on"]])
+        if saved["hyper"]:
+            set_scalars(optimizer, saved["hyper"])
+
     def _variables(self) -> Mapping[str, keras.Variable]:
         # By number: Keras counts up the names of layers when a process builds a model twice.
-        parts = {"model": self.model.weights, "optimizer": of_model.optimizer(self.model).variables}
+        parts = {"model": self.model.weights}
+        optimizers = of_model.optimizers(self.model)
+        parts |= {name: optimizer.variables for name, optimizer in optimizers.items() if optimizer.built}
         return {f"{part}/{i:04d}": v for part, values in parts.items() for i, v in enumerate(values)}
 
-
-def _description(ranks: Communicator) -> dict[str, Any]:
-    """Returns what every checkpoint describes; the sums within an epoch are the program's."""
-    none = [[0.0] * 4] * ranks.size, [[0.0] * 3] * ranks.size
-    return {"world_size": ranks.size, "epoch_sums": none[0], "square_norms": none[1]}
+    def _description(self, ranks: Communicator) -> dict[str, Any]:
+        """Returns what every checkpoint describes; the sums within an epoch are the program's."""
+        none = [[0.0] * 4] * ranks.size, [[0.0] * 3] * ranks.size
+        optimizers = {}
+        for name, optimizer in of_model.optimizers(self.model).items():
+            hyper = getattr(getattr(optimizer, "inner", None), "hyper", None)
+            values = {key: hyper[key] for key in hyper.names} if hyper is not None else {}
+            optimizers[name] = {"built_on": built_on(self.model, optimizer) or [], "hyper": values}
+        return {"world_size": ranks.size, "epoch_sums": none[0], "square_norms": none[1], "optimizers": optimizers}
 
 
 def _report(line: str) -> None:

@@ -1,0 +1,101 @@
+"""Gives every rank the model and the optimizer state of rank 0, in `model.fit` and in loops without it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from hybrid_imagenet.comm import Communicator, process
+from hybrid_imagenet.errors import SharedError, UserError
+from hybrid_imagenet.library import of_model
+from hybrid_imagenet.library.optimizer import DistributedOptimizer
+
+
+class BroadcastInitialState(keras.callbacks.Callback):
+    """Sends rank 0's weights, optimizer state and first epoch to all ranks when `fit` starts (Lu et al. §2.2.3).
+
+    A callback of rank 0 earlier in the list may have restored them.
+    """
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Broadcasts the state; every rank calls it.
+
+        Raises:
+          UserError: on all ranks, if they have different numbers of steps, or as `broadcast`.
+        """
+        ranks = process.current()
+        steps = ranks.allgather_object((self.params or {}).get("steps"))
+        if len(set(steps)) > 1:
+            raise SharedError(
+                f"the ranks have different numbers of steps per epoch ({', '.join(map(str, steps))}), so that some "
+                "would wait for ever: share the data with hybrid_imagenet.data.shard, or give steps_per_epoch"
+            )
+        broadcast(self.model, ranks)
+
+
+def broadcast(model: keras.Model, communicator: Communicator | None = None) -> None:
+    """Gives every rank the weights of rank 0, the state of its optimizers, and the epoch with which `fit` begins.
+
+    Random state, such as dropout's, stays each rank's own. Sums of an accumulation under way become their mean over
+    ranks, unless rank 0 has restored its own. Every rank calls it.
+
+    Args:
+      model: with weights; compiled or not.
+      communicator: the ranks; by default those of this process.
+
+    Raises:
+      UserError: if the model has no weights yet.
+    """
+    ranks = communicator or process.current()
+    if not model.weights:
+        raise UserError(
+            f"the model {model.name!r} has no weights yet: give it an Input, or call it on one batch before fit"
+        )
+    variables = list(model.weights)
+    for optimizer in of_model.optimizers(model).values():
+        build(model, optimizer, ranks)
+        if optimizer.built:
+            variables += optimizer.variables
+    ranks.broadcast_variables([v.value for v in variables])
+    model._initial_epoch = ranks.broadcast_object(getattr(model, "_initial_epoch", None))
+
+
+def build(model: keras.Model, optimizer: Any, ranks: Communicator) -> None:
+    """Builds an optimizer on the variables on which rank 0's is built, and readies it for a broadcast of its state.
+
+    One of a `train_step` of the user's own stays as it is until its first `apply`, which knows the variables.
+    """
+    if isinstance(optimizer, DistributedOptimizer):
+        optimizer.attach(model)
+    if of_model.trains_as_keras(model) and optimizer is model.optimizer and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    places = ranks.broadcast_object(built_on(model, optimizer))
+    if places is not None and not optimizer.built:
+        optimizer.build([model.trainable_variables[place] for place in places])
+    if not isinstance(optimizer, DistributedOptimizer):
+        return
+    optimizer.average_sums(ranks)
+    hyper = getattr(optimizer.inner, "hyper", None)
+    if hyper is not None:
+        set_scalars(optimizer, ranks.broadcast_object({name: hyper[name] for name in hyper.names}))
+
+
+def built_on(model: keras.Model, optimizer: Any) -> list[int] | None:
+    """Returns the places of an optimizer's variables among the model's trainable ones; None before it is built."""
+    if not optimizer.built:
+        return None
+    places = {id(v): place for place, v in enumerate(model.trainable_variables)}
+    return [places[id(v)] for v in optimizer._trainable_variables if id(v) in places]
+
+
+def set_scalars(optimizer: Any, values: Mapping[str, float]) -> None:
+    """Sets the scalars of a step: all that the inner optimizer takes, of Keras's the learning rate alone."""
+    inner = getattr(optimizer, "inner", optimizer)
+    if not hasattr(inner, "hyper"):
+        inner.learning_rate = values["learning_rate"]
+        return
+    if inner.built and values.get("phase", inner.hyper["phase"]) != inner.hyper["phase"]:
+        inner.enter_phase(values["phase"])
+    inner.hyper.assign(values)

@@ -1,0 +1,110 @@
+"""Averages the metrics of `model.fit` over all ranks from exact sums and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hybrid_imagenet.comm import process
+
+Value = float | np.ndarray
+
+
+class MetricAverage(keras.callbacks.Callback):
+    """Replaces a rank's own values in the logs of epochs by averages over the examples of all ranks.
+
+    States of Keras's metrics (sums and counts, confusion counts, ...) are added over ranks in float64, and the result
+    of the added states takes the place of each rank's own, for training and validation. Values that come from
+    elsewhere, a metric class of one's own or a `train_step`'s logs, are averaged as they are, each rank counting alike.
+    Vectors are treated as numbers are.
+    """
+
+    def __init__(self) -> None:
+        """It finds the metrics in the model."""
+        super().__init__()
+        self._in_epoch = False
+        self._trained: dict[str, Value] | None = None
+        self._validated: dict[str, Value] | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Forgets the epoch before."""
+        self._in_epoch = True
+        self._trained = self._validated = None
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Takes the results of training, before `fit` resets the metrics for validation."""
+        if self._in_epoch:
+            self._trained = self._merged()
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Takes the results of validation; puts them into the logs of a validation outside of `fit`."""
+        merged = self._merged()
+        if self._in_epoch:
+            self._validated = merged
+        if logs is not None:
+            logs.update((name, value) for name, value in merged.items() if name in logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Puts the averages of all ranks into the logs; every rank calls it."""
+        if logs is None:
+            return
+        found = dict(self._trained if self._trained is not None else self._merged())
+        found |= {f"val_{name}": value for name, value in (self._validated or {}).items()}
+        rest = {name: value for name, value in logs.items() if name not in found}
+        logs.update({name: value for name, value in found.items() if name in logs})
+        logs.update(_alike(rest))
+        self._in_epoch = False
+
+    def _merged(self) -> dict[str, Value]:
+        """Returns the results of all ranks' states together; this rank's states stay as they are."""
+        ranks = process.current()
+        added = _metrics(self.model.metrics) if ranks.size > 1 else ()
+        held = [v for metric in added if _adds_up(metric) for v in metric.variables]
+        own = [v.numpy() for v in held]
+        if own:
+            vector = np.concatenate([np.ravel(value).astype(np.float64) for value in own])
+            total = ranks.allreduce_sum(tf.constant(vector), "metrics").numpy()
+            ends = np.cumsum([value.size for value in own])
+            for variable, value, end in zip(held, own, ends, strict=True):
+                variable.assign(total[end - value.size : end].reshape(value.shape).astype(value.dtype))
+        results = _alike(self.model.get_metrics_result())
+        for variable, value in zip(held, own, strict=True):
+            variable.assign(value)
+        return results
+
+
+def _metrics(found: Any) -> Iterator[keras.metrics.Metric]:
+    """Yields the metrics inside of those that only hold others."""
+    for metric in found:
+        inside = getattr(metric, "metrics", None)
+        if inside:
+            yield from _metrics(inside)
+        else:
+            yield metric
+
+
+def _adds_up(metric: keras.metrics.Metric) -> bool:
+    """Returns whether states of a metric can be added: those of Keras's own can; of others one cannot know."""
+    return type(metric).__module__.partition(".")[0] == "keras"
+
+
+def _alike(own: Mapping[str, Any]) -> dict[str, Value]:
+    """Returns the mean over ranks of the numbers and arrays that all of them have; of equal ones the value itself.
+
+    Arrays whose shapes differ between ranks are not among them.
+    """
+    arrays = {name: np.asarray(value) for name, value in own.items()}
+    lists = {name: array.tolist() for name, array in arrays.items() if array.dtype.kind in "bfiu"}
+    rows = process.current().allgather_object(lists)
+    found: dict[str, Value] = {}
+    for name, first in rows[0].items():
+        values = [row[name] for row in rows if name in row and np.shape(row[name]) == np.shape(first)]
+        if len(values) < len(rows):
+            continue
+        mean = values[0] if all(value == values[0] for value in values) else np.mean(values, axis=0)
+        found[name] = np.asarray(mean, arrays[name].dtype) if np.ndim(mean) else float(mean)
+    return found

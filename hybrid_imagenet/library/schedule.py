@@ -1,0 +1,102 @@
+"""Hands the values of a schedule to the optimizers of `model.fit` before each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.library import of_model
+from hybrid_imagenet.library.broadcast import set_scalars
+
+Schedule = Callable[[float, float, int], Mapping[str, float]]
+
+
+class HyperparameterSchedule(keras.callbacks.Callback):
+    """Sets learning rate, momentum, phase and the AdaBound bounds before every step, as `schedule=` of optimizers says.
+
+    The fractional epochs of a step follow from the number of steps per epoch. With `steps_per_execution=k` the values
+    change every k steps. An optimizer of Keras takes the learning rate only.
+    """
+
+    def __init__(self, schedule: Schedule | None = None, *, global_batch: int | None = None):
+        """Finds the optimizers in the model.
+
+        Args:
+          schedule: of (start, end, global_batch); by default each optimizer's own.
+          global_batch: images of all ranks per update, for schedules that depend on it; by default the batch that the
+            schedule was made for.
+        """
+        super().__init__()
+        self._schedule = schedule
+        self._given_batch = global_batch
+        self._epoch = 0
+        self._used: dict[str, tuple[Any, Schedule]] = {}
+        self._rates: dict[str, float] = {}  # that this callback has left, or has found at the start
+        self._values: dict[str, dict[str, float]] = {}
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Finds optimizers and schedules.
+
+        Raises:
+          UserError: if the number of steps per epoch is not known.
+        """
+        self._used, self._rates, self._values = {}, {}, {}
+        for name, optimizer in of_model.optimizers(self.model).items():
+            schedule = self._schedule or getattr(optimizer, "schedule", None)
+            if schedule is not None:
+                self._used[name] = optimizer, schedule
+        if self._used and not (self.params or {}).get("steps"):
+            raise UserError("a schedule needs to know how long an epoch is: give fit steps_per_epoch")
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes the epoch and, before the first step, the learning rates."""
+        self._epoch = epoch
+        if not self._rates:
+            self._rates = {name: float(optimizer.learning_rate) for name, (optimizer, _) in self._used.items()}
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Sets the values for the steps that `fit` is about to make.
+
+        Raises:
+          UserError: if another callback has set the learning rate since.
+        """
+        for name, (optimizer, schedule) in self._used.items():
+            steps = (self.params or {})["steps"]
+            end = min(batch + self.model.steps_per_execution, steps)
+            images: int = self._given_batch or getattr(schedule, "base_batch", 0)
+            values = dict(schedule(self._epoch + batch / steps, self._epoch + end / steps, images))
+            if batch == 0 and "learning_rate" in values:  # once in an epoch: a look at Keras's optimizers may wait
+                _refuse_another(name, float(optimizer.learning_rate), self._rates[name])
+            set_scalars(optimizer, values)
+            self._values[name] = values
+            self._rates[name] = values.get("learning_rate", self._rates[name])
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the values of the last step to the logs, those that the optimizer uses."""
+        if logs is None:
+            return
+        for name, values in self._values.items():
+            prefix = "" if len(self._values) == 1 else f"{name}."
+            logs.update({prefix + key: values[key] for key in _shown(self._used[name][0], values)})
+
+
+def _shown(optimizer: Any, values: Mapping[str, float]) -> list[str]:
+    """Returns the names of the values that an optimizer uses."""
+    inner = getattr(optimizer, "inner", optimizer)
+    if getattr(inner, "phases", 1) > 1:
+        return list(values)
+    used = ("learning_rate", "momentum") if hasattr(inner, "hyper") else ("learning_rate",)
+    return [name for name in used if name in values]
+
+
+def _refuse_another(name: str, rate: float, known: float) -> None:
+    """Raises UserError for a learning rate that the schedule has not set."""
+    if np.float32(rate) != np.float32(known):
+        raise UserError(
+            f"the learning rate of {name} is {rate:g} where the schedule has left {known:g}: another callback sets it "
+            "too, as LearningRateScheduler and ReduceLROnPlateau do; use either that callback or schedule=..."
+        )

@@ -1,0 +1,56 @@
+"""The callbacks of a run: which are refused on rank 0 alone, and what ends a run that drifts apart."""
+
+import importlib.util
+from unittest import mock
+
+import keras
+import pytest
+
+import hybrid_imagenet as hi
+from hybrid_imagenet.comm import process
+from hybrid_imagenet.errors import UserError
+from tests.library import programs
+
+
+def test_callbacks_that_change_training_or_communicate_are_refused_on_rank_0_alone(tmp_path):
+    class Gentle(keras.callbacks.ReduceLROnPlateau):
+        pass
+
+    for callback in (
+        Gentle(),
+        keras.callbacks.EarlyStopping(),
+        keras.callbacks.LearningRateScheduler(lambda epoch: 0.1),
+        keras.callbacks.TerminateOnNaN(),
+        hi.callbacks.Checkpoint(tmp_path),
+    ):
+        with pytest.raises(UserError, match=rf"give it to every rank.*standard\(...\), {type(callback).__name__}"):
+            hi.callbacks.standard(callback)
+    files = [keras.callbacks.CSVLogger(tmp_path / "log"), keras.callbacks.ModelCheckpoint(tmp_path / "m.keras")]
+    assert [c for c in hi.callbacks.standard(*files) if c in files] == files
+
+
+def test_tensorboard_needs_its_package(tmp_path):
+    board = keras.callbacks.TensorBoard(tmp_path)
+    with mock.patch.object(importlib.util, "find_spec", return_value=None), pytest.raises(UserError, match="install"):
+        hi.callbacks.on_first_rank(board)
+    with mock.patch.object(importlib.util, "find_spec"):
+        assert hi.callbacks.on_first_rank(board) == [board]
+
+
+def test_several_ranks_are_watched():
+    def limits(**arguments):
+        watches = [c for c in hi.callbacks.standard(**arguments) if isinstance(c, hi.callbacks.WatchRanks)]
+        return [watch._stall_seconds for watch in watches]
+
+    assert limits() == []
+    with mock.patch.object(process, "size", lambda: 2):
+        assert (limits(), limits(stall_seconds=7), limits(stall_seconds=0)) == ([600], [7], [])
+
+
+def test_ranks_that_a_callback_has_changed_are_named_with_what_differs(pools):
+    first, second = pools[2].call(programs.drifts)
+    assert first == second
+    assert "optimizer.learning_rate (0.5 on rank 0; 0.01" in first["learning rate"]
+    assert "weights (" in first["weights"] and "learning_rate (" not in first["weights"]
+    assert "what comes next (training ends on rank 0; epoch 3 begins on rank 1)" in first["stop"]
+    assert all("to every rank, behind" in text and "\n" not in text for text in first.values())
