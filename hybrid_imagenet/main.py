@@ -100,7 +100,7 @@ def _train(config: configuration.Config) -> int:
 
     follow_launcher()
     if launcher_rank() == 0 and config.progress != "none":
-        START.open(_kind(config), sys.stdout, terminal=on_terminal(config.progress, placement().size))
+        START.open(_title(config), sys.stdout, terminal=on_terminal(config.progress, placement().size))
     START.begin("loading TensorFlow")
     try:
         settings = derived.communication(config, placement().size)
@@ -145,7 +145,7 @@ def _train(config: configuration.Config) -> int:
     return EXIT_OK
 
 
-def _kind(config: configuration.Config) -> str:
+def _title(config: configuration.Config) -> str:
     """Names what is started."""
     ranks = counted(derived.workers(config, placement().size), "rank")
     return f"{config.model}, {config.dataset}, {ranks} x {config.per_gpu_batch or 'auto'} images"
