@@ -22,7 +22,7 @@ from hybrid_imagenet.config import Config, derived, report
 from hybrid_imagenet.errors import UserError, counted, without_secrets
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.resilience.rollback import Rollback
-from hybrid_imagenet.runlog import gaps, jsonl, live, run_dir, standard_logs, summary, trackers
+from hybrid_imagenet.runlog import jsonl, live, run_dir, standard_logs, summary, trackers
 from hybrid_imagenet.stages import command_start, on_terminal
 from hybrid_imagenet.training import closing
 
@@ -181,13 +181,18 @@ class Recording:
         )
         resume_from = (state.step, state.closed_at) if self._directory.resumed else None
         self.writer = jsonl.MetricsWriter(self._directory.path / "metrics.jsonl", resume_from=resume_from)
+        earlier = jsonl.read(self.writer.path) if resume_from else []
         validated = [
             (record["epoch"], record["val_top1"])
-            for record in (jsonl.read(self.writer.path) if resume_from else ())
+            for record in earlier
             if record.get("kind") == "epoch" and record.get("val_top1") is not None
         ]
         self.view.run_started({**info, "validated": validated})
-        self._note_missing(self.writer, state)
+        if lost := summary.lost_epochs(earlier, state.finished_epochs):
+            self.view.message(
+                f"{self.writer.path} has no records of {len(lost)} of the {state.finished_epochs} finished epochs "
+                f"(the first is {lost[0]}): summary and report are of the others; put the file back to have all"
+            )
         if self._note:
             self.view.message(self._note)
         virtual = f"{self._config.virtual_gpus} virtual GPUs x " if self._config.virtual_gpus > 1 else ""
@@ -204,30 +209,6 @@ class Recording:
         imagenet = info.get("reference_batch") is not None
         for text in report.warnings(self._config, workers, imagenet=imagenet):
             self.view.message(text)
-
-    def _note_missing(self, writer: jsonl.MetricsWriter, state: RunState) -> None:
-        """Records and shows which finished epochs have lost their records, and what the checkpoint knows of them."""
-        missing = gaps.find(jsonl.read(writer.path), state.finished_epochs)
-        if not missing:
-            return
-        best = state.best_top1 if state.best_epoch or state.best_top1 else None
-        writer.write(
-            {
-                "kind": "gap",
-                "epoch": state.finished_epochs,
-                "step": state.step,
-                "seconds": state.seconds,
-                "lost_epochs": missing,
-                "best_val_top1": best,
-                "best_epoch": state.best_epoch or None,
-            }
-        )
-        known = "" if best is None else f"; the checkpoint knows of a best top-1 of {100 * best:.2f} %"
-        at = f" in epoch {state.best_epoch}" if state.best_epoch else ""
-        self.view.message(
-            f"{writer.path} has no records of epoch {gaps.ranges(missing)} of the {state.finished_epochs} finished"
-            f"{known}{at}; reports leave out those epochs"
-        )
 
     def finish(self, *, world_size: int, train_images: int, seconds: float, stop: str) -> None:
         """Closes metrics.jsonl, writes summary.json and the standard logs, and shows the summary."""

@@ -111,7 +111,6 @@ def test_full_disk_is_one_clear_line():
         ('{"kind": "epoch", "epoch": 1, "val_top1": "good"}', 'val_top1 is "good", not a number'),
         ('{"kind": "epoch", "epoch": 1, "seconds": NaN}', "seconds is NaN, not a number"),
         ('{"kind": "epoch", "epoch": 1, "trust_ratios": {"conv1": "x"}}', "trust_ratios .* not numbers by layer"),
-        ('{"kind": "gap", "lost_epochs": 3}', "lost_epochs is 3, not a list of whole numbers"),
         ('{"kind": 5}', "kind is 5, not a text"),
     ],
 )
