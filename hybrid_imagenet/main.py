@@ -26,7 +26,6 @@ from hybrid_imagenet.errors import (
 try:
     from hybrid_imagenet import config as configuration
     from hybrid_imagenet import recipes
-    from hybrid_imagenet.comm import leftovers
     from hybrid_imagenet.comm.environment import placement, restart_with_huge_pages
     from hybrid_imagenet.config import derived
     from hybrid_imagenet.config import help as flag_help
@@ -180,7 +179,7 @@ def _leave(code: int) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     announce(code)
-    leftovers.end_process(code)
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Sequence
 
-from hybrid_imagenet.comm import elastic, leftovers
+from hybrid_imagenet.comm import elastic
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import Placement, configure_tensorflow, placement, prepare
 from hybrid_imagenet.comm.settings import ENGINES, Settings
@@ -68,9 +68,6 @@ def connect(place: Placement, settings: Settings, others: Sequence[Settings] = (
     if place.size == 1 and not elastic.enabled():
         return SingleProcess(settings.wire_health_every_steps)
     START.begin(f"connecting {place.size} ranks")
-    if place.local_rank == 0:
-        leftovers.sweep()
-    leftovers.hold()
     try:
         communicator = pkgutil.resolve_name(ENGINES[settings.engine])
     except ImportError as error:
