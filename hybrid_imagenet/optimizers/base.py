@@ -166,17 +166,12 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         if len(self.kinds) != len(variables):
             raise ValueError(f"{len(self.kinds)} kinds for {len(variables)} variables")
         for slot in self.slots:
-            setattr(self, slot, self.add_slot(variables, slot))
+            setattr(self, slot, self.add_optimizer_variables(variables, slot))
         # For the log: the last LARS ratios, in the order of `kernel_indices`.
         self.trust_ratios = keras.Variable(
             np.ones(len(self.kernel_indices()), np.float32), trainable=False, name="trust_ratios"
         )
         super().build(variables)
-
-    def add_slot(self, variables: Sequence[keras.Variable], slot: str) -> list[keras.Variable]:
-        """Creates zeros in the shape of each variable."""
-        state: list[keras.Variable] = self.add_optimizer_variables(variables, slot)
-        return state
 
     def apply(self, grads: Sequence[tf.Tensor], trainable_variables: Sequence[keras.Variable] | None = None) -> None:
         """Updates the variables from unscaled gradients, one per variable.
@@ -212,13 +207,6 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                 variable.assign(left * variable)
         self.update(list(grads), unscale, square_sums, hyper)
         self._iterations.value.assign_add(1)
-
-    def enter_phase(self, phase: float) -> None:
-        """Frees the state that steps of this phase and later ones do not use.
-
-        To be called between steps, on every rank alike: when the schedule's phase changes, and on a resumed run before
-        its state is restored. Without it all works, only with more memory.
-        """
 
     def update(
         self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]

@@ -113,7 +113,6 @@ class Session(Parts):
             self.state = RunState.from_dict(meta["state"])
             self.restored_top1 = meta.get("val_top1")
             if self.state.hyper:
-                self.optimizer.inner.enter_phase(self.state.hyper["phase"])
                 self.optimizer.inner.hyper.assign(self.state.hyper)
             rank, size = self.communicator.rank, self.communicator.size
             self.data.restore_counts(meta.get("counts"), self.state.cursor)

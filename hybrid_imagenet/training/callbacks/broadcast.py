@@ -89,7 +89,5 @@ def _state(model: keras.Model, optimizer: Any, communicator: Communicator) -> li
     inner = getattr(optimizer, "inner", None)
     hyper = getattr(inner, "hyper", None)
     if inner is not None and hyper is not None:
-        values = communicator.broadcast_object({name: hyper[name] for name in hyper.names})
-        inner.enter_phase(values["phase"])
-        hyper.assign(values)
+        hyper.assign(communicator.broadcast_object({name: hyper[name] for name in hyper.names}))
     return list(optimizer.variables)

@@ -113,7 +113,6 @@ class Checkpoint(keras.callbacks.Callback):
         state: dict[str, Any] = found.meta["state"]
         inner: Any = getattr(of_model.optimizer(self.model), "inner", None)
         if state["hyper"] and hasattr(inner, "hyper"):
-            inner.enter_phase(state["hyper"]["phase"])
             inner.hyper.assign(state["hyper"])
         restore_arrays(found, self._variables())
         print(f"resumed from {found.path}: epoch {state['finished_epochs']} is done", file=sys.stderr, flush=True)

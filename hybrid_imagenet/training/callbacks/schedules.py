@@ -77,14 +77,11 @@ class HyperparameterSchedule(keras.callbacks.Callback):
         if schedule is None:
             return
         span = logs if logs else self._span(batch)
-        phase = self._state.hyper.get("phase")
         self._state.hyper = dict(schedule(span["start"], span["end"], self._global_batch))
         optimizer = self._optimizer or self._inner()
         if not hasattr(optimizer, "hyper"):
             optimizer.learning_rate = self._state.hyper["learning_rate"]
             return
-        if self._state.hyper.get("phase", phase) != phase:
-            optimizer.enter_phase(self._state.hyper["phase"])
         optimizer.hyper.assign(self._state.hyper)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
