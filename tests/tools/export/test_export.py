@@ -156,15 +156,6 @@ def test_a_checkpoint_keeps_everything(tmp_path):
         np.testing.assert_array_equal(again.weights[name], value)
 
 
-def test_epsilon_of_a_run_comes_from_its_configuration(tmp_path):
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    meta = {"model": "resnet18", "class_names": list(CLASSES), "image_size": 32, "crop_fraction": 1.0}
-    archive.write(folder / "step-000000001.npz", {}, meta)
-    (tmp_path / "config.json").write_text(json.dumps({"flags": {"batch_norm_epsilon": 0.01}}))
-    assert pretrained.load(tmp_path, print).batch_norm_epsilon == 0.01
-
-
 def test_a_run_means_its_newest_good_checkpoint(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
