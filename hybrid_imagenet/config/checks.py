@@ -71,11 +71,11 @@ def _allreduce_fits(config: Config) -> None:
         raise UserError(
             f"--compression=bf16 has its own exchange: leave out --allreduce={config.allreduce} or use fp16"
         )
-    if config.engine != "horovod" and (config.autotune or config.cycle_time_ms is not None):
-        flag = "autotune" if config.autotune else f"cycle_time_ms={config.cycle_time_ms:g}"
-        raise UserError(f"--{flag} is Horovod's and does not go with --engine={config.engine}: leave one out")
-    if config.autotune and config.allreduce != "ring":
-        raise UserError(f"--autotune works with --allreduce=ring only, not {config.allreduce}")
+    if config.engine != "horovod" and config.cycle_time_ms is not None:
+        raise UserError(
+            f"--cycle_time_ms={config.cycle_time_ms:g} is Horovod's and does not go with --engine={config.engine}: "
+            "leave one out"
+        )
     grid = config.chosen.get("torus_grid")
     if grid is not None:
         try:

@@ -88,7 +88,6 @@ def test_names_in_fp32():
     settings = Settings(compression="fp16", fp32_gradients=("gamma", "dense/bias"))
     assert [settings.wire(n) for n in ("conv/kernel", "bn/gamma", "dense/bias")] == ["float16", "float32", "float32"]
     assert Settings(compression="bf16").wire("x") == "bfloat16"
-    assert Settings(autotune=True).fusion_bytes == 0
 
 
 def test_without_ranks_horovod_is_said_to_be_missing(monkeypatch):

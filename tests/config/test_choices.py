@@ -182,10 +182,7 @@ def test_the_settings_of_communication_are_flags():
     for name, argument in config.fields_of(Communication).items():
         assert argument.default == getattr(defaults, name)
         assert argument.option.help
-    values = ["--allreduce=hybrid", "--hybrid_threshold_kb=3", "--autotune", "--deterministic", "--fp32_gradients=a,b"]
-    with pytest.raises(UserError, match="--autotune"):
-        config.resolve(values)
-    values.remove("--autotune")
+    values = ["--allreduce=hybrid", "--hybrid_threshold_kb=3", "--deterministic", "--fp32_gradients=a,b"]
     expected = Settings(
         allreduce="hybrid",
         fp32_gradients=("a", "b"),
@@ -216,7 +213,6 @@ REFUSED = [
     (["--torus_grid=2x2"], "--torus_grid does not go with --allreduce=ring: leave it out, or choose torus"),
     (["--allreduce=torus", "--hybrid_threshold_kb=1"], "--hybrid_threshold_kb does not go with --allreduce=torus"),
     (["--allreduce=hybrid", "--hybrid_threshold_kb=-1"], "--hybrid_threshold_kb=-1: must be at least 0"),
-    (["--engine=tensorflow", "--autotune"], "--autotune is Horovod's and does not go with --engine=tensorflow"),
     (["--engine=tensorflow", "--cycle_time_ms=2"], "--cycle_time_ms=2 is Horovod's and does not go with"),
 ]
 
