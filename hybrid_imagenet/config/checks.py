@@ -55,11 +55,6 @@ def _dev_run_has_its_own_length(config: Config) -> None:
             )
 
 
-def _histograms_have_a_place(config: Config) -> None:
-    if config.histograms and not config.tensorboard:
-        raise UserError("--histograms are written for TensorBoard: add --tensorboard")
-
-
 def _profile_has_a_first_and_a_last_step(config: Config) -> None:
     steps = config.profile_steps
     if steps and (len(steps) != 2 or steps[0] > steps[1]):
@@ -250,7 +245,6 @@ RULES = (
     _weights_are_averaged_once,
     _warmup_fits,
     _dev_run_has_its_own_length,
-    _histograms_have_a_place,
     _profile_has_a_first_and_a_last_step,
     _allreduce_fits,
     _schedule_is_possible,

@@ -1,7 +1,7 @@
 """Sends a run's records to TensorBoard and experiment trackers, beside the view. All take the view's calls.
 
 TensorBoard's tags are listed in TAGS; layers appear as `trust_ratio/<layer>` and
-`learning_rate/<layer>`, histograms under the name given.
+`learning_rate/<layer>`.
 """
 
 from __future__ import annotations
@@ -102,10 +102,6 @@ class Optional:
         """Ends."""
         self._attempt(lambda: self._sink.run_finished(summary))
 
-    def histogram(self, tag: str, values: np.ndarray, step: int) -> None:
-        """Takes the distribution of an array."""
-        self._attempt(lambda: self._sink.histogram(tag, values, step))
-
     def _attempt(self, call: Callable[[], object]) -> None:
         if not self._works:
             return
@@ -197,28 +193,16 @@ class TensorBoard(ScalarSink):
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Writes scalars and flushes them."""
+        metadata = self._tf.compat.v1.SummaryMetadata()
+        metadata.plugin_data.plugin_name = "scalars"
         with self._writer.as_default():
             for tag, value in values.items():
-                self._write(tag, value, "scalars", step)
-        self._writer.flush()
-
-    def histogram(self, tag: str, values: np.ndarray, step: int, buckets: int = 30) -> None:
-        """Writes the distribution of an array of any shape; values that are not finite are left out."""
-        finite = np.asarray(values, np.float64).ravel()
-        counts, edges = np.histogram(finite[np.isfinite(finite)], bins=buckets)
-        with self._writer.as_default():
-            self._write(tag, np.stack([edges[:-1], edges[1:], counts.astype(np.float64)], axis=1), "histograms", step)
+                self._tf.summary.write(tag, self._tf.constant(value, self._tf.float32), step=step, metadata=metadata)
         self._writer.flush()
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
         """Closes the event file."""
         self._writer.close()
-
-    def _write(self, tag: str, value: Any, plugin: str, step: int) -> None:
-        metadata = self._tf.compat.v1.SummaryMetadata()
-        metadata.plugin_data.plugin_name = plugin
-        dtype = self._tf.float32 if plugin == "scalars" else self._tf.float64
-        self._tf.summary.write(tag, self._tf.constant(value, dtype), step=step, metadata=metadata)
 
 
 class Tracker(ScalarSink):

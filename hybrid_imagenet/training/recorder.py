@@ -37,7 +37,6 @@ class Recording:
       store: the checkpoints; None on ranks other than 0.
       writer: metrics.jsonl, open between `start` and `finish`; None on ranks other than 0.
       view: shows the run; silent on ranks other than 0.
-      board: TensorBoard's files on rank 0, if they are asked for; else None.
       single_gpu: images per second of one GPU alone (--single_gpu), or None.
     """
 
@@ -63,7 +62,6 @@ class Recording:
         self._handler: logging.Handler | None = None
         self._meaning: dict[str, Any] = {}  # what results are compared with, for the summary
         self._level = logging.NOTSET
-        self.board: trackers.Optional | None = None
         self.view = self._make_view(rank, size)
         self.writer: jsonl.MetricsWriter | None = None
         self.store: CheckpointStore | None = None
@@ -277,8 +275,7 @@ class Recording:
         sinks = [view]
         if self._directory is not None and self._config.tensorboard:
             folder = str(self._directory.path / "tensorboard")
-            self.board = trackers.Optional("TensorBoard", lambda: trackers.TensorBoard(folder), view.message)
-            sinks.append(self.board)
+            sinks.append(trackers.Optional("TensorBoard", lambda: trackers.TensorBoard(folder), view.message))
         if self._directory is not None and self._config.tracker != "none":
             flags = _shown(self._config)
             name, run = self._config.tracker, self._directory.path.name

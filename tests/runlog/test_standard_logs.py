@@ -5,7 +5,6 @@ import subprocess
 import sys
 import types
 
-import numpy as np
 import pytest
 
 from hybrid_imagenet.errors import UserError
@@ -135,7 +134,6 @@ def test_tensorboard_files_hold_scalars_under_documented_tags(tmp_path):
     step, epoch = records()[:2]
     board.step(step)
     board.epoch(epoch)
-    board.histogram("weights/conv1", np.array([[0.0, 1.0], [np.nan, 2.0]]), 10, buckets=2)
     board.run_finished()
     found = events(tmp_path / "tb")
     scalars = {(s, tag): float(v) for s, tag, v, plugin in found if plugin == "scalars"}
@@ -149,9 +147,6 @@ def test_tensorboard_files_hold_scalars_under_documented_tags(tmp_path):
         (10, "validation/top1"): 0.5,
         (10, "validation/top5"): pytest.approx(0.6),
     }
-    (histogram,) = [(s, tag, v) for s, tag, v, plugin in found if plugin == "histograms"]
-    assert histogram[:2] == (10, "weights/conv1")
-    np.testing.assert_array_equal(histogram[2], [[0, 1, 1], [1, 2, 2]])
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])

@@ -2,7 +2,6 @@
 
 import resource
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -59,8 +58,7 @@ def test_tensorboard_on_a_full_disk_for_real(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        for step in range(2, 60):
-            view.histogram("weights", np.arange(1000.0), step)
+        for step in range(2, 300):
             view.step({"kind": "step", "step": step, "train_loss": 1.0})
         view.run_finished()
     finally:
