@@ -24,7 +24,6 @@ class Stages:
     """Shows the stages of a start: a line that is rewritten on a terminal, a line for each elsewhere."""
 
     def __init__(self) -> None:
-        """Shows nothing before `open`."""
         self._stream: TextIO | None = None
         self._lock = threading.Lock()
 

@@ -80,7 +80,6 @@ class AdaBound(GroupedOptimizer):
             self.slots = _MOMENTS
 
     def build(self, variables: Any) -> None:
-        """Creates the moments and compiles the update."""
         if self.built:
             return
         super().build(variables)
@@ -126,7 +125,6 @@ class AdaBound(GroupedOptimizer):
         return adam_step_size(number, rate, a["beta1"], a["beta2"]), *adabound_bounds(number, final, a["gamma"])
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         config = super().get_config() | self.arguments
         config.pop("momentum")
         return config

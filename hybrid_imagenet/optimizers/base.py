@@ -56,7 +56,6 @@ class Hyper:
             return dict(zip(self.names, tf.unstack(self.vector()), strict=True))
 
     def __getitem__(self, name: str) -> float:
-        """The value last assigned."""
         return float(self._values[self._index[name]])
 
 
@@ -143,7 +142,6 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         self.hyper.assign({"learning_rate": float(value)})
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         return dict(self._config)
 
     def set_kinds(self, kinds: Sequence[ParameterKind]) -> None:

@@ -136,7 +136,6 @@ class Hybrid(GroupedOptimizer):
         }
 
     def build(self, variables: Any) -> None:
-        """Creates the state and compiles the update of the warmup."""
         if self.built:
             return
         super().build(variables)
@@ -250,5 +249,4 @@ class Hybrid(GroupedOptimizer):
         return {WEIGHTS: w, "first_moment": m, **log}
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         return super().get_config() | self.arguments

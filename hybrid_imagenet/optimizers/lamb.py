@@ -84,7 +84,6 @@ class LAMB(GroupedOptimizer):
         return {WEIGHTS: w - rate * r, "first_moment": m, "second_moment": v}
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         config = super().get_config() | self.arguments
         config.pop("momentum")
         return config

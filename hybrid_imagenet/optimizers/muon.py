@@ -89,5 +89,4 @@ class Muon(GroupedOptimizer):
         return math.sqrt(max(1.0, outputs / inputs)) * tf.reshape(matrix, values.shape)
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         return super().get_config() | self.arguments

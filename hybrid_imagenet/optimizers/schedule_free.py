@@ -101,7 +101,6 @@ class ScheduleFreeSGD(GroupedOptimizer):
         return _Average(self)
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         config = super().get_config() | {"beta": self.beta}
         config.pop("momentum")
         return config

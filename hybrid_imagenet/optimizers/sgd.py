@@ -85,5 +85,4 @@ class SGD(GroupedOptimizer):
         return {WEIGHTS: w, "velocity": u}
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         return super().get_config() | {"nesterov": self.nesterov}

@@ -42,7 +42,6 @@ class Area(RenderHook):
     """
 
     def __init__(self, stream: TextIO):
-        """Takes a terminal; draws nothing yet."""
         self._stream = stream
         self.console = Console(file=stream, force_terminal=True, highlight=False)
         self._content: RenderableType | None = None
@@ -66,7 +65,6 @@ class Area(RenderHook):
         self.console.print(*(above or (Control(),)))
 
     def close(self) -> None:
-        """Removes the lines."""
         if self._before is None:
             return
         self._content = None

@@ -139,11 +139,9 @@ class MetricsWriter:
         self._file.close()
 
     def __enter__(self) -> MetricsWriter:
-        """Returns the writer itself."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Closes the file."""
         self.close()
 
 

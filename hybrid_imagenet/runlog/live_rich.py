@@ -23,7 +23,6 @@ class LiveView:
     """Shows two bars and a few values, redrawn in place at most four times a second, in the caller's thread."""
 
     def __init__(self, stream: TextIO, total_epochs: float, *, clock: Callable[[], float]):
-        """Draws to `stream`, which is taken for a terminal."""
         self._screen = Area(stream)
         self._total_epochs = total_epochs
         self._clock = clock

@@ -9,7 +9,6 @@ class Messages:
     """Keeps messages, each shown once, and how many ranks sent it."""
 
     def __init__(self) -> None:
-        """Starts without messages."""
         self._ranks: dict[str, list[int | None]] = {}
 
     def line(self, text: str, rank: int | None) -> str | None:

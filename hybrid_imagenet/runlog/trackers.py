@@ -79,27 +79,21 @@ class Optional:
         self._attempt(lambda: setattr(self, "_sink", make()))
 
     def run_started(self, info: Mapping[str, Any]) -> None:
-        """Begins."""
         self._attempt(lambda: self._sink.run_started(info))
 
     def advance(self, step: int, position: float | None = None) -> None:
-        """Notes a finished step."""
         self._attempt(lambda: self._sink.advance(step, position))
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Takes a step record."""
         self._attempt(lambda: self._sink.step(record))
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Takes an epoch record."""
         self._attempt(lambda: self._sink.epoch(record))
 
     def message(self, text: str, rank: int | None = None) -> None:
-        """Takes a message."""
         self._attempt(lambda: self._sink.message(text, rank))
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Ends."""
         self._attempt(lambda: self._sink.run_finished(summary))
 
     def _attempt(self, call: Callable[[], object]) -> None:
@@ -119,36 +113,29 @@ class Fanout:
     """Passes every call on to several sinks."""
 
     def __init__(self, sinks: Sequence[View]):
-        """Takes the sinks in the order of calls."""
         self._sinks = list(sinks)
 
     def run_started(self, info: Mapping[str, Any]) -> None:
-        """Begins."""
         for sink in self._sinks:
             sink.run_started(info)
 
     def advance(self, step: int, position: float | None = None) -> None:
-        """Notes a finished step."""
         for sink in self._sinks:
             sink.advance(step, position)
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Takes a step record."""
         for sink in self._sinks:
             sink.step(record)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Takes an epoch record."""
         for sink in self._sinks:
             sink.epoch(record)
 
     def message(self, text: str, rank: int | None = None) -> None:
-        """Shows a message."""
         for sink in self._sinks:
             sink.message(text, rank)
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Ends."""
         for sink in self._sinks:
             sink.run_finished(summary)
 
@@ -163,11 +150,9 @@ class ScalarSink:
         """Does nothing: a step without a record has nothing to log."""
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Logs a step record."""
         self.log(scalars(record), int(record["step"]))
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Logs an epoch record."""
         self.log(scalars(record), int(record["step"]))
 
     def message(self, text: str, rank: int | None = None) -> None:
@@ -192,7 +177,6 @@ class TensorBoard(ScalarSink):
         self._writer = tf.summary.create_file_writer(directory)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Writes scalars and flushes them."""
         metadata = self._tf.compat.v1.SummaryMetadata()
         metadata.plugin_data.plugin_name = "scalars"
         with self._writer.as_default():
@@ -201,7 +185,6 @@ class TensorBoard(ScalarSink):
         self._writer.flush()
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Closes the event file."""
         self._writer.close()
 
 
@@ -231,14 +214,12 @@ class Tracker(ScalarSink):
             self._module.log_params(dict(config))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Logs values of one step."""
         if self._name == "wandb":
             self._module.log(dict(values), step=step)
         else:
             self._module.log_metrics(dict(values), step=step)
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Ends the tracker's run."""
         if self._name == "wandb":
             self._module.finish()
         else:

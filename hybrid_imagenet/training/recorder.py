@@ -298,7 +298,6 @@ class _ToView(logging.Handler):
         self._rank = rank
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Shows one message."""
         self._view.message(record.getMessage(), self._rank or None)
 
 

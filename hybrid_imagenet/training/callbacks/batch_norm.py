@@ -62,11 +62,9 @@ class BatchNormSync(keras.callbacks.Callback):
                 self._statistics, self._graph = found, None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes that training goes on."""
         self._merged = False
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Merges the statistics before validation."""
         self.synchronize()
         self._merged = True
 

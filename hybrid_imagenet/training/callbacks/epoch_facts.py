@@ -17,6 +17,5 @@ class EpochFacts(keras.callbacks.Callback):
         self._facts = facts
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds them."""
         if logs is not None:
             logs.update(self._facts(epoch))

@@ -78,15 +78,12 @@ class Checkpoint(keras.callbacks.Callback):
         )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts the steps."""
         self._done = batch + 1
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Begins to count."""
         self._done = 0
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves if it is due."""
         assert self._saver is not None
         self._state.step += self._done
         self._state.finished_epochs = epoch + 1

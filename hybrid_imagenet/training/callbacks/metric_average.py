@@ -32,7 +32,6 @@ class MetricAverage(keras.callbacks.Callback):
         self._validated: dict[str, float] | None = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Forgets the epoch before."""
         self._in_epoch = True
         self._trained = self._validated = None
 

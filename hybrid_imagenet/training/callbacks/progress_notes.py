@@ -24,11 +24,9 @@ class NoteProgress(keras.callbacks.Callback):
         self._note = note
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the step."""
         self._note(batch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes that the validation is done."""
         self._note(None)
 
 
@@ -66,20 +64,16 @@ class WatchRanks(keras.callbacks.Callback):
         self._done = 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the step."""
         self._done = batch + 1
         self._tell(self._before + self._done)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes that the validation is done."""
         self._tell(None)
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes that validation advances."""
         self._tell(None)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Stops it."""
         if self._watchdog is not None:
             self._watchdog.stop()
             self._watchdog = None

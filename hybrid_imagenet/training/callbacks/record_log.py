@@ -15,7 +15,6 @@ class RecordLog(keras.callbacks.Callback):
     """Writes step and epoch records to metrics.jsonl and shows them. For rank 0; called after all that add values."""
 
     def __init__(self, writer: MetricsWriter, view: View):
-        """Takes the file and the view."""
         super().__init__()
         self._writer = writer
         self._view = view
@@ -23,7 +22,6 @@ class RecordLog(keras.callbacks.Callback):
         self._global_batch = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the epoch's number and batch for the records."""
         self._epoch = epoch + 1
         self._global_batch = (logs or {})["global_batch"]
 
@@ -39,7 +37,6 @@ class RecordLog(keras.callbacks.Callback):
             self._view.step(record)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Writes the epoch's record."""
         record = {"kind": "epoch", "global_batch": self._global_batch, **(logs or {})}
         self._writer.write(record)
         self._view.epoch(record)

@@ -66,7 +66,6 @@ class HyperparameterSchedule(keras.callbacks.Callback):
             raise UserError("a schedule needs to know how long an epoch is: give fit steps_per_epoch")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the epoch and its global batch."""
         self._epoch = epoch
         known = getattr(self._in_use(), "base_batch", 0)
         self._global_batch = (logs or {}).get("global_batch") or self._given_batch or known
@@ -85,12 +84,10 @@ class HyperparameterSchedule(keras.callbacks.Callback):
         optimizer.hyper.assign(self._state.hyper)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the values to a step record."""
         if logs and "train_loss" in logs:
             self._record(logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the values of the last step to the epoch's record."""
         if logs is not None:
             self._record(logs)
 
