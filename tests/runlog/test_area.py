@@ -1,134 +1,87 @@
-"""The live view on a pseudo-terminal of several sizes, resized while it is drawn."""
+"""The lines at the bottom of a terminal: what is written to keep them there once."""
 
-import fcntl
+import io
 import os
 import pty
-import struct
+import socket
 import sys
-import termios
 
 import pytest
+from rich.text import Text
 
-from hybrid_imagenet.resilience import supervisor
-from hybrid_imagenet.runlog import area, live
-from tests.runlog.test_live import INFO, Clock, epoch_record, step_record
-from tests.support.screen import Screen
+from hybrid_imagenet.runlog import area
 
-AREA = ("epoch 1/5", "step ", "training", "speed", "phase")
-
-
-class Terminal:
-    """A pseudo-terminal and what it shows."""
-
-    def __init__(self, columns, rows=24):
-        self.master, self.slave = pty.openpty()
-        modes = termios.tcgetattr(self.slave)
-        modes[1] &= ~termios.OPOST  # the screen gets what the program writes
-        termios.tcsetattr(self.slave, termios.TCSANOW, modes)
-        os.set_blocking(self.master, False)
-        self.screen, self.written = Screen(columns), b""
-        self.resize(columns, rows)
-        self.stream = os.fdopen(os.dup(self.slave), "w", encoding="utf-8")
-
-    def resize(self, columns, rows=24):
-        self.lines()
-        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self.screen.resize(columns)
-
-    def lines(self):
-        while True:
-            try:
-                self.written += os.read(self.master, 1 << 16)
-            except BlockingIOError:
-                break
-        self.screen.feed(self.written.decode().replace("\n", "\r\n"))
-        self.written = b""
-        return self.screen.lines()
-
-    def close(self):
-        self.stream.close()
-        os.close(self.master)
-        os.close(self.slave)
+UP = "\x1b[1A"
 
 
 @pytest.fixture
-def terminal(monkeypatch):
+def resize(monkeypatch):
+    """Sets the size that a stream without a terminal is taken to have."""
     monkeypatch.delenv(area.VARIABLE, raising=False)
-    for name in ("COLUMNS", "LINES"):
-        monkeypatch.delenv(name, raising=False)
-    opened = []
 
-    def make(columns, rows=24):
-        opened.append(Terminal(columns, rows))
-        return opened[-1]
+    def resize(columns, rows=24):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("LINES", str(rows))
 
-    yield make
-    for each in opened:
-        each.close()
+    return resize
 
 
-def assert_once(lines):
-    for part in AREA:
-        assert sum(line.startswith(part) for line in lines) == 1, (part, lines)
+class Recorder(io.StringIO):
+    def new(self):
+        """What was written since the last call."""
+        text = self.getvalue()
+        self.seek(0)
+        self.truncate()
+        return text
 
 
-@pytest.mark.parametrize("sizes", [(100, 60, 140), (60, 41, 100), (140, 70, 45, 140, 60)])
-def test_the_area_stands_once_whatever_the_terminals_size_becomes(terminal, sizes):
-    screen, clock = terminal(sizes[0]), Clock()
-    view = live.make_view("live", screen.stream, 5, clock=clock)
-    view.run_started(INFO)
-    for number, columns in enumerate(sizes):
-        if number:
-            screen.resize(columns)
-        for step in (2 * number + 1, 2 * number + 2):
-            clock.now += 1
-            view.step(step_record(step, phase=1.0))
-        view.message(f"message {number}")
-        lines = screen.lines()
-        assert_once(lines)
-        assert [line for line in lines if line.startswith("message")] == [f"message {k}" for k in range(number + 1)]
-        assert max(map(len, lines)) <= max(sizes)
-        assert lines.index(f"message {number}") < next(
-            k for k, line in enumerate(lines) if line.startswith("epoch 1/5")
-        )
-    view.run_finished()
-    assert screen.lines() == [f"message {k}" for k in range(len(sizes))]
+@pytest.mark.parametrize(("columns", "rows"), [(100, 2), (60, 2), (40, 3), (20, 5)])
+def test_as_many_rows_are_erased_as_the_lines_take_at_the_new_width(resize, columns, rows):
+    """A terminal that has become narrower has broken a line of 60 and one of 30 cells."""
+    resize(100)
+    stream = Recorder()
+    shown = area.Area(stream)
+    shown.draw(Text("a" * 60 + "\n" + "b" * 30))
+    assert UP not in stream.new()
+    resize(columns)
+    shown.print(Text("above"))
+    written = stream.new()
+    assert written.count(UP) == rows - 1
+    assert written.index("above") < written.index("aaa") < written.index("bbb")
+    shown.close()
+    assert stream.new().count(UP) >= 1
 
 
-def test_what_others_print_stands_above_the_area(terminal):
-    screen, clock = terminal(80), Clock()
-    before = sys.stdout
-    view = live.make_view("live", screen.stream, 5, clock=clock)
-    view.run_started(INFO)
-    view.step(step_record(1, phase=1.0))
+def test_what_others_print_stands_above_the_area(resize):
+    resize(80)
+    stream, before = Recorder(), sys.stdout
+    shown = area.Area(stream)
+    shown.draw(Text("the area"))
+    stream.new()
     print("from a callback")
-    screen.resize(50)
-    view.epoch(epoch_record(1, 0.5))
-    lines = screen.lines()
-    assert lines[0] == "from a callback"
-    assert lines[1].startswith("epoch   1  loss 1.2500")
-    assert_once(lines)
-    view.run_finished()
+    written = stream.new()
+    assert written.index("from a callback") < written.index("the area")
+    shown.close()
     assert sys.stdout is before
 
 
-def test_a_terminal_lower_than_the_area_shows_its_first_lines(terminal):
-    screen, clock = terminal(80, rows=4), Clock()
-    view = live.make_view("live", screen.stream, 5, clock=clock)
-    view.run_started(INFO)
-    for step in (1, 2, 3):
-        clock.now += 1
-        view.step(step_record(step, phase=1.0))
-    assert [line.split()[0] for line in screen.lines()] == ["epoch", "step", "training"]
+def test_a_terminal_lower_than_the_area_shows_its_first_lines(resize):
+    resize(80, rows=3)
+    stream = Recorder()
+    area.Area(stream).draw(Text("one\ntwo\nthree"))
+    written = stream.new()
+    assert "one" in written and "two" in written and "three" not in written
 
 
-def test_ranks_ask_the_launchers_terminal_for_its_size(terminal, monkeypatch, tmp_path):
-    screen = terminal(77, rows=33)
-    with (tmp_path / "pipe").open("w") as other:
-        monkeypatch.setattr(sys, "stdout", screen.stream)
-        monkeypatch.setenv(area.VARIABLE, supervisor._terminal()[area.VARIABLE])
-        assert area.size(other) == (77, 33)
+def test_ranks_ask_the_launchers_terminal_for_its_size(resize, monkeypatch):
+    resize(51, 22)
+    master, slave = pty.openpty()
+    try:
+        expected = os.get_terminal_size(slave)
+        monkeypatch.setenv(area.VARIABLE, f"{socket.gethostname()}:{os.ttyname(slave)}")
+        assert area.size(io.StringIO()) == expected != (51, 22)
         monkeypatch.setenv(area.VARIABLE, "another.host:/dev/pts/0")
-        monkeypatch.setenv("COLUMNS", "51")
-        monkeypatch.setenv("LINES", "22")
-        assert area.size(other) == (51, 22)
+        assert area.size(io.StringIO()) == (51, 22)
+    finally:
+        os.close(master)
+        os.close(slave)
