@@ -40,9 +40,8 @@ def test_another_order_is_refused_inside_of_an_epoch_alone(now, message):
 
 
 def test_another_number_of_examples_is_told():
-    assert check_position(checkpoint(8, ORDER), SampleOrder(60, seed=3)) == (
-        "60 training images, 64 when the checkpoint was written: the rest of epoch 2 is that of another order"
-    )
+    told = check_position(checkpoint(8, ORDER), SampleOrder(60, seed=3))
+    assert "60 training images, 64 when" in told and "epoch 2" in told
 
 
 class Variable(types.SimpleNamespace):

@@ -94,7 +94,7 @@ def test_without_ranks_horovod_is_said_to_be_missing(monkeypatch):
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(__import__("sys").modules, "hybrid_imagenet.comm.horovod_engine", None)
-    with pytest.raises(UserError, match="8 ranks were started, but Horovod cannot be used"):
+    with pytest.raises(UserError, match="Horovod cannot be used"):
         start()
 
 

@@ -93,7 +93,7 @@ def test_unknown_kind_and_missing_file(tmp_path):
 
 def test_full_disk_is_one_clear_line():
     writer = jsonl.MetricsWriter("/dev/full")
-    with pytest.raises(UserError, match="No space left on device; earlier records are intact"):
+    with pytest.raises(UserError, match="No space left on device"):
         writer.write({"kind": "step", "step": 1})
 
 

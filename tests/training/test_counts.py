@@ -134,9 +134,7 @@ def test_the_limit_holds_over_all_ranks():
     ranks.data[0].bad.known[18] = "bad"
     wire = json.dumps([[0, 0, data.bad.pairs()] for data in ranks.data])
     for data in ranks.data:
-        with pytest.raises(
-            UserError, match="more than --max_bad_records=2 bad records; the last: memory, offset 44000"
-        ):
+        with pytest.raises(UserError, match=r"--max_bad_records=2 .*offset 44000"):
             ExampleCount(data, RunState(Cursor(1, 0)), lambda own: json.loads(wire), print).on_epoch_end(0, {})
 
 
@@ -151,7 +149,7 @@ def test_what_a_damaged_shard_has_lost_counts_as_dropped():
 
 
 def test_counts_of_another_form_are_one_line():
-    with pytest.raises(UserError, match=r"checkpoint's counts of examples are .*damaged"):
+    with pytest.raises(UserError, match=r"counts of examples .*damaged"):
         Ranks(MemorySource(N), 1, Cursor(0, 8), {"0": 8})
 
 

@@ -142,7 +142,7 @@ def test_a_file_that_disagrees_is_not_kept(tmp_path):
 
     path = tmp_path / "wrong.npz"
     target = dataclasses.replace(targets.find(path), write=write)
-    with pytest.raises(UserError, match="outputs of the file differ"):
+    with pytest.raises(UserError, match=r"outputs of .* differ"):
         program.export(network(tmp_path), target, path)
     assert [p.name for p in tmp_path.iterdir()] == ["resnet18.safetensors"]
 
@@ -182,7 +182,7 @@ def test_the_best_of_a_run(tmp_path):
     assert pretrained.load(tmp_path, told.append).image_size == 30
     for step in (1, 2):
         (folder / f"step-{step:09d}.npz").unlink()
-    with pytest.raises(UserError, match=r"--best: .* holds no usable checkpoint with its own validation result"):
+    with pytest.raises(UserError, match=r"--best: .* no usable checkpoint"):
         pretrained.load(tmp_path, told.append, best=True)
     with pytest.raises(UserError, match=r"--best: .* is a file"):
         pretrained.load(folder / "step-000000003.npz", told.append, best=True)
@@ -238,5 +238,5 @@ def test_weights_of_another_network_are_refused(tmp_path):
 def test_these_programs_work_alone(monkeypatch, capsys):
     for name, value in {"RANK": 1, "SIZE": 2, "LOCAL_RANK": 1, "LOCAL_SIZE": 2}.items():
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
-    with pytest.raises(UserError, match="2 ranks were started, but export works alone"):
+    with pytest.raises(UserError, match="export works alone"):
         command_line.start_alone("export")
