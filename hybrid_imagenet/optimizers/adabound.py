@@ -9,8 +9,7 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.numerics.bounds import adabound_bounds
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
-from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
+from hybrid_imagenet.optimizers.base import WEIGHTS, Before, GroupedOptimizer, Step
 from hybrid_imagenet.optimizers.updates import BoundedAdam, adam_step_size, bounded_adam
 
 _MOMENTS = ("first_moment", "second_moment", "largest_second_moment")

@@ -9,9 +9,8 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.numerics.trust_ratio import trust_ratio
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.base import WEIGHTS, Before, GroupedOptimizer, Step
 from hybrid_imagenet.optimizers.kinds import ParameterKind
-from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
 from hybrid_imagenet.optimizers.updates import bias_correction
 
 

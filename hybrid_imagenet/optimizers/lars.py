@@ -19,8 +19,7 @@ from hybrid_imagenet.numerics.trust_ratio import (
     share_ratio,
     trust_ratio,
 )
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
-from hybrid_imagenet.optimizers.rule import TRUST_RATIOS, WEIGHTS, Before, Step
+from hybrid_imagenet.optimizers.base import TRUST_RATIOS, WEIGHTS, Before, GroupedOptimizer, Step
 from hybrid_imagenet.optimizers.updates import momentum_step, momentum_values
 
 _WEIGHT_SUMS = "kernel_square_sums"

@@ -8,8 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
-from hybrid_imagenet.optimizers.rule import WEIGHTS, Step
+from hybrid_imagenet.optimizers.base import WEIGHTS, GroupedOptimizer, Step
 from hybrid_imagenet.optimizers.updates import classical_step, classical_values, momentum_step, momentum_values
 
 

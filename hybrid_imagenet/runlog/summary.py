@@ -11,7 +11,6 @@ from typing import Any
 
 from hybrid_imagenet.analysis import criteria
 from hybrid_imagenet.errors import UserError, counted
-from hybrid_imagenet.runlog import input_rates
 from hybrid_imagenet.runlog.jsonl import clean
 
 Record = Mapping[str, Any]
@@ -29,6 +28,8 @@ _CRITERIA = (
     "actual_average_single_gpu_seconds",
 )
 
+INPUT_WINDOW = (10, 60)
+"""First and last epoch, both counted, of the averages of input that the NCSA HAL benchmark prints."""
 _SPLITS = {"tuning": "on the tuning images: "}
 _GRADIENTS = ("gradient_elements", "gradient_overflow", "gradient_underflow", "gradient_zeros")
 
@@ -66,7 +67,7 @@ def summarize(
       `skipped_steps`; `images_dropped`, the sum of `train_dropped`, `bad_records` behind them, and the last
       `val_dropped`; `gradient_elements`, `gradient_overflow`, `gradient_underflow` and `gradient_zeros`, sums over
       the epochs (see `callbacks.costs.WireHealthLog`); `read_bytes_per_second` and
-      `reads_per_second`, means over epochs 10 to 60 (see `input_rates`); `single_gpu_images_per_second`,
+      `reads_per_second`, means over epochs 10 to 60 (see `mean_input_rate`); `single_gpu_images_per_second`,
       `scaling_efficiency`; `time_by_cause`; and `targets`, a list with the criteria of Lu et al. for each target (see
       `target_criteria`).
     """
@@ -104,8 +105,8 @@ def summarize(
         "bad_records": max((r["bad_records"] for r in epochs if r.get("bad_records") is not None), default=None),
         "val_dropped": _last(epochs, "val_dropped"),
         **{key: _sum(epochs, key) for key in _GRADIENTS},
-        "read_bytes_per_second": input_rates.mean_rate(epochs, "bytes_read"),
-        "reads_per_second": input_rates.mean_rate(epochs, "reads"),
+        "read_bytes_per_second": mean_input_rate(epochs, "bytes_read"),
+        "reads_per_second": mean_input_rate(epochs, "reads"),
         "single_gpu_images_per_second": single_gpu_images_per_second,
         "scaling_efficiency": efficiency,
         "targets": hits,
@@ -162,6 +163,20 @@ def mean_throughput(epochs: Sequence[Record]) -> float | None:
     pairs = [(r["images_per_second"], r.get("train_seconds", 1.0)) for r in epochs if r.get("images_per_second")]
     total = sum(seconds for _, seconds in pairs)
     return sum(rate * seconds for rate, seconds in pairs) / total if total else None
+
+
+def mean_input_rate(epochs: Sequence[Record], key: str) -> float | None:
+    """Returns the sum of `key` over the training seconds in the epochs of `INPUT_WINDOW`; None where none has both.
+
+    Args:
+      epochs: epoch records, all or part of a run's.
+      key: bytes_read or reads: what the program asks of the file system, over all ranks. Caches may serve some of it,
+        so that the file system itself sees less.
+    """
+    rows = [r for r in epochs if INPUT_WINDOW[0] <= r.get("epoch", 0) <= INPUT_WINDOW[1]]
+    rows = [r for r in rows if r.get(key) is not None and r.get("train_seconds")]
+    seconds = sum(r["train_seconds"] for r in rows)
+    return sum(r[key] for r in rows) / seconds if rows else None
 
 
 def steady_throughput(epochs: Sequence[Record]) -> float | None:

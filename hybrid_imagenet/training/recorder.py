@@ -6,9 +6,10 @@ import contextlib
 import json
 import logging
 import pathlib
+import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,12 @@ from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.config import Config, derived, report
+from hybrid_imagenet.data.storage import is_url
 from hybrid_imagenet.errors import UserError, counted, without_secrets
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.resilience.rollback import Rollback
 from hybrid_imagenet.runlog import jsonl, live, run_dir, standard_logs, summary, trackers
 from hybrid_imagenet.stages import command_start, on_terminal
-from hybrid_imagenet.training import closing
 
 _IMAGENET_CLASSES = 1000
 
@@ -229,7 +230,7 @@ class Recording:
         self.view.run_finished(values)
         if self.store is not None:
             self.store.wait()
-            for line in closing.lines(self._config, self._directory.path, self.store.paths(), stop):
+            for line in closing_lines(self._config, self._directory.path, self.store.paths(), stop):
                 self.view.message(line)
         self._directory.release()
 
@@ -315,3 +316,33 @@ def _view_mode(config: Config, rank: int, size: int) -> str:
     if config.progress == "auto" and size > 1:
         return "live" if on_terminal(config.progress, size) else "plain"
     return config.progress
+
+
+def closing_lines(config: Config, run_dir: pathlib.Path, checkpoints: Sequence[pathlib.Path], stop: str) -> list[str]:
+    """Returns where checkpoints lie, and the next commands.
+
+    Args:
+      config: of the run.
+      run_dir: its directory.
+      checkpoints: its files, newest first.
+      stop: why it ended: "preempted", "target" or "".
+    """
+    found = [f"results: {run_dir}"]
+    if not checkpoints or config.fast_dev_run:
+        return found
+    found[0] += f", newest checkpoint: {checkpoints[0].relative_to(run_dir)}"
+    report = ["hybrid-imagenet", "report", str(run_dir)]
+    if stop == "preempted":
+        resume = "the command that started it, with --resume"
+        if config.run_dir is None:
+            resume += f" --run_dir={shlex.quote(str(run_dir))}"
+        return [*found, f"next: {resume}", f"next: {shlex.join(report)}"]
+    best = ["--best"] if config.keep_best else []
+    evaluate = ["hybrid-imagenet", "evaluate", str(run_dir), *best, f"--dataset={config.dataset}"]
+    evaluate += [f"--data_dir={config.data_dir}"] if config.data_dir else []
+    evaluate += [f"--data_cache_dir={config.data_cache_dir}"] if is_url(config.data_dir or "") else []
+    evaluate += [f"--val_fraction={config.val_fraction:g}"] if config.val_fraction else []
+    export = ["hybrid-imagenet", "export", str(run_dir), *best, f"--to={run_dir / 'network.onnx'}"]
+    if config.max_steps is not None and not stop:
+        found.append(f"next: the command that started it, with --resume and without --max_steps={config.max_steps}")
+    return [*found, *(f"next: {shlex.join(words)}" for words in (report, evaluate, export))]

@@ -11,8 +11,7 @@ from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.tools import evaluate
-from hybrid_imagenet.training import closing
-from hybrid_imagenet.training.recorder import Recording
+from hybrid_imagenet.training.recorder import Recording, closing_lines
 
 FACTS = {"train_images": 100, "validation_images": 10, "world_size": 1, "precision": "float32"}
 
@@ -75,17 +74,17 @@ def test_a_run_does_not_begin_anew_over_its_damaged_checkpoints(tmp_path, sessio
         assert [p.name for p in folder.iterdir()] == ["step-000000040.npz.damaged"]
 
 
-def closing_lines(tmp_path, *flags, stop=""):
+def last_lines(tmp_path, *flags, stop=""):
     run = tmp_path / "a run"
     (run / "checkpoints").mkdir(parents=True)
     for step in (2, 12, 4):
         (run / "checkpoints" / f"step-{step:09d}.npz").touch()
     files = CheckpointStore(run / "checkpoints", 2).paths()
-    return closing.lines(config.resolve(["--dataset=folder", f"--data_dir={tmp_path}", *flags]), run, files, stop)
+    return closing_lines(config.resolve(["--dataset=folder", f"--data_dir={tmp_path}", *flags]), run, files, stop)
 
 
 def test_the_end_of_a_run_names_its_checkpoint_and_commands_that_parse(tmp_path):
-    first, *commands = closing_lines(tmp_path, "--val_fraction=0.2")
+    first, *commands = last_lines(tmp_path, "--val_fraction=0.2")
     assert first == f"results: {tmp_path}/a run, newest checkpoint: checkpoints/step-000000012.npz"
     words = [shlex.split(line.removeprefix("next: ")) for line in commands]
     assert [line[:2] for line in words] == [["hybrid-imagenet", name] for name in ("report", "evaluate", "export")]
@@ -96,13 +95,13 @@ def test_the_end_of_a_run_names_its_checkpoint_and_commands_that_parse(tmp_path)
 
 def test_the_evaluation_of_a_set_at_a_url_names_where_its_copies_are(tmp_path):
     url = ["--data_dir=https://host/set", f"--data_cache_dir={tmp_path}", "--dataset=webdataset"]
-    words = shlex.split(closing_lines(tmp_path, *url)[2])
+    words = shlex.split(last_lines(tmp_path, *url)[2])
     assert words[-3:] == ["--dataset=webdataset", *url[:2]]
 
 
 def test_a_run_that_was_stopped_is_resumed_first(tmp_path):
-    assert closing_lines(tmp_path, stop="preempted")[1:] == [
+    assert last_lines(tmp_path, stop="preempted")[1:] == [
         f"next: the command that started it, with --resume --run_dir='{tmp_path}/a run'",
         f"next: hybrid-imagenet report '{tmp_path}/a run'",
     ]
-    assert closing.lines(config.resolve([]), tmp_path, [], "") == [f"results: {tmp_path}"]
+    assert closing_lines(config.resolve([]), tmp_path, [], "") == [f"results: {tmp_path}"]

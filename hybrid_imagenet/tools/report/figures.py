@@ -10,7 +10,7 @@ from typing import Any
 
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.numerics import relative_step
-from hybrid_imagenet.runlog import input_rates
+from hybrid_imagenet.runlog.summary import INPUT_WINDOW
 from hybrid_imagenet.tools.report.load import Run
 from hybrid_imagenet.tools.report.palette import COLORS
 from hybrid_imagenet.tools.report.svg import Chart, Series
@@ -218,7 +218,7 @@ def input_output(runs: Sequence[Run]) -> list[Chart]:
             for n, (run, (xs, ys)) in enumerate(zip(runs, rates, strict=True))
         ]
         longest = max((s.xs[-1] for s in series if s.xs), default=0)
-        first, last = input_rates.WINDOW
+        first, last = INPUT_WINDOW
         near = largest >= reference / _FAR and any(run.imagenet for run in runs)
         if longest > first and near:
             name = f"NCSA HAL's file system, 64 V100, mean of epochs {first} to {last}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -40,3 +41,16 @@ class RecordLog(keras.callbacks.Callback):
         record = {"kind": "epoch", "global_batch": self._global_batch, **(logs or {})}
         self._writer.write(record)
         self._view.epoch(record)
+
+
+class EpochFacts(keras.callbacks.Callback):
+    """Adds `per_gpu_batch`, which batch normalization sees, `accumulation` and `image_size` to epoch records."""
+
+    def __init__(self, facts: Callable[[int], Mapping[str, Any]]):
+        """Takes `facts(epoch)`, which gives the values for an epoch counted from 0."""
+        super().__init__()
+        self._facts = facts
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs is not None:
+            logs.update(self._facts(epoch))

@@ -9,7 +9,7 @@ import sys
 import pytest
 from rich.text import Text
 
-from hybrid_imagenet.runlog import area
+from hybrid_imagenet.runlog import live_rich
 
 UP = "\x1b[1A"
 
@@ -17,7 +17,7 @@ UP = "\x1b[1A"
 @pytest.fixture
 def resize(monkeypatch):
     """Sets the size that a stream without a terminal is taken to have."""
-    monkeypatch.delenv(area.VARIABLE, raising=False)
+    monkeypatch.delenv(live_rich.VARIABLE, raising=False)
 
     def resize(columns, rows=24):
         monkeypatch.setenv("COLUMNS", str(columns))
@@ -40,7 +40,7 @@ def test_as_many_rows_are_erased_as_the_lines_take_at_the_new_width(resize, colu
     """A terminal that has become narrower has broken a line of 60 and one of 30 cells."""
     resize(100)
     stream = Recorder()
-    shown = area.Area(stream)
+    shown = live_rich.Area(stream)
     shown.draw(Text("a" * 60 + "\n" + "b" * 30))
     assert UP not in stream.new()
     resize(columns)
@@ -55,7 +55,7 @@ def test_as_many_rows_are_erased_as_the_lines_take_at_the_new_width(resize, colu
 def test_what_others_print_stands_above_the_area(resize):
     resize(80)
     stream, before = Recorder(), sys.stdout
-    shown = area.Area(stream)
+    shown = live_rich.Area(stream)
     shown.draw(Text("the area"))
     stream.new()
     print("from a callback")
@@ -68,7 +68,7 @@ def test_what_others_print_stands_above_the_area(resize):
 def test_a_terminal_lower_than_the_area_shows_its_first_lines(resize):
     resize(80, rows=3)
     stream = Recorder()
-    area.Area(stream).draw(Text("one\ntwo\nthree"))
+    live_rich.Area(stream).draw(Text("one\ntwo\nthree"))
     written = stream.new()
     assert "one" in written and "two" in written and "three" not in written
 
@@ -78,10 +78,10 @@ def test_ranks_ask_the_launchers_terminal_for_its_size(resize, monkeypatch):
     master, slave = pty.openpty()
     try:
         expected = os.get_terminal_size(slave)
-        monkeypatch.setenv(area.VARIABLE, f"{socket.gethostname()}:{os.ttyname(slave)}")
-        assert area.size(io.StringIO()) == expected != (51, 22)
-        monkeypatch.setenv(area.VARIABLE, "another.host:/dev/pts/0")
-        assert area.size(io.StringIO()) == (51, 22)
+        monkeypatch.setenv(live_rich.VARIABLE, f"{socket.gethostname()}:{os.ttyname(slave)}")
+        assert live_rich.size(io.StringIO()) == expected != (51, 22)
+        monkeypatch.setenv(live_rich.VARIABLE, "another.host:/dev/pts/0")
+        assert live_rich.size(io.StringIO()) == (51, 22)
     finally:
         os.close(master)
         os.close(slave)
