@@ -124,9 +124,6 @@ def test_best_and_target():
         assert (state.best_top1, state.best_epoch) == ((0.9, 5) if stop else (0.5, 1))
     BestAndTarget(first := RunState(), None).on_epoch_end(0, {"val_top1": 0.0})
     assert first.best_epoch == 1
-    # Version 0.1 stored the best top-1 without its epoch: a lower one is no new best.
-    BestAndTarget(old := RunState(best_top1=0.5), None).on_epoch_end(7, {"val_top1": 0.4})
-    assert (old.best_top1, old.best_epoch) == (0.5, 0)
 
 
 def saver(store, state, weights, merged, **options):
