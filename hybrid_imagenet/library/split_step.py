@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.library.optimizer import DistributedOptimizer
-from hybrid_imagenet.training.callbacks import of_model
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +26,7 @@ class SplitCompiledStep(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Makes the function before `fit` makes its own."""
         super().set_model(model)
-        optimizer = of_model.optimizer(model)
+        optimizer = getattr(model, "optimizer", None)
         made = getattr(model.train_function, "reduces_outside", False)
         if not isinstance(optimizer, DistributedOptimizer) or not model.jit_compile or made:
             return

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.errors import SharedError
-from hybrid_imagenet.training.callbacks import of_model
 
 
 class Broadcaster(Protocol):
@@ -72,7 +71,7 @@ def broadcast(model: keras.Model, communicator: Communicator | None = None) -> N
     """
     communicator = communicator or process.current()
     variables = list(model.weights)
-    optimizer = of_model.optimizer(model)
+    optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         variables += _state(model, optimizer, communicator)
     communicator.broadcast_variables([v.value for v in variables])

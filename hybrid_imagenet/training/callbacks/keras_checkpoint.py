@@ -16,7 +16,6 @@ from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor
-from hybrid_imagenet.training.callbacks import of_model
 from hybrid_imagenet.training.callbacks.broadcast import broadcast
 from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallback
 
@@ -51,7 +50,7 @@ class Checkpoint(keras.callbacks.Callback):
           UserError: on all ranks, if the folder is not to be resumed from, or belongs to another model.
         """
         ranks = process.current()
-        if ranks.size > 1 or not of_model.optimizer(self.model).built:
+        if ranks.size > 1 or not self.model.optimizer.built:
             broadcast(self.model, ranks)  # builds the optimizer
         store, error, meta = None, None, None
         if ranks.rank == 0:
@@ -88,7 +87,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._state.step += self._done
         self._state.finished_epochs = epoch + 1
         self._state.closed_at, self._state.cursor = float(epoch + 1), Cursor(epoch + 1, 0)
-        inner: Any = getattr(of_model.optimizer(self.model), "inner", None)
+        inner: Any = getattr(self.model.optimizer, "inner", None)
         if hasattr(inner, "hyper"):
             self._state.hyper = {name: inner.hyper[name] for name in inner.hyper.names}
         self._saver.on_epoch_end(epoch, logs)
@@ -108,7 +107,7 @@ class Checkpoint(keras.callbacks.Callback):
         if found is None:
             return None
         state: dict[str, Any] = found.meta["state"]
-        inner: Any = getattr(of_model.optimizer(self.model), "inner", None)
+        inner: Any = getattr(self.model.optimizer, "inner", None)
         if state["hyper"] and hasattr(inner, "hyper"):
             inner.hyper.assign(state["hyper"])
         restore_arrays(found, self._variables())
@@ -117,7 +116,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _variables(self) -> Mapping[str, keras.Variable]:
         # By number: Keras counts up the names of layers when a process builds a model twice.
-        parts = {"model": self.model.weights, "optimizer": of_model.optimizer(self.model).variables}
+        parts = {"model": self.model.weights, "optimizer": self.model.optimizer.variables}
         return {f"{part}/{i:04d}": v for part, values in parts.items() for i, v in enumerate(values)}
 
 

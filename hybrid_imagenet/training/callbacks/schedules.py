@@ -10,7 +10,6 @@ import keras
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
-from hybrid_imagenet.training.callbacks import of_model
 
 Schedule = Callable[[float, float, int], Mapping[str, float]]
 
@@ -94,12 +93,12 @@ class HyperparameterSchedule(keras.callbacks.Callback):
     def _in_use(self) -> Schedule | None:
         if self._schedule is not None or self.model is None:
             return self._schedule
-        found: Schedule | None = of_model.schedule(self.model)
+        found: Schedule | None = getattr(getattr(self.model, "optimizer", None), "schedule", None)
         return found
 
     def _inner(self) -> Any:
         """Returns the optimizer that updates the weights of the model."""
-        optimizer = of_model.optimizer(self.model)
+        optimizer = getattr(self.model, "optimizer", None)
         return getattr(optimizer, "inner", optimizer)
 
     def _span(self, batch: int) -> dict[str, float]:
