@@ -48,7 +48,6 @@ setup(
         "export": ["onnx>=1.16", "onnxruntime>=1.18", "safetensors>=0.4", "tf2onnx>=1.16"],
         # What the benchmarks compare with; PyTorch goes into an environment of its own.
         "peers": ["tf-keras>=2.18,<2.22"],
-        "report": ["matplotlib>=3.8"],
         # `python -m studies` and `python -m benchmarks`, from a checkout.
         "studies": ["matplotlib>=3.8", "scipy>=1.11"],
         "test": [

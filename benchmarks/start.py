@@ -3,7 +3,7 @@
     python -m benchmarks start --json=start.json
 
 The job is that of launch/local.sh, which trains on the digits (flags after `--` are appended), and is stopped after its
-first step. Seconds by stage are those that rank 0 keeps (`stages`), wall time and its own processor time.
+first step. Seconds by stage are those of the line that rank 0 prints then (`stages`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import datetime
 import json
 import os
+import re
 import shlex
 import signal
 import statistics
@@ -45,15 +46,12 @@ def main(argv: Sequence[str]) -> int:
     helps = [help_seconds() for _ in range(options.rounds)]
     command = job(options.launcher, flags)
     firsts = [first_step(command, options.timeout) for _ in range(options.rounds)]
-    stages = {
-        name: [statistics.median(start.stages[name][part] for start in firsts) for part in (0, 1)]
-        for name in firsts[0].stages
-    }
+    stages = {name: statistics.median(start.stages[name] for start in firsts) for name in firsts[0].stages}
     report = {
         "benchmark": "start",
         "help_seconds": statistics.median(helps),
         "first_step_seconds": statistics.median(start.seconds for start in firsts),
-        "stages": {name: {"seconds": wall, "cpu_seconds": cpu} for name, (wall, cpu) in stages.items()},
+        "stages": stages,
         "launcher": options.launcher or "launch/local.sh",
         "flags": flags,
         "machine": processor(),
@@ -63,9 +61,8 @@ def main(argv: Sequence[str]) -> int:
         f"--help {report['help_seconds']:.2f} s; first step of `{report['launcher']}` after "
         f"{report['first_step_seconds']:.1f} s (medians of {options.rounds})"
     )
-    print(f"{'stage':<28} {'seconds':>8} {'processor, rank 0':>18}")
-    for name, (wall, cpu) in stages.items():
-        print(f"{name:<28} {wall:>8.1f} {cpu:>18.1f}")
+    for name, seconds in stages.items():
+        print(f"{name:<28} {seconds:>8.1f} s")
     if options.json:
         Path(options.json).write_text(json.dumps(report, indent=2) + "\n")
     return 0
@@ -91,10 +88,10 @@ def help_seconds() -> float:
 
 
 class FirstStep(NamedTuple):
-    """A start: seconds in all, and (seconds, processor seconds of rank 0) by stage."""
+    """A start: seconds in all, and by stage."""
 
     seconds: float
-    stages: dict[str, list[float]]
+    stages: dict[str, float]
 
 
 def job(launcher: str | None, flags: Sequence[str]) -> list[str]:
@@ -122,9 +119,7 @@ def first_step(job: Sequence[str], timeout: float) -> FirstStep:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         records, log = Path(folder, "run", "metrics.jsonl"), Path(folder, "log")
         command = [*job, f"--run_dir={folder}/run", "--log_every_steps=1", "--progress=plain"]
-        # Rank 0 keeps the seconds of its stages there.
         env = {name: value for name, value in os.environ.items() if name != STARTED_VARIABLE}
-        env["XDG_CACHE_HOME"] = folder
         began = time.perf_counter()
         with log.open("wb") as output:
             try:
@@ -140,14 +135,14 @@ def first_step(job: Sequence[str], timeout: float) -> FirstStep:
                 seconds = time.perf_counter() - began
             finally:
                 _end(process)
-        return FirstStep(seconds, _stages(Path(folder, "hybrid_imagenet", "start.json"), seconds))
+        return FirstStep(seconds, _stages(log.read_text(errors="replace"), seconds))
 
 
-def _stages(kept: Path, seconds: float) -> dict[str, list[float]]:
-    """What rank 0 has kept, and what passed before the program noted its time."""
-    (stages,) = json.loads(kept.read_text()).values()
-    before = seconds - sum(wall for wall, _ in stages.values())
-    return {_SCRIPT: [max(before, 0.0), 0.0], **stages}
+def _stages(log: str, seconds: float) -> dict[str, float]:
+    """Seconds by stage as rank 0 printed them, and what passed before the program noted its time."""
+    (parts,) = re.findall(r"^first step after [0-9.]+ s: (.*)$", log, re.MULTILINE)
+    stages = {name: float(took) for name, took in re.findall(r"([^,]+?) ([0-9.]+) s(?:, |$)", parts)}
+    return {_SCRIPT: max(seconds - sum(stages.values()), 0.0), **stages}
 
 
 def _end(job: subprocess.Popen) -> None:

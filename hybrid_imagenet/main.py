@@ -26,7 +26,6 @@ from hybrid_imagenet.errors import (
 try:
     from hybrid_imagenet import config as configuration
     from hybrid_imagenet import recipes
-    from hybrid_imagenet.comm import leftovers
     from hybrid_imagenet.comm.environment import placement, restart_with_huge_pages
     from hybrid_imagenet.config import derived
     from hybrid_imagenet.config import help as flag_help
@@ -100,7 +99,7 @@ def _train(config: configuration.Config) -> int:
 
     follow_launcher()
     if launcher_rank() == 0 and config.progress != "none":
-        START.open(_kind(config), sys.stdout, terminal=on_terminal(config.progress, placement().size))
+        START.open(_title(config), sys.stdout, terminal=on_terminal(config.progress, placement().size))
     START.begin("loading TensorFlow")
     try:
         settings = derived.communication(config, placement().size)
@@ -145,7 +144,7 @@ def _train(config: configuration.Config) -> int:
     return EXIT_OK
 
 
-def _kind(config: configuration.Config) -> str:
+def _title(config: configuration.Config) -> str:
     """Names what is started."""
     ranks = counted(derived.workers(config, placement().size), "rank")
     return f"{config.model}, {config.dataset}, {ranks} x {config.per_gpu_batch or 'auto'} images"
@@ -180,7 +179,7 @@ def _leave(code: int) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     announce(code)
-    leftovers.end_process(code)
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Says on one rank what a start is doing, stage by stage, and how long each stage took the last time.
+"""Shows on one rank what a start is doing, stage by stage, and how long each stage took.
 
 Open to every room, as a start goes through many. Silent until the program opens it; a library's user never sees it.
 """
@@ -6,9 +6,7 @@ Open to every room, as a start goes through many. Silent until the program opens
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import pathlib
 import sys
 import threading
 import time
@@ -19,42 +17,32 @@ STARTED_VARIABLE = "HYBRID_IMAGENET_STARTED"
 """Seconds since 1970 at which the command began that has started the ranks."""
 LAUNCHING = "starting the ranks"
 _LONGEST = 3600.0  # seconds for which a launcher's word counts: an older one is another command's
-_KEPT = 40  # kinds of runs in the file
 _TICK = 0.5
-
-
-def remembered() -> pathlib.Path:
-    """The file in which the seconds of each stage are kept, by kind of run: [seconds, CPU seconds of rank 0]."""
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(base, "hybrid_imagenet", "start.json")
 
 
 class Stages:
     """Shows the stages of a start: a line that is rewritten on a terminal, a line for each elsewhere."""
 
     def __init__(self) -> None:
-        """Shows nothing before `open`."""
         self._stream: TextIO | None = None
         self._lock = threading.Lock()
 
-    def open(self, kind: str, stream: TextIO, *, terminal: bool) -> None:
+    def open(self, title: str, stream: TextIO, *, terminal: bool) -> None:
         """Begins, with the title of the run.
 
         Args:
-          kind: what is started; runs of one kind take about as long.
+          title: what is started.
           stream: where to write.
           terminal: whether to rewrite one line there.
         """
-        self._stream, self._terminal, self._kind = stream, terminal, kind
-        self._known = _read().get(kind, {})
-        self._took: dict[str, list[float]] = {}
+        self._stream, self._terminal = stream, terminal
+        self._took: dict[str, float] = {}
         self._stage, self._closed = "", threading.Event()
-        self._time, self._cpu = time.time(), time.process_time()
+        self._time = time.time()
         self._began = command_start(self._time)
         if self._began < self._time:
-            self._took[LAUNCHING] = [self._time - self._began, 0.0]
-        total = sum(seconds for seconds, _ in self._known.values())
-        self._write(kind + (f": the first step takes about {total:.0f} s" if total else ""))
+            self._took[LAUNCHING] = self._time - self._began
+        self._write(title)
         if terminal:
             threading.Thread(target=self._tick, name="stages", daemon=True).start()
 
@@ -66,20 +54,18 @@ class Stages:
         with self._lock:
             self._stage = stage
             if not self._terminal:
-                known = self._known.get(stage)
-                self._write(f"{stage} ..." + (f" ({known[0]:.0f} s the last time)" if known else ""))
+                self._write(f"{stage} ...")
 
     def finish(self) -> None:
-        """Ends the start: the first step is done. Keeps the seconds for the next start of this kind."""
+        """Ends the start: the first step is done."""
         if self._stream is None:
             return
         self._end()
         with self.quiet():
             self._closed.set()
-        parts = ", ".join(f"{stage} {seconds:.1f} s" for stage, (seconds, _) in self._took.items())
+        parts = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self._took.items())
         self._write(f"first step after {time.time() - self._began:.1f} s: {parts}")
         self._stream = None
-        _keep(self._kind, self._took)
 
     def close(self) -> None:
         """Ends the start without a first step."""
@@ -98,50 +84,23 @@ class Stages:
             yield
 
     def _end(self) -> None:
-        now, cpu = time.time(), time.process_time()
+        now = time.time()
         if self._stage:
-            before = self._took.get(self._stage, [0.0, 0.0])
-            self._took[self._stage] = [before[0] + now - self._time, before[1] + cpu - self._cpu]
-        self._time, self._cpu = now, cpu
+            self._took[self._stage] = self._took.get(self._stage, 0.0) + now - self._time
+        self._time = now
 
     def _tick(self) -> None:
         closed = self._closed
         while not closed.wait(_TICK):
             with self._lock:
                 if self._stage and not closed.is_set() and self._stream is not None:
-                    known = self._known.get(self._stage)
-                    of = f" of about {known[0]:.0f} s" if known else " s"
-                    self._stream.write(f"\r\x1b[K{self._stage} ... {time.time() - self._time:.0f}{of}")
+                    self._stream.write(f"\r\x1b[K{self._stage} ... {time.time() - self._time:.0f} s")
                     self._stream.flush()
 
     def _write(self, line: str) -> None:
         assert self._stream is not None
         self._stream.write(line + "\n")
         self._stream.flush()
-
-
-def _read() -> dict[str, dict[str, list[float]]]:
-    """Returns what earlier starts took; nothing if the file cannot be read."""
-    try:
-        found = json.loads(remembered().read_text())
-        return {
-            str(kind): {str(stage): [float(wall), float(cpu)] for stage, (wall, cpu) in stages.items()}
-            for kind, stages in found.items()
-        }
-    except (OSError, RuntimeError, ValueError, TypeError, AttributeError):  # RuntimeError: no home directory
-        return {}
-
-
-def _keep(kind: str, took: dict[str, list[float]]) -> None:
-    """Writes what this start took; a cache that cannot be written is no loss."""
-    rest = {other: stages for other, stages in _read().items() if other != kind}
-    newest = dict(list(rest.items())[1 - _KEPT :]) | {kind: took}
-    with contextlib.suppress(OSError, RuntimeError):
-        path = remembered()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(newest))
-        temporary.replace(path)
 
 
 START = Stages()

@@ -35,7 +35,8 @@ def check_run(meta: Mapping[str, Any]) -> None:
     state = meta["state"]
     _apply(_STATE, state, "state.")
     _apply(_CURSOR, state["cursor"], "state.cursor.")
-    _apply(_ORDER, meta.get("order", {}), "order.")
+    if "order" in meta:
+        _apply(_ORDER, meta["order"], "order.")
     begun, finished, step = state["cursor"]["epoch"], state["finished_epochs"], state["step"]
     if not finished <= begun <= finished + 1 or begun > step:  # a step takes no more examples than an epoch has
         raise ValueError(f"state.cursor.epoch is {begun}, after {step} steps and {finished} finished epochs")
@@ -72,8 +73,8 @@ def _is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bo
     return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
 
 
-def _number(low: float, high: float, *, needed: bool = True) -> _Rule:
-    return _Rule(lambda value: _is_number(value, low, high), f"a number from {low:g} to {high:g}", needed)
+def _number(low: float, high: float) -> _Rule:
+    return _Rule(lambda value: _is_number(value, low, high), f"a number from {low:g} to {high:g}")
 
 
 def _whole(low: int, high: int, *, needed: bool = True) -> _Rule:
@@ -139,18 +140,18 @@ _STATE: Mapping[str, _Rule] = {
     "finished_epochs": _STEPS,
     "seconds": _number(0, 1e10),
     "best_top1": _FRACTION,
-    "closed_at": _number(0, MAX_STEP, needed=False),
-    "best_epoch": _number(0, MAX_STEP, needed=False),
+    "closed_at": _number(0, MAX_STEP),
+    "best_epoch": _number(0, MAX_STEP),
     "hyper": _Rule(_is_hyper, "the values of a schedule by name"),
     "running_loss": _optional(_number(0, _LARGEST)),
-    "good_step": _whole(0, MAX_STEP, needed=False),
-    "rollbacks": _whole(0, MAX_STEP, needed=False),
+    "good_step": _whole(0, MAX_STEP),
+    "rollbacks": _whole(0, MAX_STEP),
 }
 _CURSOR: Mapping[str, _Rule] = {"epoch": _STEPS, "offset": _whole(0, 2**62)}
 _ORDER: Mapping[str, _Rule] = {
-    "num_examples": _whole(1, 2**62, needed=False),
-    "seed": _whole(0, 2**64, needed=False),
-    "shuffle_window": _whole(0, 2**62, needed=False),
+    "num_examples": _whole(1, 2**62),
+    "seed": _whole(0, 2**64),
+    "shuffle_window": _whole(0, 2**62),
 }
 _NETWORK: Mapping[str, _Rule] = {
     "model": _Rule(_is_text, "the name of a network", needed=False),

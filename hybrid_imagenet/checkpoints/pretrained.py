@@ -187,10 +187,7 @@ def _from_checkpoint(source: archive.Checkpoint, which: str) -> Trained:
     wanted = {f.name for f in dataclasses.fields(Trained)} - {"origin", "weights"}
     values = {name: meta[name] for name in wanted & set(meta)} | {"origin": str(source.path)}
     values["averaged"] = averaged or bool(meta.get("averaged"))
-    run = _description_of_run(source.path)
-    if "batch_norm_epsilon" not in values:
-        values["batch_norm_epsilon"] = _epsilon_of_run(run)
-    values.setdefault("precision", str(run.get("precision", "")))
+    values.setdefault("precision", str(_description_of_run(source.path).get("precision", "")))
     try:
         metadata.check_network(meta)
         return dataclasses.replace(Trained.from_description(values), weights=weights)
@@ -210,14 +207,6 @@ def _description_of_run(path: pathlib.Path) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _epsilon_of_run(run: Mapping[str, Any]) -> float:
-    """Returns the epsilon in the configuration of a run, or the usual one."""
-    try:
-        return float(run["flags"]["batch_norm_epsilon"])
-    except (ValueError, KeyError, TypeError):
-        return torchvision.EPSILON
 
 
 def _from_applications(path: pathlib.Path, bgr: bool) -> Trained:

@@ -65,8 +65,6 @@ def described(order: SampleOrder) -> dict[str, int]:
 def check_position(checkpoint: Checkpoint, order: SampleOrder) -> str:
     """Compares the order of the epoch in which a run stands with that of the examples now.
 
-    Checkpoints of older versions do not tell their order.
-
     Returns:
       What is to be said: that the rest of the epoch is another one, as the number of examples has changed; else "".
 
@@ -80,8 +78,7 @@ def check_position(checkpoint: Checkpoint, order: SampleOrder) -> str:
             f"{checkpoint.path}: the run stands at example {offset} of its epoch, but there are {order.num_examples} "
             "training images; resume with the data it was started with"
         )
-    now = described(order)
-    before = now | {name: value for name, value in checkpoint.meta.get("order", {}).items() if name in now}
+    before, now = checkpoint.meta["order"], described(order)
     if not offset or before == now:
         return ""
     for name in ("seed", "shuffle_window"):

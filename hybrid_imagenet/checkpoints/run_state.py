@@ -23,7 +23,7 @@ class RunState:
       seconds: wall time of earlier sessions and this one up to the last record, in seconds.
       best_top1: the best validation top-1 so far, a fraction.
       best_epoch: the epochs that were done when it was first had, fractional inside of an epoch; 0 before the first
-        validation, or if it is not known.
+        validation.
       hyper: the schedule's values of the last step; empty before the first.
       running_loss: the running value of the training loss; None before the first look, or if it is not watched.
       good_step: the newest step whose weights were found good.
@@ -53,7 +53,5 @@ class RunState:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RunState:
-        """Inverts `to_dict`; values that an older version did not store are set as in a new run."""
-        values = {"closed_at": float(values["finished_epochs"]), **values}
-        known = {field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values}
-        return cls(**{**known, "cursor": Cursor(values["cursor"]["epoch"], values["cursor"]["offset"])})
+        """Inverts `to_dict`."""
+        return cls(**{**values, "cursor": Cursor(values["cursor"]["epoch"], values["cursor"]["offset"])})

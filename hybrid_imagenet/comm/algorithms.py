@@ -96,7 +96,6 @@ class Algorithm(Chooser):
         return True
 
     def choose(self, sizes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Choice]:
-        """Returns itself for every size."""
         return dict.fromkeys(sizes, Choice(self.name, self))
 
     @abc.abstractmethod
@@ -121,12 +120,10 @@ class Ring(Algorithm):
     """The engine's all-reduce over all ranks; it packs the tensors itself."""
 
     def __init__(self, ranks: Ranks) -> None:
-        """Needs no sets of ranks."""
         self._do = ranks.collectives
         self.sets = []
 
     def sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """Sums by one grouped all-reduce."""
         return self._do.grouped_allreduce(tensors, name)
 
 
@@ -278,7 +275,6 @@ class SixteenBitExchange(Flat):
     """
 
     def __init__(self, ranks: Ranks) -> None:
-        """Needs no sets of ranks."""
         self._do, self.parts = ranks.collectives, len(ranks.hosts)
         self.sets = []
 

@@ -68,7 +68,6 @@ class ConnectedRanks(Communicator):
             _log.warning("host %s: NCCL will use TCP: %s", self.hosts[self.rank], reason)
 
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Sums by one all-reduce of the engine."""
         return self.collectives.allreduce(tf.convert_to_tensor(tensor), name, scoped=True)
 
     def allreduce_neighbors(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -97,7 +96,6 @@ class ConnectedRanks(Communicator):
         return self._reducer.waited()
 
     def wire_health(self) -> list[LayerHealth]:
-        """Returns the counts of all ranks since the last call."""
         return self._reducer.wire_health()
 
     def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:

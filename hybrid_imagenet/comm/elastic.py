@@ -53,9 +53,8 @@ def prepare(settings: Settings) -> None:
             )
     if settings.engine != "horovod":
         raise UserError(f"--engine={settings.engine} cannot be used with elastic ranks: leave it out")
-    if settings.allreduce != "ring" or settings.autotune:
-        flag = "autotune" if settings.autotune else f"allreduce={settings.allreduce}"
-        raise UserError(f"--{flag} cannot be used with elastic ranks: use --allreduce=ring without --autotune")
+    if settings.allreduce != "ring":
+        raise UserError(f"--allreduce={settings.allreduce} cannot be used with elastic ranks: use --allreduce=ring")
     if settings.cycle_time_ms is not None:
         raise UserError(f"--cycle_time_ms={settings.cycle_time_ms:g} cannot be set with elastic ranks: leave it out")
     if settings.fusion_threshold_mb > _MAX_FUSION_MB:

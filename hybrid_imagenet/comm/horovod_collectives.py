@@ -20,7 +20,6 @@ class HorovodCollectives(Collectives):
     """
 
     def __init__(self, size: int) -> None:
-        """Starts with no set but the global one, of all ranks."""
         self._all = tuple(range(size))
         self._sets = {self._all: hvd.global_process_set}
         self._added: set[tuple[int, ...]] = set()
@@ -54,7 +53,6 @@ class HorovodCollectives(Collectives):
     def allreduce(
         self, tensor: tf.Tensor, name: str, group: hvd.ProcessSet | None = None, *, scoped: bool = False
     ) -> tf.Tensor:
-        """Sums by one all-reduce."""
         where = group or hvd.global_process_set
         return hvd.allreduce(tensor, op=hvd.Sum, name=name, process_set=where, ignore_name_scope=not scoped)
 
@@ -63,7 +61,6 @@ class HorovodCollectives(Collectives):
         return hvd.grouped_allreduce(list(tensors), op=hvd.Sum, name=name, ignore_name_scope=True)
 
     def reducescatter(self, flat: tf.Tensor, name: str, group: hvd.ProcessSet) -> tf.Tensor:
-        """Sums and scatters in one operation."""
         return hvd.reducescatter(flat, op=hvd.Sum, name=name, process_set=group, ignore_name_scope=True)
 
     def allgather(self, flat: tf.Tensor, name: str, group: hvd.ProcessSet | None = None) -> tf.Tensor:
@@ -72,10 +69,8 @@ class HorovodCollectives(Collectives):
         return hvd.allgather(flat, name=name, process_set=where, ignore_name_scope=True)
 
     def alltoall(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        """Exchanges in one operation."""
         return hvd.alltoall(flat, name=name, ignore_name_scope=True)
 
     def broadcast(self, tensor: tf.Tensor, root: int, name: str, group: hvd.ProcessSet | None = None) -> tf.Tensor:
-        """Broadcasts in one operation."""
         where = group or hvd.global_process_set
         return hvd.broadcast(tensor, root, name=name, process_set=where, ignore_name_scope=True)

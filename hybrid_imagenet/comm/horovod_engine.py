@@ -109,13 +109,10 @@ def _set_engine(settings: Settings) -> bool:
     """
     nccl = _nccl()
     os.environ.setdefault("HOROVOD_CYCLE_TIME", f"{settings.cycle_ms(nccl):g}")
-    if settings.autotune:
-        os.environ.setdefault("HOROVOD_AUTOTUNE", "1")
-    else:
-        # A bucket is one group. Groups must not be merged, or sums would be rounded differently from run to run,
-        # nor split: a bucket of several gradients holds less than twice the threshold.
-        os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
-        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(2 * settings.fusion_bytes))
+    # A bucket is one group. Groups must not be merged, or sums would be rounded differently from run to run,
+    # nor split: a bucket of several gradients holds less than twice the threshold.
+    os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
+    os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(2 * settings.fusion_bytes))
     if not nccl:
         return False
     # Sums are handed on while they still run; otherwise Horovod waits for each on the host, and what follows is

@@ -6,7 +6,6 @@ on the hosts. So the ranks ask the launcher's means: MPI (through mpi4py) or the
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 import json
 import os
@@ -123,22 +122,13 @@ def gather(place: Placement, own: Sequence[str], name: str) -> list[list[str]] |
 
 
 def _through_mpi(own: Sequence[str]) -> list[list[str]]:
-    """Starts MPI, which Horovod then finds started and leaves running; it is ended when the process ends."""
+    """Starts MPI, which Horovod then finds started and leaves running; mpi4py ends it with the process."""
     import mpi4py
 
     mpi4py.rc.errors = "default"  # as without mpi4py; else errors inside of Horovod's communicators would be returned
     from mpi4py import MPI
 
-    # Before `leftovers.release`, which was registered earlier: MPI complains of shared memory that is gone already.
-    atexit.register(_end_mpi)
     return [list(other) for other in MPI.COMM_WORLD.allgather(list(own))]
-
-
-def _end_mpi() -> None:
-    from mpi4py import MPI
-
-    if not MPI.Is_finalized():
-        MPI.Finalize()
 
 
 def through_store(

@@ -52,7 +52,6 @@ class Transport:
         return bool(net) and all("GDRDMA" in way for way in net)
 
     def __str__(self) -> str:
-        """One line for a report."""
         if not self.version and not self.ways:
             return "NCCL said nothing"
         said = [f"NCCL {self.version or 'of unknown version'}"]

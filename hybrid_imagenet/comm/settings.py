@@ -42,7 +42,6 @@ class Communication:
       late_fusion_mb: the same for the last buckets of a step, which nothing hides; default 4 with NCCL, else as the
         others.
       cycle_time_ms: pause between Horovod's looks at its queue; default 0.2 with NCCL, else 1.
-      autotune: let Horovod choose fusion and cycle time while it trains; gradients are then sent one by one.
       wire_health_every_steps: count gradient values that overflow or vanish, in computation and on the wire, at every
         so many steps; 0 for never.
     """
@@ -54,7 +53,6 @@ class Communication:
     fusion_threshold_mb: Annotated[float, ">= 0", "MiB"] = 16.0
     late_fusion_mb: Annotated[float | None, ">= 0", "MiB"] = None
     cycle_time_ms: Annotated[float | None, ">= 0.1", "ms"] = None
-    autotune: bool = False
     wire_health_every_steps: Annotated[int, ">= 0", "steps"] = 100
 
 
@@ -84,11 +82,11 @@ class Settings(Communication):
     @property
     def fusion_bytes(self) -> int:
         """Bytes after which a bucket is sent."""
-        return 0 if self.autotune else int(self.fusion_threshold_mb * 2**20)
+        return int(self.fusion_threshold_mb * 2**20)
 
     def late_bytes(self, nccl: bool) -> int | None:
         """Returns the same for the last buckets; None for no difference."""
-        if self.autotune or (self.late_fusion_mb is None and not nccl):
+        if self.late_fusion_mb is None and not nccl:
             return None
         return int((_NCCL_LATE_MB if self.late_fusion_mb is None else self.late_fusion_mb) * 2**20)
 

@@ -29,14 +29,12 @@ class SingleProcess(Communicator):
         self.hosts = (socket.gethostname(),)
 
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the tensor itself."""
         import tensorflow as tf
 
         del name
         return tf.convert_to_tensor(tensor)
 
     def allreduce_neighbors(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the tensor itself."""
         return self.allreduce_sum(tensor, name)
 
     def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
@@ -52,13 +50,11 @@ class SingleProcess(Communicator):
     def reduce_packed(
         self, grads: Sequence[tf.Tensor], names: Sequence[str]
     ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
-        """Returns all gradients in one vector, FP32."""
         reduced = self.reduce_gradients(grads, names)
         members = tuple(i for i, grad in enumerate(reduced) if grad.shape.num_elements())
         return [pack([reduced[i] for i in members])], [members]
 
     def wire_health(self) -> list[LayerHealth]:
-        """Returns the counts since the last call."""
         return [row for health in self._health.values() for row in health.collect(self)]
 
     def _counter(self, names: Sequence[str], grads: Sequence[tf.Tensor]) -> WireHealth:
@@ -80,7 +76,6 @@ class SingleProcess(Communicator):
         return json.loads(json.dumps(obj))
 
     def allgather_object(self, obj: Any) -> list[Any]:
-        """Returns a list of the one object."""
         return [json.loads(json.dumps(obj))]
 
     def shutdown(self) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Sequence
 
-from hybrid_imagenet.comm import elastic, leftovers
+from hybrid_imagenet.comm import elastic
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import Placement, configure_tensorflow, placement, prepare
-from hybrid_imagenet.comm.lean import without_extras
 from hybrid_imagenet.comm.settings import ENGINES, Settings
 from hybrid_imagenet.comm.single import SingleProcess
 from hybrid_imagenet.errors import UserError
@@ -45,9 +44,7 @@ def start(
     if elastic.enabled():
         elastic.prepare(settings)
     persistent = persistent_batch_norm and not settings.deterministic
-    with without_extras():
-        place = ready(threads, persistent_batch_norm=persistent)
-    return connect(place, settings, others)
+    return connect(ready(threads, persistent_batch_norm=persistent), settings, others)
 
 
 def check_grids(place: Placement, settings: Sequence[Settings]) -> None:
@@ -71,9 +68,6 @@ def connect(place: Placement, settings: Settings, others: Sequence[Settings] = (
     if place.size == 1 and not elastic.enabled():
         return SingleProcess(settings.wire_health_every_steps)
     START.begin(f"connecting {place.size} ranks")
-    if place.local_rank == 0:
-        leftovers.sweep()
-    leftovers.hold()
     try:
         communicator = pkgutil.resolve_name(ENGINES[settings.engine])
     except ImportError as error:

@@ -55,7 +55,6 @@ class TensorFlowCollectives(Collectives):
     def allreduce(
         self, tensor: tf.Tensor, name: str, group: Members | None = None, *, scoped: bool = False
     ) -> tf.Tensor:
-        """Sums by one all-reduce."""
         if scoped and not tf.executing_eagerly():
             name = tf.compat.v1.get_default_graph().unique_name(name)
         return tf.raw_ops.CollectiveReduceV2(
@@ -85,11 +84,9 @@ class TensorFlowCollectives(Collectives):
         return tf.bitcast(tf.reshape(rows, [-1]), flat.dtype)
 
     def alltoall(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        """Exchanges in one operation."""
         return self._exchange(flat, name, self._everyone)
 
     def broadcast(self, tensor: tf.Tensor, root: int, name: str, group: Members | None = None) -> tf.Tensor:
-        """Broadcasts in one operation."""
         place = self._place(f"broadcast from {root}", tensor, name, group)
         del place["ordering_token"]
         if self._rank == root:

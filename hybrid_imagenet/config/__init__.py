@@ -31,7 +31,6 @@ from hybrid_imagenet.config.options import (
     options_of,
     parse_arguments,
     parse_value,
-    underscored,
     value_type,
 )
 from hybrid_imagenet.config.run import Evaluation, Run
@@ -105,14 +104,6 @@ OPTIONS = {name: argument.option for name, argument in _ALL.items()}
 KINDS = {name: argument.kind for name, argument in _ALL.items()}
 _BOUNDS = {name: argument.option for name, argument in COMMON.items()}
 _FREE = Option("")  # the bounds of an option come from the chosen optimizer, schedule or algorithm
-RENAMED = {
-    "lars": "lars_variant",
-    "handover": "hybrid_handover",
-    "bias_correction": "hybrid_bias_correction",
-    "decay_in_warmup": "hybrid_decay_in_warmup",
-    "amsbound": "adabound_amsbound",
-}
-"""Flags of version 0.1 by their names today."""
 
 
 def resolve(arguments: Sequence[str], *, before: Sequence[str] = ()) -> Config:
@@ -128,14 +119,8 @@ def resolve(arguments: Sequence[str], *, before: Sequence[str] = ()) -> Config:
       UserError: one line that names the flag, its value and the remedy.
     """
     from_files, from_command = _split_flagfiles(arguments)
-    from_files = [*before, *from_files]
-    for word in (*from_files, *from_command):
-        name = underscored(word).lstrip("-").partition("=")[0]
-        old = name if name in RENAMED else name.removeprefix("no")
-        if word.startswith("-") and old in RENAMED and name not in OPTIONS:
-            raise UserError(f"{word}: this flag is called --{RENAMED[old]} now")
     given = {
-        "flagfile": parse_arguments(from_files, KINDS),
+        "flagfile": parse_arguments([*before, *from_files], KINDS),
         "command line": parse_arguments(from_command, KINDS),
     }
     recipe_text = given["command line"].get("recipe", given["flagfile"].get("recipe", Run.recipe))
@@ -158,7 +143,6 @@ def from_values(values: Mapping[str, Any]) -> Config:
 
     Flags that no longer exist are ignored, with a warning.
     """
-    values = {RENAMED.get(name, name): value for name, value in values.items()}
     gone = sorted(set(values) - set(OPTIONS))
     if gone:
         _log.warning("ignored, as this version has no such flags: %s", ", ".join(f"--{name}" for name in gone))

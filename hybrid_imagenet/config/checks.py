@@ -55,11 +55,6 @@ def _dev_run_has_its_own_length(config: Config) -> None:
             )
 
 
-def _histograms_have_a_place(config: Config) -> None:
-    if config.histograms and not config.tensorboard:
-        raise UserError("--histograms are written for TensorBoard: add --tensorboard")
-
-
 def _profile_has_a_first_and_a_last_step(config: Config) -> None:
     steps = config.profile_steps
     if steps and (len(steps) != 2 or steps[0] > steps[1]):
@@ -71,11 +66,11 @@ def _allreduce_fits(config: Config) -> None:
         raise UserError(
             f"--compression=bf16 has its own exchange: leave out --allreduce={config.allreduce} or use fp16"
         )
-    if config.engine != "horovod" and (config.autotune or config.cycle_time_ms is not None):
-        flag = "autotune" if config.autotune else f"cycle_time_ms={config.cycle_time_ms:g}"
-        raise UserError(f"--{flag} is Horovod's and does not go with --engine={config.engine}: leave one out")
-    if config.autotune and config.allreduce != "ring":
-        raise UserError(f"--autotune works with --allreduce=ring only, not {config.allreduce}")
+    if config.engine != "horovod" and config.cycle_time_ms is not None:
+        raise UserError(
+            f"--cycle_time_ms={config.cycle_time_ms:g} is Horovod's and does not go with --engine={config.engine}: "
+            "leave one out"
+        )
     grid = config.chosen.get("torus_grid")
     if grid is not None:
         try:
@@ -250,7 +245,6 @@ RULES = (
     _weights_are_averaged_once,
     _warmup_fits,
     _dev_run_has_its_own_length,
-    _histograms_have_a_place,
     _profile_has_a_first_and_a_last_step,
     _allreduce_fits,
     _schedule_is_possible,

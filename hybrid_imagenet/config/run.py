@@ -72,7 +72,6 @@ class Run:
         choices=("auto", "live", "plain", "none"),
     )
     tensorboard: bool = option(False, "Write TensorBoard events to RUN_DIR/tensorboard.", basic=True)
-    histograms: bool = option(False, "With --tensorboard, also write histograms of weights and moments each epoch.")
     profile_steps: tuple[int, ...] = option(
         (), "First and last step to profile, as in 10,20: a trace and a table of times in RUN_DIR/profile.", minimum=1
     )

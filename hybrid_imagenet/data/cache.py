@@ -33,7 +33,6 @@ class CachedSource(Source):
     """
 
     def __init__(self, source: Source, kind: str, limit: int, directory: Path | None) -> None:
-        """Finds out what a directory already holds."""
         super().__init__()
         self._source = source
         self._decoded = kind == "decoded"
@@ -58,11 +57,9 @@ class CachedSource(Source):
                 ) from None
 
     def locate(self, index: int) -> tuple[str, int]:
-        """Returns the place in the source."""
         return self._source.locate(index)
 
     def prefetch(self, shards: Sequence[int]) -> None:
-        """See `Source.prefetch`."""
         self._source.prefetch(shards)
 
     def read_one(self, index: int) -> tuple[bytes, int]:

@@ -70,7 +70,6 @@ class Decoder:
     """
 
     def __init__(self, batch: int, side: int, threads: int, gpu: int | None) -> None:
-        """Builds the pipelines."""
         self._side = side
         self._settings = batch, side, max(1, threads // _SLOTS), gpu
         self._pipelines: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -26,7 +26,6 @@ class Directory(abc.ABC):
     remote = False
 
     def __init__(self, location: str) -> None:
-        """Starts the counters."""
         self.location = location
         self.io = IoCounter()
 
@@ -74,12 +73,10 @@ class LocalDirectory(Directory):
     """A directory of this host, or mounted here."""
 
     def __init__(self, path: Path) -> None:
-        """Takes a directory that exists."""
         super().__init__(str(path))
         self._path = path
 
     def names(self) -> list[str]:
-        """See `Directory`."""
         places = {"": self._path} | {f"{name}/": self._path / name for name in SUBDIRECTORIES}
         try:
             found = [prefix + e.name for prefix, place in places.items() if place.is_dir() for e in place.iterdir()]
@@ -88,25 +85,20 @@ class LocalDirectory(Directory):
         return sorted(found)
 
     def small(self, name: str) -> bytes | None:
-        """See `Directory`."""
         try:
             return self.path(name).read_bytes()
         except FileNotFoundError:
             return None
 
     def path(self, name: str) -> Path:
-        """See `Directory`."""
         return self._path / name
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """See `Directory`."""
         return read_at(self.where(name), offset, length, self.io)
 
     def opened(self, name: str) -> BinaryIO:
-        """See `Directory`."""
         return self.path(name).open("rb")
 
     def index_path(self, name: str) -> Path | None:
-        """See `Directory`."""
         del name
         return None

@@ -144,11 +144,9 @@ class replacing:  # noqa: N801 - used like a function
     """
 
     def __init__(self, target: Path) -> None:
-        """Takes the path that is to be written."""
         self._target = target
 
     def __enter__(self) -> Path:
-        """Makes the directory and a temporary file."""
         self._target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=self._target.parent, prefix=f".{self._target.name}.")
         os.close(handle)
@@ -156,7 +154,6 @@ class replacing:  # noqa: N801 - used like a function
         return self._temporary
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Moves the file to its place, or removes it after an error."""
         if kind is None:
             self._temporary.chmod(0o644)
             self._temporary.replace(self._target)

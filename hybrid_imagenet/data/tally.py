@@ -16,7 +16,6 @@ class Count:
     dropped: int = 0
 
     def __add__(self, other: Count) -> Count:
-        """Adds both counts."""
         return Count(self.used + other.used, self.dropped + other.dropped)
 
 
@@ -35,7 +34,6 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        """Starts at zero."""
         self.clear()
 
     def clear(self) -> None:

@@ -96,6 +96,4 @@ def set_scalars(optimizer: Any, values: Mapping[str, float]) -> None:
     if not hasattr(inner, "hyper"):
         inner.learning_rate = values["learning_rate"]
         return
-    if inner.built and values.get("phase", inner.hyper["phase"]) != inner.hyper["phase"]:
-        inner.enter_phase(values["phase"])
     inner.hyper.assign(values)

@@ -67,8 +67,9 @@ class HyperparameterSchedule(keras.callbacks.Callback):
         for name, (optimizer, schedule) in self._used.items():
             steps = (self.params or {})["steps"]
             end = min(batch + self.model.steps_per_execution, steps)
-            images: int = self._given_batch or getattr(schedule, "base_batch", 0)
-            values = dict(schedule(self._epoch + batch / steps, self._epoch + end / steps, images))
+            images: int = getattr(schedule, "base_batch", 0)
+            start, end = self._epoch + batch / steps, self._epoch + end / steps
+            values = dict(schedule(start, end, self._given_batch or images))
             if batch == 0 and "learning_rate" in values:  # once in an epoch: a look at Keras's optimizers may wait
                 _refuse_another(name, float(optimizer.learning_rate), self._rates[name])
             set_scalars(optimizer, values)

@@ -28,11 +28,9 @@ class BlurPool(keras.layers.Layer):
         return tf.nn.avg_pool2d(once, 2, self.strides, "VALID")
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
-        """The shape that `call` gives."""
         batch, height, width, channels = input_shape
         sides = (None if side is None else (side - 1) // self.strides + 1 for side in (height, width))
         return (batch, *sides, channels)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that rebuild the layer."""
         return super().get_config() | {"strides": self.strides}

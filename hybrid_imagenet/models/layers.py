@@ -32,13 +32,11 @@ class Conv2D(keras.layers.Conv2D):
         return outputs
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
-        """The shape that `call` gives."""
         batch, height, width, channels = input_shape
         padded = (batch, *(None if side is None else side + 2 * self.pad for side in (height, width)), channels)
         return super().compute_output_shape(padded)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that rebuild the layer."""
         return super().get_config() | {"pad": self.pad}
 
 
@@ -61,7 +59,6 @@ class MaxPool2D(keras.layers.Layer):
         return kernels.max_pool(inputs, self.pool_size, self.strides, self.pad)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
-        """The shape that `call` gives."""
         batch, height, width, channels = input_shape
         return (batch, self._side(height), self._side(width), channels)
 
@@ -69,6 +66,5 @@ class MaxPool2D(keras.layers.Layer):
         return None if side is None else (side + 2 * self.pad - self.pool_size) // self.strides + 1
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that rebuild the layer."""
         own = {"pool_size": self.pool_size, "strides": self.strides, "pad": self.pad}
         return super().get_config() | own

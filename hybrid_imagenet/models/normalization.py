@@ -73,7 +73,6 @@ class BatchNormalization(keras.layers.BatchNormalization):
         self.apart: tf.Variable | None = None
 
     def build(self, input_shape: Any) -> None:
-        """Creates the variables."""
         super().build(input_shape)
         if self.mode == "moving" and self.parts > 1:
             with tf.init_scope():

@@ -97,7 +97,6 @@ class SampleOrder:
     window = 0
 
     def __init__(self, num_examples: int, seed: int = 0, remainder: str = "wrap", *, shuffle: bool = True) -> None:
-        """Checks the arguments; nothing is computed until examples are asked for."""
         if num_examples < 1:
             raise ValueError(f"num_examples={num_examples}: a data set needs at least one example")
         if remainder not in REMAINDERS:

@@ -47,7 +47,6 @@ class ShardOrder(SampleOrder):
     """
 
     def __init__(self, shard_sizes: Sequence[int] | Indices, window: int, seed: int = 0, remainder: str = "wrap"):
-        """Checks the arguments."""
         sizes = np.asarray(shard_sizes, np.int64)
         super().__init__(int(sizes.sum()), seed, remainder)
         if window < 1:

@@ -27,7 +27,6 @@ class Grid:
         return self.vertical * self.horizontal
 
     def __str__(self) -> str:
-        """The grid as it is written in a flag."""
         return f"{self.vertical}x{self.horizontal}"
 
 

@@ -9,8 +9,7 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.numerics.bounds import adabound_bounds
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
-from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
+from hybrid_imagenet.optimizers.base import WEIGHTS, Before, GroupedOptimizer, Step
 from hybrid_imagenet.optimizers.updates import BoundedAdam, adam_step_size, bounded_adam
 
 _MOMENTS = ("first_moment", "second_moment", "largest_second_moment")
@@ -80,7 +79,6 @@ class AdaBound(GroupedOptimizer):
             self.slots = _MOMENTS
 
     def build(self, variables: Any) -> None:
-        """Creates the moments and compiles the update."""
         if self.built:
             return
         super().build(variables)
@@ -126,7 +124,6 @@ class AdaBound(GroupedOptimizer):
         return adam_step_size(number, rate, a["beta1"], a["beta2"]), *adabound_bounds(number, final, a["gamma"])
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         config = super().get_config() | self.arguments
         config.pop("momentum")
         return config

@@ -12,7 +12,6 @@ class WeightCopies:
     """Weights of their own beside the trained ones, which can take their place."""
 
     def __init__(self) -> None:
-        """Has none until `build`."""
         self._weights: list[keras.Variable] = []
         self._averages: list[keras.Variable] = []
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import keras
@@ -11,8 +12,10 @@ import tensorflow as tf
 
 from hybrid_imagenet.optimizers.average import WeightCopies
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify_by_rank
-from hybrid_imagenet.optimizers.rule import TOTALS, TRUST_RATIOS, WEIGHTS, Before, Step
 
+WEIGHTS = "weights"  # the key of the weights among the values that a rule gets and gives
+TRUST_RATIOS = "trust_ratios"  # and of what it may give besides, for the log
+TOTALS = "totals"  # the key of new totals among the values of `GroupedOptimizer.before`
 HYPER_NAMES = ("learning_rate", "momentum", "phase", "lower_bound", "upper_bound", "lars_share")
 
 
@@ -56,8 +59,60 @@ class Hyper:
             return dict(zip(self.names, tf.unstack(self.vector()), strict=True))
 
     def __getitem__(self, name: str) -> float:
-        """The value last assigned."""
         return float(self._values[self._index[name]])
+
+
+@dataclasses.dataclass(frozen=True)
+class Before:
+    """A step before its gradients are there. A vector [n] has one number for each trainable variable, in their order.
+
+    At the end of a step a GPU should have few kernels to start. What gradients do not change is therefore computed
+    before they are there (`GroupedOptimizer.before`), the rest when they are (`GroupedOptimizer.rule`).
+
+    Attributes:
+      phase: part of the run, below the optimizer's `phases`.
+      hyper: the scalars of `HYPER_NAMES`.
+      number: of this update, float32, from 1.
+      counters: int64 scalars, the optimizer's `counters_in(phase)` before this step.
+      totals: float32 scalars, the optimizer's `totals` before this step.
+      weight_sums: gives the sums of squares of the weights, float32 [n].
+    """
+
+    phase: int
+    hyper: Mapping[str, tf.Tensor]
+    number: tf.Tensor
+    counters: Sequence[tf.Tensor]
+    totals: Sequence[tf.Tensor]
+    weight_sums: Callable[[], tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step with its gradients.
+
+    Attributes:
+      phase: as before.
+      hyper: as before.
+      before: what `GroupedOptimizer.before` gave.
+      unscale: float32 scalar, 1 / loss scale: gradients and `square_sums` are as they came.
+      square_sums: float32 [n], sums of squares of the gradients.
+      decay: coefficients of weight decay, to multiply the weights by; the number 0 where there is none.
+      scaled_decay: the same times the loss scale.
+      spread: gives each value of a variable that variable's number in a vector [n]; of a scalar, the scalar.
+      norms: gives each value of a variable the norm of all of that variable's values, as `spread` does.
+      each: gives values that a function makes of (position, values of one variable in its shape), for each variable.
+    """
+
+    phase: int
+    hyper: Mapping[str, tf.Tensor]
+    before: Mapping[str, tf.Tensor]
+    unscale: tf.Tensor
+    square_sums: tf.Tensor
+    decay: Any
+    scaled_decay: Any
+    spread: Callable[[tf.Tensor], tf.Tensor]
+    norms: Callable[[tf.Tensor], tf.Tensor]
+    each: Callable[[tf.Tensor, Callable[[int, tf.Tensor], tf.Tensor]], tf.Tensor]
 
 
 class GroupedOptimizer(keras.optimizers.Optimizer):
@@ -143,7 +198,6 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         self.hyper.assign({"learning_rate": float(value)})
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         return dict(self._config)
 
     def set_kinds(self, kinds: Sequence[ParameterKind]) -> None:
@@ -166,17 +220,12 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         if len(self.kinds) != len(variables):
             raise ValueError(f"{len(self.kinds)} kinds for {len(variables)} variables")
         for slot in self.slots:
-            setattr(self, slot, self.add_slot(variables, slot))
+            setattr(self, slot, self.add_optimizer_variables(variables, slot))
         # For the log: the last LARS ratios, in the order of `kernel_indices`.
         self.trust_ratios = keras.Variable(
             np.ones(len(self.kernel_indices()), np.float32), trainable=False, name="trust_ratios"
         )
         super().build(variables)
-
-    def add_slot(self, variables: Sequence[keras.Variable], slot: str) -> list[keras.Variable]:
-        """Creates zeros in the shape of each variable."""
-        state: list[keras.Variable] = self.add_optimizer_variables(variables, slot)
-        return state
 
     def apply(self, grads: Sequence[tf.Tensor], trainable_variables: Sequence[keras.Variable] | None = None) -> None:
         """Updates the variables from unscaled gradients, one per variable.
@@ -212,13 +261,6 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                 variable.assign(left * variable)
         self.update(list(grads), unscale, square_sums, hyper)
         self._iterations.value.assign_add(1)
-
-    def enter_phase(self, phase: float) -> None:
-        """Frees the state that steps of this phase and later ones do not use.
-
-        To be called between steps, on every rank alike: when the schedule's phase changes, and on a resumed run before
-        its state is restored. Without it all works, only with more memory.
-        """
 
     def update(
         self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]

@@ -94,7 +94,6 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self._flat = FlatUpdate(self.inner, self.loss_scale, average)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Creates the inner optimizer's state for these trainable variables."""
         if not self.built:
             self.inner.build(list(variables))
             if self.average is not None:

@@ -18,10 +18,9 @@ import tensorflow as tf
 
 from hybrid_imagenet.numerics.packing import ROW
 from hybrid_imagenet.optimizers.average import WeightAverage
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.base import TOTALS, TRUST_RATIOS, WEIGHTS, Before, GroupedOptimizer, Step
 from hybrid_imagenet.optimizers.layout import Layout, Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
-from hybrid_imagenet.optimizers.rule import TOTALS, TRUST_RATIOS, WEIGHTS, Before, Step
 
 _AVERAGE = "average"
 _OWN = _SHARE, _UNSCALE, _DECAY = "share_of_average", "unscale", "scaled_decay"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 import keras
 import tensorflow as tf
 
 from hybrid_imagenet.numerics.trust_ratio import EpsRule, Variant
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.base import WEIGHTS, Before, GroupedOptimizer, Step
 from hybrid_imagenet.optimizers.lars import TrustRatio
-from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
-from hybrid_imagenet.optimizers.state import ReleasableVariable
 from hybrid_imagenet.optimizers.updates import (
     BoundedAdam,
     adam_step_size,
@@ -137,7 +135,6 @@ class Hybrid(GroupedOptimizer):
         }
 
     def build(self, variables: Any) -> None:
-        """Creates the state and compiles the update of the warmup."""
         if self.built:
             return
         super().build(variables)
@@ -151,24 +148,6 @@ class Hybrid(GroupedOptimizer):
             self._bounded,
             jit_compile=a["jit_compile"],
         )
-
-    def add_slot(self, variables: Sequence[keras.Variable], slot: str) -> list[keras.Variable]:
-        """As in the base; the second moment can be released."""
-        if slot != "second_moment":
-            return super().add_slot(variables, slot)
-        state = []
-        for v in variables:
-            name = f"{v.path.replace('/', '_')}_{slot}"
-            with keras.name_scope(self.name, caller=self):
-                state.append(ReleasableVariable("zeros", shape=v.shape, dtype="float32", trainable=False, name=name))
-            self._track_variable(state[-1])
-        return state
-
-    def enter_phase(self, phase: float) -> None:
-        """Frees the second moment in phase 1, where SGD keeps one moment only."""
-        if phase > 0.5:
-            for v in self.second_moment:
-                v.release()
 
     def update(
         self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
@@ -268,13 +247,5 @@ class Hybrid(GroupedOptimizer):
         )
         return {WEIGHTS: w, "first_moment": m, **log}
 
-    def load_own_variables(self, store: Any) -> None:
-        """Loads the state; that of phase 1 has no second moment."""
-        places = [i for i, v in enumerate(self.variables) if isinstance(v, ReleasableVariable)]
-        if any(str(i) in store and store[str(i)].shape == (0,) != tuple(self.variables[i].shape) for i in places):
-            self.enter_phase(1.0)
-        super().load_own_variables(store)
-
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         return super().get_config() | self.arguments

@@ -9,9 +9,8 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.numerics.trust_ratio import trust_ratio
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.base import WEIGHTS, Before, GroupedOptimizer, Step
 from hybrid_imagenet.optimizers.kinds import ParameterKind
-from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
 from hybrid_imagenet.optimizers.updates import bias_correction
 
 
@@ -84,7 +83,6 @@ class LAMB(GroupedOptimizer):
         return {WEIGHTS: w - rate * r, "first_moment": m, "second_moment": v}
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         config = super().get_config() | self.arguments
         config.pop("momentum")
         return config

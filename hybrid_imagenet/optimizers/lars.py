@@ -19,8 +19,7 @@ from hybrid_imagenet.numerics.trust_ratio import (
     share_ratio,
     trust_ratio,
 )
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
-from hybrid_imagenet.optimizers.rule import TRUST_RATIOS, WEIGHTS, Before, Step
+from hybrid_imagenet.optimizers.base import TRUST_RATIOS, WEIGHTS, Before, GroupedOptimizer, Step
 from hybrid_imagenet.optimizers.updates import momentum_step, momentum_values
 
 _WEIGHT_SUMS = "kernel_square_sums"
@@ -43,7 +42,6 @@ class TrustRatio:
     eps_rule: EpsRule = "add"
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a variant or rule that does not exist."""
         if self.variant not in VARIANTS or self.eps_rule not in EPS_RULES:
             raise ValueError(f"no such LARS variant or eps rule: {self.variant}, {self.eps_rule}")
 
@@ -215,7 +213,6 @@ class LARS(GroupedOptimizer):
         return {WEIGHTS: w, "velocity": u, **log}
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         return super().get_config() | {
             "eta": self.ratio.eta,
             "eps": self.ratio.eps,

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.base import WEIGHTS, GroupedOptimizer, Step
 from hybrid_imagenet.optimizers.kinds import ParameterKind
-from hybrid_imagenet.optimizers.rule import WEIGHTS, Step
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # Jordan et al.; singular values end between some 0.7 and 1.2
 
@@ -89,5 +88,4 @@ class Muon(GroupedOptimizer):
         return math.sqrt(max(1.0, outputs / inputs)) * tf.reshape(matrix, values.shape)
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         return super().get_config() | self.arguments

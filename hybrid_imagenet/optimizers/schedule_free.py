@@ -9,8 +9,7 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.optimizers.average import WeightCopies
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
-from hybrid_imagenet.optimizers.rule import TOTALS, WEIGHTS, Before, Step
+from hybrid_imagenet.optimizers.base import TOTALS, WEIGHTS, Before, GroupedOptimizer, Step
 
 
 class _Average(WeightCopies):
@@ -101,7 +100,6 @@ class ScheduleFreeSGD(GroupedOptimizer):
         return _Average(self)
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         config = super().get_config() | {"beta": self.beta}
         config.pop("momentum")
         return config

@@ -8,8 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
-from hybrid_imagenet.optimizers.rule import WEIGHTS, Step
+from hybrid_imagenet.optimizers.base import WEIGHTS, GroupedOptimizer, Step
 from hybrid_imagenet.optimizers.updates import classical_step, classical_values, momentum_step, momentum_values
 
 
@@ -85,5 +84,4 @@ class SGD(GroupedOptimizer):
         return {WEIGHTS: w, "velocity": u}
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         return super().get_config() | {"nesterov": self.nesterov}

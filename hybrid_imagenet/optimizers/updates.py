@@ -185,7 +185,7 @@ def bounded_adam(
         lower: tf.Tensor,
         upper: tf.Tensor,
     ) -> None:
-        held = (w.read_value(), m.read_value(), tf.ensure_shape(v, w.shape), None if top is None else top.read_value())
+        held = (w.read_value(), m.read_value(), v.read_value(), None if top is None else top.read_value())
         new = rule.values(*held, grad, unscale=unscale, decay=decay, step_size=step_size, lower=lower, upper=upper)
         for variable, value in zip((w, m, v, top), new, strict=True):
             if variable is not None:

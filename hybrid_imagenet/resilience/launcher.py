@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Mapping
 
-from hybrid_imagenet.comm import leftovers
 from hybrid_imagenet.comm.environment import RANK_VARIABLES
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED
 from hybrid_imagenet.resilience import processes
@@ -73,7 +72,7 @@ def _thread(what) -> None:  # type: ignore[no-untyped-def]
 def _leave() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE)
-    leftovers.end_process(EXIT_FAILURE)
+    os._exit(EXIT_FAILURE)
 
 
 def _obey() -> None:
@@ -82,7 +81,7 @@ def _obey() -> None:
         if _STOP in order:
             os.kill(os.getpid(), signal.SIGUSR1)
         if _END in order:
-            leftovers.end_process(EXIT_FAILURE)
+            os._exit(EXIT_FAILURE)
     _leave()
 
 
@@ -98,7 +97,7 @@ def _call(host: str, port: int) -> None:
             failed += 1
     where = f"rank {launcher_rank()} on {socket.gethostname()}"
     print(f"error: {where} cannot reach its launcher at {host}:{port}: this rank ends", file=sys.stderr, flush=True)
-    leftovers.end_process(EXIT_STALLED)
+    os._exit(EXIT_STALLED)
 
 
 def _launchers() -> list[tuple[int, int]]:

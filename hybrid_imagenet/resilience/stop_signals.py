@@ -6,13 +6,13 @@ other ranks. From the first step on a request is kept until all ranks follow it 
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
 import threading
 import types
 
-from hybrid_imagenet.comm import leftovers
 from hybrid_imagenet.errors import EXIT_PREEMPTED
 from hybrid_imagenet.resilience.ending import announce
 from hybrid_imagenet.resilience.launcher import launcher_rank
@@ -52,7 +52,7 @@ class Requests:
         if not self._training:
             self._leave()
         if self.stop:
-            leftovers.end_process(128 + number)
+            os._exit(128 + number)
         self.stop = True
 
     def _listen(self, reader: socket.socket, writer: socket.socket) -> None:
@@ -67,7 +67,7 @@ class Requests:
         if launcher_rank() == 0:
             print("stopped before training began: nothing was saved", file=sys.stderr, flush=True)
         announce(EXIT_PREEMPTED)
-        leftovers.end_process(EXIT_PREEMPTED)
+        os._exit(EXIT_PREEMPTED)
 
 
 REQUESTS = Requests()  # signals come to the process, not to a part of it

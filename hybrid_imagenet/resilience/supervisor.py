@@ -30,7 +30,7 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from hybrid_imagenet.comm import leftovers, loss
+from hybrid_imagenet.comm import loss
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, EXIT_STALLED, EXIT_USAGE, printable
 from hybrid_imagenet.resilience import ending, processes
 from hybrid_imagenet.resilience.launcher_reports import Killed, LauncherReports
@@ -109,7 +109,6 @@ class Supervisor:
         self._reports = LauncherReports()
         self._loss = b""  # what the first rank has said that lost another one
         self._explained = False  # a rank has said why it ends
-        self._killed: set[int] = set()
         self._signals = 0
         self._forced = 0.0  # when the launcher was told to end because ranks have
         self._child: subprocess.Popen[bytes] | None = None
@@ -196,13 +195,9 @@ class Supervisor:
         began = next((at for at, code in self._ends if code in final), None)
         if not self._forced and began is not None and now - began > _GRACE:
             self._forced = now
-            self._kill(_left())  # asked to end, mpirun would go on waiting, and say so
+            processes.kill(_left())  # asked to end, mpirun would go on waiting, and say so
         elif self._forced and now - self._forced > _KILL_AFTER:
-            self._kill(_left())
-
-    def _kill(self, found: list[int]) -> None:
-        self._killed.update(found)
-        processes.kill(found)
+            processes.kill(_left())
 
     def _force(self) -> None:
         if self._child is not None and not self._forced:
@@ -215,12 +210,10 @@ class Supervisor:
         until = time.monotonic() + (0 if self._forced else _ORPHAN_GRACE)
         while (left := _left()) and time.monotonic() < until:
             time.sleep(0.1)
-        self._kill(left)
+        processes.kill(left)
         until = time.monotonic() + _KILLED_WITHIN
         while left and _left() and time.monotonic() < until:
             time.sleep(0.05)
-        leftovers.sweep()
-        leftovers.remove_sessions(self._killed)
 
     def _result(self, code: int) -> int:
         """Returns the exit code of the job."""

@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-from hybrid_imagenet.comm import leftovers
 from hybrid_imagenet.comm.hosts import interfaces
 from hybrid_imagenet.errors import EXIT_STALLED
 from hybrid_imagenet.resilience.datagrams import MAX_BYTES
@@ -312,4 +311,4 @@ class Watchdog:
         print(f"error: {what} ({self._option}={self._limit:g}): {follows}", file=sys.stderr, flush=True)
         if not self._elastic:
             announce(EXIT_STALLED)
-        leftovers.end_process(EXIT_STALLED)
+        os._exit(EXIT_STALLED)

@@ -2,9 +2,8 @@
 
 A record has the key `kind`: `step` (every --log_every_steps steps), `epoch` (one per pass over the training set, with
 the validation's results when there was one), `diverged` (training was found to have diverged at this step, and ended),
-`rollback` (training had diverged and went back to this step), `ranks` (elastic ranks came or went, and training went on
-from this step) or `gap` (records before it are missing). Values that are not finite are written as null, as JSON has no
-word for them.
+`rollback` (training had diverged and went back to this step) or `ranks` (elastic ranks came or went, and training went
+on from this step). Values that are not finite are written as null, as JSON has no word for them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 from hybrid_imagenet.errors import UserError
 
 KEYS: Mapping[str, str] = {
-    "kind": "`step`, `epoch`, `diverged`, `rollback`, `ranks` or `gap`",
+    "kind": "`step`, `epoch`, `diverged`, `rollback` or `ranks`",
     "epoch": "epochs done (epoch records; 0.5 inside of an epoch), or the epoch under way, from 1 (step records)",
     "step": "optimizer steps done since the start of the run",
     "position": "fractional epochs done",
@@ -75,13 +74,10 @@ KEYS: Mapping[str, str] = {
     "world_size": "number of ranks from here on (ranks records)",
     "world_size_before": "number of ranks before (ranks records)",
     "steps_repeated": "steps after this one that were done before and are done anew (ranks records)",
-    "lost_epochs": "epochs whose records were deleted or cut off (gap records)",
-    "best_val_top1": "best validation top-1 up to here, as the checkpoint knows it (gap records)",
-    "best_epoch": "epoch of the best validation top-1, if the checkpoint knows it (gap records)",
 }
 """What each key means. A record may hold other keys too; readers pass over those that they do not know."""
 
-KINDS = ("step", "epoch", "diverged", "rollback", "ranks", "gap")
+KINDS = ("step", "epoch", "diverged", "rollback", "ranks")
 
 
 def clean(value: Any) -> Any:
@@ -143,11 +139,9 @@ class MetricsWriter:
         self._file.close()
 
     def __enter__(self) -> MetricsWriter:
-        """Returns the writer itself."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Closes the file."""
         self.close()
 
 
@@ -190,8 +184,6 @@ def _check(record: Mapping[str, Any], place: str) -> None:
             good, wanted = isinstance(value, str), "a text"
         elif key == "trust_ratios":
             good, wanted = isinstance(value, dict) and all(map(_is_number, value.values())), "numbers by layer"
-        elif key == "lost_epochs":
-            good, wanted = isinstance(value, list) and all(map(_is_count, value)), "a list of whole numbers"
         elif key == "step" or (key == "epoch" and record.get("kind") != "epoch"):
             good, wanted = _is_count(value), "a whole number"
         elif key == "epoch":

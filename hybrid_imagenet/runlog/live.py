@@ -19,8 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
 from hybrid_imagenet.runlog import summary as summaries
-from hybrid_imagenet.runlog.messages import Messages
-from hybrid_imagenet.runlog.progress import Status, accuracies
+from hybrid_imagenet.runlog.progress import Messages, Status, accuracies
 from hybrid_imagenet.stages import START
 
 MODES = ("auto", "live", "plain", "none")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybrid_imagenet.analysis import forecast
+from hybrid_imagenet.errors import printable
 from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.optimizers import registry
 from hybrid_imagenet.runlog.summary import duration
@@ -191,3 +192,29 @@ def accuracies(record: Mapping[str, Any], prefixes: tuple[str, ...] = ("train", 
                 name = f"validation {word}" if prefix == "val" and len(prefixes) > 1 else word
                 found.append((name, f"{value:.4f}" if key == "loss" else f"{100 * value:.2f} %"))
     return found
+
+
+class Messages:
+    """Keeps messages, each shown once, and how many ranks sent it."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[str, list[int | None]] = {}
+
+    def line(self, text: str, rank: int | None) -> str | None:
+        """Returns the line to show, or None if this message was shown before."""
+        text = "\n".join(printable(line) for line in text.split("\n"))  # it may quote the names of files
+        first = text not in self._ranks
+        self._ranks.setdefault(text, []).append(rank)
+        if not first:
+            return None
+        return text if rank is None else f"rank {rank}: {text}"
+
+    def repeated(self) -> list[str]:
+        """Returns a line for each message that several ranks sent, naming the other ranks."""
+        lines = []
+        for text, ranks in self._ranks.items():
+            others = sorted({r for r in ranks[1:] if r is not None and r != ranks[0]})
+            if others:
+                shown = ", ".join(map(str, others[:8])) + (", ..." if len(others) > 8 else "")
+                lines.append(f"also from rank {shown}: {text}")
+        return lines

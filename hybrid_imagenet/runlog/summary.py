@@ -11,7 +11,6 @@ from typing import Any
 
 from hybrid_imagenet.analysis import criteria
 from hybrid_imagenet.errors import UserError, counted
-from hybrid_imagenet.runlog import gaps, input_rates
 from hybrid_imagenet.runlog.jsonl import clean
 
 Record = Mapping[str, Any]
@@ -29,6 +28,8 @@ _CRITERIA = (
     "actual_average_single_gpu_seconds",
 )
 
+INPUT_WINDOW = (10, 60)
+"""First and last epoch, both counted, of the averages of input that the NCSA HAL benchmark prints."""
 _SPLITS = {"tuning": "on the tuning images: "}
 _GRADIENTS = ("gradient_elements", "gradient_overflow", "gradient_underflow", "gradient_zeros")
 
@@ -58,20 +59,23 @@ def summarize(
       JSON-ready values. Accuracies are fractions, times are in seconds, what is not known is None:
       `val_top1`, `val_top5`, `val_loss`, `train_loss`, `train_top1` of the last epoch that has them; `val_split`,
       the images that these speak of (`validation` or `tuning`);
-      `best_val_top1`, `best_epoch`; `epochs` (finished), `steps`; `lost_epochs`, those whose records are missing;
+      `best_val_top1`, `best_epoch`; `epochs` (finished), `steps`;
+      `lost_epochs`, finished ones without a record: the file was deleted or cut, and all results are of the others;
       `target` and `epochs_to_target`;
       `images_per_second` (all images / all training seconds), `steady_images_per_second` (median over the epochs
       after the first, whose start-up would distort it); `wall_seconds`, `world_size`, `images_per_epoch`,
       `skipped_steps`; `images_dropped`, the sum of `train_dropped`, `bad_records` behind them, and the last
       `val_dropped`; `gradient_elements`, `gradient_overflow`, `gradient_underflow` and `gradient_zeros`, sums over
       the epochs (see `callbacks.costs.WireHealthLog`); `read_bytes_per_second` and
-      `reads_per_second`, means over epochs 10 to 60 (see `input_rates`); `single_gpu_images_per_second`,
+      `reads_per_second`, means over epochs 10 to 60 (see `mean_input_rate`); `single_gpu_images_per_second`,
       `scaling_efficiency`; `time_by_cause`; and `targets`, a list with the criteria of Lu et al. for each target (see
-      `target_criteria`), with `known`: false if the target may have been reached in an epoch whose record is missing.
+      `target_criteria`).
     """
     records = list(records)
     epochs = [r for r in records if r.get("kind") == "epoch"]
-    best_top1, best_epoch = gaps.best(records)
+    validated = [(r["val_top1"], r.get("epoch")) for r in epochs if r.get("val_top1") is not None]
+    best_top1, best_epoch = max(validated, key=lambda pair: pair[0], default=(None, None))
+    finished = _last(epochs, "epoch") or 0
     seconds = wall_seconds if wall_seconds is not None else _last(records, "seconds")
     steady = steady_throughput(epochs)
     if single_gpu_images_per_second is None and world_size == 1:
@@ -80,19 +84,14 @@ def summarize(
     if steady and single_gpu_images_per_second:
         efficiency = criteria.scaling_efficiency(steady, single_gpu_images_per_second, world_size)
     goals = [("val_top1", target) for target in targets] + [("val_top5", TOP5_TARGET)]
-    hits = []
-    for goal in goals:
-        hit = target_criteria(epochs, *goal, world_size, steady, efficiency, images_per_epoch)
-        if gaps.hides(records, *goal, hit["epochs"]):
-            hit |= {**dict.fromkeys(_CRITERIA), "known": False}
-        hits.append(hit)
+    hits = [target_criteria(epochs, *goal, world_size, steady, efficiency, images_per_epoch) for goal in goals]
     values = {
         **{key: _last(epochs, key) for key in ("val_top1", "val_top5", "val_loss", "train_loss", "train_top1")},
         "val_split": _last(epochs, "val_split"),
         "best_val_top1": best_top1,
         "best_epoch": best_epoch,
-        "epochs": _last([r for r in records if r.get("kind") in ("epoch", "gap")], "epoch") or 0,
-        "lost_epochs": gaps.lost(records),
+        "epochs": finished,
+        "lost_epochs": lost_epochs(epochs, finished),
         "steps": _last(records, "step") or 0,
         "target": targets[0] if targets else None,
         "epochs_to_target": hits[0]["epochs"] if targets else None,
@@ -106,14 +105,20 @@ def summarize(
         "bad_records": max((r["bad_records"] for r in epochs if r.get("bad_records") is not None), default=None),
         "val_dropped": _last(epochs, "val_dropped"),
         **{key: _sum(epochs, key) for key in _GRADIENTS},
-        "read_bytes_per_second": input_rates.mean_rate(epochs, "bytes_read"),
-        "reads_per_second": input_rates.mean_rate(epochs, "reads"),
+        "read_bytes_per_second": mean_input_rate(epochs, "bytes_read"),
+        "reads_per_second": mean_input_rate(epochs, "reads"),
         "single_gpu_images_per_second": single_gpu_images_per_second,
         "scaling_efficiency": efficiency,
         "targets": hits,
         "time_by_cause": time_by_cause(epochs, seconds, single_gpu_images_per_second, world_size),
     }
     return clean({**facts, **values})
+
+
+def lost_epochs(records: Iterable[Record], finished: float) -> list[int]:
+    """Returns the epochs from 1 to `finished` that have no record."""
+    known = {r.get("epoch") for r in records if r.get("kind") == "epoch"}
+    return [epoch for epoch in range(1, int(finished) + 1) if epoch not in known]
 
 
 def target_criteria(
@@ -158,6 +163,20 @@ def mean_throughput(epochs: Sequence[Record]) -> float | None:
     pairs = [(r["images_per_second"], r.get("train_seconds", 1.0)) for r in epochs if r.get("images_per_second")]
     total = sum(seconds for _, seconds in pairs)
     return sum(rate * seconds for rate, seconds in pairs) / total if total else None
+
+
+def mean_input_rate(epochs: Sequence[Record], key: str) -> float | None:
+    """Returns the sum of `key` over the training seconds in the epochs of `INPUT_WINDOW`; None where none has both.
+
+    Args:
+      epochs: epoch records, all or part of a run's.
+      key: bytes_read or reads: what the program asks of the file system, over all ranks. Caches may serve some of it,
+        so that the file system itself sees less.
+    """
+    rows = [r for r in epochs if INPUT_WINDOW[0] <= r.get("epoch", 0) <= INPUT_WINDOW[1]]
+    rows = [r for r in rows if r.get(key) is not None and r.get("train_seconds")]
+    seconds = sum(r["train_seconds"] for r in rows)
+    return sum(r[key] for r in rows) / seconds if rows else None
 
 
 def steady_throughput(epochs: Sequence[Record]) -> float | None:
@@ -269,6 +288,8 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
             f"{summary['images_dropped'] or 0} training images dropped in all epochs for {summary['bad_records'] or 0} "
             f"bad records, {summary['val_dropped'] or 0} validation images in the last"
         )
+    if summary.get("lost_epochs"):
+        text.append(f"{len(summary['lost_epochs'])} epochs have no records: these results are of the others")
     lost = [summary.get(key) or 0 for key in ("gradient_overflow", "gradient_underflow")]
     if any(lost):
         shares = [_percent(count / summary["gradient_elements"]) for count in lost]
@@ -299,8 +320,6 @@ def _means_something(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> boo
 
 def _goal_lines(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
     name = f"target {goal['metric'].removeprefix('val_').replace('top', 'top-')} {_percent(goal['target'])}"
-    if goal["epochs"] is None and not goal.get("known", True):
-        return [f"{name}: not known, epochs {gaps.ranges(summary.get('lost_epochs') or ())} have no records"]
     if goal["epochs"] is None:
         best = summary["best_val_top1"] if goal["metric"] == "val_top1" else None
         below = f"; the best is {100 * (goal['target'] - best):.2f} points below" if best is not None else ""

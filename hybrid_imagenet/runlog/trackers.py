@@ -1,7 +1,7 @@
 """Sends a run's records to TensorBoard and experiment trackers, beside the view. All take the view's calls.
 
 TensorBoard's tags are listed in TAGS; layers appear as `trust_ratio/<layer>` and
-`learning_rate/<layer>`, histograms under the name given.
+`learning_rate/<layer>`.
 """
 
 from __future__ import annotations
@@ -79,32 +79,22 @@ class Optional:
         self._attempt(lambda: setattr(self, "_sink", make()))
 
     def run_started(self, info: Mapping[str, Any]) -> None:
-        """Begins."""
         self._attempt(lambda: self._sink.run_started(info))
 
     def advance(self, step: int, position: float | None = None) -> None:
-        """Notes a finished step."""
         self._attempt(lambda: self._sink.advance(step, position))
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Takes a step record."""
         self._attempt(lambda: self._sink.step(record))
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Takes an epoch record."""
         self._attempt(lambda: self._sink.epoch(record))
 
     def message(self, text: str, rank: int | None = None) -> None:
-        """Takes a message."""
         self._attempt(lambda: self._sink.message(text, rank))
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Ends."""
         self._attempt(lambda: self._sink.run_finished(summary))
-
-    def histogram(self, tag: str, values: np.ndarray, step: int) -> None:
-        """Takes the distribution of an array."""
-        self._attempt(lambda: self._sink.histogram(tag, values, step))
 
     def _attempt(self, call: Callable[[], object]) -> None:
         if not self._works:
@@ -123,36 +113,29 @@ class Fanout:
     """Passes every call on to several sinks."""
 
     def __init__(self, sinks: Sequence[View]):
-        """Takes the sinks in the order of calls."""
         self._sinks = list(sinks)
 
     def run_started(self, info: Mapping[str, Any]) -> None:
-        """Begins."""
         for sink in self._sinks:
             sink.run_started(info)
 
     def advance(self, step: int, position: float | None = None) -> None:
-        """Notes a finished step."""
         for sink in self._sinks:
             sink.advance(step, position)
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Takes a step record."""
         for sink in self._sinks:
             sink.step(record)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Takes an epoch record."""
         for sink in self._sinks:
             sink.epoch(record)
 
     def message(self, text: str, rank: int | None = None) -> None:
-        """Shows a message."""
         for sink in self._sinks:
             sink.message(text, rank)
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Ends."""
         for sink in self._sinks:
             sink.run_finished(summary)
 
@@ -167,11 +150,9 @@ class ScalarSink:
         """Does nothing: a step without a record has nothing to log."""
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Logs a step record."""
         self.log(scalars(record), int(record["step"]))
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Logs an epoch record."""
         self.log(scalars(record), int(record["step"]))
 
     def message(self, text: str, rank: int | None = None) -> None:
@@ -196,29 +177,15 @@ class TensorBoard(ScalarSink):
         self._writer = tf.summary.create_file_writer(directory)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Writes scalars and flushes them."""
+        metadata = self._tf.compat.v1.SummaryMetadata()
+        metadata.plugin_data.plugin_name = "scalars"
         with self._writer.as_default():
             for tag, value in values.items():
-                self._write(tag, value, "scalars", step)
-        self._writer.flush()
-
-    def histogram(self, tag: str, values: np.ndarray, step: int, buckets: int = 30) -> None:
-        """Writes the distribution of an array of any shape; values that are not finite are left out."""
-        finite = np.asarray(values, np.float64).ravel()
-        counts, edges = np.histogram(finite[np.isfinite(finite)], bins=buckets)
-        with self._writer.as_default():
-            self._write(tag, np.stack([edges[:-1], edges[1:], counts.astype(np.float64)], axis=1), "histograms", step)
+                self._tf.summary.write(tag, self._tf.constant(value, self._tf.float32), step=step, metadata=metadata)
         self._writer.flush()
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Closes the event file."""
         self._writer.close()
-
-    def _write(self, tag: str, value: Any, plugin: str, step: int) -> None:
-        metadata = self._tf.compat.v1.SummaryMetadata()
-        metadata.plugin_data.plugin_name = plugin
-        dtype = self._tf.float32 if plugin == "scalars" else self._tf.float64
-        self._tf.summary.write(tag, self._tf.constant(value, dtype), step=step, metadata=metadata)
 
 
 class Tracker(ScalarSink):
@@ -247,14 +214,12 @@ class Tracker(ScalarSink):
             self._module.log_params(dict(config))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Logs values of one step."""
         if self._name == "wandb":
             self._module.log(dict(values), step=step)
         else:
             self._module.log_metrics(dict(values), step=step)
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Ends the tracker's run."""
         if self._name == "wandb":
             self._module.finish()
         else:

@@ -37,7 +37,6 @@ class SumAccumulator:
     """Keeps one float64 vector of four sums on the device; float64 counts every example of ImageNet exactly."""
 
     def __init__(self, name: str):
-        """Creates the zeroed sums."""
         self.variable = tf.Variable(tf.zeros([4], tf.float64), trainable=False, name=name)
 
     def add(self, losses: tf.Tensor, logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor | None = None) -> None:

@@ -104,7 +104,6 @@ class _Trials:
     """Tries batches in a process of its own, and starts a new one if that ends because memory ran out."""
 
     def __init__(self, config: Config, communicator: Communicator, precision: str, classes: int):
-        """Starts nothing before the first trial."""
         self._request = {
             "settings": json.loads(dataclasses.replace(config, per_gpu_batch=1).to_json()),
             "classes": classes,

@@ -11,14 +11,12 @@ from hybrid_imagenet.training.callbacks.broadcast import BroadcastInitialState
 from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallback
 from hybrid_imagenet.training.callbacks.divergence import DivergenceGuard
 from hybrid_imagenet.training.callbacks.elastic_commits import CommitCallback
-from hybrid_imagenet.training.callbacks.epoch_facts import EpochFacts
 from hybrid_imagenet.training.callbacks.example_count import ExampleCount
-from hybrid_imagenet.training.callbacks.histograms import Histograms, distributions
 from hybrid_imagenet.training.callbacks.metric_average import MetricAverage
 from hybrid_imagenet.training.callbacks.nan_guard import NoiseScaleLog, NumericsGuard, TrustRatioLog, WeightCheck
 from hybrid_imagenet.training.callbacks.profiler import Profiler
 from hybrid_imagenet.training.callbacks.progress_notes import NoteProgress
-from hybrid_imagenet.training.callbacks.record_log import RecordLog
+from hybrid_imagenet.training.callbacks.record_log import EpochFacts, RecordLog
 from hybrid_imagenet.training.callbacks.schedules import HyperparameterSchedule
 from hybrid_imagenet.training.callbacks.speed_monitor import Costs, WireHealthLog
 from hybrid_imagenet.training.callbacks.target import BestAndTarget
@@ -36,10 +34,6 @@ def in_order(parts: Parts) -> list[keras.callbacks.Callback]:
     if config.profile_steps and recording.path is not None:
         folder = recording.path / "profile"
         profiler = [Profiler(config.profile_steps, folder, parts.step.sums.read, recording.announce)]
-    histograms = []
-    if config.histograms and recording.board is not None:
-        tags = distributions(parts.optimizer.inner, parts.model.trainable_variables)
-        histograms = [Histograms(recording.board.histogram, tags)]
     parts.divergence = DivergenceGuard(
         parts.state,
         parts.step.alarm.read,
@@ -82,7 +76,6 @@ def in_order(parts: Parts) -> list[keras.callbacks.Callback]:
         WireHealthLog(communicator, recording.announce),
         BestAndTarget(parts.state, config.stop_at_top1),
         *log,
-        *histograms,
         checkpoints,
         *_commits(parts),
     ]

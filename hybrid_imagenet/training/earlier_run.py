@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import RENAMED, Config
+from hybrid_imagenet.config import Config
 from hybrid_imagenet.config.choices import optimizer_options
 from hybrid_imagenet.config.derived import TABLE
 from hybrid_imagenet.runlog import run_dir
 
-_BEFORE: dict[str, Any] = {"hybrid_ramp_epochs": 0.0}
-"""What runs did that are older than an option of their optimizer, where its default is something else."""
 _SOURCE = "the run's config.json"
 
 
@@ -52,7 +50,6 @@ def merged(config: Config, earlier: Mapping[str, Any]) -> Config:
     config = config.replace(dict.fromkeys(order, _SOURCE), **order)
     if flags.get("optimizer") != config.optimizer:
         return config
-    flags = _BEFORE | {RENAMED.get(name, name): value for name, value in flags.items()}
     kept = {
         name: flags[name]
         for name in optimizer_options(config.optimizer)

@@ -49,7 +49,6 @@ class TrainingData:
         self._stream: pipeline.Batches | None = None
         self._start = Cursor()
         self._earlier: dict[int, Count] = {}
-        self._first_known = 0
 
     def sizes(self, epoch: int) -> tuple[int, int]:
         """Returns images per GPU and micro-batch, and micro-batches per update, in an epoch counted from 0."""
@@ -95,19 +94,15 @@ class TrainingData:
         epochs = sorted({*now, *(number for number in self._earlier if number >= epoch)})
         return {number: now.get(number, Count()) + self._earlier.get(number, Count()) for number in epochs}
 
-    def restore_counts(self, stored: dict[str, Any] | None, cursor: Cursor) -> None:
+    def restore_counts(self, stored: dict[str, Any]) -> None:
         """Takes over the counts of the epochs under way, which rank 0 goes on with.
 
         Args:
-          stored: [used, dropped] of all ranks by epoch; None in checkpoints of version 0.1, which do not count.
-          cursor: the next example.
+          stored: [used, dropped] of all ranks by epoch.
 
         Raises:
           UserError: if they are of another form.
         """
-        if stored is None:
-            self._first_known = cursor.epoch + bool(cursor.offset)
-            return
         try:
             counts = {int(epoch): Count(int(used), int(dropped)) for epoch, (used, dropped) in stored.items()}
         except (AttributeError, TypeError, ValueError):
@@ -121,7 +116,7 @@ class TrainingData:
           epoch: from 0.
           cursor: the next example; inside of the epoch where a run ends or validates there.
         """
-        if epoch < self._first_known or (epoch < self._start.epoch and self.order.remainder == "drop"):
+        if epoch < self._start.epoch and self.order.remainder == "drop":
             return None
         if cursor.epoch == epoch:
             return cursor.offset

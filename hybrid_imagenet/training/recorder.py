@@ -6,9 +6,10 @@ import contextlib
 import json
 import logging
 import pathlib
+import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,12 @@ from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.config import Config, derived, report
+from hybrid_imagenet.data.storage import is_url
 from hybrid_imagenet.errors import UserError, counted, without_secrets
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.resilience.rollback import Rollback
-from hybrid_imagenet.runlog import gaps, jsonl, live, run_dir, standard_logs, summary, trackers
+from hybrid_imagenet.runlog import jsonl, live, run_dir, standard_logs, summary, trackers
 from hybrid_imagenet.stages import command_start, on_terminal
-from hybrid_imagenet.training import closing
 
 _IMAGENET_CLASSES = 1000
 
@@ -37,7 +38,6 @@ class Recording:
       store: the checkpoints; None on ranks other than 0.
       writer: metrics.jsonl, open between `start` and `finish`; None on ranks other than 0.
       view: shows the run; silent on ranks other than 0.
-      board: TensorBoard's files on rank 0, if they are asked for; else None.
       single_gpu: images per second of one GPU alone (--single_gpu), or None.
     """
 
@@ -63,7 +63,6 @@ class Recording:
         self._handler: logging.Handler | None = None
         self._meaning: dict[str, Any] = {}  # what results are compared with, for the summary
         self._level = logging.NOTSET
-        self.board: trackers.Optional | None = None
         self.view = self._make_view(rank, size)
         self.writer: jsonl.MetricsWriter | None = None
         self.store: CheckpointStore | None = None
@@ -181,13 +180,18 @@ class Recording:
         )
         resume_from = (state.step, state.closed_at) if self._directory.resumed else None
         self.writer = jsonl.MetricsWriter(self._directory.path / "metrics.jsonl", resume_from=resume_from)
+        earlier = jsonl.read(self.writer.path) if resume_from else []
         validated = [
             (record["epoch"], record["val_top1"])
-            for record in (jsonl.read(self.writer.path) if resume_from else ())
+            for record in earlier
             if record.get("kind") == "epoch" and record.get("val_top1") is not None
         ]
         self.view.run_started({**info, "validated": validated})
-        self._note_missing(self.writer, state)
+        if lost := summary.lost_epochs(earlier, state.finished_epochs):
+            self.view.message(
+                f"{self.writer.path} has no records of {len(lost)} of the {state.finished_epochs} finished epochs "
+                f"(the first is {lost[0]}): summary and report are of the others; put the file back to have all"
+            )
         if self._note:
             self.view.message(self._note)
         virtual = f"{self._config.virtual_gpus} virtual GPUs x " if self._config.virtual_gpus > 1 else ""
@@ -204,30 +208,6 @@ class Recording:
         imagenet = info.get("reference_batch") is not None
         for text in report.warnings(self._config, workers, imagenet=imagenet):
             self.view.message(text)
-
-    def _note_missing(self, writer: jsonl.MetricsWriter, state: RunState) -> None:
-        """Records and shows which finished epochs have lost their records, and what the checkpoint knows of them."""
-        missing = gaps.find(jsonl.read(writer.path), state.finished_epochs)
-        if not missing:
-            return
-        best = state.best_top1 if state.best_epoch or state.best_top1 else None
-        writer.write(
-            {
-                "kind": "gap",
-                "epoch": state.finished_epochs,
-                "step": state.step,
-                "seconds": state.seconds,
-                "lost_epochs": missing,
-                "best_val_top1": best,
-                "best_epoch": state.best_epoch or None,
-            }
-        )
-        known = "" if best is None else f"; the checkpoint knows of a best top-1 of {100 * best:.2f} %"
-        at = f" in epoch {state.best_epoch}" if state.best_epoch else ""
-        self.view.message(
-            f"{writer.path} has no records of epoch {gaps.ranges(missing)} of the {state.finished_epochs} finished"
-            f"{known}{at}; reports leave out those epochs"
-        )
 
     def finish(self, *, world_size: int, train_images: int, seconds: float, stop: str) -> None:
         """Closes metrics.jsonl, writes summary.json and the standard logs, and shows the summary."""
@@ -250,7 +230,7 @@ class Recording:
         self.view.run_finished(values)
         if self.store is not None:
             self.store.wait()
-            for line in closing.lines(self._config, self._directory.path, self.store.paths(), stop):
+            for line in closing_lines(self._config, self._directory.path, self.store.paths(), stop):
                 self.view.message(line)
         self._directory.release()
 
@@ -296,8 +276,7 @@ class Recording:
         sinks = [view]
         if self._directory is not None and self._config.tensorboard:
             folder = str(self._directory.path / "tensorboard")
-            self.board = trackers.Optional("TensorBoard", lambda: trackers.TensorBoard(folder), view.message)
-            sinks.append(self.board)
+            sinks.append(trackers.Optional("TensorBoard", lambda: trackers.TensorBoard(folder), view.message))
         if self._directory is not None and self._config.tracker != "none":
             flags = _shown(self._config)
             name, run = self._config.tracker, self._directory.path.name
@@ -320,7 +299,6 @@ class _ToView(logging.Handler):
         self._rank = rank
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Shows one message."""
         self._view.message(record.getMessage(), self._rank or None)
 
 
@@ -338,3 +316,33 @@ def _view_mode(config: Config, rank: int, size: int) -> str:
     if config.progress == "auto" and size > 1:
         return "live" if on_terminal(config.progress, size) else "plain"
     return config.progress
+
+
+def closing_lines(config: Config, run_dir: pathlib.Path, checkpoints: Sequence[pathlib.Path], stop: str) -> list[str]:
+    """Returns where checkpoints lie, and the next commands.
+
+    Args:
+      config: of the run.
+      run_dir: its directory.
+      checkpoints: its files, newest first.
+      stop: why it ended: "preempted", "target" or "".
+    """
+    found = [f"results: {run_dir}"]
+    if not checkpoints or config.fast_dev_run:
+        return found
+    found[0] += f", newest checkpoint: {checkpoints[0].relative_to(run_dir)}"
+    report = ["hybrid-imagenet", "report", str(run_dir)]
+    if stop == "preempted":
+        resume = "the command that started it, with --resume"
+        if config.run_dir is None:
+            resume += f" --run_dir={shlex.quote(str(run_dir))}"
+        return [*found, f"next: {resume}", f"next: {shlex.join(report)}"]
+    best = ["--best"] if config.keep_best else []
+    evaluate = ["hybrid-imagenet", "evaluate", str(run_dir), *best, f"--dataset={config.dataset}"]
+    evaluate += [f"--data_dir={config.data_dir}"] if config.data_dir else []
+    evaluate += [f"--data_cache_dir={config.data_cache_dir}"] if is_url(config.data_dir or "") else []
+    evaluate += [f"--val_fraction={config.val_fraction:g}"] if config.val_fraction else []
+    export = ["hybrid-imagenet", "export", str(run_dir), *best, f"--to={run_dir / 'network.onnx'}"]
+    if config.max_steps is not None and not stop:
+        found.append(f"next: the command that started it, with --resume and without --max_steps={config.max_steps}")
+    return [*found, *(f"next: {shlex.join(words)}" for words in (report, evaluate, export))]

@@ -113,10 +113,9 @@ class Session(Parts):
             self.state = RunState.from_dict(meta["state"])
             self.restored_top1 = meta.get("val_top1")
             if self.state.hyper:
-                self.optimizer.inner.enter_phase(self.state.hyper["phase"])
                 self.optimizer.inner.hyper.assign(self.state.hyper)
             rank, size = self.communicator.rank, self.communicator.size
-            self.data.restore_counts(meta.get("counts"), self.state.cursor)
+            self.data.restore_counts(meta.get("counts"))
             self.step.sums.restore(accumulators.restore_sums(meta["epoch_sums"], rank, size))
             if len(meta["square_norms"]) == size:  # on other ranks the estimate of the epoch begins anew
                 self.optimizer.square_norms.assign(meta["square_norms"][rank])

@@ -19,9 +19,7 @@ def test_times_of_help_and_of_a_first_step(tmp_path):
     assert {"loading TensorFlow", "reading the data set", "building the model", "compiling the step"} <= set(
         report["stages"]
     )
-    walls = [stage["seconds"] for stage in report["stages"].values()]
-    assert sum(walls) == pytest.approx(report["first_step_seconds"], rel=0.05)
-    assert report["stages"]["compiling the step"]["cpu_seconds"] > 0
+    assert sum(report["stages"].values()) == pytest.approx(report["first_step_seconds"], rel=0.05)
 
 
 def test_a_job_that_does_not_get_to_a_step_says_why():

@@ -50,9 +50,9 @@ def arm(moment: str, number: int) -> None:
     import pathlib
 
     from hybrid_imagenet.checkpoints.store import CheckpointStore
-    from hybrid_imagenet.optimizers.hybrid import Hybrid
     from hybrid_imagenet.training.callbacks.batch_norm import BatchNormSync
     from hybrid_imagenet.training.callbacks.record_log import RecordLog
+    from hybrid_imagenet.training.callbacks.schedules import HyperparameterSchedule
     from hybrid_imagenet.training.evaluation import Validation
     from hybrid_imagenet.training.loop import Loop
 
@@ -88,7 +88,7 @@ def arm(moment: str, number: int) -> None:
     elif moment == "after epoch checkpoint":
         wrap(CheckpointStore, "_write", after=due_when_finished)
     elif moment == "at phase switch":
-        wrap(Hybrid, "enter_phase", after=due)
+        wrap(HyperparameterSchedule, "on_train_batch_begin", after=due)
     else:
         wrap(RecordLog, "on_epoch_end", **{moment.split()[0]: due})
 

@@ -116,9 +116,7 @@ def test_what_this_version_cannot_judge_stays_where_it_is(folder):
     assert store.newest_good().path.name == name(1)
     save(store, 3)
     assert names(folder) == [name(2), name(3)]
-    assert set(told) == {
-        f"checkpoint passed over: {folder / name(2)}: format 2, this version reads 1: use a newer version"
-    }
+    assert len(set(told)) == 1 and str(folder / name(2)) in told[0] and "format 2" in told[0]
 
 
 def test_the_best_stays_beside_the_newest(folder):

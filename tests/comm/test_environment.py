@@ -88,14 +88,13 @@ def test_names_in_fp32():
     settings = Settings(compression="fp16", fp32_gradients=("gamma", "dense/bias"))
     assert [settings.wire(n) for n in ("conv/kernel", "bn/gamma", "dense/bias")] == ["float16", "float32", "float32"]
     assert Settings(compression="bf16").wire("x") == "bfloat16"
-    assert Settings(autotune=True).fusion_bytes == 0
 
 
 def test_without_ranks_horovod_is_said_to_be_missing(monkeypatch):
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(__import__("sys").modules, "hybrid_imagenet.comm.horovod_engine", None)
-    with pytest.raises(UserError, match="8 ranks were started, but Horovod cannot be used"):
+    with pytest.raises(UserError, match="Horovod cannot be used"):
         start()
 
 

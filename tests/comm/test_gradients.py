@@ -77,12 +77,12 @@ def test_gradients_outside_of_a_graph_come_last_first():
     assert appearance([tf.zeros([1])] * 3) == [2, 1, 0]
 
 
-@pytest.mark.parametrize("settings", [Settings(fusion_threshold_mb=2 * 32 / 2**20), Settings(autotune=True)])
+@pytest.mark.parametrize("settings", [Settings(fusion_threshold_mb=2 * 32 / 2**20), Settings(fusion_threshold_mb=0)])
 @pytest.mark.parametrize("rescale", [False, True])
 def test_late_layers_are_sent_before_early_gradients_exist(settings, rescale):
     """Buckets of two gradients, or none: a sum depends on no gradient of an earlier bucket's layers."""
     seen = trace(settings, rescale)
-    members = 1 if settings.autotune else 2
+    members = 2 if settings.fusion_threshold_mb else 1
     for layer in range(LAYERS):
         before = ancestors(seen["reduced"][layer])
         assert seen["grads"][layer].name in before

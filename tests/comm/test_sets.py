@@ -66,8 +66,7 @@ def test_without_a_way_to_ask_early_sets_are_added_later(pools):
     assert (out["open"], out["algorithm"]) == (True, "torus")
 
 
-def test_mpi_ends_before_its_shared_memory_is_removed():
+def test_a_program_that_asked_mpi_early_ends_in_order():
     command = [*ranks.LAUNCHERS["mpi"], "2", sys.executable, "-m", "tests.comm.leaving_rank"]
     done = subprocess.run(command, env=ranks.environment(), cwd=ranks.ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "vader_segment" not in done.stderr
+    assert (done.returncode, done.stderr) == (0, "")

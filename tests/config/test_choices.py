@@ -182,10 +182,7 @@ def test_the_settings_of_communication_are_flags():
     for name, argument in config.fields_of(Communication).items():
         assert argument.default == getattr(defaults, name)
         assert argument.option.help
-    values = ["--allreduce=hybrid", "--hybrid_threshold_kb=3", "--autotune", "--deterministic", "--fp32_gradients=a,b"]
-    with pytest.raises(UserError, match="--autotune"):
-        config.resolve(values)
-    values.remove("--autotune")
+    values = ["--allreduce=hybrid", "--hybrid_threshold_kb=3", "--deterministic", "--fp32_gradients=a,b"]
     expected = Settings(
         allreduce="hybrid",
         fp32_gradients=("a", "b"),
@@ -212,13 +209,10 @@ REFUSED = [
     (["--optimizer=adabound", "--adabound_gamma=0"], "--adabound_gamma=0: must be above 0"),
     (["--lr_steps=3"], "--lr_steps does not go with --lr_schedule=exponential: leave it out, or choose step"),
     (["--recipe=hal", "--lr_decay=0.8"], "--lr_decay does not go with --lr_schedule=step"),
-    (["--handover=reset"], "--handover=reset: this flag is called --hybrid_handover now"),
-    (["--nobias_correction"], "--nobias_correction: this flag is called --hybrid_bias_correction now"),
     (["--lars_eps_rule=ceiling"], "--lars_eps_rule=ceiling: choose one of add, floor"),
     (["--torus_grid=2x2"], "--torus_grid does not go with --allreduce=ring: leave it out, or choose torus"),
     (["--allreduce=torus", "--hybrid_threshold_kb=1"], "--hybrid_threshold_kb does not go with --allreduce=torus"),
     (["--allreduce=hybrid", "--hybrid_threshold_kb=-1"], "--hybrid_threshold_kb=-1: must be at least 0"),
-    (["--engine=tensorflow", "--autotune"], "--autotune is Horovod's and does not go with --engine=tensorflow"),
     (["--engine=tensorflow", "--cycle_time_ms=2"], "--cycle_time_ms=2 is Horovod's and does not go with"),
 ]
 
@@ -249,14 +243,6 @@ def test_a_recipe_over_the_flag_file_of_another_method(monkeypatch):
     text = report.describe(resolved, 1500, 2)
     assert "not used: flagfile has 0.02, but --optimizer=sgd has no --lars_eta" in text
     assert derived.optimizer_arguments(resolved, 2)["optimizer"] == "sgd"
-
-
-def test_settings_of_an_old_run_keep_their_values_under_new_names(caplog):
-    old = {"optimizer": "hybrid", "lars": "larc", "handover": "reset", "bias_correction": False, "nesterov": False}
-    found = config.from_values(old)
-    assert (found.chosen["lars_variant"], found.chosen["hybrid_handover"]) == ("larc", "reset")
-    assert found.chosen["hybrid_bias_correction"] is False
-    assert "--nesterov" in caplog.text
 
 
 def test_a_flag_that_is_gone_is_ignored_with_a_line(caplog):

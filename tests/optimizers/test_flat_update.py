@@ -10,12 +10,11 @@ import tensorflow as tf
 from hybrid_imagenet import optimizers
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.optimizers.average import WeightAverage
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.base import WEIGHTS, GroupedOptimizer
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import ParameterKind as Kind
 from hybrid_imagenet.optimizers.layout import Layout, Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
-from hybrid_imagenet.optimizers.rule import WEIGHTS
 
 SHAPES = ((3, 3, 2, 4), (4,), (4,), (50, 40), (40,), (0,), (7, 7, 8, 16))
 KINDS = (Kind.KERNEL, Kind.NORM_SCALE, Kind.NORM_OFFSET, Kind.KERNEL, Kind.BIAS, Kind.BIAS, Kind.KERNEL)

@@ -182,32 +182,6 @@ def test_saved_state_continues_exactly_after_the_switch():
         np.testing.assert_array_equal(a, b)
 
 
-def test_the_second_moment_is_freed_after_the_switch_without_a_retrace_and_survives_saving():
-    problem, values = Problem(), schedule()
-    runner, kept = Runner(Hybrid(PEAK), problem), Runner(Hybrid(PEAK), problem)
-    for step in range(SWITCH + 4):
-        hyper = values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64)
-        if step >= SWITCH:
-            runner.optimizer.enter_phase(hyper["phase"])
-        for each in (runner, kept):
-            each.step(hyper, problem.grads(problem.start, step))
-    assert all(v.numpy().size == 0 and tuple(v.shape) == (0,) for v in runner.optimizer.second_moment)
-    assert runner.function.experimental_get_tracing_count() == 1
-    resumed = Runner(Hybrid(PEAK), problem)
-    resumed.optimizer.enter_phase(1.0)
-    for a, b in zip(
-        resumed.optimizer.variables + resumed.variables, runner.optimizer.variables + runner.variables, strict=True
-    ):
-        assert tuple(a.shape) == b.numpy().shape
-        a.assign(b.numpy())
-    grads = problem.grads(problem.start, 200)
-    for each in (runner, kept, resumed):
-        each.step(hyper, grads)
-    for other in (kept, resumed):
-        for a, b in zip(runner.weights(), other.weights(), strict=True):
-            np.testing.assert_array_equal(a, b)
-
-
 def test_zero_gradients_and_zero_weights_stay_finite():
     problem = Problem()
     runner = Runner(Hybrid(PEAK), problem)

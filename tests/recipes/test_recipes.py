@@ -274,9 +274,7 @@ def test_a_hybrid_allreduce_without_masters_is_a_warning():
     assert found[16385] == []
     for kilobytes in (256, 16384):
         (line,) = found[kilobytes]
-        assert line.startswith(
-            f"warning: --hybrid_threshold_kb={kilobytes} is not above --fusion_threshold_mb=16 (16384"
-        )
+        assert f"--hybrid_threshold_kb={kilobytes}" in line and "--fusion_threshold_mb=16" in line
     assert report.warnings(config.resolve(["--fusion_threshold_mb=16"]), 24, imagenet=False) == []
     assert found[256][0] in report.describe(config.resolve(["--allreduce=hybrid"]), IMAGENET, 24)
 

@@ -55,7 +55,6 @@ class Soak:
         self.wrong: list[str] = []
         self.faults: collections.Counter[str] = collections.Counter()
         self.growths, self.starts, self.began = [(0.0, 0)], 0, time.monotonic()
-        self.sessions: set[pathlib.Path] = set()
         self.sound: tuple[pathlib.Path, bytes] | None = None  # a shard as it was before it was damaged
         self.session = self.start()
 
@@ -71,7 +70,6 @@ class Soak:
         )
         self.starts += 1
         session.get_going()
-        self.sessions |= session.sessions
         return session
 
     def run(self, minutes: float, every: float) -> None:
@@ -213,11 +211,6 @@ class Soak:
         damaged = self.faults["shard damaged"]
         if bool(dropped) != bool(damaged):
             self.tell(f"{damaged} damaged shards, and {dropped} epochs with dropped images")
-        for host in self.lab.hosts:
-            if names := host.shared():
-                self.tell(f"{host.name}: left in /dev/shm: {names}")
-        if left := [str(path) for path in self.sessions if path.exists()]:
-            self.tell(f"files of Open MPI are left: {left}")
         grown_mb, grown_files = max(m for m, _ in self.growths), max(f for _, f in self.growths)
         if grown_mb > GROWTH_MB or grown_files > GROWTH_FILES:
             self.tell(f"memory or open files grew: {grown_mb:.0f} MB, {grown_files}")

@@ -59,7 +59,6 @@ class Session:
         self.notes.mkdir(parents=True)
         self.samples: dict[int, list[tuple[float, int]]] = collections.defaultdict(list)
         self.ranks: dict[int, int] = {}
-        self.sessions: set[pathlib.Path] = set()
         self.output = ""
         hosts = ",".join(f"{host.name}:1" for host in lab.hosts)
         command = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", str(RANKS), "-H", hosts]
@@ -88,10 +87,6 @@ class Session:
         self.ranks = {r: p for host in self.lab.hosts for r, p in host.ranks(MODULE).items()}
         if sorted(self.ranks) != list(range(RANKS)):
             raise SystemExit(f"ranks {self.ranks}:\n{self.output[-5000:]}")
-        for process in self.ranks.values():
-            variables = pathlib.Path(f"/proc/{process}/environ").read_text().split("\0")
-            directory = dict(v.split("=", 1) for v in variables if "=" in v).get("OMPI_MCA_orte_jobfam_session_dir")
-            self.sessions |= {pathlib.Path(directory)} if directory else set()
 
     @property
     def supervisor(self) -> int:

@@ -27,7 +27,6 @@ EXAMPLES, BATCH, EPOCHS = 1003, 4, 1
     ("settings", "named"),
     [
         (Settings(allreduce="torus"), "--allreduce=torus"),
-        (Settings(autotune=True), "--autotune"),
         (Settings(cycle_time_ms=2.0), "--cycle_time_ms=2"),
         (Settings(fusion_threshold_mb=65.0), "--fusion_threshold_mb=65"),
     ],

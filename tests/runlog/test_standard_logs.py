@@ -5,11 +5,10 @@ import subprocess
 import sys
 import types
 
-import numpy as np
 import pytest
 
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.runlog import dawnbench, live, mlperf, standard_logs, trackers
+from hybrid_imagenet.runlog import live, standard_logs, trackers
 
 CONFIG = {
     "flags": {"model": "resnet50", "per_gpu_batch": 32, "seed": 3, "target": [0.75], "lr": 0.1, "weight_decay": 1e-4,
@@ -39,7 +38,7 @@ def run_dir(tmp_path):
 
 
 def test_dawnbench_table_is_in_hours_and_percent():
-    assert dawnbench.tsv(records()).splitlines() == [
+    assert standard_logs.dawnbench_tsv(records()).splitlines() == [
         "epoch\thours\ttop1Accuracy\ttop5Accuracy",
         "1\t0.01000000\t50.0000\t60.0000",
         "2\t0.02000000\t80.0000\t90.0000",
@@ -49,10 +48,10 @@ def test_dawnbench_table_is_in_hours_and_percent():
 def test_dawnbench_leaves_out_epochs_without_validation():
     rows = records()
     del rows[1]["val_top1"]
-    assert [line.split("\t")[0] for line in dawnbench.tsv(rows).splitlines()[1:]] == ["2"]
+    assert [line.split("\t")[0] for line in standard_logs.dawnbench_tsv(rows).splitlines()[1:]] == ["2"]
 
 
-@pytest.mark.parametrize("rules", [mlperf.RULES, "1.0.0", "0.7.0"])
+@pytest.mark.parametrize("rules", [standard_logs.MLPERF_RULES, "1.0.0", "0.7.0"])
 def test_official_checker_passes_the_log(run_dir, rules):
     log = next(path for path in standard_logs.write(run_dir) if path.name == "mlperf.log")
     command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", rules,
@@ -66,7 +65,7 @@ def test_official_checker_passes_the_log(run_dir, rules):
 def test_official_checker_rejects_a_log_without_its_end(run_dir):
     log = next(path for path in standard_logs.write(run_dir) if path.name == "mlperf.log")
     log.write_text("".join(line for line in log.read_text().splitlines(True) if "run_stop" not in line))
-    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", mlperf.RULES,
+    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", standard_logs.MLPERF_RULES,
                "--log_output", str(run_dir / "checker.txt"), str(log)]  # fmt: skip
     assert subprocess.run(command, capture_output=True, timeout=120).returncode != 0
 
@@ -76,7 +75,7 @@ def parsed(text):
 
 
 def test_mlperf_times_and_values():
-    lines = parsed(mlperf.log(records(), CONFIG | {"launched": 980.0}, 1000.0))
+    lines = parsed(standard_logs.mlperf_log(records(), CONFIG | {"launched": 980.0}, 1000.0))
     times = [line["time_ms"] for line in lines]
     assert times == sorted(set(times)), "each event has a time of its own"
     bounds = {line["key"]: line["time_ms"] for line in lines if line["key"].startswith(("init", "run"))}
@@ -91,7 +90,7 @@ def test_mlperf_times_and_values():
 
 
 def test_mlperf_run_stops_at_the_evaluation_that_met_the_target():
-    lines = parsed(mlperf.log(records((0.5, 0.75, 0.9)), CONFIG, 1000.0))
+    lines = parsed(standard_logs.mlperf_log(records((0.5, 0.75, 0.9)), CONFIG, 1000.0))
     assert [line["value"] for line in lines if line["key"] == "eval_accuracy"] == [0.5, 0.75]
     assert (lines[-1]["key"], lines[-1]["metadata"]["status"]) == ("run_stop", "success")
     assert lines[-1]["time_ms"] == pytest.approx(1_072_000, abs=3)
@@ -99,7 +98,7 @@ def test_mlperf_run_stops_at_the_evaluation_that_met_the_target():
 
 @pytest.mark.parametrize(("top1", "status"), [((0.5, 0.75), "success"), ((0.5, 0.74), "aborted")])
 def test_mlperf_status_follows_the_target(top1, status):
-    assert parsed(mlperf.log(records(top1), CONFIG, 0.0))[-1]["metadata"]["status"] == status
+    assert parsed(standard_logs.mlperf_log(records(top1), CONFIG, 0.0))[-1]["metadata"]["status"] == status
 
 
 def test_start_is_reckoned_back_where_it_was_not_stored(run_dir):
@@ -135,7 +134,6 @@ def test_tensorboard_files_hold_scalars_under_documented_tags(tmp_path):
     step, epoch = records()[:2]
     board.step(step)
     board.epoch(epoch)
-    board.histogram("weights/conv1", np.array([[0.0, 1.0], [np.nan, 2.0]]), 10, buckets=2)
     board.run_finished()
     found = events(tmp_path / "tb")
     scalars = {(s, tag): float(v) for s, tag, v, plugin in found if plugin == "scalars"}
@@ -149,9 +147,6 @@ def test_tensorboard_files_hold_scalars_under_documented_tags(tmp_path):
         (10, "validation/top1"): 0.5,
         (10, "validation/top5"): pytest.approx(0.6),
     }
-    (histogram,) = [(s, tag, v) for s, tag, v, plugin in found if plugin == "histograms"]
-    assert histogram[:2] == (10, "weights/conv1")
-    np.testing.assert_array_equal(histogram[2], [[0, 1, 1], [1, 2, 2]])
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])

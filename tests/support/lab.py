@@ -49,10 +49,6 @@ class Host:
                     found[_rank(process)] = process
         return found
 
-    def shared(self) -> list[str]:
-        """The names in its /dev/shm."""
-        return sorted(path.name for path in pathlib.Path(f"/proc/{self.init}/root/dev/shm").iterdir())
-
 
 class Lab:
     """Starts the hosts, for a with statement."""

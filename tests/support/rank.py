@@ -45,8 +45,7 @@ def _start() -> None:
     """Makes ready what all programs need; MPI too, so that Horovod leaves it running when a program ends."""
     place = environment.placement()
     environment.prepare(place)
-    with in_process.without(["matplotlib", "sklearn"]):  # Keras would import them, for parts that nobody calls here
-        import keras  # noqa: F401
+    import keras  # noqa: F401
 
     if place.size == 1:
         return

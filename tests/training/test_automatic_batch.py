@@ -78,7 +78,7 @@ def test_no_room_for_one_image_is_one_line(monkeypatch):
 
 def test_a_trial_that_fails_otherwise_says_so(monkeypatch):
     monkeypatch.setattr(automatic_batch.sys, "executable", "/bin/false")
-    with pytest.raises(UserError, match=r"--per_gpu_batch=auto: the trial failed \(exit code 1\); give a number"):
+    with pytest.raises(UserError, match=r"--per_gpu_batch=auto: .*exit code 1"):
         settle([])
 
 

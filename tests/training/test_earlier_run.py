@@ -51,11 +51,6 @@ def test_what_followed_from_the_batch_does_so_again(tmp_path):
                                                                  "--momentum=0.8"]), 24).lars_eta  # fmt: skip
 
 
-def test_names_of_version_0_1_are_known(tmp_path):
-    found = resumed(tmp_path, {"optimizer": "hybrid", "handover": "reset", "lars": "larc"}, {})
-    assert (found.hybrid_handover, found.lars_variant) == ("reset", "larc")
-
-
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"flags": {"optimizer": "sgd", "momentum": 0.5}}'])
 def test_another_or_no_description_changes_nothing(tmp_path, content):
     (tmp_path / "config.json").write_text(content)

@@ -40,13 +40,15 @@ class Notes(keras.callbacks.Callback):
         self.epochs.append((logs["sums"], self.step.sums.read()))
 
 
-def run_two_epochs(step, callback, log_every):
+def run_loop(step, callback, log_every, *, state=None, examples=EXAMPLES, epochs=2, batch=(BATCH, 1), data=None):
+    """Trains without validation on the micro-batches of a list, zeros if there is none."""
+    data = data or [{"image": tf.zeros([BATCH])}] * 100
     Loop(
-        state=RunState(),
+        state=state or RunState(),
         step=step,
-        length=RunLength(SampleOrder(EXAMPLES, 0, "wrap"), 2),
-        batches=lambda epoch: (BATCH, 1),
-        data=lambda cursor, step: iter([{"image": tf.zeros([BATCH])}] * 100),
+        length=RunLength(SampleOrder(examples, 0, "wrap"), epochs),
+        batches=lambda epoch: batch,
+        data=lambda cursor, step: iter(data),
         validate=dict,
         validate_after=lambda position: False,
         control=Control(),
@@ -59,7 +61,7 @@ def run_two_epochs(step, callback, log_every):
 def test_what_is_saved_at_the_end_of_an_epoch_begins_the_next_one():
     step = Step()
     notes = Notes(step)
-    run_two_epochs(step, notes, log_every=1)
+    run_loop(step, notes, log_every=1)
     empty = ClassificationSums(0.0, 0.0, 0.0, 0.0)
     assert notes.epochs == [
         (ClassificationSums(6.0, 0.0, 0.0, 6.0), empty),
@@ -78,6 +80,6 @@ def test_the_first_record_of_a_session_tells_how_long_its_step_was_compiled():
 
     step.single = compiled
     keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: records.append(logs))
-    run_two_epochs(step, keep, log_every=20)
+    run_loop(step, keep, log_every=20)
     assert 0.2 <= records[0]["train_start_seconds"] <= records[0]["train_seconds"]
     assert "train_start_seconds" not in records[1]

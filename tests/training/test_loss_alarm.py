@@ -10,16 +10,13 @@ import tensorflow as tf
 from hybrid_imagenet import optimizers
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import SingleProcess
-from hybrid_imagenet.numerics.run_length import RunLength
-from hybrid_imagenet.numerics.sampling import SampleOrder
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
-from hybrid_imagenet.resilience.preemption import Control
 from hybrid_imagenet.resilience.rollback import DivergedError
 from hybrid_imagenet.training import loss_alarm
 from hybrid_imagenet.training.callbacks.divergence import DivergenceGuard
-from hybrid_imagenet.training.loop import Loop
 from hybrid_imagenet.training.loss_alarm import LossAlarm
 from hybrid_imagenet.training.step import TrainStep
+from tests.training.test_loop import run_loop
 
 CLASSES, BATCH, EXAMPLES = 5, 4, 16
 HIGHEST = 100 * math.log(CLASSES)
@@ -80,19 +77,8 @@ def run(lr, *, epochs, micro_batches=1, log_every=20, factor=None):
         for _ in range(200)
     ]
     guard = DivergenceGuard(state, step.alarm.read, ranks.allgather_object, step.alarm.highest, factor)
-    Loop(
-        state=state,
-        step=step,
-        length=RunLength(SampleOrder(EXAMPLES, 0, "wrap"), epochs),
-        batches=lambda epoch: (share, micro_batches),
-        data=lambda cursor, step: iter(batches),
-        validate=dict,
-        validate_after=lambda position: False,
-        control=Control(),
-        world_size=1,
-        log_every=log_every,
-        callbacks=[guard],
-    ).run()
+    batch = share, micro_batches
+    run_loop(step, guard, log_every, state=state, examples=EXAMPLES, epochs=epochs, batch=batch, data=batches)
     return state
 
 

@@ -64,15 +64,10 @@ def test_a_run_keeps_which_images_were_right(undisturbed):
     assert not list(run_dir.glob("*.tmp"))
 
 
-def test_a_run_keeps_the_distributions_of_its_weights(undisturbed):
-    found = events(undisturbed[0] / "tensorboard")
-    steps = {}
-    for step, tag, _, plugin in found:
-        if plugin == "histograms":
-            steps.setdefault(tag.partition("/")[0], set()).add(step)
-    ends = {record["step"] for record in program.records(undisturbed[0]) if record["kind"] == "epoch"}
-    assert len(ends) == 3
-    assert steps == {"weights": ends, "moment": ends}
+def test_a_run_writes_its_values_for_tensorboard(undisturbed):
+    found = {(step, tag) for step, tag, _, _ in events(undisturbed[0] / "tensorboard")}
+    ends = [record["step"] for record in program.records(undisturbed[0]) if record["kind"] == "epoch"]
+    assert {(end, "validation/top1") for end in ends} <= found
 
 
 def test_a_profile_tells_where_the_time_of_its_steps_went(undisturbed):

@@ -98,7 +98,6 @@ class Progress:
     """A bar on a terminal, a line per tenth elsewhere."""
 
     def __init__(self, title: str, total: int, stream: TextIO | None = None) -> None:
-        """Shows nothing before the first `add`."""
         self._title = title
         self._total = max(1, total)
         self._stream = stream or sys.stderr

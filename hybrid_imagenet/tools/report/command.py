@@ -1,17 +1,15 @@
-"""`hybrid-imagenet report RUN [RUN ...]`: a report on one or several runs, as HTML and PNG, or live in a browser."""
+"""`hybrid-imagenet report RUN [RUN ...]`: a report on one or several runs, as HTML, or live in a browser."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import pathlib
-import sys
 from collections.abc import Sequence
 
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.report import load, page, png, serve
+from hybrid_imagenet.tools.report import load, page, serve
 
 _PORT = 8600
 
@@ -19,7 +17,7 @@ _PORT = 8600
 def _parser() -> command_line.Parser:
     parser = command_line.Parser(
         "report",
-        "Writes DIR/index.html, one file that needs no network, and a PNG of each plot.",
+        "Writes DIR/index.html, one file that needs no network.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the directory of a run, finished or not")
     parser.add_argument("--out", metavar="DIR", help="default RUN/report for one run, ./report for several")
@@ -42,8 +40,7 @@ def _run(arguments: Sequence[str]) -> None:
         return
     if parsed.port is not None:
         raise UserError(f"--port={parsed.port}: only --serve has a port")
-    for path in write(parsed.runs, parsed.out, parsed.title):
-        print(path)
+    print(write(parsed.runs, parsed.out, parsed.title))
 
 
 def _port(text: str) -> int:
@@ -75,8 +72,8 @@ def _page(runs: Sequence[load.Run], title: str | None) -> str:
     return page.build(runs, title or "Training report: " + ", ".join(run.name for run in runs))
 
 
-def write(paths: Sequence[str], out: str | None = None, title: str | None = None) -> list[pathlib.Path]:
-    """Writes a report on runs; returns its files, the page first.
+def write(paths: Sequence[str], out: str | None = None, title: str | None = None) -> pathlib.Path:
+    """Writes a report on runs; returns the path of its page.
 
     Raises:
       UserError: if a run cannot be read or the report not be written.
@@ -87,11 +84,6 @@ def write(paths: Sequence[str], out: str | None = None, title: str | None = None
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "index.html").write_text(text, encoding="utf-8")
-        written = [directory / "index.html"]
-        if png.available():
-            written += png.draw(itertools.chain(*page.charts(runs).values()), runs, directory)
-        else:
-            print("no PNG: matplotlib is not installed; pip install matplotlib", file=sys.stderr)
     except OSError as error:
         raise UserError(f"--out={directory}: {error.strerror or error}") from None
-    return written
+    return directory / "index.html"

@@ -1,4 +1,4 @@
-"""Computes the charts with lines of a report; `svg` and `png` draw them."""
+"""Computes what the charts of a report show; `svg` draws them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,27 @@ from typing import Any
 
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.numerics import relative_step
-from hybrid_imagenet.runlog import input_rates
-from hybrid_imagenet.tools.report import units
-from hybrid_imagenet.tools.report.chart import Chart, Series
+from hybrid_imagenet.runlog.summary import INPUT_WINDOW
 from hybrid_imagenet.tools.report.load import Run
 from hybrid_imagenet.tools.report.palette import COLORS
+from hybrid_imagenet.tools.report.svg import Chart, Series
 
 _FIRST_THIRD = 1 / 3  # of a run: the steep rise, which would flatten all that follows
 _WIDE = 20.0  # losses further apart than this go on a logarithmic axis
 _HOPELESS = 0.5  # of the best accuracy: a run below that does not stretch the axis of the others
+_TIMES = ((2.0 * 3600, 3600.0, "hours"), (2 * 60.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+_BYTES = ((1e9, 1e9, "GB/s"), (1e6, 1e6, "MB/s"), (0.0, 1e3, "kB/s"))
+CAUSES = {
+    "computation": 0,
+    "computation and other": 0,
+    "input": 1,
+    "exposed communication": 2,
+    "slowest rank": 3,
+    "evaluation": 4,
+    "checkpoints": 5,
+    "other": 6,
+}
+"""Causes of time and their colors."""
 
 
 def curves(runs: Sequence[Run], what: str, by: str) -> Chart | None:
@@ -33,7 +45,7 @@ def curves(runs: Sequence[Run], what: str, by: str) -> Chart | None:
       by: `epoch` or `hours`.
     """
     longest = max((h for run in runs for h in run.series("seconds", by="hours")[0]), default=0.0)
-    divisor, unit = units.time(3600 * longest)
+    divisor, unit = unit_of_time(3600 * longest)
     alone = len(runs) == 1
     series = []
     for number, run in enumerate(runs):
@@ -49,8 +61,7 @@ def curves(runs: Sequence[Run], what: str, by: str) -> Chart | None:
     title = {"top1": "Top-1 accuracy", "top5": "Top-5 accuracy", "loss": "Loss"}[what]
     title += " by time" if by == "hours" else " by epoch"
     x_label = f"{unit} since the start" if by == "hours" else "epoch"
-    key = f"{what}_by_{'time' if by == 'hours' else by}"
-    chart = _unless_empty(Chart(key, title, series, x_label, y_label))
+    chart = _unless_empty(Chart(title, series, x_label, y_label))
     if chart is None:
         return None
     if what == "loss":
@@ -98,8 +109,8 @@ def _around(values: Sequence[float], *, highest: float = math.inf, log: bool = F
     return max(low - margin, 0.0), max(min(high + margin, highest), high)
 
 
-def learning_rate(run: Run, number: int) -> Chart | None:
-    """Learning rate, with AdaBound's bounds as long as they hold; `number` tells the charts of several runs apart."""
+def learning_rate(run: Run) -> Chart | None:
+    """Learning rate, with AdaBound's bounds as long as they hold."""
     steps = len(run.series("learning_rate", steps=True)[0]) > len(run.series("learning_rate")[0])
     bounded = dataclasses.replace(
         run, steps=[r for r in run.steps if r.get("phase") == 0], epochs=[r for r in run.epochs if r.get("phase") == 0]
@@ -110,9 +121,7 @@ def learning_rate(run: Run, number: int) -> Chart | None:
         Series("lower bound Bl", *bounded.series("lower_bound", steps=steps), 2, dashed=True),
     ]
     title = f"Learning rate and bounds, {run.name}"
-    return _unless_empty(
-        Chart(f"learning_rate_{number}", title, series, "epoch", "learning rate per update", log_y=True)
-    )
+    return _unless_empty(Chart(title, series, "epoch", "learning rate per update", log_y=True))
 
 
 def relative_steps(runs: Sequence[Run]) -> Chart | None:
@@ -128,7 +137,7 @@ def relative_steps(runs: Sequence[Run]) -> Chart | None:
         xs, ys = zip(*sorted(set(points)), strict=True)
         series.append(Series(f"tuned LARS, peak, batch {batch}", xs, ys, COLORS - 1, dashed=True))
     y_label = "relative to the weights' norm"
-    return _unless_empty(Chart("relative_step", "Relative step of LARS", series, "epoch", y_label, log_y=True))
+    return _unless_empty(Chart("Relative step of LARS", series, "epoch", y_label, log_y=True))
 
 
 def _by_run(runs: Sequence[Run], key: str) -> list[Series]:
@@ -139,9 +148,7 @@ def _by_run(runs: Sequence[Run], key: str) -> list[Series]:
 def throughput(runs: Sequence[Run]) -> Chart | None:
     """Images per second by epoch."""
     series = _by_run(runs, "images_per_second")
-    return _unless_empty(
-        Chart("throughput_by_epoch", "Training throughput", series, "epoch", "images per second", zero=True)
-    )
+    return _unless_empty(Chart("Training throughput", series, "epoch", "images per second", zero=True))
 
 
 _SAME_WORK = ("model", "dataset", "image_size", "per_gpu_batch", "precision")
@@ -177,11 +184,11 @@ def scaling(runs: Sequence[Run]) -> list[Chart]:
     first = f"{sizes[0]} {word if sizes[0] > 1 else word.removesuffix('s')}"
     by: dict[str, Any] = {"x_label": word, "log_x": True, "stops": sizes}
     return [
-        Chart("throughput_by_gpus", f"Throughput by {word}", [measured, ideal], y_label="images per second", log_y=True,
-              **by),
-        Chart("efficiency_by_gpus", f"Scaling efficiency (100 %: {first})", [efficiency],
-              y_label=f"% of {first} times as many", zero=True, **by),
-    ]  # fmt: skip
+        Chart(f"Throughput by {word}", [measured, ideal], y_label="images per second", log_y=True, **by),
+        Chart(
+            f"Scaling efficiency (100 %: {first})", [efficiency], y_label=f"% of {first} times as many", zero=True, **by
+        ),
+    ]
 
 
 def processors(runs: Sequence[Run]) -> str:
@@ -196,29 +203,29 @@ def input_output(runs: Sequence[Run]) -> list[Chart]:
     60, and so is their line; they are of the file system, ours of what is asked of it.
     """
     charts = []
-    for key, source, title, reference in (
-        ("io_bandwidth", "bytes_read", "Input bandwidth (application reads)", 1e9 * published.HAL_IO_GB_S),
-        ("iops", "reads", "Input operations (application reads)", published.HAL_IOPS),
+    for source, title, reference in (
+        ("bytes_read", "Input bandwidth (application reads)", 1e9 * published.HAL_IO_GB_S),
+        ("reads", "Input operations (application reads)", published.HAL_IOPS),
     ):
         rates = []
         for run in runs:
             rows = [r for r in run.epochs if r.get(source) is not None and r.get("train_seconds")]
             rates.append(([r["epoch"] for r in rows], [r[source] / r["train_seconds"] for r in rows]))
         largest = max((y for _, ys in rates for y in ys), default=0.0)
-        divisor, unit = units.bandwidth(largest) if source == "bytes_read" else (1.0, "reads per second")
+        divisor, unit = _unit_of_bandwidth(largest) if source == "bytes_read" else (1.0, "reads per second")
         series = [
             Series(run.name, xs, [y / divisor for y in ys], n, shape=n if len(runs) > 1 else None)
             for n, (run, (xs, ys)) in enumerate(zip(runs, rates, strict=True))
         ]
         longest = max((s.xs[-1] for s in series if s.xs), default=0)
-        first, last = input_rates.WINDOW
+        first, last = INPUT_WINDOW
         near = largest >= reference / _FAR and any(run.imagenet for run in runs)
         if longest > first and near:
             name = f"NCSA HAL's file system, 64 V100, mean of epochs {first} to {last}"
             ends = [first, min(last, longest)]
             series.append(Series(name, ends, [reference / divisor] * 2, COLORS - 1, dashed=True))
         if longest:
-            charts.append(Chart(key, title, [s for s in series if s.xs], "epoch", unit, zero=True))
+            charts.append(Chart(title, [s for s in series if s.xs], "epoch", unit, zero=True))
     return charts
 
 
@@ -237,6 +244,53 @@ def trust_ratios(run: Run) -> tuple[list[tuple[str, list[float | None]]], list[f
     layers = list(by_epoch[columns[-1]])
     ending = "/kernel" if all(layer.endswith("/kernel") for layer in layers) else ""
     return [(n.removesuffix(ending), [by_epoch[c].get(n) for c in columns]) for n in layers], columns
+
+
+def run_time(runs: Sequence[Run]) -> list[tuple[str, dict[str, float]]]:
+    """Seconds of each run by cause."""
+    known = [(run.name, run.summary["time_by_cause"]) for run in runs if run.summary.get("time_by_cause")]
+    return [(name, {cause: parts[cause] for cause in CAUSES if cause in parts}) for name, parts in known]
+
+
+def step_time(runs: Sequence[Run]) -> list[tuple[str, dict[str, float]]]:
+    """Milliseconds of an average step after the first epoch, by cause, as far as it was measured."""
+    rows = []
+    for run in runs:
+        records = [r for r in run.steps if r.get("step_seconds") and r.get("epoch", 0) > 1]
+        records = records or [r for r in run.steps if r.get("step_seconds")]
+        if not records:
+            continue
+        total = statistics.fmean(r["step_seconds"] for r in records)
+        waits = [
+            r["data_wait_fraction"] * r["step_seconds"] for r in records if r.get("data_wait_fraction") is not None
+        ]
+        parts = {
+            "input": statistics.fmean(waits) if waits else 0.0,
+            "exposed communication": _mean([*records, *run.epochs], "communication_seconds"),
+            "slowest rank": _mean([*records, *run.epochs], "slowest_rank_seconds"),
+        }
+        known = {name: 1e3 * seconds for name, seconds in parts.items() if seconds > 0}
+        rows.append((run.name, {"computation and other": 1e3 * total - sum(known.values()), **known}))
+    return rows
+
+
+def _mean(records: Sequence[dict[str, Any]], key: str) -> float:
+    values = [r[key] for r in records if r.get(key) is not None]
+    return statistics.fmean(values) if values else 0.0
+
+
+def unit_of_time(seconds: float) -> tuple[float, str]:
+    """The seconds in the unit that suits the longest of several times, and its name."""
+    return _chosen(_TIMES, seconds)
+
+
+def _unit_of_bandwidth(bytes_per_second: float) -> tuple[float, str]:
+    """The bytes per second in the unit that suits the largest of several rates, and its name."""
+    return _chosen(_BYTES, bytes_per_second)
+
+
+def _chosen(choices: tuple[tuple[float, float, str], ...], largest: float) -> tuple[float, str]:
+    return next((divisor, name) for least, divisor, name in choices if largest >= least)
 
 
 def _unless_empty(chart: Chart) -> Chart | None:

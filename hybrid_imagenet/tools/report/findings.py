@@ -76,17 +76,15 @@ def _outcome(run: Run) -> tuple[str, str]:
         f"{duration(goal['seconds'])}"
         for goal in reached
     ]
-    for target in missed:
-        if goals.get(target, {}).get("known") is False:
-            words.append(f"whether {percent(target)} was reached is not known, records are missing")
-        else:
-            points = 100 * (target - best)
-            words.append(f"target {percent(target)} top-1 not reached, {points:.2f} points off")
+    words += [
+        f"target {percent(target)} top-1 not reached, {100 * (target - best):.2f} points off" for target in missed
+    ]
     text = "; ".join([*words, best_words]) + ended + "." + (_expected(run, missed[0]) if missed else "")
     if not missed:
         return GOOD, text
-    unknown = all(goals.get(target, {}).get("known") is False for target in missed)
-    return BAD if run.ended and not unknown else OPEN, text[0].upper() + text[1:]
+    lost = summary.get("lost_epochs")
+    text += f" Records of {len(lost)} epochs are missing." if lost else ""
+    return BAD if run.ended and not lost else OPEN, text[0].upper() + text[1:]
 
 
 def _expected(run: Run, target: float) -> str:

@@ -9,8 +9,7 @@ import string
 from collections.abc import Iterable, Sequence
 
 from hybrid_imagenet.runlog.summary import duration
-from hybrid_imagenet.tools.report import figures, findings, heat, palette, suggestions, svg, tables, times, units
-from hybrid_imagenet.tools.report.chart import Chart
+from hybrid_imagenet.tools.report import figures, findings, palette, suggestions, svg, tables
 from hybrid_imagenet.tools.report.load import Run
 
 # What no HTML file may hold, and what a terminal that prints one would obey; names of runs and flags may have them.
@@ -18,13 +17,11 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
 
 
-def charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
+def charts(runs: Sequence[Run]) -> dict[str, list[svg.Chart]]:
     """The charts with lines, by section."""
     return {
         "accuracy": _present(figures.curves(runs, what, by) for what in ("top1", "loss") for by in ("epoch", "hours")),
-        "rates": _present(
-            [*(figures.learning_rate(run, number) for number, run in enumerate(runs, 1)), figures.relative_steps(runs)]
-        ),
+        "rates": _present([*map(figures.learning_rate, runs), figures.relative_steps(runs)]),
         "speed": [*_present([figures.throughput(runs)]), *figures.scaling(runs)],
         "input": figures.input_output(runs),
     }
@@ -107,7 +104,7 @@ def _best(runs: Sequence[Run]) -> str:
     return text
 
 
-def _present(found: Iterable[Chart | None]) -> list[Chart]:
+def _present(found: Iterable[svg.Chart | None]) -> list[svg.Chart]:
     return [chart for chart in found if chart is not None]
 
 
@@ -120,7 +117,7 @@ def _missing(what: str) -> str:
     return f'<p class="note">No {what} in these records.</p>'
 
 
-def _grid(found: Sequence[Chart]) -> str:
+def _grid(found: Sequence[svg.Chart]) -> str:
     return f'<div class="charts">{"".join(map(svg.line_chart, found))}</div>' if found else ""
 
 
@@ -143,7 +140,7 @@ def _speed_note(runs: Sequence[Run]) -> str:
 def _trust(runs: Sequence[Run]) -> str:
     maps = [(run, figures.trust_ratios(run)) for run in runs]
     drawn = [
-        heat.heat_map(f"Trust ratios, {run.name}", *found, "epoch", "trust ratio (norm of weights / norm of gradient)")
+        svg.heat_map(f"Trust ratios, {run.name}", *found, "epoch", "trust ratio (norm of weights / norm of gradient)")
         for run, found in maps
         if found is not None
     ]
@@ -152,15 +149,15 @@ def _trust(runs: Sequence[Run]) -> str:
 
 def _time(runs: Sequence[Run]) -> str:
     drawn = []
-    whole = times.run_time(runs)
-    divisor, unit = units.time(max((sum(parts.values()) for _, parts in whole), default=0.0))
+    whole = figures.run_time(runs)
+    divisor, unit = figures.unit_of_time(max((sum(parts.values()) for _, parts in whole), default=0.0))
     scaled = [(name, {part: seconds / divisor for part, seconds in parts.items()}) for name, parts in whole]
     for title, rows, word in (
         ("Run", scaled, unit),
-        ("Average step after the first epoch", times.step_time(runs), "milliseconds"),
+        ("Average step after the first epoch", figures.step_time(runs), "milliseconds"),
     ):
         if rows:
-            used = {c: color for c, color in times.CAUSES.items() if any(parts.get(c, 0) > 0 for _, parts in rows)}
+            used = {c: color for c, color in figures.CAUSES.items() if any(parts.get(c, 0) > 0 for _, parts in rows)}
             drawn.append(svg.stacked_bars(title, rows, word, used))
     return f'<div class="charts">{"".join(drawn)}</div>' if drawn else _missing("times")
 

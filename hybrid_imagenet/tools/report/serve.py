@@ -25,7 +25,6 @@ class Live:
     """
 
     def __init__(self, paths: Sequence[str], build: Callable[[], str]):
-        """`build` makes the page."""
         self.paths = [pathlib.Path(path) for path in paths]
         self._build = build
         self._lock = threading.Lock()

@@ -6,15 +6,74 @@ import dataclasses
 import html
 import itertools
 import json
+import math
 from collections.abc import Callable, Sequence
 
 from hybrid_imagenet.tools.report import scales
-from hybrid_imagenet.tools.report.chart import Chart, Series, twins
 from hybrid_imagenet.tools.report.palette import COLORS
 
 WIDTH, HEIGHT = 480, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 12, 10, 44
 _MARKS = 6  # on a line of many points
+_HEAT_ROW = 15  # pixels
+_HEAT_LABEL = 28  # characters
+_HEAT_TICKS = 6
+_SHADES = 24
+_PALEST = 0.06
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """One line.
+
+    Attributes:
+      name: in the legend.
+      xs: of its points, ascending.
+      ys: of its points.
+      color: a number of the palette.
+      dashed: for what accompanies a line, such as training beside validation.
+      markers: a mark on every point.
+      shape: of the marks, one of four; None draws none. They tell runs apart where colors do not.
+      key: whether the legend has it.
+    """
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    color: int
+    dashed: bool = False
+    markers: bool = False
+    shape: int | None = None
+    key: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """A chart with lines.
+
+    Attributes:
+      title: above it.
+      series: its lines.
+      x_label: with unit.
+      y_label: with unit.
+      log_x: a logarithmic horizontal axis; else it begins at 0.
+      log_y: a logarithmic vertical axis.
+      zero: the vertical axis begins at 0.
+      stops: ticks of the horizontal axis; None chooses them.
+      limits: ends of the vertical axis; lines leave the chart there. None holds all values.
+      levels: horizontal lines with a name, such as targets.
+    """
+
+    title: str
+    series: Sequence[Series]
+    x_label: str
+    y_label: str
+    log_x: bool = False
+    log_y: bool = False
+    zero: bool = False
+    stops: Sequence[float] | None = None
+    limits: tuple[float, float] | None = None
+    levels: Sequence[tuple[str, float]] = ()
 
 
 def _polygon(x: float, y: float, *corners: tuple[float, float]) -> str:
@@ -35,7 +94,7 @@ def line_chart(chart: Chart) -> str:
     shown = [_visible(s, chart.log_x, chart.log_y) for s in chart.series]
     shown = [s for s in shown if s.xs]
     x, y = _axes(chart, shown)
-    twin = twins(shown)
+    twin = _twins(shown)
     parts = [_grid(x, y, chart.stops), *(_level(name, y(value)) for name, value in chart.levels)]
     parts += [_line(s, x, y, number in twin) for number, s in enumerate(shown)]
     parts.append(_labels(chart.x_label, chart.y_label))
@@ -188,3 +247,88 @@ def _labels(x_label: str, y_label: str) -> str:
         f'<text x="{(_LEFT + WIDTH - _RIGHT) / 2}" y="{HEIGHT - 5}" class="axis mid">{html.escape(x_label)}</text>'
         f'<text x="11" y="{middle}" class="axis mid" transform="rotate(-90 11 {middle})">{html.escape(y_label)}</text>'
     )
+
+
+def _twins(series: Sequence[Series]) -> dict[int, int]:
+    """Which lines lie on an earlier one of their kind point by point: their numbers, and that line's."""
+    found: dict[int, int] = {}
+    for number, one in enumerate(series):
+        for earlier in range(number):
+            other = series[earlier]
+            if one.dashed == other.dashed and one.color != other.color and _same(one, other):
+                found[number] = found.get(earlier, earlier)
+                break
+    return found
+
+
+def _same(one: Series, other: Series) -> bool:
+    return len(one.xs) == len(other.xs) > 0 and all(
+        math.isclose(a, b, rel_tol=1e-9) for a, b in zip((*one.xs, *one.ys), (*other.xs, *other.ys), strict=True)
+    )
+
+
+def heat_map(
+    title: str, rows: Sequence[tuple[str, Sequence[float | None]]], columns: Sequence[float], x_label: str, unit: str
+) -> str:
+    """Rows of positive values by column, on a logarithmic ramp of one color; a missing value stays empty.
+
+    Args:
+      title: above the map.
+      rows: name and a value for each column.
+      columns: what stands under them.
+      x_label: of the columns.
+      unit: of the values, under the colour bar.
+    """
+    values = [v for _, row in rows for v in row if v is not None and v > 0]
+    low, high = (min(values), max(values)) if values else (1.0, 1.0)
+    ramp = scales.Scale(low, high if high > low else low * 1.01, _PALEST, 1.0, log=True)
+    cells = []
+    for index, (name, row) in enumerate(rows):
+        for column, value in enumerate(row):
+            if value is not None and value > 0:
+                tip = html.escape(f"{name}, {x_label} {columns[column]:g}: {value:.3g}")
+                cells.append(
+                    f'<rect x="{column}" y="{index}" width="1" height="0.93" class="f0" '
+                    f'fill-opacity="{ramp(value):.2f}"><title>{tip}</title></rect>'
+                )
+    names = "".join(f'<div title="{html.escape(name)}">{html.escape(_shortened(name))}</div>' for name, _ in rows)
+    count = max(len(columns), 1)
+    stride = max(-(-count // _HEAT_TICKS), 1)
+    ticks = [(100 * (c + 0.5) / count, f"{columns[c]:g}") for c in range(0, len(columns), stride)]
+    return (
+        f'<figure><h3>{html.escape(title)}</h3><div class="heat"><div class="names">{names}</div>'
+        f'<div><svg viewBox="0 0 {count} {len(rows)}" preserveAspectRatio="none" '
+        f'style="height:{_HEAT_ROW * len(rows)}px" role="img" aria-label="{html.escape(title)}">'
+        f"{''.join(cells)}</svg>{_heat_ticks(ticks)}"
+        f'<div class="under">{html.escape(x_label)}</div></div></div>{_heat_bar(low, high, ramp, unit)}</figure>'
+    )
+
+
+def _heat_bar(low: float, high: float, ramp: scales.Scale, unit: str) -> str:
+    shades = "".join(
+        f'<rect x="{n}" y="0" width="1" height="1" class="f0" '
+        f'fill-opacity="{_PALEST + (1 - _PALEST) * (n + 0.5) / _SHADES:.2f}"/>'
+        for n in range(_SHADES)
+    )
+    between = [t for t in ramp.ticks(4) if low * 1.5 < t < high / 1.5]
+    ticks = [(100 * (ramp(t) - _PALEST) / (1 - _PALEST), _rounded(t)) for t in between]
+    ticks = [(0.0, _rounded(low)), *ticks, (100.0, _rounded(high))]
+    return (
+        f'<figcaption class="bar"><svg viewBox="0 0 {_SHADES} 1" preserveAspectRatio="none" '
+        f'shape-rendering="crispEdges" aria-hidden="true">{shades}</svg>'
+        f'{_heat_ticks(ticks)}<div class="under">{html.escape(unit)}, logarithmic</div></figcaption>'
+    )
+
+
+def _heat_ticks(places: Sequence[tuple[float, str]]) -> str:
+    marks = "".join(f'<span style="left:{percent:.1f}%">{html.escape(text)}</span>' for percent, text in places)
+    return f'<div class="ticks">{marks}</div>'
+
+
+def _shortened(name: str) -> str:
+    half = _HEAT_LABEL // 2
+    return name if len(name) <= _HEAT_LABEL else f"{name[: half - 1]}…{name[-half:]}"
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if 10 <= value < 1e6 else f"{value:.2g}"

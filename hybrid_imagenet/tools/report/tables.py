@@ -59,7 +59,7 @@ def _own(run: Run, goal: dict[str, Any]) -> list[str]:
         f"{metric} {percent(goal['target'])}",
         str(summary["world_size"]),
         str(batch) if batch else DASH,
-        ("not reached" if goal.get("known", True) else "not known") if epochs is None else f"{epochs:g}",
+        "not reached" if epochs is None else f"{epochs:g}",
         DASH if epochs is None else f"{goal['convergence_rate']:.4f}",
         duration(goal.get("seconds")) if epochs else DASH,
         number(summary.get("steady_images_per_second")),

@@ -23,7 +23,7 @@ FINISHED, FAILED, DIVERGED, MISSING = "finished", "failed", "diverged", "missing
 
 WATCHING = frozenset(
     {
-        *("run_dir", "progress", "log_every_steps", "tensorboard", "histograms", "tracker", "stall_seconds"),
+        *("run_dir", "progress", "log_every_steps", "tensorboard", "tracker", "stall_seconds"),
         *("checkpoint_every_epochs", "checkpoint_every_steps", "checkpoint_every_seconds", "keep", "keep_best"),
         *("single_gpu", "wire_health_every_steps", "gradient_noise_scale", "profile_steps", "resume", "image_results"),
     }

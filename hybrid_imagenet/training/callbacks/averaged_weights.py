@@ -68,14 +68,12 @@ class AveragedWeights(keras.callbacks.Callback):
         self._leave()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Puts the averages in place."""
         self.refresh()
         self._enter()
         for path, variable in self._statistics.items():
             variable.assign(self._own[path].value)
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Takes the trained weights back."""
         self._leave()
 
     def _enter(self) -> None:

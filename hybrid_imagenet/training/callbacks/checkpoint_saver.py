@@ -74,13 +74,11 @@ class CheckpointCallback(keras.callbacks.Callback):
             self.save(self._first_top1)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes where training begins."""
         if not self._begun:
             self._position = max(self._position, (logs or {}).get("start", 0.0))
             self._begun = True
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves after a step where it is due."""
         logs = logs or {}
         due = bool(self._every_steps) and batch % (self._every_steps or 1) == 0
         inside = self._state.cursor.epoch == self._state.finished_epochs  # a checkpoint at its end waits for validation
@@ -95,7 +93,6 @@ class CheckpointCallback(keras.callbacks.Callback):
         return True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves after an epoch where it is due."""
         top1 = (logs or {}).get("val_top1")
         done = (logs or {}).get("epoch", epoch + 1)
         best = self._save_best and top1 is not None and self._state.best_epoch == done

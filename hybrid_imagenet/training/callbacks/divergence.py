@@ -51,7 +51,6 @@ class DivergenceGuard(keras.callbacks.Callback):
         self._began = self._seen = state.step
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Notes the step from which the alarm counts."""
         self._began = self._seen = self._state.step
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:

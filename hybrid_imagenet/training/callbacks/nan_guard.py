@@ -49,7 +49,6 @@ class NumericsGuard(keras.callbacks.Callback):
             )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the counters to the epoch's record."""
         if logs is not None:
             self._read(logs)
 
@@ -108,7 +107,6 @@ class TrustRatioLog(keras.callbacks.Callback):
         self._names = [variables[i].path for i in optimizer.kernel_indices()]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Fetches the ratios."""
         if logs is not None and self._optimizer.scales_layers and self._optimizer.hyper["phase"] > 0:
             logs["trust_ratios"] = dict(zip(self._names, self._optimizer.trust_ratios.numpy().tolist(), strict=True))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -15,7 +16,6 @@ class RecordLog(keras.callbacks.Callback):
     """Writes step and epoch records to metrics.jsonl and shows them. For rank 0; called after all that add values."""
 
     def __init__(self, writer: MetricsWriter, view: View):
-        """Takes the file and the view."""
         super().__init__()
         self._writer = writer
         self._view = view
@@ -23,7 +23,6 @@ class RecordLog(keras.callbacks.Callback):
         self._global_batch = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the epoch's number and batch for the records."""
         self._epoch = epoch + 1
         self._global_batch = (logs or {})["global_batch"]
 
@@ -39,7 +38,19 @@ class RecordLog(keras.callbacks.Callback):
             self._view.step(record)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Writes the epoch's record."""
         record = {"kind": "epoch", "global_batch": self._global_batch, **(logs or {})}
         self._writer.write(record)
         self._view.epoch(record)
+
+
+class EpochFacts(keras.callbacks.Callback):
+    """Adds `per_gpu_batch`, which batch normalization sees, `accumulation` and `image_size` to epoch records."""
+
+    def __init__(self, facts: Callable[[int], Mapping[str, Any]]):
+        """Takes `facts(epoch)`, which gives the values for an epoch counted from 0."""
+        super().__init__()
+        self._facts = facts
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs is not None:
+            logs.update(self._facts(epoch))

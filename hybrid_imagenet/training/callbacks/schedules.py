@@ -49,10 +49,7 @@ class HyperparameterSchedule(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Sets the values for the step that covers the fractional epochs logs["start"] to logs["end"]."""
         span = logs or {}
-        phase = self._state.hyper.get("phase")
         self._state.hyper = dict(self._schedule(span["start"], span["end"], self._global_batch))
-        if self._state.hyper.get("phase", phase) != phase:
-            self._optimizer.enter_phase(self._state.hyper["phase"])
         self._optimizer.hyper.assign(self._state.hyper)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:

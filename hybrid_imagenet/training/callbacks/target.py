@@ -23,8 +23,7 @@ class BestAndTarget(keras.callbacks.Callback):
         top1 = (logs or {}).get("val_top1")
         if top1 is None:
             return
-        first = not self._state.best_epoch and not self._state.best_top1  # version 0.1 stored no epoch
-        if top1 > self._state.best_top1 or first:
+        if top1 > self._state.best_top1 or not self._state.best_epoch:
             self._state.best_top1, self._state.best_epoch = float(top1), (logs or {}).get("epoch", epoch + 1)
         if self._target is not None and top1 >= self._target:
             self._state.stop = "target"

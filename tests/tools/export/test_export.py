@@ -142,7 +142,7 @@ def test_a_file_that_disagrees_is_not_kept(tmp_path):
 
     path = tmp_path / "wrong.npz"
     target = dataclasses.replace(targets.find(path), write=write)
-    with pytest.raises(UserError, match="outputs of the file differ"):
+    with pytest.raises(UserError, match=r"outputs of .* differ"):
         program.export(network(tmp_path), target, path)
     assert [p.name for p in tmp_path.iterdir()] == ["resnet18.safetensors"]
 
@@ -154,15 +154,6 @@ def test_a_checkpoint_keeps_everything(tmp_path):
     assert dataclasses.replace(again, origin=original.origin) == original
     for name, value in original.weights.items():
         np.testing.assert_array_equal(again.weights[name], value)
-
-
-def test_epsilon_of_a_run_comes_from_its_configuration(tmp_path):
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    meta = {"model": "resnet18", "class_names": list(CLASSES), "image_size": 32, "crop_fraction": 1.0}
-    archive.write(folder / "step-000000001.npz", {}, meta)
-    (tmp_path / "config.json").write_text(json.dumps({"flags": {"batch_norm_epsilon": 0.01}}))
-    assert pretrained.load(tmp_path, print).batch_norm_epsilon == 0.01
 
 
 def test_a_run_means_its_newest_good_checkpoint(tmp_path):
@@ -191,7 +182,7 @@ def test_the_best_of_a_run(tmp_path):
     assert pretrained.load(tmp_path, told.append).image_size == 30
     for step in (1, 2):
         (folder / f"step-{step:09d}.npz").unlink()
-    with pytest.raises(UserError, match=r"--best: .* holds no usable checkpoint with its own validation result"):
+    with pytest.raises(UserError, match=r"--best: .* no usable checkpoint"):
         pretrained.load(tmp_path, told.append, best=True)
     with pytest.raises(UserError, match=r"--best: .* is a file"):
         pretrained.load(folder / "step-000000003.npz", told.append, best=True)
@@ -247,5 +238,5 @@ def test_weights_of_another_network_are_refused(tmp_path):
 def test_these_programs_work_alone(monkeypatch, capsys):
     for name, value in {"RANK": 1, "SIZE": 2, "LOCAL_RANK": 1, "LOCAL_SIZE": 2}.items():
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
-    with pytest.raises(UserError, match="2 ranks were started, but export works alone"):
+    with pytest.raises(UserError, match="export works alone"):
         command_line.start_alone("export")

@@ -48,7 +48,7 @@ def test_another_epsilon_is_taken_up_by_the_variance(tmp_path):
 def test_a_file_of_another_network_is_refused(tmp_path):
     path = tmp_path / "other.safetensors"
     save_file({"features.0.weight": np.zeros((2, 2), np.float32)}, path)
-    with pytest.raises(UserError, match=r"does not hold the weights .*its first tensor is features\.0\.weight"):
+    with pytest.raises(UserError, match=r"features\.0\.weight"):
         pretrained.load(path, print)
     path.write_bytes(b"no tensors")
     with pytest.raises(UserError, match="cannot be read as a safetensors file"):

@@ -2,7 +2,6 @@ import dataclasses
 import json
 import re
 import shutil
-import sys
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
@@ -68,15 +67,11 @@ def test_every_chart_is_well_formed_and_stays_inside_its_frame(runs):
             assert float(bar.get("x")) + float(bar.get("width")) <= width + 1
 
 
-def test_report_on_several_runs_writes_page_and_plots(runs, tmp_path, capsys):
+def test_a_report_on_several_runs_is_one_page(runs, tmp_path, capsys):
     out = tmp_path / "out"
     assert program.main([*runs, f"--out={out}", "--title=Two runs"]) == 0
-    names = {path.name for path in out.iterdir()}
-    expected = {"index.html", "top1_by_epoch.png", "loss_by_time.png", "learning_rate_2.png", "run_time.png"}
-    expected |= {"throughput_by_gpus.png", "efficiency_by_gpus.png", "iops.png", "step_time.png", "trust_ratios_2.png"}
-    assert expected <= names
-    assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in names if name.endswith(".png"))
-    assert capsys.readouterr().out.splitlines()[0] == str(out / "index.html")
+    assert [path.name for path in out.iterdir()] == ["index.html"]
+    assert capsys.readouterr().out == f"{out / 'index.html'}\n"
 
 
 def test_one_run_goes_into_its_own_directory(runs):
@@ -85,14 +80,6 @@ def test_one_run_goes_into_its_own_directory(runs):
     assert "one (not finished)" in text
     assert "No trust ratios in these records." in text
     assert "No bytes read and reads in these records." in text
-
-
-def test_without_matplotlib_the_page_is_written_all_the_same(runs, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert program.main(runs[:1]) == 0
-    captured = capsys.readouterr()
-    assert captured.out.count("\n") == 1
-    assert "pip install matplotlib" in captured.err
 
 
 def test_published_rows_stand_beside_runs_on_imagenet_only(runs):

@@ -21,7 +21,7 @@ def test_rounds_written_out(candidates, budget, expected):
 
 
 def test_too_little_is_named():
-    with pytest.raises(ValueError, match="15 candidates need 63 epochs in 4 rounds, 62 are too few"):
+    with pytest.raises(ValueError, match=r"need 63 epochs .* 62 are too few"):
         halving.rungs(15, 62)
     with pytest.raises(ValueError, match="at least two"):
         halving.rungs(1, 10)

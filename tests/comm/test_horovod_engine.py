@@ -34,10 +34,6 @@ def test_one_bucket_is_one_message(options):
     }
 
 
-def test_the_tuner_decides_on_fusion(options):
-    assert options(Settings(autotune=True))[1] == {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_AUTOTUNE": "1"}
-
-
 def test_what_the_launcher_set_stays(options):
     assert options(Settings(), HOROVOD_CYCLE_TIME="7")[1]["HOROVOD_CYCLE_TIME"] == "7"
 
