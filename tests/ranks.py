@@ -27,7 +27,6 @@ ROOT = Path(__file__).parents[1]
 LAUNCHERS = {
     "": [],
     "mpi": [str(MPIRUN), "--oversubscribe", "--bind-to", "none", "-np"],
-    "gloo": [str(HOROVODRUN), "--gloo", "-np"],
 }
 
 
@@ -47,7 +46,7 @@ class Pool:
 
     Args:
       size: number of ranks.
-      launcher: "mpi", "gloo", or "" for a single process without a launcher.
+      launcher: "mpi", or "" for a single process without a launcher.
     """
 
     def __init__(self, size: int, launcher: str = "mpi"):

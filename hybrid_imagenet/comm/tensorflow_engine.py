@@ -53,11 +53,11 @@ def _join(place: Placement) -> list[list[str]]:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
         # The port is kept until all have theirs, so that no two ranks of a host are given the same one.
-        found = hosts.gather(place, [*own, str(port), *addresses], "tensorflow")
+        found = hosts.gather([*own, str(port), *addresses])
     if found is None:
         raise UserError(
-            "--engine=tensorflow: the ranks have no way to find each other: install mpi4py, or start them with "
-            "hybrid-imagenet run --gloo"
+            "--engine=tensorflow: the ranks have no way to find each other: install mpi4py, and start them with "
+            "hybrid-imagenet run"
         )
     keys = [each[: len(own)] for each in found]
     if all(key == own for key in keys):

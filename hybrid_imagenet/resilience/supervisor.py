@@ -1,6 +1,6 @@
 """Runs a launcher of ranks to its end (`python -m hybrid_imagenet.resilience.supervisor -- LAUNCHER...`).
 
-The launcher (mpirun, horovodrun, or the one for Gloo) starts ranks on several hosts. Whatever becomes of them, this
+The launcher (mpirun or horovodrun) starts ranks on several hosts. Whatever becomes of them, this
 process returns with the exit code that the ranks gave:
 
 - The launcher may wait for ever for a host that is lost. A rank that ends the job says so (`ending`); when the launcher
@@ -91,7 +91,6 @@ class Supervisor:
         *,
         stall: float = _DEFAULT_STALL,
         ssh_port: int | None = None,
-        elastic: bool = False,
     ):
         """Takes the launcher's words.
 
@@ -99,9 +98,8 @@ class Supervisor:
           command: the launcher and its arguments.
           stall: --stall_seconds of the program.
           ssh_port: port of sshd on the hosts, for mpirun; None leaves it to ssh's configuration.
-          elastic: a rank that ends does not end the job, but for codes on which all ranks agree.
         """
-        self._command, self._elastic = list(command), elastic
+        self._command = list(command)
         self._ssh = [*ssh_options(stall), *(["-p", str(ssh_port)] if ssh_port else [])]
         self._word = secrets.token_hex(16)
         self._ends: list[tuple[float, int]] = []
@@ -192,8 +190,7 @@ class Supervisor:
     def _push(self) -> None:
         """Ends a launcher that does not end with its job."""
         now = time.monotonic()
-        final = (EXIT_NUMERICS, EXIT_PREEMPTED) if self._elastic else range(1, 256)
-        began = next((at for at, code in self._ends if code in final), None)
+        began = next((at for at, code in self._ends if code), None)
         if not self._forced and began is not None and now - began > _GRACE:
             self._forced = now
             self._kill(_left())  # asked to end, mpirun would go on waiting, and say so

@@ -1,7 +1,5 @@
-"""`hybrid-imagenet run`: its command lines, and jobs of Gloo and MPI from plain processes."""
+"""`hybrid-imagenet run`: its command lines, and jobs of plain processes."""
 
-import json
-import os
 import shlex
 import signal
 import subprocess
@@ -65,20 +63,10 @@ def test_hosts_are_told_where_the_environments_own_open_mpi_lies(own, capfd, mon
     assert [command[at + 1] for at, word in enumerate(command) if word == "--prefix"] == [sys.prefix] * own
 
 
-def test_elastic_ranks_wait_as_long_as_the_watchdog_and_ssh_gives_up_early(capfd):
-    words = ["-np", "2", "--max-np", "3", "--host-discovery-script", "./h.sh", "--dry-run", "--"]
-    assert run.main([*words, *DIGITS, "--stall_seconds=45"]) == 0
-    command = shlex.split(capfd.readouterr().out)
-    plan = json.loads(command[command.index("hybrid_imagenet.comm.gloo_launch") + 1])
-    assert (plan["ranks"], plan["least"], plan["most"], plan["wait"]) == (2, 1, 3, 45)
-    assert plan["ssh_options"][-1] == "ServerAliveCountMax=3"
-    assert plan["cooldown"] == [10, 3600]
-
-
-def job(launcher, manner, folder):
+def job(manner, folder):
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2", *launcher),
+            *(sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2"),
             *("--module", "tests.resilience.plain_rank", "--", manner, str(folder)),
         ],
         cwd=ROOT,
@@ -98,12 +86,11 @@ def ranks_of(folder):
     return [int(path.name) for path in found]
 
 
-@pytest.mark.parametrize("launcher", [["--gloo"], []], ids=["Gloo", "MPI"])
-def test_a_job_ends_with_the_code_of_its_ranks_and_leaves_none(launcher, tmp_path):
+def test_a_job_ends_with_the_code_of_its_ranks_and_leaves_none(tmp_path):
     codes = {"polite": 75, "fails": 3, "killed": 137, "good": 0}
     for manner in codes:
         (tmp_path / manner).mkdir()
-    jobs = {manner: job(launcher, manner, tmp_path / manner) for manner in codes}  # they run beside one another
+    jobs = {manner: job(manner, tmp_path / manner) for manner in codes}  # they run beside one another
     ranks = {manner: ranks_of(tmp_path / manner) for manner in codes}
     jobs["polite"].send_signal(signal.SIGTERM)
     for manner, process in jobs.items():
@@ -117,7 +104,7 @@ def test_a_job_ends_with_the_code_of_its_ranks_and_leaves_none(launcher, tmp_pat
 
 
 def test_a_mistake_in_an_evaluation_on_two_ranks_is_said_once():
-    words = ["run", "-np", "2", "--gloo", "--module", "hybrid_imagenet.tools.evaluate", "--", "--typo"]
+    words = ["run", "-np", "2", "--module", "hybrid_imagenet.tools.evaluate", "--", "--typo"]
     command = [sys.executable, "-m", "hybrid_imagenet", *words]
     done = subprocess.run(command, cwd=ROOT, env=program.environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
@@ -127,20 +114,11 @@ def test_a_mistake_in_an_evaluation_on_two_ranks_is_said_once():
     )
 
 
-@pytest.mark.parametrize("launcher", [["--gloo"], []], ids=["Gloo", "MPI"])
-def test_a_host_that_nobody_knows_is_one_line(launcher):
-    command = [sys.executable, "-m", "hybrid_imagenet", "run", *launcher, "-H", "no-such-host:2"]
+def test_a_host_that_nobody_knows_is_one_line():
+    command = [sys.executable, "-m", "hybrid_imagenet", "run", "-H", "no-such-host:2"]
     command += ["--module", "tests.resilience.plain_rank"]
     done = subprocess.run(command, cwd=ROOT, env=program.environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert done.stderr.startswith("error: host no-such-host: ")
     assert ": check -H, " in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-def test_a_killed_supervisor_leaves_no_rank_of_gloo(tmp_path):
-    process = job(["--gloo"], "polite", tmp_path)
-    ranks = ranks_of(tmp_path)
-    os.kill(process.pid, signal.SIGKILL)
-    assert processes.gone_within(ranks, 20)
-    process.communicate()

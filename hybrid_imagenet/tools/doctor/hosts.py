@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hybrid_imagenet.comm.discovery import parse_host
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.resilience.discovery import parse_host
 
 CONNECT_SECONDS = 10
 ANSWER_SECONDS = 60
