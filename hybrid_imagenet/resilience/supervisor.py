@@ -91,6 +91,7 @@ class Supervisor:
         *,
         stall: float = _DEFAULT_STALL,
         ssh_port: int | None = None,
+        accept_new_host_keys: bool = False,
     ):
         """Takes the launcher's words.
 
@@ -98,9 +99,12 @@ class Supervisor:
           command: the launcher and its arguments.
           stall: --stall_seconds of the program.
           ssh_port: port of sshd on the hosts, for mpirun; None leaves it to ssh's configuration.
+          accept_new_host_keys: let ssh trust hosts that it does not know yet; a key that has changed is refused.
         """
         self._command = list(command)
         self._ssh = [*ssh_options(stall), *(["-p", str(ssh_port)] if ssh_port else [])]
+        if accept_new_host_keys:
+            self._ssh += ["-o", "StrictHostKeyChecking=accept-new"]
         self._word = secrets.token_hex(16)
         self._ends: list[tuple[float, int]] = []
         self._unknown = ""  # a host whose name ssh does not know
@@ -155,6 +159,11 @@ class Supervisor:
             self._force()
             return
         print("stopping: the ranks save and leave; press Ctrl-C again to end them at once", file=sys.stderr, flush=True)
+        self._ask_to_stop()
+
+    def ask_to_stop(self, why: str) -> None:
+        """Has the ranks save and leave, as a signal does; may be called from any thread."""
+        print(why, file=sys.stderr, flush=True)
         self._ask_to_stop()
 
     def _ask_to_stop(self) -> None:

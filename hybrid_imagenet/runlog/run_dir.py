@@ -80,6 +80,14 @@ def requested(path: str | None, recipe: str, dataset: str) -> pathlib.Path:
     return pathlib.Path(path) if path else pathlib.Path("runs", f"{recipe}-{dataset}")
 
 
+def chosen(path: str | None, recipe: str, dataset: str, *, resume: bool) -> pathlib.Path:
+    """Returns the directory of a run: that of --run_dir, else the newest to resume, or the first free name."""
+    base = requested(path, recipe, dataset)
+    if path is not None:
+        return base
+    return newest_name(base) if resume else free_name(base)
+
+
 def free_name(base: pathlib.Path) -> pathlib.Path:
     """Returns `base`, or `base-2`, `base-3`, ... : the first that does not exist."""
     candidate, number = base, 1

@@ -304,9 +304,7 @@ class _ToView(logging.Handler):
 def _open(config: Config, held: pathlib.Path | None) -> run_dir.RunDirectory:
     if held is not None:
         return run_dir.RunDirectory(held, resume=True)
-    path = run_dir.requested(config.run_dir, config.recipe, config.dataset)
-    if config.run_dir is None:
-        path = run_dir.newest_name(path) if config.resume else run_dir.free_name(path)
+    path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
     return run_dir.RunDirectory(path, resume=config.resume)
 
 

@@ -25,10 +25,12 @@ DIGITS = ("--dataset=digits", "--augmentation=digits")
         (["-H", ""], "'' is not HOST"),
         (["--network-interfaces", "eth0 --mca x"], "not a valid name"),
         (["--module", "a;b"], "--module a;b"),
-        (["--min-np", "2"], "need --host_discovery_script"),
+        (["--min-np", "2"], "from 1 to -np 1"),
         (["--host-discovery-script", "h", "-H", "a"], "one of them"),
-        (["-np", "4", "--max-np", "3", "--host-discovery-script", "h"], "between --min_np 1 and --max_np 3"),
-        (["--blacklist-cooldown-range", "5", "2"], "MIN first"),
+        (["--host-discovery-script", "h"], "as -np"),
+        (["-np", "1", "--host-discovery-script", "h 'a", "--", *DIGITS], "No closing quotation"),
+        (["--max-restarts", "-1"], "from 0 to 1000"),
+        (["-np", "2", "nowhere.py"], "nowhere.py: no such file"),
         (["--ssh-port", "70000"], "from 1 to 65535"),
         (["--nonsense"], "see --help"),
         (["--", "--epoch=3"], "epoch"),
@@ -44,14 +46,17 @@ def test_a_wrong_command_line_is_one_line_and_starts_nothing(words, text, capfd)
 
 
 def test_mpirun_learns_hosts_prefix_interface_and_variables(capfd, monkeypatch):
-    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    carried = {"NCCL_DEBUG": "WARN", "HF_TOKEN": "hf_secret", "AWS_SECRET_ACCESS_KEY": "s", "https_proxy": "http://p"}
+    for name, value in carried.items():
+        monkeypatch.setenv(name, value)
     words = ["-np", "3", "-H", "a:2,b", "--network-interfaces", "eth1", "--dry-run", "--", *DIGITS, "--run_dir=a b;$x"]
     assert run.main(words) == 0
     command = shlex.split(capfd.readouterr().out)
     assert command[0] == "mpirun"
     assert command[command.index("-np") + 1 : command.index("-np") + 4] == ["3", "-H", "a:2,b:1"]
     assert command[command.index("oob_tcp_if_include") + 1] == "eth1"
-    assert {"HYBRID_IMAGENET_JOB", "NCCL_DEBUG", "PATH"} <= set(command)
+    assert {"HYBRID_IMAGENET_JOB", "PATH", *carried} <= set(command)
+    assert not {"hf_secret", "s", "http://p"} & set(command)  # names alone: ps shows a command line to everybody
     assert command[-5:] == ["-m", "hybrid_imagenet.main", *DIGITS, "--run_dir=a b;$x"]
 
 
@@ -122,3 +127,12 @@ def test_a_host_that_nobody_knows_is_one_line():
     assert done.stderr.startswith("error: host no-such-host: ")
     assert ": check -H, " in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_program_of_the_users_runs_on_every_rank(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text("import os, sys; print(os.environ['OMPI_COMM_WORLD_RANK'], sys.argv[1:])\n")
+    words = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2", str(script), "--epochs=3", "--", "-x"]
+    done = subprocess.run(words, cwd=ROOT, env=program.environment(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [f"{rank} ['--epochs=3', '--', '-x']" for rank in range(2)]

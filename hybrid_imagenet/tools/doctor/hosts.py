@@ -69,7 +69,7 @@ def ask_host(name: str, request: dict[str, Any], ssh_port: int | None = None) ->
     command = [sys.executable, "-", json.dumps(request)]
     if not is_local(name):
         port = ["-p", str(ssh_port)] if ssh_port else []
-        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}", "-o", "StrictHostKeyChecking=no"]
+        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
         command = ["ssh", *options, *port, name, shlex.join(command)]
     source = (Path(__file__).parent / "probe.py").read_text(encoding="utf-8")
     before = time.time()
