@@ -97,6 +97,8 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError(f"{options.program}: no such file; flags of the training program stand after --")
     if options.script and options.hosts:
         raise UserError("-H and --host_discovery_script: give one of them; the script says where ranks run")
+    if options.script:
+        discovery.by_script(options.script)  # words that no shell could split are refused before anything starts
     if options.script and options.np is None:
         raise UserError("--host_discovery_script: give the number of ranks at most as -np")
     if not 0 <= options.max_restarts <= 1000:
