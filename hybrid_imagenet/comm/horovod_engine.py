@@ -15,6 +15,7 @@ from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.comm.horovod_collectives import HorovodCollectives
 from hybrid_imagenet.comm.selection import Selector
 from hybrid_imagenet.comm.settings import ALGORITHMS, Settings
+from hybrid_imagenet.errors import UserError
 
 
 class HorovodCommunicator(ConnectedRanks):
@@ -40,6 +41,11 @@ class HorovodCommunicator(ConnectedRanks):
             if composed:
                 os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # more sets will follow
             hvd.init(process_sets=self.collectives.made())
+        if hvd.is_initialized() and hvd.size() != place.size:
+            raise UserError(
+                f"{place.size} ranks were started, but MPI connects {hvd.size()} of them: start them with "
+                "hybrid-imagenet run or srun --mpi=pmix, or connect them by --engine=tensorflow"
+            )
         self.rank, self.size = place.rank, place.size
         self._take_places(keys or self.allgather_object(hosts.key()))
         selector = Selector(self, settings, self.collectives, built_in)

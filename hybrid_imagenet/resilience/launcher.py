@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -9,8 +10,8 @@ import time
 from collections.abc import Mapping
 
 from hybrid_imagenet.comm import leftovers
-from hybrid_imagenet.comm.environment import RANK_VARIABLES
-from hybrid_imagenet.errors import EXIT_FAILURE
+from hybrid_imagenet.comm.environment import RANK_VARIABLES, placement
+from hybrid_imagenet.errors import EXIT_FAILURE, UserError
 from hybrid_imagenet.resilience import processes
 
 _GRACE = 8.0  # seconds for saving after the launcher is gone
@@ -19,8 +20,11 @@ _GRACE = 8.0  # seconds for saving after the launcher is gone
 def launcher_rank(environ: Mapping[str, str] | None = None) -> int:
     """Returns the rank that the launcher announced; 0 without one, or if it is not a number."""
     env = os.environ if environ is None else environ
-    given = next((env[name] for name in RANK_VARIABLES if name in env), "0")
-    return int(given) if given.isascii() and given.isdigit() else 0
+    given = next((env[name] for name in RANK_VARIABLES if name in env), None)
+    if given is None:
+        with contextlib.suppress(UserError):
+            return placement(env).rank
+    return int(given) if given is not None and given.isascii() and given.isdigit() else 0
 
 
 def follow_launcher(environ: Mapping[str, str] | None = None) -> None:
