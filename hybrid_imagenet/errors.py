@@ -11,7 +11,8 @@ EXIT_FAILURE = 1  # an unexpected error, with a traceback
 EXIT_USAGE = 2  # a flag, a path or a data set that cannot be used
 EXIT_NUMERICS = 3  # too many skipped steps, or divergence
 EXIT_STALLED = 4  # a rank hung for --stall_seconds, or storage for --storage_timeout; start again with --resume
-EXIT_PREEMPTED = 75  # stopped by a signal after saving; start again with --resume
+EXIT_PREEMPTED = 75  # stopped by a signal; start again with --resume
+EXIT_INTERRUPTED = 130  # Ctrl-C: a command was stopped, or training before the first save
 
 _LONGEST = 2000  # characters of a message
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]*(?=@)")

@@ -107,17 +107,7 @@ def _train(config: configuration.Config) -> int:
         START.begin("loading Keras")
         from hybrid_imagenet import train
 
-        if comm.elastic.enabled():
-            from hybrid_imagenet.resilience import elastic
-
-            outcome = elastic.run(
-                lambda ranks, survivor: train.run(config, ranks, survivor=survivor),
-                communicator,
-                settings,
-                config.stall_seconds,
-            )
-        else:
-            outcome = train.run(config, communicator)
+        outcome = train.run(config, communicator)
     except UserError as error:
         _report(error)
         return _leave(error.exit_code)

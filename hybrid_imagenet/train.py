@@ -7,7 +7,6 @@ import tensorflow as tf
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import Config, checks, derived
 from hybrid_imagenet.resilience import rollback
-from hybrid_imagenet.resilience.elastic_state import Survivor
 from hybrid_imagenet.resilience.rollback import DivergedError
 from hybrid_imagenet.stages import START
 from hybrid_imagenet.training import automatic_batch, build, dev_run, earlier_run, hardware
@@ -19,7 +18,6 @@ def run(
     config: Config,
     communicator: Communicator,
     session: type[Session] | None = None,
-    survivor: Survivor | None = None,
 ) -> str:
     """Trains as configured; every rank calls it.
 
@@ -27,24 +25,20 @@ def run(
       config: what to do.
       communicator: the ranks.
       session: takes the place of `Session`, for measurements.
-      survivor: of an elastic rank: what it has kept, and where it keeps it.
 
     Returns:
       Why the run ended: "" (all epochs), "target" or "preempted".
 
     Raises:
       UserError: for data or directories that cannot be used, before training; or for what training cannot survive.
-      RanksChangeError: when elastic ranks are to connect anew.
     """
     if not config.fast_dev_run:
-        return _run(config, communicator, session, survivor)
+        return _run(config, communicator, session)
     with together(communicator):
-        if survivor is not None:
-            checks.check_elastic(config)
         parts = dev_run.parts(config)
     outcome = ""
     for part in parts:
-        outcome = outcome or _run(part, communicator, session, survivor)
+        outcome = outcome or _run(part, communicator, session)
     if not outcome:
         with together(communicator):
             if communicator.rank == 0:
@@ -52,13 +46,11 @@ def run(
     return outcome
 
 
-def _run(config: Config, communicator: Communicator, session: type[Session] | None, survivor: Survivor | None) -> str:
+def _run(config: Config, communicator: Communicator, session: type[Session] | None) -> str:
     START.begin("reading the data set")
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
     with together(communicator):
-        if survivor is not None:
-            checks.check_elastic(config)
         precision = hardware.choose_precision(config.precision, config.model)
         build.check_decoder(config)
         train_source, validation_source = build.sources(config)
@@ -74,19 +66,15 @@ def _run(config: Config, communicator: Communicator, session: type[Session] | No
     def begin(rollback: rollback.Rollback | None) -> str:
         with together(communicator):
             checks.check_data(config, train_source.num_examples, workers)
-            held = rollback.run_dir if rollback else survivor.memory.run_dir if survivor else None
+            held = rollback.run_dir if rollback else None
             recording = Recording(config, communicator.rank, communicator.size, note, held)
         START.begin("building the model")
         parts = config, communicator, recording, precision, train_source, validation_source
         try:
-            return (session or Session)(*parts, rollback, survivor).run()
+            return (session or Session)(*parts, rollback).run()
         except DivergedError as error:
             recording.interrupt()
             error.run_dir = recording.path
-            raise
-        except Exception:
-            if survivor is not None:
-                recording.interrupt()
             raise
 
     return rollback.run(begin, config.rollback)

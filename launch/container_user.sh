@@ -3,9 +3,7 @@
 #
 # Makes the user mpiuser of a container image, who can start ranks on other containers over ssh without root: an sshd on
 # port 2222 with files of his own. Keys are never part of an image; they are mounted at ~/.ssh (id_rsa, id_rsa.pub,
-# authorized_keys), as Kubeflow's MPI operator and launch/docker.sh do. Start the server on each host with
-#
-#   /usr/sbin/sshd -De -f /home/mpiuser/.sshd_config
+# authorized_keys), as Kubeflow's MPI operator does. launch/container_sshd.sh starts the server, with a host key of its own.
 #
 # ROOT is a prefix for trying this out; without it, users are made in the running system.
 set -eu
@@ -17,7 +15,6 @@ mkdir -p "$home/.ssh" "$root/workspace" "$root/etc/ssh/ssh_config.d"
 
 cat >"$home/.sshd_config" <<'SERVER'
 Port 2222
-HostKey /home/mpiuser/.ssh/id_rsa
 AuthorizedKeysFile .ssh/authorized_keys
 PidFile none
 UsePAM no
@@ -26,7 +23,7 @@ PasswordAuthentication no
 StrictModes no
 SERVER
 cat >"$root/etc/ssh/ssh_config.d/mpiuser.conf" <<'CLIENT'
-# Containers get new host keys at each start, and reach each other inside one private network.
+# Containers get new host keys at each start, so none can be known: only a private network keeps strangers out.
 Host *
   Port 2222
   StrictHostKeyChecking no

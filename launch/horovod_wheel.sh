@@ -16,7 +16,7 @@ set -euo pipefail
 
 BUILD_GB=2
 # Part of the wheel's name: raise it when the way of building changes.
-BUILD_REVISION=5
+BUILD_REVISION=6
 
 wheel_key() {
   local tag
@@ -113,7 +113,7 @@ unpack_source() {
     --require-hashes -r horovod.txt
   # A build rewrites files of the source tree in place, so each one gets a tree of its own.
   mkdir source && tar -xzf sdist/horovod-*.tar.gz -C source --strip-components=1
-  "$python" "$launch_dir/mend_horovod.py" source
+  "$python" "$launch_dir/patch_horovod.py" source
 }
 
 compile() {
@@ -126,7 +126,7 @@ compile() {
   ((memory >= jobs)) || jobs=$((memory > 0 ? memory : 1))
   export PATH=$bin:$PATH MAKEFLAGS=-j$jobs CMAKE_GENERATOR='Unix Makefiles'
   export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
-  export HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1
+  export HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_GLOO=1
   if [[ $kind == gpu ]]; then
     packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
     # NCCL's wheel has the library under its full name only; the linker looks for libnccl.so.

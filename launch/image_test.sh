@@ -17,7 +17,7 @@
 # The bases stand in for those that the Dockerfile names, which no package mirror has: the GPU image's has Ubuntu 24.04's
 # GCC 13, but Python 3.11 and an older CUDA 12. Needs root, buildah, debootstrap, Debian's mirrors and PyPI, and about an
 # hour on two cores. Repeat it after a change of the Dockerfile, launch/setup.sh, launch/horovod_wheel.sh,
-# launch/mend_horovod.py or launch/constraints.txt.
+# launch/patch_horovod.py or launch/constraints.txt.
 #
 #   DEBIAN_MIRROR   http://deb.debian.org/debian
 #   PIP_CERT        a file of certificates under /etc/ssl/certs, as outside
@@ -260,7 +260,7 @@ loads_with_nccl() {
   built_by "$1"
   inside "$1" bash -ec '. /opt/hybrid_imagenet/launch/env.sh; python -c "
 import horovod.tensorflow as hvd, pathlib, re
-assert hvd.nccl_built() and hvd.mpi_built() and hvd.gloo_built()
+assert hvd.nccl_built() and hvd.mpi_built()
 maps = pathlib.Path(\"/proc/self/maps\").read_text()
 loaded = sorted(set(re.findall(r\"/\S*/lib(?:nccl|cudart|cudnn|cublas)\.so\S*\", maps)))
 assert loaded and all(\"/site-packages/nvidia/\" in path for path in loaded), loaded

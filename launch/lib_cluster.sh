@@ -116,7 +116,7 @@ check_host() {
     [ -z '$interface' ] || [ -e '/sys/class/net/$interface' ] ||
       fail no network interface '$interface': it has \$(ls /sys/class/net)"
   if ! is_local "$1"; then
-    ask=(ssh -o BatchMode=yes -o "ConnectTimeout=$SSH_SECONDS" -o StrictHostKeyChecking=no)
+    ask=(ssh -o BatchMode=yes -o "ConnectTimeout=$SSH_SECONDS")
     [[ -z $ssh_port ]] || ask+=(-p "$ssh_port")
     ask+=("$1" bash -s)
   fi

@@ -4,7 +4,7 @@
 # Makes everything that training needs, without root: a virtual environment with TensorFlow, Keras, Open MPI (its
 # wheel), Horovod (built from source once, then kept in the user's cache) and this package. A second run takes a moment.
 #
-#   --cpu        tensorflow-cpu, Horovod on MPI and Gloo (what a first run without an option makes)
+#   --cpu        tensorflow-cpu, Horovod on MPI (what a first run without an option makes)
 #   --gpu        tensorflow[and-cuda], Horovod with NCCL as well; needs nvcc (CUDA_HOME or /usr/local/cuda)
 #   --gpu=MODEL  the same for GPUs that this machine does not show: p100, p40, v100, t4, a10, a100, l4, l40, h100, h200
 #   --print-key  only print the name under which the built Horovod is kept
@@ -70,7 +70,7 @@ main() {
 # fingerprint KIND: changes whenever the environment must be brought up to date.
 fingerprint() {
   local files=("$launch_dir/constraints.txt" "$launch_dir/hashes.txt" "$launch_dir/setup.sh" "$launch_dir/horovod_wheel.sh"
-    "$launch_dir/mend_horovod.py" "$root_dir/setup.py" "$launch_dir"/tensorflow-*.txt)
+    "$launch_dir/patch_horovod.py" "$root_dir/setup.py" "$launch_dir"/tensorflow-*.txt)
   printf 'kind %s\ntensorflow %s\ncudnn %s\ncheckout %s\nfiles %s\n' "$1" "$TENSORFLOW" "$cudnn" "$root_dir" "$(cat "${files[@]}" | cksum)"
 }
 
@@ -290,7 +290,7 @@ check_ranks() {
   # shellcheck source=launch/env.sh
   parts=$(. "$launch_dir/env.sh" && horovodrun --check-build) || return 1
   printf '%s\n' "$parts"
-  for part in TensorFlow MPI Gloo $([[ $1 == cpu ]] || echo NCCL); do
+  for part in TensorFlow MPI $([[ $1 == cpu ]] || echo NCCL); do
     [[ $parts == *"[X] $part"* ]] || { echo "error: Horovod was built without $part" && return 1; }
   done
   CUDA_VISIBLE_DEVICES='' two_ranks || return 1

@@ -4,6 +4,7 @@
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
 #SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --time=04:00:00
 #SBATCH --requeue
 #SBATCH --open-mode=append
@@ -51,5 +52,10 @@ if [[ -n ${DRY_RUN:-} ]]; then
 fi
 # shellcheck source=launch/env.sh
 . "$scripts/env.sh"
+# Some builds of Open MPI have no plug-in for Slurm: they start their daemons over ssh.
+if ! ompi_info --parsable 2>/dev/null | grep -q '^mca:plm:slurm:'; then
+  export OMPI_MCA_plm=rsh OMPI_MCA_ras=^slurm
+  say "this Open MPI has no Slurm plug-in: ranks start over ssh, which must work between the nodes without a password"
+fi
 # Slurm's USR1 reaches this process alone (B: above), which hands it to all ranks. What was stopped so queues again.
 exec "${command[@]:0:4}" --preempted "scontrol requeue $SLURM_JOB_ID" "${command[@]:4}"

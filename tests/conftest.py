@@ -37,12 +37,12 @@ MANY = 50  # tests with pools, of some 70
 
 @pytest.fixture(scope="session", autouse=True)
 def pools(request):
-    """Pools of 2 and 4 ranks, by size; of 4 that Gloo connects; and of 4 that TensorFlow's own runtime connects.
+    """Pools of 2 and 4 ranks, by size; and of 4 that TensorFlow's own runtime connects.
 
     A process that has begun with one engine cannot go on with the other. They start when they are called; where most
     are needed, one after the other beside the first tests, which leave a core free.
     """
-    made = {2: Pool(2), 4: Pool(4), "tensorflow": Pool(4), "gloo": Pool(4, "gloo")}
+    made = {2: Pool(2), 4: Pool(4), "tensorflow": Pool(4)}
     users = [item for item in request.session.items if "pools" in item.function.__code__.co_varnames]
     if len(users) >= MANY and not request.config.getoption("--fast"):
         before = None

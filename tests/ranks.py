@@ -28,7 +28,6 @@ ROOT = Path(__file__).parents[1]
 LAUNCHERS = {
     "": [],
     "mpi": [str(MPIRUN), "--oversubscribe", "--bind-to", "none", "-np"],
-    "gloo": [str(HOROVODRUN), "--gloo", "-np"],
 }
 
 
@@ -48,7 +47,7 @@ class Pool:
 
     Args:
       size: number of ranks.
-      launcher: "mpi", "gloo", or "" for a single process without a launcher.
+      launcher: "mpi", or "" for a single process without a launcher.
     """
 
     def __init__(self, size: int, launcher: str = "mpi"):

@@ -4,11 +4,10 @@
 a model of its own calls `process.init` instead, and is connected when its optimizer is known.
 """
 
-from hybrid_imagenet.comm import elastic
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.comm.single import SingleProcess
 from hybrid_imagenet.comm.starting import start
 
-__all__ = ["Communicator", "Settings", "SingleProcess", "elastic", "placement", "start"]
+__all__ = ["Communicator", "Settings", "SingleProcess", "placement", "start"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hybrid_imagenet.errors import SharedError
@@ -158,9 +158,6 @@ class Communicator(abc.ABC):
           Nothing if counting is off (`Settings.wire_health_every_steps`).
         """
         return []
-
-    def watch_hosts(self, callback: Callable[[], None]) -> None:  # noqa: B027 - nothing to do where ranks stay
-        """Calls back on rank 0, from another thread, when hosts come or go; never where ranks are not elastic."""
 
     @abc.abstractmethod
     def shutdown(self) -> None:

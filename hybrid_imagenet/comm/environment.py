@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.comm import clusters, gpus
 from hybrid_imagenet.comm.quiet import without_greeting
 from hybrid_imagenet.errors import HostError, UserError
 
@@ -39,7 +39,7 @@ class Placement:
 
 
 def placement(environ: Mapping[str, str] | None = None) -> Placement:
-    """Reads the launcher's variables.
+    """Reads the variables of mpirun or horovodrun, else TF_CONFIG, else those of srun.
 
     Raises:
       UserError: if a launcher's variable is missing or is not a number.
@@ -53,7 +53,8 @@ def placement(environ: Mapping[str, str] | None = None) -> Placement:
         except (KeyError, ValueError):
             given = ", ".join(f"{name}={env.get(name, '')}" for name in names)
             raise UserError(f"incomplete launcher variables ({given}): start with horovodrun or mpirun") from None
-    return Placement()
+    cluster = clusters.read(env)
+    return Placement() if cluster is None else Placement(cluster.rank, len(cluster.servers), *cluster.local())
 
 
 def prepare(place: Placement, threads: int | None = None, *, persistent_batch_norm: bool = True) -> int:

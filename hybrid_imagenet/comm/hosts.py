@@ -1,27 +1,20 @@
 """Finds out the host of every rank, and where it can be reached, before the ranks are connected.
 
 Horovod's own collectives can tell only after its start, but the sets of ranks that it is to know from its start depend
-on the hosts. So the ranks ask the launcher's means: MPI (through mpi4py) or the store of `horovodrun --gloo`.
+on the hosts. So the ranks ask each other through MPI (mpi4py).
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import socket
-import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.errors import UserError
 
 _INTERFACES = "NCCL_SOCKET_IFNAME"
-_STORE = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
-_TIMEOUT = 30.0  # seconds until all ranks must have reached the store
-_PAUSE = 0.02  # seconds between looks at the store
 
 
 def key() -> list[str]:
@@ -100,70 +93,19 @@ def names(keys: Sequence[Sequence[str]]) -> tuple[str, ...]:
     return tuple(unique[host] for host in each)
 
 
-def gather(place: Placement, own: Sequence[str], name: str) -> list[list[str]] | None:
-    """Gathers every rank's key without Horovod. All ranks call it once for each name, after the import of Horovod.
+def gather(own: Sequence[str]) -> list[list[str]] | None:
+    """Gathers what every rank contributes, through MPI. All ranks call it, after the import of Horovod.
 
-    Args:
-      place: this rank's place.
-      own: what this rank contributes.
-      name: of this gathering, the same on all ranks; one that has several engines gathers several times.
+    MPI is started here; Horovod finds it started and leaves it running. It is ended when the process ends.
 
     Returns:
-      The keys in the order of ranks, or None if there is no way to gather them, as with MPI but without mpi4py.
-
-    Raises:
-      UserError: if not all ranks reach the store of Gloo in time.
+      The contributions in the order of ranks; None where mpirun has not started the ranks, or without mpi4py.
     """
-    if "OMPI_COMM_WORLD_RANK" in os.environ:
-        return _through_mpi(own) if importlib.util.find_spec("mpi4py") else None
-    if all(variable in os.environ for variable in _STORE):
-        return through_store(":".join(os.environ[variable] for variable in _STORE), place, own, name)
-    return None
-
-
-def _through_mpi(own: Sequence[str]) -> list[list[str]]:
-    """Starts MPI, which Horovod then finds started and leaves running; mpi4py ends it with the process."""
+    if "OMPI_COMM_WORLD_RANK" not in os.environ or not importlib.util.find_spec("mpi4py"):
+        return None
     import mpi4py
 
     mpi4py.rc.errors = "default"  # as without mpi4py; else errors inside of Horovod's communicators would be returned
     from mpi4py import MPI
 
     return [list(other) for other in MPI.COMM_WORLD.allgather(list(own))]
-
-
-def through_store(
-    address: str, place: Placement, own: Sequence[str], name: str, timeout: float = _TIMEOUT
-) -> list[list[str]]:
-    """Gathers the keys: every rank puts its own into the launcher's store, then waits for the others'.
-
-    Args:
-      address: host and port of the store, with a colon between.
-      place: this rank's place.
-      own: this rank's key.
-      name: of the gathering: the store keeps what ranks have put into it, so each has a place of its own there.
-      timeout: seconds to wait.
-
-    Raises:
-      UserError: if a key is missing after that time.
-    """
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    base = f"http://{address}/hybrid_imagenet_hosts_{name}"
-    until = time.monotonic() + timeout
-    found: list[list[str]] = []
-    put = False
-    while len(found) < place.size:
-        try:
-            if not put:
-                body = json.dumps(list(own)).encode()
-                request = urllib.request.Request(f"{base}/{place.rank}", data=body, method="PUT")
-                opener.open(request, timeout=timeout).close()
-                put = True
-            with opener.open(f"{base}/{len(found)}", timeout=timeout) as reply:
-                found.append(json.loads(reply.read()))
-        except OSError as error:  # not there yet (404), or the store is too busy to answer
-            if time.monotonic() > until:
-                raise UserError(
-                    f"rank {len(found)} did not reach the launcher at {address} within {timeout:g} s ({error})"
-                ) from None
-            time.sleep(_PAUSE)
-    return found

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from hybrid_imagenet.comm import elastic, loss
+from hybrid_imagenet.comm import loss
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import Placement, placement
 from hybrid_imagenet.comm.settings import Settings
@@ -47,12 +47,10 @@ def init(threads: int | None = None) -> None:
       threads: threads of this rank for TensorFlow's operations; by default the host's cores divided by its ranks.
 
     Raises:
-      UserError: if the launcher's variables are incomplete, a rank has no GPU of its own, or ranks are elastic.
+      UserError: if the launcher's variables are incomplete or a rank has no GPU of its own.
     """
     if _process.place is not None:
         return
-    if elastic.enabled():
-        raise UserError("elastic ranks (--min-np) work with hybrid-imagenet run only: start a fixed number of ranks")
     _process.place = ready(threads)
     if _process.place.size > 1:
         _process.hook, sys.excepthook = sys.excepthook, _in_one_line(sys.excepthook)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Sequence
 
-from hybrid_imagenet.comm import elastic
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import Placement, configure_tensorflow, placement, prepare
 from hybrid_imagenet.comm.settings import ENGINES, Settings
@@ -31,18 +30,15 @@ def start(
       settings: how gradients travel; the default settings if None.
       threads: threads of this rank for TensorFlow's operations, if not chosen from the number of cores.
       others: settings of further reductions that the program will make by itself, so that their sets of ranks are known
-        from the start; not for elastic ranks.
+        from the start.
       persistent_batch_norm: see `gpus.prepare`; never with `Settings.deterministic`.
 
     Raises:
       UserError: if the launcher's variables are incomplete, Horovod is missing, a rank has no GPU of its own, there is
-        no GPU although TensorFlow is built for them, or the algorithm or grid does not fit the ranks and hosts, or
-        elastic ranks cannot work so.
+        no GPU although TensorFlow is built for them, or the algorithm or grid does not fit the ranks and hosts.
     """
     settings = settings or Settings()
     check_grids(placement(), (settings, *others))
-    if elastic.enabled():
-        elastic.prepare(settings)
     persistent = persistent_batch_norm and not settings.deterministic
     return connect(ready(threads, persistent_batch_norm=persistent), settings, others)
 
@@ -65,7 +61,7 @@ def ready(threads: int | None = None, *, persistent_batch_norm: bool = True) -> 
 
 def connect(place: Placement, settings: Settings, others: Sequence[Settings] = ()) -> Communicator:
     """Connects a process that is `ready` to the other ranks; arguments and errors as for `start`."""
-    if place.size == 1 and not elastic.enabled():
+    if place.size == 1:
         return SingleProcess(settings.wire_health_every_steps)
     START.begin(f"connecting {place.size} ranks")
     try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 import socket
+import sys
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from hybrid_imagenet.comm import hosts
+from hybrid_imagenet.comm import clusters, hosts
 from hybrid_imagenet.comm.connected import ConnectedRanks
 from hybrid_imagenet.comm.environment import Placement, placement
 from hybrid_imagenet.comm.selection import Selector
@@ -34,9 +36,16 @@ class TensorFlowCommunicator(ConnectedRanks):
         del others
         place = placement()
         self.rank, self.size = place.rank, place.size
-        self._take_places(_join(place))
+        keys = _join(place)
         nccl = bool(tf.config.get_visible_devices("GPU"))
         self._host = TensorFlowCollectives(place.rank, place.size)
+        self._take_places(keys or self.allgather_object(hosts.key()))
+        if self.rank == 0 and len(set(self.hosts)) > 1:
+            print(
+                "warning: --engine=tensorflow opens a port on every rank that takes requests from whoever reaches it: "
+                "use a trusted network (docs/trust.md)",
+                file=sys.stderr,
+            )
         self.collectives = TensorFlowCollectives(place.rank, place.size, gpu=True) if nccl else self._host
         self._neighbors = self._group_of_neighbors(settings.neighbors, place.rank, place.size)
         self._reduce_by(settings, Selector(self, settings, self.collectives), nccl)
@@ -46,18 +55,26 @@ class TensorFlowCommunicator(ConnectedRanks):
 
 
 @functools.cache
-def _join(place: Placement) -> list[list[str]]:
-    """Starts this rank's server and tells TensorFlow of the others'; returns every rank's `hosts.key`."""
+def _join(place: Placement) -> list[list[str]] | None:
+    """Starts this rank's server and tells TensorFlow of the others'.
+
+    Returns:
+      Every rank's `hosts.key`; None where TF_CONFIG or Slurm has given the addresses, and the keys are yet unknown.
+    """
+    cluster = clusters.read(os.environ) if "OMPI_COMM_WORLD_RANK" not in os.environ else None
+    if cluster is not None:
+        _connect(cluster.servers, place.rank)
+        return None
     own, addresses = hosts.key(), hosts.asked_for(hosts.interfaces()).values()
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
         # The port is kept until all have theirs, so that no two ranks of a host are given the same one.
-        found = hosts.gather(place, [*own, str(port), *addresses], "tensorflow")
+        found = hosts.gather([*own, str(port), *addresses])
     if found is None:
         raise UserError(
-            "--engine=tensorflow: the ranks have no way to find each other: install mpi4py, or start them with "
-            "hybrid-imagenet run --gloo"
+            "--engine=tensorflow: the ranks have no way to find each other: install mpi4py, and start them with "
+            "hybrid-imagenet run"
         )
     keys = [each[: len(own)] for each in found]
     if all(key == own for key in keys):
@@ -65,8 +82,14 @@ def _join(place: Placement) -> list[list[str]]:
     else:
         places = hosts.meeting_places([each[len(own) + 1 :] for each in found], keys)
     servers = [f"{address}:{each[len(own)]}" for address, each in zip(places, found, strict=True)]
+    _connect(servers, place.rank)
+    return keys
+
+
+def _connect(servers: Sequence[str], rank: int) -> None:
+    """Starts the server of `rank`; `servers` are the addresses of all ranks."""
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({"worker": servers}), task_type="worker", task_id=place.rank, rpc_layer="grpc"
+        tf.train.ClusterSpec({"worker": list(servers)}), task_type="worker", task_id=rank, rpc_layer="grpc"
     )
     try:
         # Its constructor is the public way to a server and to collective operations; nothing else of it is used.
@@ -75,4 +98,3 @@ def _join(place: Placement) -> list[list[str]]:
         raise UserError(
             f"--engine=tensorflow: the ranks must be connected before TensorFlow is used ({error}): use Horovod here"
         ) from None
-    return keys

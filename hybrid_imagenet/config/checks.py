@@ -205,22 +205,6 @@ def _image_sizes_are_possible(config: Config) -> None:
         raise UserError("--image_size_schedule does not go with --model=alexnet_bn, whose input has one size")
 
 
-def check_elastic(config: Config) -> None:
-    """Checks what ranks that come and go cannot have.
-
-    Raises:
-      UserError: if a setting needs a fixed number of ranks.
-    """
-    if config.per_gpu_batch == AUTO:
-        raise UserError("--per_gpu_batch=auto is measured with all ranks at the start: give a number for elastic ranks")
-    if config.bn_group > config.virtual_gpus:
-        raise UserError(
-            f"--bn_group={config.bn_group} over ranks needs a fixed number of them: leave it out for elastic ranks"
-        )
-    if config.fast_dev_run:
-        raise UserError("--fast_dev_run needs a fixed number of ranks: leave it out, or start with -np alone")
-
-
 def check_data(config: Config, num_examples: int, world_size: int) -> None:
     """Checks the batches of all epochs against the data set and the number of GPUs.
 

@@ -63,9 +63,6 @@ class Run:
     stall_seconds: float = option(
         300.0, "End the job when a rank has hung for so long; it is named before. 0 never does.", unit="s", minimum=0
     )
-    commit_every_steps: int = option(
-        100, "With elastic ranks: steps between the states to go back to when a rank is lost.", unit="steps", minimum=1
-    )
     progress: str = option(
         "auto",
         "How rank 0 shows progress: a live area on a terminal, plain lines elsewhere.",

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from hybrid_imagenet.resilience.datagrams import MAX_BYTES, duration, printable, seal, unseal, whole
@@ -102,19 +102,6 @@ def _all(values: Any, most: int, good: Any) -> bool:
 
 def _is_queue(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and whole(value[1])
-
-
-def encode_verdict(ranks: Sequence[int], token: str) -> bytes:
-    """Returns the datagram by which a listener tells elastic ranks that they are to leave."""
-    return seal({"leave": list(ranks)}, token)
-
-
-def decode_verdict(data: bytes, token: str) -> tuple[int, ...]:
-    """Returns the ranks that are to leave; none for any other datagram."""
-    values = unseal(data, token)
-    if not isinstance(values, dict) or values.keys() != {"leave"} or not isinstance(values["leave"], list):
-        return ()
-    return tuple(values["leave"]) if all(map(whole, values["leave"])) else ()
 
 
 def shown_file(module: types.ModuleType) -> str:

@@ -18,7 +18,7 @@ _BEGINNINGS = (
     b"ORTE has lost communication with a remote daemon",
     b"ORTE does not know how to route a message to the specified daemon",
 )
-# Open MPI's words, and those of `comm.gloo_launch`.
+# Open MPI's words.
 _KILLED = re.compile(rb"process rank (\d+)(?: with PID \d+)? on node (\S+) exited on signal (\d+)")
 _LONGEST = 50  # lines of a block
 

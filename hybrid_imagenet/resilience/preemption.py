@@ -19,24 +19,21 @@ class Verdict:
 
     stop: bool
     save: bool
-    regroup: bool
 
 
 class Control:
     """Collects this rank's requests and carries them in a small vector that each step adds up over ranks.
 
     A first SIGTERM, SIGINT or SIGUSR1 asks for a stop after the current step; a second ends the process at once.
-    A change of hosts asks elastic ranks to regroup.
     """
 
     def __init__(self, save_every_seconds: float | None = None):
         """Starts without requests; `save_every_seconds`, on one rank only, asks for checkpoints by time."""
-        self._regroup = False
         self._save_every_seconds = save_every_seconds
         self._last_save = time.monotonic()
         self._previous: dict[int, object] = {}
-        # One constant for each of the eight words, so that a step issues no host-to-device copy of its own.
-        self._words = {bits: tf.constant(bits, tf.int32) for bits in itertools.product((0, 1), repeat=3)}
+        # One constant for each of the four words, so that a step issues no host-to-device copy of its own.
+        self._words = {bits: tf.constant(bits, tf.int32) for bits in itertools.product((0, 1), repeat=2)}
 
     def install_signal_handlers(self) -> None:
         """Catches SIGTERM, SIGINT and SIGUSR1; does nothing outside the main thread."""
@@ -53,16 +50,12 @@ class Control:
         if not REQUESTS.installed:  # not the program, but a notebook: another run may follow in this process
             REQUESTS.stop = False
 
-    def request_regroup(self) -> None:
-        """Asks all ranks to connect anew after a step; may be called from any thread."""
-        self._regroup = True
-
     def word(self) -> tf.Tensor:
-        """Returns this rank's requests, int32 [3]: stop, save, regroup."""
+        """Returns this rank's requests, int32 [2]: stop, save."""
         save = self._save_every_seconds is not None and (time.monotonic() - self._last_save >= self._save_every_seconds)
         if save:
             self._last_save = time.monotonic()
-        return self._words[int(REQUESTS.stop), int(save), int(self._regroup)]
+        return self._words[int(REQUESTS.stop), int(save)]
 
     @staticmethod
     def read(total: tf.Tensor) -> Verdict:

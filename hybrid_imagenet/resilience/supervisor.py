@@ -1,6 +1,6 @@
 """Runs a launcher of ranks to its end (`python -m hybrid_imagenet.resilience.supervisor -- LAUNCHER...`).
 
-The launcher (mpirun, horovodrun, or the one for Gloo) starts ranks on several hosts. Whatever becomes of them, this
+The launcher (mpirun or horovodrun) starts ranks on several hosts. Whatever becomes of them, this
 process returns with the exit code that the ranks gave:
 
 - The launcher may wait for ever for a host that is lost. A rank that ends the job says so (`ending`); when the launcher
@@ -91,7 +91,7 @@ class Supervisor:
         *,
         stall: float = _DEFAULT_STALL,
         ssh_port: int | None = None,
-        elastic: bool = False,
+        accept_new_host_keys: bool = False,
     ):
         """Takes the launcher's words.
 
@@ -99,10 +99,12 @@ class Supervisor:
           command: the launcher and its arguments.
           stall: --stall_seconds of the program.
           ssh_port: port of sshd on the hosts, for mpirun; None leaves it to ssh's configuration.
-          elastic: a rank that ends does not end the job, but for codes on which all ranks agree.
+          accept_new_host_keys: let ssh trust hosts that it does not know yet; a key that has changed is refused.
         """
-        self._command, self._elastic = list(command), elastic
+        self._command = list(command)
         self._ssh = [*ssh_options(stall), *(["-p", str(ssh_port)] if ssh_port else [])]
+        if accept_new_host_keys:
+            self._ssh += ["-o", "StrictHostKeyChecking=accept-new"]
         self._word = secrets.token_hex(16)
         self._ends: list[tuple[float, int]] = []
         self._unknown = ""  # a host whose name ssh does not know
@@ -158,6 +160,11 @@ class Supervisor:
         print("stopping: the ranks save and leave; press Ctrl-C again to end them at once", file=sys.stderr, flush=True)
         self._ask_to_stop()
 
+    def ask_to_stop(self, why: str) -> None:
+        """Has the ranks save and leave, as a signal does; may be called from any thread."""
+        print(why, file=sys.stderr, flush=True)
+        self._ask_to_stop()
+
     def _ask_to_stop(self) -> None:
         if self._child is not None:
             with contextlib.suppress(OSError):
@@ -191,8 +198,7 @@ class Supervisor:
     def _push(self) -> None:
         """Ends a launcher that does not end with its job."""
         now = time.monotonic()
-        final = (EXIT_NUMERICS, EXIT_PREEMPTED) if self._elastic else range(1, 256)
-        began = next((at for at, code in self._ends if code in final), None)
+        began = next((at for at, code in self._ends if code), None)
         if not self._forced and began is not None and now - began > _GRACE:
             self._forced = now
             processes.kill(_left())  # asked to end, mpirun would go on waiting, and say so

@@ -25,19 +25,12 @@ from hybrid_imagenet.comm.hosts import interfaces
 from hybrid_imagenet.errors import EXIT_STALLED
 from hybrid_imagenet.resilience.datagrams import MAX_BYTES
 from hybrid_imagenet.resilience.ending import announce
-from hybrid_imagenet.resilience.heartbeats import (
-    Beat,
-    decode_verdict,
-    encode_verdict,
-    main_stack,
-    shown_file,
-)
+from hybrid_imagenet.resilience.heartbeats import Beat, main_stack, shown_file
 from hybrid_imagenet.resilience.ledger import Ledger
 from hybrid_imagenet.resilience.step_times import Queues, StepTimes
 
 _NAMED_AFTER = 30.0  # seconds without a sign of life after which a rank is named, or half of --stall_seconds
 _LISTENER_GRACE = 15.0  # seconds more after which a rank ends by itself: the listeners have not done it
-_ELASTIC_GRACE = 180.0  # the same for elastic ranks, which wait for a time-out of Gloo when a host is gone
 _AT_ONCE = 1000  # datagrams between two looks at the clock
 _SLOW_EVERY = 300.0  # seconds between two lines about a slow host
 
@@ -75,23 +68,12 @@ def _host_of(addresses: Sequence[Sequence[str]], hosts: Sequence[str]) -> dict[s
     return {address: names.pop() for address, names in at.items() if len(names) == 1}
 
 
-class SignsOfLife(Protocol):
-    """The part of a guardian that the watchdog uses."""
-
-    def alive(self) -> None:
-        """Gives a sign of life of this process."""
-
-    def rest(self) -> None:
-        """Suspends the supervision of this process."""
-
-
 class Watchdog:
     """Exchanges heartbeats with the other ranks from a daemon thread, and names and ends those that hang.
 
     A rank that gives no sign of life is named on standard error after 30 s (or half of `stall_seconds`, if that is
     less) with its host, process, last step and stack; so are the culprits when no rank advances. After
-    `stall_seconds` the job ends with EXIT_STALLED; of elastic ranks the culprits alone do. Before the first step, which
-    compiles, only silence counts.
+    `stall_seconds` the job ends with EXIT_STALLED. Before the first step, which compiles, only silence counts.
     """
 
     def __init__(
@@ -100,8 +82,6 @@ class Watchdog:
         stall_seconds: float,
         *,
         waits_in: Sequence[ModuleType] = (),
-        elastic: bool = False,
-        guardian: SignsOfLife | None = None,
         lasts: Callable[[], bool] = lambda: True,
         option: str = "--stall_seconds",
         remedy: str = "; start again with --resume",
@@ -112,8 +92,6 @@ class Watchdog:
           ranks: this rank and the others.
           stall_seconds: 0 switches the watchdog off.
           waits_in: modules in which a rank that has done its own part waits for the others: it is not to blame.
-          elastic: the other ranks continue without a rank that hangs.
-          guardian: receives signs of life of this process, from `start` to `stop`.
           lasts: returns whether that which is watched goes on; when it does not, this rank takes leave without `stop`.
           option: what the user calls `stall_seconds`.
           remedy: what the last line says after "the job ends".
@@ -131,7 +109,7 @@ class Watchdog:
         self._next_slow, self._failed = 0.0, False
         self._times: StepTimes | None = None
         self._queues, self._waited = Queues(), ranks.waited
-        self._elastic, self._guardian, self._lasts = elastic, guardian, lasts
+        self._lasts = lasts
         self._option, self._remedy = option, remedy
         if not stall_seconds:
             return
@@ -151,7 +129,6 @@ class Watchdog:
         files = [shown_file(module) for module in waits_in]
         self._ledger = Ledger(self._patience, files, _host_of([addresses for addresses, _ in places], self._hosts))
         self._targets = [target for rank in self._listeners for target in self._reach(rank, *places[rank])]
-        self._everyone = [target for rank, place in enumerate(places) for target in self._reach(rank, *place)]
 
     def _reach(self, rank: int, addresses: Sequence[str], port: int) -> list[tuple[str, int]]:
         if rank == self._rank:
@@ -192,8 +169,6 @@ class Watchdog:
     def _leave(self) -> None:
         if self._times is not None:
             self._times.stop()
-        if self._guardian is not None:
-            self._guardian.rest()
         self._send(self._beat(leaving=True))
         for part in (self._selector, self._socket, self._wake, self._waker):
             part.close()
@@ -223,16 +198,13 @@ class Watchdog:
         self._due = now + self._interval
         self._ledger.forgive(late)
         self._progress += late
-        if self._guardian is not None:
-            self._guardian.alive()
         beat = self._beat()
         self._send(beat)
         self._ledger.heard(beat, now)
         self._drain()
         if self._rank in self._listeners:
             self._judge(now)
-        grace = _ELASTIC_GRACE if self._elastic else _LISTENER_GRACE
-        if beat.step is not None and beat.idle > self._limit + grace:
+        if beat.step is not None and beat.idle > self._limit + _LISTENER_GRACE:
             self._end(f"rank {self._rank} on {beat.host} made no progress for {beat.idle:.0f} s")
 
     def _beat(self, leaving: bool = False) -> Beat:
@@ -254,10 +226,8 @@ class Watchdog:
         )
 
     def _send(self, beat: Beat) -> None:
-        self._send_to(self._targets, beat.encode(self._token))
-
-    def _send_to(self, targets: Sequence[tuple[str, int]], data: bytes) -> None:
-        for target in targets:
+        data = beat.encode(self._token)
+        for target in self._targets:
             with contextlib.suppress(OSError):  # no way to this address of the rank, or its queue is full
                 self._socket.sendto(data, target)
 
@@ -279,8 +249,6 @@ class Watchdog:
         beat = Beat.decode(data, self._token, len(self._hosts))
         if beat is not None:
             self._ledger.heard(beat, time.monotonic())
-        elif self._elastic and self._rank in decode_verdict(data, self._token):
-            self._end(f"rank {self._rank} on {self._hosts[self._rank]} hung")
 
     def _judge(self, now: float) -> None:
         """Names who hangs or is slow, once; the deputy speaks only when rank 0 is silent."""
@@ -294,9 +262,7 @@ class Watchdog:
         if stall.ranks != self._told:
             self._told = stall.ranks
             print(stall.text, file=sys.stderr, flush=True)
-        if stall.seconds > self._limit and self._elastic and self._rank not in stall.ranks:
-            self._send_to(self._everyone, encode_verdict(stall.ranks, self._token))
-        elif stall.seconds > self._limit:
+        if stall.seconds > self._limit:
             ranks = ", ".join(f"{rank} on {self._hosts[rank]}" for rank in stall.ranks)
             self._end(f"rank {ranks} hung for {stall.seconds:.0f} s")
 
@@ -307,8 +273,7 @@ class Watchdog:
             print(text, file=sys.stderr, flush=True)
 
     def _end(self, what: str) -> None:
-        follows = "the other ranks continue without it" if self._elastic else f"the job ends{self._remedy}"
-        print(f"error: {what} ({self._option}={self._limit:g}): {follows}", file=sys.stderr, flush=True)
-        if not self._elastic:
-            announce(EXIT_STALLED)
+        line = f"error: {what} ({self._option}={self._limit:g}): the job ends{self._remedy}"
+        print(line, file=sys.stderr, flush=True)
+        announce(EXIT_STALLED)
         os._exit(EXIT_STALLED)

@@ -2,8 +2,8 @@
 
 A record has the key `kind`: `step` (every --log_every_steps steps), `epoch` (one per pass over the training set, with
 the validation's results when there was one), `diverged` (training was found to have diverged at this step, and ended),
-`rollback` (training had diverged and went back to this step) or `ranks` (elastic ranks came or went, and training went
-on from this step). Values that are not finite are written as null, as JSON has no word for them.
+or `rollback` (training had diverged and went back to this step). Values that are not finite are written as null, as
+JSON has no word for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from hybrid_imagenet.errors import UserError
 
 KEYS: Mapping[str, str] = {
-    "kind": "`step`, `epoch`, `diverged`, `rollback` or `ranks`",
+    "kind": "`step`, `epoch`, `diverged` or `rollback`",
     "epoch": "epochs done (epoch records; 0.5 inside of an epoch), or the epoch under way, from 1 (step records)",
     "step": "optimizer steps done since the start of the run",
     "position": "fractional epochs done",
@@ -71,9 +71,6 @@ KEYS: Mapping[str, str] = {
     "diverged_step": "step at which training was found to have diverged (rollback records)",
     "rollbacks": "rollbacks so far (rollback records)",
     "learning_rate_factor": "factor on all learning rates from here on (rollback records)",
-    "world_size": "number of ranks from here on (ranks records)",
-    "world_size_before": "number of ranks before (ranks records)",
-    "steps_repeated": "steps after this one that were done before and are done anew (ranks records)",
 }
 """What each key means. A record may hold other keys too; readers pass over those that they do not know."""
 

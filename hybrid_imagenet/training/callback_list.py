@@ -10,7 +10,6 @@ from hybrid_imagenet.config import relative_step
 from hybrid_imagenet.training.callbacks.broadcast import BroadcastInitialState
 from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallback
 from hybrid_imagenet.training.callbacks.divergence import DivergenceGuard
-from hybrid_imagenet.training.callbacks.elastic_commits import CommitCallback
 from hybrid_imagenet.training.callbacks.example_count import ExampleCount
 from hybrid_imagenet.training.callbacks.metric_average import MetricAverage
 from hybrid_imagenet.training.callbacks.nan_guard import NoiseScaleLog, NumericsGuard, TrustRatioLog, WeightCheck
@@ -77,21 +76,4 @@ def in_order(parts: Parts) -> list[keras.callbacks.Callback]:
         BestAndTarget(parts.state, config.stop_at_top1),
         *log,
         checkpoints,
-        *_commits(parts),
     ]
-
-
-def _commits(parts: Parts) -> list[CommitCallback]:
-    """Returns the callback that keeps an elastic rank's state in memory, if ranks are elastic."""
-    if parts.memory is None:
-        return []
-    commits = CommitCallback(
-        parts.memory,
-        state=parts.state,
-        variables=parts.variables,
-        description=parts.checkpoint_meta,
-        synchronize=parts.synchronize,
-        every_steps=parts.config.commit_every_steps,
-        world_size=parts.communicator.size,
-    )
-    return [commits]

@@ -143,7 +143,7 @@ class Loop:
         self._compiled = True
         if len(self._verdicts) > _CONTROL_LAG:
             verdict = self._control.read(self._verdicts.popleft())
-            logs |= {"save": verdict.save, "regroup": verdict.regroup}
+            logs["save"] = verdict.save
             if verdict.stop:
                 self.state.stop = "preempted"
         self._call("on_train_batch_end", self.state.step, logs)

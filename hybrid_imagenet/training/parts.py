@@ -15,8 +15,7 @@ from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import Config, derived
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.models import normalization
-from hybrid_imagenet.resilience import launcher, preemption, rollback
-from hybrid_imagenet.resilience.elastic_state import Survivor
+from hybrid_imagenet.resilience import preemption, rollback
 from hybrid_imagenet.resilience.watchdog import Watchdog
 from hybrid_imagenet.training import accumulators, build, hardware, loss_alarm, step
 from hybrid_imagenet.training.callbacks.averaged_weights import AveragedWeights
@@ -45,17 +44,15 @@ class Parts:
         train_source: Source,
         validation_source: Source,
         rollback: rollback.Rollback | None = None,
-        survivor: Survivor | None = None,
     ):
         """Builds the parts; the same on every rank.
 
-        With `rollback` it goes on from the last good checkpoint, else from what a survivor remembers.
+        With `rollback` training continues from the last good checkpoint.
         """
         self.config = config
         self.communicator = communicator
         self.recording = recording
         self.rollback = rollback
-        self.memory = survivor.memory if survivor else None
         self.validation_source = validation_source
         self.state = RunState()
         self.restored_top1: float | None = None
@@ -64,8 +61,6 @@ class Parts:
             communicator,
             config.stall_seconds,
             waits_in=(comm, preemption, accumulators, loss_alarm, step),
-            elastic=survivor is not None,
-            guardian=survivor.guardian if survivor else launcher.guardian(config.stall_seconds),
         )
         options = build.host_options(config, tf.config.threading.get_intra_op_parallelism_threads() or 1)
         order = build.sample_order(config, train_source)

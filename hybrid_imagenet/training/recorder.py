@@ -126,22 +126,6 @@ class Recording:
             f"learning rates times {factor:g}"
         )
 
-    def regrouped(self, before: int, now: int, state: RunState, lost: int) -> None:
-        """Records and shows that training continues from `state` on another number of ranks, `lost` steps back."""
-        if self.writer is None:
-            return
-        self.writer.write(
-            {
-                "kind": "ranks",
-                "step": state.step,
-                "seconds": state.seconds,
-                "world_size": now,
-                "world_size_before": before,
-                "steps_repeated": lost,
-            }
-        )
-        self.view.message(f"ranks {before} -> {now}: continuing after step {state.step}, {lost} steps are repeated")
-
     def start(self, facts: Mapping[str, Any], info: Mapping[str, Any], state: RunState) -> None:
         """Writes config.json and opens metrics.jsonl.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,9 +58,6 @@ class Session(Parts):
         return self.state.stop
 
     def _train(self) -> None:
-        if self.memory is not None:
-            path = self.communicator.broadcast_object(str(self.recording.path))
-            self.memory.run_dir = pathlib.Path(path)
         begins_with: list[str] = []
         position = ""
         with together(self.communicator):
@@ -82,16 +78,12 @@ class Session(Parts):
             self.recording.announce(f"data: {note}")
         if self.rollback:
             self.recording.rolled_back(self.rollback, self.state.step, self._rate_factor())
-        elif self.memory is not None and self.memory.checkpoint is not None:
-            lost = self.memory.last_step - self.state.step
-            self.recording.regrouped(self.memory.world_size, self.communicator.size, self.state, lost)
         if self.state.step:
             self.recording.announce(self._resumed())
         if position:
             self.recording.announce(position)
         control = Control(self.config.checkpoint_every_seconds if self.communicator.rank == 0 else None)
         control.install_signal_handlers()
-        self.communicator.watch_hosts(control.request_regroup)
         try:
             START.begin("compiling the step")
             self._loop(control).run()
@@ -102,8 +94,6 @@ class Session(Parts):
         """Returns the checkpoint to restore on this rank, if any."""
         if self.rollback:
             return self.recording.last_good_checkpoint(self.rollback)
-        if self.memory is not None and self.memory.checkpoint is not None:
-            return self.memory.recall() if self.communicator.rank == 0 else None
         return self.recording.find_checkpoint()
 
     def _share_state(self, checkpoint: Checkpoint | None) -> None:

@@ -237,16 +237,6 @@ class Reducers:
         return GradientReducer(self.c, chosen, Selector(self.c, chosen, self.c.collectives))
 
 
-def once() -> dict:
-    """`sets` by the torus and `collectives` of one start: Gloo may fail to connect the same processes a second time."""
-    reducer = Reducers()
-    torus = reducer(allreduce="torus", compression="none")
-    return {
-        "sets": _sets(reducer.c, torus.reduce, torus.statistics),
-        "collectives": _collectives(reducer.c),
-    }
-
-
 def reductions(engine: str = "horovod") -> dict:
     """Means of gradients in every type and by every algorithm, and of extreme values."""
     reducer = Reducers(engine=engine, compression="none")

@@ -39,10 +39,6 @@ def test_collectives_of_tensorflow(pools):
     check(pools["tensorflow"].call(programs.collectives, "tensorflow"), 4)
 
 
-def test_collectives_with_gloo(gloo):
-    check([out["collectives"] for out in gloo], 4)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpi", ""])
 def test_collectives_of_one_rank(launcher):

@@ -1,24 +1,11 @@
-"""Hosts of the ranks, as they are found before Horovod starts. The ranks of the store are threads here."""
+"""Hosts of the ranks, as they are found before Horovod starts."""
 
 import ipaddress
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from horovod.runner.http.http_server import RendezvousServer
 
 from hybrid_imagenet.comm import hosts
-from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.errors import UserError
-
-
-@pytest.fixture
-def store():
-    server = RendezvousServer()
-    port = server.start()
-    server.init([])
-    yield f"127.0.0.1:{port}"
-    server.stop()
 
 
 @pytest.fixture
@@ -26,7 +13,7 @@ def launcher(monkeypatch):
     """Sets the variables of a launcher, and no others."""
 
     def call(**variables):
-        for name in ("OMPI_COMM_WORLD_RANK", *hosts._STORE):
+        for name in ("OMPI_COMM_WORLD_RANK",):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
@@ -75,49 +62,9 @@ def test_this_hosts_interfaces_have_addresses():
     assert all(ipaddress.IPv4Address(address).is_loopback is False for address in hosts.interfaces().values())
 
 
-def test_every_rank_finds_all_keys_in_the_store(store):
-    keys = [["near", "1"], ["far", "2"], ["far", "2"]]
-
-    def rank(number):
-        time.sleep(0.1 * (number == 0))  # the others have to wait
-        return hosts.through_store(store, Placement(number, 3), keys[number], "one")
-
-    with ThreadPoolExecutor(3) as ranks:
-        assert list(ranks.map(rank, range(3))) == [keys] * 3
-
-
-def test_ranks_that_gather_again_do_not_find_what_they_put_before(store):
-    def rank(number):
-        time.sleep(0.1 * (number == 1))  # rank 0 looks for what rank 1 has put into the store, twice
-        first = hosts.through_store(store, Placement(number, 2), ["first", str(number)], "one")
-        time.sleep(0.1 * (number == 1))
-        return first, hosts.through_store(store, Placement(number, 2), ["second", str(number)], "another")
-
-    expected = tuple([[word, "0"], [word, "1"]] for word in ("first", "second"))
-    with ThreadPoolExecutor(2) as ranks:
-        assert list(ranks.map(rank, range(2))) == [expected] * 2
-
-
-def test_the_launcher_names_the_store(store, launcher):
-    address, port = store.split(":")
-    launcher(HOROVOD_GLOO_RENDEZVOUS_ADDR=address, HOROVOD_GLOO_RENDEZVOUS_PORT=port)
-    assert hosts.gather(Placement(0, 1), ["here", ""], "one") == [["here", ""]]
-
-
-def test_a_rank_that_does_not_come_is_named(store):
-    with pytest.raises(UserError, match=f"rank 1 did not reach the launcher at {store} within 0.1 s"):
-        hosts.through_store(store, Placement(0, 2), ["here", ""], "one", timeout=0.1)
-
-
-def test_a_store_that_does_not_answer_ends_with_one_line(store):
-    closed = "127.0.0.1:9"
-    with pytest.raises(UserError, match=f"did not reach the launcher at {closed}"):
-        hosts.through_store(closed, Placement(0, 2), ["here", ""], "one", timeout=0.1)
-
-
 def test_where_there_is_no_way(launcher, monkeypatch):
     launcher()
-    assert hosts.gather(Placement(0, 2), ["here", ""], "one") is None
+    assert hosts.gather(["here", ""]) is None
     launcher(OMPI_COMM_WORLD_RANK="0")
     monkeypatch.setattr(hosts.importlib.util, "find_spec", lambda name: None)
-    assert hosts.gather(Placement(0, 2), ["here", ""], "one") is None
+    assert hosts.gather(["here", ""]) is None

@@ -35,12 +35,6 @@ def test_all_algorithms_share_the_sets_of_a_grid(pools):
     assert (out["open"], out["algorithm"]) == (False, "torus")
 
 
-def test_the_sets_are_known_with_gloo_too(gloo):
-    out = alike([out["sets"] for out in gloo])
-    assert out["sets"] == GRID
-    assert (out["open"], out["algorithm"]) == (False, "torus")
-
-
 def test_ranks_dealt_out_over_hosts_are_neighbors_in_the_grid(pools):
     out = outcome(pools[4], "hierarchical", hosts=("a", "b", "a", "b"), others=("torus",))
     assert out["sets"] == GRID

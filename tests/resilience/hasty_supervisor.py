@@ -1,4 +1,4 @@
-"""The supervisor with shorter times: SCRIPT SECONDS [elastic]. The script finds the job's word as $WORD."""
+"""The supervisor with shorter times: SCRIPT SECONDS. The script finds the job's word as $WORD."""
 
 import sys
 import threading
@@ -6,9 +6,9 @@ import time
 
 from hybrid_imagenet.resilience import supervisor
 
-script, orphans, elastic = sys.argv[1:]
+script, orphans = sys.argv[1:]
 supervisor._GRACE, supervisor._KILL_AFTER, supervisor._ORPHAN_GRACE = 0.5, 0.5, float(orphans)
 for _ in range(8):  # as libraries have: NumPy's one for each core
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
-job = supervisor.Supervisor(["sh", "-c", "WORD=$HYBRID_IMAGENET_JOB;" + script], elastic=elastic == "elastic")
+job = supervisor.Supervisor(["sh", "-c", "WORD=$HYBRID_IMAGENET_JOB;" + script])
 sys.exit(job.run())

@@ -40,7 +40,7 @@ def datagrams(seed: int, token: str) -> Iterator[bytes]:
     """Endless datagrams of every kind, from nothing to the largest."""
     generator = random.Random(seed)
     kinds: tuple[Callable[[random.Random, str], bytes], ...] = (
-        _noise, _nested, _foreign, _sealed_noise, _sealed_nested, _sealed_value, _sealed_literal, _verdict, _fields,
+        _noise, _nested, _foreign, _sealed_noise, _sealed_nested, _sealed_value, _sealed_literal, _fields,
     )  # fmt: skip
     while True:
         yield generator.choice(kinds)(generator, token)[:LARGEST]
@@ -91,11 +91,6 @@ def _sealed_literal(generator: random.Random, token: str) -> bytes:
         literal = "NaN"
     text = json.dumps({**_values(), name: "HERE"}).replace('"HERE"', literal)
     return token.encode() + text.encode()
-
-
-def _verdict(generator: random.Random, token: str) -> bytes:
-    value = generator.choice((None, 5, [None], ["0"], [-1], [1e300], [0.0], {"0": 0}, [[0]], [True]))
-    return generator.choice((seal({"leave": value}, token), seal({"leave": [0, 1]}, token[:-1] + "x")))
 
 
 def _fields(generator: random.Random, token: str) -> bytes:

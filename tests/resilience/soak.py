@@ -2,7 +2,7 @@
 
 The hosts are those of launch/lab.sh: real sshd, real links. Whenever a fault ends the job it must end with the exit
 code that README promises, within --stall_seconds + 30 s and with no process left on a host that can be reached; it is
-started again with --resume, through MPI and through Gloo in turn. When the time is over it is finished undisturbed.
+started again with --resume. When the time is over it is finished undisturbed.
 Then every epoch must be recorded once with the right number of steps, every example of every epoch must be trained on
 once or counted as dropped (told by what the ranks noted of their batches, and by the records), no process, temporary
 file or shared memory may be left, and neither memory nor file handles may have grown. Prints a line per fault and the
@@ -100,7 +100,7 @@ class Soak:
             code = session.end(STALL + 30)
             took = time.monotonic() - at
             if code not in ENDS[name]:
-                told = f"{session.launcher}: exit code {code} after {took:.0f} s"
+                told = f"exit code {code} after {took:.0f} s"
                 self.tell(f"{name}, {told}, not {ENDS[name]}\n{session.output[-3000:]}")
             self.growths.append(session.growth())
             # Ranks whose launcher is gone have 8 s to save; those that only wait for others end after the watchdog.
@@ -110,7 +110,7 @@ class Soak:
                 cut.link("up")
                 self.gone(f"{name}, and back", STALL + 15 + 30, [cut])
         how = f"exit code {code} after {took:.0f} s" if name in ENDS else "goes on"
-        print(f"{at - self.began:6.0f} s  step {step:6d}  {session.launcher:4}  {name}: {how}", flush=True)
+        print(f"{at - self.began:6.0f} s  step {step:6d}  {name}: {how}", flush=True)
         if name.startswith("newest checkpoint"):
             damage_checkpoint(self.run_dir, self.generator, cut=name.endswith("cut"))
         if not again:

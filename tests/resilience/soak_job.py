@@ -1,4 +1,4 @@
-"""The job of the soak: three ranks, one on each host of a lab, started through MPI and through Gloo in turn."""
+"""The job of the soak: three ranks, one on each host of a lab, started by `hybrid-imagenet run`."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Session:
     """One start of the job, from its first steps to its end; samples the ranks' memory and open files."""
 
     def __init__(self, lab: Lab, folder: pathlib.Path, number: int, *flags: str):
-        """Starts it with flags beside FLAGS; an odd number through Gloo."""
-        self.lab, self.run_dir, self.launcher = lab, folder / "run", ("MPI", "Gloo")[number % 2]
+        """Starts it with flags beside FLAGS."""
+        self.lab, self.run_dir = lab, folder / "run"
         self.notes = folder / "notes" / f"{number:04d}"
         self.notes.mkdir(parents=True)
         self.samples: dict[int, list[tuple[float, int]]] = collections.defaultdict(list)
@@ -62,7 +62,7 @@ class Session:
         self.output = ""
         hosts = ",".join(f"{host.name}:1" for host in lab.hosts)
         command = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", str(RANKS), "-H", hosts]
-        command += ["--network-interfaces", "eth0", "--module", MODULE, *(["--gloo"] if number % 2 else []), "--"]
+        command += ["--network-interfaces", "eth0", "--module", MODULE, "--"]
         self.process = lab.hosts[0].start(
             [*command, *FLAGS, f"--data_dir={folder}/data", f"--run_dir={self.run_dir}", *flags],
             env=environment() | {"HYBRID_IMAGENET_NOTES": str(self.notes)},

@@ -1,4 +1,4 @@
-"""Ranks whose launcher is killed, without TensorFlow: mpirun, and horovodrun with either controller."""
+"""Ranks whose launcher is killed, without TensorFlow: mpirun and horovodrun."""
 
 import os
 import signal
@@ -16,7 +16,6 @@ HOROVODRUN = str(Path(sys.prefix) / "bin" / "horovodrun")
 LAUNCHERS = {
     "mpirun": [str(MPIRUN), "--oversubscribe", "-np", "2"],
     "horovodrun, MPI": [HOROVODRUN, "--mpi", "-np", "2"],
-    "horovodrun, Gloo": [HOROVODRUN, "--gloo", "-np", "2"],
 }
 
 

@@ -14,9 +14,9 @@ from tests.ranks import ROOT
 from tests.support import processes
 
 
-def start(script, *, orphans=0.5, elastic=""):
+def start(script, *, orphans=0.5):
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.resilience.hasty_supervisor", script, str(orphans), elastic],
+        [sys.executable, "-m", "tests.resilience.hasty_supervisor", script, str(orphans)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -40,11 +40,10 @@ def finish(process, seconds=30):
         ("exit 0", 0),
         ("exit 137", 137),
         ("kill -KILL $$", 137),
-        ("echo $WORD ends 3 >&2; exit 1", 3),  # horovodrun with Gloo
+        ("echo $WORD ends 3 >&2; exit 1", 3),  # mpirun
         ("echo $WORD ends 75 >&2; echo $WORD ends 75 >&2; exit 1", 75),
         ("echo $WORD ends 75 >&2; echo $WORD ends 4 >&2; exit 1", 4),  # ranks that were told to leave because of one
         ("echo $WORD ends 1 >&2; echo $WORD ends 75 >&2; exit 1", 75),
-        ("echo $WORD ends 2 >&2; exit 0", 0),  # elastic ranks that went on
         ("exit 255", 4),  # ssh and mpirun when a connection is lost
     ],
 )
@@ -124,13 +123,6 @@ def test_a_launcher_that_waits_for_ever_is_ended_when_a_rank_has_ended_the_job(t
     assert err == "error: rank 1 hung\n"
     assert seconds < 15
     assert not processes.alive(int((tmp_path / "pid").read_text()))
-
-
-def test_an_elastic_job_goes_on_without_a_rank_and_ends_with_what_all_agree_on():
-    code, *_ = finish(start("echo $WORD ends 2 >&2; echo $WORD ends 1 >&2; sleep 3; exit 0", elastic="elastic"))
-    assert code == 0
-    code, _, _, seconds = finish(start("echo $WORD ends 75 >&2; sleep 300", elastic="elastic"))
-    assert (code, seconds < 15) == (75, True)
 
 
 def test_ranks_have_a_moment_when_their_launcher_is_gone_and_no_more(tmp_path):

@@ -1,4 +1,4 @@
-"""A rank without MPI that only its watchdog watches: FOLDER RANK SIZE LIMIT [RANK that hangs ...] [elastic] [busy].
+"""A rank without MPI that only its watchdog watches: FOLDER RANK SIZE LIMIT [RANK that hangs ...] [busy].
 
 RANK is a number, or `launched`: a launcher says it, and every rank is on a host of its own.
 """
@@ -49,7 +49,7 @@ def step_that_hangs():
 
 follow_launcher()
 ranks = Files()
-dog = Watchdog(ranks, limit, elastic="elastic" in sys.argv)
+dog = Watchdog(ranks, limit)
 if "busy" in sys.argv:
     print(dog._socket.getsockname()[1], flush=True)
 dog.start()

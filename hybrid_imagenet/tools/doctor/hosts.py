@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hybrid_imagenet.comm.discovery import parse_host
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.resilience.discovery import parse_host
 
 CONNECT_SECONDS = 10
 ANSWER_SECONDS = 60
@@ -69,7 +69,7 @@ def ask_host(name: str, request: dict[str, Any], ssh_port: int | None = None) ->
     command = [sys.executable, "-", json.dumps(request)]
     if not is_local(name):
         port = ["-p", str(ssh_port)] if ssh_port else []
-        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}", "-o", "StrictHostKeyChecking=no"]
+        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
         command = ["ssh", *options, *port, name, shlex.join(command)]
     source = (Path(__file__).parent / "probe.py").read_text(encoding="utf-8")
     before = time.time()

@@ -1,7 +1,6 @@
-"""Finds the hosts of an elastic job: those that the user's script prints and that answer.
+"""Finds the hosts on which a job can start: those of `-H`, or those that the user's script prints; and that answer.
 
-Horovod asks for them once a second while it holds a lock that recovery and shutdown need, so the answer must be there
-at once: threads of its own run the script, with a time limit, and look which hosts answer.
+Threads of its own run the script, with a time limit, and ask the hosts, so that an answer is there at once.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 
@@ -26,6 +26,9 @@ _EVERY = 1.0  # seconds between runs of the script
 _LIMIT = 10.0  # seconds for one run
 _CONNECT = 3.0  # seconds for a host to answer
 _MISSES = 2  # looks in a row at which a host did not answer: it is taken from the list
+
+List = Callable[[], Mapping[str, int]]
+"""Gives the slots of each host; raises ValueError where the answer cannot be believed."""
 
 
 def parse_host(word: str, default_slots: int) -> tuple[str, int]:
@@ -40,107 +43,104 @@ def parse_host(word: str, default_slots: int) -> tuple[str, int]:
     return match[2], int(match[3] or default_slots)
 
 
-class Discovery:
-    """Keeps the hosts that a script lists and that answer, in the form that Horovod's launcher asks for them."""
+def by_script(script: str, default_slots: int = 1, limit: float = _LIMIT) -> List:
+    """Returns what lists the hosts that a script prints, `HOST` or `HOST:SLOTS` a line.
 
-    def __init__(
-        self,
-        script: str,
-        default_slots: int = 1,
-        *,
-        answers: Callable[[str], bool] | None = None,
-        every: float = _EVERY,
-        limit: float = _LIMIT,
-    ):
-        """Runs the script once, then goes on in a thread. An answer with a line that is no host changes nothing.
+    Args:
+      script: a program and its arguments.
+      default_slots: ranks on a host without `:SLOTS`.
+      limit: seconds for one run.
+
+    Raises:
+      UserError: for words that a shell could not split.
+    """
+    try:
+        words = shlex.split(script)
+    except ValueError as error:
+        raise UserError(f"--host-discovery-script {script}: {error}") from None
+
+    def listed() -> dict[str, int]:
+        lines = (line.strip() for line in _output(words, limit).splitlines())
+        found = dict(parse_host(line, default_slots) for line in lines if line)
+        if not found:
+            raise ValueError("printed no host")
+        return found
+
+    return listed
+
+
+def _output(words: list[str], limit: float) -> str:
+    """Returns what one run of the script prints; into a file, as a process that outlives it would hold a pipe open."""
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True
+            )
+        except (OSError, IndexError) as error:
+            raise ValueError(f"cannot be run ({getattr(error, 'strerror', None) or 'no words'})") from None
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise ValueError(f"gave no answer within {limit:g} s") from None
+        finally:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        found = output.read(_MAX_OUTPUT + 1)
+    if len(found) > _MAX_OUTPUT:
+        raise ValueError(f"printed more than {_MAX_OUTPUT} bytes")
+    if code:
+        raise ValueError(f"ended with code {code}")
+    return found.decode(errors="replace")
+
+
+class Discovery:
+    """Keeps the hosts that are listed and that answer."""
+
+    def __init__(self, listed: List, *, answers: Callable[[str], bool], every: float = _EVERY):
+        """Lists the hosts once, then in a thread. An answer that cannot be believed changes nothing.
 
         Args:
-          script: a program and its arguments; it prints `HOST` or `HOST:SLOTS` a line.
-          default_slots: ranks on a host without `:SLOTS`.
-          answers: whether a host can be reached; every host if None.
-          every: seconds between two runs.
-          limit: seconds for one run.
+          listed: gives the slots of each host.
+          answers: whether a host can be reached.
+          every: seconds between two looks.
 
         Raises:
-          UserError: if the script gives no hosts the first time.
+          UserError: if there is no list the first time.
         """
-        self._words, self._default_slots = shlex.split(script), default_slots
-        self._answers = answers or (lambda host: True)
-        self._every, self._limit = every, limit
+        self._list, self._answers, self._every = listed, answers, every
         self._told: set[str] = set()
         self._misses: dict[str, int] = {}
         self._stop = threading.Event()
         try:
-            self._listed = self._list()
+            self._listed = listed()
         except ValueError as error:
-            raise UserError(f"--host-discovery-script {script}: {error}") from None
+            raise UserError(f"--host-discovery-script: {error}") from None
         self._hosts: Mapping[str, int] = dict(self._listed)
         # Apart, so that a script that hangs does not delay the news that a host is lost.
-        for work in (self._go_on_listing, self._go_on_looking):
+        for work in (self._keep_listing, self._keep_asking):
             threading.Thread(target=work, name="discovery", daemon=True).start()
 
-    def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """Returns the slots of each host, as of the last look."""
+    def hosts(self) -> dict[str, int]:
+        """Returns the slots of each host that answers, as of the last look."""
         return dict(self._hosts)
 
     def stop(self) -> None:
         """Ends the threads after the run under way."""
         self._stop.set()
 
-    def _go_on_listing(self) -> None:
+    def _keep_listing(self) -> None:
         while not self._stop.wait(self._every):
             try:
                 self._listed = self._list()
-                for kind in tuple(self._told):
-                    if kind.startswith("keeps"):
-                        self._told.discard(kind)
+                self._told = {kind for kind in self._told if not kind.startswith("keeps")}
             except ValueError as error:
                 self._tell(f"keeps the hosts known so far: {error}")
 
-    def _go_on_looking(self) -> None:
+    def _keep_asking(self) -> None:
         while not self._stop.wait(self._every):
             self._hosts = self._reachable(self._listed)
-
-    def _list(self) -> dict[str, int]:
-        """Returns the hosts that one run of the script prints; ValueError says why its answer cannot be believed."""
-        lines = (line.strip() for line in self._run().splitlines())
-        return dict(parse_host(line, self._default_slots) for line in lines if line)
-
-    def _run(self) -> str:
-        try:
-            process = subprocess.Popen(
-                self._words,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ValueError(f"cannot be run ({error.strerror})") from None
-        late = threading.Event()
-
-        def expire() -> None:
-            late.set()
-            _kill_session(process.pid)
-
-        timer = threading.Timer(self._limit, expire)
-        timer.start()
-        try:
-            assert process.stdout is not None
-            output = process.stdout.read(_MAX_OUTPUT + 1)
-            if len(output) > _MAX_OUTPUT:
-                raise ValueError(f"printed more than {_MAX_OUTPUT} bytes")
-            code = process.wait()
-        finally:
-            timer.cancel()
-            _kill_session(process.pid)
-            process.wait()
-            process.stdout.close()  # type: ignore[union-attr]
-        if late.is_set():
-            raise ValueError(f"gave no answer within {self._limit:g} s")
-        if code:
-            raise ValueError(f"ended with code {code}")
-        return output.decode(errors="replace")
 
     def _reachable(self, listed: Mapping[str, int]) -> dict[str, int]:
         with concurrent.futures.ThreadPoolExecutor(max_workers=64) as pool:
@@ -169,7 +169,7 @@ def answers_ssh(host: str, port: int | None) -> bool:
             ["ssh", *(["-p", str(port)] if port else []), "-G", host], capture_output=True, text=True, timeout=_CONNECT
         )
     except (OSError, subprocess.TimeoutExpired):
-        return True  # not to be known: Horovod will see
+        return True  # not to be known: ssh itself will see
     settings = dict(line.split(" ", 1) for line in asked.stdout.splitlines() if " " in line)
     if asked.returncode or {"proxycommand", "proxyjump"} & set(settings):
         return True
@@ -179,8 +179,3 @@ def answers_ssh(host: str, port: int | None) -> bool:
     except OSError:
         return False
     return True
-
-
-def _kill_session(process: int) -> None:
-    with contextlib.suppress(OSError):
-        os.killpg(process, signal.SIGKILL)

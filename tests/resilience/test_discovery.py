@@ -1,12 +1,11 @@
-"""Scripts that name an elastic job's hosts: those that hang, fail, or print what is no name."""
+"""Scripts that name a job's hosts: those that hang, fail, or print what is no name."""
 
 import time
-from pathlib import Path
 
 import pytest
 
-from hybrid_imagenet.comm.discovery import Discovery, parse_host
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.resilience.discovery import Discovery, by_script, parse_host
 
 
 @pytest.fixture
@@ -22,7 +21,8 @@ def discovery(tmp_path):
 
     def make(text, **options):
         change(text)
-        made.append(Discovery(str(path), 2, every=0.05, limit=options.pop("limit", 2.0), **options))
+        listed = by_script(str(path), 2, options.pop("limit", 2.0))
+        made.append(Discovery(listed, answers=options.pop("answers", lambda host: True), every=0.05))
         return made[-1], change
 
     yield make
@@ -54,11 +54,12 @@ def test_what_is_no_name_never_reaches_a_shell(word):
 
 def test_hosts_follow_the_script(discovery):
     hosts, change = discovery("echo a; echo b:3; echo")
-    assert hosts.find_available_hosts_and_slots() == {"a": 2, "b": 3}
+    assert hosts.hosts() == {"a": 2, "b": 3}
     change("echo d")
-    wait_for(lambda: hosts.find_available_hosts_and_slots() == {"d": 2})
+    wait_for(lambda: hosts.hosts() == {"d": 2})
     change("true")
-    wait_for(lambda: hosts.find_available_hosts_and_slots() == {})
+    time.sleep(0.3)
+    assert hosts.hosts() == {"d": 2}  # a script that prints nothing ends no job
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,9 @@ def test_hosts_follow_the_script(discovery):
         ("sleep 60", "gave no answer within 0.5 s"),
         ("echo z; sleep 60 & wait", "gave no answer within 0.5 s"),
         ("echo z; exit 3", "ended with code 3"),
-        ("yes", "printed more than"),
+        ("head -c 1100000 /dev/zero", "printed more than"),
+        ("true", "printed no host"),
+        ("setsid sleep 60 & sleep 60", "gave no answer within 0.5 s"),
         ("echo b; echo 'c;touch /tmp/x'", "'c;touch /tmp/x' is not HOST"),
         ("echo b; printf '\\377\\033[2J'", "is not HOST"),
     ],
@@ -84,7 +87,7 @@ def test_a_script_that_fails_later_leaves_the_hosts_as_they_are_and_makes_nobody
 
     wait_for(said)
     began = time.monotonic()
-    assert hosts.find_available_hosts_and_slots() == {"a": 2}
+    assert hosts.hosts() == {"a": 2}
     assert time.monotonic() - began < 0.2
     assert "host discovery keeps the hosts known so far: " in told
 
@@ -95,31 +98,36 @@ def test_a_lost_host_is_left_out_while_the_script_hangs(discovery):
     change("sleep 20")
     time.sleep(0.2)
     down.add("b")
-    wait_for(lambda: hosts.find_available_hosts_and_slots() == {"a": 2})
+    wait_for(lambda: hosts.hosts() == {"a": 2})
 
 
-def test_rubbish_that_is_another_each_time_is_told_once(discovery, capfd):
-    hosts, change = discovery("echo a")
+def test_rubbish_that_is_another_each_time_is_told_once(discovery, tmp_path, capfd):
+    _, change = discovery("echo a")
     change('echo "\'$(date +%N)"; echo >>$0.runs')
-    runs = Path(hosts._words[0] + ".runs")
+    runs = tmp_path / "hosts.sh.runs"
     wait_for(lambda: runs.exists() and runs.stat().st_size >= 3)
     assert capfd.readouterr().err.count("keeps the hosts known so far") == 1
 
 
 @pytest.mark.parametrize("text", ["exit 1", "sleep 60", "echo '$(x)'"])
 def test_a_script_that_fails_at_once_is_a_mistake(discovery, text):
-    with pytest.raises(UserError, match=r"--host-discovery-script .*hosts\.sh: "):
+    with pytest.raises(UserError, match="--host-discovery-script: "):
         discovery(text, limit=0.3)
+
+
+def test_words_that_are_no_command_are_a_mistake():
     with pytest.raises(UserError, match="cannot be run"):
-        Discovery("/nowhere/at/all")
+        Discovery(by_script("/nowhere/at/all"), answers=lambda host: True)
+    with pytest.raises(UserError, match="No closing quotation"):
+        by_script("./hosts.sh 'a")
 
 
 def test_a_host_that_does_not_answer_is_left_out_until_it_does(discovery, capfd):
     down = set()
     hosts, _ = discovery("echo a; echo b", answers=lambda host: host not in down)
-    assert hosts.find_available_hosts_and_slots() == {"a": 2, "b": 2}
+    assert hosts.hosts() == {"a": 2, "b": 2}
     down.add("b")
-    wait_for(lambda: hosts.find_available_hosts_and_slots() == {"a": 2})
+    wait_for(lambda: hosts.hosts() == {"a": 2})
     down.clear()
-    wait_for(lambda: hosts.find_available_hosts_and_slots() == {"a": 2, "b": 2})
+    wait_for(lambda: hosts.hosts() == {"a": 2, "b": 2})
     assert capfd.readouterr().err == "host discovery leaves out b: it does not answer\n"

@@ -7,7 +7,7 @@ import pytest
 
 from tests.launch.shell import LAUNCH
 
-PROGRAM = LAUNCH / "mend_horovod.py"
+PROGRAM = LAUNCH / "patch_horovod.py"
 
 
 def mend(folder):

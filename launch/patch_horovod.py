@@ -1,7 +1,6 @@
-"""python launch/mend_horovod.py SOURCE: alters an unpacked source tree of Horovod 0.28.1, and fails if it is another.
+"""python launch/patch_horovod.py SOURCE: alters an unpacked source tree of Horovod 0.28.1, and fails if it is another.
 
-Each change says what goes wrong without it. Horovod built without those to Gloo and to its thread works too, but not
-elastically: see docs/elastic.md.
+Each change says what goes wrong without it.
 """
 
 import pathlib
@@ -39,72 +38,8 @@ GpuStreamHandle AsGpuStreamValue(Stream* stream) {
 #endif
 """,
     ),
-    # The contexts of process sets are never marked as enabled, so they kept their connections after a shutdown. A rank
-    # that did not talk to the lost one itself then waited for the full time-out.
-    (
-        "horovod/common/gloo/gloo_context.cc",
-        "void GlooContext::Finalize() {\n  if (!enabled_) {\n    return;\n  }\n",
-        "void GlooContext::Finalize() {\n",
-    ),
-    # A rank whose host was taken from the job must leave; the exception ended it with an abort and a core dump.
-    (
-        "horovod/common/gloo/gloo_context.cc",
-        "      throw std::runtime_error(out.str());",
-        "      LOG(INFO) << out.str();\n      std::_Exit(0);",
-    ),
-    # A rank that is lost while the others connect ended them all: the exception left the thread. Now `init` fails, and
-    # can be called again after a shutdown.
-    (
-        "horovod/common/operations.cc",
-        "bool RunLoopOnce(HorovodGlobalState& state);\n\nvoid BackgroundThreadLoop(",
-        """bool RunLoopOnce(HorovodGlobalState& state);
-
-void BackgroundThreadLoop(HorovodGlobalState& state);
-
-void GuardedBackgroundThreadLoop(HorovodGlobalState& state) {
-  try {
-    BackgroundThreadLoop(state);
-  } catch (const std::exception& ex) {
-    LOG(DEBUG) << "Horovod's thread ended: " << ex.what();
-    state.process_set_table.Get(0).Finalize(SHUT_DOWN_ERROR);
-#if HAVE_GLOO
-    global_gloo_context.Finalize();
-#endif
-    state.initialization_failed = true;
-  }
-}
-
-void BackgroundThreadLoop(""",
-    ),
-    (
-        "horovod/common/operations.cc",
-        """    horovod_global.initialization_done = false;
-    horovod_global.background_thread =
-        std::thread(BackgroundThreadLoop, std::ref(horovod_global));""",
-        """    horovod_global.initialization_done = false;
-    horovod_global.initialization_failed = false;
-    horovod_global.background_thread =
-        std::thread(GuardedBackgroundThreadLoop, std::ref(horovod_global));""",
-    ),
-    # A second error on a connection that is closed already ended the process. And a receiver whose message had begun to
-    # arrive was not told of the error: it waited for the full time-out.
-    (
-        "third_party/gloo/gloo/transport/tcp/pair.cc",
-        "void Pair::signalException(std::exception_ptr ex) {\n  GLOO_ENFORCE(ex_ == nullptr);\n",
-        """void Pair::signalException(std::exception_ptr ex) {
-  if (ex_ != nullptr) {
-    return;
-  }
-  if (rx_.ubuf) {
-    NonOwningPtr<UnboundBuffer> arriving(rx_.ubuf);
-    if (arriving) {
-      arriving->signalException(ex);
-    }
-  }
-""",
-    ),
     # horovodrun imports TensorFlow, in a process of its own, to learn what the library was built with: seconds at each
-    # start. launch/horovod_wheel.sh demands MPI and Gloo, without which the build fails.
+    # start. launch/horovod_wheel.sh builds it with MPI, without which the build fails, and without Gloo.
     *(
         (
             "horovod/common/util.py",
@@ -117,9 +52,9 @@ void BackgroundThreadLoop(""",
             return result
     return None
 """,
-            f"def {name}_built(verbose=False):\n    return True\n",
+            f"def {name}_built(verbose=False):\n    return {built}\n",
         )
-        for name, title in (("mpi", "MPI"), ("gloo", "Gloo"))
+        for name, title, built in (("mpi", "MPI", True), ("gloo", "Gloo", False))
     ),
     # What horovodrun refuses (an unknown host, bad -H, a missing hostfile) it told in a traceback, which is
     # left to --verbose now.

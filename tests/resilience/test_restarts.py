@@ -1,0 +1,125 @@
+"""Jobs that start again after a loss: on which hosts, how often, from where; with jobs that stand in for a launcher."""
+
+import fcntl
+import json
+import threading
+import time
+
+import pytest
+
+from hybrid_imagenet.resilience import restarts
+from hybrid_imagenet.resilience.restarts import Policy, Restarts
+
+
+class Job:
+    """Ends with what the test says; what it trains is two numbers: the last record and the newest checkpoint."""
+
+    def __init__(self, end, run_dir):
+        self._end, self._run_dir, self.stopped = end, run_dir, threading.Event()
+
+    def run(self):
+        code, step, saved = self._end
+        (self._run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (self._run_dir / "config.json").write_text("{}")
+        with (self._run_dir / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"kind": "step", "step": step}) + '\n{"kind": "st')  # the last line was cut short
+        if saved is not None:
+            (self._run_dir / "checkpoints" / f"step-{saved:09d}.npz").touch()
+        if code == "waits":
+            assert self.stopped.wait(10)
+            return 75
+        return code
+
+    def ask_to_stop(self, why):
+        self.why = why
+        self.stopped.set()
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch):
+    monkeypatch.setattr(restarts, "_LOOK", 0.01)
+
+
+def play(tmp_path, ends, *, hosts=None, **policy):
+    """Runs attempts that end so; returns the exit code and what each was started with."""
+    started, left, run_dir = [], list(ends), tmp_path / "run"
+    slots = hosts or (lambda: {"a": 2, "b": 2})
+
+    def start(where, ranks, resume):
+        started.append((dict(where), ranks, resume))
+        return Job(left.pop(0), run_dir)
+
+    chosen = Policy(**({"restarts": 3, "least": 1, "most": 4, "wait": 0.2, "interval": 0.05} | policy))
+    return Restarts(chosen, slots, start, run_dir).run(), started
+
+
+def test_a_lost_rank_starts_the_job_again_from_its_checkpoint(tmp_path, capfd):
+    code, started = play(tmp_path, [(137, 40, 20), (4, 90, 80), (0, 120, 120)])
+    assert code == 0
+    assert [(ranks, resume) for _, ranks, resume in started] == [(4, False), (4, True), (4, True)]
+    errors = capfd.readouterr().err
+    assert "restart 1 of 3 (exit code 137), from the checkpoint of step 20" in errors
+    assert "restart 2 of 3 (exit code 4), from the checkpoint of step 80" in errors
+
+
+@pytest.mark.parametrize("code", [0, 2, 3, 75, 130])
+def test_what_another_start_cannot_mend_is_final(tmp_path, code):
+    assert play(tmp_path, [(code, 10, 10)]) == (code, [({"a": 2, "b": 2}, 4, False)])
+
+
+def test_restarts_are_counted(tmp_path):
+    code, started = play(tmp_path, [(137, 10, 5), (137, 20, 15), (137, 30, 25)], restarts=2)
+    assert (code, len(started)) == (137, 3)
+
+
+def test_the_same_step_failing_twice_ends_the_job(tmp_path, capfd):
+    code, started = play(tmp_path, [(1, 50, 40), (1, 50, 40)])
+    assert (code, len(started)) == (1, 2)
+    assert "failed at step 50 again" in capfd.readouterr().err
+    # A rank killed twice before the run has trained beyond its checkpoint says nothing of the step.
+    code, started = play(tmp_path / "other", [(137, 40, 40), (137, 40, 40), (0, 60, 60)])
+    assert (code, len(started)) == (0, 3)
+
+
+def test_the_job_continues_on_the_hosts_that_are_left(tmp_path):
+    looks = iter([{"a": 2, "b": 2}, {"a": 2}])
+    code, started = play(tmp_path, [(4, 40, 20), (0, 60, 60)], hosts=lambda: next(looks, {"a": 2}), most=4)
+    assert (code, started[1]) == (0, ({"a": 2}, 2, True))
+
+
+def test_without_enough_hosts_it_waits_and_then_ends(tmp_path, capfd):
+    assert play(tmp_path, [], hosts=lambda: {"a": 1}, least=3) == (4, [])
+    errors = capfd.readouterr().err
+    assert "waiting for hosts: 1 slots" in errors
+    assert "1 slots after 0.2 s, and --min_np=3" in errors
+
+
+def test_hosts_that_join_end_an_attempt_after_it_has_saved_and_cost_no_restart(tmp_path):
+    here = {"a": 2}
+
+    def hosts():
+        if (tmp_path / "run" / "config.json").exists():
+            here["b"] = 2
+        return here
+
+    began = time.monotonic()
+    code, started = play(tmp_path, [("waits", 30, 20), (0, 60, 60)], hosts=hosts, restarts=0, interval=0.3)
+    assert time.monotonic() - began >= 0.3  # not at each change
+    assert (code, [ranks for _, ranks, _ in started]) == (0, [2, 4])
+
+
+def test_a_job_of_all_wanted_ranks_is_not_ended_for_more_hosts(tmp_path):
+    code, started = play(tmp_path, [(0, 30, 20)], most=2, interval=0.0)
+    assert (code, started[0][1]) == (0, 2)
+
+
+def test_it_waits_for_the_ranks_of_an_earlier_attempt_to_leave_the_run(tmp_path):
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run" / "lock").open("wb+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        release = threading.Timer(0.3, lambda: fcntl.flock(lock, fcntl.LOCK_UN))
+        release.start()
+        began = time.monotonic()
+        assert play(tmp_path, [(0, 1, 1)], wait=5.0)[0] == 0
+        assert time.monotonic() - began >= 0.25
+        release.join()
