@@ -25,7 +25,7 @@ model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(128, "relu"), k
 loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 optimizer = hi.DistributedOptimizer(hi.optimizers.LARS(0.5 * hi.size(), eta=0.01))
 model.compile(optimizer)
-hi.broadcast(model)  # all ranks start from rank 0's weights; forgotten, the first step says so
+hi.broadcast_model(model)  # all ranks start from rank 0's weights; forgotten, the first step says so
 
 
 @tf.function
@@ -42,6 +42,6 @@ for number, (x, y) in enumerate(batches.take(options.steps)):
     loss = step(x, y)
     if hi.rank() == 0 and number % 20 == 0:
         print(f"step {number}: loss {float(loss):.3f}, loss scale {float(optimizer.loss_scale.scale):g}")
-mean = hi.current().allreduce_sum(loss, "last_loss") / hi.size()
+mean = hi.communicator().allreduce_sum(loss, "last_loss") / hi.size()
 if hi.rank() == 0:
     print(f"last loss over {hi.size()} ranks: {float(mean):.3f}")

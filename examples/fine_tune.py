@@ -33,6 +33,6 @@ for part, trains_all in (("head", False), ("all", True)):
     # A change of `trainable` needs a new optimizer: the old one has state for other variables.
     optimizer = hi.DistributedOptimizer(keras.optimizers.AdamW(1e-4 if trains_all else 1e-2))
     model.compile(optimizer, loss, metrics=["accuracy"])
-    history = model.fit(x, y, 30, options.epochs, callbacks=hi.callbacks.standard())
+    history = model.fit(x, y, 30, options.epochs, callbacks=hi.callbacks.default_callbacks())
     if hi.rank() == 0:
         print(f"{part}: {len(model.trainable_variables)} variables trained")

@@ -34,9 +34,9 @@ model.add(keras.layers.Flatten())
 model.add(keras.layers.Dense(10))
 
 # 3: the learning rate is for the batch of all ranks; the schedule warms up to it
-schedule = hi.schedules.after_warmup("cosine", peak=0.05 * hi.size(), epochs=options.epochs, warmup_epochs=1)
+schedule = hi.schedules.cosine(peak=0.05 * hi.size(), epochs=options.epochs, warmup_epochs=1)
 optimizer = hi.DistributedOptimizer(hi.optimizers.SGD(momentum=0.9), schedule=schedule)  # 4
 model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-model.fit(x, y, 30, options.epochs, validation_data=held_out, callbacks=hi.callbacks.standard())  # 5
+model.fit(x, y, 30, options.epochs, validation_data=held_out, callbacks=hi.callbacks.default_callbacks())  # 5
 if options.save and hi.rank() == 0:  # 6: one rank writes
     model.save(options.save)

@@ -12,23 +12,23 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from hybrid_imagenet import callbacks, data, optimizers, schedules
-    from hybrid_imagenet.comm.process import current, init, local_rank, rank, shutdown, size
-    from hybrid_imagenet.library.broadcast import broadcast
+    from hybrid_imagenet.comm.process import communicator, init, local_rank, rank, shutdown, size
+    from hybrid_imagenet.library.broadcast import broadcast_model
     from hybrid_imagenet.library.loading import load_model
     from hybrid_imagenet.library.optimizer import DistributedOptimizer
 
 # `init` sets what TensorFlow reads when it starts, so that the names of `comm.process` must not import it.
 _HOMES = {
-    **dict.fromkeys(("current", "init", "local_rank", "rank", "shutdown", "size"), "comm.process"),
+    **dict.fromkeys(("communicator", "init", "local_rank", "rank", "shutdown", "size"), "comm.process"),
     "DistributedOptimizer": "library.optimizer",
-    "broadcast": "library.broadcast",
+    "broadcast_model": "library.broadcast",
     "load_model": "library.loading",
 }
 __all__ = [
     "DistributedOptimizer",
-    "broadcast",
+    "broadcast_model",
     "callbacks",
-    "current",
+    "communicator",
     "data",
     "init",
     "load_model",

@@ -1,25 +1,21 @@
 """The Keras callbacks of this package, for `model.fit`."""
 
-from hybrid_imagenet.library.batch_norm import BatchNormSync
+from hybrid_imagenet.library.batch_norm import MergeBatchNormStatistics
 from hybrid_imagenet.library.broadcast import BroadcastInitialState
 from hybrid_imagenet.library.checkpoint import Checkpoint
 from hybrid_imagenet.library.compare_ranks import CompareRanks
+from hybrid_imagenet.library.default_callbacks import ProgressOnRankZero, default_callbacks, on_rank_zero
 from hybrid_imagenet.library.metric_average import MetricAverage
-from hybrid_imagenet.library.schedule import HyperparameterSchedule
-from hybrid_imagenet.library.split_step import SplitCompiledStep
-from hybrid_imagenet.library.standard import ProgressOnFirstRank, on_first_rank, standard
-from hybrid_imagenet.library.watch import WatchRanks
+from hybrid_imagenet.library.stall_watchdog import StallWatchdog
 
 __all__ = [
-    "BatchNormSync",
     "BroadcastInitialState",
     "Checkpoint",
     "CompareRanks",
-    "HyperparameterSchedule",
+    "MergeBatchNormStatistics",
     "MetricAverage",
-    "ProgressOnFirstRank",
-    "SplitCompiledStep",
-    "WatchRanks",
-    "on_first_rank",
-    "standard",
+    "ProgressOnRankZero",
+    "StallWatchdog",
+    "default_callbacks",
+    "on_rank_zero",
 ]

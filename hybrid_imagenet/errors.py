@@ -10,7 +10,7 @@ EXIT_OK = 0
 EXIT_FAILURE = 1  # an unexpected error, with a traceback
 EXIT_USAGE = 2  # a flag, a path or a data set that cannot be used
 EXIT_NUMERICS = 3  # too many skipped steps, or divergence
-EXIT_STALLED = 4  # a rank hung for --stall_seconds, or storage for --storage_timeout; start again with --resume
+EXIT_STALLED = 4  # a rank hung for --stall_timeout, or storage for --storage_timeout; start again with --resume
 EXIT_PREEMPTED = 75  # stopped by a signal; start again with --resume
 EXIT_INTERRUPTED = 130  # Ctrl-C: a command was stopped, or training before the first save
 

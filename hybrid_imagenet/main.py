@@ -29,7 +29,7 @@ try:
     from hybrid_imagenet.comm.environment import placement, restart_with_huge_pages
     from hybrid_imagenet.config import derived
     from hybrid_imagenet.config import help as flag_help
-    from hybrid_imagenet.resilience.ending import announce
+    from hybrid_imagenet.resilience.exit_code import announce
     from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
     from hybrid_imagenet.resilience.stop_signals import REQUESTS
     from hybrid_imagenet.stages import START, command_began, on_terminal
@@ -115,14 +115,14 @@ def _train(config: configuration.Config) -> int:
         print(without_environment(missing), file=sys.stderr)
         return _leave(EXIT_USAGE)
     except Exception as error:
-        from hybrid_imagenet.comm import loss
+        from hybrid_imagenet.comm import lost_rank
 
-        if loss.is_loss(error):
-            print(UserError(loss.described(error)), file=sys.stderr)
+        if lost_rank.is_loss(error):
+            print(UserError(lost_rank.described(error)), file=sys.stderr)
             return _leave(EXIT_STALLED)
         print(f"rank {launcher_rank()}: unexpected error\n{traceback.format_exc()}", file=sys.stderr)
         return _leave(EXIT_FAILURE)
-    _end_within(config.stall_seconds)
+    _end_within(config.stall_timeout)
     with contextlib.suppress(Exception):  # a rank was lost here: all that must be saved is saved
         communicator.barrier()  # the launcher ends all ranks as soon as one leaves with another code than 0
     communicator.shutdown()

@@ -9,7 +9,7 @@ from hybrid_imagenet.config import Config, checks, derived
 from hybrid_imagenet.resilience import rollback
 from hybrid_imagenet.resilience.rollback import DivergedError
 from hybrid_imagenet.stages import START
-from hybrid_imagenet.training import automatic_batch, build, dev_run, earlier_run, hardware
+from hybrid_imagenet.training import automatic_batch, build, dev_run, hardware, resumed_flags
 from hybrid_imagenet.training.recorder import Recording
 from hybrid_imagenet.training.session import Session, together
 
@@ -58,7 +58,7 @@ def _run(config: Config, communicator: Communicator, session: type[Session] | No
         config, communicator, precision, train_source.num_classes, train_source.num_examples
     )
     workers = derived.workers(config, communicator.size)
-    config = earlier_run.keep_choices(config, communicator)
+    config = resumed_flags.keep_choices(config, communicator)
     config = derived.settle(config, workers)
     with together(communicator):
         build.check_window(config, train_source)

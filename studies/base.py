@@ -25,7 +25,7 @@ BASE = (
     "--lr=1.2",
     "--lr_decay=0.8",
     "--lars_eta=0.004",
-    f"--target={TARGET}",
+    f"--target_top1={TARGET}",
 )
 """The hybrid method on the digits, small enough for a hundred runs (docs/studies/README.md tells how it was found)."""
 

@@ -227,8 +227,8 @@ def _cells(study: Study, options: StudyOptions, extra: tuple[str, ...]) -> Itera
 
 
 def _target(cells: Sequence[Cell]) -> float:
-    """The first --target of the runs."""
-    targets = configuration.resolve(cells[0].flags).target or (TARGET,)
+    """The first --target_top1 of the runs."""
+    targets = configuration.resolve(cells[0].flags).target_top1 or (TARGET,)
     return targets[0]
 
 

@@ -24,7 +24,7 @@ BASE = (
     f"--tuning_split={TUNING}",
     "--augmentation=shift",
     "--model=resnet8",
-    "--width=16",
+    "--model_width=16",
     "--stem=3x3_stride2",
     "--image_size=28",
     "--precision=float32",
@@ -35,7 +35,7 @@ BASE = (
     f"--eval_every_epochs={EPOCHS}",
     f"--warmup_epochs={WARMUP}",
     f"--lr_decay={KAPPA}",
-    "--target=0.9",
+    "--target_top1=0.9",
 )
 """For one rank. The learning rate of hybrid is 0.1 for each GPU, as in Lu et al."""
 
@@ -270,7 +270,7 @@ HYBRID_SCREENING = Study(
         "--epochs=12",
         "--eval_every_epochs=12",
         "--lr=0.15",
-        "--target=0.8",
+        "--target_top1=0.8",
     ),
 )
 

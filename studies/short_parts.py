@@ -11,7 +11,7 @@ from studies.questions import BASE, GPU_IMAGES, GRADUAL
 
 BATCH = 256
 PARTS = {
-    "softmax": ("binary loss", ("--loss=binary",), ()),
+    "softmax": ("binary loss", ("--loss=sigmoid",), ()),
     "sharp": ("BlurPool", ("--blurpool",), ()),
     "last_weights": ("averaged weights", ("--ema_decay=0.95", "--ema_every=5"), ()),
     "coupled": ("decoupled decay", ("--decoupled_decay", "--weight_decay=1e-3"), ("--weight_decay=5e-4",)),
@@ -52,7 +52,7 @@ SHORT_PARTS = Study(
     ),
     base=(
         *BASE,
-        "--validate_on=validation",
+        "--eval_split=validation",
         f"--virtual_gpus={BATCH // GPU_IMAGES}",
         "--optimizer=sgd",
         *GRADUAL,

@@ -48,7 +48,7 @@ SHUFFLE_WINDOW = Study(
         *BASE,
         "--dataset=tfrecord",
         "--data_cache=decoded",
-        "--validate_on=validation",
+        "--eval_split=validation",
         f"--virtual_gpus={LARGE // GPU_IMAGES}",
         *hybrid_points(LARGE, (TUNED,))[0].flags,
     ),

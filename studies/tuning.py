@@ -13,7 +13,7 @@ from studies.base import Arm, Point, Study
 SEED = 1000
 """Of all tuning runs; the reported ones have 0, 1, ..."""
 NOT_TUNED = "not tuned yet"
-_REPORT = ("--validate_on=validation",)
+_REPORT = ("--eval_split=validation",)
 
 
 @dataclasses.dataclass(frozen=True)

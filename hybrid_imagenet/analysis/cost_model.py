@@ -20,7 +20,7 @@ import numpy as np
 
 from hybrid_imagenet.numerics.torus import Grid, nearest_square
 
-ALGORITHMS = ("ring", "halving-doubling", "hierarchical", "masters", "torus", "hybrid")
+ALGORITHMS = ("ring", "halving-doubling", "hierarchical", "masters", "torus", "size_switched")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,7 @@ def allreduce(
         groups = grid or hosts
         inner = topology.along(groups.horizontal)
         return masters(size, groups.vertical, groups.horizontal, inner, flat)
-    if algorithm == "hybrid":
+    if algorithm == "size_switched":
         return allreduce("masters" if size < threshold else "ring", size, topology, grid)
     raise ValueError(f"all-reduce {algorithm!r}: must be one of {', '.join(ALGORITHMS)}")
 

@@ -23,7 +23,7 @@ _RATE = 0.1
 
 def through_program(model: keras.Model, images: tf.Tensor, labels: tf.Tensor) -> Callable[[int], float]:
     """Steps as `training.loop` makes them."""
-    ranks = SingleProcess(Settings().wire_health_every_steps)
+    ranks = SingleProcess(Settings().gradient_health_every_steps)
     inner = hi.optimizers.LARS(_RATE)
     inner.set_kinds(classify(model))
     scale = LossScale(2.0**15, dynamic=True)
@@ -40,14 +40,14 @@ def through_program(model: keras.Model, images: tf.Tensor, labels: tf.Tensor) ->
 
 def through_fit(model: keras.Model, images: tf.Tensor, labels: tf.Tensor) -> Callable[[int], float]:
     """Steps of `model.fit`, an epoch of as many as are asked for."""
-    schedule = hi.schedules.after_warmup("constant", _RATE, 1000)
+    schedule = hi.schedules.constant(_RATE, 1000)
     model.compile(
         hi.DistributedOptimizer(hi.optimizers.LARS(_RATE), schedule=schedule),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(5)],
     )
     data = tf.data.Dataset.from_tensors((images, labels)).repeat()
-    callbacks = hi.callbacks.standard()
+    callbacks = hi.callbacks.default_callbacks()
 
     def run(steps: int) -> float:
         history = model.fit(data, steps_per_epoch=steps, verbose=0, callbacks=callbacks)

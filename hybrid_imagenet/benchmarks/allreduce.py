@@ -107,7 +107,7 @@ def _row(ranks: int, algorithm: str, compression: str, size: int, wire_bytes: in
 
 
 def _settings(options: argparse.Namespace, algorithm: str, compression: str) -> comm.Settings:
-    given = {"torus_grid": options.torus_grid, "hybrid_threshold_kb": options.hybrid_kb}
+    given = {"torus_grid": options.torus_grid, "size_switch_kb": options.hybrid_kb}
     own = choices.options_for("allreduce", algorithm, given)
     return comm.Settings(allreduce=algorithm, compression=typing.cast(Compression, compression), options=own)
 

@@ -121,7 +121,7 @@ def parse(argv: Sequence[str], peers: Mapping[str, str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16, help="images per step")
     parser.add_argument("--image_size", type=int, default=224, help="pixels")
     parser.add_argument("--model", default="resnet50", choices=sorted(DEPTHS), help="network")
-    parser.add_argument("--width", type=int, default=WIDTH, help="channels of the first stage")
+    parser.add_argument("--model_width", dest="width", type=int, default=WIDTH, help="channels of the first stage")
     parser.add_argument("--stem", default="imagenet", choices=STEMS, help="first layers")
     parser.add_argument("--num_classes", type=int, default=1000, help="classes")
     parser.add_argument("--precision", default="mixed_bfloat16", choices=("float32", "mixed_float16", "mixed_bfloat16"))

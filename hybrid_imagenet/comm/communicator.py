@@ -151,11 +151,11 @@ class Communicator(abc.ABC):
         """
         return 0.0, 0
 
-    def wire_health(self) -> list[LayerHealth]:
+    def gradient_health(self) -> list[LayerHealth]:
         """Returns gradients' losses in computation and on the wire since the last call, by layer. Every rank calls it.
 
         Returns:
-          Nothing if counting is off (`Settings.wire_health_every_steps`).
+          Nothing if counting is off (`Settings.gradient_health_every_steps`).
         """
         return []
 

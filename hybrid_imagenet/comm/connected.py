@@ -95,8 +95,8 @@ class ConnectedRanks(Communicator):
         """Returns the statistics since the start."""
         return self._reducer.waited()
 
-    def wire_health(self) -> list[LayerHealth]:
-        return self._reducer.wire_health()
+    def gradient_health(self) -> list[LayerHealth]:
+        return self._reducer.gradient_health()
 
     def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
         """Sends the variables' bytes, packed, so that the type does not matter and small ones share a message."""

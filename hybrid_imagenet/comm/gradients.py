@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from hybrid_imagenet.comm import fusion
 from hybrid_imagenet.comm.communicator import LayerHealth, check_gradients, pack
+from hybrid_imagenet.comm.gradient_order import appearance
 from hybrid_imagenet.comm.health import WireHealth
-from hybrid_imagenet.comm.order import appearance
 from hybrid_imagenet.comm.selection import Choice, Selector
 from hybrid_imagenet.comm.settings import Settings
 
@@ -122,8 +122,8 @@ class GradientReducer:
         seconds, steps = self._exposed.numpy()
         return self._earlier[0] + float(seconds), self._earlier[1] + int(steps)
 
-    def wire_health(self) -> list[LayerHealth]:
-        """See `Communicator.wire_health`."""
+    def gradient_health(self) -> list[LayerHealth]:
+        """See `Communicator.gradient_health`."""
         plans = [plan for plan in self._plans.values() if plan.health is not None]
         return [row for plan in plans for row in plan.health.collect(self._communicator)]  # type: ignore[union-attr]
 
@@ -143,7 +143,7 @@ class GradientReducer:
         late = self._settings.late_bytes(self._nccl)
         buckets = fusion.pack(order, elements, wires, self._settings.fusion_bytes, late)
         choices = self._selector.select(buckets)
-        every = self._settings.wire_health_every_steps
+        every = self._settings.gradient_health_every_steps
         health = WireHealth(names, elements, every) if every else None
         if self._communicator.rank == 0:
             used = ", ".join(sorted({choice.name for choice in choices}))

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from hybrid_imagenet.comm import loss
+from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import Placement, placement
 from hybrid_imagenet.comm.settings import Settings
-from hybrid_imagenet.comm.starting import check_grids, connect, ready
+from hybrid_imagenet.comm.startup import check_grids, connect, ready
 from hybrid_imagenet.errors import SharedError, UserError
 
 _FIRST_SPEAKS = 1.0  # seconds for rank 0 to print an error of all ranks: the launcher ends it when another rank ends
@@ -64,8 +64,8 @@ def _in_one_line(otherwise: Hook) -> Hook:
             time.sleep(_FIRST_SPEAKS)
         elif isinstance(error, SharedError):
             print(f"error: {error}", file=sys.stderr, flush=True)
-        elif loss.is_loss(error):
-            print(UserError(loss.described(error, "")), file=sys.stderr, flush=True)
+        elif lost_rank.is_loss(error):
+            print(UserError(lost_rank.described(error, "")), file=sys.stderr, flush=True)
         else:
             otherwise(kind, error, trace)
 
@@ -113,7 +113,7 @@ def intend(settings: Settings) -> None:
     _process.settings = settings
 
 
-def current() -> Communicator:
+def communicator() -> Communicator:
     """The ranks, connected at the first call; every rank makes that call.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Chooses the algorithm for each bucket, by its size (--allreduce=hybrid) or by measurement (auto)."""
+"""Chooses the algorithm for each bucket, by its size (--allreduce=size_switched) or by measurement (auto)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CLEARLY_FASTER = 0.95  # of the ring's time: less is within the noise of such a 
 _log = logging.getLogger(__name__)
 
 
-class Hybrid(Chooser):
+class SizeSwitched(Chooser):
     """Sums small buckets by masters and large ones by the ring (Jia et al.)."""
 
     def __init__(
@@ -43,16 +43,16 @@ class Hybrid(Chooser):
         ranks: Ranks,
         *,
         torus_grid: str | None = None,
-        hybrid_threshold_kb: Annotated[int, ">= 0", "KiB"] = 256,
+        size_switch_kb: Annotated[int, ">= 0", "KiB"] = 256,
     ) -> None:
         """Makes both.
 
         Args:
           ranks: all of them.
           torus_grid: groups x GPUs per group, as VxH; default hosts x GPUs per host.
-          hybrid_threshold_kb: smaller buckets go by masters, others by the ring.
+          size_switch_kb: smaller buckets go by masters, others by the ring.
         """
-        self._threshold = hybrid_threshold_kb * 1024
+        self._threshold = size_switch_kb * 1024
         self._small = make("masters", ranks, torus_grid=torus_grid)
         self._large = make("ring", ranks)
 

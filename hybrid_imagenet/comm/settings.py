@@ -14,7 +14,7 @@ ALGORITHMS = {
     "torus": "hybrid_imagenet.comm.algorithms:Torus",
     "hierarchical": "hybrid_imagenet.comm.algorithms:Hierarchical",
     "masters": "hybrid_imagenet.comm.algorithms:Masters",
-    "hybrid": "hybrid_imagenet.comm.selection:Hybrid",
+    "size_switched": "hybrid_imagenet.comm.selection:SizeSwitched",
     "auto": "hybrid_imagenet.comm.selection:Auto",
 }
 """The class of each algorithm; the arguments of its constructor that have defaults are flags of the same name."""
@@ -42,8 +42,8 @@ class Communication:
       late_fusion_mb: the same for the last buckets of a step, which nothing hides; default 4 with NCCL, else as the
         others.
       cycle_time_ms: pause between Horovod's looks at its queue; default 0.2 with NCCL, else 1.
-      wire_health_every_steps: count gradient values that overflow or vanish, in computation and on the wire, at every
-        so many steps; 0 for never.
+      gradient_health_every_steps: steps between counts of gradient values that overflow or underflow, in computation
+        and in the exchange; 0 for never.
     """
 
     engine: Engine = "horovod"
@@ -53,7 +53,7 @@ class Communication:
     fusion_threshold_mb: Annotated[float, ">= 0", "MiB"] = 16.0
     late_fusion_mb: Annotated[float | None, ">= 0", "MiB"] = None
     cycle_time_ms: Annotated[float | None, ">= 0.1", "ms"] = None
-    wire_health_every_steps: Annotated[int, ">= 0", "steps"] = 100
+    gradient_health_every_steps: Annotated[int, ">= 0", "steps"] = 100
 
 
 @dataclasses.dataclass(frozen=True)

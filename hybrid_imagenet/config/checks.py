@@ -106,8 +106,8 @@ def _batches_are_possible(config: Config) -> None:
         raise UserError(f"--batch_schedule: {error}") from None
     if config.sync_batch_norm and any(stage.accumulation > 1 for stage in schedule.stages):
         raise UserError(
-            "--accumulation above 1 does not go with --sync_batch_norm: statistics over all images of an update would "
-            "need all micro-batches at once; lower one or switch off the other"
+            "--gradient_accumulation_steps above 1 does not go with --sync_batch_norm: statistics over all images of "
+            "an update would need all micro-batches at once; lower one or switch off the other"
         )
 
 
@@ -133,8 +133,8 @@ def _random_batches_are_possible(config: Config) -> None:
     flag = f"--random_batch={config.random_batch}"
     if not config.sync_batch_norm:
         raise UserError(f"{flag} needs --sync_batch_norm, which weights the moments of unequal batches: add it")
-    if config.mixup or config.xla:
-        raise UserError(f"{flag} does not go with {'--mixup' if config.mixup else '--xla'}: leave out one")
+    if config.mixup or config.jit_compile:
+        raise UserError(f"{flag} does not go with {'--mixup' if config.mixup else '--jit_compile'}: leave out one")
     if config.per_gpu_batch == AUTO:
         raise UserError(f"{flag} does not go with --per_gpu_batch=auto: give a number")
     smallest = min(stage.per_gpu_batch for stage in batches(config).stages)
@@ -155,8 +155,8 @@ def _tuning_split_is_a_number_of_images(config: Config) -> None:
         raise UserError(
             f"--tuning_split={config.tuning_split:g}: give a whole number of images, or a fraction of them below 1"
         )
-    if not config.tuning_split and config.origins.get("validate_on") == "command line":
-        raise UserError(f"--validate_on={config.validate_on} goes with --tuning_split only: leave it out")
+    if not config.tuning_split and config.origins.get("eval_split") == "command line":
+        raise UserError(f"--eval_split={config.eval_split} goes with --tuning_split only: leave it out")
 
 
 def _virtual_gpus_have_a_batch(config: Config) -> None:
@@ -173,12 +173,12 @@ def _network_has_its_flags(config: Config) -> None:
     for flag in ("blurpool", "eval_image_size"):
         if config.model == "alexnet_bn" and getattr(config, flag):
             raise UserError(f"--{flag} does not go with --model=alexnet_bn: leave it out, or choose a ResNet")
-    if config.model == "alexnet_bn" and (config.width, config.stem) != (WIDTH, "imagenet"):
-        flag = f"--stem={config.stem}" if config.stem != "imagenet" else f"--width={config.width}"
+    if config.model == "alexnet_bn" and (config.model_width, config.stem) != (WIDTH, "imagenet"):
+        flag = f"--stem={config.stem}" if config.stem != "imagenet" else f"--model_width={config.model_width}"
         raise UserError(f"{flag} does not go with --model=alexnet_bn: leave it out, or choose a ResNet")
 
 
-_BUILT_IN_ONLY = ("width", "stem", "initializer", "zero_last_gamma", "batch_norm")
+_BUILT_IN_ONLY = ("model_width", "stem", "initializer", "zero_last_gamma", "batch_norm")
 _BUILT_IN_MEANS = (
     *("sync_batch_norm", "bn_group", "recompute", "virtual_gpus", "image_size_schedule", "ema_decay"),
     *("blurpool", "eval_image_size"),

@@ -60,7 +60,7 @@ class Data:
         unit="images",
         minimum=0,
     )
-    validate_on: str = option(
+    eval_split: str = option(
         "tuning",
         "With --tuning_split: validate the images kept for tuning, or, for the final report, the validation images.",
         choices=("tuning", "validation"),
@@ -136,7 +136,7 @@ class Data:
     loss: str = option(
         "softmax",
         "Cross-entropy over all classes together, or for each class by itself (binary), summed.",
-        choices=("softmax", "binary"),
+        choices=("softmax", "sigmoid"),
     )
     label_smoothing: float = option(
         0.0, "Probability moved from the true label to all labels.", minimum=0, maximum=1, basic=True

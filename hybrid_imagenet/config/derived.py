@@ -31,7 +31,11 @@ def batches(config: Config) -> BatchSchedule:
     if config.per_gpu_batch == AUTO:
         raise UserError("--per_gpu_batch=auto: the batch is found when training starts; give a number here")
     return batch_schedule.parse(
-        config.batch_schedule, config.per_gpu_batch, config.accumulation, config.batch_growth, config.epochs
+        config.batch_schedule,
+        config.per_gpu_batch,
+        config.gradient_accumulation_steps,
+        config.batch_growth,
+        config.epochs,
     )
 
 
@@ -79,10 +83,10 @@ def check_groups(config: Config, gpus: int) -> None:
         raise SharedError(
             f"--bn_group={config.bn_group}: {gpus} GPUs do not make whole groups; give a divisor of {gpus}"
         )
-    if config.xla and normalized_together(config, gpus // config.virtual_gpus)[1] > 1:
+    if config.jit_compile and normalized_together(config, gpus // config.virtual_gpus)[1] > 1:
         flag = "sync_batch_norm" if config.sync_batch_norm else f"bn_group={config.bn_group}"
         raise SharedError(
-            f"--{flag} sums statistics over ranks in the pass that --xla compiles, which it cannot: leave out one"
+            f"--{flag} sums statistics over ranks in the pass that --jit_compile compiles, which cannot: omit one"
         )
 
 
@@ -182,11 +186,11 @@ def _from_table(config: Config, workers: int) -> Config:
 
 
 def _table_group(config: Config, workers: int, images: int) -> int:
-    """--bn_group for so many images, among the groups that these GPUs, --virtual_gpus and --xla allow."""
+    """--bn_group for so many images, among the groups that these GPUs, --virtual_gpus and --jit_compile allow."""
     virtual = config.virtual_gpus
     groups = [g for g in range(1, workers + 1) if workers % g == 0 and (virtual % g == 0 or g % virtual == 0)]
     return mlperf.normalization_group(
-        images, config.per_gpu_batch, [g for g in groups if g <= virtual or not config.xla]
+        images, config.per_gpu_batch, [g for g in groups if g <= virtual or not config.jit_compile]
     )
 
 

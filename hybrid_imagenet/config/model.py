@@ -29,7 +29,7 @@ class Model:
     freeze: tuple[str, ...] = option(
         (), "Leave layers alone whose names begin with one of these, their statistics included."
     )
-    width: int = option(
+    model_width: int = option(
         WIDTH, "Channels of a ResNet's first stage; each later stage has twice as many.", unit="channels", minimum=1
     )
     stem: str = option(
@@ -99,7 +99,7 @@ class Model:
         0, "At divergence go back to the last good checkpoint, at most so many times; then stop.", minimum=0
     )
     rollback_lr_factor: float = option(0.1, "Factor on all learning rates after each rollback.", minimum=0, maximum=1)
-    xla: bool = option(
+    jit_compile: bool = option(
         False, "Compile forward and backward with XLA; gradients are then reduced after them, not beside them."
     )
     recompute: bool = option(

@@ -43,7 +43,7 @@ class Batch:
         unit="images",
         minimum=0,
     )
-    accumulation: int = option(1, "Micro-batches per update, reduced once.", minimum=1, basic=True)
+    gradient_accumulation_steps: int = option(1, "Micro-batches per update, reduced once.", minimum=1, basic=True)
     batch_schedule: tuple[str, ...] = option(
         (),
         "Batch by epoch (Mikami et al., Table 3): flash_exp1 to flash_exp4, or entries EPOCH:IMAGES, "

@@ -137,11 +137,11 @@ def _warmup_that_does_not_rise(config: Config, world_size: int) -> str | None:
 
 
 def _masters_without_work(config: Config) -> str | None:
-    full, threshold = 1024 * config.fusion_threshold_mb, config.chosen.get("hybrid_threshold_kb")
+    full, threshold = 1024 * config.fusion_threshold_mb, config.chosen.get("size_switch_kb")
     if threshold is None or threshold > full:
         return None
     return (
-        f"--hybrid_threshold_kb={threshold} is not above --fusion_threshold_mb="
+        f"--size_switch_kb={threshold} is not above --fusion_threshold_mb="
         f"{config.fusion_threshold_mb:g} ({full:g} KiB), so that every full bucket goes by the ring and none by "
         "masters: raise the first or lower the second"
     )

@@ -60,7 +60,7 @@ class Run:
     log_every_steps: int = option(
         20, "Steps between fetches of the training metrics from the device.", unit="steps", minimum=1
     )
-    stall_seconds: float = option(
+    stall_timeout: float = option(
         300.0, "End the job when a rank has hung for so long; it is named before. 0 never does.", unit="s", minimum=0
     )
     progress: str = option(
@@ -99,17 +99,17 @@ class Evaluation:
     eval_flip: bool = option(
         False, "Validate by the mean of the scores of an image and of its mirror image; twice the work."
     )
-    image_results: bool = option(
+    save_image_results: bool = option(
         False, "Write which images the last validation got right, to RUN_DIR/image_results.npy: bool, one per image."
     )
-    target: tuple[float, ...] = option(
+    target_top1: tuple[float, ...] = option(
         (0.75, 0.759),
         "Top-1 fractions whose epoch and time are reported.",
         minimum=0,
         maximum=1,
         basic=True,
     )
-    single_gpu: str | None = option(
+    single_gpu_throughput: str | None = option(
         None, "Images per second of one GPU alone, or a run directory with one rank: the measure of scaling efficiency."
     )
     checkpoint_every_epochs: float = option(
@@ -117,5 +117,5 @@ class Evaluation:
     )
     checkpoint_every_steps: int | None = option(None, "Also save every so many steps.", unit="steps", minimum=1)
     checkpoint_every_seconds: float | None = option(None, "Also save after so long.", unit="s", minimum=1)
-    keep: int = option(2, "Newest good checkpoints that stay on disk.", minimum=1)
+    keep_checkpoints: int = option(2, "Newest good checkpoints that stay on disk.", minimum=1)
     keep_best: bool = option(True, "Save each best epoch, and keep the one with the best validation top-1 too.")

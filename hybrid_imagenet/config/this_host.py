@@ -35,11 +35,11 @@ def warnings(config: Config, gpus: pathlib.Path = _GPUS) -> list[str]:
 def _disk(config: Config) -> str | None:
     path = pathlib.Path(config.run_dir or "runs").absolute()
     existing = next(place for place in (path, *path.parents) if place.is_dir())
-    free, room = shutil.disk_usage(existing).free / _GIGABYTE, (config.keep + 2) * _CHECKPOINT_GB
+    free, room = shutil.disk_usage(existing).free / _GIGABYTE, (config.keep_checkpoints + 2) * _CHECKPOINT_GB
     if free < room:
         return (
-            f"{existing}: {free:.1f} GB free; {config.keep} checkpoints (--keep), the best and the one being written "
-            f"may take up to {room:.1f} GB"
+            f"{existing}: {free:.1f} GB free; {config.keep_checkpoints} checkpoints (--keep_checkpoints), the best "
+            f"and the one being written may take up to {room:.1f} GB"
         )
     return None
 

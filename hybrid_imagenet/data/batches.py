@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from hybrid_imagenet.data import dali, decode, mixing, tally
 from hybrid_imagenet.data.bad_records import BadRecords
+from hybrid_imagenet.data.replacement import UsableExamples
 from hybrid_imagenet.data.sources.base import Source
-from hybrid_imagenet.data.usable import UsableExamples
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import augment, sampling
 

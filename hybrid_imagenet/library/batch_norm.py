@@ -7,13 +7,13 @@ from typing import Any
 import keras
 
 from hybrid_imagenet.comm import process
-from hybrid_imagenet.library import of_model
+from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.optimizer import DistributedOptimizer
 from hybrid_imagenet.models import normalization
 from hybrid_imagenet.training.callbacks import batch_norm
 
 
-class BatchNormSync(keras.callbacks.Callback):
+class MergeBatchNormStatistics(keras.callbacks.Callback):
     """Merges statistics of batch normalization before validation and at the end of epochs (`training.callbacks`).
 
     Sums of an accumulation that the end of an epoch interrupts become their mean over ranks. So what callbacks later
@@ -32,10 +32,13 @@ class BatchNormSync(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Merges the statistics before validation; every rank calls it."""
-        ranks, found = process.current(), normalization.kept_statistics(self.model)
+        ranks, found = process.communicator(), normalization.kept_statistics(self.model)
         known = [id(variable) for pair in found for variable in pair]
         if known != self._known:
-            self._known, self._statistics = known, batch_norm.BatchNormSync(ranks.allreduce_sum, ranks.size, found)
+            self._known, self._statistics = (
+                known,
+                batch_norm.MergeBatchNormStatistics(ranks.allreduce_sum, ranks.size, found),
+            )
         if known:
             self._statistics.synchronize()
         self._merged = True
@@ -44,6 +47,6 @@ class BatchNormSync(keras.callbacks.Callback):
         """Merges them if no validation has, and the sums; every rank calls it."""
         if not self._merged:
             self.on_test_begin()
-        for optimizer in of_model.optimizers(self.model).values():
+        for optimizer in compiled_model.optimizers(self.model).values():
             if isinstance(optimizer, DistributedOptimizer):
-                optimizer.average_sums(process.current())
+                optimizer.average_sums(process.communicator())

@@ -9,7 +9,7 @@ import keras
 
 from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.errors import SharedError, UserError
-from hybrid_imagenet.library import of_model
+from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.optimizer import DistributedOptimizer
 
 
@@ -25,17 +25,17 @@ class BroadcastInitialState(keras.callbacks.Callback):
         Raises:
           UserError: on all ranks, if they have different numbers of steps, or as `broadcast`.
         """
-        ranks = process.current()
+        ranks = process.communicator()
         steps = ranks.allgather_object((self.params or {}).get("steps"))
         if len(set(steps)) > 1:
             raise SharedError(
                 f"the ranks have different numbers of steps per epoch ({', '.join(map(str, steps))}), so that some "
                 "would wait for ever: share the data with hybrid_imagenet.data.shard, or give steps_per_epoch"
             )
-        broadcast(self.model, ranks)
+        broadcast_model(self.model, ranks)
 
 
-def broadcast(model: keras.Model, communicator: Communicator | None = None) -> None:
+def broadcast_model(model: keras.Model, communicator: Communicator | None = None) -> None:
     """Gives every rank the weights of rank 0, the state of its optimizers, and the epoch with which `fit` begins.
 
     Random state, such as dropout's, stays each rank's own. Sums of an accumulation under way become their mean over
@@ -48,13 +48,13 @@ def broadcast(model: keras.Model, communicator: Communicator | None = None) -> N
     Raises:
       UserError: if the model has no weights yet.
     """
-    ranks = communicator or process.current()
+    ranks = communicator or process.communicator()
     if not model.weights:
         raise UserError(
             f"the model {model.name!r} has no weights yet: give it an Input, or call it on one batch before fit"
         )
     variables = list(model.weights)
-    for optimizer in of_model.optimizers(model).values():
+    for optimizer in compiled_model.optimizers(model).values():
         build(model, optimizer, ranks)
         if optimizer.built:
             variables += optimizer.variables
@@ -69,7 +69,7 @@ def build(model: keras.Model, optimizer: Any, ranks: Communicator) -> None:
     """
     if isinstance(optimizer, DistributedOptimizer):
         optimizer.attach(model)
-    if of_model.trains_as_keras(model) and optimizer is model.optimizer and not optimizer.built:
+    if compiled_model.trains_as_keras(model) and optimizer is model.optimizer and not optimizer.built:
         optimizer.build(model.trainable_variables)
     places = ranks.broadcast_object(built_on(model, optimizer))
     if places is not None and not optimizer.built:

@@ -15,8 +15,8 @@ from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.library import of_model
-from hybrid_imagenet.library.broadcast import broadcast, build, built_on, set_scalars
+from hybrid_imagenet.library import compiled_model
+from hybrid_imagenet.library.broadcast import broadcast_model, build, built_on, set_scalars
 from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.runlog import run_dir
 from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallback
@@ -29,7 +29,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     Files are written by rank 0 in the background, checksummed and replaced atomically, by the program's
     `CheckpointCallback`; a damaged one is set aside and the one before is taken. Every rank has this callback, behind
-    `standard()`. The folder need not be shared by all hosts.
+    `default_callbacks()`. The folder need not be shared by all hosts.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, every_epochs: int = 1, keep: int = 2, resume: bool = True):
@@ -53,8 +53,8 @@ class Checkpoint(keras.callbacks.Callback):
         Raises:
           UserError: on all ranks, if the folder is not to be resumed from, or belongs to another model.
         """
-        ranks = process.current()
-        for optimizer in of_model.optimizers(self.model).values():
+        ranks = process.communicator()
+        for optimizer in compiled_model.optimizers(self.model).values():
             build(self.model, optimizer, ranks)
         store, error, meta = None, None, None
         if ranks.rank == 0:
@@ -69,7 +69,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._state = RunState.from_dict(meta) if meta else RunState()
         if meta:
             self.model._initial_epoch = self._state.finished_epochs
-            broadcast(self.model, ranks)
+            broadcast_model(self.model, ranks)
         self._saver = CheckpointCallback(
             store=store,
             state=self._state,
@@ -127,7 +127,7 @@ class Checkpoint(keras.callbacks.Callback):
         found = store.newest_good()
         if found is None:
             return None
-        optimizers = of_model.optimizers(self.model)
+        optimizers = compiled_model.optimizers(self.model)
         for name, saved in found.meta.get("optimizers", {}).items():
             if name in optimizers:
                 self._ready(optimizers[name], saved)
@@ -147,7 +147,7 @@ class Checkpoint(keras.callbacks.Callback):
     def _variables(self) -> Mapping[str, keras.Variable]:
         # By number: Keras counts up the names of layers when a process builds a model twice.
         parts = {"model": self.model.weights}
-        optimizers = of_model.optimizers(self.model)
+        optimizers = compiled_model.optimizers(self.model)
         parts |= {name: optimizer.variables for name, optimizer in optimizers.items() if optimizer.built}
         return {f"{part}/{i:04d}": v for part, values in parts.items() for i, v in enumerate(values)}
 
@@ -155,7 +155,7 @@ class Checkpoint(keras.callbacks.Callback):
         """Returns what every checkpoint describes; the sums within an epoch are the program's."""
         none = [[0.0] * 4] * ranks.size, [[0.0] * 3] * ranks.size
         optimizers = {}
-        for name, optimizer in of_model.optimizers(self.model).items():
+        for name, optimizer in compiled_model.optimizers(self.model).items():
             hyper = getattr(getattr(optimizer, "inner", None), "hyper", None)
             values = {key: hyper[key] for key in hyper.names} if hyper is not None else {}
             optimizers[name] = {"built_on": built_on(self.model, optimizer) or [], "hyper": values}

@@ -8,11 +8,11 @@ import keras
 import numpy as np
 
 from hybrid_imagenet.comm import process
-from hybrid_imagenet.library import agreement, of_model
+from hybrid_imagenet.library import agreement, compiled_model
 
 _REMEDY = (
     "give callbacks that change weights, learning rate or stop_training to every rank, behind "
-    "hybrid_imagenet.callbacks.standard(...), whose arguments and on_first_rank are for those that write files"
+    "hybrid_imagenet.callbacks.default_callbacks(...), whose arguments and on_rank_zero are for those that write files"
 )
 
 
@@ -36,7 +36,7 @@ class CompareRanks(keras.callbacks.Callback):
         self._compare("training ends")
 
     def _compare(self, next_: str) -> None:
-        ranks = process.current()
+        ranks = process.communicator()
         if ranks.size == 1:
             return
         own = {
@@ -44,7 +44,7 @@ class CompareRanks(keras.callbacks.Callback):
             "weights": agreement.digest(self.model.trainable_variables),
             **{
                 f"{name}.learning_rate": np.float32(optimizer.learning_rate)  # as precise as the step sees it
-                for name, optimizer in of_model.optimizers(self.model).items()
+                for name, optimizer in compiled_model.optimizers(self.model).items()
             },
         }
         agreement.check(ranks, own, "after an epoch", _REMEDY)

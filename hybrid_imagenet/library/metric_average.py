@@ -61,7 +61,7 @@ class MetricAverage(keras.callbacks.Callback):
 
     def _merged(self) -> dict[str, Value]:
         """Returns the results of all ranks' states together; this rank's states stay as they are."""
-        ranks = process.current()
+        ranks = process.communicator()
         added = _metrics(self.model.metrics) if ranks.size > 1 else ()
         held = [v for metric in added if _adds_up(metric) for v in metric.variables]
         own = [v.numpy() for v in held]
@@ -99,7 +99,7 @@ def _alike(own: Mapping[str, Any]) -> dict[str, Value]:
     """
     arrays = {name: np.asarray(value) for name, value in own.items()}
     lists = {name: array.tolist() for name, array in arrays.items() if array.dtype.kind in "bfiu"}
-    rows = process.current().allgather_object(lists)
+    rows = process.communicator().allgather_object(lists)
     found: dict[str, Value] = {}
     for name, first in rows[0].items():
         values = [row[name] for row in rows if name in row and np.shape(row[name]) == np.shape(first)]

@@ -23,11 +23,11 @@ from hybrid_imagenet.optimizers.kinds import ParameterKind, classify, classify_b
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 
 _FIRST_SCALE = 2.0**15  # Keras's own
-_FIELDS = ("fp32_gradients", "fusion_threshold_mb", "late_fusion_mb", "cycle_time_ms", "wire_health_every_steps")
+_FIELDS = ("fp32_gradients", "fusion_threshold_mb", "late_fusion_mb", "cycle_time_ms", "gradient_health_every_steps")
 
 _BROADCAST = (
-    "give fit callbacks=hybrid_imagenet.callbacks.standard(), or call hybrid_imagenet.broadcast(model), once the model "
-    "has all its weights; give callbacks that change the learning rate to every rank"
+    "give fit callbacks=hybrid_imagenet.callbacks.default_callbacks(), or call hybrid_imagenet.broadcast_model(model), "
+    "once the model has all its weights; give callbacks that change the learning rate to every rank"
 )
 
 _log = logging.getLogger(__name__)
@@ -45,13 +45,13 @@ class _Ranks:
 
     def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
         """Means over ranks, float32."""
-        return process.current().reduce_gradients(grads, names)
+        return process.communicator().reduce_gradients(grads, names)
 
     def reduce_packed(
         self, grads: Sequence[tf.Tensor], names: Sequence[str]
     ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
         """Means over ranks, as vectors."""
-        return process.current().reduce_packed(grads, names)
+        return process.communicator().reduce_packed(grads, names)
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -88,7 +88,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             and reduced once. By default the inner optimizer's own argument of this name, which it then no longer uses.
           name: of the optimizer.
           communication: more fields of `comm.Settings` (`fusion_threshold_mb`, `fp32_gradients`, ...), and options
-            of the all-reduce (`torus_grid`, `hybrid_threshold_kb`).
+            of the all-reduce (`torus_grid`, `size_switch_kb`).
 
         Raises:
           UserError: for a value that does not exist, settings other than an earlier optimizer's, or an inner optimizer
@@ -201,8 +201,8 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
             raise UserError(
                 "XLA compiles this training step, and the reduction over ranks cannot be part of that: give fit "
-                "callbacks=hybrid_imagenet.callbacks.standard(), which keeps it outside; for train_on_batch, and loops "
-                "without fit, compile(jit_compile=False)"
+                "callbacks=hybrid_imagenet.callbacks.default_callbacks(), which keeps it outside; for train_on_batch, "
+                "and loops without fit, compile(jit_compile=False)"
             )
         self.take(dense)
 
@@ -271,7 +271,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             return
         self._compared = True
         with tf.init_scope():
-            ranks = process.current()
+            ranks = process.communicator()
             if ranks.size == 1:
                 return
             state = [v for v in self.variables if v is not getattr(self.inner, "_learning_rate", None)]

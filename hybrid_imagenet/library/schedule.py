@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.library import of_model
+from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.broadcast import set_scalars
 
 Schedule = Callable[[float, float, int], Mapping[str, float]]
@@ -45,7 +45,7 @@ class HyperparameterSchedule(keras.callbacks.Callback):
           UserError: if the number of steps per epoch is not known.
         """
         self._used, self._rates, self._values = {}, {}, {}
-        for name, optimizer in of_model.optimizers(self.model).items():
+        for name, optimizer in compiled_model.optimizers(self.model).items():
             schedule = self._schedule or getattr(optimizer, "schedule", None)
             if schedule is not None:
                 self._used[name] = optimizer, schedule

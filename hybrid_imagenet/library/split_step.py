@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.comm import process
-from hybrid_imagenet.library import of_model
+from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.optimizer import DistributedOptimizer
 
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class SplitCompiledStep(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Makes the function before `fit` makes its own."""
         super().set_model(model)
-        stock = of_model.trains_as_keras(model)
+        stock = compiled_model.trains_as_keras(model)
         made = getattr(model.train_function, "reduces_outside", False)
         if not model.jit_compile or made or (stock and not isinstance(model.optimizer, DistributedOptimizer)):
             return

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.models import alexnet, own, resnet
+from hybrid_imagenet.models import alexnet, resnet, user_model
 from hybrid_imagenet.models.blocks import Builder
 from hybrid_imagenet.numerics.depths import DEPTHS, STEMS, WIDTH
 
@@ -40,8 +40,8 @@ def create(
     """Builds a network that maps images to class scores.
 
     Args:
-      name: one of `NAMES`, or MODULE:FUNCTION of one's own (`own.build`), which the arguments after `precision` do not
-        reach.
+      name: one of `NAMES`, or the user's MODULE:FUNCTION (`user_model.build`), which the arguments after `precision`
+        do not reach.
       num_classes: number of class scores.
       image_size: side of the square input in pixels; None makes a ResNet that takes any.
       precision: `float32`, `mixed_float16` or `mixed_bfloat16`. Variables are FP32 in all three.
@@ -69,7 +69,7 @@ def create(
       UserError: for a name, precision or stem that does not exist, or an image too small for the network.
     """
     if ":" in name:
-        return own.build(name, num_classes, image_size, precision)
+        return user_model.build(name, num_classes, image_size, precision)
     if name not in NAMES:
         raise UserError(f"--model={name}: choose one of {', '.join(NAMES)}")
     if precision not in PRECISIONS:
@@ -77,7 +77,7 @@ def create(
     if stem not in STEMS:
         raise UserError(f"--stem={stem}: choose one of {', '.join(STEMS)}")
     if name == "alexnet_bn" and (width, stem) != (WIDTH, "imagenet"):
-        raise UserError("--width and --stem apply to ResNets only: leave them out with --model=alexnet_bn")
+        raise UserError("--model_width and --stem apply to ResNets only: leave them out with --model=alexnet_bn")
     if blurpool and name == "alexnet_bn":
         raise UserError("--blurpool applies to ResNets only: leave it out with --model=alexnet_bn")
     builder = Builder(

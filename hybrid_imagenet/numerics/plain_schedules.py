@@ -1,40 +1,44 @@
-"""Makes schedules from the few numbers that a model of one's own needs; nothing here needs TensorFlow."""
+"""Makes schedules from the few numbers that `model.fit` needs; nothing here needs TensorFlow.
+
+All begin with a linear warmup of `warmup_epochs` from `warmup_start_lr` to `peak` (Goyal et al. 2.2). Lengths are in
+epochs; `peak` is the learning rate for the global batch of all ranks; `epochs` is the length of the run. They raise
+ValueError for numbers that cannot be used.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.numerics.schedules import Schedule
 
 
-def after_warmup(
-    decay: str,
-    peak: float,
-    epochs: float,
-    *,
-    warmup_epochs: float = 0.0,
-    warmup_start_lr: float = 0.0,
-    momentum: float = 0.9,
-    **options: Any,
+def constant(peak: float, epochs: float, **warmup: float) -> Schedule:
+    """`peak` throughout after the warmup."""
+    return _after_warmup("constant", peak, epochs, **warmup)
+
+
+def cosine(peak: float, epochs: float, *, final: float = 0.0, **warmup: float) -> Schedule:
+    """Half a cosine from `peak` to `final` (Loshchilov, Hutter, arXiv 1608.03983)."""
+    return _after_warmup("cosine", peak, epochs, lr_final=final, **warmup)
+
+
+def polynomial(peak: float, epochs: float, *, power: float = 2.0, final: float = 0.0, **warmup: float) -> Schedule:
+    """From `peak` to `final` by a power of the epochs left; 2 is that of MLPerf's LARS."""
+    return _after_warmup("poly", peak, epochs, lr_power=power, lr_final=final, **warmup)
+
+
+def step(
+    peak: float, epochs: float, *, at: Sequence[float] = (30.0, 60.0, 80.0), factor: float = 0.1, **warmup: float
 ) -> Schedule:
-    """A linear warmup to `peak`, then a decay (Goyal et al. 2.2).
+    """`peak` times `factor` for each epoch of `at` that has been reached (Goyal et al. 5.1)."""
+    return _after_warmup("step", peak, epochs, lr_steps=tuple(map(float, at)), lr_step_factor=factor, **warmup)
 
-    Args:
-      decay: poly, cosine, step, exponential, constant, or another name in `numerics.decays.SCHEDULES`.
-      peak: learning rate at the end of the warmup, for the whole batch of all ranks.
-      epochs: length of the run.
-      warmup_epochs: length of the warmup.
-      warmup_start_lr: where it starts.
-      momentum: of all steps.
-      options: of the decay, as `lr_steps`.
 
-    Raises:
-      ValueError: for a decay that does not exist.
-      TypeError: for an option that it does not have.
-    """
-    start = {"warmup_start_lr": float(warmup_start_lr)}
-    return _create(decay, peak, epochs, warmup_epochs, momentum, bounded_warmup=False, **start, **options)
+def exponential(peak: float, epochs: float, *, decay: float = 0.9, **warmup: float) -> Schedule:
+    """`peak` times `decay` to the power of the epochs since the warmup (Lu et al. 2.2.1, where it is kappa)."""
+    return _after_warmup("exponential", peak, epochs, lr_decay=decay, **warmup)
 
 
 def hybrid(
@@ -49,14 +53,28 @@ def hybrid(
     """The two phases of `optimizers.Hybrid`: AdaBound with bounds that close at `peak`, then SGD (Lu et al. 2.2.1).
 
     Args:
-      peak: learning rate lr * N at the end of the warmup, for the whole batch of all ranks.
+      peak: learning rate lr * N at the end of the warmup.
       epochs: length of the run.
       warmup_epochs: T.
       momentum: of SGD.
-      decay: of SGD's rate, as in `after_warmup`.
-      options: of the decay and the bounds (`adabound_beta2`, `bound_time`).
+      decay: of SGD's learning rate: a name in `numerics.decays.SCHEDULES`.
+      options: of the decay and the bounds (`adabound_beta2`, `adabound_bound_time`).
     """
     return _create(decay, peak, epochs, warmup_epochs, momentum, bounded_warmup=True, **options)
+
+
+def _after_warmup(
+    decay: str,
+    peak: float,
+    epochs: float,
+    *,
+    warmup_epochs: float = 0.0,
+    warmup_start_lr: float = 0.0,
+    momentum: float = 0.9,
+    **options: Any,
+) -> Schedule:
+    start = {"warmup_start_lr": float(warmup_start_lr)}
+    return _create(decay, peak, epochs, warmup_epochs, momentum, bounded_warmup=False, **start, **options)
 
 
 def _create(

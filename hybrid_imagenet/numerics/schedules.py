@@ -57,7 +57,7 @@ def warmup_bounds(
     warmup_epochs: float,
     peak: float,
     *,
-    bound_time: BoundTime = "fractional",
+    adabound_bound_time: BoundTime = "fractional",
     adabound_beta2: Annotated[float, "0 to 0.999999"] = 0.999,
 ) -> tuple[float, float]:
     """The bounds of the AdaBound warmup in the step from fractional epoch `start` to `end` (Lu et al. 2.2.1).
@@ -67,10 +67,10 @@ def warmup_bounds(
       end: of the step.
       warmup_epochs: T.
       peak: lr * N, at which they close.
-      bound_time: the time in the bounds; the epochs done after the step, or the number of the epoch.
+      adabound_bound_time: the time in the bounds; the epochs done after the step, or the number of the epoch.
       adabound_beta2: decay of the second moment.
     """
-    t = math.floor(start) + 1.0 if bound_time == "epoch" else end
+    t = math.floor(start) + 1.0 if adabound_bound_time == "epoch" else end
     return hybrid_bounds(t, warmup_epochs, peak, adabound_beta2)
 
 
@@ -173,7 +173,7 @@ def create(
     warmup_start_lr: float = 0.1,
     momentum: float = 0.9,
     momentum_rule: MomentumRule = "constant",
-    bound_time: BoundTime = "fractional",
+    adabound_bound_time: BoundTime = "fractional",
     adabound_beta2: float = 0.999,
     hybrid_ramp_epochs: float = 0.0,
     **options: Any,
@@ -192,7 +192,7 @@ def create(
       warmup_start_lr: see `decays.gradual_warmup`.
       momentum: of SGD.
       momentum_rule: see `momentum_at`.
-      bound_time: see `warmup_bounds`.
+      adabound_bound_time: see `warmup_bounds`.
       adabound_beta2: see `warmup_bounds`.
       hybrid_ramp_epochs: see `lars_share`; of a bounded warmup only.
       options: of the schedule.
@@ -204,7 +204,7 @@ def create(
     require(lr_schedule, SCHEDULES)
     require(lr_scaling, SCALINGS)
     require(momentum_rule, MOMENTUM_RULES)
-    require(bound_time, get_args(BoundTime))
+    require(adabound_bound_time, get_args(BoundTime))
     peak = peak_rate(lr, lr_scaling, workers, base_batch)
     start, end = warmup_epochs, max(epochs, warmup_epochs + 1e-9)
     decay = SCHEDULES[lr_schedule]
@@ -222,7 +222,7 @@ def create(
         peak=peak,
         bounded_epochs=warmup_epochs if bounded_warmup else 0.0,
         ramp_epochs=hybrid_ramp_epochs if bounded_warmup else 0.0,
-        bounds=functools.partial(warmup_bounds, bound_time=bound_time, adabound_beta2=adabound_beta2),
+        bounds=functools.partial(warmup_bounds, adabound_bound_time=adabound_bound_time, adabound_beta2=adabound_beta2),
         scales_with_batch=lr_scaling != "none" and not decay.fixed,
         arguments=arguments,
     )

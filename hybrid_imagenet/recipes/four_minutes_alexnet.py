@@ -18,8 +18,8 @@ RECIPE = Recipe(
         "lr_schedule": "mlperf",
         "per_gpu_batch": 64,
         "epochs": 95,
-        "allreduce": "hybrid",
+        "allreduce": "size_switched",
         "fusion_threshold_mb": 0.5,
-        "hybrid_threshold_kb": 1024,
+        "size_switch_kb": 1024,
     },
 )

@@ -17,8 +17,8 @@ RECIPE = Recipe(
         "lr_schedule": "mlperf",
         "epochs": 90,
         "per_gpu_batch": 32,
-        "allreduce": "hybrid",
+        "allreduce": "size_switched",
         "fusion_threshold_mb": 0.5,
-        "hybrid_threshold_kb": 1024,
+        "size_switch_kb": 1024,
     },
 )

@@ -29,7 +29,7 @@ RECIPE = Recipe(
         "weight_decay": 6.25e-5,
         "decay_all": True,
         "decoupled_decay": True,
-        "loss": "binary",
+        "loss": "sigmoid",
         "label_smoothing": 0.08,
         "blurpool": True,
         "ema_decay": 0.993092,

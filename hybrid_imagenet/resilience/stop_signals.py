@@ -14,7 +14,7 @@ import threading
 import types
 
 from hybrid_imagenet.errors import EXIT_PREEMPTED
-from hybrid_imagenet.resilience.ending import announce
+from hybrid_imagenet.resilience.exit_code import announce
 from hybrid_imagenet.resilience.launcher import launcher_rank
 
 # SIGUSR1 is the one that mpirun passes on to the ranks without killing them a second later.

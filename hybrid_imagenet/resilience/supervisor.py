@@ -30,9 +30,9 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from hybrid_imagenet.comm import loss
+from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, EXIT_STALLED, EXIT_USAGE, printable
-from hybrid_imagenet.resilience import ending, processes
+from hybrid_imagenet.resilience import exit_code, processes
 from hybrid_imagenet.resilience.launcher_reports import Killed, LauncherReports
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -43,7 +43,7 @@ _KILLED_WITHIN = 3.0  # seconds until a killed process has gone
 _RECENT = 60.0  # ends of ranks that were longer ago did not end the job: the others went on
 _ALIVE_EVERY = 5  # seconds between ssh's questions to a host that says nothing
 _CODE_SSH = 255  # mpirun's and ssh's when the connection to a host is lost
-_DEFAULT_STALL = 300.0  # of --stall_seconds
+_DEFAULT_STALL = 300.0  # of --stall_timeout
 _BY_SIGNAL = {-signal.SIGUSR1, -signal.SIGTERM, 128 + signal.SIGUSR1, 128 + signal.SIGTERM}
 _TAG = re.compile(rb"(\[[\d,]+\]<std(err|out)>: ?)?")  # mpirun's and horovodrun's, before each line of a rank
 # Lines that TensorFlow writes to standard error whatever its log settings, once or twice per rank; and what Open MPI
@@ -67,15 +67,15 @@ _WHY = re.compile(rb"error: |rank \d+: unexpected error")  # how a rank's own wo
 _UNKNOWN_HOST = re.compile(rb"ssh: Could not resolve hostname ([^:\s]+)")
 
 
-def ssh_options(stall_seconds: float) -> list[str]:
+def ssh_options(stall_timeout: float) -> list[str]:
     """Returns ssh's options: a connection ends after the watchdog has judged, not before a short outage is over."""
-    count = math.ceil((stall_seconds + 10) / _ALIVE_EVERY)
+    count = math.ceil((stall_timeout + 10) / _ALIVE_EVERY)
     return ["-o", f"ServerAliveInterval={_ALIVE_EVERY}", "-o", f"ServerAliveCountMax={count}"]
 
 
-def stall_seconds(words: Sequence[str]) -> float:
-    """Returns `--stall_seconds` among the words of a command; its default if it is not there, or 0 (never)."""
-    given = [word.partition("=")[2] for word in words if re.fullmatch(r"--?stall_seconds=[0-9.]+", word)]
+def stall_timeout(words: Sequence[str]) -> float:
+    """Returns `--stall_timeout` among the words of a command; its default if it is not there, or 0 (never)."""
+    given = [word.partition("=")[2] for word in words if re.fullmatch(r"--?stall_timeout=[0-9.]+", word)]
     try:
         return float(given[-1]) or _DEFAULT_STALL
     except (IndexError, ValueError):
@@ -97,7 +97,7 @@ class Supervisor:
 
         Args:
           command: the launcher and its arguments.
-          stall: --stall_seconds of the program.
+          stall: --stall_timeout of the program.
           ssh_port: port of sshd on the hosts, for mpirun; None leaves it to ssh's configuration.
           accept_new_host_keys: let ssh trust hosts that it does not know yet; a key that has changed is refused.
         """
@@ -146,7 +146,7 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _environment(self) -> dict[str, str]:
-        env = os.environ | {ending.JOB_VARIABLE: self._word} | _terminal()
+        env = os.environ | {exit_code.JOB_VARIABLE: self._word} | _terminal()
         ssh = shutil.which("ssh")
         if ssh is not None:  # without it Open MPI finds its own way, or starts ranks on this host only
             env.setdefault("OMPI_MCA_plm_rsh_agent", " ".join([ssh, *self._ssh]))
@@ -175,7 +175,7 @@ class Supervisor:
         assert self._child is not None
         assert self._child.stderr is not None
         for line in self._child.stderr:
-            found = ending.code_in(line, self._word)
+            found = exit_code.code_in(line, self._word)
             if found is not None:
                 self._ends.append((time.monotonic(), found[0]))
                 line = b"" if _TAG.fullmatch(found[1]) else found[1] + b"\n"
@@ -189,7 +189,7 @@ class Supervisor:
             own = line[_TAG.match(line).end() :]  # type: ignore[union-attr]
             if unknown := _UNKNOWN_HOST.search(line):
                 self._unknown = unknown[1].decode(errors="replace")
-            elif own.startswith(loss.LINE.encode()):
+            elif own.startswith(lost_rank.LINE.encode()):
                 self._loss = self._loss or own
             elif not _GREETINGS.search(line) and not _LOST.search(own.rstrip()):
                 self._explained = self._explained or bool(_WHY.match(own))
@@ -336,7 +336,7 @@ def main(arguments: Sequence[str]) -> int:
     if list(arguments)[:1] != ["--"] or not command:
         print("error: usage: python -m hybrid_imagenet.resilience.supervisor -- LAUNCHER...", file=sys.stderr)
         return EXIT_USAGE
-    return Supervisor(command, stall=stall_seconds(command)).run()
+    return Supervisor(command, stall=stall_timeout(command)).run()
 
 
 if __name__ == "__main__":

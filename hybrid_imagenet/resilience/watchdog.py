@@ -24,12 +24,12 @@ from typing import Any, Protocol
 from hybrid_imagenet.comm.hosts import interfaces
 from hybrid_imagenet.errors import EXIT_STALLED
 from hybrid_imagenet.resilience.datagrams import MAX_BYTES
-from hybrid_imagenet.resilience.ending import announce
+from hybrid_imagenet.resilience.exit_code import announce
 from hybrid_imagenet.resilience.heartbeats import Beat, main_stack, shown_file
-from hybrid_imagenet.resilience.ledger import Ledger
+from hybrid_imagenet.resilience.stall_detector import Ledger
 from hybrid_imagenet.resilience.step_times import Queues, StepTimes
 
-_NAMED_AFTER = 30.0  # seconds without a sign of life after which a rank is named, or half of --stall_seconds
+_NAMED_AFTER = 30.0  # seconds without a sign of life after which a rank is named, or half of --stall_timeout
 _LISTENER_GRACE = 15.0  # seconds more after which a rank ends by itself: the listeners have not done it
 _AT_ONCE = 1000  # datagrams between two looks at the clock
 _SLOW_EVERY = 300.0  # seconds between two lines about a slow host
@@ -71,34 +71,34 @@ def _host_of(addresses: Sequence[Sequence[str]], hosts: Sequence[str]) -> dict[s
 class Watchdog:
     """Exchanges heartbeats with the other ranks from a daemon thread, and names and ends those that hang.
 
-    A rank that gives no sign of life is named on standard error after 30 s (or half of `stall_seconds`, if that is
+    A rank that gives no sign of life is named on standard error after 30 s (or half of `stall_timeout`, if that is
     less) with its host, process, last step and stack; so are the culprits when no rank advances. After
-    `stall_seconds` the job ends with EXIT_STALLED. Before the first step, which compiles, only silence counts.
+    `stall_timeout` the job ends with EXIT_STALLED. Before the first step, which compiles, only silence counts.
     """
 
     def __init__(
         self,
         ranks: Ranks,
-        stall_seconds: float,
+        stall_timeout: float,
         *,
         waits_in: Sequence[ModuleType] = (),
         lasts: Callable[[], bool] = lambda: True,
-        option: str = "--stall_seconds",
+        option: str = "--stall_timeout",
         remedy: str = "; start again with --resume",
     ):
         """Exchanges addresses; every rank calls it.
 
         Args:
           ranks: this rank and the others.
-          stall_seconds: 0 switches the watchdog off.
+          stall_timeout: 0 switches the watchdog off.
           waits_in: modules in which a rank that has done its own part waits for the others: it is not to blame.
           lasts: returns whether that which is watched goes on; when it does not, this rank takes leave without `stop`.
-          option: what the user calls `stall_seconds`.
+          option: what the user calls `stall_timeout`.
           remedy: what the last line says after "the job ends".
         """
         self._rank, self._hosts = ranks.rank, ranks.hosts
-        self._limit = stall_seconds
-        self._patience = min(_NAMED_AFTER, stall_seconds / 2)
+        self._limit = stall_timeout
+        self._patience = min(_NAMED_AFTER, stall_timeout / 2)
         self._interval = min(5.0, max(0.2, self._patience / 5))
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -111,7 +111,7 @@ class Watchdog:
         self._queues, self._waited = Queues(), ranks.waited
         self._lasts = lasts
         self._option, self._remedy = option, remedy
-        if not stall_seconds:
+        if not stall_timeout:
             return
         self._listeners = listeners(ranks.hosts)
         one_host = len(set(ranks.hosts)) == 1

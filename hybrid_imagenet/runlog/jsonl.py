@@ -61,7 +61,7 @@ KEYS: Mapping[str, str] = {
     "lars_share": "share s of LARS while it comes in after T: a layer's rate is rate * ratio^s",
     "loss_scale": "factor on the loss before backpropagation",
     "skipped_steps": "steps skipped for non-finite gradients since the start of the run",
-    "gradient_elements": "gradient values counted in the epoch, all ranks (`--wire_health_every_steps`)",
+    "gradient_elements": "gradient values counted in the epoch, all ranks (`--gradient_health_every_steps`)",
     "gradient_overflow": "of these, values that were not finite as computed or became infinite on the wire",
     "gradient_underflow": "of these, values that became zero on the wire",
     "gradient_zeros": "of these, values that were zero as computed; in FP16 they include what vanished there",

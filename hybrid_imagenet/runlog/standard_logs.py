@@ -143,7 +143,7 @@ def _opening(config: Mapping[str, Any], facts: Mapping[str, Any], waited: float)
     flags = config.get("flags", {})
     world_size = config.get("world_size", 1)
     device = config.get("gpu") if config.get("gpu") not in (None, "none") else config.get("cpu", "unknown")
-    accumulation = flags.get("accumulation") or 1
+    accumulation = flags.get("gradient_accumulation_steps") or 1
     values = {
         "cache_clear": True,
         "submission_benchmark": "resnet",

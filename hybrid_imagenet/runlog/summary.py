@@ -251,7 +251,7 @@ def single_gpu_speed(text: str) -> float:
     except ValueError:
         return _stored_speed(text)
     if not 0 < value < float("inf"):
-        raise UserError(f"--single_gpu={text}: images per second must be positive")
+        raise UserError(f"--single_gpu_throughput={text}: images per second must be positive")
     return value
 
 
@@ -261,9 +261,9 @@ def _stored_speed(text: str) -> float:
         stored = json.loads((pathlib.Path(text) / "summary.json").read_text(encoding="utf-8"))
         ranks, rate = stored["world_size"], stored["steady_images_per_second"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"--single_gpu={text}: no summary of a run there; {remedy}") from None
+        raise UserError(f"--single_gpu_throughput={text}: no summary of a run there; {remedy}") from None
     if ranks != 1 or not rate:
-        raise UserError(f"--single_gpu={text}: that run had {ranks} ranks; {remedy}")
+        raise UserError(f"--single_gpu_throughput={text}: that run had {ranks} ranks; {remedy}")
     return float(rate)
 
 

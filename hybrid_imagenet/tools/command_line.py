@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybrid_imagenet import comm
 from hybrid_imagenet.checkpoints import glance
-from hybrid_imagenet.comm import loss
+from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.config.help import width
 from hybrid_imagenet.config.options import underscored
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED, SharedError, UserError, did_you_mean, printable
@@ -203,9 +203,9 @@ def run(program: Callable[[Sequence[str]], int | None], arguments: Sequence[str]
     except BrokenPipeError:  # the reader of our output has left: `__main__` ends the process
         raise
     except Exception as error:
-        if loss.is_loss(error):
+        if lost_rank.is_loss(error):
             code = EXIT_STALLED
-            print(UserError(loss.described(error)), file=sys.stderr)
+            print(UserError(lost_rank.described(error)), file=sys.stderr)
         else:
             code = EXIT_FAILURE
             traceback.print_exc()

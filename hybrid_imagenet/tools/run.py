@@ -23,7 +23,7 @@ from hybrid_imagenet.config.help import topic
 from hybrid_imagenet.config.options import underscored
 from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, UserError, counted
 from hybrid_imagenet.resilience import discovery, supervisor
-from hybrid_imagenet.resilience.ending import JOB_VARIABLE
+from hybrid_imagenet.resilience.exit_code import JOB_VARIABLE
 from hybrid_imagenet.resilience.restarts import Policy, Restarts
 from hybrid_imagenet.runlog import run_dir as run_directories
 from hybrid_imagenet.stages import command_began
@@ -178,7 +178,7 @@ def _prepare_environment(options: argparse.Namespace) -> None:
 
 
 def _what_runs(options: argparse.Namespace, flags: Sequence[str]) -> tuple[float, str, str]:
-    """--stall_seconds of the program, how it only answers ("here", "done" or not: ""), and what it trains.
+    """--stall_timeout of the program, how it only answers ("here", "done" or not: ""), and what it trains.
 
     What lies on the disk is checked here, once for all ranks, if rank 0 runs on this host; else rank 0 checks it.
 
@@ -186,11 +186,11 @@ def _what_runs(options: argparse.Namespace, flags: Sequence[str]) -> tuple[float
       UserError: for a run that would end before it trains.
     """
     if options.module != _MAIN or options.program:
-        return supervisor.stall_seconds(flags), "", ""
+        return supervisor.stall_timeout(flags), "", ""
     if topic(flags) is not None or "--recipe=list" in flags:
-        return supervisor.stall_seconds(flags), "here", ""
+        return supervisor.stall_timeout(flags), "here", ""
     config = configuration.resolve(flags)
-    stall = config.stall_seconds or supervisor.stall_seconds([])
+    stall = config.stall_timeout or supervisor.stall_timeout([])
     if config.print_config:
         return stall, "here", ""
     here = not options.script and hosts.is_local(options.hosts.partition(":")[0])

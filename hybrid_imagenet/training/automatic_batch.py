@@ -16,7 +16,7 @@ from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import AUTO, Config
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import largest_batch
-from hybrid_imagenet.training import earlier_run, hardware
+from hybrid_imagenet.training import hardware, resumed_flags
 
 _LAUNCHER = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_", "SLURM_", "TF_CONFIG")
 _SHARE = 0.8  # of a host's free memory, if no limit is given; the rest is for input and what else runs
@@ -66,7 +66,7 @@ def _with(config: Config, batch: int) -> Config:
 
 
 def _find(config: Config, communicator: Communicator, precision: str, classes: int, examples: int) -> tuple[int, str]:
-    most = max(1, examples // (communicator.size * config.accumulation))
+    most = max(1, examples // (communicator.size * config.gradient_accumulation_steps))
     limit = config.memory_limit_gb * 1e9 if config.memory_limit_gb else _free_memory(communicator.local_size)
     with _Trials(config, communicator, precision, classes) as trials:
         batch, peaks = largest_batch.search(trials.measure, limit, most)
@@ -95,7 +95,7 @@ def _free_memory(ranks: int) -> float:
 def _earlier(config: Config) -> int | None:
     """Returns the number in the configuration of the run that is to be resumed."""
     try:
-        return int(earlier_run.description(config)["flags"]["per_gpu_batch"]) or None
+        return int(resumed_flags.description(config)["flags"]["per_gpu_batch"]) or None
     except (ValueError, KeyError, TypeError):
         return None
 

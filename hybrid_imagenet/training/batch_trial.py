@@ -56,7 +56,7 @@ def prepare(settings: dict[str, Any], classes: int, precision: str, alone: bool)
     spec = {"image": image, "label": tf.TensorSpec([None], tf.int32), "seed": tf.TensorSpec([None, 2], tf.int64)}
     control, held = tf.zeros([2], tf.int32), [] if alone else [tf.ones([2, model.count_params()])]
     # One graph for all batches. Accumulated gradients are as large as the gradients of the last micro-batch.
-    if config.accumulation > 1:
+    if config.gradient_accumulation_steps > 1:
         step.prepare_accumulation()
         run = step.last.get_concrete_function(spec, control, tf.TensorSpec([], tf.float32))
         more = [tf.constant(2.0)]

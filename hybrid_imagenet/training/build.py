@@ -34,7 +34,7 @@ _DEV_RUN_IMAGES = 128  # that --fast_dev_run validates
 def sources(config: Config) -> tuple[Source, Source]:
     """Returns the images to train on and those to validate.
 
-    With --tuning_split some training images are kept apart; they are validated unless --validate_on says otherwise.
+    With --tuning_split some training images are kept apart; they are validated unless --eval_split says otherwise.
 
     Raises:
       UserError: if they cannot be used.
@@ -69,7 +69,7 @@ def sources(config: Config) -> tuple[Source, Source]:
 
 def validated_split(config: Config) -> str:
     """Returns the images that are validated: `validation`, or `tuning` for those that --tuning_split keeps apart."""
-    return config.validate_on if config.tuning_split else "validation"
+    return config.eval_split if config.tuning_split else "validation"
 
 
 def check_window(config: Config, source: Source) -> None:
@@ -104,7 +104,7 @@ def model(config: Config, precision: str, num_classes: int, communicator: Commun
         batch_norm_momentum=config.batch_norm_momentum,
         batch_norm_epsilon=config.batch_norm_epsilon,
         seed=config.seed,
-        width=config.width,
+        width=config.model_width,
         stem=config.stem,
         blurpool=config.blurpool,
         initial_bias=initial_bias(config.loss, num_classes),
@@ -160,7 +160,7 @@ def train_step(
         label_smoothing=config.label_smoothing,
         mixup=config.mixup,
         parts=config.virtual_gpus,
-        xla=config.xla,
+        jit_compile=config.jit_compile,
         choose=choose,
         fuse_relu_gradients=config.fuse_relu_gradients,
     )
@@ -238,7 +238,7 @@ def description(config: Config, source: Source) -> dict[str, Any]:
         "num_classes": source.num_classes,
         "class_names": list(source.class_names),
         "image_size": derived.evaluation_size(config),
-        "width": config.width,
+        "width": config.model_width,
         "stem": config.stem,
         "blurpool": config.blurpool,
         "batch_norm_epsilon": config.batch_norm_epsilon,

@@ -12,10 +12,10 @@ from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallba
 from hybrid_imagenet.training.callbacks.divergence import DivergenceGuard
 from hybrid_imagenet.training.callbacks.example_count import ExampleCount
 from hybrid_imagenet.training.callbacks.metric_average import MetricAverage
-from hybrid_imagenet.training.callbacks.nan_guard import NoiseScaleLog, NumericsGuard, TrustRatioLog, WeightCheck
+from hybrid_imagenet.training.callbacks.numeric_checks import NoiseScaleLog, NumericsGuard, TrustRatioLog, WeightCheck
 from hybrid_imagenet.training.callbacks.profiler import Profiler
 from hybrid_imagenet.training.callbacks.progress_notes import NoteProgress
-from hybrid_imagenet.training.callbacks.record_log import EpochFacts, RecordLog
+from hybrid_imagenet.training.callbacks.record_log import EpochValues, RecordLog
 from hybrid_imagenet.training.callbacks.schedules import HyperparameterSchedule
 from hybrid_imagenet.training.callbacks.speed_monitor import Costs, WireHealthLog
 from hybrid_imagenet.training.callbacks.target import BestAndTarget
@@ -63,7 +63,7 @@ def in_order(parts: Parts) -> list[keras.callbacks.Callback]:
         ),
         parts.statistics,
         *parts.averaged,
-        EpochFacts(parts.data.facts),
+        EpochValues(parts.data.facts),
         ExampleCount(parts.data, parts.state, communicator.allgather_object, recording.announce),
         MetricAverage(communicator.allreduce_sum),
         NumericsGuard(parts.optimizer, config.max_skipped_steps),

@@ -58,10 +58,10 @@ def binary_cross_entropy(logits: tf.Tensor, labels: tf.Tensor, smoothing: float 
     return losses - smoothing * tf.reduce_mean(logits, axis=-1) if smoothing else losses
 
 
-LOSSES: dict[str, Loss] = {"softmax": cross_entropy, "binary": binary_cross_entropy}
+LOSSES: dict[str, Loss] = {"softmax": cross_entropy, "sigmoid": binary_cross_entropy}
 """The values of --loss."""
 
 
 def initial_bias(loss: str, classes: int) -> float:
     """Returns the score of every class at which a network should begin: for `binary`, that of one class in K."""
-    return -math.log(classes) if loss == "binary" else 0.0
+    return -math.log(classes) if loss == "sigmoid" else 0.0

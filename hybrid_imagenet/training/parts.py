@@ -19,7 +19,7 @@ from hybrid_imagenet.resilience import preemption, rollback
 from hybrid_imagenet.resilience.watchdog import Watchdog
 from hybrid_imagenet.training import accumulators, build, hardware, loss_alarm, step
 from hybrid_imagenet.training.callbacks.averaged_weights import AveragedWeights
-from hybrid_imagenet.training.callbacks.batch_norm import BatchNormSync, PreciseStatistics
+from hybrid_imagenet.training.callbacks.batch_norm import MergeBatchNormStatistics, PreciseStatistics
 from hybrid_imagenet.training.callbacks.divergence import DivergenceGuard
 from hybrid_imagenet.training.callbacks.example_count import gathered
 from hybrid_imagenet.training.evaluation import Validation
@@ -59,7 +59,7 @@ class Parts:
         self.divergence: DivergenceGuard | None = None  # of the restored state: made with the callbacks
         self.watchdog = Watchdog(
             communicator,
-            config.stall_seconds,
+            config.stall_timeout,
             waits_in=(comm, preemption, accumulators, loss_alarm, step),
         )
         options = build.host_options(config, tf.config.threading.get_intra_op_parallelism_threads() or 1)
@@ -84,7 +84,7 @@ class Parts:
             image_size=derived.evaluation_size(config),
             crop_fraction=build.evaluation_crop(config),
             options=options,
-            by_image=config.image_results,
+            by_image=config.save_image_results,
         )
         self.facts = {
             "world_size": communicator.size,
@@ -127,7 +127,7 @@ class Parts:
         """Returns the images of all ranks per update at the present position."""
         return self.data.global_batch(self.state.cursor.epoch)
 
-    def _statistics(self, *, precise: bool) -> BatchNormSync:
+    def _statistics(self, *, precise: bool) -> MergeBatchNormStatistics:
         """Returns the callback that merges statistics of normalization over ranks, if `precise` measured anew."""
         layers, collect = normalization.kept_statistics(self.model), None
         if precise:
@@ -138,7 +138,7 @@ class Parts:
                 lambda: self.state.step,
             ).collect
         ranks = self.communicator
-        return BatchNormSync(
+        return MergeBatchNormStatistics(
             ranks.allreduce_sum, ranks.size, layers, collect, lambda: normalization.merge_parts(self.model)
         )
 

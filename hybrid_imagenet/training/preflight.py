@@ -22,7 +22,7 @@ from hybrid_imagenet.data import quick_check
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.runlog import run_dir
-from hybrid_imagenet.training import earlier_run
+from hybrid_imagenet.training import resumed_flags
 
 CHECKED_VARIABLE = "HYBRID_IMAGENET_CHECKED"
 """Set in the environment of ranks whose launcher has checked what lies on the disk."""
@@ -134,12 +134,12 @@ def _word(value: object) -> str:
 
 def _moved_learning_rate(config: Config, ranks: int, meta: Mapping[str, Any]) -> list[str]:
     """A line if another --epochs than that of the run so far moves the learning rate where training continues."""
-    earlier = earlier_run.description(config)
+    earlier = resumed_flags.description(config)
     before = earlier.get("flags", {}).get("epochs")
     if not isinstance(before, int | float) or config.per_gpu_batch == AUTO:
         return []
     workers = derived.workers(config, ranks)
-    now = derived.settle(earlier_run.merged(config, earlier), workers)
+    now = derived.settle(resumed_flags.merged(config, earlier), workers)
     cursor, images = meta["state"]["cursor"], meta.get("order", {}).get("num_examples")
     position = cursor["epoch"] + (cursor["offset"] / images if images else 0.0)
     batch = derived.batches(now).at(cursor["epoch"]).global_batch(workers)

@@ -38,7 +38,7 @@ class Recording:
       store: the checkpoints; None on ranks other than 0.
       writer: metrics.jsonl, open between `start` and `finish`; None on ranks other than 0.
       view: shows the run; silent on ranks other than 0.
-      single_gpu: images per second of one GPU alone (--single_gpu), or None.
+      single_gpu_throughput: images per second of one GPU alone (--single_gpu_throughput), or None.
     """
 
     def __init__(self, config: Config, rank: int, size: int, note: str = "", held: pathlib.Path | None = None):
@@ -56,7 +56,9 @@ class Recording:
         """
         self._config = config
         self._note = note
-        self.single_gpu = summary.single_gpu_speed(config.single_gpu) if config.single_gpu else None
+        self.single_gpu_throughput = (
+            summary.single_gpu_speed(config.single_gpu_throughput) if config.single_gpu_throughput else None
+        )
         self._directory = _open(config, held) if rank == 0 else None
         self.path = self._directory.path if self._directory is not None else None
         self._rank = rank
@@ -68,7 +70,10 @@ class Recording:
         self.store: CheckpointStore | None = None
         if self._directory is not None:
             self.store = CheckpointStore(
-                self._directory.path / "checkpoints", config.keep, keep_best=config.keep_best, report=self.view.message
+                self._directory.path / "checkpoints",
+                config.keep_checkpoints,
+                keep_best=config.keep_best,
+                report=self.view.message,
             )
 
     def announce(self, text: str) -> None:
@@ -143,7 +148,7 @@ class Recording:
             return
         self._meaning = {
             "epochs_planned": self._config.epochs,
-            "target_asked": self._config.origins.get("target", "default") != "default",
+            "target_asked": self._config.origins.get("target_top1", "default") != "default",
             "imagenet": facts.get("num_classes") == _IMAGENET_CLASSES,
             "gpus": facts.get("gpu", "none") != "none",
         }
@@ -202,9 +207,9 @@ class Recording:
             jsonl.read(self.writer.path),
             world_size=world_size,
             images_per_epoch=train_images,
-            targets=self._config.target,
+            targets=self._config.target_top1,
             wall_seconds=seconds,
-            single_gpu_images_per_second=self.single_gpu,
+            single_gpu_images_per_second=self.single_gpu_throughput,
             stop=stop or "finished",
             run_dir=str(self._directory.path),
             **self._meaning,

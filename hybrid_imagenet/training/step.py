@@ -82,7 +82,7 @@ class TrainStep:
         label_smoothing: float = 0.0,
         mixup: float = 0.0,
         parts: int = 1,
-        xla: bool = False,
+        jit_compile: bool = False,
         choose: Choose | None = None,
         fuse_relu_gradients: bool = False,
     ):
@@ -97,7 +97,7 @@ class TrainStep:
           label_smoothing: see there.
           mixup: alpha of `mixup.mix`; 0 for none. The metrics are computed on the mixed images and their first labels.
           parts: GPUs that a batch stands for, one after the other; images are mixed within each one's.
-          xla: compile forward and backward with XLA; reduction stays outside, so it no longer overlaps with them.
+          jit_compile: compile forward and backward with XLA; the reduction stays outside and does not overlap.
           choose: leaves out images of a batch; returns the others, and the weight of this rank's mean loss.
           fuse_relu_gradients: see `models.relu_gradients`; of use on GPUs in FP16.
         """
@@ -117,7 +117,7 @@ class TrainStep:
         self._accumulators: list[tf.Variable] = []
         self.single, self.accumulate, self.last = (PerShape(f) for f in (self._single, self._accumulate, self._last))
         self._forward_backward = self._loss_and_gradients
-        if xla:
+        if jit_compile:
             self._forward_backward = tf.function(self._loss_and_gradients, autograph=False, jit_compile=True)
         optimizer.build(model.trainable_variables)
 

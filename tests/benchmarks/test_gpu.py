@@ -198,7 +198,7 @@ def test_clocks_are_read_while_a_job_runs(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_ranks_measure_and_profile_themselves(pools):
-    flags = ["--dataset=synthetic_tensors", "--model=resnet8", "--width=4", "--image_size=8", "--per_gpu_batch=4"]
+    flags = ["--dataset=synthetic_tensors", "--model=resnet8", "--model_width=4", "--image_size=8", "--per_gpu_batch=4"]
     words = ["--steps=1", "--rounds=1", "--classes=10", "--profiled=1", "--", *flags]
     first, second = pools[2].call(run_rank, words)
     found = _gpu_jobs.result(first)

@@ -33,7 +33,7 @@ def test_implementations_take_turns_and_the_report_holds_ours_and_each_peer(tmp_
 def test_a_step_of_fit_is_compared_with_the_programs(tmp_path, capsys):
     path = tmp_path / "step.json"
     arguments = ["--batch=4", "--image_size=28", "--steps=2", "--rounds=2", "--threads=1", "--precision=float32"]
-    network = ["--model=resnet8", "--width=16", "--stem=3x3", "--num_classes=10"]
+    network = ["--model=resnet8", "--model_width=16", "--stem=3x3", "--num_classes=10"]
     assert step.main([*arguments, *network, "--through=fit", f"--json={path}"]) == 0
     report = json.loads(path.read_text())
     fit = report["variants"]["fit"]
@@ -76,7 +76,7 @@ def test_a_step_of_fit_is_what_further_steps_add():
 def test_a_small_network_is_compared_with_the_peers_that_have_it(tmp_path, capsys):
     path = tmp_path / "step.json"
     arguments = ["--batch=4", "--image_size=28", "--steps=1", "--rounds=2", "--threads=1", "--precision=float32"]
-    network = ["--model=resnet8", "--width=16", "--stem=3x3", "--num_classes=10"]
+    network = ["--model=resnet8", "--model_width=16", "--stem=3x3", "--num_classes=10"]
     assert step.main([*arguments, *network, "--peers=keras,torch", f"--json={path}"], PEERS["step"]) == 0
     report, out = json.loads(path.read_text()), capsys.readouterr().out
     assert (report["model"], report["width"], report["stem"], report["num_classes"]) == ("resnet8", 16, "3x3", 10)

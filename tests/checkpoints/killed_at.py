@@ -50,7 +50,7 @@ def arm(moment: str, number: int) -> None:
     import pathlib
 
     from hybrid_imagenet.checkpoints.store import CheckpointStore
-    from hybrid_imagenet.training.callbacks.batch_norm import BatchNormSync
+    from hybrid_imagenet.training.callbacks.batch_norm import MergeBatchNormStatistics
     from hybrid_imagenet.training.callbacks.record_log import RecordLog
     from hybrid_imagenet.training.callbacks.schedules import HyperparameterSchedule
     from hybrid_imagenet.training.evaluation import Validation
@@ -82,7 +82,7 @@ def arm(moment: str, number: int) -> None:
     elif moment == "before rename":
         wrap(pathlib.Path, "replace", before=due_when_writing)
     elif moment == "in batch norm synchronization":  # the others wait in it
-        wrap(BatchNormSync, "_merge", before=due)
+        wrap(MergeBatchNormStatistics, "_merge", before=due)
     elif moment == "in validation":
         wrap(Validation, "run", before=lambda *_: loops[0].state.step >= number and threading.Timer(0.05, kill).start())
     elif moment == "after epoch checkpoint":

@@ -50,8 +50,8 @@ def test_a_killed_and_resumed_run_ends_like_an_undisturbed_one(pools, tiny_data,
 
 @pytest.mark.slow
 def test_so_does_one_that_is_killed_at_any_moment(pools, tiny_data, tmp_path):
-    kill_and_resume(pools[2], tiny_data, tmp_path / "killed", long_form(), "--keep=3")
-    done = program.train(2, tiny_data, tmp_path / "undisturbed", "--keep=3")
+    kill_and_resume(pools[2], tiny_data, tmp_path / "killed", long_form(), "--keep_checkpoints=3")
+    done = program.train(2, tiny_data, tmp_path / "undisturbed", "--keep_checkpoints=3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same_run(tmp_path / "killed", tmp_path / "undisturbed")
 

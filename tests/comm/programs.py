@@ -226,7 +226,7 @@ class Reducers:
     """Reductions of any settings over the ranks of one start."""
 
     def __init__(self, **settings) -> None:
-        others = [Settings(allreduce=name) for name in ("torus", "masters", "hybrid", "auto")]
+        others = [Settings(allreduce=name) for name in ("torus", "masters", "size_switched", "auto")]
         self.c = comm.start(Settings(**settings), others=others)
 
     def __call__(self, **settings):
@@ -252,12 +252,14 @@ def _precision(reducer: Reducers) -> dict:
     rng = np.random.default_rng(0)
     everyone = [[np.float32(rng.normal(size=s) * 10.0 ** rng.uniform(-3, 3, s)) for s in shapes] for _ in range(c.size)]
     out = {}
-    cases = [(wire, name) for wire in ("none", "fp16") for name in ("ring", "torus", "masters", "hybrid", "auto")]
+    cases = [
+        (wire, name) for wire in ("none", "fp16") for name in ("ring", "torus", "masters", "size_switched", "auto")
+    ]
     for compression, allreduce in (*cases, ("bf16", "ring"), ("bf16", "auto")):
-        options = {"hybrid_threshold_kb": 1} if allreduce == "hybrid" else {}
+        options = {"size_switch_kb": 1} if allreduce == "size_switched" else {}
         settings = {"fusion_threshold_mb": 0.001, "options": options, "fp32_gradients": ("keep",)}
         if allreduce != "ring":  # the counts are the same whatever the algorithm, and most of what is traced
-            settings["wire_health_every_steps"] = 0
+            settings["gradient_health_every_steps"] = 0
         r = reducer(allreduce=allreduce, compression=compression, **settings)
         reduce = tf.function(lambda *g, r=r: r.reduce(g, names), autograph=False)
         got = [np.asarray(t.numpy(), np.float64) for t in reduce(*[tf.constant(g) for g in everyone[c.rank]])]
@@ -296,14 +298,14 @@ def _extremes(reducer: Reducers) -> dict:
         np.array([1e-9, 1.0]),  # lost in FP16
         np.array([1e-9, 1e6]),
     ]
-    r = reducer(compression="fp16", fp32_gradients=("keep",), wire_health_every_steps=2)
+    r = reducer(compression="fp16", fp32_gradients=("keep",), gradient_health_every_steps=2)
     step = tf.function(lambda *g: r.reduce(g, names), autograph=False)
     for _ in range(3):  # the first and the third are counted
         got = step(*[tf.constant(m, tf.float32) for m in mine])
     out: dict = {"values": [[repr(float(x)) for x in g.numpy()] for g in got]}
     out["health"] = [
-        [h.name, h.elements, h.overflow, h.underflow, h.nonfinite, h.zeros, h.first_rank] for h in r.wire_health()
+        [h.name, h.elements, h.overflow, h.underflow, h.nonfinite, h.zeros, h.first_rank] for h in r.gradient_health()
     ]
-    out["again"] = sum(h.elements for h in r.wire_health())
+    out["again"] = sum(h.elements for h in r.gradient_health())
     out["traces"] = step.experimental_get_tracing_count()
     return out

@@ -107,10 +107,9 @@ def test_variables_for_tensorflow_are_defaults(tmp_path):
     [((), "1"), (("--persistent_batch_norm=false",), "0"), (("--deterministic",), "0")],
 )
 def test_the_program_asks_for_one_pass_normalization_unless_it_must_be_repeatable(monkeypatch, flags, expected):
-    from hybrid_imagenet.comm import starting
 
-    monkeypatch.setattr(starting, "configure_tensorflow", lambda place, threads: None)
-    monkeypatch.setattr(starting, "SingleProcess", mock.Mock(side_effect=UserError("far enough")))
+    monkeypatch.setattr("hybrid_imagenet.comm.startup.configure_tensorflow", lambda place, threads: None)
+    monkeypatch.setattr("hybrid_imagenet.comm.startup.SingleProcess", mock.Mock(side_effect=UserError("far enough")))
     with mock.patch.dict(os.environ):
         os.environ.pop("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", None)
         code, _, errors = in_process.call("hybrid_imagenet.main", ["--dataset=digits", *flags])

@@ -5,9 +5,9 @@ import tensorflow as tf
 
 from hybrid_imagenet import config
 from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.comm.gradient_order import appearance
 from hybrid_imagenet.comm.gradients import GradientReducer
 from hybrid_imagenet.comm.horovod_collectives import HorovodCollectives
-from hybrid_imagenet.comm.order import appearance
 from hybrid_imagenet.comm.selection import Selector
 from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.config import derived
@@ -136,9 +136,9 @@ def test_alone_what_computation_lost_is_counted_at_every_second_step():
     step = tf.function(lambda *g: communicator.reduce_gradients(g, ["a", "b"]), autograph=False)
     for value in (1e-8, 7.0, 1.0):  # the first and the third are counted; FP16 has nothing below 3e-8
         step(tf.cast(tf.constant([value, float("inf"), 0.0]), tf.float16), tf.constant([[value, 70000.0]]))
-    rows = [[h.name, h.elements, h.overflow, h.underflow, h.nonfinite, h.zeros] for h in communicator.wire_health()]
+    rows = [[h.name, h.elements, h.overflow, h.underflow, h.nonfinite, h.zeros] for h in communicator.gradient_health()]
     assert rows == [["a", 6, 0, 0, 2, 3], ["b", 4, 0, 0, 0, 0]]
-    assert [h.elements for h in communicator.wire_health()] == [0, 0]
+    assert [h.elements for h in communicator.gradient_health()] == [0, 0]
 
 
 def test_alone_gradients_are_only_cast():
@@ -146,4 +146,4 @@ def test_alone_gradients_are_only_cast():
     got = communicator.reduce_gradients([tf.constant([1.5], tf.float16), tf.constant(1e-9)], ["a", "b"])
     assert [g.dtype for g in got] == [tf.float32] * 2
     assert float(got[0][0]) == 1.5 and float(got[1]) == pytest.approx(1e-9)
-    assert communicator.statistics() == {} and communicator.wire_health() == []
+    assert communicator.statistics() == {} and communicator.gradient_health() == []

@@ -7,7 +7,7 @@ import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 
 from hybrid_imagenet import train
-from hybrid_imagenet.comm import loss
+from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.errors import EXIT_STALLED
 from hybrid_imagenet.tools import command_line
 from tests.support import in_process
@@ -34,9 +34,9 @@ UNHEALTHY = "Collective ops is aborted by: Error reported from /job:worker/task:
     ],
 )
 def test_a_lost_rank_is_told_in_one_line(error, reason):
-    assert loss.is_loss(error)
-    line = loss.described(error)
-    assert line.startswith(f"{loss.LINE} ({reason})") and "--resume" in line
+    assert lost_rank.is_loss(error)
+    line = lost_rank.described(error)
+    assert line.startswith(f"{lost_rank.LINE} ({reason})") and "--resume" in line
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_lost_rank_is_told_in_one_line(error, reason):
     ],
 )
 def test_other_errors_are_not_taken_for_a_loss(error):
-    assert not loss.is_loss(error)
+    assert not lost_rank.is_loss(error)
 
 
 def test_the_program_ends_with_this_line_and_the_code_of_a_stalled_job(monkeypatch):
@@ -59,7 +59,7 @@ def test_the_program_ends_with_this_line_and_the_code_of_a_stalled_job(monkeypat
     code, _, errors = in_process.call("hybrid_imagenet.main", ["--dataset=synthetic", "--progress=none"])
     assert code == EXIT_STALLED
     assert errors.count("\n") == 1
-    assert errors.startswith(f"{loss.LINE} (recvmsg:Connection reset by peer); ")
+    assert errors.startswith(f"{lost_rank.LINE} (recvmsg:Connection reset by peer); ")
 
 
 def test_other_programs_on_ranks_do_so_too(capfd):
@@ -67,10 +67,10 @@ def test_other_programs_on_ranks_do_so_too(capfd):
         raise HorovodInternalError(SHUT_DOWN)
 
     assert command_line.run(lost, []) == EXIT_STALLED
-    assert capfd.readouterr().err == f"{loss.described(HorovodInternalError(SHUT_DOWN))}\n"
+    assert capfd.readouterr().err == f"{lost_rank.described(HorovodInternalError(SHUT_DOWN))}\n"
 
 
 def test_before_tensorflow_is_imported_nothing_can_be_lost(monkeypatch):
     monkeypatch.delitem(sys.modules, "tensorflow")
     monkeypatch.delitem(sys.modules, "horovod.common.exceptions")
-    assert not loss.is_loss(tf.errors.UnavailableError(None, None, RESET))
+    assert not lost_rank.is_loss(tf.errors.UnavailableError(None, None, RESET))

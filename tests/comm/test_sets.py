@@ -30,7 +30,7 @@ GRID = [[0, 1], [0, 2], [1, 3], [2, 3]]
 
 
 def test_all_algorithms_share_the_sets_of_a_grid(pools):
-    out = outcome(pools[4], "torus", others=("masters", "hybrid", "auto"))
+    out = outcome(pools[4], "torus", others=("masters", "size_switched", "auto"))
     assert out["sets"] == GRID
     assert (out["open"], out["algorithm"]) == (False, "torus")
 

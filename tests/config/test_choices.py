@@ -182,11 +182,11 @@ def test_the_settings_of_communication_are_flags():
     for name, argument in config.fields_of(Communication).items():
         assert argument.default == getattr(defaults, name)
         assert argument.option.help
-    values = ["--allreduce=hybrid", "--hybrid_threshold_kb=3", "--deterministic", "--fp32_gradients=a,b"]
+    values = ["--allreduce=size_switched", "--size_switch_kb=3", "--deterministic", "--fp32_gradients=a,b"]
     expected = Settings(
-        allreduce="hybrid",
+        allreduce="size_switched",
         fp32_gradients=("a", "b"),
-        options={"torus_grid": None, "hybrid_threshold_kb": 3},
+        options={"torus_grid": None, "size_switch_kb": 3},
         deterministic=True,
     )
     assert derived.communication(config.resolve(values)) == expected
@@ -211,8 +211,8 @@ REFUSED = [
     (["--recipe=hal", "--lr_decay=0.8"], "--lr_decay does not go with --lr_schedule=step"),
     (["--lars_eps_rule=ceiling"], "--lars_eps_rule=ceiling: choose one of add, floor"),
     (["--torus_grid=2x2"], "--torus_grid does not go with --allreduce=ring: leave it out, or choose torus"),
-    (["--allreduce=torus", "--hybrid_threshold_kb=1"], "--hybrid_threshold_kb does not go with --allreduce=torus"),
-    (["--allreduce=hybrid", "--hybrid_threshold_kb=-1"], "--hybrid_threshold_kb=-1: must be at least 0"),
+    (["--allreduce=torus", "--size_switch_kb=1"], "--size_switch_kb does not go with --allreduce=torus"),
+    (["--allreduce=size_switched", "--size_switch_kb=-1"], "--size_switch_kb=-1: must be at least 0"),
     (["--engine=tensorflow", "--cycle_time_ms=2"], "--cycle_time_ms=2 is Horovod's and does not go with"),
 ]
 
@@ -246,7 +246,7 @@ def test_a_recipe_over_the_flag_file_of_another_method(monkeypatch):
 
 
 def test_a_flag_that_is_gone_is_ignored_with_a_line(caplog):
-    values = config.resolve(["--allreduce=torus"]).values() | {"old_flag": 3, "hybrid_threshold_kb": 256}
+    values = config.resolve(["--allreduce=torus"]).values() | {"old_flag": 3, "size_switch_kb": 256}
     again = config.from_values(values)
     assert again == config.resolve(["--allreduce=torus"])
     assert "--old_flag" in caplog.text

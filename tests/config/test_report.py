@@ -64,7 +64,10 @@ def test_a_batch_larger_than_the_data_is_named():
         (["--lr_schedule=mlperf", "--optimizer=adabound"], "--lr_schedule=mlperf"),
         (["--lr_schedule=step", "--lr_steps=30,20"], "--lr_steps=30,20"),
         (["--batch_schedule=flash_exp9"], "--batch_schedule: 'flash_exp9'"),
-        (["--sync_batch_norm", "--accumulation=2"], "--accumulation above 1 does not go with --sync_batch_norm"),
+        (
+            ["--sync_batch_norm", "--gradient_accumulation_steps=2"],
+            "--gradient_accumulation_steps above 1 does not go with --sync_batch_norm",
+        ),
         (["--sync_batch_norm", "--batch_schedule=3:16x2"], "--sync_batch_norm"),
         (["--momentum=1"], "--momentum=1"),
         (["--ema_decay=1"], "--ema_decay=1"),

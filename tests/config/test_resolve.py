@@ -31,7 +31,7 @@ def test_dashes_stand_for_underscores(tmp_path):
 
 
 def test_types():
-    resolved = config.resolve(["--target=.5,0.6", "--run_dir=", "--stop_at_top1=0.7", "--resume=true"])
+    resolved = config.resolve(["--target_top1=.5,0.6", "--run_dir=", "--stop_at_top1=0.7", "--resume=true"])
     assert resolved.target == (0.5, 0.6)
     assert resolved.run_dir is None
     assert resolved.stop_at_top1 == 0.7
@@ -43,7 +43,7 @@ def test_types():
     [
         (["--epoch=3"], ["--epoch: no such flag", "did you mean --epochs"]),
         (["--nonsense"], ["--nonsense: no such flag; see --help"]),
-        (["--xla=maybe"], ["--xla=maybe: give true or false"]),
+        (["--jit_compile=maybe"], ["--jit_compile=maybe: give true or false"]),
         (["--epochs=three"], ["--epochs=three", "a number"]),
         (["--epochs=0"], ["--epochs=0", "above 0"]),
         (["--momentum=2"], ["--momentum=2", "at most"]),
@@ -59,7 +59,7 @@ def test_types():
         (["--profile_steps=10"], ["--profile_steps=10", "first and the last"]),
         (["--decoder=nvjpeg"], ["--decoder=nvjpeg", "tensorflow, dali"]),
         (["--decoder=dali", "--data_cache=decoded"], ["--decoder=dali", "--data_cache=decoded", "encoded"]),
-        (["--target=1.5"], ["--target=1.5", "at most 1"]),
+        (["--target_top1=1.5"], ["--target_top1=1.5", "at most 1"]),
     ],
 )
 def test_a_mistake_is_one_line_with_value_and_remedy(arguments, words):
@@ -94,7 +94,7 @@ def test_flags_answer_without_tensorflow(monkeypatch):
 
 @pytest.mark.parametrize(("text", "value"), [("yes", True), ("True", True), ("0", False), ("no", False)])
 def test_words_for_true_and_false(text, value):
-    assert config.resolve([f"--xla={text}"]).xla is value
+    assert config.resolve([f"--jit_compile={text}"]).jit_compile is value
 
 
 @pytest.mark.parametrize(

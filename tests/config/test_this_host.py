@@ -27,7 +27,7 @@ def test_nothing_is_said_about_a_run_that_fits(tmp_path):
 
 def test_a_disk_without_room_for_the_checkpoints_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1e12, 0, 2e9))
-    line = told(tmp_path, f"--run_dir={tmp_path}/a/b", "--keep=2")[0]
+    line = told(tmp_path, f"--run_dir={tmp_path}/a/b", "--keep_checkpoints=2")[0]
     assert line.startswith(f"{tmp_path}: 2.0 GB free; 2 checkpoints")
     assert line.endswith("up to 3.0 GB")
 

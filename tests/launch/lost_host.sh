@@ -3,7 +3,7 @@
 # that it took, and what is left on the two others. $START is the command that starts ranks, not an argument: what is left
 # is looked for by the words of command lines.
 cd $ROOT
-eval "$START -- $FOLDER launched 3 --stall_seconds=4" >$FOLDER/log 2>&1 &
+eval "$START -- $FOLDER launched 3 --stall_timeout=4" >$FOLDER/log 2>&1 &
 job=$!
 until [ -e $FOLDER/training-0 ]; do sleep 0.1; kill -0 $job || break; done
 ssh lab3 ip link set eth0 down &

@@ -186,8 +186,8 @@ def test_a_job_ends_when_a_host_loses_its_network(name, tmp_path):
 
 
 TRAINING = (
-    *("--dataset=synthetic", "--num_examples=6000", "--model=resnet8", "--width=4", "--image_size=16"),
-    *("--precision=float32", "--per_gpu_batch=8", "--epochs=50", "--log_every_steps=10", "--stall_seconds=10"),
+    *("--dataset=synthetic", "--num_examples=6000", "--model=resnet8", "--model_width=4", "--image_size=16"),
+    *("--precision=float32", "--per_gpu_batch=8", "--epochs=50", "--log_every_steps=10", "--stall_timeout=10"),
 )
 
 

@@ -85,11 +85,11 @@ def _trained(case: dict) -> dict:
         shuffle=False,
         verbose=0,
         sample_weight=sample_weight if case.get("weights") else None,
-        callbacks=hi.callbacks.standard(),
+        callbacks=hi.callbacks.default_callbacks(),
     )
     return {
         "weights": weights(model),
-        "reductions": process.current().statistics().get("steps"),
+        "reductions": process.communicator().statistics().get("steps"),
         "updates": int(optimizer.iterations.numpy()),
         "same": model.optimizer is optimizer,
         "jit": bool(model.jit_compile),
@@ -117,7 +117,7 @@ def overflow() -> dict:
         x = x[:12] / 10
         if hi.rank() == 1:
             x[4:8] = np.inf
-        model.fit(x, y[:12], 4, shuffle=False, verbose=0, callbacks=[*hi.callbacks.standard(), Look()])
+        model.fit(x, y[:12], 4, shuffle=False, verbose=0, callbacks=[*hi.callbacks.default_callbacks(), Look()])
         return {"seen": found, "wrapped": model.optimizer is not optimizer}
 
 
@@ -135,7 +135,7 @@ def refusals() -> dict:
         again = models.plain(3)
         models.compile_model(again, hi.DistributedOptimizer("sgd"), jit_compile=True)
         refused = message(lambda: again.fit(x, y, 4, verbose=0))
-        again.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.standard())  # as the message says
+        again.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.default_callbacks())  # as the message says
         shown = io.StringIO()
         with contextlib.redirect_stderr(shown):
             for error in (SharedError("of all ranks"), RuntimeError("of this rank")):
@@ -143,7 +143,7 @@ def refusals() -> dict:
         return {
             "uncaught": shown.getvalue(),
             "broadcast": message(lambda: fit(seed=3 + hi.rank(), run_eagerly=True)),
-            "steps": message(lambda: fit(hi.callbacks.standard(), x[short], y[short])),
+            "steps": message(lambda: fit(hi.callbacks.default_callbacks(), x[short], y[short])),
             "xla": refused,
             "settings": message(lambda: hi.DistributedOptimizer("sgd", compression="bf16")),
         }
@@ -163,7 +163,7 @@ def split() -> dict:
             take.side_effect = lambda self, grads: traced.append(
                 "xla" if _compiled_by_xla(tf) else [g.shape.as_list() for g in grads]
             )
-            model.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.standard())
+            model.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.default_callbacks())
         return {"jit": bool(model.jit_compile), "traced": traced}
 
 
@@ -181,7 +181,7 @@ def measured() -> dict:
         layers = keras.layers
         model = keras.Sequential([keras.Input((6,)), layers.BatchNormalization(name="bn"), layers.Dense(3)])
         optimizer = hi.DistributedOptimizer(
-            hi.optimizers.SGD(0.1), schedule=hi.schedules.after_warmup("poly", 0.5, 2, warmup_epochs=1)
+            hi.optimizers.SGD(0.1), schedule=hi.schedules.polynomial(0.5, 2, warmup_epochs=1)
         )
         model.compile(optimizer, models.loss(), metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)])
         x, y, _ = models.data("plain", 1)
@@ -199,7 +199,7 @@ def measured() -> dict:
             def on_train_batch_begin(self, batch, logs=None):
                 seen["rates"].append(float(optimizer.learning_rate))
 
-        standard = [*hi.callbacks.standard(), After()]
+        standard = [*hi.callbacks.default_callbacks(), After()]
         validation = (x[share], y[share])
         history = model.fit(
             x[share], y[share], 4, 2, 0, [Before(), *standard], validation_data=validation, shuffle=False
@@ -227,7 +227,7 @@ def drifts() -> dict:
         model = models.plain(3)
         models.compile_model(model, hi.DistributedOptimizer("sgd"))
         x, y, _ = models.data("plain", 1)
-        model.fit(x, y, models.BATCH, 4, 0, hi.callbacks.standard(Change(change)))
+        model.fit(x, y, models.BATCH, 4, 0, hi.callbacks.default_callbacks(Change(change)))
 
     changes = {
         "learning rate": lambda model: setattr(model.optimizer, "learning_rate", 0.5),
@@ -243,7 +243,7 @@ def rivals(folder: str) -> dict:
     with ranks():
 
         def fit(epochs, seed, *callbacks):
-            schedule = hi.schedules.after_warmup("poly", 0.5, 4)
+            schedule = hi.schedules.polynomial(0.5, 4)
             inner = [hi.optimizers.SGD(0.1, momentum=0.9), hi.optimizers.SGD(0.1, momentum=0.9)]
             first = hi.DistributedOptimizer(inner[0], compression="none", schedule=schedule)
             model = models.Rivals(seed)
@@ -251,7 +251,7 @@ def rivals(folder: str) -> dict:
             model.compile(first, second, jit_compile=True)
             x, _, _ = hi.data.shard(models.data("plain", hi.size()), hi.rank(), hi.size())
             history = model.fit(
-                x, None, models.BATCH, epochs, 0, [*hi.callbacks.standard(), *callbacks], shuffle=False
+                x, None, models.BATCH, epochs, 0, [*hi.callbacks.default_callbacks(), *callbacks], shuffle=False
             ).history
             state = [np.ravel(v.numpy()).tolist() for o in (first, second) for v in o.variables]
             return {"weights": weights(model), "state": state, "rates": history["learning_rate"]}
@@ -285,7 +285,7 @@ def vectors() -> dict:
         x, y, _ = models.data("plain", 1)
         share = slice(0, 10) if hi.rank() else slice(0, 12)
         x, y = x[share], np.eye(3, dtype=np.float32)[y[share]]
-        history = model.fit(x, y, 4, 2, 0, hi.callbacks.standard(), validation_data=(x, y)).history
+        history = model.fit(x, y, 4, 2, 0, hi.callbacks.default_callbacks(), validation_data=(x, y)).history
         predicted = model.predict(x, verbose=0).tolist()
         return {
             "history": {k: np.asarray(v).tolist() for k, v in history.items()},

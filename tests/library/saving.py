@@ -41,7 +41,7 @@ OPTIMIZERS = {"hybrid": hybrid, "adamw": adamw}
 
 def fit(model, epochs, begin=0, first_rank=(), more=()):
     x, y, _ = hi.data.shard(models.data("plain", hi.size()), hi.rank(), hi.size())
-    callbacks = [*hi.callbacks.standard(*first_rank), *more]
+    callbacks = [*hi.callbacks.default_callbacks(*first_rank), *more]
     model.fit(x, y, models.BATCH, epochs, 0, callbacks, shuffle=False, initial_epoch=begin)
     return model
 
@@ -56,7 +56,7 @@ def loaded(folder: str, name: str) -> dict:
             model = fit(made(OPTIMIZERS[name](), 3 + hi.rank()), epochs)
             if hi.rank() == 0:
                 model.save(file)
-            hi.current().barrier()
+            hi.communicator().barrier()
             files.append([str(file), weights(model), state(model)])
             continued.append(weights(fit(hi.load_model(file), 4, epochs)))
             continued.append(weights(fit(model, 4, epochs)))
@@ -101,5 +101,5 @@ def interrupted(folder: str, kind: str) -> dict:
 
         with contextlib.suppress(KeyboardInterrupt):
             once(Power())
-        hi.current().barrier()
+        hi.communicator().barrier()
         return {"whole": whole, "again": weights(once()), "begun": begun}

@@ -9,7 +9,7 @@ from tests.library import programs
 from tests.support import program
 
 FLAGS = (
-    "--model=resnet8", "--width=4", "--image_size=16", "--epochs=5", "--optimizer=hybrid", "--warmup_epochs=2",
+    "--model=resnet8", "--model_width=4", "--image_size=16", "--epochs=5", "--optimizer=hybrid", "--warmup_epochs=2",
     "--zero_last_gamma=false", "--loss_scale=1024",
 )  # fmt: skip
 
@@ -35,7 +35,7 @@ def through_fit(arguments: list, epochs: int) -> dict:
             schedule=build.schedule(config, hi.size()),
             loss_scale=float(config.loss_scale),
         )
-        ranks = hi.current()
+        ranks = hi.communicator()
         order = build.sample_order(config, source)
         data = TrainingData(config, source, order, ranks, build.host_options(config, 1))
         prepare = build.train_preprocess(config, "float32")
@@ -50,7 +50,7 @@ def through_fit(arguments: list, epochs: int) -> dict:
 
         steps = source.num_examples // data.global_batch(0)
         assert steps * epochs == 20
-        model.fit(pairs(), epochs=epochs, steps_per_epoch=steps, verbose=0, callbacks=hi.callbacks.standard())
+        model.fit(pairs(), epochs=epochs, steps_per_epoch=steps, verbose=0, callbacks=hi.callbacks.default_callbacks())
         return {v.path: v.numpy().astype(float).ravel().tolist() for v in model.weights}
 
 

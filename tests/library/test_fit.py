@@ -286,10 +286,10 @@ def test_a_schedule_and_another_callback_that_sets_the_learning_rate_are_refused
 
     def fit(*callbacks):
         model = models.plain(3)
-        schedule = hi.schedules.after_warmup("poly", 0.5, 3)
+        schedule = hi.schedules.polynomial(0.5, 3)
         models.compile_model(model, hi.DistributedOptimizer("sgd", schedule=schedule), run_eagerly=True)
         x, y, _ = models.data("plain", 1)
-        return model.fit(x, y, models.BATCH, 3, 0, [*hi.callbacks.standard(), *callbacks])
+        return model.fit(x, y, models.BATCH, 3, 0, [*hi.callbacks.default_callbacks(), *callbacks])
 
     fit()
     with pytest.raises(UserError, match="LearningRateScheduler"):

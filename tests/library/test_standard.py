@@ -24,27 +24,27 @@ def test_callbacks_that_change_training_or_communicate_are_refused_on_rank_0_alo
         hi.callbacks.Checkpoint(tmp_path),
     ):
         with pytest.raises(UserError, match=rf"give it to every rank.*standard\(...\), {type(callback).__name__}"):
-            hi.callbacks.standard(callback)
+            hi.callbacks.default_callbacks(callback)
     files = [keras.callbacks.CSVLogger(tmp_path / "log"), keras.callbacks.ModelCheckpoint(tmp_path / "m.keras")]
-    assert [c for c in hi.callbacks.standard(*files) if c in files] == files
+    assert [c for c in hi.callbacks.default_callbacks(*files) if c in files] == files
 
 
 def test_tensorboard_needs_its_package(tmp_path):
     board = keras.callbacks.TensorBoard(tmp_path)
     with mock.patch.object(importlib.util, "find_spec", return_value=None), pytest.raises(UserError, match="install"):
-        hi.callbacks.on_first_rank(board)
+        hi.callbacks.on_rank_zero(board)
     with mock.patch.object(importlib.util, "find_spec"):
-        assert hi.callbacks.on_first_rank(board) == [board]
+        assert hi.callbacks.on_rank_zero(board) == [board]
 
 
 def test_several_ranks_are_watched():
     def limits(**arguments):
-        watches = [c for c in hi.callbacks.standard(**arguments) if isinstance(c, hi.callbacks.WatchRanks)]
+        watches = [c for c in hi.callbacks.default_callbacks(**arguments) if isinstance(c, hi.callbacks.StallWatchdog)]
         return [watch._stall_seconds for watch in watches]
 
     assert limits() == []
     with mock.patch.object(process, "size", lambda: 2):
-        assert (limits(), limits(stall_seconds=7), limits(stall_seconds=0)) == ([600], [7], [])
+        assert (limits(), limits(stall_timeout=7), limits(stall_timeout=0)) == ([600], [7], [])
 
 
 def test_ranks_that_a_callback_has_changed_are_named_with_what_differs(pools):

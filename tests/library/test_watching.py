@@ -1,4 +1,4 @@
-"""WatchRanks: it tells its watchdog how `fit` advances, and a rank that hangs is named and ends all."""
+"""StallWatchdog: it tells its watchdog how `fit` advances, and a rank that hangs is named and ends all."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 import hybrid_imagenet as hi
 from hybrid_imagenet.errors import EXIT_STALLED
-from hybrid_imagenet.library import watch as watching
+from hybrid_imagenet.library import stall_watchdog as watching
 from tests.library import models
 from tests.ranks import ROOT, environment
 from tests.support import program
@@ -20,14 +20,14 @@ def test_every_step_and_validation_counts_as_progress_and_the_watch_ends_with_fi
     models.compile_model(model, hi.DistributedOptimizer("sgd"), run_eagerly=True)
     x, y, _ = models.data("plain", 1)
     half = slice(0, len(x) // 2)
-    watch = hi.callbacks.WatchRanks(7)
+    watch = hi.callbacks.StallWatchdog(7)
     notes = []
 
     with mock.patch.object(watching, "Watchdog") as made:
         dog = made.return_value
         dog.note.side_effect = notes.append
         for name in "ab":
-            callbacks = [*hi.callbacks.standard(), hi.callbacks.Checkpoint(tmp_path / name), watch]
+            callbacks = [*hi.callbacks.default_callbacks(), hi.callbacks.Checkpoint(tmp_path / name), watch]
             arguments = {"validation_data": (x[half], y[half]), "validation_batch_size": models.BATCH}
             model.fit(x, y, models.BATCH, 2, 0, callbacks, **arguments)
     assert made.call_args.args[1] == 7
@@ -41,11 +41,11 @@ def test_an_exception_that_ends_fit_ends_the_watch_and_fit_can_go_on(capfd):
     model = models.plain(3)
     models.compile_model(model, hi.DistributedOptimizer("sgd"), run_eagerly=True)
     x, y, _ = models.data("plain", 1)
-    watch = hi.callbacks.WatchRanks(1)
+    watch = hi.callbacks.StallWatchdog(1)
     fails = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: 1 / (1 - batch))
     with pytest.raises(ZeroDivisionError):  # its traceback holds the frames of `fit` until the end of this test
         model.fit(x, y, models.BATCH, callbacks=[watch, fails])
-    thread = watch._watchdog._thread
+    thread = watching._watchdog._thread
     thread.join(5)
     assert not thread.is_alive()
     model.fit(x, y, models.BATCH, callbacks=[watch])
@@ -62,5 +62,5 @@ def test_a_rank_that_hangs_is_named_and_ends_the_others(kind, state):
     # Six steps are done: four of the first epoch and two of the second.
     where = r"after step 6; it was in\nstall: +\S*tests/library/watched_fit.py:\d+ hang\n"
     assert re.search(rf"stall: rank 1 on \S+ \(process \d+\) is {state} for \d+ s, {where}", errors), errors
-    assert re.search(r"error: rank 1 on \S+ hung for \d+ s \(stall_seconds=10\): the job ends\n", errors), errors
+    assert re.search(r"error: rank 1 on \S+ hung for \d+ s \(stall_timeout=10\): the job ends\n", errors), errors
     assert "rank 0 on" not in errors

@@ -1,4 +1,4 @@
-"""`fit` under the eyes of WatchRanks; in the second epoch rank 1 hangs: KIND (`waits` or `stopped`) LIMIT."""
+"""`fit` under the eyes of StallWatchdog; in the second epoch rank 1 hangs: KIND (`waits` or `stopped`) LIMIT."""
 
 import os
 import signal
@@ -31,4 +31,4 @@ class Hang(keras.callbacks.Callback):
 model = models.plain(3)
 models.compile_model(model, hi.DistributedOptimizer("sgd"))
 x, y, _ = models.data("plain", 1)
-model.fit(x, y, models.BATCH, 3, 0, [*hi.callbacks.standard(stall_seconds=float(sys.argv[2])), Hang()])
+model.fit(x, y, models.BATCH, 3, 0, [*hi.callbacks.default_callbacks(stall_timeout=float(sys.argv[2])), Hang()])

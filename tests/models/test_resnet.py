@@ -142,7 +142,7 @@ def test_reduced_precision_keeps_fp32_variables_and_logits(precision):
         ("resnet18", {"initializer": "orthogonal"}, "--initializer=orthogonal: choose"),
         ("resnet18", {"batch_norm": "none"}, "--batch_norm=none: choose"),
         ("resnet18", {"stem": "5x5"}, "--stem=5x5: choose one of imagenet, 3x3"),
-        ("alexnet_bn", {"width": 32}, "--width and --stem apply to ResNets only"),
+        ("alexnet_bn", {"width": 32}, "--model_width and --stem apply to ResNets only"),
         ("alexnet_bn", {}, "--image_size=32: alexnet_bn needs at least 63 pixels"),
     ],
 )

@@ -74,7 +74,7 @@ def test_bounds_meet_at_the_last_step_of_the_warmup_also_where_it_runs_over():
 
 
 def test_integer_epochs_in_the_bounds():
-    schedule = create("exponential", warmup_epochs=10, bounded_warmup=True, bound_time="epoch")
+    schedule = create("exponential", warmup_epochs=10, bounded_warmup=True, adabound_bound_time="epoch")
     for start, number in ((0.0, 1), (0.99, 1), (4.0, 5), (9.5, 10)):
         expected = lu_bounds(number, 10, 2.4)
         values = schedule(start, start + 0.01, 24 * 256)
@@ -152,7 +152,7 @@ def test_a_linear_warmup_never_starts_above_its_end():
 
 @pytest.mark.parametrize("peak", [0.001, 5.0])
 def test_that_of_a_model_of_ones_own_rises_to_any_peak(peak):
-    schedule = plain_schedules.after_warmup("cosine", peak, 8, warmup_epochs=2)
+    schedule = plain_schedules.cosine(peak, 8, warmup_epochs=2)
     assert [schedule(e, e, 1)["learning_rate"] for e in (0, 1, 2)] == pytest.approx([0, peak / 2, peak])
 
 

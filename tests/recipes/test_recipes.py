@@ -226,8 +226,8 @@ def test_mlperf_lars_normalizes_nearly_as_many_images_as_the_reference(row):
         (["--virtual_gpus=4"], 1024, 4),
         (["--virtual_gpus=8"], 1024, 4),  # a part of a rank
         (["--virtual_gpus=8", "--per_gpu_batch=8"], 512, 8),
-        (["--xla"], 1024, 1),  # it compiles no sums over ranks
-        (["--xla", "--virtual_gpus=8"], 1024, 4),
+        (["--jit_compile"], 1024, 1),  # it compiles no sums over ranks
+        (["--jit_compile", "--virtual_gpus=8"], 1024, 4),
         (["--sync_batch_norm"], 1024, 1),
         (["--bn_group=2"], 1024, 2),
         (["--model=some:network"], 1024, 1),
@@ -257,7 +257,7 @@ def test_the_hybrid_allreduce_of_jia_uses_masters_and_the_ring(name, shapes, lat
     elements = [math.prod(shape) for shape in shapes]
     order, wires = range(len(shapes))[::-1], [settings.wire(str(i)) for i in range(len(shapes))]
     buckets = fusion.pack(order, elements, wires, settings.fusion_bytes, late)
-    limit = 1024 * settings.options["hybrid_threshold_kb"]
+    limit = 1024 * settings.options["size_switch_kb"]
     masters = [bucket for bucket in buckets if bucket.bytes < limit]
     ring = [bucket for bucket in buckets if bucket.bytes >= limit]
     assert masters and ring
@@ -269,14 +269,14 @@ def test_the_hybrid_allreduce_of_jia_uses_masters_and_the_ring(name, shapes, lat
 def test_a_hybrid_allreduce_without_masters_is_a_warning():
     found = {}
     for kilobytes in (256, 16384, 16385):
-        flags = ["--allreduce=hybrid", f"--hybrid_threshold_kb={kilobytes}", "--fusion_threshold_mb=16"]
+        flags = ["--allreduce=size_switched", f"--size_switch_kb={kilobytes}", "--fusion_threshold_mb=16"]
         found[kilobytes] = report.warnings(config.resolve(flags), 24, imagenet=False)
     assert found[16385] == []
     for kilobytes in (256, 16384):
         (line,) = found[kilobytes]
-        assert f"--hybrid_threshold_kb={kilobytes}" in line and "--fusion_threshold_mb=16" in line
+        assert f"--size_switch_kb={kilobytes}" in line and "--fusion_threshold_mb=16" in line
     assert report.warnings(config.resolve(["--fusion_threshold_mb=16"]), 24, imagenet=False) == []
-    assert found[256][0] in report.describe(config.resolve(["--allreduce=hybrid"]), IMAGENET, 24)
+    assert found[256][0] in report.describe(config.resolve(["--allreduce=size_switched"]), IMAGENET, 24)
 
 
 def test_the_table_in_readme_reaches_the_batches_it_names():

@@ -23,9 +23,9 @@ STEPS = TRAIN // (RANKS * BATCH)  # per epoch
 STALL = 20
 MODULE = "tests.resilience.noted_rank"
 FLAGS = (
-    *("--dataset=tfrecord", f"--num_classes={TRAIN}", "--model=resnet8", "--width=4", "--image_size=8"),
+    *("--dataset=tfrecord", f"--num_classes={TRAIN}", "--model=resnet8", "--model_width=4", "--image_size=8"),
     *("--augmentation=digits", "--precision=float32", f"--per_gpu_batch={BATCH}", "--optimizer=sgd", "--lr=0.01"),
-    *("--checkpoint_every_epochs=2", f"--stall_seconds={STALL}", "--progress=plain", "--log_every_steps=20"),
+    *("--checkpoint_every_epochs=2", f"--stall_timeout={STALL}", "--progress=plain", "--log_every_steps=20"),
     *("--bad_records=skip", "--max_bad_records=100000"),
 )
 

@@ -16,7 +16,7 @@ from tests.data.support import jpeg
 from tests.support import processes, program
 
 FLAGS = ("--epochs=5000", "--optimizer=sgd")
-LARGE = ("--model=resnet10", "--width=64", "--stem=imagenet")  # two checkpoints of it fill the disk
+LARGE = ("--model=resnet10", "--model_width=64", "--stem=imagenet")  # two checkpoints of it fill the disk
 
 
 def wait_for_checkpoint(run: program.Running, timeout: float = 240) -> None:

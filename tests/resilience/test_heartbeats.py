@@ -16,7 +16,7 @@ import pytest
 
 from hybrid_imagenet.resilience import heartbeats, watchdog
 from hybrid_imagenet.resilience.heartbeats import Beat
-from hybrid_imagenet.resilience.ledger import Ledger
+from hybrid_imagenet.resilience.stall_detector import Ledger
 from tests.ranks import ROOT
 
 WAITS = ("hybrid_imagenet/training/step.py:65 single", "hybrid_imagenet/training/loop.py:120 _one_step")
@@ -225,7 +225,7 @@ def test_a_stopped_rank_is_named_and_the_job_ends(tmp_path):
         assert re.search(rf"stall: rank {stopped} on here \(process {pid}\) is silent for \d+ s", errors)
         assert re.search(r"it was in\nstall: +\S+:\d+ \S+\n", errors)  # where its main thread was
         assert f"error: rank {stopped} on here hung for" in errors
-        assert "--stall_seconds=4" in errors
+        assert "--stall_timeout=4" in errors
         assert errors.count("stall: rank") == 1  # told once
 
 

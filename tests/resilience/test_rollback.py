@@ -2,7 +2,7 @@
 
 from tests.support import program
 
-SMALL = ("--model=resnet8", "--width=4", "--image_size=8")
+SMALL = ("--model=resnet8", "--model_width=4", "--image_size=8")
 FLAGS = (
     *("--optimizer=sgd", "--lr=40", "--log_every_steps=1", "--checkpoint_every_steps=1", "--divergence_factor=8"),
     *SMALL,

@@ -13,7 +13,7 @@ from tests.ranks import ROOT
 from tests.support import processes, program
 
 # Little to save, and not often: what is tested is how a run ends.
-SMALL = ("--model=resnet8", "--width=4", "--image_size=8")
+SMALL = ("--model=resnet8", "--model_width=4", "--image_size=8")
 FLAGS = ("--optimizer=sgd", "--checkpoint_every_epochs=4", *SMALL)
 
 
@@ -25,7 +25,7 @@ def data(tmp_path_factory):
 @pytest.fixture
 def running(data, tmp_path):
     """A run of two ranks that would go on for long, past its first step."""
-    run = program.Running(2, data, tmp_path / "run", "--epochs=5000", "--stall_seconds=20", *FLAGS)
+    run = program.Running(2, data, tmp_path / "run", "--epochs=5000", "--stall_timeout=20", *FLAGS)
     ranks = {}
     try:
         run.wait_for_step(8)
@@ -53,7 +53,7 @@ def test_a_stopped_rank_is_named_and_ends_the_job(running, stopped):
     assert f"process {ranks[stopped]}" in named
     assert any("hybrid_imagenet/training/loop.py" in line for line in lines)
     assert f"error: rank {stopped} on " in lines[-1], output
-    assert "--stall_seconds=20" in lines[-1]
+    assert "--stall_timeout=20" in lines[-1]
     assert processes.gone_within(ranks.values(), 10)
 
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from hybrid_imagenet.comm import loss
-from hybrid_imagenet.resilience import ending, supervisor
+from hybrid_imagenet.comm import lost_rank
+from hybrid_imagenet.resilience import exit_code, supervisor
 from tests.ranks import ROOT
 from tests.support import processes
 
@@ -68,7 +68,7 @@ mpirun noticed that process rank 3 with PID 0 on node far exited on signal 9 (Ki
 {RULE}
 """
 KILLED = "error: rank 3 on far was ended by signal 9 (SIGKILL), as the kernel does when memory runs out (dmesg there"
-LOSS = f"{loss.LINE} (Connection closed by peer)"
+LOSS = f"{lost_rank.LINE} (Connection closed by peer)"
 
 
 @pytest.mark.parametrize(
@@ -175,16 +175,16 @@ def test_ssh_waits_until_the_watchdog_has_had_its_say():
     for stall in (20, 300):
         interval, count = (int(word.partition("=")[2]) for word in supervisor.ssh_options(stall)[1::2])
         assert stall + 10 <= interval * count < stall + 20  # and at most one interval more
-    assert supervisor.stall_seconds(["x", "--stall_seconds=20", "--stall_seconds=45"]) == 45
-    assert supervisor.stall_seconds(["--stall_seconds=0"]) == supervisor.stall_seconds(["--stall_seconds=.5.5"]) == 300
+    assert supervisor.stall_timeout(["x", "--stall_timeout=20", "--stall_timeout=45"]) == 45
+    assert supervisor.stall_timeout(["--stall_timeout=0"]) == supervisor.stall_timeout(["--stall_timeout=.5.5"]) == 300
 
 
 def test_only_a_supervised_rank_announces_its_end(capfd):
     word = "0123456789abcdef" * 2
-    ending.announce(4, {})
-    ending.announce(4, {ending.JOB_VARIABLE: "x; y"})
+    exit_code.announce(4, {})
+    exit_code.announce(4, {exit_code.JOB_VARIABLE: "x; y"})
     assert capfd.readouterr().err == ""
-    ending.announce(4, {ending.JOB_VARIABLE: word})
-    assert ending.code_in(capfd.readouterr().err.encode(), word) == (4, b"")
-    assert ending.code_in(b"[1,2]<stderr>:" + ending.line(word, 75), word) == (75, b"[1,2]<stderr>:")
-    assert ending.code_in(ending.line(word[::-1], 75), word) is None
+    exit_code.announce(4, {exit_code.JOB_VARIABLE: word})
+    assert exit_code.code_in(capfd.readouterr().err.encode(), word) == (4, b"")
+    assert exit_code.code_in(b"[1,2]<stderr>:" + exit_code.line(word, 75), word) == (75, b"[1,2]<stderr>:")
+    assert exit_code.code_in(exit_code.line(word[::-1], 75), word) is None

@@ -11,7 +11,8 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.runlog import live, standard_logs, trackers
 
 CONFIG = {
-    "flags": {"model": "resnet50", "per_gpu_batch": 32, "seed": 3, "target": [0.75], "lr": 0.1, "weight_decay": 1e-4,
+    "flags": {"model": "resnet50", "per_gpu_batch": 32, "seed": 3, "target_top1": [0.75], "lr": 0.1,
+              "weight_decay": 1e-4,
               "optimizer": "hybrid", "dataset": "digits"},
     "world_size": 2, "gpu": "none", "cpu": "some CPU", "tensorflow": "2.21.0", "train_images": 1000,
     "validation_images": 100, "started": 1_700_000_000.0,

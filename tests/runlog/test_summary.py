@@ -129,7 +129,7 @@ def test_single_gpu_speed_is_a_number_or_a_run_on_one_rank(tmp_path):
         (tmp_path / str(ranks) / "summary.json").write_text(json.dumps(result))
     assert summary.single_gpu_speed(str(tmp_path / "1")) == 200
     for wrong in (str(tmp_path / "2"), str(tmp_path), "-3", "nan", "inf", "0", "/absent"):
-        with pytest.raises(UserError, match="--single_gpu="):
+        with pytest.raises(UserError, match="--single_gpu_throughput="):
             summary.single_gpu_speed(wrong)
 
 

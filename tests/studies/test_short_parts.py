@@ -42,7 +42,7 @@ def test_all_train_as_long_at_one_batch_on_the_images_that_are_not_held_out():
     for resolved in ARMS.values():
         gpus = derived.workers(resolved, 1)
         assert derived.base_batch(resolved, gpus) == BATCH
-        assert resolved.validate_on == "validation"
+        assert resolved.eval_split == "validation"
         rows = report.plan(resolved, 60_000 - derived.held_out(resolved, 60_000), gpus)
         assert (len(rows), sum(row.steps for row in rows)) == (16, 782)
         assert rows[-1].image_size == 28

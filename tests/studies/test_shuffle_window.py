@@ -20,7 +20,7 @@ def test_an_arm_differs_in_its_window_only(window):
 def test_all_have_the_batch_and_the_step_of_hybrid_in_the_study_of_batches():
     arm = next(arm for arm in questions.ACCURACY_BY_BATCH.arms if arm.name == "hybrid_1024")
     point = arm.points[questions.FACTORS.index(shuffle_window.TUNED)]
-    theirs = config.resolve([*questions.BASE, *arm.flags, *point.flags, "--validate_on=validation"]).values()
+    theirs = config.resolve([*questions.BASE, *arm.flags, *point.flags, "--eval_split=validation"]).values()
     own = ARMS["all"].values()
     assert {name for name in own if own[name] != theirs[name]} == {"dataset", "data_cache"}
     assert derived.base_batch(ARMS["all"], derived.workers(ARMS["all"], 1)) == questions.LARGE

@@ -52,14 +52,14 @@ def test_the_best_point_of_each_arm_is_reported_on_other_images_with_other_seeds
     assert program.main(["small", f"--out={tmp_path}", "--ranks=1", "--seeds=2"]) == 0
     tried, reported = trained[:4], trained[4:]
     assert [(v.momentum, v.lr) for v in tried] == [(0.9, 0.1), (0.8, 0.1), (0.9, 0.4), (0.8, 0.4)]
-    assert {(v.seed, v.validate_on) for v in tried} == {(tuning.SEED, "tuning")}
+    assert {(v.seed, v.eval_split) for v in tried} == {(tuning.SEED, "tuning")}
     assert [(v.momentum, v.lr, v.seed) for v in reported] == [
         (0.9, 0.4, 0),
         (0.8, 0.4, 0),
         (0.9, 0.4, 1),
         (0.8, 0.4, 1),
     ]
-    assert {v.validate_on for v in reported} == {"validation"}
+    assert {v.eval_split for v in reported} == {"validation"}
     assert {v.tuning_split for v in trained} == {questions.TUNING}
     page = (tmp_path / "small.md").read_text()
     assert "| A | low: 70.00 %; high: 80.00 % | high, at the end of the range |" in page

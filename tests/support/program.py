@@ -22,7 +22,7 @@ TRAIN, VALIDATION, CLASSES = 64, 13, 4
 FLAGS = (
     "--dataset=tfrecord",
     f"--num_classes={CLASSES}",
-    *("--model=resnet8", "--width=8", "--stem=3x3", "--image_size=32"),
+    *("--model=resnet8", "--model_width=8", "--stem=3x3", "--image_size=32"),
     "--augmentation=digits",
     "--per_gpu_batch=8",
     "--precision=float32",

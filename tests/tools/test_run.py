@@ -36,7 +36,10 @@ DIGITS = ("--dataset=digits", "--augmentation=digits")
         (["--nonsense"], "see --help"),
         (["--ssh-prot", "22"], "did you mean --ssh_port"),
         (["--", "--epoch=3"], "did you mean --epochs"),
-        (["-np", "2", "--lr=1", "--noxla"], "stands after --: hybrid-imagenet run -np 2 -- --lr=1 --noxla"),
+        (
+            ["-np", "2", "--lr=1", "--nojit_compile"],
+            "stands after --: hybrid-imagenet run -np 2 -- --lr=1 --nojit_compile",
+        ),
         (["-np", "2", "--flagfile", "a b", "--", "--lr=1"], "run -np 2 -- --flagfile 'a b' --lr=1"),
         (["-np", "2", "--", "--dataset=digts"], "did you mean digits"),
     ],

@@ -8,7 +8,10 @@ from tests.support import program
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--accumulation=2", "--sync_batch_norm"], ["--accumulation", "--sync_batch_norm"]),
+        (
+            ["--gradient_accumulation_steps=2", "--sync_batch_norm"],
+            ["--gradient_accumulation_steps", "--sync_batch_norm"],
+        ),
         (["--allreduce=torus", "--torus_grid=3x2"], ["--torus_grid=3x2", "holds 6 ranks, not 1: use 1x1"]),
         (["--batch_schedule=1:*9"], ["--batch_schedule=1:*9", "make a batch of 72 from epoch 1", "64 training images"]),
         (["--precision=mixed_float16", "--model=resnet50"], ["--precision=mixed_float16", "--model=resnet50", "GPU"]),

@@ -31,7 +31,7 @@ def test_tuning_never_sees_the_validation_images(tmp_path):
 
 
 def test_the_report_validates_the_validation_images_with_the_same_training(tmp_path):
-    resolved, (train, validation) = sources(tmp_path, "--tuning_split=3", "--validate_on=validation")
+    resolved, (train, validation) = sources(tmp_path, "--tuning_split=3", "--eval_split=validation")
     assert build.validated_split(resolved) == "validation"
     assert (train.num_examples, validation.num_examples) == (9, 4)
     assert images(train) == images(sources(tmp_path, "--tuning_split=3")[1][0])
@@ -50,7 +50,7 @@ def test_training_and_validation_must_have_the_same_classes(tmp_path):
     [
         (["--tuning_split=12"], "--tuning_split=12: 12 of 12 training images"),
         (["--tuning_split=1.5"], "--tuning_split=1.5: give a whole number"),
-        (["--validate_on=validation"], "--validate_on=validation goes with --tuning_split only"),
+        (["--eval_split=validation"], "--eval_split=validation goes with --tuning_split only"),
     ],
 )
 def test_splits_that_cannot_be_made(tmp_path, flags, words):

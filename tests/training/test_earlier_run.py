@@ -5,16 +5,16 @@ import json
 import pytest
 
 from hybrid_imagenet import config
-from hybrid_imagenet.comm.single import SingleProcess
+from hybrid_imagenet.comm.single_process import SingleProcess
 from hybrid_imagenet.config import derived
-from hybrid_imagenet.training import earlier_run
+from hybrid_imagenet.training import resumed_flags
 
 
 def resumed(tmp_path, flags, origins, *arguments):
     """The configuration of `arguments --resume`, over a config.json with these flags."""
     (tmp_path / "config.json").write_text(json.dumps({"flags": flags, "origins": origins}))
     found = config.resolve([f"--run_dir={tmp_path}", "--resume", *arguments])
-    return earlier_run.keep_choices(found, SingleProcess())
+    return resumed_flags.keep_choices(found, SingleProcess())
 
 
 OLD = {"optimizer": "hybrid", "lars_eta": 0.001, "hybrid_handover": "rescale", "momentum": 0.8, "lr": 7.0}
@@ -55,6 +55,6 @@ def test_what_followed_from_the_batch_does_so_again(tmp_path):
 def test_another_or_no_description_changes_nothing(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     begun = config.resolve([f"--run_dir={tmp_path}", "--resume"])
-    assert earlier_run.keep_choices(begun, SingleProcess()) == begun
+    assert resumed_flags.keep_choices(begun, SingleProcess()) == begun
     fresh = config.resolve([f"--run_dir={tmp_path}"])
-    assert earlier_run.keep_choices(fresh, SingleProcess()) is fresh
+    assert resumed_flags.keep_choices(fresh, SingleProcess()) is fresh

@@ -37,6 +37,6 @@ def test_large_logits_stay_finite():
 
 def test_a_network_begins_with_a_binary_loss_as_small_as_the_other():
     assert initial_bias("softmax", 1000) == 0.0
-    logits = tf.fill([1, 1000], initial_bias("binary", 1000))
+    logits = tf.fill([1, 1000], initial_bias("sigmoid", 1000))
     loss = float(binary_cross_entropy(logits, tf.constant([3]))[0])
     assert loss == pytest.approx(1000 * np.log1p(1 / 1000) + np.log(1000), rel=1e-5)

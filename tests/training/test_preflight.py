@@ -94,7 +94,7 @@ def test_packages_are_found():
         (["--run_dir=takken", "--resume"], "--run_dir=takken does not exist: did you mean taken"),
         (["--init_from=/nope"], "--init_from=/nope: no such file or directory"),
         (["--init_from=file"], "--init_from=file: not a checkpoint"),
-        (["--init_from=taken", "--width=32"], "--init_from=taken: .*--width=64, not 32"),
+        (["--init_from=taken", "--model_width=32"], "--init_from=taken: .*--model_width=64, not 32"),
         (["--fast_dev_run", "--run_dir=taken"], "--run_dir=taken holds a run"),
     ],
 )

@@ -21,7 +21,7 @@ def session(tmp_path, capsys):
     """One session of a run up to an epoch: its records are written as the loop does."""
 
     def session(start, stop):
-        flags = [f"--run_dir={tmp_path / 'run'}", "--epochs=9", "--warmup_epochs=0", "--target=0.6"]
+        flags = [f"--run_dir={tmp_path / 'run'}", "--epochs=9", "--warmup_epochs=0", "--target_top1=0.6"]
         recording = Recording(config.resolve([*flags, *(["--resume"] if start else [])]), 0, 1)
         state = RunState(
             Cursor(start, 0), 10 * start, finished_epochs=start, closed_at=float(start), seconds=5.0 * start

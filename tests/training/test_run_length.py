@@ -7,13 +7,13 @@ import pytest
 
 from tests.support import program
 
-SMALL = ("--optimizer=sgd", "--width=4", "--image_size=8")
+SMALL = ("--optimizer=sgd", "--model_width=4", "--image_size=8")
 HALVES = (
     *SMALL,
     "--epochs=1.5",
     "--eval_every_epochs=0.5",
     "--checkpoint_every_epochs=0.75",
-    "--keep=5",
+    "--keep_checkpoints=5",
     "--nokeep_best",
 )
 

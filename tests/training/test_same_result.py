@@ -11,7 +11,7 @@ import pytest
 from hybrid_imagenet.training import build
 from tests.support import program
 
-FLAGS = ("--optimizer=sgd", "--epochs=1", "--warmup_epochs=0", "--width=4", "--image_size=8", "--nokeep_best")
+FLAGS = ("--optimizer=sgd", "--epochs=1", "--warmup_epochs=0", "--model_width=4", "--image_size=8", "--nokeep_best")
 
 
 def run(data, folder, *flags):
@@ -53,8 +53,8 @@ def test_images_are_kept_in_a_directory_from_one_run_to_the_next_while_a_tracker
 
 def test_a_step_that_xla_compiles_differs_by_roundings(plain, tiny_data, tmp_path):
     with mock.patch.object(build, "TrainStep", wraps=build.TrainStep) as made:
-        epoch, arrays = run(tiny_data, tmp_path / "run", "--xla")
-    assert made.call_args.kwargs["xla"] is True
+        epoch, arrays = run(tiny_data, tmp_path / "run", "--jit_compile")
+    assert made.call_args.kwargs["jit_compile"] is True
     assert epoch["train_loss"] == pytest.approx(plain[0]["train_loss"], rel=1e-4)
     for name, value in plain[1].items():
         np.testing.assert_allclose(arrays[name], value, rtol=1e-3, atol=1e-4, err_msg=name)

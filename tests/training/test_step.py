@@ -16,13 +16,15 @@ class Marked(SingleProcess):
         return [tf.raw_ops.EnsureShape(input=tf.cast(g, tf.float32), shape=g.shape) for g in grads]
 
 
-def traced(xla):
+def traced(jit_compile):
     """The graph of a step, and those of the functions that XLA compiles."""
     ranks = Marked()
     model = models.create("resnet10", 5, 16, precision="float32")
     inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1)
     inner.set_kinds(classify(model))
-    step = TrainStep(model, DistributedOptimizer(inner, ranks), lambda batch: batch["image"], ranks, xla=xla)
+    step = TrainStep(
+        model, DistributedOptimizer(inner, ranks), lambda batch: batch["image"], ranks, jit_compile=jit_compile
+    )
     batch = {"image": tf.TensorSpec([2, 16, 16, 3]), "label": tf.TensorSpec([2], tf.int32)}
     graph = step.single.get_concrete_function(batch, tf.TensorSpec([1], tf.int32)).graph
     calls = [op for op in graph.get_operations() if "_XlaMustCompile" in op.node_def.attr]
@@ -36,7 +38,7 @@ def kinds(nodes, name):
 
 
 def test_xla_compiles_forward_and_backward_and_leaves_the_reduction_outside():
-    model, graph, compiled = traced(xla=True)
+    model, graph, compiled = traced(jit_compile=True)
     outside = graph.as_graph_def().node
     (inside,) = [function.node_def for function in compiled]
     assert kinds(inside, "FusedBatchNormV3") == kinds(inside, "FusedBatchNormGradV3") > 0
@@ -47,7 +49,7 @@ def test_xla_compiles_forward_and_backward_and_leaves_the_reduction_outside():
 
 
 def test_without_xla_the_step_is_one_graph():
-    model, graph, compiled = traced(xla=False)
+    model, graph, compiled = traced(jit_compile=False)
     assert not compiled
     assert kinds(graph.as_graph_def().node, "EnsureShape") == len(model.trainable_variables)
     assert kinds(graph.as_graph_def().node, "FusedBatchNormGradV3") > 0

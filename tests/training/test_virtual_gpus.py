@@ -137,8 +137,8 @@ def test_groups_must_hold_all_gpus():
     [(["--sync_batch_norm"], 2), (["--bn_group=2"], 4), (["--bn_group=4", "--virtual_gpus=2"], 2)],
 )
 def test_xla_cannot_compile_sums_over_ranks(flags, ranks):
-    message = rf"^{flags[0]} sums statistics over ranks in the pass that --xla compiles.*leave out one$"
-    resolved = config.resolve(["--xla", *flags])
+    message = rf"^{flags[0]} sums statistics over ranks in the pass that --jit_compile compiles.*leave out one$"
+    resolved = config.resolve(["--jit_compile", *flags])
     with pytest.raises(UserError, match=message):
         derived.communication(resolved, ranks)
     with pytest.raises(UserError, match=message):
@@ -150,7 +150,7 @@ def test_xla_cannot_compile_sums_over_ranks(flags, ranks):
     "flags", [["--sync_batch_norm"], ["--virtual_gpus=2", "--sync_batch_norm"], ["--virtual_gpus=4", "--bn_group=2"]]
 )
 def test_xla_may_compile_what_one_rank_sums_by_itself(flags):
-    derived.communication(config.resolve(["--xla", *flags]), 1)
+    derived.communication(config.resolve(["--jit_compile", *flags]), 1)
 
 
 def test_rates_and_batches_go_by_all_gpus():

@@ -60,7 +60,7 @@ def test_a_head_for_other_classes_begins_anew_and_another_network_is_refused(tra
 
 def test_frozen_layers_stay_as_the_file_has_them_while_the_program_trains(trained, tiny_data, tmp_path):
     made, path = trained
-    flags = ("--width=4", "--stem=imagenet", f"--init_from={path}", "--freeze=stem")
+    flags = ("--model_width=4", "--stem=imagenet", f"--init_from={path}", "--freeze=stem")
     done = program.train_here(tiny_data, tmp_path / "run", *FLAGS, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "logits/kernel" in done.stdout
@@ -85,7 +85,7 @@ def test_what_cannot_be_frozen_is_named():
 
 def test_a_network_of_ones_own_trains_and_is_evaluated(tiny_data, tmp_path):
     run = tmp_path / "run"
-    common = [flag for flag in program.FLAGS if not flag.startswith(("--model", "--width", "--stem"))]
+    common = [flag for flag in program.FLAGS if not flag.startswith(("--model", "--model_width", "--stem"))]
     own = ["--model=tests.training.own_networks:small", "--freeze=first", f"--data_dir={tiny_data}", f"--run_dir={run}"]
     code, output, errors = in_process.call("hybrid_imagenet.main", [*common, *FLAGS, *own])
     assert code == 0, output + errors
@@ -117,7 +117,7 @@ def test_a_function_that_gives_no_network_is_refused(name, reason):
 def test_flags_of_built_in_networks_do_not_reach_ones_own():
     flags = ["--dataset=synthetic", "--model=a:b"]
     assert config.resolve(flags).model == "a:b"
-    for flag in ("--width=8", "--ema_decay=0.9", "--sync_batch_norm"):
+    for flag in ("--model_width=8", "--ema_decay=0.9", "--sync_batch_norm"):
         with pytest.raises(UserError, match=rf"{flag.partition('=')[0]}=.* is for the built-in networks: leave it out"):
             config.resolve([*flags, flag])
     with pytest.raises(UserError, match=r"choose one of resnet8, .*or a function of your own as MODULE:FUNCTION"):

@@ -17,12 +17,12 @@ BASE = (
         "--dataset=fashion_mnist",
         "--augmentation=shift",
         "--model=resnet8",
-        "--width=4",
+        "--model_width=4",
         "--stem=3x3",
         "--image_size=8",
     ),
     *("--precision=float32", "--compression=none", "--tuning_split=16", "--epochs=4", "--per_gpu_batch=4"),
-    *("--eval_every_epochs=2", "--stall_seconds=0", "--progress=none", "--nozero_last_gamma", "--gradient_noise_scale"),
+    *("--eval_every_epochs=2", "--stall_timeout=0", "--progress=none", "--nozero_last_gamma", "--gradient_noise_scale"),
 )
 """80 training images, 16 per update on four GPUs: 20 updates in four epochs."""
 NEIGHBORS = 2
@@ -37,7 +37,7 @@ LONG = {
     ),
     "sgd, precise, accumulation": (
         *("--optimizer=sgd", "--sgd_nesterov", "--batch_norm=precise", "--precise_batch_norm_batches=2"),
-        *("--accumulation=2", "--per_gpu_batch=2", "--lr_schedule=step", "--lr_steps=2,3", "--lr=0.01"),
+        *("--gradient_accumulation_steps=2", "--per_gpu_batch=2", "--lr_schedule=step", "--lr_steps=2,3", "--lr=0.01"),
     ),
     "lars, synchronized, random batches": (
         *("--optimizer=lars", "--sync_batch_norm", "--batch_norm=moving", "--random_batch=1", "--lars_eta=0.01"),

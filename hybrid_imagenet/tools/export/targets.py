@@ -126,7 +126,7 @@ def _write_torchvision(network: Trained, path: pathlib.Path) -> None:
         )
     if (network.width, network.stem) != (WIDTH, "imagenet"):
         raise UserError(
-            f"{network.origin}: torchvision has no {network.model} with --width={network.width} and "
+            f"{network.origin}: torchvision has no {network.model} with --model_width={network.width} and "
             f"--stem={network.stem}; export to .onnx"
         )
     if network.blurpool:

@@ -29,8 +29,8 @@ class Plan:
     gpus_per_host: int | None = option(None, "GPUs per host.", minimum=1, maximum=1024)
     allreduce: str = option("auto", "All-reduce; auto takes the fastest.", choices=(*ALGORITHMS, "auto"))
     torus_grid: str | None = option(None, "Rows x columns of GPUs for --allreduce=torus, as VxH.")
-    hybrid_threshold_kb: int = option(
-        256, "With --allreduce=hybrid, smaller buckets go by masters.", unit="KiB", minimum=0
+    size_switch_kb: int = option(
+        256, "With --allreduce=size_switched, smaller buckets go by masters.", unit="KiB", minimum=0
     )
     fusion_threshold_mb: float | None = option(
         None, "Send a bucket of gradients once it holds so much; default the best.", unit="MiB", minimum=0
@@ -131,7 +131,7 @@ def resolve(plan: Plan) -> Settings:
         alone=alone,
         algorithm=plan.allreduce,
         grid=_grid(plan, hosts * local_size),
-        threshold=plan.hybrid_threshold_kb * 1024,
+        threshold=plan.size_switch_kb * 1024,
         fusion_bytes=None if plan.fusion_threshold_mb is None else plan.fusion_threshold_mb * MIB,
         fit=fit,
     )

@@ -118,7 +118,7 @@ def _against_reference(run: Run) -> str:
 
 def global_batch(run: Run) -> int:
     """Images per update at the start of a run; 0 if its flags do not tell."""
-    images, accumulation = run.flags.get("per_gpu_batch") or 0, run.flags.get("accumulation") or 1
+    images, accumulation = run.flags.get("per_gpu_batch") or 0, run.flags.get("gradient_accumulation_steps") or 1
     return int(images * accumulation * run.summary["world_size"] * (run.flags.get("virtual_gpus") or 1))
 
 

@@ -54,12 +54,12 @@ class Run:
     @property
     def targets(self) -> list[float]:
         """Its targets, top-1 fractions."""
-        return [float(target) for target in self.flags.get("target") or ()]
+        return [float(target) for target in self.flags.get("target_top1") or ()]
 
     @property
     def target_asked(self) -> bool:
         """Whether --target was given, by whatever; runs that do not tell count as asked."""
-        return self.origins.get("target", "") != "default"
+        return self.origins.get("target_top1", "") != "default"
 
     @property
     def epochs_planned(self) -> float | None:
@@ -124,7 +124,7 @@ def load(path: str | os.PathLike[str]) -> Run:
 def _so_far(records: list[dict[str, Any]], config: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     world_size = int(config.get("world_size", 1))
     images = config.get("train_images") or _images_per_epoch(records)
-    targets = flags.get("target") or (0.75, 0.759)
+    targets = flags.get("target_top1") or (0.75, 0.759)
     return summary.summarize(records, world_size=world_size, images_per_epoch=images, targets=targets)
 
 

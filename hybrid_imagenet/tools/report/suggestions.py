@@ -58,7 +58,7 @@ def _about_training(run: Run) -> Iterator[Suggestion]:
     steps, skipped = summary.get("steps") or 0, summary.get("skipped_steps") or 0
     if steps and skipped > _SKIPPED * steps:
         why = f"{skipped} of {steps} steps were skipped for gradients that were not finite; counts where they overflow"
-        yield Suggestion("--wire_health_every_steps=10", why)
+        yield Suggestion("--gradient_health_every_steps=10", why)
     asked = run.targets if run.target_asked or run.imagenet else []
     goals = {goal["target"]: goal for goal in summary.get("targets", []) if goal["metric"] == "val_top1"}
     reached = [goals.get(target, {}).get("epochs") for target in asked]
@@ -104,9 +104,9 @@ def _about_time(run: Run, cause: str, share: float) -> Iterator[Suggestion]:
             yield Suggestion("--compression=fp16", f"{part} went into communication; halves what travels")
         if flags.get("allreduce") != "auto" and run.summary["world_size"] > 2:
             yield Suggestion("--allreduce=auto", f"{part} went into communication; takes the fastest way")
-        accumulation = int(flags.get("accumulation") or 1)
+        accumulation = int(flags.get("gradient_accumulation_steps") or 1)
         why = f"{part} went into communication; half as many exchanges, at twice the batch"
-        yield Suggestion(f"--accumulation={2 * accumulation}", why)
+        yield Suggestion(f"--gradient_accumulation_steps={2 * accumulation}", why)
     elif cause == "slowest rank" and share >= _WORTH:
         who = slowest(run) or "a rank"
         several = len(set(run.environment.get("hosts") or [])) > 1

@@ -23,9 +23,22 @@ FINISHED, FAILED, DIVERGED, MISSING = "finished", "failed", "diverged", "missing
 
 WATCHING = frozenset(
     {
-        *("run_dir", "progress", "log_every_steps", "tensorboard", "tracker", "stall_seconds"),
-        *("checkpoint_every_epochs", "checkpoint_every_steps", "checkpoint_every_seconds", "keep", "keep_best"),
-        *("single_gpu", "wire_health_every_steps", "gradient_noise_scale", "profile_steps", "resume", "image_results"),
+        *("run_dir", "progress", "log_every_steps", "tensorboard", "tracker", "stall_timeout"),
+        *(
+            "checkpoint_every_epochs",
+            "checkpoint_every_steps",
+            "checkpoint_every_seconds",
+            "keep_checkpoints",
+            "keep_best",
+        ),
+        *(
+            "single_gpu_throughput",
+            "gradient_health_every_steps",
+            "gradient_noise_scale",
+            "profile_steps",
+            "resume",
+            "save_image_results",
+        ),
     }
 )
 """Flags that watch, save or report a training without changing it: equal cells may differ in them."""

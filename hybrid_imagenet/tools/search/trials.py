@@ -120,7 +120,7 @@ def flags(config: Config, workers: int, candidate: Candidate, epochs: int) -> li
         f"--epochs={epochs}",
         f"--eval_offset_epochs={epochs}",
         f"--checkpoint_every_epochs={epochs}",
-        "--keep=1",
+        "--keep_checkpoints=1",
         "--progress=plain",
     ]
     if config.lr_schedule == "exponential":

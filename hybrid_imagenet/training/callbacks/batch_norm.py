@@ -14,7 +14,7 @@ from hybrid_imagenet.numerics import moments
 Pairs = Sequence[tuple[keras.Variable, keras.Variable]]
 
 
-class BatchNormSync(keras.callbacks.Callback):
+class MergeBatchNormStatistics(keras.callbacks.Callback):
     """Merges the per-GPU statistics over all ranks, in float32, before every validation.
 
     With mu_i and var_i the statistics of the last iteration (or the moving averages) on rank i:

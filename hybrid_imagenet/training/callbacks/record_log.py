@@ -43,7 +43,7 @@ class RecordLog(keras.callbacks.Callback):
         self._view.epoch(record)
 
 
-class EpochFacts(keras.callbacks.Callback):
+class EpochValues(keras.callbacks.Callback):
     """Adds `per_gpu_batch`, which batch normalization sees, `accumulation` and `image_size` to epoch records."""
 
     def __init__(self, facts: Callable[[int], Mapping[str, Any]]):

@@ -65,7 +65,7 @@ class WireHealthLog(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Collects the counts over ranks; every rank calls it."""
-        layers = self._communicator.wire_health()
+        layers = self._communicator.gradient_health()
         if logs is not None and any(layer.elements for layer in layers):
             logs["gradient_elements"] = sum(layer.elements for layer in layers)
             logs["gradient_overflow"] = sum(layer.overflow + layer.nonfinite for layer in layers)

@@ -112,7 +112,7 @@ def test_a_narrow_network_for_small_images_keeps_its_form(tmp_path):
         program.export(small, targets.find(tmp_path / name), tmp_path / name)
     np.testing.assert_allclose(keras.saving.load_model(tmp_path / "network.keras")(images), expected, atol=1e-5)
     np.testing.assert_array_equal(targets.outputs(pretrained.load(tmp_path / "network.npz", print))(images), expected)
-    with pytest.raises(UserError, match="torchvision has no resnet8 with --width=4 and --stem=3x3_stride2"):
+    with pytest.raises(UserError, match="torchvision has no resnet8 with --model_width=4 and --stem=3x3_stride2"):
         program.export(small, targets.find(tmp_path / "x.pth"), tmp_path / "x.pth")
 
 

@@ -27,7 +27,7 @@ def make_run(
         "epochs": 12,
         "per_gpu_batch": 32,
         "lr": 0.1,
-        "target": [0.75],
+        "target_top1": [0.75],
         "recipe": "hybrid",
         "deterministic": False,
         "torus_grid": None,
@@ -104,7 +104,7 @@ def make_run(
             rows,
             world_size=world_size,
             images_per_epoch=1000,
-            targets=settings["target"],
+            targets=settings["target_top1"],
             single_gpu_images_per_second=90.0,
         )
         (directory / "summary.json").write_text(json.dumps(values))

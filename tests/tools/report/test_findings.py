@@ -40,7 +40,7 @@ def test_a_target_that_was_missed_says_by_how_much(tmp_path):
 
 def test_without_a_target_there_is_no_verdict(tmp_path):
     run = load.load(make_run(tmp_path / "run"))
-    run.origins["target"] = "default"
+    run.origins["target_top1"] = "default"
     assert findings.answers(run).verdict == findings.OPEN
     assert "No target was asked for" in findings.answers(run).outcome
     run.flags["dataset"] = "imagenet2012"
@@ -99,8 +99,16 @@ def test_what_held_it_back_is_what_the_records_say(tmp_path):
 
 CAUSES = [
     ("input", {"data_cache": "none", "decoder": "tensorflow"}, ["--data_cache=encoded", "--decoder=dali"]),
-    ("exposed communication", {"compression": "none", "accumulation": 1}, ["--compression=fp16", "--accumulation=2"]),
-    ("exposed communication", {"compression": "fp16", "accumulation": 2}, ["--accumulation=4"]),
+    (
+        "exposed communication",
+        {"compression": "none", "gradient_accumulation_steps": 1},
+        ["--compression=fp16", "--gradient_accumulation_steps=2"],
+    ),
+    (
+        "exposed communication",
+        {"compression": "fp16", "gradient_accumulation_steps": 2},
+        ["--gradient_accumulation_steps=4"],
+    ),
     ("evaluation", {"eval_every_epochs": 2}, ["--eval_every_epochs=4"]),
     ("checkpoints", {"checkpoint_every_epochs": 1}, ["--checkpoint_every_epochs=2"]),
     ("slowest rank", {}, ["hybrid-imagenet doctor"]),
@@ -124,7 +132,7 @@ def test_each_cause_has_its_remedy(tmp_path, cause, flags, expected):
 @pytest.mark.parametrize(
     "change",
     ["--stop_at_top1=0.97", "--epochs=15", "--label_smoothing=0.1", "--mixup=0.2", "--batch_norm=precise", "--lr=0.2",
-     "--warmup_epochs=5", "--rollback=2", "--wire_health_every_steps=10", "--allreduce=auto", "--seed=1",
+     "--warmup_epochs=5", "--rollback=2", "--gradient_health_every_steps=10", "--allreduce=auto", "--seed=1",
      "--precision=mixed_float16"],
 )  # fmt: skip
 def test_the_other_suggestions_are_flags_too(change):

@@ -146,7 +146,7 @@ def test_mistakes_are_one_line(arguments, words, capsys):
 @pytest.mark.slow
 def test_a_real_search_on_two_ranks_writes_a_flag_file(tmp_path, capsys):
     out = tmp_path / "chosen.flags"
-    run = ["--dataset=digits", "--augmentation=digits", "--model=resnet8", "--width=8", "--stem=3x3"]
+    run = ["--dataset=digits", "--augmentation=digits", "--model=resnet8", "--model_width=8", "--stem=3x3"]
     run += ["--image_size=16", "--per_gpu_batch=64"]
     run += ["--lr=0.1", "--hybrid_handover=continuous"]
     arguments = ["--budget_epochs=2", "--relative_steps=0.02,1e7", "--warmups=1", "--ranks=2", f"--out={out}"]

@@ -37,20 +37,20 @@ def _statistics(c) -> list:
     import tensorflow as tf
 
     from hybrid_imagenet.models.normalization import BatchNormalization
-    from hybrid_imagenet.training.callbacks.batch_norm import BatchNormSync
+    from hybrid_imagenet.training.callbacks.batch_norm import MergeBatchNormStatistics
 
     layer = BatchNormalization(mode="last")
     layer.build([None, None, None, 2])
     images = np.random.default_rng(c.rank).normal(c.rank, 1 + c.rank, (4, 3, 3, 2)).astype(np.float32)
     layer(tf.constant(images), training=True)
-    BatchNormSync(c.allreduce_sum, c.size, [(layer.moving_mean, layer.moving_variance)]).on_test_begin()
+    MergeBatchNormStatistics(c.allreduce_sum, c.size, [(layer.moving_mean, layer.moving_variance)]).on_test_begin()
     return [layer.moving_mean.numpy().tolist(), layer.moving_variance.numpy().tolist()]
 
 
 def _compared(c) -> str:
     import keras
 
-    from hybrid_imagenet.training.callbacks.nan_guard import WeightCheck
+    from hybrid_imagenet.training.callbacks.numeric_checks import WeightCheck
 
     v = keras.Variable(np.full(4, 1.0 + (c.rank == 1) * 1e-6, np.float32))
     try:

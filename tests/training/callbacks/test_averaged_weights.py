@@ -8,7 +8,7 @@ import tensorflow as tf
 from hybrid_imagenet.models import normalization
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.training.callbacks.averaged_weights import AveragedWeights
-from hybrid_imagenet.training.callbacks.batch_norm import BatchNormSync, PreciseStatistics
+from hybrid_imagenet.training.callbacks.batch_norm import MergeBatchNormStatistics, PreciseStatistics
 from tests.references.moments_reference import population_moments
 
 BATCHES = [np.random.default_rng(i).normal(size=(6, 4, 4, 3)).astype(np.float32) for i in range(3)]
@@ -34,7 +34,7 @@ def parts():
     normalization.layers_of(model).__next__().mode = "precise"
     forward = lambda batch: model(batch["image"], training=True)  # noqa: E731
     collect = PreciseStatistics(forward, pairs, batches, lambda: step[0]).collect
-    measure = BatchNormSync(lambda tensor, name: tensor, 1, pairs, collect).synchronize
+    measure = MergeBatchNormStatistics(lambda tensor, name: tensor, 1, pairs, collect).synchronize
     return model, AveragedWeights(model, average, pairs, measure, lambda: step[0]), calls, step
 
 

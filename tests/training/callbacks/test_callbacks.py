@@ -16,7 +16,7 @@ from hybrid_imagenet.training.accumulators import ClassificationSums
 from hybrid_imagenet.training.callbacks.batch_norm import PreciseStatistics
 from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallback
 from hybrid_imagenet.training.callbacks.metric_average import MetricAverage
-from hybrid_imagenet.training.callbacks.nan_guard import NumericsGuard, TrustRatioLog, WeightCheck
+from hybrid_imagenet.training.callbacks.numeric_checks import NumericsGuard, TrustRatioLog, WeightCheck
 from hybrid_imagenet.training.callbacks.schedules import HyperparameterSchedule
 from hybrid_imagenet.training.callbacks.target import BestAndTarget
 from tests.checkpoints import support

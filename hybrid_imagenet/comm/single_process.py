@@ -54,7 +54,7 @@ class SingleProcess(Communicator):
         members = tuple(i for i, grad in enumerate(reduced) if grad.shape.num_elements())
         return [pack([reduced[i] for i in members])], [members]
 
-    def wire_health(self) -> list[LayerHealth]:
+    def gradient_health(self) -> list[LayerHealth]:
         return [row for health in self._health.values() for row in health.collect(self)]
 
     def _counter(self, names: Sequence[str], grads: Sequence[tf.Tensor]) -> WireHealth:

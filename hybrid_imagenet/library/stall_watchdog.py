@@ -16,18 +16,18 @@ from hybrid_imagenet.resilience.watchdog import Watchdog
 STALL_SECONDS = 600.0
 
 
-class WatchRanks(keras.callbacks.Callback):
+class StallWatchdog(keras.callbacks.Callback):
     """Runs a watchdog during `model.fit`: ranks that hang are named, and end the job (`resilience.watchdog`).
 
     It ends with `fit`, also where an exception ends `fit` on this rank: what the process does then is its own business.
     """
 
-    def __init__(self, stall_seconds: float = STALL_SECONDS):
-        """Ends all ranks with exit code 4 when one makes no progress for `stall_seconds`; before the first step, which
+    def __init__(self, stall_timeout: float = STALL_SECONDS):
+        """Ends all ranks with exit code 4 when one makes no progress for `stall_timeout`; before the first step, which
         compiles, when one gives no sign of life for so long.
         """
         super().__init__()
-        self._stall_seconds = stall_seconds
+        self._stall_seconds = stall_timeout
         self._watchdog: Watchdog | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -35,11 +35,11 @@ class WatchRanks(keras.callbacks.Callback):
         self.on_train_end()
         self._before = self._done = 0
         self._watchdog = Watchdog(
-            process.current(),
+            process.communicator(),
             self._stall_seconds,
             waits_in=(comm, execute, ops),
             lasts=Call("fit").lasts,
-            option="stall_seconds",
+            option="stall_timeout",
             remedy="",
         )
         self._watchdog.start()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import Placement, configure_tensorflow, placement, prepare
 from hybrid_imagenet.comm.settings import ENGINES, Settings
-from hybrid_imagenet.comm.single import SingleProcess
+from hybrid_imagenet.comm.single_process import SingleProcess
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.torus import parse_grid
 from hybrid_imagenet.stages import START
@@ -62,7 +62,7 @@ def ready(threads: int | None = None, *, persistent_batch_norm: bool = True) -> 
 def connect(place: Placement, settings: Settings, others: Sequence[Settings] = ()) -> Communicator:
     """Connects a process that is `ready` to the other ranks; arguments and errors as for `start`."""
     if place.size == 1:
-        return SingleProcess(settings.wire_health_every_steps)
+        return SingleProcess(settings.gradient_health_every_steps)
     START.begin(f"connecting {place.size} ranks")
     try:
         communicator = pkgutil.resolve_name(ENGINES[settings.engine])

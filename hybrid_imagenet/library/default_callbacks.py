@@ -9,14 +9,14 @@ import keras
 
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.errors import SharedError
-from hybrid_imagenet.library.batch_norm import BatchNormSync
+from hybrid_imagenet.library.batch_norm import MergeBatchNormStatistics
 from hybrid_imagenet.library.broadcast import BroadcastInitialState
 from hybrid_imagenet.library.checkpoint import Checkpoint
 from hybrid_imagenet.library.compare_ranks import CompareRanks
 from hybrid_imagenet.library.metric_average import MetricAverage
 from hybrid_imagenet.library.schedule import HyperparameterSchedule
 from hybrid_imagenet.library.split_step import SplitCompiledStep
-from hybrid_imagenet.library.watch import STALL_SECONDS, WatchRanks
+from hybrid_imagenet.library.stall_watchdog import STALL_SECONDS, StallWatchdog
 
 _CHANGE_TRAINING = (
     keras.callbacks.EarlyStopping,
@@ -26,11 +26,12 @@ _CHANGE_TRAINING = (
     keras.callbacks.TerminateOnNaN,
 )
 _COMMUNICATE = (
-    BatchNormSync, BroadcastInitialState, Checkpoint, CompareRanks, HyperparameterSchedule, MetricAverage, WatchRanks,
+    MergeBatchNormStatistics, BroadcastInitialState, Checkpoint, CompareRanks, HyperparameterSchedule, MetricAverage,
+    StallWatchdog,
 )  # fmt: skip
 
 
-class ProgressOnFirstRank(keras.callbacks.Callback):
+class ProgressOnRankZero(keras.callbacks.Callback):
     """Lets Keras show its progress on rank 0 alone, whatever `verbose` says on the others."""
 
     def set_params(self, params: dict[str, Any] | None) -> None:
@@ -40,7 +41,7 @@ class ProgressOnFirstRank(keras.callbacks.Callback):
             params["verbose"] = 0
 
 
-def on_first_rank(*callbacks: keras.callbacks.Callback) -> list[keras.callbacks.Callback]:
+def on_rank_zero(*callbacks: keras.callbacks.Callback) -> list[keras.callbacks.Callback]:
     """Returns the callbacks on rank 0 and none on others: for those that write files, as `ModelCheckpoint`.
 
     They must not communicate, nor change weights, learning rate or `stop_training`, which the other ranks would not
@@ -54,8 +55,8 @@ def on_first_rank(*callbacks: keras.callbacks.Callback) -> list[keras.callbacks.
     return list(callbacks) if process.rank() == 0 else []
 
 
-def standard(
-    *first_rank: keras.callbacks.Callback, stall_seconds: float = STALL_SECONDS
+def default_callbacks(
+    *first_rank: keras.callbacks.Callback, stall_timeout: float = STALL_SECONDS
 ) -> list[keras.callbacks.Callback]:
     """The callbacks of a run, in the order in which they must be called; all ranks give `fit` the same list.
 
@@ -65,18 +66,18 @@ def standard(
 
     Args:
       first_rank: callbacks for rank 0 alone, as `keras.callbacks.ModelCheckpoint` and `BackupAndRestore`.
-      stall_seconds: ends the job, with exit code 4, when a rank makes no progress for this long; 0 never does.
+      stall_timeout: ends the job, with exit code 4, when a rank makes no progress for this long; 0 never does.
 
     Raises:
-      UserError: as `on_first_rank`.
+      UserError: as `on_rank_zero`.
     """
     return [
-        *([WatchRanks(stall_seconds)] if process.size() > 1 and stall_seconds else []),
-        ProgressOnFirstRank(),
+        *([StallWatchdog(stall_timeout)] if process.size() > 1 and stall_timeout else []),
+        ProgressOnRankZero(),
         SplitCompiledStep(),
-        BatchNormSync(),
+        MergeBatchNormStatistics(),
         MetricAverage(),
-        *on_first_rank(*first_rank),
+        *on_rank_zero(*first_rank),
         BroadcastInitialState(),
         HyperparameterSchedule(),
         CompareRanks(),
@@ -90,7 +91,7 @@ def _check(callback: keras.callbacks.Callback) -> None:
         what = "changes training" if isinstance(callback, _CHANGE_TRAINING) else "communicates"
         raise SharedError(
             f"{name} {what}, and only rank 0 would have it: give it to every rank, "
-            f"callbacks=[*hybrid_imagenet.callbacks.standard(...), {name}(...)]"
+            f"callbacks=[*hybrid_imagenet.callbacks.default_callbacks(...), {name}(...)]"
         )
     if isinstance(callback, keras.callbacks.TensorBoard) and importlib.util.find_spec("tensorboard") is None:
         raise SharedError("TensorBoard needs a package that is missing: pip install tensorboard, or use CSVLogger")
