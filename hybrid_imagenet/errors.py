@@ -80,7 +80,18 @@ class UserError(Exception):
 
 
 class SharedError(UserError):
-    """A UserError that every rank raises at the same point, so that rank 0 alone prints it."""
+    """A UserError that every rank raises at the same point, so that rank 0 alone prints it.
+
+    Args:
+      message: see `UserError`.
+      exit_code: where it differs from that of the class.
+    """
+
+    def __init__(self, message: str, exit_code: int | None = None):
+        """Keeps the message and the code."""
+        super().__init__(message)
+        if exit_code is not None:
+            self.exit_code = exit_code
 
 
 class HostError(UserError):

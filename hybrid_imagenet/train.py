@@ -53,12 +53,14 @@ def _run(config: Config, communicator: Communicator, session: type[Session] | No
     with together(communicator):
         precision = hardware.choose_precision(config.precision, config.model)
         build.check_decoder(config)
+        found = resumed_flags.description(config) if communicator.rank == 0 else None
         train_source, validation_source = build.sources(config)
+    earlier = communicator.broadcast_object(found)
     config, note = automatic_batch.settle(
-        config, communicator, precision, train_source.num_classes, train_source.num_examples
+        config, communicator, precision, train_source.num_classes, train_source.num_examples, earlier
     )
     workers = derived.workers(config, communicator.size)
-    config = resumed_flags.keep_choices(config, communicator)
+    config = resumed_flags.keep_choices(config, earlier)
     config = derived.settle(config, workers)
     with together(communicator):
         build.check_window(config, train_source)

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from hybrid_imagenet import files
+
 FORMAT = 1
 _META, _ARRAY, _SUFFIX = "meta", "array/", ".npy"
 _HEADERS = {
@@ -48,29 +50,15 @@ def write(path: pathlib.Path, arrays: Arrays, meta: Mapping[str, Any]) -> None:
     """Writes a checkpoint so that `path` holds either all of it or what it held before.
 
     The file is an uncompressed NumPy archive. Its members carry CRC-32 checksums, and one of them lists the names of
-    the others, which have none. It is written under a temporary name, flushed to the disk and renamed; the directory
-    entry is flushed too.
+    the others, which have none.
 
     Raises:
       OSError: if the disk is full or not writable; the temporary file is removed.
     """
     text = json.dumps({"format": FORMAT, "arrays": sorted(arrays), **meta}).encode()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            members = {_META: np.frombuffer(text, np.uint8)} | {f"{_ARRAY}{k}": v for k, v in arrays.items()}
-            np.savez(file, **members)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    members = {_META: np.frombuffer(text, np.uint8)} | {f"{_ARRAY}{k}": v for k, v in arrays.items()}
+    with files.replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, **members)  # type: ignore[arg-type]
 
 
 def read(path: pathlib.Path, *, arrays: bool = True) -> Checkpoint:

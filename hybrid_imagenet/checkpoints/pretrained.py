@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet import __version__, models
+from hybrid_imagenet import __version__, files, models
 from hybrid_imagenet.checkpoints import archive, glance, metadata
 from hybrid_imagenet.checkpoints.store import CheckpointFolder
 from hybrid_imagenet.data import device
@@ -201,12 +200,9 @@ def _part(source: archive.Checkpoint, prefix: str) -> dict[str, np.ndarray]:
 
 
 def _description_of_run(path: pathlib.Path) -> Mapping[str, Any]:
-    """Returns the config.json beside a run's checkpoints; empty where there is none that can be read."""
-    try:
-        found = json.loads((path.parent.parent / "config.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    """Returns the config.json beside a run's checkpoints; empty where there is none."""
+    described = path.parent.parent / "config.json"
+    return files.read_json(described) if described.exists() else {}
 
 
 def _from_applications(path: pathlib.Path, bgr: bool) -> Trained:

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-from hybrid_imagenet.errors import SharedError
+from hybrid_imagenet.errors import EXIT_USAGE, SharedError, UserError
 from hybrid_imagenet.numerics.packing import padded
 
 if typing.TYPE_CHECKING:
@@ -116,19 +116,21 @@ class Communicator(abc.ABC):
     def allgather_object(self, obj: Any) -> list[Any]:
         """Returns what each rank passed, in the order of ranks, carried as JSON."""
 
-    def agree(self, error: str | None) -> None:
+    def agree(self, error: UserError | str | None) -> None:
         """Ends all ranks together when one of them has met an error. Every rank calls it.
 
         Args:
-          error: this rank's message, or None if all is well.
+          error: this rank's, or its message; None if all is well.
 
         Raises:
-          SharedError: on all ranks, with the first message by rank; after its rank and host if that is not rank 0.
+          SharedError: on all ranks, with the first message by rank and its exit code; after its rank and host if that
+            is not rank 0.
         """
-        for rank, message in enumerate(self.allgather_object(error)):
-            if message is not None:
+        code = error.exit_code if isinstance(error, UserError) else EXIT_USAGE
+        for rank, found in enumerate(self.allgather_object(None if error is None else [str(error), code])):
+            if found is not None:
                 where = f"rank {rank} on {self.hosts[rank]}: " if rank else ""
-                raise SharedError(where + message)
+                raise SharedError(where + found[0], found[1])
 
     def barrier(self) -> None:
         """Returns when every rank has called it."""

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from hybrid_imagenet.data import listing, records
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.files import readable, remembered
 
 MANIFEST = "manifest.json"
 _SHARD = re.compile(r"(?P<stem>.+)-\d{5,}-of-\d{5,}(\.tfrecord)?$")
@@ -81,21 +81,18 @@ def _by_word(directory: Path) -> tuple[list[str], Callable[[str], list[str]]]:
 
 def index(files: Sequence[Path]) -> ShardIndex:
     """Returns the index of some shards, from the cache if they have not changed since they were scanned."""
-    cached = cached_index(_INDEX_VERSION, files=files)
-    try:
-        with np.load(cached) as stored:
+
+    def read(path: Path) -> ShardIndex:
+        with np.load(path) as stored:
             damaged = tuple((int(file), records.Gap(*gap)) for file, gap in json.loads(str(stored["damaged"])))
             return ShardIndex(tuple(files), stored["shard"], stored["offset"], stored["length"], damaged)
-    except (OSError, KeyError, ValueError, TypeError):
-        pass  # absent, or cut short by a full disk: scan again
-    built = _scan_all(files)
-    try:
-        with replacing(cached) as temporary, temporary.open("wb") as file:
-            text = np.array(json.dumps(built.damaged))
-            np.savez(file, damaged=text, shard=built.shard, offset=built.offset, length=built.length)
-    except OSError:
-        pass  # a read-only or full cache costs only the next scan
-    return built
+
+    def write(path: Path, index: ShardIndex) -> None:
+        with path.open("wb") as file:
+            text = np.array(json.dumps(index.damaged))
+            np.savez(file, damaged=text, shard=index.shard, offset=index.offset, length=index.length)
+
+    return remembered(cached_index(_INDEX_VERSION, files=files), read, lambda: _scan_all(files), write)
 
 
 def stored_index(
@@ -105,11 +102,12 @@ def stored_index(
     sizes = [path.stat().st_size for path in files]
     if sizes != [entry["bytes"] for entry in promised]:
         return None
-    try:
+
+    def read() -> ShardIndex:
         with np.load(directory / f"{split}.index.npz") as stored:
             return ShardIndex(tuple(files), stored["shard"], stored["offset"], stored["length"])
-    except (OSError, KeyError, ValueError):
-        return None
+
+    return readable(read)
 
 
 def cached_index(*kind: str | int, files: Sequence[Path]) -> Path:
@@ -134,31 +132,6 @@ def _scan_all(files: Sequence[Path]) -> ShardIndex:
     return ShardIndex(
         tuple(files), shard, np.concatenate([s[0] for s in scans]), np.concatenate([s[1] for s in scans]), damaged
     )
-
-
-class replacing:  # noqa: N801 - used like a function
-    """Gives a temporary path beside `target` in a context and moves it there, whole, at the end.
-
-    Several processes may write the same target at once: each has a file of its own, the last one stays. After an
-    error the temporary file is removed and the target left alone.
-    """
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-
-    def __enter__(self) -> Path:
-        self._target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self._target.parent, prefix=f".{self._target.name}.")
-        os.close(handle)
-        self._temporary = Path(name)
-        return self._temporary
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._temporary.chmod(0o644)
-            self._temporary.replace(self._target)
-        else:
-            self._temporary.unlink(missing_ok=True)
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:

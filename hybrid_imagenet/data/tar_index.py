@@ -11,6 +11,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from hybrid_imagenet import files
 from hybrid_imagenet.data import shards
 
 IMAGES = ("jpg", "jpeg", "png", "bmp", "gif")
@@ -47,22 +48,21 @@ def load(path: Path, stored: Path) -> TarIndex:
     Raises:
       OSError, ValueError: as `scan`.
     """
-    try:
-        with np.load(stored) as found:
-            if found["version"] != _VERSION:
-                raise ValueError("found by other rules")
-            damage = json.loads(str(found["damage"]))
-            return TarIndex(**{name: found[name] for name in _COLUMNS}, damage=tuple(damage) if damage else None)
-    except (OSError, KeyError, ValueError, TypeError):
-        pass  # absent, of another version, or cut short by a full disk
-    index = scan(path)
-    try:
-        with shards.replacing(stored) as temporary, temporary.open("wb") as file:
-            columns = {name: getattr(index, name) for name in _COLUMNS}
-            np.savez(file, allow_pickle=False, version=_VERSION, damage=np.array(json.dumps(index.damage)), **columns)
-    except OSError:
-        pass  # a read-only or full cache costs only the next scan
-    return index
+    return files.remembered(stored, _read, lambda: scan(path), _write)
+
+
+def _read(stored: Path) -> TarIndex:
+    with np.load(stored) as found:
+        if found["version"] != _VERSION:
+            raise ValueError("found by other rules")
+        damage = json.loads(str(found["damage"]))
+        return TarIndex(**{name: found[name] for name in _COLUMNS}, damage=tuple(damage) if damage else None)
+
+
+def _write(stored: Path, index: TarIndex) -> None:
+    columns = {name: getattr(index, name) for name in _COLUMNS}
+    with stored.open("wb") as file:
+        np.savez(file, allow_pickle=False, version=_VERSION, damage=np.array(json.dumps(index.damage)), **columns)
 
 
 def stored_at(path: Path) -> Path:

@@ -15,6 +15,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from hybrid_imagenet import files
 from hybrid_imagenet.errors import UserError
 
 KEYS: Mapping[str, str] = {
@@ -206,12 +207,8 @@ def _mend(path: pathlib.Path, resume_from: tuple[int, float] | None) -> None:
     kept = [r for r in records if resume_from is None or not _is_later(r, *resume_from)]
     if len(kept) == len(records) and path.read_bytes()[-1:] in (b"\n", b""):
         return
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)  # noqa: PTH105 - atomic on POSIX, as documented
+    with files.replacing(path) as temporary:
+        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
 
 
 def _is_later(record: Mapping[str, Any], step: int, epochs: float) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import errno
 import fcntl
@@ -12,6 +11,7 @@ import pathlib
 import re
 from typing import IO
 
+from hybrid_imagenet import files
 from hybrid_imagenet.errors import UserError
 
 # Two words of which one is probably a misspelling of the other: letters of the shorter one, and how alike they are.
@@ -52,13 +52,10 @@ class RunDirectory:
           UserError: if it cannot be written.
         """
         target = self.path / name
-        temporary = target.with_name(f".{name}.tmp")
         try:
-            temporary.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
-            os.replace(temporary, target)  # noqa: PTH105 - atomic on POSIX, as documented
+            with files.replacing(target) as temporary:
+                temporary.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
             raise UserError(f"cannot write {target}: {error.strerror}; earlier results are intact") from None
         return target
 

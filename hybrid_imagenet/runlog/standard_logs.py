@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from hybrid_imagenet import files
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.runlog import jsonl
 
@@ -31,7 +32,7 @@ def write(run_dir: str | os.PathLike[str]) -> list[pathlib.Path]:
     """
     run = pathlib.Path(run_dir)
     records = jsonl.read(run / "metrics.jsonl")
-    config = read_json(run / "config.json")
+    config = files.read_json(run / "config.json")
     started = config.get("started")
     if started is None:
         lasted = max((r.get("seconds") or 0.0 for r in records), default=0.0)
@@ -49,19 +50,6 @@ def write(run_dir: str | os.PathLike[str]) -> list[pathlib.Path]:
     except OSError as error:
         raise UserError(f"cannot write {run / 'logs'}: {error.strerror}") from None
     return [run / "logs" / name for name in contents]
-
-
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Reads a JSON object; raises UserError if it cannot be read or is something else."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
-        raise UserError(f"{path}: not JSON") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: not a JSON object")
-    return content
 
 
 def dawnbench_tsv(records: Iterable[Mapping[str, Any]]) -> str:

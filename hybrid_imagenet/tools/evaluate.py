@@ -109,13 +109,13 @@ def _evaluate(arguments: argparse.Namespace, communicator: comm.Communicator) ->
     from hybrid_imagenet.training.step import EvaluationStep
 
     network = _shared_network(arguments, communicator)
-    error = None
+    error: UserError | None = None
     try:
         source = _source(arguments, network)
         precision = hardware.choose_precision(_asked(arguments, network), network.model)
         model = network.build(precision)
     except UserError as problem:
-        error = str(problem)
+        error = problem
     communicator.agree(error)
     if communicator.rank == 0:
         for loss in source.losses:
@@ -152,12 +152,13 @@ def _shared_network(arguments: argparse.Namespace, communicator: comm.Communicat
     """The network with its weights on rank 0, which alone reads the file, and without them elsewhere."""
     from hybrid_imagenet.checkpoints.pretrained import Trained
 
-    network, error = None, None
+    network: Trained | None = None
+    error: UserError | None = None
     if communicator.rank == 0:
         try:
             network = command_line.load_network(arguments.checkpoint, arguments)
         except UserError as problem:
-            error = str(problem)
+            error = problem
     communicator.agree(error)
     description = communicator.broadcast_object(network.description() if network else None)
     return network or Trained.from_description(description)

@@ -11,19 +11,26 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from typing import Any
 
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import AUTO, Config
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import largest_batch
-from hybrid_imagenet.training import hardware, resumed_flags
+from hybrid_imagenet.training import hardware
 
 _LAUNCHER = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_", "SLURM_", "TF_CONFIG")
 _SHARE = 0.8  # of a host's free memory, if no limit is given; the rest is for input and what else runs
 
 
 def settle(
-    config: Config, communicator: Communicator, precision: str, classes: int, examples: int
+    config: Config,
+    communicator: Communicator,
+    precision: str,
+    classes: int,
+    examples: int,
+    earlier: Mapping[str, Any],
 ) -> tuple[Config, str]:
     """Puts a number in place of `auto`, the same on all ranks: the least that any of them found.
 
@@ -36,6 +43,7 @@ def settle(
       precision: the compute type.
       classes: of the data set.
       examples: training images; a batch of all ranks needs no more.
+      earlier: config.json of the run that is resumed, or nothing.
 
     Returns:
       The configuration with a number, and a line for the log (empty if a number was given).
@@ -45,15 +53,16 @@ def settle(
     """
     if config.per_gpu_batch != AUTO:
         return config, ""
-    earlier = communicator.broadcast_object(_earlier(config) if communicator.rank == 0 else None)
-    if earlier:
-        return _with(config, earlier), f"--per_gpu_batch=auto: {earlier} images, as before"
-    error, found, note = None, None, ""
+    before = _before(earlier)
+    if before:
+        return _with(config, before), f"--per_gpu_batch=auto: {before} images, as before"
+    error: UserError | None = None
+    found, note = None, ""
     if hardware.has_gpu() or communicator.local_rank == 0:
         try:
             found, note = _find(config, communicator, precision, classes, examples)
         except UserError as problem:
-            error = str(problem)
+            error = problem
     communicator.agree(error)
     batches = [batch for batch in communicator.allgather_object(found) if batch is not None]
     return _with(config, min(batches)), f"--per_gpu_batch=auto: {min(batches)} images{note}"
@@ -92,10 +101,10 @@ def _free_memory(ranks: int) -> float:
     return _SHARE * free / ranks
 
 
-def _earlier(config: Config) -> int | None:
+def _before(earlier: Mapping[str, Any]) -> int | None:
     """Returns the number in the configuration of the run that is to be resumed."""
     try:
-        return int(resumed_flags.description(config)["flags"]["per_gpu_batch"]) or None
+        return int(earlier["flags"]["per_gpu_batch"]) or None
     except (ValueError, KeyError, TypeError):
         return None
 

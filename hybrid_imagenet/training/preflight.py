@@ -139,7 +139,7 @@ def _moved_learning_rate(config: Config, ranks: int, meta: Mapping[str, Any]) ->
     if not isinstance(before, int | float) or config.per_gpu_batch == AUTO:
         return []
     workers = derived.workers(config, ranks)
-    now = derived.settle(resumed_flags.merged(config, earlier), workers)
+    now = derived.settle(resumed_flags.keep_choices(config, earlier), workers)
     cursor, images = meta["state"]["cursor"], meta.get("order", {}).get("num_examples")
     position = cursor["epoch"] + (cursor["offset"] / images if images else 0.0)
     batch = derived.batches(now).at(cursor["epoch"]).global_batch(workers)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hybrid_imagenet import __version__
+from hybrid_imagenet import __version__, files
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
@@ -233,9 +233,8 @@ class Recording:
             return
         path = self._directory.path / "image_results.npy"
         try:
-            with path.with_suffix(".tmp").open("wb") as file:
+            with files.replacing(path) as temporary, temporary.open("wb") as file:
                 np.save(file, right)
-            path.with_suffix(".tmp").replace(path)
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; make room, and start again with --resume") from None
 

@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet import files
 from hybrid_imagenet.config import Config
 from hybrid_imagenet.config.choices import optimizer_options
 from hybrid_imagenet.config.derived import TABLE
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.runlog import run_dir
 
 _SOURCE = "the run's config.json"
 
 
 def description(config: Config) -> Mapping[str, Any]:
-    """The config.json of the run that is to be resumed; empty where there is none that can be read."""
-    if not config.resume:
-        return {}
-    path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=True)
-    try:
-        found = json.loads((path / "config.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    """Returns the config.json of the run that is to be resumed; empty where there is none.
 
-
-def keep_choices(config: Config, communicator: Communicator) -> Config:
-    """The configuration with the earlier run's order of images and options of the optimizer, where nobody set them.
-
-    What followed from the batch does so again. Every rank calls it; the file is read by rank 0.
+    Raises:
+      UserError: if it is empty, cut or describes no run: today's defaults must not take the place of the run's.
     """
     if not config.resume:
+        return {}
+    path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=True) / "config.json"
+    if not path.exists():
+        return {}
+    found = files.read_json(path)
+    if not isinstance(found.get("flags"), dict):
+        raise UserError(f"{path}: holds no flags of a run; restore it from a copy")
+    return found
+
+
+def keep_choices(config: Config, earlier: Mapping[str, Any]) -> Config:
+    """Returns the configuration with the earlier run's order of images and optimizer options, where nobody set them.
+
+    What followed from the batch does so again.
+
+    Args:
+      config: of this start.
+      earlier: `description` of the run.
+    """
+    if not earlier:
         return config
-    return merged(config, communicator.broadcast_object(description(config) if communicator.rank == 0 else None))
-
-
-def merged(config: Config, earlier: Mapping[str, Any]) -> Config:
-    """The configuration with what `keep_choices` takes from a config.json."""
     flags, origins = ({**earlier.get(key, {})} for key in ("flags", "origins"))
     if "shuffle_window" in flags:
         flags["shuffle_window"] = flags["shuffle_window"] or 0  # now the default may be another one

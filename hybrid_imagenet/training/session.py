@@ -24,13 +24,13 @@ from hybrid_imagenet.training.parts import Parts
 
 @contextlib.contextmanager
 def together(communicator: Communicator) -> Iterator[None]:
-    """Ends all ranks with one message if a rank raises UserError inside."""
-    message = None
+    """Ends all ranks with one message and exit code if a rank raises UserError inside."""
+    found = None
     try:
         yield
     except UserError as error:
-        message = str(error)
-    communicator.agree(message)
+        found = error
+    communicator.agree(found)
 
 
 class Session(Parts):

@@ -9,7 +9,7 @@ from hybrid_imagenet import config
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.training import automatic_batch
+from hybrid_imagenet.training import automatic_batch, resumed_flags
 
 FLAGS = ["--model=resnet18", "--image_size=32", "--augmentation=digits", "--per_gpu_batch=auto"]
 
@@ -26,7 +26,9 @@ class Ranks(SingleProcess):
 
 
 def settle(flags, examples=1500, ranks=None):
-    return automatic_batch.settle(config.resolve([*FLAGS, *flags]), ranks or SingleProcess(), "float32", 10, examples)
+    given = config.resolve([*FLAGS, *flags])
+    earlier = resumed_flags.description(given)
+    return automatic_batch.settle(given, ranks or SingleProcess(), "float32", 10, examples, earlier)
 
 
 @pytest.mark.slow
@@ -67,7 +69,7 @@ def test_a_batch_found_after_the_ranks_are_connected_groups_none_of_them(monkeyp
 
 def test_a_number_stays_as_it_is():
     given = config.resolve([*FLAGS, "--per_gpu_batch=24"])
-    assert automatic_batch.settle(given, SingleProcess(), "float32", 10, 1500) == (given, "")
+    assert automatic_batch.settle(given, SingleProcess(), "float32", 10, 1500, {}) == (given, "")
 
 
 def test_no_room_for_one_image_is_one_line(monkeypatch):

@@ -1,12 +1,13 @@
 """A resumed run keeps its method when defaults have changed since it began."""
 
 import json
+import re
 
 import pytest
 
 from hybrid_imagenet import config
-from hybrid_imagenet.comm.single_process import SingleProcess
 from hybrid_imagenet.config import derived
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import resumed_flags
 
 
@@ -14,7 +15,7 @@ def resumed(tmp_path, flags, origins, *arguments):
     """The configuration of `arguments --resume`, over a config.json with these flags."""
     (tmp_path / "config.json").write_text(json.dumps({"flags": flags, "origins": origins}))
     found = config.resolve([f"--run_dir={tmp_path}", "--resume", *arguments])
-    return resumed_flags.keep_choices(found, SingleProcess())
+    return resumed_flags.keep_choices(found, resumed_flags.description(found))
 
 
 OLD = {"optimizer": "hybrid", "lars_eta": 0.001, "hybrid_handover": "rescale", "momentum": 0.8, "lr": 7.0}
@@ -51,10 +52,16 @@ def test_what_followed_from_the_batch_does_so_again(tmp_path):
                                                                  "--momentum=0.8"]), 24).lars_eta  # fmt: skip
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"flags": {"optimizer": "sgd", "momentum": 0.5}}'])
-def test_another_or_no_description_changes_nothing(tmp_path, content):
-    (tmp_path / "config.json").write_text(content)
+def test_another_or_no_description_changes_nothing(tmp_path):
     begun = config.resolve([f"--run_dir={tmp_path}", "--resume"])
-    assert resumed_flags.keep_choices(begun, SingleProcess()) == begun
+    assert resumed_flags.keep_choices(begun, resumed_flags.description(begun)) is begun
+    assert resumed(tmp_path, {"optimizer": "sgd", "momentum": 0.5}, {}) == begun
     fresh = config.resolve([f"--run_dir={tmp_path}"])
-    assert resumed_flags.keep_choices(fresh, SingleProcess()) is fresh
+    assert resumed_flags.description(fresh) == {}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"flags": {"seed": 7', '{"flags": 7}'])
+def test_an_empty_or_cut_description_is_refused(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'config.json'}: ")):
+        resumed_flags.description(config.resolve([f"--run_dir={tmp_path}", "--resume"]))

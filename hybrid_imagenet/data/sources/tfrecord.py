@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hybrid_imagenet.data import classes, records, shards
 from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.sources.base import BadRecord, Loss, Source, read_at
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.files import remembered
 
 _COMPARED = 1024  # records whose labels are compared with a list of classes: reading all takes as long as an epoch
 _SURELY = 0.9  # of the classes: if all labels are below, more than the last few were missed by chance
@@ -199,9 +201,6 @@ def _largest_label(files: tuple[Path, ...], most: int | None = None) -> int:
     source = ShardSource(files, ("",), ignore_damage=True)
     count = source.num_examples
     wanted = np.linspace(0, count - 1, min(most or count, count)).astype(np.int64)
-    cached = shards.cached_index("largest label", len(wanted), files=files).with_suffix(".txt")
-    with contextlib.suppress(OSError, ValueError):
-        return int(cached.read_text())
 
     def largest(part: np.ndarray[Any, Any]) -> int:
         found = -1
@@ -210,8 +209,13 @@ def _largest_label(files: tuple[Path, ...], most: int | None = None) -> int:
                 found = max(found, source.read_unchecked(int(number))[1])
         return found
 
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        label = max(pool.map(largest, np.array_split(wanted, 8)))
-    with contextlib.suppress(OSError), shards.replacing(cached) as temporary:
-        temporary.write_text(str(label))
-    return label
+    def found() -> int:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            return max(pool.map(largest, np.array_split(wanted, 8)))
+
+    return remembered(
+        shards.cached_index("largest label", len(wanted), files=files).with_suffix(".json"),
+        lambda path: int(json.loads(path.read_text())["largest"]),
+        found,
+        lambda path, label: path.write_text(json.dumps({"largest": label})),
+    )

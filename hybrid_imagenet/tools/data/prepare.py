@@ -16,6 +16,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
+from hybrid_imagenet import files
 from hybrid_imagenet.comm.quiet import without_greeting
 from hybrid_imagenet.data import classes, images, records, shards, storage
 from hybrid_imagenet.data.sources.base import BadRecord, Loss, Source
@@ -97,7 +98,7 @@ def prepare(
         }
         for split, source in sources.items():
             manifest["splits"][split] = _write_split(source, opened[split], split, target, settings, workers)
-        with shards.replacing(target / shards.MANIFEST) as temporary:
+        with files.replacing(target / shards.MANIFEST) as temporary:
             temporary.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
         for leftover in (*target.glob(".*"), *(target / _STATE).iterdir()):
             leftover.unlink()
@@ -161,7 +162,7 @@ def _claim(target: Path, receipt: dict[str, Any]) -> None:
                 )
         else:
             _check_empty(target)
-            with shards.replacing(state) as temporary:
+            with files.replacing(state) as temporary:
                 temporary.write_text(json.dumps(receipt))
     except OSError as error:
         raise UserError(f"--to={target}: cannot be written ({error.strerror or error})") from None
@@ -236,7 +237,7 @@ def _write_index(path: Path, receipts: Sequence[dict[str, Any]]) -> None:
     offsets = [np.array(receipt.pop("offsets"), np.int64) for receipt in receipts]
     lengths = [np.diff(starts, append=r["bytes"]) for starts, r in zip(offsets, receipts, strict=True)]
     numbers = np.repeat(np.arange(len(receipts)), [len(starts) for starts in offsets])
-    with shards.replacing(path) as temporary, temporary.open("wb") as file:
+    with files.replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(file, shard=numbers, offset=np.concatenate(offsets), length=np.concatenate(lengths))
 
 
@@ -265,7 +266,7 @@ def _write_shard(source: Source, task: _Shard) -> list[str]:
     bad: list[str] = []
     checksum = google_crc32c.Checksum()
     at = 0
-    with shards.replacing(path) as temporary, temporary.open("wb") as file:
+    with files.replacing(path) as temporary, temporary.open("wb") as file:
         for index in range(task.first, task.last):
             try:
                 record = _record(source, index, task.settings)
@@ -286,7 +287,7 @@ def _write_shard(source: Source, task: _Shard) -> list[str]:
         "bad_records": bad,
         "offsets": offsets,
     }
-    with shards.replacing(_receipt(path)) as temporary:
+    with files.replacing(_receipt(path)) as temporary:
         temporary.write_text(json.dumps(receipt))
     return bad
 

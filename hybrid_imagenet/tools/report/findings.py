@@ -10,8 +10,8 @@ from typing import Any
 
 from hybrid_imagenet.analysis import forecast
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.files import read_json
 from hybrid_imagenet.numerics import mlperf
-from hybrid_imagenet.runlog.standard_logs import read_json
 from hybrid_imagenet.runlog.summary import duration
 from hybrid_imagenet.tools.report.load import Run
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.files import read_json
 from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.runlog import jsonl, summary
-from hybrid_imagenet.runlog.standard_logs import read_json
 
 _NOT_ENVIRONMENT = ("flags", "origins", "started", "launched", "peak_learning_rate")
 

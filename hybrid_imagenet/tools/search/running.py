@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
+from hybrid_imagenet import files
 from hybrid_imagenet.comm.environment import openmpi_prefix
 from hybrid_imagenet.errors import EXIT_PREEMPTED, UserError
 from hybrid_imagenet.tools.search import trial_runs
@@ -134,10 +135,9 @@ def _clear(cell: Cell) -> None:
 
 
 def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        with files.replacing(path) as temporary:
+            temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--out: {path}: {error.strerror}; give a directory that can be written") from None
 

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.config import choices, derived
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, UserError
+from hybrid_imagenet.files import read_json
 from hybrid_imagenet.runlog import jsonl
-from hybrid_imagenet.runlog.standard_logs import read_json
 
 FINISHED, FAILED, DIVERGED, MISSING = "finished", "failed", "diverged", "missing"
 

@@ -186,7 +186,7 @@ def test_run_that_has_just_begun(tmp_path):
     [
         (lambda run: shutil.rmtree(run), "no such directory"),
         (lambda run: (run / "config.json").unlink(), "config.json"),
-        (lambda run: (run / "config.json").write_text("{"), "not JSON"),
+        (lambda run: (run / "config.json").write_text("{"), "cut or not JSON"),
         (lambda run: (run / "config.json").write_text("[]"), "not a JSON object"),
         (lambda run: (run / "metrics.jsonl").unlink(), "metrics.jsonl"),
         (lambda run: (run / "metrics.jsonl").write_text(""), "no record yet"),

@@ -1,0 +1,98 @@
+"""Writes files whole or not at all, and reads what can be made again. Open to every package."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hybrid_imagenet.errors import UserError
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Yields a path beside `target`; what is written there takes the place of `target` at the end.
+
+    `target` holds either all of the new content or what it held before, also after a power cut: the bytes are on the
+    disk before the file gets its name, and the name is when this returns. Several processes may write one target at
+    the same time; the last one stays. After an error the new file is removed.
+
+    Args:
+      target: in a directory that exists.
+
+    Raises:
+      OSError: if the disk is full or not writable.
+    """
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync(target.parent)
+
+
+def sync(path: Path) -> None:
+    """Returns when the content of a file, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def readable(read: Callable[[], T]) -> T | None:
+    """Returns what `read` returns, or None where it fails: the file is absent, cut or of another form.
+
+    For files that can be made again, such as an index. zipfile, json and NumPy raise nearly anything when a file is
+    damaged: EOFError, BadZipFile, struct.error, zlib.error, NotImplementedError, MemoryError and more.
+    """
+    try:
+        return read()
+    except Exception:
+        return None
+
+
+def remembered(path: Path, read: Callable[[Path], T], make: Callable[[], T], write: Callable[[Path, T], None]) -> T:
+    """Returns what a cache file holds; without a readable one, makes it again and writes it.
+
+    Args:
+      path: the file; its directory is made.
+      read: returns what the file holds; may raise anything for one that is damaged.
+      make: returns it anew; what it raises is raised.
+      write: writes it to another path than `path`, which is moved there.
+    """
+    found = readable(lambda: read(path))
+    if found is not None:
+        return found
+    made = make()
+    with contextlib.suppress(OSError):  # a read-only or full cache costs only the next making
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            write(temporary, made)
+    return made
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file that cannot be made again.
+
+    Raises:
+      UserError: if it cannot be read, is empty, cut or something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise UserError(f"{path}: is empty, cut or not JSON; restore it from a copy") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a JSON object; restore it from a copy")
+    return content

@@ -1,0 +1,89 @@
+"""Files are written whole or not at all; what can be made again is, whatever its damage."""
+
+import os
+import pathlib
+import threading
+
+import numpy as np
+import pytest
+
+from hybrid_imagenet import files
+from hybrid_imagenet.errors import UserError
+
+
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    target, order = tmp_path / "config.json", []
+    target.write_text("old")
+    sync, replace = os.fsync, pathlib.Path.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: order.append("sync") or sync(descriptor))
+    monkeypatch.setattr(pathlib.Path, "replace", lambda *paths: order.append("replace") or replace(*paths))
+    with files.replacing(target) as temporary:
+        temporary.write_text("new")
+        assert target.read_text() == "old"
+    assert order == ["sync", "replace", "sync"]  # the last one of the directory
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert target.read_text() == "new"
+
+
+def test_an_error_leaves_what_was_there(tmp_path):
+    target = tmp_path / "config.json"
+    target.write_text("old")
+    with pytest.raises(OSError, match="full"), files.replacing(target) as temporary:
+        temporary.write_text("ne")
+        raise OSError("full")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_several_may_write_one_file_at_once(tmp_path):
+    target, together = tmp_path / "index", threading.Barrier(4)
+
+    def write(number):
+        with files.replacing(target) as temporary:
+            temporary.write_text(str(number) * 1000)
+            together.wait()
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert target.read_text() in {str(number) * 1000 for number in range(4)}
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def load(path):
+    with np.load(path) as found:
+        return found["values"].tolist()
+
+
+def save(path, values):
+    with path.open("wb") as file:
+        np.savez(file, values=values)
+
+
+def test_a_cache_file_is_made_again_whatever_its_damage(tmp_path):
+    path, made = tmp_path / "deep" / "index.npz", []
+    call = lambda: files.remembered(path, load, lambda: made.append(1) or [1, 2], save)  # noqa: E731
+    assert [call(), call()] == [[1, 2], [1, 2]]
+    assert len(made) == 1
+    whole = path.read_bytes()
+    damaged = [b"", b"PK\x03\x04", b"{", *(whole[:size] for size in range(0, len(whole), 7))]
+    for place in range(len(whole)):
+        damaged.append(whole[:place] + bytes([whole[place] ^ 0x21]) + whole[place + 1 :])
+    for content in damaged:
+        path.write_bytes(content)
+        assert call() == [1, 2]
+        assert load(path) == [1, 2]
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_time(tmp_path):
+    (tmp_path / "file").touch()
+    assert files.remembered(tmp_path / "file" / "index", load, lambda: 5, save) == 5
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
+def test_a_file_that_cannot_be_made_again_is_refused(tmp_path, content):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="config.json: .*restore it"):
+        files.read_json(path)
