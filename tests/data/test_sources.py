@@ -10,6 +10,7 @@ from hybrid_imagenet import data
 from hybrid_imagenet.data import pipeline, records, shards
 from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools.data import prepare
 from tests.data import support
 from tests.ranks import ROOT
 
@@ -229,6 +230,36 @@ def test_the_index_is_remembered_until_a_file_changes(tmp_path, monkeypatch):
     np.testing.assert_array_equal(first.offset, again.offset)
     files[0].write_bytes(b"")
     assert len(shards.index(files).offset) == 7
+
+
+def damaged(content):
+    """A cache file that is empty, cut or of another form."""
+    return [b"", content[:1], content[: len(content) // 2], content[:-1], b"PK\x03\x04" + bytes(40), b"[]"]
+
+
+def test_a_damaged_index_or_count_of_classes_is_made_again(tmp_path):
+    directory = tmp_path / "set"
+    for split in data.SPLITS:
+        support.write_shards(directory, split, support.tiny(split))
+    expected = data.open_source("tfrecord", str(directory)).read(range(14))
+    stored = sorted((tmp_path / "cache").rglob("*.*"))
+    assert {path.suffix for path in stored} == {".npz", ".classes"}
+    for path in stored:
+        for content in damaged(path.read_bytes()):
+            path.write_bytes(content)
+            source = data.open_source("tfrecord", str(directory))
+            assert source.num_classes == 3
+            images, labels = source.read(range(14))
+            assert (images, labels.tolist()) == (expected[0], expected[1].tolist())
+
+
+def test_a_damaged_index_beside_prepared_shards_is_made_again(tmp_path):
+    target = tmp_path / "shards"
+    prepare.prepare("digits", str(tmp_path / "digits"), target, prepare.Settings(per_shard=500))
+    index = target / "validation.index.npz"
+    for content in damaged(index.read_bytes()):
+        index.write_bytes(content)
+        assert data.open_source("tfrecord", str(target), "validation").read_one(296)[1] in range(10)
 
 
 @pytest.mark.parametrize(
