@@ -85,5 +85,5 @@ def test_a_cache_that_cannot_be_written_costs_only_the_time(tmp_path):
 def test_a_file_that_cannot_be_made_again_is_refused(tmp_path, content):
     path = tmp_path / "config.json"
     path.write_bytes(content)
-    with pytest.raises(UserError, match="config.json: .*restore it"):
+    with pytest.raises(UserError, match=r"config.json: .*restore it"):
         files.read_json(path)

@@ -142,6 +142,14 @@ def _random_batches_are_possible(config: Config) -> None:
         raise UserError(f"{flag}: a GPU has a batch of {smallest} images; give at most so many")
 
 
+def _copies_are_of_a_url(config: Config) -> None:
+    if config.data_cache_dir and "://" not in (config.data_dir or ""):
+        raise UserError(
+            f"--data_cache_dir={config.data_cache_dir} is for copies of the files of a URL, and --data_dir is none: "
+            "omit it; --data_cache keeps images in memory"
+        )
+
+
 def _decoder_has_work(config: Config) -> None:
     if config.decoder == "dali" and config.data_cache == "decoded":
         raise UserError(
@@ -240,6 +248,7 @@ RULES = (
     _virtual_gpus_have_a_batch,
     _average_has_a_decay,
     _random_batches_are_possible,
+    _copies_are_of_a_url,
     _decoder_has_work,
     _tuning_split_is_a_number_of_images,
 )

@@ -112,14 +112,13 @@ class Data:
     )
     data_cache: str = option(
         "none",
-        "Keep images after they were first read: encoded as they are, or decoded to pixels (no decoding later, about "
-        "five times the room).",
+        "Keep images in memory after they were first read (half of --data_memory_gb): encoded as they are, or decoded "
+        "to pixels (no decoding later, about five times the room).",
         choices=("none", "encoded", "decoded"),
     )
     data_cache_dir: str | None = option(
         None,
-        "Local directory for --data_cache and for the files of a URL, shared by the ranks of a machine; default for "
-        "--data_cache: memory, half of --data_memory_gb.",
+        "Local directory for copies of the files of a URL, shared by the ranks of a machine and by later runs.",
     )
     bad_records: str = option(
         "fail",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,10 +45,9 @@ def open_source(
       num_examples: of the training split of a synthetic set.
       ignore_damage: use the readable part of damaged shards.
       memory_bytes: bound on what is kept in memory: Parquet row groups, or the cache.
-      cache: "encoded" or "decoded" keeps images that were read once, as they are or as pixels; "none" keeps nothing.
+      cache: "encoded" or "decoded" keeps what was read in memory, as it is or as pixels; "none" keeps nothing.
       val_fraction: of a folder without a validation split: the part of each class that is validated.
-      cache_dir: keeps them on disk there instead of in memory, as far as its file system has room; and copies of the
-        files of a URL.
+      cache_dir: local directory for copies of the files of a URL.
       storage_timeout: seconds for which a URL that fails is tried again.
 
     Raises:
@@ -68,8 +66,7 @@ def open_source(
         return source
     from hybrid_imagenet.data.cache import CachedSource
 
-    kept = Path(cache_dir).expanduser() if cache_dir else None
-    return CachedSource(source, cache, _room(kept) if kept else memory_bytes, kept)
+    return CachedSource(source, cache, memory_bytes)
 
 
 def check_place(name: str, data_dir: str | None, cache_dir: str | None = None, val_fraction: float = 0.0) -> None:
@@ -91,12 +88,6 @@ def check_place(name: str, data_dir: str | None, cache_dir: str | None = None, v
         storage.check(data_dir, cache_dir)
     elif data_dir and "://" in data_dir and name != "huggingface":  # which says why it does not stream
         raise UserError(f"--data_dir={data_dir}: URLs go with --dataset={' and '.join(FROM_STORAGE)}, not {name}")
-
-
-def _room(directory: Path) -> int:
-    """Returns the bytes that may be stored in a directory: nine tenths of what its file system has free."""
-    existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
-    return shutil.disk_usage(existing).free * 9 // 10
 
 
 def _open(

@@ -58,6 +58,7 @@ def test_types():
         (["--profile_steps=20,10"], ["--profile_steps=20,10", "as in 10,20"]),
         (["--profile_steps=10"], ["--profile_steps=10", "first and the last"]),
         (["--decoder=nvjpeg"], ["--decoder=nvjpeg", "tensorflow, dali"]),
+        (["--data_cache_dir=/kept", "--data_dir=/set"], ["--data_cache_dir=/kept", "URL", "omit it"]),
         (["--decoder=dali", "--data_cache=decoded"], ["--decoder=dali", "--data_cache=decoded", "encoded"]),
         (["--target_top1=1.5"], ["--target_top1=1.5", "at most 1"]),
     ],
