@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from hybrid_imagenet.data.listing import SPLIT_NAMES
 from hybrid_imagenet.data.sources.base import IoCounter, read_at
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, without_secrets
 
 SUBDIRECTORIES = ("data", *(name for names in SPLIT_NAMES.values() for name in names))
 
@@ -18,7 +18,7 @@ class Directory(abc.ABC):
     """Files of a directory and of its subdirectories `data`, `train`, `validation`, `val` and `test`.
 
     Attributes:
-      location: as the user gave it.
+      location: as the user gave it, without passwords.
       io: counts what is read from storage.
       remote: whether files are copied before they are read.
     """
@@ -26,7 +26,7 @@ class Directory(abc.ABC):
     remote = False
 
     def __init__(self, location: str) -> None:
-        self.location = location
+        self.location = without_secrets(location)
         self.io = IoCounter()
 
     @abc.abstractmethod
@@ -56,7 +56,7 @@ class Directory(abc.ABC):
 
     @abc.abstractmethod
     def index_path(self, name: str) -> Path | None:
-        """Returns where an index of a copy is kept, which outlives it; None for a local file."""
+        """Returns where the index of a copy is kept, as long as the copy is; None for a local file."""
 
     def look_up(self, names: Sequence[str]) -> None:  # noqa: B027 - nothing to do for local files
         """Asks for the sizes of files together, which is faster than one after another; raises as `path`."""
@@ -94,7 +94,7 @@ class LocalDirectory(Directory):
         return self._path / name
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        return read_at(self.where(name), offset, length, self.io)
+        return read_at(str(self.path(name)), offset, length, self.io)
 
     def opened(self, name: str) -> BinaryIO:
         return self.path(name).open("rb")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import fcntl
 import functools
 import hashlib
 import io
-import itertools
 import json
-import logging
 import os
 import queue
 import shutil
@@ -17,27 +16,39 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple
 
 from hybrid_imagenet.data.directories import SUBDIRECTORIES, Directory
-from hybrid_imagenet.errors import StorageError, UserError, without_secrets
+from hybrid_imagenet.data.retries import Retries
+from hybrid_imagenet.errors import UserError
 
-T = TypeVar("T")
-_log = logging.getLogger(__name__)
 _BLOCK = 8 << 20  # bytes of one request: what is lost when a connection breaks
+_SMALLEST = 64 << 10  # bytes of one request after others have failed
 _FOOTER = 64 << 10  # bytes of one request where little is read
 _FETCHING = 4  # files that a rank copies ahead at the same time
-_PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before the next try; the last one from then on
+_LOOKUPS = 16  # files about which a rank asks at the same time
 _TOUCHED = 30.0  # seconds after which the use of a copy is noted again
-_SIZES_HOLD = 60.0  # seconds for which sizes that another rank has asked for are taken
+_ANSWERS_HOLD = 60.0  # seconds for which answers that another rank has had are taken
+_ABANDONED = 86400.0  # seconds after which a part of a file that nobody has written to is removed
+# What file systems tell of a file that differs when its content does, the most certain first.
+_VERSIONS = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "xet_hash", "blob_id")
+_VERSIONS += ("Last-Modified", "LastModified", "last_modified", "mtime")
+
+
+class _Known(NamedTuple):
+    """What a server tells of a file: bytes, and what differs when its content does ("" where it tells nothing)."""
+
+    size: int
+    version: str
 
 
 class RemoteDirectory(Directory):
     """Files at a URL, copied whole to a local directory when they are first needed, once for all ranks of a machine.
 
     A request that fails is made again for `timeout` seconds, where it had stopped. A copy has its name only when it is
-    complete. When the file system of the copies is full to nine tenths, those that were not used for the longest time
-    make room. A file whose size has changed at the URL since it was copied is copied again at the next start.
+    complete; the name tells the size and the version (ETag, checksum or date) that the server gave the file. So a file
+    that has changed at the URL is copied again at the next start, and one that changes during a copy is refused. When
+    the file system of the copies is full to nine tenths, those that were not used for the longest time make room.
 
     Args:
       url: of the directory.
@@ -57,18 +68,18 @@ class RemoteDirectory(Directory):
             raise UserError(f"--data_dir={url}: give the URL of a directory, without a query")
         self._files, root = _file_system(url)
         self._root = root.rstrip("/")
-        self._timeout = timeout
+        self._ask = Retries(timeout)
         self._copies = copies / f"files-{hashlib.sha256(self._root.encode()).hexdigest()[:16]}"
         try:
             self._copies.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--data_cache_dir={copies}: cannot be written ({error.strerror or error})") from None
-        self._sizes: dict[str, int] = {}
+        self._known: dict[str, _Known] = {}
+        self._ranges = False  # whether the server is known to send parts of files
         self._used: dict[str, float] = {}
         self._ahead: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._asked: Sequence[str] = ()
         self._threads: list[threading.Thread] = []
-        self._failing_since: float | None = None
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
@@ -79,7 +90,7 @@ class RemoteDirectory(Directory):
                 continue
             url = f"{self._root}/{place}".rstrip("/") + "/"
             try:
-                listed = self._persistently(functools.partial(self._files.ls, url, detail=False), self.location)
+                listed = self._ask(functools.partial(self._files.ls, url, detail=False), self.location)
             except FileNotFoundError:
                 raise UserError(f"--data_dir={self.location}: no such directory, or no access to it") from None
             names = [entry.rstrip("/").rpartition("/")[2] + "/" * entry.endswith("/") for entry in listed]
@@ -89,14 +100,14 @@ class RemoteDirectory(Directory):
     def small(self, name: str) -> bytes | None:
         """See `Directory`."""
         try:
-            content: bytes = self._persistently(lambda: self._files.cat_file(self._at(name)), self.where(name))
+            content: bytes = self._ask(lambda: self._files.cat_file(self._at(name)), self.where(name))
         except FileNotFoundError:
             return None
         return content
 
     def path(self, name: str) -> Path:
         """See `Directory`."""
-        copy = self._copies / name
+        copy = self._copy(name)
         while not self._is_there(name, copy):
             self._fetch(name, copy, wait=True)
         now = time.monotonic()
@@ -119,11 +130,11 @@ class RemoteDirectory(Directory):
 
     def opened(self, name: str) -> BinaryIO:
         """See `Directory`."""
-        return io.BufferedReader(_Parts(functools.partial(self._block, name), self._size(name)), _FOOTER)
+        return io.BufferedReader(_Parts(functools.partial(self._block, name), self._about(name).size), _FOOTER)
 
     def index_path(self, name: str) -> Path | None:
         """See `Directory`."""
-        return self._copies / f"{name}.{self._size(name)}.index.npz"
+        return _index_of(self._copy(name))
 
     def prefetch(self, names: Sequence[str]) -> None:
         """See `Directory`."""
@@ -132,7 +143,7 @@ class RemoteDirectory(Directory):
         with self._lock:
             self._asked = names
             for name in names:
-                if not (self._copies / name).exists():
+                if not self._copy(name).exists():
                     self._ahead.put(name)
             while len(self._threads) < _FETCHING:
                 # Daemons: a copy that is under way must not hold up the end of the program.
@@ -144,32 +155,49 @@ class RemoteDirectory(Directory):
         outside = next((name for name in names if ".." in PurePosixPath(name).parts or name.startswith("/")), None)
         if outside is not None:
             raise UserError(f"{self.where(outside)}: lies outside of the directory; correct its name in the list")
-        # The first rank of a machine asks, the others of this start find the answer.
-        with _shared(self._copies / ".sizes.json") as file:
-            known = _recent_sizes(file) if file else {}
+        # The first rank of a machine asks, the others of this start find the answers.
+        with _shared(self._copies / ".files.json") as file:
+            known = _recent_answers(file) if file else {}
             missing = [name for name in names if name not in known]
             if missing:
-                places = [self._at(name) for name in missing]
-                answers = self._persistently(lambda: self._files.sizes(places), self.location)
-                for name, size in zip(missing, answers, strict=True):
-                    if size is None:
-                        raise UserError(f"{self.where(name)}: the server does not tell its size")
-                    known[name] = int(size)
+                with concurrent.futures.ThreadPoolExecutor(min(_LOOKUPS, len(missing))) as pool:
+                    known |= zip(missing, pool.map(self._answer, missing), strict=True)
                 if file:
-                    _write_sizes(file, known)
-        self._sizes |= {name: known[name] for name in names}
+                    _write_answers(file, known)
+        self._known |= {name: known[name] for name in names}
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _size(self, name: str) -> int:
-        if name not in self._sizes:
+    def _about(self, name: str) -> _Known:
+        if name not in self._known:
             self.look_up([name])
-        return self._sizes[name]
+        return self._known[name]
+
+    def _answer(self, name: str) -> _Known:
+        """Asks the server about a file."""
+        info = self._ask(lambda: self._files.info(self._at(name)), self.where(name))
+        if info.get("size") is None:
+            raise UserError(f"{self.where(name)}: the server does not tell its size")
+        return _Known(int(info["size"]), next((f"{key}={info[key]}" for key in _VERSIONS if info.get(key)), ""))
+
+    def _check_unchanged(self, name: str) -> None:
+        """Raises UserError if a file is no longer what it was at the start."""
+        before, now = self._about(name), self._answer(name)
+        if before != now:
+            raise UserError(
+                f"{self.where(name)}: has changed at the URL since this start (from {before.size} bytes, "
+                f"{before.version}, to {now.size} bytes, {now.version}); start again when it changes no more"
+            )
+
+    def _copy(self, name: str) -> Path:
+        """Returns where the copy of a file is or will be; another version of the file has another place."""
+        path = self._copies / name
+        return path.with_name(f"{hashlib.sha256(repr(tuple(self._about(name))).encode()).hexdigest()[:12]}-{path.name}")
 
     def _is_there(self, name: str, copy: Path) -> bool:
         try:
-            return copy.stat().st_size == self._size(name)
+            return copy.stat().st_size == self._about(name).size
         except FileNotFoundError:
             return False
 
@@ -178,15 +206,16 @@ class RemoteDirectory(Directory):
             name = self._ahead.get()
             if name in self._asked:  # else the order has passed it
                 with contextlib.suppress(OSError, UserError):  # whoever reads the file tells what is wrong
-                    self._fetch(name, self._copies / name, wait=False)
+                    self._fetch(name, self._copy(name), wait=False)
 
     def _fetch(self, name: str, copy: Path, *, wait: bool) -> None:
         """Copies a file unless another thread or rank does; with `wait` returns when that one is done."""
-        size = self._size(name)
+        size = self._about(name).size
         part = copy.with_name(f".{copy.name}.part")
         try:
             copy.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("ab") as file:
+            # Not truncated when it is opened: another rank may be writing it.
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
                 if not _locked(file.fileno(), wait):
                     return
                 if not _same_file(file.fileno(), part):
@@ -195,10 +224,13 @@ class RemoteDirectory(Directory):
                     part.unlink()
                     return
                 self._make_room(size)
-                file.truncate(0)  # of an earlier run: the file may have changed since
+                file.truncate(0)  # what an earlier run left may never have reached the disk
                 while file.tell() < size:
-                    file.write(self._block(name, file.tell(), min(file.tell() + _BLOCK, size)))
+                    file.write(self._block(name, file.tell(), size))
+                self._check_unchanged(name)
                 file.flush()
+                os.fsync(file.fileno())
+                _index_of(copy).unlink(missing_ok=True)
                 part.replace(copy)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and error.filename is None:
@@ -206,53 +238,29 @@ class RemoteDirectory(Directory):
             raise UserError(f"{copy}: cannot be written ({error.strerror or error})") from None
 
     def _block(self, name: str, start: int, end: int) -> bytes:
-        """Returns the bytes [start, end) of a file; all from `start` if the server sends the whole file regardless."""
+        """Returns the bytes [start, end) of a file, or the first of them: `_BLOCK` or fewer, at least one.
+
+        All from `start` on if the server sends the whole file regardless.
+        """
         started = time.perf_counter()
+        size, most = self._about(name).size, _BLOCK
 
         def block() -> bytes:
-            content: bytes = self._files.cat_file(self._at(name), start=start, end=end)
-            if len(content) == self._size(name):
+            nonlocal most
+            stop = min(end, start + most)
+            most = min(most, max(_SMALLEST, most // 8))  # a slow server gets less to send
+            content: bytes = self._files.cat_file(self._at(name), start=start, end=stop)
+            if len(content) == size:
                 return content[start:]
-            if len(content) != end - start:
-                raise OSError(f"{len(content)} of {end - start} bytes came")
+            if len(content) != stop - start:
+                raise OSError(f"{len(content)} of {stop - start} bytes came")
+            self._ranges = True
             return content
 
-        content = self._persistently(block, self.where(name))
+        # Who may send the whole file gets more time for it.
+        content = self._ask(block, self.where(name), patience=1.0 if self._ranges else max(1.0, size / _BLOCK))
         self.io.add(len(content), 1, time.perf_counter() - started)
         return content
-
-    def _persistently(self, request: Callable[[], T], where: str) -> T:
-        """Makes a request until it succeeds, cannot succeed, or the timeout has passed since a first failure."""
-        begun = time.monotonic()
-        for tries in itertools.count():
-            try:
-                result = request()
-            except Exception as error:
-                if _permanent(error):
-                    # That of several files which is missing, where the error tells.
-                    raise FileNotFoundError(str(error) if isinstance(error, FileNotFoundError) else where) from None
-                self._wait(where, error, begun, _PAUSES[min(tries, len(_PAUSES) - 1)])
-            else:
-                self._failing_since = None
-                return result
-        raise AssertionError
-
-    def _wait(self, where: str, error: Exception, begun: float, pause: float) -> None:
-        """Waits before the next try; raises StorageError when there is to be none."""
-        now = time.monotonic()
-        reason = " ".join(str(error.__cause__ or error).split())[:200] or type(error).__name__
-        since = self._failing_since
-        if since is None:
-            since = self._failing_since = now
-            _log.warning(without_secrets(f"{where}: {reason}; trying again for {self._timeout:g} seconds"))
-        # What another thread has waited for in vain counts: the next one in its place must not wait as long again.
-        left = self._timeout - (now - min(begun, since))
-        if left <= 0:
-            raise StorageError(
-                f"{where}: has failed for --storage_timeout={self._timeout:g} seconds ({reason}); start again with "
-                "--resume when it answers"
-            )
-        time.sleep(min(pause, left))
 
     def _make_room(self, size: int) -> None:
         """Removes the copies that were not used for the longest time until a file fits."""
@@ -262,13 +270,16 @@ class RemoteDirectory(Directory):
                 return
             with contextlib.suppress(OSError):
                 copy.unlink()
+                _index_of(copy).unlink(missing_ok=True)
 
     def _oldest_first(self) -> list[Path]:
-        used = []
+        used, now = [], time.time()
         for path in self._copies.rglob("*"):
             with contextlib.suppress(OSError):
-                if path.is_file() and not path.name.startswith(".") and path.suffix != ".npz":
-                    used.append((path.stat().st_mtime, path))
+                time_used = path.stat().st_mtime
+                part = path.name.startswith(".") and path.suffix == ".part" and now - time_used > _ABANDONED
+                if part or (path.is_file() and not path.name.startswith(".") and path.suffix != ".npz"):
+                    used.append((time_used, path))
         return [path for _, path in sorted(used)]
 
 
@@ -280,10 +291,10 @@ class _Parts(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         end = min(self._position + len(buffer), self._size)
-        count = max(0, end - self._position)
-        buffer[:count] = self._block(self._position, end)[:count] if count else b""
-        self._position += count
-        return count
+        content = self._block(self._position, end)[: end - self._position] if end > self._position else b""
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
@@ -319,15 +330,6 @@ def _file_system(url: str) -> tuple[Any, str]:
         raise UserError(f"--data_dir={url}: is not a URL that can be read ({error})") from None
 
 
-def _permanent(error: Exception) -> bool:
-    """Returns whether a request cannot succeed: there is no such file, or it is not for us."""
-    cause = error.__cause__ or error
-    status = getattr(cause, "status", None)
-    if isinstance(status, int) and status:
-        return 400 <= status < 500 and status not in (408, 429)
-    return isinstance(cause, (FileNotFoundError, PermissionError))
-
-
 @contextlib.contextmanager
 def _shared(path: Path) -> Iterator[BinaryIO | None]:
     """Opens a file that one rank of a machine has at a time; None where it cannot be written: each rank asks itself."""
@@ -341,22 +343,27 @@ def _shared(path: Path) -> Iterator[BinaryIO | None]:
         yield file
 
 
-def _recent_sizes(file: BinaryIO) -> dict[str, int]:
-    """Returns the bytes of each file by name, as another rank has written them just now; else nothing."""
-    if time.time() - os.fstat(file.fileno()).st_mtime > _SIZES_HOLD:
+def _index_of(copy: Path) -> Path:
+    """Returns where the index of a copy is kept, as long as the copy is."""
+    return copy.with_name(f"{copy.name}.index.npz")
+
+
+def _recent_answers(file: BinaryIO) -> dict[str, _Known]:
+    """Returns what a server tells of files, by name, as another rank has written it just now; else nothing."""
+    if time.time() - os.fstat(file.fileno()).st_mtime > _ANSWERS_HOLD:
         return {}
     file.seek(0)
     try:
         found = json.loads(file.read())
-        return {str(name): int(size) for name, size in found.items()}
+        return {str(name): _Known(int(size), str(version)) for name, (size, version) in found.items()}
     except (ValueError, AttributeError, TypeError):  # empty, or cut by a full disk
         return {}
 
 
-def _write_sizes(file: BinaryIO, sizes: Mapping[str, int]) -> None:
+def _write_answers(file: BinaryIO, known: Mapping[str, _Known]) -> None:
     with contextlib.suppress(OSError):  # a full disk: the next rank asks itself
         file.truncate(0)
-        os.write(file.fileno(), json.dumps(sizes).encode())
+        os.write(file.fileno(), json.dumps(known).encode())
 
 
 def _locked(descriptor: int, wait: bool) -> bool:

@@ -1,6 +1,8 @@
 """Data sets at a URL: copies of their files, servers that are killed, and copies that make room."""
 
 import collections
+import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet import data
-from hybrid_imagenet.data import pipeline, remote, storage
+from hybrid_imagenet.data import pipeline, remote, retries, storage, tar_index
 from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.errors import EXIT_STALLED, StorageError, UserError
 from hybrid_imagenet.numerics.sampling import Cursor
@@ -19,6 +21,7 @@ from hybrid_imagenet.numerics.shard_order import ShardOrder
 from tests.data import programs, support, test_webdataset
 from tests.data.http_server import Server
 from tests.ranks import ROOT, environment
+from tests.support import program
 
 START = Cursor()
 COUNT = 60  # images of the set that is read slowly; the label of each is its number
@@ -162,8 +165,9 @@ def test_a_connection_that_breaks_inside_of_a_file_goes_on_where_it_broke(tmp_pa
         return content[:100] if asked.count(6000) == 1 and start == 6000 else content
 
     monkeypatch.setattr(directory._files, "cat_file", broken_once)
-    assert directory.path("train-0000.tar").read_bytes() == (tmp_path / "set" / "train-0000.tar").read_bytes()
-    assert asked == [*range(0, 6000, 3000), 6000, *range(6000, directory._sizes["train-0000.tar"], 3000)]
+    whole = tmp_path / "set" / "train-0000.tar"
+    assert directory.path("train-0000.tar").read_bytes() == whole.read_bytes()
+    assert asked == [*range(0, 6000, 3000), 6000, *range(6000, whole.stat().st_size, 3000)]
 
 
 def open_elsewhere(url, copies, name, **variables):
@@ -190,14 +194,14 @@ def test_processes_share_copies_and_each_file_is_sent_once(tmp_path, serve):
     assert [reader.communicate(timeout=120)[0].split()[-1] for reader in readers] == [str(sum(range(COUNT)))] * 3
     assert fetched(server) == {f"/train-{n:04d}.tar": 1 for n in range(10)}
     asked = collections.Counter(path for method, path, _ in server.requests() if method == "HEAD")
-    assert asked == {f"/train-{n:04d}.tar": 1 for n in range(10)}  # for its size
+    assert asked == {f"/train-{n:04d}.tar": 2 for n in range(10)}  # at the start, and after it was copied
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"train-0003.tar": "x"}', b'{"train-0003.tar": null}'])
-def test_sizes_that_another_rank_has_stored_badly_are_asked_for(content, tmp_path, serve):
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"train-0003.tar": "x"}', b'{"train-0003.tar": [null, ""]}'])
+def test_answers_that_another_rank_has_stored_badly_are_asked_for(content, tmp_path, serve):
     server = serve(numbered(tmp_path / "set"))
     directory = storage.open_directory(server.url, str(tmp_path / "copies"))
-    (directory._copies / ".sizes.json").write_bytes(content)
+    (directory._copies / ".files.json").write_bytes(content)
     assert directory.path("train-0003.tar").read_bytes() == (tmp_path / "set" / "train-0003.tar").read_bytes()
 
 
@@ -229,9 +233,11 @@ def test_copies_that_were_not_used_for_long_make_room(tmp_path, serve, monkeypat
         source.read_one(0)  # which keeps the first file in use
         assert source.read_one(index) == (support.jpeg(index, 12, 16), index)
         assert 1 <= len(files()) <= 4
-    assert files()[0] == "train-0000.tar"
+    assert any(name.endswith("train-0000.tar") for name in files())
+    indices = [path.name.removesuffix(".index.npz") for path in copies.rglob("*.npz")]
+    assert set(indices) <= set(files())
     assert fetched(server)["/train-0000.tar"] == 1
-    (copies / source._directory._copies.name / "train-0000.tar").unlink()  # as another rank does
+    next(copies.rglob("*train-0000.tar")).unlink()  # as another rank does
     assert source.read_one(3)[1] == 3
 
 
@@ -240,7 +246,7 @@ def test_a_file_that_has_changed_at_the_url_is_copied_again(tmp_path, serve, mon
     server = serve(directory)
     data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies")).read(range(14))
     test_webdataset.tar(directory / "tiny-train-0002.tar", [("0.jpg", b"new"), ("0.cls", b"1")])
-    monkeypatch.setattr(remote, "_SIZES_HOLD", -1.0)  # a later start
+    monkeypatch.setattr(remote, "_ANSWERS_HOLD", -1.0)  # a later start
     source = data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
     assert source.num_examples == 12
     assert source.read_one(6) == (b"new", 1)
@@ -291,7 +297,7 @@ def test_a_file_that_vanishes_from_the_url_is_a_bad_record(tmp_path, serve):
         source.read_one(6)
     # Its index is known, and its copy made room.
     (directory / "train-0000.tar").unlink()
-    (tmp_path / "copies" / source._directory._copies.name / "train-0000.tar").unlink()
+    next((tmp_path / "copies").rglob("*train-0000.tar")).unlink()
     with pytest.raises(BadRecord, match=r"train-0000.tar"):
         source.read_one(4)
 
@@ -302,6 +308,119 @@ def test_a_server_without_ranges_sends_a_file_once_for_all_its_parts(tmp_path, s
     directory = storage.open_directory(server.url, str(tmp_path / "copies"))
     assert directory.path("train-0000.tar").read_bytes() == (tmp_path / "set" / "train-0000.tar").read_bytes()
     assert [path for method, path, _ in server.requests() if method == "GET"] == ["/train-0000.tar"]
+
+
+def read(server, copies, name="train-0000.tar", timeout=120.0):
+    """The bytes of a file, as a new start reads them."""
+    return storage.open_directory(server.url, str(copies), timeout).path(name).read_bytes()
+
+
+def test_a_copy_that_was_cut_is_made_again_whole(tmp_path, serve, monkeypatch):
+    server, copies = serve(numbered(tmp_path / "set")), tmp_path / "copies"
+    whole = (tmp_path / "set" / "train-0000.tar").read_bytes()
+    monkeypatch.setattr(remote, "_BLOCK", 3000)
+    for cut in range(1, len(whole) // 3000):
+        directory = storage.open_directory(server.url, str(copies))
+
+        def stopped(path, start, end, cat=directory._files.cat_file, cut=cut):
+            if start >= 3000 * cut:
+                raise KeyboardInterrupt
+            return cat(path, start=start, end=end)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(directory._files, "cat_file", stopped)
+            directory.path("train-0000.tar")
+        assert read(server, copies) == whole
+        next(copies.rglob("*train-0000.tar")).unlink()
+
+
+def test_a_copy_is_on_the_disk_before_it_gets_its_name(tmp_path, serve, monkeypatch):
+    server, order = serve(numbered(tmp_path / "set")), []
+    sync, replace = os.fsync, pathlib.Path.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: order.append("sync") or sync(descriptor))
+    monkeypatch.setattr(pathlib.Path, "replace", lambda *paths: order.append("replace") or replace(*paths))
+    read(server, tmp_path / "copies")
+    assert order == ["sync", "replace"]
+
+
+def test_a_copy_of_earlier_code_that_may_be_wrong_is_not_used(tmp_path, serve):
+    server, copies = serve(numbered(tmp_path / "set")), tmp_path / "copies"
+    whole = (tmp_path / "set" / "train-0000.tar").read_bytes()
+    folder = storage.open_directory(server.url, str(copies))._copies
+    (folder / "train-0000.tar").write_bytes(whole[3000:6000] + whole[3000:])  # of the same size
+    assert read(server, copies) == whole
+
+
+def test_another_version_of_the_same_size_is_copied_and_indexed_again(tmp_path, serve, monkeypatch):
+    path, copies = tmp_path / "set" / "train-0000.tar", tmp_path / "copies"
+    path.parent.mkdir()
+    server = serve(path.parent)
+    monkeypatch.setattr(remote, "_ANSWERS_HOLD", -1.0)  # each opening is a later start
+    (tmp_path / "set" / "labels.txt").write_text("0\n1\n2")
+    for number, names in enumerate((["0", "1"], ["1", "0"], ["00", "11"])):
+        files = [(f"{name}.{suffix}", name[:1].encode()) for name in names for suffix in ("jpg", "cls")]
+        test_webdataset.tar(path, files)
+        os.utime(path, (0, 1000 * number))
+        source = data.open_source("webdataset", server.url, cache_dir=str(copies))
+        expected = [(name[:1].encode(), int(name[0])) for name in names]
+        assert [source.read_one(index) for index in range(2)] == expected
+    assert len({copy.stat().st_size for copy in copies.rglob("*.tar")}) == 1
+
+
+def test_a_file_that_changes_while_it_is_copied_is_refused(tmp_path, serve):
+    server = serve(numbered(tmp_path / "set"))
+    directory = storage.open_directory(server.url, str(tmp_path / "copies"))
+    directory.look_up(["train-0000.tar"])
+    os.utime(tmp_path / "set" / "train-0000.tar", (0, 0))
+    with pytest.raises(UserError, match=r"train-0000.tar: has changed at the URL since this start .*1970"):
+        directory.path("train-0000.tar")
+    assert not list((tmp_path / "copies").rglob("*.tar"))
+
+
+def test_an_index_does_not_outlive_its_copy(tmp_path, serve):
+    server, copies = serve(numbered(tmp_path / "set")), tmp_path / "copies"
+    first = data.open_source("webdataset", server.url, cache_dir=str(copies))
+    assert first.read_one(0)[1] == 0
+    copy = next(copies.rglob("*train-0000.tar"))
+    other = tmp_path / "set" / "train-0001.tar"
+    (copy.with_name(f"{copy.name}.index.npz")).write_bytes(b"")
+    tar_index.load(other, copy.with_name(f"{copy.name}.index.npz"))  # as of a copy that was wrong
+    copy.unlink()
+    second = data.open_source("webdataset", server.url, cache_dir=str(copies))
+    assert [second.read_one(index)[1] for index in range(6)] == list(range(6))
+
+
+def test_parts_that_nobody_writes_to_make_room_too(tmp_path, serve, monkeypatch):
+    directory = storage.open_directory(serve(numbered(tmp_path / "set")).url, str(tmp_path / "copies"))
+    part, new = (directory._copies / f".{name}-train-0000.tar.part" for name in ("old", "new"))
+    part.touch()
+    new.touch()
+    os.utime(part, (0, 0))
+    usage = collections.namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(100, 100, 0))
+    directory._make_room(1)
+    assert [path.exists() for path in (part, new)] == [False, True]
+
+
+def test_a_server_that_trickles_is_given_up(tmp_path, serve, monkeypatch):
+    server = serve(numbered(tmp_path / "set"), trickles=True)
+    monkeypatch.setattr(retries, "_SHORTEST", 0.5)
+    directory = storage.open_directory(server.url, str(tmp_path / "copies"), 0.5)
+    directory._ranges = True  # as after the first part of a file
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"not done after 0\.5 seconds") as caught:
+        directory.path("train-0000.tar")
+    assert 1.0 <= time.monotonic() - began < 20
+    assert caught.value.exit_code == EXIT_STALLED
+
+
+@pytest.mark.parametrize("name", ["webdataset", "parquet"])
+def test_a_url_that_fails_before_training_ends_all_ranks_with_the_code_of_storage(name, pools, tmp_path):
+    flags = [f"--dataset={name}", f"--data_cache_dir={tmp_path}", "--storage_timeout=0.1"]
+    done = program.train_on(pools[2], "http://127.0.0.1:9/set", tmp_path / "run", *flags)
+    assert done.returncode == EXIT_STALLED
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert "has failed for --storage_timeout=0.1 seconds" in line
 
 
 @pytest.mark.parametrize("name", ["../outside.tar", "/etc/passwd", "a/../../b.tar"])

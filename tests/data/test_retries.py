@@ -1,0 +1,82 @@
+"""When a request to a server is made again, and when it is given up."""
+
+import time
+
+import pytest
+
+from hybrid_imagenet.data import retries
+from hybrid_imagenet.data.retries import Retries
+from hybrid_imagenet.errors import StorageError
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(retries, "_PAUSES", (0.01,))
+
+
+class Request:
+    """A request whose tries take so many seconds each, and then fail or succeed."""
+
+    def __init__(self, *tries):
+        self.tries, self.made = tries, 0
+
+    def __call__(self):
+        seconds, error = self.tries[min(self.made, len(self.tries) - 1)]
+        self.made += 1
+        time.sleep(seconds)
+        if error is not None:
+            raise error
+        return self.made
+
+
+BROKEN = OSError("the connection broke")
+
+
+def test_a_slow_transfer_that_breaks_once_gets_a_second_try():
+    assert Retries(0.2)(Request((0.4, BROKEN), (0.4, None)), "file") == 2
+
+
+def test_it_ends_when_it_has_failed_for_the_timeout():
+    request = Request((0, BROKEN))
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"file: has failed for --storage_timeout=0\.2 seconds \(the connection broke"):
+        Retries(0.2)(request, "file")
+    assert time.monotonic() - began >= 0.2
+    assert request.made > 2
+
+
+def test_what_never_ends_counts_as_failed(monkeypatch):
+    monkeypatch.setattr(retries, "_SHORTEST", 0.1)
+    with pytest.raises(StorageError, match=r"not done after 0\.1 seconds"):
+        Retries(0.05)(Request((60, None)), "file")
+
+
+def test_who_sends_more_gets_more_time(monkeypatch):
+    monkeypatch.setattr(retries, "_SHORTEST", 0.1)
+    assert Retries(0.05)(Request((0.3, None)), "file", patience=100) == 1
+
+
+def test_what_others_have_waited_for_counts_and_their_success_does_not_help_a_request_for_ever():
+    ask = Retries(0.3)
+    with pytest.raises(StorageError):
+        ask(Request((0, BROKEN)), "one")
+    second = Request((0, BROKEN))
+    with pytest.raises(StorageError):
+        ask(second, "two")
+    assert second.made == 2
+    assert ask(Request((0, None)), "three") == 1
+
+    def other_succeeds():
+        ask(Request((0, None)), "four")
+        raise BROKEN
+
+    with pytest.raises(StorageError):
+        ask(other_succeeds, "five")
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("x"), PermissionError("x")])
+def test_what_cannot_succeed_is_not_tried_again(error):
+    request = Request((0, error))
+    with pytest.raises(FileNotFoundError, match="place"):
+        Retries(5)(request, "place")
+    assert request.made == 1
