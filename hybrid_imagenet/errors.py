@@ -15,7 +15,10 @@ EXIT_PREEMPTED = 75  # stopped by a signal; start again with --resume
 EXIT_INTERRUPTED = 130  # Ctrl-C: a command was stopped, or training before the first save
 
 _LONGEST = 2000  # characters of a message
-_PASSWORD = re.compile(r"(?<=://)[^/@\s]*(?=@)")
+# Name and password in a URL, up to the last @ before the path. A password may hold an @, and a slash too: then a colon
+# before the slash begins it, if no port number does.
+_PASSWORD = re.compile(r"(?<=://)(?:[^/\s]*@|(?:(?<=s3://)|(?![^/\s@]*:\d*/))[^/\s@:\[]+:\S*@)")
+_HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
 _TOKEN = re.compile(r"(?i)([?&;][^=&\s]*(?:token|key|secret|sig|password|credential)[^=&\s]*=)[^&\s]+?(?=[&\s]|: |$)")
 
 
@@ -37,18 +40,23 @@ def counted(number: int, noun: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """The text with `***` for user names and passwords in URLs and for the values of tokens in their queries."""
-    return _TOKEN.sub(r"\1***", _PASSWORD.sub("***", text))
+    """Returns the text as it may be stored.
+
+    `***` stands for user names and passwords in URLs, for the values of tokens in their queries, and for tokens of the
+    Hugging Face hub.
+    """
+    return _HUB_TOKEN.sub("hf_***", _TOKEN.sub(r"\1***", _PASSWORD.sub("***@", text)))
 
 
 def printable(text: str) -> str:
-    """The text with every character escaped that could move a terminal's cursor or recolour it."""
+    """Returns the text as it may be shown: without secrets, and with every character escaped that moves a cursor."""
+    text = without_secrets(text)
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _one_line(text: str) -> str:
-    """Printable text without secrets: control characters escaped, the middle of a very long one left out."""
-    text = without_secrets(text)
+    """Returns printable text without the middle of a very long one."""
+    text = without_secrets(text)  # whole: a cut URL is none
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST - 500]} ... {text[-500:]}"
     return printable(text)

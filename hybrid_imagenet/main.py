@@ -21,6 +21,7 @@ from hybrid_imagenet.errors import (
     UserError,
     counted,
     without_environment,
+    without_secrets,
 )
 
 try:
@@ -120,7 +121,7 @@ def _train(config: configuration.Config) -> int:
         if lost_rank.is_loss(error):
             print(UserError(lost_rank.described(error)), file=sys.stderr)
             return _leave(EXIT_STALLED)
-        print(f"rank {launcher_rank()}: unexpected error\n{traceback.format_exc()}", file=sys.stderr)
+        print(f"rank {launcher_rank()}: unexpected error\n{without_secrets(traceback.format_exc())}", file=sys.stderr)
         return _leave(EXIT_FAILURE)
     _end_within(config.stall_timeout)
     with contextlib.suppress(Exception):  # a rank was lost here: all that must be saved is saved

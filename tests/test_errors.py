@@ -6,7 +6,7 @@ import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.checkpoints.run_state import RunState
-from hybrid_imagenet.errors import SharedError, UserError, without_secrets
+from hybrid_imagenet.errors import SharedError, UserError, printable, without_secrets
 from hybrid_imagenet.training.recorder import Recording
 
 
@@ -15,12 +15,24 @@ from hybrid_imagenet.training.recorder import Recording
     [
         ("https://ann:hunter2@host/data", "https://***@host/data"),
         ("s3://KEYID@bucket/x", "s3://***@bucket/x"),
+        ("https://u:p@ss@h/x", "https://***@h/x"),
+        ("https://u:p#?@h/x", "https://***@h/x"),
+        ("https://u:pa/ss@h/x", "https://***@h/x"),
+        ("s3://KEY:sec/ret@b/x", "s3://***@b/x"),
+        ("s3://KEY:12/ret@b", "s3://***@b"),
+        ("https://h1/a https://u:p@h2/b", "https://h1/a https://***@h2/b"),
+        ("hf://hf_abcdefghijklmnopqrstuvwx@datasets/o/n", "hf://***@datasets/o/n"),
+        ("HF_TOKEN hf_AbCdEfGhIjKlMnOpQrStUvWx, used", "HF_TOKEN hf_***, used"),
         ("https://h/d?x=1&token=abc&y=2", "https://h/d?x=1&token=***&y=2"),
         ("https://h/d?X-Amz-Signature=abc", "https://h/d?X-Amz-Signature=***"),
         ("https://h/d?ACCESS_KEY=abc more", "https://h/d?ACCESS_KEY=*** more"),
         ("ann@host:/data", "ann@host:/data"),
         ("/data/token=5/x", "/data/token=5/x"),
         ("https://host/a@b", "https://host/a@b"),
+        ("https://host:8080/a@b", "https://host:8080/a@b"),
+        ("http://[::1]:80/a@b", "http://[::1]:80/a@b"),
+        ("hf://datasets/owner/name@main/x", "hf://datasets/owner/name@main/x"),
+        ("/data/hf_datasets", "/data/hf_datasets"),
     ],
 )
 def test_secrets_are_masked_and_nothing_else(text, shown):
@@ -35,6 +47,10 @@ def test_a_message_is_one_printable_line():
     assert len(long) < 2100
     assert long.startswith("start ")
     assert long.endswith(" remedy")
+
+
+def test_what_is_shown_has_no_secrets_either():
+    assert printable("https://ann:hunter2@host/a\x1b") == "https://***@host/a\\x1b"
 
 
 def test_the_files_of_a_run_hold_no_secrets(tmp_path, capsys, monkeypatch):

@@ -24,7 +24,7 @@ from typing import Any
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.analysis import gpu_models, published, shortfall
 from hybrid_imagenet.benchmarks import _gpu_jobs, _gpu_report
-from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError, without_secrets
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.doctor import command as doctor
 from hybrid_imagenet.tools.doctor.findings import FAIL, WARN, Finding
@@ -94,7 +94,8 @@ def _say(line: str) -> None:
 def climb(options: argparse.Namespace, flags: Sequence[str], tools: Tools, say: Callable[[str], None]) -> Row:
     """Measures rung after rung until one fails; the result is a JSON object whose `error` says what ended it."""
     report: Row = {
-        "benchmark": "gpu", "date": datetime.date.today().isoformat(), "hosts": options.hosts, "flags": list(flags),
+        "benchmark": "gpu", "date": datetime.date.today().isoformat(), "hosts": options.hosts,
+        "flags": list(map(without_secrets, flags)),
         "facts": {}, "findings": [], "rungs": {}, "input_rate": None, "expected": None, "expected_from": "",
         "published": [], "reached": [], "limit": None, "causes": [], "fused": None, "error": "",
     }  # fmt: skip
@@ -121,7 +122,7 @@ def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str], tools
         raise UserError(_NO_GPU)
     key = gpu_models.recognize(gpu["name"], float(gpu["memory.total"] or 0)) if gpu else None
     flags = _with_defaults(flags, key)
-    report["flags"], report["gpu"] = flags, key
+    report["flags"], report["gpu"] = list(map(without_secrets, flags)), key
     say(f"2. one GPU{'' if gpu else ' (no GPU: CPU figures)'}")
     report["rungs"]["one GPU"] = tools.measure(1, f"{first}:1", options.profiled, flags)
     _expect(report, key)

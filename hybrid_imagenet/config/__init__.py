@@ -35,7 +35,7 @@ from hybrid_imagenet.config.options import (
 )
 from hybrid_imagenet.config.run import Evaluation, Run
 from hybrid_imagenet.config.signatures import Argument
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, without_secrets
 
 _log = logging.getLogger(__name__)
 GROUPS = (Run, Evaluation, Data, Model, Optimization, Communication)
@@ -78,6 +78,11 @@ class Config(Communication, Optimization, Model, Data, Evaluation, Run):
         """This configuration with other values, chosen options among them, and what set them."""
         chosen = {name: changes.pop(name, value) for name, value in self.chosen.items()}
         return dataclasses.replace(self, **changes, chosen=chosen, origins={**self.origins, **origins})
+
+    def shown(self) -> dict[str, Any]:
+        """Returns the settings as they may be stored and sent: JSON-ready, without passwords and tokens."""
+        flags = json.loads(self.to_json())
+        return {name: without_secrets(value) if isinstance(value, str) else value for name, value in flags.items()}
 
     def to_json(self) -> str:
         """The settings as a JSON object, without their origins."""

@@ -17,7 +17,15 @@ from hybrid_imagenet.checkpoints import glance
 from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.config.help import width
 from hybrid_imagenet.config.options import underscored
-from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED, SharedError, UserError, did_you_mean, printable
+from hybrid_imagenet.errors import (
+    EXIT_FAILURE,
+    EXIT_STALLED,
+    SharedError,
+    UserError,
+    did_you_mean,
+    printable,
+    without_secrets,
+)
 
 if TYPE_CHECKING:
     from hybrid_imagenet.checkpoints.pretrained import Trained
@@ -208,7 +216,7 @@ def run(program: Callable[[Sequence[str]], int | None], arguments: Sequence[str]
             print(UserError(lost_rank.described(error)), file=sys.stderr)
         else:
             code = EXIT_FAILURE
-            traceback.print_exc()
+            print(without_secrets(traceback.format_exc()), file=sys.stderr)
     if code and comm.placement().size > 1:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -21,7 +21,7 @@ from hybrid_imagenet import config as configuration
 from hybrid_imagenet.comm.environment import openmpi_prefix
 from hybrid_imagenet.config.help import topic
 from hybrid_imagenet.config.options import underscored
-from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, UserError, counted
+from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, UserError, counted, without_secrets
 from hybrid_imagenet.resilience import discovery, supervisor
 from hybrid_imagenet.resilience.exit_code import JOB_VARIABLE
 from hybrid_imagenet.resilience.restarts import Policy, Restarts
@@ -249,7 +249,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     if options.dry_run:
-        print(shlex.join(command))
+        print(without_secrets(shlex.join(command)))
         return EXIT_OK
     if answers == "done":
         return EXIT_OK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import pathlib
 import shlex
@@ -152,7 +151,7 @@ class Recording:
             "imagenet": facts.get("num_classes") == _IMAGENET_CLASSES,
             "gpus": facts.get("gpu", "none") != "none",
         }
-        flags = _shown(self._config)
+        flags = self._config.shown()
         now = time.time()
         workers = derived.workers(self._config, facts["world_size"])
         self._directory.write_json(
@@ -266,16 +265,10 @@ class Recording:
             folder = str(self._directory.path / "tensorboard")
             sinks.append(trackers.Optional("TensorBoard", lambda: trackers.TensorBoard(folder), view.message))
         if self._directory is not None and self._config.tracker != "none":
-            flags = _shown(self._config)
+            flags = self._config.shown()
             name, run = self._config.tracker, self._directory.path.name
             sinks.append(trackers.Optional(name, lambda: trackers.Tracker(name, run, flags), view.message))
         return trackers.Fanout(sinks) if len(sinks) > 1 else view
-
-
-def _shown(config: Config) -> dict[str, Any]:
-    """Returns the flags as they may be stored and sent: without passwords and tokens."""
-    flags = json.loads(config.to_json())
-    return {name: without_secrets(value) if isinstance(value, str) else value for name, value in flags.items()}
 
 
 class _ToView(logging.Handler):
@@ -327,7 +320,7 @@ def closing_lines(config: Config, run_dir: pathlib.Path, checkpoints: Sequence[p
         return [*found, f"next: {resume}", f"next: {shlex.join(report)}"]
     best = ["--best"] if config.keep_best else []
     evaluate = ["hybrid-imagenet", "evaluate", str(run_dir), *best, f"--dataset={config.dataset}"]
-    evaluate += [f"--data_dir={config.data_dir}"] if config.data_dir else []
+    evaluate += [f"--data_dir={without_secrets(config.data_dir)}"] if config.data_dir else []
     evaluate += [f"--data_cache_dir={config.data_cache_dir}"] if is_url(config.data_dir or "") else []
     evaluate += [f"--val_fraction={config.val_fraction:g}"] if config.val_fraction else []
     export = ["hybrid-imagenet", "export", str(run_dir), *best, f"--to={run_dir / 'network.onnx'}"]

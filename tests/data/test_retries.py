@@ -39,7 +39,7 @@ def test_a_slow_transfer_that_breaks_once_gets_a_second_try():
 def test_it_ends_when_it_has_failed_for_the_timeout():
     request = Request((0, BROKEN))
     began = time.monotonic()
-    with pytest.raises(StorageError, match=r"file: has failed for --storage_timeout=0\.2 seconds \(the connection broke"):
+    with pytest.raises(StorageError, match=r"file: has failed for --storage_timeout=0\.2 seconds .*broke"):
         Retries(0.2)(request, "file")
     assert time.monotonic() - began >= 0.2
     assert request.made > 2

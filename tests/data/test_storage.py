@@ -18,6 +18,7 @@ from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.errors import EXIT_STALLED, StorageError, UserError
 from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.numerics.shard_order import ShardOrder
+from hybrid_imagenet.tools.data import prepare
 from tests.data import programs, support, test_webdataset
 from tests.data.http_server import Server
 from tests.ranks import ROOT, environment
@@ -449,3 +450,19 @@ def test_the_number_of_classes_must_be_known_before_labels_are_copied(tmp_path, 
         data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
     source = data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"), num_classes=3)
     assert source.num_classes == 3
+
+
+def test_bad_records_and_the_manifest_hold_no_passwords(tmp_path, serve, caplog):
+    directory = tmp_path / "set"
+    directory.mkdir()
+    good = [("0.jpg", support.jpeg(0)), ("0.cls", b"0")]
+    for split in ("train", "validation"):
+        test_webdataset.tar(directory / f"{split}-0.tar", [*good, ("1.jpg", b"none"), ("1.cls", b"0")])
+    url = serve(directory).url.replace("//", "//ann:hunter2@")
+    copies, settings = str(tmp_path / "copies"), prepare.Settings(skip_bad=True)
+    prepare.prepare("webdataset", url, tmp_path / "shards", settings, cache_dir=copies)
+    manifest = (tmp_path / "shards" / "manifest.json").read_text()
+    place, _ = data.open_source("webdataset", url, cache_dir=copies).locate(1)
+    for text in (manifest, caplog.text, place):
+        assert "http://***@127.0.0.1" in text
+        assert "hunter2" not in text

@@ -99,6 +99,13 @@ def test_the_evaluation_of_a_set_at_a_url_names_where_its_copies_are(tmp_path):
     assert words[-3:] == ["--dataset=webdataset", *url[:2]]
 
 
+def test_the_next_commands_hold_no_passwords(tmp_path):
+    url = ["--data_dir=https://ann:hunter2@host/set", f"--data_cache_dir={tmp_path}", "--dataset=webdataset"]
+    lines = closing_lines(tmp_path, *url)
+    assert "--data_dir=https://***@host/set" in "\n".join(lines)
+    assert "hunter2" not in "\n".join(lines)
+
+
 def test_a_run_that_was_stopped_is_resumed_first(tmp_path):
     assert last_lines(tmp_path, stop="preempted")[1:] == [
         f"next: the command that started it, with --resume --run_dir='{tmp_path}/a run'",

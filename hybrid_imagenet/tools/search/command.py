@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.errors import EXIT_OK, UserError
+from hybrid_imagenet.errors import EXIT_OK, UserError, without_secrets
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.search import halving, running, trial_runs, trials
 from hybrid_imagenet.tools.search.trials import Candidate
@@ -155,7 +155,7 @@ def _run(argv: Sequence[str]) -> int:
         return running.ensure(cell, running.run_process, arguments.launcher)[0]
 
     done = search(found, arguments.budget_epochs, train, lambda text: print(text, flush=True))
-    text = flagfile(done, f"hybrid-imagenet search {shlex.join(argv)}")
+    text = flagfile(done, without_secrets(f"hybrid-imagenet search {shlex.join(argv)}"))
     try:
         arguments.out.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -19,7 +19,7 @@ from typing import Any
 
 from hybrid_imagenet import files
 from hybrid_imagenet.comm.environment import openmpi_prefix
-from hybrid_imagenet.errors import EXIT_PREEMPTED, UserError
+from hybrid_imagenet.errors import EXIT_PREEMPTED, UserError, without_secrets
 from hybrid_imagenet.tools.search import trial_runs
 from hybrid_imagenet.tools.search.trial_runs import Cell
 
@@ -110,7 +110,7 @@ def ensure(cell: Cell, run: Run, launcher: str = "mpirun") -> tuple[trial_runs.R
     if before.status in (trial_runs.FINISHED, trial_runs.DIVERGED):
         return before, False
     _clear(cell)
-    marker: dict[str, Any] = {"flags": list(cell.flags), "ranks": cell.ranks}
+    marker: dict[str, Any] = {"flags": [without_secrets(flag) for flag in cell.flags], "ranks": cell.ranks}
     _write(cell.marker, marker)
     began = time.monotonic()
     code = run(cell, command(cell, launcher))

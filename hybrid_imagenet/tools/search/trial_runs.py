@@ -162,7 +162,7 @@ def _records(cell: Cell) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str
 def _same_flags(cell: Cell, settings: dict[str, Any]) -> bool:
     """Whether a run had the values that the cell's flags have today; flags that are newer than the run do not count."""
     config = configuration.resolve(cell.flags)
-    wanted = json.loads(derived.settle(config, derived.workers(config, cell.ranks)).to_json())
+    wanted = derived.settle(config, derived.workers(config, cell.ranks)).shown()
     return all(settings[name] == wanted[name] for name in set(settings) & set(wanted) - WATCHING)
 
 
