@@ -9,7 +9,7 @@ from hybrid_imagenet.config import Config, checks, derived
 from hybrid_imagenet.resilience import rollback
 from hybrid_imagenet.resilience.rollback import DivergedError
 from hybrid_imagenet.stages import START
-from hybrid_imagenet.training import automatic_batch, build, dev_run, hardware, resumed_flags
+from hybrid_imagenet.training import automatic_batch, build, dev_run, hardware, resumed_flags, same_data
 from hybrid_imagenet.training.recorder import Recording
 from hybrid_imagenet.training.session import Session, together
 
@@ -55,6 +55,7 @@ def _run(config: Config, communicator: Communicator, session: type[Session] | No
         build.check_decoder(config)
         found = resumed_flags.description(config) if communicator.rank == 0 else None
         train_source, validation_source = build.sources(config)
+    same_data.check_ranks(communicator, build.by_name(config, train_source, validation_source))
     earlier = communicator.broadcast_object(found)
     config, note = automatic_batch.settle(
         config, communicator, precision, train_source.num_classes, train_source.num_examples, earlier

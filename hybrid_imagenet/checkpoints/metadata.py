@@ -108,6 +108,10 @@ def _is_hyper(value: Any) -> bool:
     return all(name in HYPER_NAMES and _is_number(number) for name, number in value.items())
 
 
+def _is_objects(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(entry, dict) for entry in value.values())
+
+
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
 
@@ -132,6 +136,7 @@ _RUN: Mapping[str, _Rule] = {
     "square_norms": _rows(3),
     "val_top1": _optional(_FRACTION),
     "order": _Rule(lambda value: isinstance(value, dict), "an object", needed=False),
+    "data": _Rule(_is_objects, "an object of objects", needed=False),
 }
 _STATE: Mapping[str, _Rule] = {
     "cursor": _Rule(lambda value: isinstance(value, dict), "an object"),
@@ -149,7 +154,6 @@ _STATE: Mapping[str, _Rule] = {
 }
 _CURSOR: Mapping[str, _Rule] = {"epoch": _STEPS, "offset": _whole(0, 2**62)}
 _ORDER: Mapping[str, _Rule] = {
-    "num_examples": _whole(1, 2**62),
     "seed": _whole(0, 2**64),
     "shuffle_window": _whole(0, 2**62),
 }

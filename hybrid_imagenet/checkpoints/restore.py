@@ -58,36 +58,21 @@ def _layer(name: str, variables: Mapping[str, keras.Variable]) -> str:
 
 
 def described(order: SampleOrder) -> dict[str, int]:
-    """Returns what a checkpoint tells of the order of examples: all that it follows from but the shards' sizes."""
-    return {"num_examples": order.num_examples, "seed": order.seed, "shuffle_window": order.window}
+    """Returns what a checkpoint tells of the order of examples, beside the data that are in order."""
+    return {"seed": order.seed, "shuffle_window": order.window}
 
 
-def check_position(checkpoint: Checkpoint, order: SampleOrder) -> str:
+def check_position(checkpoint: Checkpoint, order: SampleOrder) -> None:
     """Compares the order of the epoch in which a run stands with that of the examples now.
 
-    Returns:
-      What is to be said: that the rest of the epoch is another one, as the number of examples has changed; else "".
-
     Raises:
-      UserError: inside of an epoch, if it stands behind the last example, or if --seed or --shuffle_window would give
-        some examples twice and others not at all.
+      UserError: inside of an epoch, if --seed or --shuffle_window would give some examples twice and others not at all.
     """
     offset, epoch = (checkpoint.meta["state"]["cursor"][name] for name in ("offset", "epoch"))
-    if offset >= order.num_examples:
-        raise UserError(
-            f"{checkpoint.path}: the run stands at example {offset} of its epoch, but there are {order.num_examples} "
-            "training images; resume with the data it was started with"
-        )
     before, now = checkpoint.meta["order"], described(order)
-    if not offset or before == now:
-        return ""
-    for name in ("seed", "shuffle_window"):
+    for name in now if offset else ():
         if before[name] != now[name]:
             raise UserError(
                 f"--{name}={now[name]}: the run stands inside of epoch {epoch + 1}, whose order has --{name}="
                 f"{before[name]}; resume with that, or change it at the end of an epoch"
             )
-    return (
-        f"{now['num_examples']} training images, {before['num_examples']} when the checkpoint was written: the rest of "
-        f"epoch {epoch + 1} is that of another order"
-    )

@@ -30,7 +30,7 @@ class CachedSource(Source):
         self.io = source.io
         self.num_examples, self.num_classes = source.num_examples, source.num_classes
         self.class_names, self.ready, self.losses = source.class_names, source.ready, source.losses
-        self.notes, self.shard_sizes = source.notes, source.shard_sizes
+        self.notes, self.shard_sizes, self.listing = source.notes, source.shard_sizes, source.listing
 
     def locate(self, index: int) -> tuple[str, int]:
         return self._source.locate(index)

@@ -104,7 +104,7 @@ def _evaluate(arguments: argparse.Namespace, communicator: comm.Communicator) ->
     import tensorflow as tf
 
     from hybrid_imagenet.data import pipeline
-    from hybrid_imagenet.training import hardware
+    from hybrid_imagenet.training import hardware, same_data
     from hybrid_imagenet.training.evaluation import Validation
     from hybrid_imagenet.training.step import EvaluationStep
 
@@ -117,6 +117,7 @@ def _evaluate(arguments: argparse.Namespace, communicator: comm.Communicator) ->
     except UserError as problem:
         error = problem
     communicator.agree(error)
+    same_data.check_ranks(communicator, {arguments.split: source})
     if communicator.rank == 0:
         for loss in source.losses:
             _log.warning("damaged shard: %s", loss)

@@ -72,6 +72,11 @@ def validated_split(config: Config) -> str:
     return config.eval_split if config.tuning_split else "validation"
 
 
+def by_name(config: Config, train: Source, validation: Source) -> dict[str, Source]:
+    """Returns the sources of a run by the names of what they hold."""
+    return {"training": train, validated_split(config): validation}
+
+
 def check_window(config: Config, source: Source) -> None:
     """Raises UserError for a window of shards of a source that has none."""
     if config.shuffle_window and source.shard_sizes is None:

@@ -54,6 +54,7 @@ class Parts:
         self.recording = recording
         self.rollback = rollback
         self.validation_source = validation_source
+        self.sources = build.by_name(config, train_source, validation_source)
         self.state = RunState()
         self.restored_top1: float | None = None
         self.divergence: DivergenceGuard | None = None  # of the restored state: made with the callbacks
@@ -118,6 +119,7 @@ class Parts:
             **build.description(self.config, self.data.source),
             "world_size": self.communicator.size,
             "order": restore.described(self.data.order),
+            "data": {name: source.identity for name, source in self.sources.items()},
             "epoch_sums": self.communicator.allgather_object([sums.loss, sums.top1, sums.top5, sums.count]),
             "counts": gathered(self.data, self.state.finished_epochs, self.communicator.allgather_object),
             "square_norms": self.communicator.allgather_object(self.optimizer.square_norms.numpy().tolist()),

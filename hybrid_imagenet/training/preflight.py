@@ -140,7 +140,7 @@ def _moved_learning_rate(config: Config, ranks: int, meta: Mapping[str, Any]) ->
         return []
     workers = derived.workers(config, ranks)
     now = derived.settle(resumed_flags.keep_choices(config, earlier), workers)
-    cursor, images = meta["state"]["cursor"], meta.get("order", {}).get("num_examples")
+    cursor, images = meta["state"]["cursor"], meta.get("data", {}).get("training", {}).get("images")
     position = cursor["epoch"] + (cursor["offset"] / images if images else 0.0)
     batch = derived.batches(now).at(cursor["epoch"]).global_batch(workers)
 

@@ -17,7 +17,7 @@ from hybrid_imagenet.numerics import run_length, schedules
 from hybrid_imagenet.resilience.preemption import Control
 from hybrid_imagenet.resilience.rollback import DivergedError
 from hybrid_imagenet.stages import START
-from hybrid_imagenet.training import accumulators, build, callback_list, warm_start
+from hybrid_imagenet.training import accumulators, build, callback_list, same_data, warm_start
 from hybrid_imagenet.training.loop import Loop
 from hybrid_imagenet.training.parts import Parts
 
@@ -59,7 +59,6 @@ class Session(Parts):
 
     def _train(self) -> None:
         begins_with: list[str] = []
-        position = ""
         with together(self.communicator):
             checkpoint = self._find_checkpoint()
             if checkpoint is None and self.config.init_from and self.communicator.rank == 0:
@@ -67,8 +66,9 @@ class Session(Parts):
         self._share_state(checkpoint)
         with together(self.communicator):
             if checkpoint is not None:
+                same_data.check_resumed(checkpoint, self.sources)
                 restore_arrays(checkpoint, self.variables())
-                position = check_position(checkpoint, self.data.order)
+                check_position(checkpoint, self.data.order)
             self.recording.start(self.facts, self._info(), self.state)
         for line in begins_with:
             self.recording.announce(f"--init_from: {line}")
@@ -80,8 +80,6 @@ class Session(Parts):
             self.recording.rolled_back(self.rollback, self.state.step, self._rate_factor())
         if self.state.step:
             self.recording.announce(self._resumed())
-        if position:
-            self.recording.announce(position)
         control = Control(self.config.checkpoint_every_seconds if self.communicator.rank == 0 else None)
         control.install_signal_handlers()
         try:

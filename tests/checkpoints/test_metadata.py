@@ -27,7 +27,7 @@ RUN = {
     "epoch_sums": [None, [], {}, [[1.0, 2.0, 3.0]], [[1.0, math.nan, 0.0, 1.0]], [[None, 0, 0, 0]], [1, 2, 3, 4]],
     "square_norms": [None, [], [[1.0, 2.0]], [[0.0, 0.0, -1.0]]],
     "val_top1": [2.0, "0.5", math.nan],
-    "order.num_examples": [0, 8.0, None],
+    "data": [None, [], {"training": 8}],
     "order.seed": [-1, "0", None],
     "order.shuffle_window": [-1, 0.5, None],
     "order": [None, 3, []],
@@ -52,7 +52,7 @@ TOLD_BY = {"state.finished_epochs": "state.cursor.epoch", "world_size": "epoch_s
 
 
 def altered(place, value):
-    changed = copy.deepcopy(meta(8, order={"num_examples": 32, "seed": 0, "shuffle_window": 0}))
+    changed = copy.deepcopy(meta(8, order={"seed": 0, "shuffle_window": 0}, data={"training": {"images": 32}}))
     *above, last = place.split(".")
     inner = changed
     for key in above:

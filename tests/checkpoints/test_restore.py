@@ -20,12 +20,6 @@ def checkpoint(offset, order):
     return Checkpoint(pathlib.Path("step-000000005.npz"), {}, values)
 
 
-def test_a_position_behind_the_last_example_is_refused():
-    assert not check_position(checkpoint(63, ORDER), ORDER)
-    with pytest.raises(UserError, match="at example 63 of its epoch"):
-        check_position(checkpoint(63, ORDER), SampleOrder(63, seed=3))
-
-
 @pytest.mark.parametrize(
     ("now", "message"),
     [
@@ -36,12 +30,7 @@ def test_a_position_behind_the_last_example_is_refused():
 def test_another_order_is_refused_inside_of_an_epoch_alone(now, message):
     with pytest.raises(UserError, match=message):
         check_position(checkpoint(8, ORDER), now)
-    assert not check_position(checkpoint(0, ORDER), now)
-
-
-def test_another_number_of_examples_is_told():
-    told = check_position(checkpoint(8, ORDER), SampleOrder(60, seed=3))
-    assert "60 training images, 64 when" in told and "epoch 2" in told
+    check_position(checkpoint(0, ORDER), now)
 
 
 class Variable(types.SimpleNamespace):

@@ -1,8 +1,9 @@
-"""A program that the tests of training run on each rank."""
+"""Programs that the tests of training run on each rank."""
 
 import numpy as np
 
 from hybrid_imagenet import comm
+from tests.support import in_process, program
 
 BATCH = 8
 
@@ -41,3 +42,9 @@ def four_steps(micro: int) -> list:
             step.accumulate(part)
         step.last(last, control, tf.constant(float(micro))) if parts else step.single(last, control)
     return [v.numpy().astype(float).ravel()[:200].tolist() for v in model.trainable_variables]
+
+
+def train_on_own_data(folder: str) -> list:
+    """Trains as `program.FLAGS` say, each rank on the data set in the directory of its number."""
+    place = [f"--data_dir={folder}/{comm.placement().rank}", f"--run_dir={folder}/run", "--epochs=1"]
+    return in_process.call("hybrid_imagenet.main", [*program.FLAGS, *place])

@@ -43,7 +43,7 @@ def make_run(path, **meta):
         class_names=None,
         width=64,
         stem="imagenet",
-        order={"num_examples": 1500},
+        data={"training": {"images": 1500}},
     )
     described["state"]["cursor"] = {"epoch": 5, "offset": 750}
     stored = {name: value for name, value in (described | meta).items() if value is not None}

@@ -1,6 +1,7 @@
 """Runs that end inside of an epoch: their records and checkpoints, and what goes on from there."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -62,6 +63,11 @@ def test_a_run_that_stops_after_some_steps_goes_on_as_if_it_had_not(pools, tiny_
     other = program.train_on(pools[2], tiny_data, run_dir, *HALVES, "--resume", "--seed=5")
     assert other.returncode == 2
     assert "--seed=5: the run stands inside of epoch 1, whose order has --seed=0; resume with that" in other.stderr
+    named = shutil.copytree(tiny_data, tmp_path / "named")
+    (named / "labels.txt").write_text("\n".join("abcd"))
+    other = program.train_on(pools[2], named, run_dir, *HALVES, "--resume")
+    assert other.returncode == 2
+    assert "the training data are not those of the run: other class names; resume with the data" in other.stderr
     second = program.train_on(pools[2], tiny_data, run_dir, *HALVES, "--resume")
     assert second.returncode == 0, second.stdout + second.stderr
     assert "error" not in second.stdout

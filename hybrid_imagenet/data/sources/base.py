@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
+from hybrid_imagenet.data.identity import identity
 from hybrid_imagenet.data.listing import Note
 
 _OPEN_FILES = 512  # below the usual limit of 1,024 descriptors per process
@@ -104,6 +105,8 @@ class Source(abc.ABC):
       losses: what damaged files have lost; `num_examples` does not count it.
       notes: what is not read, or read on an assumption, one line for each kind.
       shard_sizes: examples in each file, int64 [s], in the order of their numbers; None where files do not matter.
+      listing: names of the files in their order, relative to the directory of the data set, so that they are the same
+        on all hosts; empty where there are none.
     """
 
     num_examples: int
@@ -114,6 +117,7 @@ class Source(abc.ABC):
     losses: tuple[Loss, ...] = ()
     notes: tuple[Note, ...] = ()
     shard_sizes: npt.NDArray[np.int64] | None = None
+    listing: Sequence[str] = ()
 
     def __init__(self) -> None:
         """Starts the counters."""
@@ -146,6 +150,11 @@ class Source(abc.ABC):
     def read_pixels(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         """Returns pixels, uint8 [k, side, side, 3], and labels, int32 [k]; only where `side` is not None."""
         raise NotImplementedError(f"{type(self).__name__} has encoded images only")
+
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """What tells these images from others, without reading one; see `data.identity`."""
+        return identity(self.num_examples, self.class_names, self.shard_sizes, self.listing)
 
     @property
     def lost(self) -> int:

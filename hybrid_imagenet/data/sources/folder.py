@@ -59,7 +59,7 @@ class FolderSource(Source):
         self._root = str(root)
         self._names = [f"{name}/{file}" for name, files in zip(self.class_names, listed, strict=True) for file in files]
         self._labels = np.repeat(np.arange(self.num_classes, dtype=np.int32), [len(files) for files in listed])
-        self.num_examples = len(self._names)
+        self.listing, self.num_examples = self._names, len(self._names)
         if not self.num_examples:
             hint = f"; {self.notes[0]}" if self.notes else ""
             raise UserError(f"{root}: its class directories hold no images ({', '.join(sorted(SUFFIXES))}){hint}")

@@ -42,6 +42,7 @@ class HuggingFaceSource(Source):
         self._place = find(directory, split)
         rows = _load(self._place)
         self._files = [file["filename"] for file in rows.cache_files]
+        self.listing = [Path(file).name for file in self._files]
         image, label = columns.choose(self._place, rows.column_names)
         _check(self._place, rows.features, image, label)
         self.num_examples = len(rows)

@@ -50,6 +50,7 @@ class IdxSource(Source):
         """Reads the split."""
         super().__init__()
         self._file, labels_file = find(directory, split)
+        self.listing = [self._file.name.removesuffix(".gz")]
         self.pixels, self.labels = self._read(self._file), self._read(labels_file)
         if self.pixels.ndim not in (3, 4) or 0 in self.pixels.shape or self.pixels.shape[3:] not in ((), (3,)):
             raise UserError(f"{self._file}: holds an array of {_shape(self.pixels)}, not images; restore the file")

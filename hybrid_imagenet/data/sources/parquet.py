@@ -48,6 +48,7 @@ class ParquetSource(Source):
         self._directory = directory
         self.io = directory.io
         self._files, self.notes = find(directory, split)
+        self.listing = self._files
         footers = _footers(directory, self._files)
         self._image, self._label = _columns(directory, self._files, footers)
         rows, first_group = [], [0]

@@ -33,7 +33,7 @@ class Subset(Source):
         self.num_examples = len(indices)
         self.num_classes, self.class_names = source.num_classes, source.class_names
         self.ready, self.side, self.losses = source.ready, source.side, losses
-        self.notes = notes
+        self.notes, self.listing = notes, source.listing
         if source.shard_sizes is not None and (np.diff(indices) > 0).all():
             self.shard_sizes = np.diff(np.searchsorted(indices, np.cumsum(source.shard_sizes)), prepend=0)
 

@@ -113,6 +113,7 @@ class _ArrayRecordSource(Source):
             raise UserError("this TFDS set is stored as array_record: pip install array-record") from None
         self._records = ArrayRecordDataSource([str(path) for path in files])
         self._place = str(files[0].parent)
+        self.listing = [path.name for path in files]
         self._keys = keys
         self.num_examples = len(self._records)
         self.class_names = class_names

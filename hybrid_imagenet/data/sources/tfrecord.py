@@ -87,6 +87,7 @@ class ShardSource(Source):
         self._keys = keys
         self._wanted = [name for form in keys for name in (form.image, form.label)]
         self._names = [str(path) for path in files]
+        self.listing = [path.name for path in files]
 
     def locate(self, index: int) -> tuple[str, int]:
         """Returns the shard of a record and its byte offset there."""

@@ -59,6 +59,7 @@ class WebDatasetSource(Source):
         self._index = functools.lru_cache(maxsize=_INDICES)(self._load)
         self._files, sizes, self.notes = find(directory, split)
         self._promised = sizes
+        self.listing = self._files
         try:
             directory.look_up(self._files)
         except OSError as error:
