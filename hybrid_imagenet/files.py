@@ -61,7 +61,7 @@ def readable(read: Callable[[], T]) -> T | None:
         return None
 
 
-def remembered(path: Path, read: Callable[[Path], T], make: Callable[[], T], write: Callable[[Path, T], None]) -> T:
+def remembered(path: Path, read: Callable[[Path], T], make: Callable[[], T], write: Callable[[Path, T], object]) -> T:
     """Returns what a cache file holds; without a readable one, makes it again and writes it.
 
     Args:

@@ -31,8 +31,10 @@ _TOUCHED = 30.0  # seconds after which the use of a copy is noted again
 _ANSWERS_HOLD = 60.0  # seconds for which answers that another rank has had are taken
 _ABANDONED = 86400.0  # seconds after which a part of a file that nobody has written to is removed
 # What file systems tell of a file that differs when its content does, the most certain first.
-_VERSIONS = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "xet_hash", "blob_id")
-_VERSIONS += ("Last-Modified", "LastModified", "last_modified", "mtime")
+_VERSIONS = (
+    *("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "xet_hash", "blob_id"),
+    *("Last-Modified", "LastModified", "last_modified", "mtime"),
+)
 
 
 class _Known(NamedTuple):
