@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data import shards
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, without_secrets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ def look(
     """
     data.check_place(name, data_dir, cache_dir, val_fraction)
     if "://" in (data_dir or "") and name in data.FROM_STORAGE:
-        return Glance(f"{data_dir} is read when training starts")
+        return Glance(without_secrets(f"{data_dir} is read when training starts"))
     directory = Path(data_dir).expanduser() if data_dir else None
     if name == "digits":
         return _digits(directory)

@@ -162,8 +162,9 @@ class RemoteDirectory(Directory):
             known = _recent_answers(file) if file else {}
             missing = [name for name in names if name not in known]
             if missing:
+                known[missing[0]] = self._answer(missing[0])  # alone: the hub's file system lists the directory for it
                 with concurrent.futures.ThreadPoolExecutor(min(_LOOKUPS, len(missing))) as pool:
-                    known |= zip(missing, pool.map(self._answer, missing), strict=True)
+                    known |= zip(missing[1:], pool.map(self._answer, missing[1:]), strict=True)
                 if file:
                     _write_answers(file, known)
         self._known |= {name: known[name] for name in names}

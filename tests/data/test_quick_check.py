@@ -46,8 +46,9 @@ def test_files_of_both_splits_are_needed(tmp_path):
 
 
 def test_a_url_is_not_asked(tmp_path):
-    look = quick_check.look("parquet", "https://no-such-host.invalid/x", cache_dir=str(tmp_path))
+    look = quick_check.look("parquet", "https://ann:hunter2@no-such-host.invalid/x", cache_dir=str(tmp_path))
     assert look.classes is None
+    assert look.text == "https://***@no-such-host.invalid/x is read when training starts"
 
 
 def test_fashion_mnist_in_a_directory_is_found_there(tmp_path):

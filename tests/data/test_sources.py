@@ -237,13 +237,13 @@ def damaged(content):
     return [b"", content[:1], content[: len(content) // 2], content[:-1], b"PK\x03\x04" + bytes(40), b"[]"]
 
 
-def test_a_damaged_index_or_count_of_classes_is_made_again(tmp_path):
+def test_a_damaged_index_or_largest_label_is_found_again(tmp_path):
     directory = tmp_path / "set"
     for split in data.SPLITS:
         support.write_shards(directory, split, support.tiny(split))
     expected = data.open_source("tfrecord", str(directory)).read(range(14))
     stored = sorted((tmp_path / "cache").rglob("*.*"))
-    assert {path.suffix for path in stored} == {".npz", ".classes"}
+    assert {path.suffix for path in stored} == {".npz", ".json"}
     for path in stored:
         for content in damaged(path.read_bytes()):
             path.write_bytes(content)
