@@ -109,7 +109,7 @@ def mlperf_log(records: Iterable[Mapping[str, Any]], config: Mapping[str, Any], 
     Returns:
       Lines in order of time. `run_stop` has status success if the target (75.9 %, or the first --target) was met.
     """
-    target = (config.get("flags", {}).get("target") or [0.759])[0]
+    target = (config.get("flags", {}).get("target_top1") or [0.759])[0]
     epochs = [r for r in records if r.get("kind") == "epoch"]
     reached = next((n for n, r in enumerate(epochs, 1) if (r.get("val_top1") or 0.0) >= target), None)
     waited = max(started - config.get("launched", started), 0.0)

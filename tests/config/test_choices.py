@@ -255,4 +255,4 @@ def test_a_flag_that_is_gone_is_ignored_with_a_line(caplog):
 def test_help_names_options_with_their_owners():
     text = " ".join(flag_help.text("all").split())
     assert "--torus_grid=str Rows x columns of GPUs, as VxH; default hosts x GPUs per host. (torus, auto;" in text
-    assert "others by the ring. (hybrid; default 256, in KiB)" in text
+    assert "others by the ring. (size_switched; default 256, in KiB)" in text

@@ -32,7 +32,7 @@ def test_dashes_stand_for_underscores(tmp_path):
 
 def test_types():
     resolved = config.resolve(["--target_top1=.5,0.6", "--run_dir=", "--stop_at_top1=0.7", "--resume=true"])
-    assert resolved.target == (0.5, 0.6)
+    assert resolved.target_top1 == (0.5, 0.6)
     assert resolved.run_dir is None
     assert resolved.stop_at_top1 == 0.7
     assert resolved.resume is True

@@ -58,7 +58,7 @@ class Run:
 
     @property
     def target_asked(self) -> bool:
-        """Whether --target was given, by whatever; runs that do not tell count as asked."""
+        """Whether --target_top1 was given, by whatever; runs that do not tell count as asked."""
         return self.origins.get("target_top1", "") != "default"
 
     @property

@@ -78,7 +78,7 @@ def test_input_of_a_short_run_has_no_mean_of_later_epochs(tmp_path):
 
 
 def test_the_axis_of_accuracy_shows_the_later_part_and_the_target(tmp_path):
-    run = load.load(make_run(tmp_path / "run", epochs=12, target=[0.83]))
+    run = load.load(make_run(tmp_path / "run", epochs=12, target_top1=[0.83]))
     chart = figures.curves([run], "top1", "epoch")
     low, high = chart.limits
     later = [100 * r[key] for r in run.epochs if r["epoch"] > 4 for key in ("val_top1", "train_top1")]

@@ -17,7 +17,7 @@ def changed(run, **flags):
 
 
 def test_a_target_that_was_reached_and_what_it_would_have_taken(tmp_path):
-    run = load.load(make_run(tmp_path / "run", target=[0.6], seed=3))
+    run = load.load(make_run(tmp_path / "run", target_top1=[0.6], seed=3))
     found = findings.answers(run)
     assert found.verdict == findings.GOOD
     assert found.outcome.startswith("Target 60 % top-1 reached in epoch 6 of 12, after ")
@@ -26,7 +26,7 @@ def test_a_target_that_was_reached_and_what_it_would_have_taken(tmp_path):
 
 
 def test_a_target_that_was_missed_says_by_how_much(tmp_path):
-    run = load.load(make_run(tmp_path / "run", target=[0.9]))
+    run = load.load(make_run(tmp_path / "run", target_top1=[0.9]))
     found = findings.answers(run)
     best = run.summary["best_val_top1"]
     assert found.verdict == findings.BAD
@@ -48,7 +48,7 @@ def test_without_a_target_there_is_no_verdict(tmp_path):
 
 
 def test_a_run_that_goes_on_may_be_forecast(tmp_path):
-    run = load.load(make_run(tmp_path / "run", epochs=9, finished=False, target=[0.78]))
+    run = load.load(make_run(tmp_path / "run", epochs=9, finished=False, target_top1=[0.78]))
     found = findings.answers(run)
     assert found.verdict == findings.OPEN
     assert "after 9 of 12 epochs, not finished" in found.outcome
@@ -56,7 +56,7 @@ def test_a_run_that_goes_on_may_be_forecast(tmp_path):
 
 
 def test_a_run_that_was_stopped_goes_on_and_is_not_judged(tmp_path):
-    run = load.load(make_run(tmp_path / "run", epochs=5, target=[0.78]))
+    run = load.load(make_run(tmp_path / "run", epochs=5, target_top1=[0.78]))
     run.summary["stop"] = "preempted"
     found = findings.answers(run)
     assert found.verdict == findings.OPEN and "after 5 of 12 epochs, stopped" in found.outcome
@@ -64,7 +64,7 @@ def test_a_run_that_was_stopped_goes_on_and_is_not_judged(tmp_path):
 
 
 def test_a_target_that_may_lie_among_lost_records_is_not_called_missed(tmp_path):
-    run = load.load(make_run(tmp_path / "run", target=[0.9]))
+    run = load.load(make_run(tmp_path / "run", target_top1=[0.9]))
     run.summary["lost_epochs"] = [1, 2]
     found = findings.answers(run)
     assert found.verdict == findings.OPEN and "Records of 2 epochs are missing" in found.outcome
@@ -117,7 +117,7 @@ CAUSES = [
 
 @pytest.mark.parametrize(("cause", "flags", "expected"), CAUSES)
 def test_each_cause_has_its_remedy(tmp_path, cause, flags, expected):
-    run = changed(load.load(make_run(tmp_path / "run", target=[0.78])), **flags)
+    run = changed(load.load(make_run(tmp_path / "run", target_top1=[0.78])), **flags)
     run.environment.update(gpu="a GPU", hosts=["a", "a"], precision="mixed_float16")
     whole = run.summary["wall_seconds"]
     run.summary["time_by_cause"] = {"computation": 0.7 * whole, cause: 0.3 * whole}
@@ -140,7 +140,7 @@ def test_the_other_suggestions_are_flags_too(change):
 
 
 def test_there_are_at_most_three_suggestions(tmp_path):
-    run = changed(load.load(make_run(tmp_path / "run", target=[0.9])), eval_every_epochs=1, compression="none")
+    run = changed(load.load(make_run(tmp_path / "run", target_top1=[0.9])), eval_every_epochs=1, compression="none")
     whole = run.summary["wall_seconds"]
     causes = dict.fromkeys(("input", "exposed communication", "evaluation", "checkpoints"), 0.2 * whole)
     run.summary["time_by_cause"] = causes
