@@ -169,4 +169,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return importlib.import_module(f"{__name__}.sharing").shard
+    return importlib.import_module(f"{__name__}.rank_shards").shard
