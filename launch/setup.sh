@@ -20,7 +20,7 @@ set -euo pipefail
 # shellcheck source=launch/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-EXTRAS=mpi,datasets,huggingface,remote,export,studies,test
+EXTRAS=horovod,datasets,huggingface,remote,export,studies,test
 ENVIRONMENT_GB_CPU=4
 ENVIRONMENT_GB_GPU=14
 CUDNN_BEFORE_TURING=9.10.2.21
@@ -70,7 +70,7 @@ main() {
 # fingerprint KIND: changes whenever the environment must be brought up to date.
 fingerprint() {
   local files=("$launch_dir/constraints.txt" "$launch_dir/hashes.txt" "$launch_dir/setup.sh" "$launch_dir/horovod_wheel.sh"
-    "$launch_dir/patch_horovod.py" "$root_dir/setup.py" "$launch_dir"/tensorflow-*.txt)
+    "$launch_dir/patch_horovod.py" "$root_dir/pyproject.toml" "$launch_dir"/tensorflow-*.txt)
   printf 'kind %s\ntensorflow %s\ncudnn %s\ncheckout %s\nfiles %s\n' "$1" "$TENSORFLOW" "$cudnn" "$root_dir" "$(cat "${files[@]}" | cksum)"
 }
 

@@ -1,7 +1,8 @@
 """Holds the communicator of a process that trains a model of its own: `init` first, connected when it is first needed.
 
 Horovod wants to know at its start how gradients will travel, and the optimizer is what says so. So `init` only readies
-the process, the optimizer leaves its settings (`intend`), and the first collective connects (`current`).
+the process, the optimizer leaves its settings (`intend`), and the first collective connects (`communicator`).
+TensorFlow's own engine must connect before TensorFlow is used, so with it `init` does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import Placement, placement
 from hybrid_imagenet.comm.settings import Settings
-from hybrid_imagenet.comm.startup import check_grids, connect, ready
+from hybrid_imagenet.comm.startup import check_grids, connect, connect_early, ready
 from hybrid_imagenet.errors import SharedError, UserError
 
 _FIRST_SPEAKS = 1.0  # seconds for rank 0 to print an error of all ranks: the launcher ends it when another rank ends
@@ -51,7 +52,9 @@ def init(threads: int | None = None) -> None:
     """
     if _process.place is not None:
         return
-    _process.place = ready(threads)
+    place = ready(threads)
+    connect_early(place)
+    _process.place = place
     if _process.place.size > 1:
         _process.hook, sys.excepthook = sys.excepthook, _in_one_line(sys.excepthook)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 Compression = Literal["none", "fp16", "bf16"]
-Engine = Literal["horovod", "tensorflow"]
+Engine = Literal["auto", "horovod", "tensorflow"]
 
 ALGORITHMS = {
     "ring": "hybrid_imagenet.comm.algorithms:Ring",
@@ -34,7 +34,8 @@ class Communication:
     """Communication.
 
     Attributes:
-      engine: what connects the ranks: Horovod, or TensorFlow's own collective operations.
+      engine: what connects the ranks: Horovod, or TensorFlow's own collective operations; auto takes Horovod where it
+        is installed.
       allreduce: how gradients are summed over GPUs; auto measures the others at the first step.
       compression: type of gradients on the wire.
       fp32_gradients: send gradients of variables whose names contain one of these texts in FP32.
@@ -46,7 +47,7 @@ class Communication:
         and in the exchange; 0 for never.
     """
 
-    engine: Engine = "horovod"
+    engine: Engine = "auto"
     allreduce: str = "ring"
     compression: Compression = "fp16"
     fp32_gradients: tuple[str, ...] = ()
@@ -74,8 +75,8 @@ class Settings(Communication):
         """Refuses what no choice of ranks could make work."""
         if self.allreduce not in ALGORITHMS:
             raise ValueError(f"allreduce={self.allreduce}: choose one of {', '.join(ALGORITHMS)}")
-        if self.engine not in ENGINES:
-            raise ValueError(f"engine={self.engine}: choose one of {', '.join(ENGINES)}")
+        if self.engine != "auto" and self.engine not in ENGINES:
+            raise ValueError(f"engine={self.engine}: choose one of auto, {', '.join(ENGINES)}")
         if self.compression not in COMPRESSIONS:
             raise ValueError(f"compression={self.compression}: choose one of {', '.join(COMPRESSIONS)}")
 

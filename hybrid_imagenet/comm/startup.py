@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import pkgutil
+import sys
 from collections.abc import Sequence
 
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import Placement, configure_tensorflow, placement, prepare
-from hybrid_imagenet.comm.settings import ENGINES, Settings
+from hybrid_imagenet.comm.settings import ENGINES, Engine, Settings
 from hybrid_imagenet.comm.single_process import SingleProcess
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.torus import parse_grid
 from hybrid_imagenet.stages import START
+
+ENGINE_VARIABLE = "HYBRID_IMAGENET_ENGINE"
+"""Where `hybrid-imagenet run` tells the ranks of all hosts which engine --engine=auto means."""
 
 
 def start(
@@ -59,13 +65,37 @@ def ready(threads: int | None = None, *, persistent_batch_norm: bool = True) -> 
     return place
 
 
+def engine_of(asked: Engine) -> Engine:
+    """The engine that connects the ranks: the one that is asked for, or that the launcher has chosen for all hosts.
+
+    Else Horovod where it is installed, and TensorFlow's own without it, or for ranks that TF_CONFIG describes.
+    """
+    if asked != "auto":
+        return asked
+    chosen = next((name for name in ENGINES if name == os.environ.get(ENGINE_VARIABLE)), None)
+    if chosen is not None:
+        return chosen
+    by_tf_config = bool(os.environ.get("TF_CONFIG")) and "OMPI_COMM_WORLD_RANK" not in os.environ
+    return "horovod" if not by_tf_config and importlib.util.find_spec("horovod") else "tensorflow"
+
+
+def connect_early(place: Placement) -> None:
+    """Connects ranks whose engine must do so before TensorFlow is used: TensorFlow's own."""
+    if place.size > 1 and engine_of("auto") == "tensorflow":
+        from hybrid_imagenet.comm import tensorflow_engine
+
+        tensorflow_engine.join(place)
+
+
 def connect(place: Placement, settings: Settings, others: Sequence[Settings] = ()) -> Communicator:
     """Connects a process that is `ready` to the other ranks; arguments and errors as for `start`."""
     if place.size == 1:
         return SingleProcess(settings.gradient_health_every_steps)
     START.begin(f"connecting {place.size} ranks")
+    if settings.engine == "auto" and place.rank == 0 and engine_of("auto") == "tensorflow":
+        print("ranks connect by --engine=tensorflow, as Horovod is not used here", file=sys.stderr, flush=True)
     try:
-        communicator = pkgutil.resolve_name(ENGINES[settings.engine])
+        communicator = pkgutil.resolve_name(ENGINES[engine_of(settings.engine)])
     except ImportError as error:
         reason = str(error).splitlines()[0]
         raise UserError(

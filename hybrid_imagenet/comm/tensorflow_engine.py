@@ -36,7 +36,7 @@ class TensorFlowCommunicator(ConnectedRanks):
         del others
         place = placement()
         self.rank, self.size = place.rank, place.size
-        keys = _join(place)
+        keys = join(place)
         nccl = bool(tf.config.get_visible_devices("GPU"))
         self._host = TensorFlowCollectives(place.rank, place.size)
         self._take_places(keys or self.allgather_object(hosts.key()))
@@ -55,7 +55,7 @@ class TensorFlowCommunicator(ConnectedRanks):
 
 
 @functools.cache
-def _join(place: Placement) -> list[list[str]] | None:
+def join(place: Placement) -> list[list[str]] | None:
     """Starts this rank's server and tells TensorFlow of the others'.
 
     Returns:

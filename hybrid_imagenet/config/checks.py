@@ -66,7 +66,7 @@ def _allreduce_fits(config: Config) -> None:
         raise UserError(
             f"--compression=bf16 has its own exchange: leave out --allreduce={config.allreduce} or use fp16"
         )
-    if config.engine != "horovod" and config.cycle_time_ms is not None:
+    if config.engine == "tensorflow" and config.cycle_time_ms is not None:
         raise UserError(
             f"--cycle_time_ms={config.cycle_time_ms:g} is Horovod's and does not go with --engine={config.engine}: "
             "leave one out"

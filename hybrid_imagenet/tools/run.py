@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.comm.environment import openmpi_prefix
+from hybrid_imagenet.comm.startup import ENGINE_VARIABLE, engine_of
 from hybrid_imagenet.config.help import topic
 from hybrid_imagenet.config.options import underscored
 from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, UserError, counted, without_secrets
@@ -175,6 +176,9 @@ def _prepare_environment(options: argparse.Namespace) -> None:
         os.environ.setdefault("OMPI_MCA_plm", "isolated")
     if options.interface:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", options.interface)
+    os.environ.setdefault(
+        ENGINE_VARIABLE, engine_of("auto")
+    )  # the same on all hosts, or one of them says what it lacks
 
 
 def _what_runs(options: argparse.Namespace, flags: Sequence[str]) -> tuple[float, str, str]:

