@@ -1,14 +1,13 @@
-"""Sends a run's records to TensorBoard and experiment trackers, beside the view. All take the view's calls.
+"""Sends a run's records to TensorBoard and experiment trackers, beside the view.
 
-TensorBoard's tags are listed in TAGS; layers appear as `trust_ratio/<layer>` and
-`learning_rate/<layer>`.
+TensorBoard's tags are listed in TAGS; layers appear as `trust_ratio/<layer>` and `learning_rate/<layer>`.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -55,118 +54,71 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     return values
 
 
-class Optional:
-    """Passes calls on to a sink that a run can do without: the first failure is reported, and no further call is made.
-
-    A disk may be full or a tracker's server away; metrics.jsonl holds all that the sink would have got.
-    """
-
-    def __init__(self, name: str, make: Callable[[], Any], tell: Callable[[str], None]):
-        """Makes the sink.
-
-        Args:
-          name: of the sink, for the message.
-          make: creates it.
-          tell: shows a message.
-
-        Raises:
-          UserError: if the sink raises it.
-        """
-        self._name = name
-        self._tell = tell
-        self._sink: Any = None
-        self._works = True
-        self._attempt(lambda: setattr(self, "_sink", make()))
-
-    def run_started(self, info: Mapping[str, Any]) -> None:
-        self._attempt(lambda: self._sink.run_started(info))
-
-    def advance(self, step: int, position: float | None = None) -> None:
-        self._attempt(lambda: self._sink.advance(step, position))
-
-    def step(self, record: Mapping[str, Any]) -> None:
-        self._attempt(lambda: self._sink.step(record))
-
-    def epoch(self, record: Mapping[str, Any]) -> None:
-        self._attempt(lambda: self._sink.epoch(record))
-
-    def message(self, text: str, rank: int | None = None) -> None:
-        self._attempt(lambda: self._sink.message(text, rank))
-
-    def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
-        self._attempt(lambda: self._sink.run_finished(summary))
-
-    def _attempt(self, call: Callable[[], object]) -> None:
-        if not self._works:
-            return
-        try:
-            call()
-        except UserError:
-            raise
-        except Exception as error:  # whatever TensorFlow or a tracker's package raises: training continues
-            self._works = False
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            self._tell(f"{self._name} receives nothing more of this run, which continues: {reason}")
-
-
-class Fanout:
-    """Passes every call on to several sinks."""
-
-    def __init__(self, sinks: Sequence[View]):
-        self._sinks = list(sinks)
-
-    def run_started(self, info: Mapping[str, Any]) -> None:
-        for sink in self._sinks:
-            sink.run_started(info)
-
-    def advance(self, step: int, position: float | None = None) -> None:
-        for sink in self._sinks:
-            sink.advance(step, position)
-
-    def step(self, record: Mapping[str, Any]) -> None:
-        for sink in self._sinks:
-            sink.step(record)
-
-    def epoch(self, record: Mapping[str, Any]) -> None:
-        for sink in self._sinks:
-            sink.epoch(record)
-
-    def message(self, text: str, rank: int | None = None) -> None:
-        for sink in self._sinks:
-            sink.message(text, rank)
-
-    def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
-        for sink in self._sinks:
-            sink.run_finished(summary)
-
-
-class ScalarSink:
-    """Logs the scalars of step and epoch records: the part that trackers share."""
-
-    def run_started(self, info: Mapping[str, Any]) -> None:
-        """Begins."""
-
-    def advance(self, step: int, position: float | None = None) -> None:
-        """Does nothing: a step without a record has nothing to log."""
-
-    def step(self, record: Mapping[str, Any]) -> None:
-        self.log(scalars(record), int(record["step"]))
-
-    def epoch(self, record: Mapping[str, Any]) -> None:
-        self.log(scalars(record), int(record["step"]))
-
-    def message(self, text: str, rank: int | None = None) -> None:
-        """Does nothing."""
-
-    def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Ends."""
+class Sink(Protocol):
+    """The interface of what gets the values of step and epoch records."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Logs values of one step, by tag."""
-        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends the log."""
 
 
-class TensorBoard(ScalarSink):
+class WithSinks:
+    """A view, and sinks beside it that a run can do without.
+
+    The first failure of a sink is shown, and it gets nothing more: a disk may be full or a tracker's server away, and
+    metrics.jsonl holds all that it would have got.
+    """
+
+    def __init__(self, view: View, makers: Mapping[str, Callable[[], Sink]]):
+        """Makes the sinks, by name; a UserError that one raises ends the run."""
+        self._view = view
+        self._sinks: dict[str, Sink] = {}
+        for name, make in makers.items():
+            self._attempt(name, self._make, name, make)
+
+    def run_started(self, info: Mapping[str, Any]) -> None:
+        self._view.run_started(info)
+
+    def advance(self, step: int, position: float | None = None) -> None:
+        self._view.advance(step, position)
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        self._view.step(record)
+        self._log(record)
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        self._view.epoch(record)
+        self._log(record)
+
+    def message(self, text: str, rank: int | None = None) -> None:
+        self._view.message(text, rank)
+
+    def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
+        self._view.run_finished(summary)
+        for name, sink in list(self._sinks.items()):
+            self._attempt(name, sink.close)
+
+    def _log(self, record: Mapping[str, Any]) -> None:
+        for name, sink in list(self._sinks.items()):
+            self._attempt(name, sink.log, scalars(record), int(record["step"]))
+
+    def _make(self, name: str, make: Callable[[], Sink]) -> None:
+        self._sinks[name] = make()
+
+    def _attempt(self, name: str, call: Callable[..., object], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except UserError:
+            raise
+        except Exception as error:  # whatever TensorFlow or a tracker's package raises: training continues
+            self._sinks.pop(name, None)
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            self._view.message(f"{name} receives nothing more of this run, which continues: {reason}")
+
+
+class TensorBoard:
     """Writes event files for TensorBoard. The `tensorboard` package need not be installed to write them."""
 
     def __init__(self, directory: str):
@@ -184,11 +136,11 @@ class TensorBoard(ScalarSink):
                 self._tf.summary.write(tag, self._tf.constant(value, self._tf.float32), step=step, metadata=metadata)
         self._writer.flush()
 
-    def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
+    def close(self) -> None:
         self._writer.close()
 
 
-class Tracker(ScalarSink):
+class Tracker:
     """Logs to Weights & Biases or MLflow, if installed and set up by the user."""
 
     def __init__(self, name: str, run_name: str, config: Mapping[str, Any]):
@@ -219,7 +171,7 @@ class Tracker(ScalarSink):
         else:
             self._module.log_metrics(dict(values), step=step)
 
-    def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
+    def close(self) -> None:
         if self._name == "wandb":
             self._module.finish()
         else:

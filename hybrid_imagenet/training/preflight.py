@@ -28,7 +28,8 @@ CHECKED_VARIABLE = "HYBRID_IMAGENET_CHECKED"
 """Set in the environment of ranks whose launcher has checked what lies on the disk."""
 TRAINING_IMAGES = {"imagenet2012": 1281167, "digits": 1500, "fashion_mnist": 60000}
 """Of data sets that are known without a look at their files."""
-_SHAPE = ("model", "width", "stem")  # flags that decide which weights a network has
+_SHAPE = {"model": "model", "model_width": "width", "stem": "stem"}
+"""Flags that decide which weights a network has, and their keys in a checkpoint."""
 _MOVED = 1e-3  # relative change of a learning rate that is worth a warning
 
 
@@ -113,8 +114,8 @@ def _check_disk(config: Config, ranks: int, found: Findings) -> None:
 
 def _check_resumed(config: Config, checkpoint: glance.Description, classes: int | None) -> None:
     """Refuses a checkpoint of another network, optimizer or number of classes."""
-    for flag in (*_SHAPE, "blurpool", "optimizer"):
-        before, now = checkpoint.meta.get(flag), getattr(config, flag)
+    for flag, key in (_SHAPE | {"blurpool": "blurpool", "optimizer": "optimizer"}).items():
+        before, now = checkpoint.meta.get(key), getattr(config, flag)
         if before is not None and before != now:
             raise UserError(
                 f"--{flag}={_word(now)}: {checkpoint.path} was written with --{flag}={_word(before)}; resume with "
@@ -163,7 +164,7 @@ def _check_weights(config: Config, found: Findings) -> None:
         weights = glance.look(pathlib.Path(str(config.init_from)))
     except UserError as error:
         raise UserError(f"--init_from={error}") from None
-    before = {flag: weights.meta[flag] for flag in _SHAPE if flag in weights.meta}
+    before = {flag: weights.meta[key] for flag, key in _SHAPE.items() if key in weights.meta}
     own = ":" in config.model or ":" in str(before.get("model"))
     for flag, value in before.items():
         if not own and value != getattr(config, flag):

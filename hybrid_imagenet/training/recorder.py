@@ -8,7 +8,7 @@ import pathlib
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -260,15 +260,15 @@ class Recording:
 
     def _make_view(self, rank: int, size: int) -> live.View:
         view = live.make_view(_view_mode(self._config, rank, size), sys.stdout, self._config.epochs)
-        sinks = [view]
+        makers: dict[str, Callable[[], trackers.Sink]] = {}
         if self._directory is not None and self._config.tensorboard:
             folder = str(self._directory.path / "tensorboard")
-            sinks.append(trackers.Optional("TensorBoard", lambda: trackers.TensorBoard(folder), view.message))
+            makers["TensorBoard"] = lambda: trackers.TensorBoard(folder)
         if self._directory is not None and self._config.tracker != "none":
             flags = self._config.shown()
             name, run = self._config.tracker, self._directory.path.name
-            sinks.append(trackers.Optional(name, lambda: trackers.Tracker(name, run, flags), view.message))
-        return trackers.Fanout(sinks) if len(sinks) > 1 else view
+            makers[name] = lambda: trackers.Tracker(name, run, flags)
+        return trackers.WithSinks(view, makers) if makers else view
 
 
 class _ToView(logging.Handler):

@@ -1,67 +1,95 @@
 """Sinks that a run can do without: full disks and servers that are away end no training."""
 
+import io
+import re
 import resource
 
 import pytest
 import tensorflow as tf
 
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.runlog import trackers
+from hybrid_imagenet.runlog import live, trackers
 
 
 class Sink:
-    """Takes two step records, then its disk is full."""
+    """Takes some records, then its disk is full."""
 
-    def __init__(self):
-        self.calls = []
+    def __init__(self, room=2):
+        self.calls, self.room = [], room
 
-    def step(self, record):
-        self.calls.append(record["step"])
-        if len(self.calls) > 2:
+    def log(self, values, step):
+        self.calls.append(step)
+        if len(self.calls) > self.room:
             raise tf.errors.ResourceExhaustedError(None, None, "events.v2; No space left on device\n[Op:FlushWriter]")
 
-    def run_finished(self, summary=None):
-        self.calls.append("finished")
+    def close(self):
+        self.calls.append("closed")
 
 
-def test_a_sink_that_fails_is_told_once_and_left_out():
-    told, sink = [], Sink()
-    view = trackers.Optional("TensorBoard", lambda: sink, told.append)
+def step_record(step):
+    return {"kind": "step", "step": step, "epoch": 1, "train_loss": 1.0}
+
+
+@pytest.fixture
+def shown():
+    """A stream with a view that shows messages alone."""
+    stream = io.StringIO()
+    return stream, live.make_view("none", stream, 2)
+
+
+def test_a_sink_that_fails_is_told_once_and_left_out(shown):
+    stream, view = shown
+    failing, other = Sink(), Sink(room=9)
+    view = trackers.WithSinks(view, {"TensorBoard": lambda: failing, "wandb": lambda: other})
     for step in range(1, 6):
-        view.step({"step": step})
+        view.step(step_record(step))
     view.run_finished()
-    assert sink.calls == [1, 2, 3]
-    [line] = told
-    expected = "TensorBoard receives nothing more of this run, which continues: events.v2; No space left on device"
-    assert line.startswith(expected)
-    assert "\n" not in line
+    assert failing.calls == [1, 2, 3]
+    assert other.calls == [1, 2, 3, 4, 5, "closed"]
+    [line] = stream.getvalue().splitlines()
+    assert "TensorBoard receives nothing more" in line and "No space left on device" in line
 
 
-def test_a_sink_that_cannot_be_made_is_told_and_a_mistake_of_the_user_ends_the_run():
-    told = []
+def test_a_sink_that_cannot_be_made_is_told_and_a_mistake_of_the_user_ends_the_run(shown):
+    stream, view = shown
 
     def make():
         raise ConnectionError("tracker.example: no route to host")
 
-    view = trackers.Optional("wandb", make, told.append)
-    view.epoch({"step": 1})
-    assert len(told) == 1 and "wandb" in told[0] and "no route to host" in told[0]
+    trackers.WithSinks(view, {"wandb": make}).step(step_record(1))
+    [line] = stream.getvalue().splitlines()
+    assert "wandb" in line and "no route to host" in line
     with pytest.raises(UserError, match="not installed"):
-        trackers.Optional("none_such", lambda: trackers.Tracker("none_such", "run", {}), told.append)
+        trackers.WithSinks(view, {"none_such": lambda: trackers.Tracker("none_such", "run", {})})
 
 
-def test_tensorboard_on_a_full_disk_for_real(tmp_path):
+def test_tensorboard_on_a_full_disk_for_real(tmp_path, shown):
     """A limit on the size of files stands in for the disk, as the file system's answer is the same kind of error."""
-    told = []
-    view = trackers.Optional("TensorBoard", lambda: trackers.TensorBoard(str(tmp_path)), told.append)
-    view.step({"kind": "step", "step": 1, "train_loss": 1.0})
+    stream, view = shown
+    view = trackers.WithSinks(view, {"TensorBoard": lambda: trackers.TensorBoard(str(tmp_path))})
+    view.step(step_record(1))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
         for step in range(2, 300):
-            view.step({"kind": "step", "step": step, "train_loss": 1.0})
+            view.step(step_record(step))
         view.run_finished()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert len(told) == 1
-    assert "TensorBoard receives nothing more" in told[0]
+    assert stream.getvalue().count("TensorBoard receives nothing more") == 1
+
+
+def test_the_view_shows_the_same_beside_sinks():
+    texts = []
+    for makers in ({}, {"wandb": lambda: Sink(room=9)}):
+        stream = io.StringIO()
+        view = trackers.WithSinks(live.make_view("plain", stream, 2), makers)
+        view.run_started({"world_size": 1})
+        view.advance(1, 0.1)
+        view.step(step_record(5))
+        view.epoch(step_record(10) | {"kind": "epoch", "val_top1": 0.5})
+        view.message("remark", 1)
+        view.run_finished()
+        texts.append(stream.getvalue())
+    assert texts[0] == texts[1]
+    assert re.search(r"epoch 1/2, step 5.*\nepoch 1/2 done.*\nrank 1: remark", texts[0])
