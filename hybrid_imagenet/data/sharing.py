@@ -65,7 +65,7 @@ def _together(parts: Any) -> tf.data.Dataset:
 
 def _check_array(array: Any) -> None:
     """Refuses what has no elements to choose from: a number of a list, a generator, a `keras.utils.PyDataset`."""
-    if hasattr(array, "__array__") and getattr(array, "shape", ()):
+    if hasattr(array, "__array__") and array.shape:
         return
     kind = type(array).__name__
     if isinstance(array, Iterator):

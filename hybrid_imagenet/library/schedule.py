@@ -44,12 +44,11 @@ class HyperparameterSchedule(keras.callbacks.Callback):
         Raises:
           UserError: if the number of steps per epoch is not known.
         """
-        found = {
-            name: (optimizer, self._schedule or getattr(optimizer, "schedule", None))
-            for name, optimizer in of_model.optimizers(self.model).items()
-        }
-        self._used = {name: pair for name, pair in found.items() if pair[1] is not None}
-        self._rates, self._values = {}, {}
+        self._used, self._rates, self._values = {}, {}, {}
+        for name, optimizer in of_model.optimizers(self.model).items():
+            schedule = self._schedule or getattr(optimizer, "schedule", None)
+            if schedule is not None:
+                self._used[name] = optimizer, schedule
         if self._used and not (self.params or {}).get("steps"):
             raise UserError("a schedule needs to know how long an epoch is: give fit steps_per_epoch")
 
@@ -65,13 +64,12 @@ class HyperparameterSchedule(keras.callbacks.Callback):
         Raises:
           UserError: if another callback has set the learning rate since.
         """
-        steps = (self.params or {}).get("steps")
-        start, end = (
-            self._epoch + batch / steps,
-            self._epoch + min(batch + self.model.steps_per_execution, steps) / steps,
-        )
         for name, (optimizer, schedule) in self._used.items():
-            values = dict(schedule(start, end, self._given_batch or getattr(schedule, "base_batch", 0)))
+            steps = (self.params or {})["steps"]
+            end = min(batch + self.model.steps_per_execution, steps)
+            images: int = getattr(schedule, "base_batch", 0)
+            start, end = self._epoch + batch / steps, self._epoch + end / steps
+            values = dict(schedule(start, end, self._given_batch or images))
             if batch == 0 and "learning_rate" in values:  # once in an epoch: a look at Keras's optimizers may wait
                 _refuse_another(name, float(optimizer.learning_rate), self._rates[name])
             set_scalars(optimizer, values)
@@ -80,7 +78,9 @@ class HyperparameterSchedule(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the values of the last step to the logs, those that the optimizer uses."""
-        for name, values in self._values.items() if logs is not None else ():
+        if logs is None:
+            return
+        for name, values in self._values.items():
             prefix = "" if len(self._values) == 1 else f"{name}."
             logs.update({prefix + key: values[key] for key in _shown(self._used[name][0], values)})
 
