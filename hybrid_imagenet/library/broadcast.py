@@ -46,12 +46,14 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
       communicator: the ranks; by default those of this process.
 
     Raises:
-      UserError: if the model has no weights yet.
+      UserError: if the model does not have all its weights yet.
     """
     ranks = communicator or process.communicator()
-    if not model.weights:
+    parts_built = all(layer.built for layer in model._flatten_layers(include_self=False))
+    if not model.weights or (not (model.built or parts_built) and compiled_model.trains_as_keras(model)):
         raise UserError(
-            f"the model {model.name!r} has no weights yet: give it an Input, or call it on one batch before fit"
+            f"the model {model.name!r} lacks weights that its first step would make, other ones on each rank: give it "
+            "an Input, or call it on one batch before fit"
         )
     variables = list(model.weights)
     for optimizer in compiled_model.optimizers(model).values():

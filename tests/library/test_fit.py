@@ -247,6 +247,32 @@ def test_a_gradient_whose_shape_tensorflow_does_not_know_has_that_of_its_variabl
     assert variable.numpy().tolist() == [0.5] * 3
 
 
+def test_a_model_that_lacks_weights_is_refused_before_its_first_step():
+    import keras
+
+    class Half(keras.Model):
+        def __init__(self, *parts):
+            super().__init__()
+            self.parts = parts
+
+        def call(self, x):
+            for part in self.parts:
+                x = part(x)
+            return x
+
+    x = np.zeros((2, 6), np.float32)
+    for parts in ([keras.layers.Dense(3)], [models.plain(3), keras.layers.Dense(3)]):
+        model = Half(*parts)
+        model.compile(hi.DistributedOptimizer("sgd"), "mse")
+        with pytest.raises(UserError, match="call it on one batch before fit"):
+            model.fit(x, x[:, :3], verbose=0, callbacks=hi.callbacks.standard())
+        model(x)
+        model.fit(x, x[:, :3], verbose=0, callbacks=hi.callbacks.standard())
+    whole = Half(models.plain(3))  # never called, but there is nothing to make
+    whole.compile(hi.DistributedOptimizer("sgd"), "mse")
+    whole.fit(x, x[:, :3], verbose=0, callbacks=hi.callbacks.standard())
+
+
 def test_kinds_of_variables_follow_from_layers_where_a_step_trains_some_of_them():
     import keras
     import tensorflow as tf

@@ -20,7 +20,7 @@ def close(found, wanted):
 
 
 @pytest.mark.parametrize("name", ["hybrid", pytest.param("adamw", marks=pytest.mark.slow)])
-def test_a_saved_model_goes_on_where_it_stopped_in_a_process_without_horovod_too(pools, tmp_path, name):
+def test_a_saved_model_continues_where_it_stopped(pools, tmp_path, name):
     results = pools[2].call(saving.loaded, str(tmp_path), name)
     for result in results:
         for continued in result["continued"]:
