@@ -101,7 +101,7 @@ def test_the_evaluation_of_a_set_at_a_url_names_where_its_copies_are(tmp_path):
 
 def test_the_next_commands_hold_no_passwords(tmp_path):
     url = ["--data_dir=https://ann:hunter2@host/set", f"--data_cache_dir={tmp_path}", "--dataset=webdataset"]
-    lines = closing_lines(tmp_path, *url)
+    lines = last_lines(tmp_path, *url)
     assert "--data_dir=https://***@host/set" in "\n".join(lines)
     assert "hunter2" not in "\n".join(lines)
 
