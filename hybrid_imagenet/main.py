@@ -30,6 +30,7 @@ try:
     from hybrid_imagenet.comm.environment import placement, restart_with_huge_pages
     from hybrid_imagenet.config import derived
     from hybrid_imagenet.config import help as flag_help
+    from hybrid_imagenet.resilience import start_limit
     from hybrid_imagenet.resilience.exit_code import announce
     from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
     from hybrid_imagenet.resilience.stop_signals import REQUESTS
@@ -99,6 +100,7 @@ def _train(config: configuration.Config) -> int:
     from hybrid_imagenet import comm
 
     follow_launcher()
+    start_limit.watch(START, config.stall_timeout, launcher_rank())
     if launcher_rank() == 0 and config.progress != "none":
         START.open(_title(config), sys.stdout, terminal=on_terminal(config.progress, placement().size))
     START.begin("loading TensorFlow")

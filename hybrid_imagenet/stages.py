@@ -21,9 +21,15 @@ _TICK = 0.5
 
 
 class Stages:
-    """Shows the stages of a start: a line that is rewritten on a terminal, a line for each elsewhere."""
+    """Shows the stages of a start: a line that is rewritten on a terminal, a line for each elsewhere.
+
+    Attributes:
+      stage: the stage under way and when it began (`time.monotonic`), on every rank, shown or not.
+      over: set once the first step is done, or the start has failed.
+    """
 
     def __init__(self) -> None:
+        self.stage, self.over = ("", time.monotonic()), threading.Event()
         self._stream: TextIO | None = None
         self._lock = threading.Lock()
 
@@ -48,6 +54,7 @@ class Stages:
 
     def begin(self, stage: str) -> None:
         """Ends the stage before and shows this one."""
+        self.stage = stage, time.monotonic()
         if self._stream is None:
             return
         self._end()
@@ -58,6 +65,7 @@ class Stages:
 
     def finish(self) -> None:
         """Ends the start: the first step is done."""
+        self.over.set()
         if self._stream is None:
             return
         self._end()
@@ -69,6 +77,7 @@ class Stages:
 
     def close(self) -> None:
         """Ends the start without a first step."""
+        self.over.set()
         if self._stream is not None:
             with self.quiet():
                 self._closed.set()

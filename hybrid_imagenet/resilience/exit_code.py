@@ -10,9 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
+import threading
 from collections.abc import Mapping
 
 JOB_VARIABLE = "HYBRID_IMAGENET_JOB"
+_PRINTING = 5.0  # seconds for a line to be printed before the process ends
 _WORD = re.compile(r"[0-9a-f]{32}")
 
 
@@ -22,6 +25,16 @@ def announce(code: int, environ: Mapping[str, str] | None = None) -> None:
     if _WORD.fullmatch(word):
         with contextlib.suppress(OSError):  # nobody listens any more
             os.write(2, line(word, code))
+
+
+def end_with_line(text: str, code: int) -> None:
+    """Prints a line, announces the code and ends this process, also if nobody reads what it prints."""
+    timer = threading.Timer(_PRINTING, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+    print(text, file=sys.stderr, flush=True)
+    announce(code)
+    os._exit(code)
 
 
 def line(word: str, code: int) -> bytes:

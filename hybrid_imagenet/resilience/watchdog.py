@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from hybrid_imagenet.comm.hosts import interfaces
 from hybrid_imagenet.errors import EXIT_STALLED
 from hybrid_imagenet.resilience.datagrams import MAX_BYTES
-from hybrid_imagenet.resilience.exit_code import announce
+from hybrid_imagenet.resilience.exit_code import end_with_line
 from hybrid_imagenet.resilience.heartbeats import Beat, main_stack, shown_file
 from hybrid_imagenet.resilience.stall_detector import Ledger
 from hybrid_imagenet.resilience.step_times import Queues, StepTimes
@@ -273,7 +273,4 @@ class Watchdog:
             print(text, file=sys.stderr, flush=True)
 
     def _end(self, what: str) -> None:
-        line = f"error: {what} ({self._option}={self._limit:g}): the job ends{self._remedy}"
-        print(line, file=sys.stderr, flush=True)
-        announce(EXIT_STALLED)
-        os._exit(EXIT_STALLED)
+        end_with_line(f"error: {what} ({self._option}={self._limit:g}): the job ends{self._remedy}", EXIT_STALLED)

@@ -15,6 +15,7 @@ from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.resilience.preemption import Control
 from hybrid_imagenet.runlog import profile
+from hybrid_imagenet.stages import START
 from hybrid_imagenet.training.accumulators import ClassificationSums
 from hybrid_imagenet.training.step import Batch, TrainStep
 
@@ -140,6 +141,8 @@ class Loop:
             logs |= self._meter.record(self.step.sums.read())
         elif not self._compiled:
             self._meter.compiled()
+        if not self._compiled:
+            START.finish()
         self._compiled = True
         if len(self._verdicts) > _CONTROL_LAG:
             verdict = self._control.read(self._verdicts.popleft())

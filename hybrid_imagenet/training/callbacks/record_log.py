@@ -9,7 +9,6 @@ import keras
 
 from hybrid_imagenet.runlog.jsonl import MetricsWriter
 from hybrid_imagenet.runlog.live import View
-from hybrid_imagenet.stages import START
 
 
 class RecordLog(keras.callbacks.Callback):
@@ -29,7 +28,6 @@ class RecordLog(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Advances the view; writes a record where the metrics were fetched."""
         logs = logs or {}
-        START.finish()
         self._view.advance(batch, logs.get("position"))
         if "train_loss" in logs:
             record = {"kind": "step", "epoch": self._epoch, "global_batch": self._global_batch, **logs}

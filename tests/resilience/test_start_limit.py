@@ -1,0 +1,67 @@
+"""Starts that hang before there is a watchdog: a rank ends by itself, with one line, also if nobody reads it."""
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.ranks import ROOT
+
+HANGS = """
+import sys, time
+from hybrid_imagenet.resilience import start_limit
+from hybrid_imagenet.stages import Stages
+start = Stages()
+start_limit.watch(start, float(sys.argv[1]), 3)
+for stage in sys.argv[2:]:
+    start.begin(stage)
+    time.sleep(0.5)
+def blocks():
+    time.sleep(60)
+blocks()
+"""
+
+
+def begin(*words, stderr=subprocess.PIPE):
+    return subprocess.Popen([sys.executable, "-c", HANGS, *words], cwd=ROOT, stderr=stderr, text=True)
+
+
+def test_a_stage_that_takes_too_long_ends_the_rank_with_one_line():
+    began = time.monotonic()
+    process = begin("0.5", "loading TensorFlow", "connecting 4 ranks")
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 4
+    assert errors.count("\n") == 1
+    assert errors.startswith("error: rank 3 on ") and "while connecting 4 ranks (--stall_timeout=0.5), in " in errors
+    assert "blocks" in errors
+    assert time.monotonic() - began < 15
+
+
+def test_stages_that_read_many_files_have_more_time():
+    process = begin("0.5", "reading the data set")
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(2.2)
+    assert process.wait(20) == 4
+    process.stderr.close()
+
+
+def test_a_blocked_standard_error_keeps_no_rank_alive():
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(write, b"x" * 4096)
+    process = begin("0.3", "loading TensorFlow", stderr=write)
+    try:
+        assert process.wait(20) == 4
+    finally:
+        process.kill()
+        os.close(read)
+        os.close(write)
+
+
+@pytest.mark.parametrize("end", ["finish", "close"])
+def test_it_ends_with_the_start(end):
+    program = HANGS.replace("def blocks", f"start.{end}()\ntime.sleep(3); sys.exit(0)\ndef blocks")
+    assert subprocess.run([sys.executable, "-c", program, "0.3", "x"], cwd=ROOT, timeout=30).returncode == 0
