@@ -19,6 +19,7 @@ from hybrid_imagenet.stages import Stages
 _LOOK = 0.5
 # A stage may last this many times --stall_timeout. The slow ones read every file name of a dataset, or compile.
 _FACTOR, _SLOW_FACTOR = 2.0, 6.0
+_LEAST = 60.0  # seconds that a stage may last in any case: imports take a while on a loaded host
 _SLOW = ("reading the data set", "building the model", "compiling the step")
 
 
@@ -39,7 +40,7 @@ def _watch(start: Stages, stall_timeout: float, rank: int) -> None:
     while not start.over.wait(min(_LOOK, stall_timeout / 10)):
         stage, since = start.stage
         seconds = time.monotonic() - since
-        if seconds > stall_timeout * (_SLOW_FACTOR if stage in _SLOW else _FACTOR):
+        if seconds > max(_LEAST, stall_timeout * (_SLOW_FACTOR if stage in _SLOW else _FACTOR)):
             where = next(iter(main_stack()), "unknown")
             end_with_line(
                 f"error: rank {rank} on {socket.gethostname()} (process {os.getpid()}) hung for {seconds:.0f} s while "

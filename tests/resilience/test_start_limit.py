@@ -14,6 +14,7 @@ HANGS = """
 import sys, time
 from hybrid_imagenet.resilience import start_limit
 from hybrid_imagenet.stages import Stages
+start_limit._LEAST = 0.0
 start = Stages()
 start_limit.watch(start, float(sys.argv[1]), 3)
 for stage in sys.argv[2:]:
