@@ -157,8 +157,10 @@ def _images(directory: Path) -> tuple[list[str], list[tuple[str, str, bool]]]:
             suffix = _suffix(entry.name)
             if entry.name.startswith("."):
                 others.append((entry.name, "hidden", False))
-            elif suffix in SUFFIXES:
+            elif suffix in SUFFIXES and (entry.is_symlink() or entry.is_file(follow_symlinks=False)):
                 files.append(entry.name)
+            elif suffix in SUFFIXES and not entry.is_dir():
+                others.append((entry.name, "no regular file", True))
             elif entry.is_dir():
                 others.append((entry.name, "a directory inside of a class directory: move its images out of it", True))
             else:
