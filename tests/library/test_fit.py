@@ -265,12 +265,12 @@ def test_a_model_that_lacks_weights_is_refused_before_its_first_step():
         model = Half(*parts)
         model.compile(hi.DistributedOptimizer("sgd"), "mse")
         with pytest.raises(UserError, match="call it on one batch before fit"):
-            model.fit(x, x[:, :3], verbose=0, callbacks=hi.callbacks.standard())
+            model.fit(x, x[:, :3], verbose=0, callbacks=hi.callbacks.default_callbacks())
         model(x)
-        model.fit(x, x[:, :3], verbose=0, callbacks=hi.callbacks.standard())
+        model.fit(x, x[:, :3], verbose=0, callbacks=hi.callbacks.default_callbacks())
     whole = Half(models.plain(3))  # never called, but there is nothing to make
     whole.compile(hi.DistributedOptimizer("sgd"), "mse")
-    whole.fit(x, x[:, :3], verbose=0, callbacks=hi.callbacks.standard())
+    whole.fit(x, x[:, :3], verbose=0, callbacks=hi.callbacks.default_callbacks())
 
 
 def test_kinds_of_variables_follow_from_layers_where_a_step_trains_some_of_them():

@@ -45,7 +45,7 @@ def test_an_exception_that_ends_fit_ends_the_watch_and_fit_can_go_on(capfd):
     fails = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: 1 / (1 - batch))
     with pytest.raises(ZeroDivisionError):  # its traceback holds the frames of `fit` until the end of this test
         model.fit(x, y, models.BATCH, callbacks=[watch, fails])
-    thread = watching._watchdog._thread
+    thread = watch._watchdog._thread
     thread.join(5)
     assert not thread.is_alive()
     model.fit(x, y, models.BATCH, callbacks=[watch])
