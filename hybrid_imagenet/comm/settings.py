@@ -40,8 +40,6 @@ class Communication:
       compression: type of gradients on the wire.
       fp32_gradients: send gradients of variables whose names contain one of these texts in FP32.
       fusion_threshold_mb: send a bucket of gradients once it holds so much; 0 sends each by itself.
-      late_fusion_mb: the same for the last buckets of a step, which nothing hides; default 4 with NCCL, else as the
-        others.
       cycle_time_ms: pause between Horovod's looks at its queue; default 0.2 with NCCL, else 1.
       gradient_health_every_steps: steps between counts of gradient values that overflow or underflow, in computation
         and in the exchange; 0 for never.
@@ -52,7 +50,6 @@ class Communication:
     compression: Compression = "fp16"
     fp32_gradients: tuple[str, ...] = ()
     fusion_threshold_mb: Annotated[float, ">= 0", "MiB"] = 16.0
-    late_fusion_mb: Annotated[float | None, ">= 0", "MiB"] = None
     cycle_time_ms: Annotated[float | None, ">= 0.1", "ms"] = None
     gradient_health_every_steps: Annotated[int, ">= 0", "steps"] = 100
 
@@ -63,11 +60,14 @@ class Settings(Communication):
 
     Attributes:
       options: the algorithm's options, by name.
+      late_fusion_mb: `fusion_threshold_mb` for the last buckets of a step, which nothing hides; None for 4 with NCCL,
+        else as the others.
       neighbors: ranks that `Communicator.allreduce_neighbors` sums over: 0 to neighbors - 1, and so on.
       deterministic: read no clocks inside the step, which TensorFlow refuses in deterministic mode.
     """
 
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    late_fusion_mb: float | None = None
     neighbors: int = 1
     deterministic: bool = False
 

@@ -68,7 +68,7 @@ def optimizer_options(name: str) -> dict[str, Argument]:
     method, base = OPTIMIZERS[name], signatures.read(registry.BASE)
     found: dict[str, Argument] = {}
     for argument in signatures.read(method.constructor).values():
-        if argument.name in registry.NO_FLAGS and registry.rate_argument(name) != argument.name:
+        if argument.name in registry.no_flags(name) and registry.rate_argument(name) != argument.name:
             continue
         flag = registry.flag(name, argument.name, frozenset(base))
         option = base[flag].option if flag in base else argument.option

@@ -7,7 +7,7 @@ import inspect
 import math
 from typing import TYPE_CHECKING, Any
 
-from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.comm.settings import Communication, Settings
 from hybrid_imagenet.config import choices, signatures
 from hybrid_imagenet.config.options import AUTO
 from hybrid_imagenet.errors import SharedError, UserError
@@ -281,12 +281,12 @@ def communication(config: Config, ranks: int = 1) -> Settings:
       UserError: if groups for normalization do not hold all GPUs.
     """
     config = settle(config, workers(config, ranks))
-    own = ("options", "neighbors")
-    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(Settings) if f.name not in own}
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(Communication)}
     check_groups(config, workers(config, ranks))
     _, together = normalized_together(config, ranks)
     return Settings(
         **values,
         options=choices.options_for("allreduce", config.allreduce, config.chosen),
         neighbors=together if together < ranks else 1,
+        deterministic=config.deterministic,
     )

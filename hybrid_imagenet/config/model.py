@@ -83,9 +83,8 @@ class Model:
         basic=True,
     )
     loss_scale: str = option(
-        "auto", "dynamic, a number, or auto: dynamic under mixed_float16, else 1 (see --loss_scale_init)."
+        "auto", "dynamic, a number, or auto: dynamic under mixed_float16, else 1 (dynamic begins at 2**15)."
     )
-    loss_scale_init: float = option(32768.0, "First dynamic loss scale.", minimum=1)
     max_skipped_steps: int = option(
         50, "Stop after so many skipped steps in a row (non-finite gradients).", unit="steps", minimum=1
     )

@@ -31,6 +31,7 @@ class Method:
       rate: the flag that is scheduled, and is the constructor's `learning_rate` at its peak.
       averages: whether it has weights of its own to validate (`GroupedOptimizer.evaluated`).
       relative_rate: whether the rate is how far a layer moves in an update, as a part of its norm.
+      constants: arguments of the constructor that no paper, recipe or page asks to change: they are no flags.
     """
 
     constructor: str
@@ -39,6 +40,7 @@ class Method:
     rate: str = "lr"
     averages: bool = False
     relative_rate: bool = False
+    constants: frozenset[str] = frozenset()
 
     @property
     def bounded_warmup(self) -> bool:
@@ -47,20 +49,41 @@ class Method:
 
 
 OPTIMIZERS = {
-    "hybrid": Method("hybrid_imagenet.optimizers.hybrid:Hybrid", ("AdaBound", "SGD"), (BOUNDS, RAMP, MOMENTUM, ADAM)),
+    "hybrid": Method(
+        "hybrid_imagenet.optimizers.hybrid:Hybrid",
+        ("AdaBound", "SGD"),
+        (BOUNDS, RAMP, MOMENTUM, ADAM),
+        constants=frozenset({"adabound_eps"}),
+    ),
     "adabound": Method(
-        "hybrid_imagenet.optimizers.adabound:AdaBound", ("AdaBound",), (WARMUP, ADAM), rate="adabound_lr"
+        "hybrid_imagenet.optimizers.adabound:AdaBound",
+        ("AdaBound",),
+        (WARMUP, ADAM),
+        rate="adabound_lr",
+        constants=frozenset({"eps", "amsbound"}),
     ),
     "sgd": Method("hybrid_imagenet.optimizers.sgd:SGD", ("SGD",)),
     "lars": Method("hybrid_imagenet.optimizers.lars:LARS", ("LARS",)),
-    "lamb": Method("hybrid_imagenet.optimizers.lamb:LAMB", ("LAMB",), (WARMUP_FROM_ZERO,), relative_rate=True),
+    "lamb": Method(
+        "hybrid_imagenet.optimizers.lamb:LAMB",
+        ("LAMB",),
+        (WARMUP_FROM_ZERO,),
+        relative_rate=True,
+        constants=frozenset({"beta1", "beta2", "eps", "bias_correction"}),
+    ),
     "schedule_free": Method(
         "hybrid_imagenet.optimizers.schedule_free:ScheduleFreeSGD",
         ("schedule-free SGD",),
         (WARMUP_FROM_ZERO,),
         averages=True,
+        constants=frozenset({"beta"}),
     ),
-    "muon": Method("hybrid_imagenet.optimizers.muon:Muon", ("Muon",), (WARMUP_FROM_ZERO, MOMENTUM)),
+    "muon": Method(
+        "hybrid_imagenet.optimizers.muon:Muon",
+        ("Muon",),
+        (WARMUP_FROM_ZERO, MOMENTUM),
+        constants=frozenset({"nesterov", "steps"}),
+    ),
 }
 
 
@@ -68,6 +91,11 @@ def rule(optimizer: str, phase: float) -> str:
     """The name of the update rule that an optimizer follows in a phase, as AdaBound, SGD or LARS."""
     phases = OPTIMIZERS[optimizer].phases
     return phases[-1] if phase else phases[0]
+
+
+def no_flags(optimizer: str) -> frozenset[str]:
+    """The constructor's arguments that are no flags."""
+    return NO_FLAGS | OPTIMIZERS[optimizer].constants
 
 
 def rate_argument(optimizer: str) -> str | None:

@@ -28,6 +28,7 @@ from hybrid_imagenet.training.losses import LOSSES, initial_bias
 from hybrid_imagenet.training.random_batch import RandomBatch
 from hybrid_imagenet.training.step import Batch, TrainStep
 
+_FIRST_LOSS_SCALE = 2.0**15
 _DEV_RUN_IMAGES = 128  # that --fast_dev_run validates
 
 
@@ -181,7 +182,7 @@ def loss_scale(config: Config, precision: str) -> LossScale:
     if kind == "auto":
         kind = "dynamic" if precision == "mixed_float16" else "1"
     if kind == "dynamic":
-        return LossScale(config.loss_scale_init, dynamic=True)
+        return LossScale(_FIRST_LOSS_SCALE, dynamic=True)
     try:
         return LossScale(float(kind))
     except ValueError:

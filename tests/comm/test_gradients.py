@@ -3,14 +3,12 @@
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet import config
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.comm.gradient_order import appearance
 from hybrid_imagenet.comm.gradients import GradientReducer
 from hybrid_imagenet.comm.horovod_collectives import HorovodCollectives
 from hybrid_imagenet.comm.selection import Selector
 from hybrid_imagenet.comm.settings import Settings
-from hybrid_imagenet.config import derived
 
 LAYERS = 6
 
@@ -66,10 +64,9 @@ def test_late_layers_come_first(rescale):
     assert trace(Settings(), rescale)["order"] == list(range(LAYERS))[::-1]
 
 
-def test_the_last_buckets_are_as_small_as_the_flag_says():
+def test_the_last_buckets_are_as_small_as_they_should_be():
     size = 32 / 2**20  # MiB of one layer's gradient in 16 bits
-    flags = ["--dataset=synthetic", f"--fusion_threshold_mb={3 * size}"]
-    settings = [derived.communication(config.resolve([*flags, *late])) for late in ([], [f"--late_fusion_mb={size}"])]
+    settings = [Settings(fusion_threshold_mb=3 * size, late_fusion_mb=late) for late in (None, size)]
     assert [trace(each)["buckets"] for each in settings] == [[3, 3], [3, 1, 1, 1]]
 
 

@@ -98,7 +98,7 @@ def test_the_arguments_of_an_optimizer_are_its_flags(name):
     method, options = OPTIMIZERS[name], choices.optimizer_options(name)
     rate = {"learning_rate"} if method.rate != "lr" else set()
     defaults = constructor_defaults(method.constructor)
-    expected = {key: value for key, value in defaults.items() if key not in registry.NO_FLAGS - rate}
+    expected = {key: value for key, value in defaults.items() if key not in registry.no_flags(name) - rate}
     found = {argument.name: argument.default for argument in options.values() if argument.name in expected}
     assert found == expected
     assert all(argument.option.help for argument in options.values())
@@ -119,7 +119,7 @@ def test_every_flag_of_an_optimizer_reaches_its_constructor_and_survives_a_round
     assert {flag: made[options[flag].name] for flag in values} == values
     given = {key: value for key, value in arguments.items() if key != "optimizer"}
     assert {key: made[key] for key in given} == given
-    assert set(made) - set(given) <= registry.NO_FLAGS
+    assert set(made) - set(given) <= registry.no_flags(name)
     assert type(optimizer).from_config(made).get_config() == made
 
 

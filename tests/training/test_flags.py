@@ -35,7 +35,7 @@ def test_factors_enlarge_the_batch_of_a_gpu_or_the_number_of_micro_batches():
         ([], "mixed_float16", 32768.0, True),
         ([], "float32", 1.0, False),
         (["--loss_scale=128"], "mixed_float16", 128.0, False),
-        (["--loss_scale=dynamic", "--loss_scale_init=4"], "float32", 4.0, True),
+        (["--loss_scale=dynamic"], "float32", 32768.0, True),
     ],
 )
 def test_the_loss_scale(flags, precision, scale, dynamic):
