@@ -86,7 +86,7 @@ def check_groups(config: Config, gpus: int) -> None:
     if config.jit_compile and normalized_together(config, gpus // config.virtual_gpus)[1] > 1:
         flag = "sync_batch_norm" if config.sync_batch_norm else f"bn_group={config.bn_group}"
         raise SharedError(
-            f"--{flag} sums statistics over ranks in the pass that --jit_compile compiles, which cannot: omit one"
+            f"--{flag} sums statistics over ranks in the pass that --jit_compile compiles, which XLA cannot: omit one"
         )
 
 

@@ -137,7 +137,7 @@ def test_groups_must_hold_all_gpus():
     [(["--sync_batch_norm"], 2), (["--bn_group=2"], 4), (["--bn_group=4", "--virtual_gpus=2"], 2)],
 )
 def test_xla_cannot_compile_sums_over_ranks(flags, ranks):
-    message = rf"^{flags[0]} sums statistics over ranks in the pass that --jit_compile compiles.*leave out one$"
+    message = rf"^{flags[0]} sums statistics over ranks in the pass that --jit_compile compiles.*omit one$"
     resolved = config.resolve(["--jit_compile", *flags])
     with pytest.raises(UserError, match=message):
         derived.communication(resolved, ranks)
