@@ -23,6 +23,8 @@ _HUFFMAN = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended and progressive f
 _ADOBE = 0xEE
 _SCAN = 0xDA
 _END = b"\xff\xd9"
+_SCAN_MARKER = b"\xff\xda"
+_MOST_SCANS = 100  # encoders write 10; a scan of 31 bytes can cost 6 ms, so that 2 MB would hold a thread for minutes
 
 
 def probe(data: bytes) -> tuple[int, int, int]:
@@ -37,6 +39,10 @@ def probe(data: bytes) -> tuple[int, int, int]:
     if data[:2] == b"\xff\xd8":
         if not _jpeg_ends(data):
             raise ValueError("the JPEG is truncated: it has no end-of-image marker")
+        if (scans := data.count(_SCAN_MARKER)) > _MOST_SCANS:
+            raise ValueError(
+                f"the JPEG has {scans} scans, each of which takes the time of a whole image: store it anew"
+            )
         return _bounded(JPEG, *_jpeg_size(data))
     if data[:4] == RAW_MARK and len(data) >= 12:
         return _bounded(RAW, *struct.unpack_from("<ii", data, 4))

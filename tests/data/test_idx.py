@@ -173,3 +173,15 @@ def test_the_published_files():
     assert np.bincount(train.labels).tolist() == [6000] * 10
     assert train.pixels.mean() / 255 == pytest.approx(0.2860, abs=1e-4)
     assert idx.FASHION_MNIST[train.labels[0]] == "Ankle boot"
+
+
+def test_headers_and_gzip_that_ask_for_too_much_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "many"
+    path.write_bytes(bytes([0, 0, 8, 200]) + bytes(1000))
+    with pytest.raises(UserError, match="200 dimensions"):
+        idx.read(path)
+    monkeypatch.setattr(idx, "_MOST_BYTES", 1000)
+    packed = tmp_path / "bomb.gz"
+    packed.write_bytes(gzip.compress(bytes([0, 0, 8, 1, 0, 1, 0, 0]) + bytes(65536)))
+    with pytest.raises(UserError, match="unpacks to more than"):
+        idx.read(packed)

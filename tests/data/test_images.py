@@ -60,3 +60,13 @@ def test_a_bmp_whose_palette_is_not_gray_is_refused_as_tensorflow_would_take_it_
         else:
             expected = tf.io.decode_image(buffer.getvalue(), channels=3).numpy()
             np.testing.assert_array_equal(np.asarray(images.picture(buffer.getvalue())), expected)
+
+
+def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded():
+    picture = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(picture, "JPEG", progressive=True)
+    sound = picture.getvalue()
+    assert images.probe(sound)[1:] == (8, 8)
+    scan = sound[sound.rindex(b"\xff\xda") : -2]
+    with pytest.raises(ValueError, match=r"has 1\d\d scans"):
+        images.probe(sound[:-2] + 100 * scan + sound[-2:])

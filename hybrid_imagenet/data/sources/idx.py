@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import struct
 import time
@@ -23,6 +24,8 @@ FASHION_MNIST = (
 """The classes of Fashion-MNIST (Xiao, Rasul, Vollgraf, arXiv 1708.07747, Table 2)."""
 _PREFIXES = {"train": "train", "validation": "t10k"}
 _BYTES = 0x08  # the type code of unsigned bytes
+_MOST_DIMENSIONS = 4
+_MOST_BYTES = 16 << 30  # of a file that unpacks; all of it stays in memory
 
 
 def has_files(directory: Path) -> bool:
@@ -104,7 +107,10 @@ def read(path: Path) -> npt.NDArray[np.uint8]:
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":
-            content = gzip.decompress(content)  # checks its CRC
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:  # checks its CRC at the end
+                content = file.read(_MOST_BYTES + 1)
+            if len(content) > _MOST_BYTES:
+                raise UserError(f"{path}: unpacks to more than {_MOST_BYTES >> 30} GiB, which is kept in memory")
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path}: cannot be read ({reason}); restore the file") from None
@@ -113,6 +119,8 @@ def read(path: Path) -> npt.NDArray[np.uint8]:
             f"{path}: is not an IDX file (it begins with {content[:4].hex(' ') or 'nothing'}); restore the file"
         )
     dimensions = content[3]
+    if dimensions > _MOST_DIMENSIONS:
+        raise UserError(f"{path}: says that it has {dimensions} dimensions; labels have 1, images 3 or 4")
     start = 4 + 4 * dimensions
     if len(content) < start:
         raise UserError(f"{path}: ends inside of its header; restore the file")
