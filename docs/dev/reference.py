@@ -92,7 +92,7 @@ def api():
         "hi.optimizers": [method.constructor for method in OPTIMIZERS.values()],
         "hi.schedules": list(exported("schedules.py")),
         "hi.callbacks": list(exported("callbacks.py")),
-        "hi.data": ["hybrid_imagenet.data.sharing:shard"],
+        "hi.data": ["hybrid_imagenet.data.rank_shards:shard"],
     }
     parts = ["# API\n\nGenerated from signatures and docstrings. [The library](../library.md) is the guide.\n"]
     for group, names in groups.items():
