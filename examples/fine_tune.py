@@ -1,38 +1,45 @@
 """Trains a new head, then the whole network, on a saved model: here, whether a digit is odd.
 
-    horovodrun -np 2 python examples/fine_tune.py digits.keras
+    hybrid-imagenet run -np 2 examples/fine_tune.py digits.keras
 
-The first argument is a model that `keras_fit.py --save` has written, or any other whose last layer is to be replaced.
+The first argument is a model that `keras_fit.py --save` has written, or another whose last layer is to be replaced.
 """
 
 import argparse
 
 import hybrid_imagenet as hi
 
-hi.init()
+hi.init()  # before Keras, whose TensorFlow reads this rank's GPU and threads when it starts
 
 import keras  # noqa: E402
 from sklearn.datasets import load_digits  # noqa: E402
 
-parser = argparse.ArgumentParser()
-parser.add_argument("model", help="a .keras file; every rank may read it, and rank 0's weights count")
-parser.add_argument("--epochs", type=int, default=3, help="of each of the two parts")
-options = parser.parse_args()
 
-pixels, digits = load_digits(return_X_y=True)
-pixels = pixels.reshape(-1, 8, 8, 1).astype("float32") / 16
-x, y = hi.data.shard((pixels, digits % 2), hi.rank(), hi.size())
+def main() -> None:
+    """Trains both parts."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", help="a .keras file; every rank may read it, and rank 0's weights count")
+    parser.add_argument("--epochs", type=int, default=3, help="of each of the two parts")
+    options = parser.parse_args()
 
-body = hi.load_model(options.model, compile=False)
-features = keras.Model(body.inputs, body.layers[-2].output)
-model = keras.Sequential([features, keras.layers.Dense(2, name="odd")])
-loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    pixels, digits = load_digits(return_X_y=True)
+    pixels = pixels.reshape(-1, 8, 8, 1).astype("float32") / 16
+    x, y = hi.data.shard((pixels, digits % 2), hi.rank(), hi.size())
 
-for part, trains_all in (("head", False), ("all", True)):
-    features.trainable = trains_all  # a frozen layer sends no gradient; its batch statistics stay as they are
-    # A change of `trainable` needs a new optimizer: the old one has state for other variables.
-    optimizer = hi.DistributedOptimizer(keras.optimizers.AdamW(1e-4 if trains_all else 1e-2))
-    model.compile(optimizer, loss, metrics=["accuracy"])
-    history = model.fit(x, y, 30, options.epochs, callbacks=hi.callbacks.default_callbacks())
-    if hi.rank() == 0:
-        print(f"{part}: {len(model.trainable_variables)} variables trained")
+    body = hi.load_model(options.model, compile=False)
+    features = keras.Model(body.inputs, body.layers[-2].output)
+    model = keras.Sequential([features, keras.layers.Dense(2, name="odd")])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    for part, trains_all, learning_rate in (("head", False, 1e-2), ("all", True, 1e-4)):
+        features.trainable = trains_all  # a frozen layer sends no gradient; its batch statistics stay as they are
+        # A change of `trainable` needs a new optimizer: the old one has state for other variables.
+        optimizer = hi.DistributedOptimizer(keras.optimizers.AdamW(learning_rate=learning_rate))
+        model.compile(optimizer, loss=loss, metrics=["accuracy"])
+        model.fit(x, y, batch_size=30, epochs=options.epochs, callbacks=hi.callbacks.default_callbacks())
+        if hi.rank() == 0:
+            print(f"{part}: {len(model.trainable_variables)} variables trained")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """Trains a small convolutional network on scikit-learn's handwritten digits, with any number of ranks.
 
-    horovodrun -np 2 python examples/keras_fit.py --epochs 8 --save digits.keras
+    hybrid-imagenet run -np 2 examples/keras_fit.py --epochs=8 --save=digits.keras
 
 Every rank runs this file. What differs from a program for one GPU is marked with a number.
 """
@@ -9,34 +9,49 @@ import argparse
 
 import hybrid_imagenet as hi
 
-hi.init()  # 1: before Keras; gives this rank a GPU and threads of its own
+hi.init()  # 1: before Keras, whose TensorFlow reads this rank's GPU and threads when it starts
 
 import keras  # noqa: E402
 from sklearn.datasets import load_digits  # noqa: E402
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=8)
-parser.add_argument("--save", help="file for the trained model")
-options = parser.parse_args()
 
-pixels, digits = load_digits(return_X_y=True)
-pixels = pixels.reshape(-1, 8, 8, 1).astype("float32") / 16
-x, y = hi.data.shard((pixels[:1500], digits[:1500]), hi.rank(), hi.size())  # 2: each rank its share, equally long
-held_out = hi.data.shard((pixels[1500:], digits[1500:]), hi.rank(), hi.size(), remainder="keep")
+def network() -> keras.Model:
+    """Two convolutions with batch normalization, and logits of ten classes."""
+    model = keras.Sequential([keras.Input((8, 8, 1))])
+    for width in (16, 32):
+        model.add(keras.layers.Conv2D(width, kernel_size=3, padding="same", use_bias=False))
+        model.add(keras.layers.BatchNormalization())
+        model.add(keras.layers.ReLU())
+        model.add(keras.layers.MaxPooling2D())
+    model.add(keras.layers.Flatten())
+    model.add(keras.layers.Dense(10))
+    return model
 
-model = keras.Sequential([keras.Input((8, 8, 1))])
-for width in (16, 32):
-    model.add(keras.layers.Conv2D(width, 3, padding="same", use_bias=False))
-    model.add(keras.layers.BatchNormalization())
-    model.add(keras.layers.ReLU())
-    model.add(keras.layers.MaxPooling2D())
-model.add(keras.layers.Flatten())
-model.add(keras.layers.Dense(10))
 
-# 3: the learning rate is for the batch of all ranks; the schedule warms up to it
-schedule = hi.schedules.cosine(peak=0.05 * hi.size(), epochs=options.epochs, warmup_epochs=1)
-optimizer = hi.DistributedOptimizer(hi.optimizers.SGD(momentum=0.9), schedule=schedule)  # 4
-model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-model.fit(x, y, 30, options.epochs, validation_data=held_out, callbacks=hi.callbacks.default_callbacks())  # 5
-if options.save and hi.rank() == 0:  # 6: one rank writes
-    model.save(options.save)
+def main() -> None:
+    """Trains, and saves if asked to."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--save", help="file for the trained model")
+    options = parser.parse_args()
+
+    pixels, digits = load_digits(return_X_y=True)
+    pixels = pixels.reshape(-1, 8, 8, 1).astype("float32") / 16
+    train, held_out = (pixels[:1500], digits[:1500]), (pixels[1500:], digits[1500:])
+    x, y = hi.data.shard(train, hi.rank(), hi.size())  # 2: each rank its part, equally long
+    validation = hi.data.shard(held_out, hi.rank(), hi.size(), remainder="keep")
+
+    model = network()
+    # 3: the learning rate is for the batch of all ranks; the schedule warms up to it
+    schedule = hi.schedules.cosine(peak=0.05 * hi.size(), epochs=options.epochs, warmup_epochs=1)
+    optimizer = hi.DistributedOptimizer(hi.optimizers.SGD(momentum=0.9), schedule=schedule)  # 4
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss=loss, metrics=["accuracy"])
+    callbacks = hi.callbacks.default_callbacks()  # 5
+    model.fit(x, y, batch_size=30, epochs=options.epochs, validation_data=validation, callbacks=callbacks)
+    if options.save and hi.rank() == 0:  # 6: one rank writes
+        model.save(options.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -27,7 +27,7 @@ BASE = (
     "--lars_eta=0.004",
     f"--target_top1={TARGET}",
 )
-"""The hybrid method on the digits, small enough for a hundred runs (docs/studies/README.md tells how it was found)."""
+"""The hybrid method on the digits, small enough for a hundred runs."""
 
 
 @dataclasses.dataclass(frozen=True)

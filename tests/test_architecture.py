@@ -1,4 +1,4 @@
-"""The rooms of the package, and the direction of the imports between them, as docs/architecture.md draws it."""
+"""The rooms of the package, and the direction of the imports between them, as docs/dev/architecture.md draws it."""
 
 import ast
 import importlib
@@ -124,7 +124,7 @@ def test_modules_import_each_other_in_no_circle():
 
 
 def test_the_page_lists_every_room_and_only_files_that_exist():
-    text = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    text = (PACKAGE.parent / "docs" / "dev" / "architecture.md").read_text()
     rows = set(re.findall(r"^\| `(\w+)/` \|", text, re.M))
     assert rows == {room for room in ALLOWED if (PACKAGE / room).is_dir()}
     for name in re.findall(r"`((?:[\w]+/)+[\w.]*|\w+\.py)`", text.replace("NAME.py", "__init__.py")):

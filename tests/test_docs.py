@@ -1,4 +1,4 @@
-"""The commands of the pages for users parse, run and exit with 0, and their links and files exist."""
+"""Users' pages: commands parse, run and exit with 0, links and flags exist, words and sentences are plain."""
 
 import os
 import pathlib
@@ -25,6 +25,23 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [
     ROOT / "docs" / f"{name}.md" for name in ("tutorial-own-images", "tutorial-imagenet", "tuning", "faq", "glossary")
 ]
+USERS_PAGES = sorted(
+    [
+        ROOT / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "examples").glob("*.md"),
+        ROOT / "docs" / "studies" / "README.md",
+    ]
+)
+ALL_PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])
+LONGEST_MEAN = 20  # words of a sentence
+# Phrases only: their words alone are also right.
+AVOIDED = re.compile(
+    r"\b(?:go(?:es|ing)? on|went on|anew|of one's own|on the wire|so many|so much|so long|(?:is|are) (?:told|said)|"
+    r"says so|leaves? out|left out|come and go|cannot be told|told apart|tells? apart|for ever|inside of|the opposite|"
+    r"made-up|vanish(?:ed|es)? on|contestants?|yardstick|mend(?:ed|s)?|data sets?)\b",
+    re.I,
+)
 PARSERS = {
     "train": config.resolve,
     "evaluate": lambda words: evaluate._parser().parse_args(words),
@@ -131,10 +148,57 @@ def test_there_are_commands_to_check():
     assert min(counts.values()) >= 5
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def links(page):
+    """Pairs of a path and an anchor, either of which may be empty, for each link to a file."""
+    text = "".join(text for language, text in blocks(page) if language == "prose")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in target:
+            path, _, anchor = target.partition("#")
+            yield (page.parent / path).resolve() if path else page, anchor
+
+
+def anchors(page):
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: os.fspath(page.relative_to(ROOT)))
 def test_links_lead_to_pages(page):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        assert "://" in target or (page.parent / target).exists(), target
+    for path, anchor in links(page):
+        assert path.exists(), path
+        assert not anchor or path.suffix != ".md" or anchor in anchors(path), (path, anchor)
+
+
+def test_every_page_can_be_reached():
+    """From README by links, and every page of docs/ from the navigation of the site."""
+    reached, new = set(), {ROOT / "README.md"}
+    while new:
+        reached |= new
+        new = {path for page in new for path, _ in links(page) if path.suffix == ".md" and path.exists()} - reached
+    assert set(ALL_PAGES) <= reached
+    listed = re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    assert {os.fspath(page.relative_to(ROOT / "docs")) for page in ALL_PAGES if ROOT / "docs" in page.parents} <= set(
+        listed
+    )
+
+
+def sentences(page):
+    """The sentences of a page outside of blocks, tables and headings, as lists of words; a list's entry ends one."""
+    text = "\n\n".join(text for language, text in blocks(page) if language == "prose")
+    text = re.sub(r"^(?:\||#|!\[|\[!|    ).*$", "", text, flags=re.M)
+    text = re.sub(r"^\s*(?:[-*]|\d+\.) ", "\n\n", text, flags=re.M)
+    for paragraph in re.split(r"\n\s*\n", text):
+        for sentence in re.split(r"(?<=[.!?:])[)*\"]*\s+", paragraph):
+            if words := sentence.split():
+                yield words
+
+
+@pytest.mark.parametrize("page", USERS_PAGES, ids=lambda page: os.fspath(page.relative_to(ROOT)))
+def test_words_and_sentences_are_plain(page):
+    prose = "".join(text for language, text in blocks(page) if language == "prose")
+    assert not (found := AVOIDED.findall(" ".join(prose.split()))), found
+    lengths = [len(words) for words in sentences(page)]
+    assert sum(lengths) <= LONGEST_MEAN * len(lengths), sum(lengths) / len(lengths)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

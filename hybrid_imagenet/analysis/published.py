@@ -1,6 +1,6 @@
 """Results that the papers printed, as data: accuracies and efficiencies as fractions, times in seconds.
 
-Numbers stand as printed, also where they contradict each other; `docs/criteria.md` names the places. The papers:
+Numbers stand as printed, also where they contradict each other; `docs/dev/criteria.md` names the places. The papers:
 Lu, Lu, Liang, *hybrid gradient computing*; Mikami et al., *ImageNet/ResNet-50 in a Flash*; Jia et al., *Training
 ImageNet in Four Minutes* (arXiv 1807.11205); the NCSA HAL benchmark; Goyal et al., *ImageNet in 1 Hour* (arXiv
 1706.02677).

@@ -80,7 +80,7 @@ def prefer_onednn(environ: MutableMapping[str, str]) -> None:
     """Has TensorFlow use its oneDNN kernels in processes with this environment, unless it says otherwise.
 
     TensorFlow does so by itself only where the CPU has AVX512 or newer. With AVX2 alone a ResNet-18 on images of
-    64 x 64 trains 3.5 times as fast with them (docs/performance.md).
+    64 x 64 trains 3.5 times as fast with them (docs/dev/performance-log.md).
     """
     environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
@@ -171,7 +171,7 @@ def restart_with_huge_pages() -> None:
     """Starts the running program anew, in place, with memory in huge pages, where those are to be had on request.
 
     Large tensors are fresh memory from the kernel at each step, and the ranks of one host copy straight out of each
-    other's. In pages of 4 KiB an all-reduce of 64 MiB spends half of its time on pages (docs/communication.md). glibc
+    other's. In pages of 4 KiB an all-reduce of 64 MiB spends half its time on them (docs/dev/communication.md). glibc
     reads this setting before a program begins, hence the restart; the process keeps its number, arguments and place
     among the ranks. For the first line of programs: whatever has been done before is lost. Does nothing if
     GLIBC_TUNABLES is set.

@@ -1,6 +1,6 @@
 """Convolutions in the form that oneDNN runs fastest on a CPU; a GPU gets the plain operation.
 
-All forms compute the same sums. What each is for was measured on AVX512-BF16 (see docs/performance.md):
+All forms compute the same sums. What each is for was measured on AVX512-BF16 (see docs/dev/performance-log.md):
 
 * A 1x1 convolution is a matrix product over pixels; a strided one takes every second pixel first. The gradient of its
   kernel runs at 350 GFLOP/s per core as a product and at 250 as a convolution.

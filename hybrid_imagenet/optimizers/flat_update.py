@@ -2,7 +2,7 @@
 
 A GPU needs some microseconds to begin a kernel, whatever its work. Variable by variable an update of a ResNet-50 takes
 several hundred of them, one after the other, at the end of every step; here it takes fewer than ten
-(docs/performance.md has the table). Nothing is decided on the host, which would have to wait for the device: a step
+(docs/dev/performance-log.md has the table). Nothing is decided on the host, which would have to wait: a step
 whose gradients are not finite keeps each old value by a mask.
 """
 

@@ -1,7 +1,7 @@
 """`hybrid-imagenet run -np N -H HOST:SLOTS,... -- FLAGS`: trains on several hosts, and ends when training has ended.
 
 `hybrid-imagenet run -np N SCRIPT.py ARGUMENTS` runs a program of the user's on every rank instead. Ranks are started by
-mpirun. The exit codes are those of the README: a host that is lost, a rank that is stopped or a signal to this process
+mpirun. The exit codes are those of docs/runs.md: a lost host, a rank that is stopped or a signal to this process
 cannot leave it waiting (`resilience.supervisor`). With --max_restarts the job starts again (`resilience.restarts`).
 """
 
@@ -37,7 +37,7 @@ _MAIN = "hybrid_imagenet.main"
 # may use all the cores that the program divides among the ranks of a host.
 _MPIRUN = ("mpirun", "--mca", "pml", "ob1", "--mca", "btl", "^openib", "-bind-to", "none", "-map-by", "slot")
 # Variables that ranks on other hosts get, beside those that Open MPI sets. mpirun sends their values over its own
-# connections: they stand in no command line. docs/cluster.md lists them.
+# connections: they stand in no command line. docs/trust.md lists them.
 _CARRIED = re.compile(
     r"PATH|PYTHONPATH|LD_LIBRARY_PATH|OPAL_PREFIX|VIRTUAL_ENV|GLIBC_TUNABLES|((?i:https?|ftp|all|no)_proxy)"
     r"|(NCCL|HOROVOD|TF|XLA|KERAS|HYBRID_IMAGENET|HF|AWS|GOOGLE|AZURE|FSSPEC|TFDS|WANDB|MLFLOW)_.*"

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.errors import UserError
 
-# TensorFlow has BF16 kernels for both; docs/performance.md has the measured ratio to FP32.
+# TensorFlow has BF16 kernels for both; docs/dev/performance-log.md has the measured ratio to FP32.
 _FAST_BF16 = {"amx_bf16", "avx512_bf16"}
 _FP16_ON_CPU = ("resnet18", "resnet10", "resnet8")
 

@@ -10,7 +10,6 @@ import sys
 from unittest import mock
 
 import keras
-import pytest
 
 from tests.library import programs
 
@@ -76,7 +75,16 @@ def test_the_examples_train_on_two_ranks(pools, tmp_path):
     assert re.search(r"last loss over 2 ranks: [\d.]+", looped)
 
 
-@pytest.mark.parametrize("name", ["keras_fit.py"])
-def test_the_first_example_is_short(name):
-    lines = (ROOT / "examples" / name).read_text().split('"""', 2)[2].splitlines()
-    assert len([line for line in lines if line.strip()]) <= 40
+def test_the_example_with_checkpoints_continues_where_it_stopped(pools, tmp_path):
+    def epochs(number):
+        arguments = [f"--epochs={number}", "--folder=kept"]
+        output, _ = pools[2].call(run, str(ROOT / "examples" / "resume.py"), arguments, str(tmp_path))
+        return re.search(r"epochs trained in this start: (\d+) of (\d+)", output).groups()
+
+    assert epochs(1) == ("1", "1")
+    assert epochs(3) == ("2", "3")
+
+
+def test_the_first_example_is_short():
+    lines = (ROOT / "examples" / "keras_fit.py").read_text().split('"""', 2)[2].splitlines()
+    assert len([line for line in lines if line.strip()]) <= 45

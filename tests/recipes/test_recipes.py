@@ -279,16 +279,22 @@ def test_a_hybrid_allreduce_without_masters_is_a_warning():
     assert found[256][0] in report.describe(config.resolve(["--allreduce=size_switched"]), IMAGENET, 24)
 
 
-def test_the_table_in_readme_reaches_the_batches_it_names():
-    text = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+@pytest.mark.parametrize(("page", "count"), [("README.md", 4), ("docs/recipes.md", 6)])
+def test_the_tables_by_number_of_gpus_reach_the_batches_they_name(page, count):
+    text = (pathlib.Path(__file__).parents[2] / page).read_text()
     rows = re.findall(r"^\| ([\d,]+(?: to [\d,]+)?) \| ([\d,]+(?: to [\d,]+)?) \| (`--recipe=.*?`) \|", text, re.M)
-    assert len(rows) == 6
+    assert len(rows) == count
     for gpus, images, flags in rows:
         numbers = [[int(n.replace(",", "")) for n in cell.split(" to ")] for cell in (gpus, images)]
         for choice in flags.split(" or "):
             resolved = config.resolve(choice.strip("`").split())
             found = [row.global_batch for count in numbers[0] for row in report.plan(resolved, IMAGENET, count)]
             assert [min(found), max(found)] == [numbers[1][0], numbers[1][-1]], (gpus, choice)
+
+
+def test_the_page_of_recipes_names_each_once():
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", text, re.M) == sorted(NAMES)
 
 
 def test_the_page_on_tuning_has_the_numbers_of_the_recipe():

@@ -1,7 +1,7 @@
 """A job on three hosts with a fault a minute: `python -m tests.resilience.soak --minutes 30`. Needs root.
 
 The hosts are those of launch/lab.sh: real sshd, real links. Whenever a fault ends the job it must end with the exit
-code that README promises, within --stall_timeout + 30 s and with no process left on a host that can be reached; it is
+code of docs/runs.md, within --stall_timeout + 30 s and with no process left on a host that can be reached; it is
 started again with --resume. When the time is over it is finished undisturbed.
 Then every epoch must be recorded once with the right number of steps, every example of every epoch must be trained on
 once or counted as dropped (told by what the ranks noted of their batches, and by the records), no process, temporary

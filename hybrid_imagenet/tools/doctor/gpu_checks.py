@@ -69,7 +69,7 @@ def _kernels(hosts: Hosts) -> Finding:
     if not known and not bad:
         return Finding(WARN, "GPU kernels", "nvidia-smi does not tell the compute capability", "install a newer driver")
     good = f"TensorFlow and cuDNN have them for compute capability {', '.join(sorted(known))}"
-    return each("GPU kernels", good, bad, "docs/first-gpu-run.md tells which TensorFlow and cuDNN fit which GPU", FAIL)
+    return each("GPU kernels", good, bad, "docs/install.md tells which TensorFlow and cuDNN fit which GPU", FAIL)
 
 
 def _driver_age(hosts: Hosts) -> Finding:

@@ -84,7 +84,7 @@ def test_resnet50_needs_4_billion_multiply_adds():
 
 @pytest.mark.parametrize("row", residuals(), ids=lambda r: f"{r.row.source}-{r.row.gpus}-{r.row.batch}")
 def test_published_efficiencies(row):
-    """Within 2.7 points, except for those that docs/planning.md names with their reason."""
+    """Within 2.7 points, except for those that docs/dev/planning-model.md names with their reason."""
     named = {("h2", 0.94), ("abci", 0.8310), ("abci", 0.7408), ("hal", 0.57), ("h100", 0.380), ("h100", 0.393)}
     assert (abs(row.points) > 2.7) == ((row.row.cluster, row.row.printed) in named)
 
@@ -113,7 +113,7 @@ def test_contradictory_efficiency_of_cluster_2_is_met_as_its_throughput_has_it()
 
 
 def test_table_in_the_documentation_is_what_the_planner_predicts():
-    text = (pathlib.Path(__file__).parents[3] / "docs" / "planning.md").read_text()
+    text = (pathlib.Path(__file__).parents[3] / "docs" / "dev" / "planning-model.md").read_text()
     shown = [(float(p), float(d.strip("*"))) for p, d in re.findall(r"\| ([\d.]+) \| (\S+) \|$", text, re.M)]
     assert shown == [(round(100 * r.predicted, 2), round(r.points, 2)) for r in residuals()]
 
