@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from hybrid_imagenet.benchmarks import __main__ as packaged
 from hybrid_imagenet.comm.environment import restart_with_huge_pages
+from hybrid_imagenet.resilience import interrupts, lasting_output
 
 _PEERS = pathlib.Path(__file__).parent / "peers"
 BENCHMARKS = {
@@ -44,4 +45,5 @@ def main(argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     restart_with_huge_pages()
-    sys.exit(main(sys.argv[1:]))
+    lasting_output.install()
+    sys.exit(interrupts.ended_by_one_line(lambda: main(sys.argv[1:])))

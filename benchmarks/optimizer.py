@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hybrid_imagenet.comm.quiet import without_greeting
+from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.optimizers.kinds import classify_by_rank
 from hybrid_imagenet.tools import command_line
 
@@ -133,10 +133,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmark and prints the table."""
     options = parse(argv)
+    import_tensorflow()
     import numpy as np
-
-    with without_greeting():
-        import tensorflow as tf
+    import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
     tf.config.threading.set_inter_op_parallelism_threads(options.threads)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from hybrid_imagenet import __version__
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, did_you_mean, without_environment
+from hybrid_imagenet.resilience import interrupts, lasting_output
 
 # The module of each command, with main(arguments) -> exit code, and one line for the list of commands.
 COMMANDS = {
@@ -45,9 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command that the first argument names; returns its exit code (see `hybrid_imagenet.errors`).
 
     Args:
-      arguments: the words after the program's name; None takes this process's.
+      arguments: the words after the program's name; None makes it the command of this process (`process`).
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        return process(sys.argv[1:])
+    words = list(arguments)
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return EXIT_OK if words else EXIT_USAGE
@@ -69,22 +72,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as missing:
         print(without_environment(missing), file=sys.stderr)
         return EXIT_USAGE
-    if arguments is None:
-        sys.path.append("")  # --model=MODULE:FUNCTION may lie in the current directory
-    if name == "train" and arguments is None:  # only a process of our own can be started anew
-        from hybrid_imagenet.comm.environment import restart_with_huge_pages
-        from hybrid_imagenet.stages import command_began
+    return int(module.main(rest) or 0)
 
-        command_began()
+
+def process(words: Sequence[str]) -> int:
+    """Runs a command as this process: what signals do and where output goes is settled before imports take seconds."""
+    sys.path.append("")  # --model=MODULE:FUNCTION may lie in the current directory
+    if not words or words[0] not in ("train", "run"):
+        lasting_output.install()
+        return interrupts.ended_by_one_line(lambda: main(words))
+    # Until they are taken, also while the program is started again in place.
+    signals = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    from hybrid_imagenet.comm.environment import restart_with_huge_pages
+    from hybrid_imagenet.resilience.stop_signals import REQUESTS
+    from hybrid_imagenet.stages import command_began
+
+    command_began()
+    if words[0] == "train":
         restart_with_huge_pages()
-    try:
-        try:
-            return int(module.main(rest) or 0)
-        finally:
-            sys.stdout.flush()  # at the end of the process it would be too late for the handler below
-    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
-        os._exit(EXIT_OK)
+    lasting_output.install(lossy=True)
+    REQUESTS.install()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    code = main(words)
+    REQUESTS.ignore()
+    return code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(process(sys.argv[1:]))

@@ -24,24 +24,22 @@ from hybrid_imagenet.errors import (
     without_secrets,
 )
 
-try:
-    from hybrid_imagenet import config as configuration
-    from hybrid_imagenet import recipes
-    from hybrid_imagenet.comm.environment import placement, restart_with_huge_pages
-    from hybrid_imagenet.config import derived
-    from hybrid_imagenet.config import help as flag_help
-    from hybrid_imagenet.resilience import start_limit
-    from hybrid_imagenet.resilience.exit_code import announce
-    from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
-    from hybrid_imagenet.resilience.stop_signals import REQUESTS
-    from hybrid_imagenet.stages import START, command_began, on_terminal
-    from hybrid_imagenet.training import preflight
-except ModuleNotFoundError as missing:
-    if __name__ != "__main__":
-        raise
-    print(without_environment(missing), file=sys.stderr)
-    sys.exit(EXIT_USAGE)
+if __name__ == "__main__":  # the command `train`, also of a rank; before the imports below, which take time
+    from hybrid_imagenet.__main__ import process
 
+    sys.exit(process(["train", *sys.argv[1:]]))
+
+from hybrid_imagenet import config as configuration
+from hybrid_imagenet import recipes
+from hybrid_imagenet.comm.environment import placement
+from hybrid_imagenet.config import derived
+from hybrid_imagenet.config import help as flag_help
+from hybrid_imagenet.resilience import start_limit
+from hybrid_imagenet.resilience.exit_code import announce
+from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
+from hybrid_imagenet.resilience.stop_signals import REQUESTS
+from hybrid_imagenet.stages import START, on_terminal
+from hybrid_imagenet.training import preflight
 
 _FIRST_SPEAKS = 5.0  # seconds for the first rank of a host to say what is wrong with it
 
@@ -95,7 +93,6 @@ def _print_config(config: configuration.Config) -> int:
 
 
 def _train(config: configuration.Config) -> int:
-    REQUESTS.install()
     # Imported late: a wrong flag answers without TensorFlow, and TensorFlow starts with the threads that comm sets.
     from hybrid_imagenet import comm
 
@@ -173,12 +170,3 @@ def _leave(code: int) -> int:
     sys.stderr.flush()
     announce(code)
     os._exit(code)
-
-
-if __name__ == "__main__":
-    command_began()
-    restart_with_huge_pages()
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
-        os._exit(EXIT_OK)

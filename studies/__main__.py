@@ -1,13 +1,15 @@
 """`python -m studies NAME`, from a checkout."""
 
-import os
 import sys
 
-from studies.command import main
+from hybrid_imagenet.resilience import interrupts, lasting_output
 
-try:
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-except BrokenPipeError:  # the reader of the list, such as `head`, has seen enough
-    os._exit(0)
-sys.exit(code)
+
+def _run() -> int:
+    from studies.command import main
+
+    return main(sys.argv[1:])
+
+
+lasting_output.install()
+sys.exit(interrupts.ended_by_one_line(_run))

@@ -33,7 +33,7 @@ ALLOWED = {
         "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "resilience",
     },
     "train": {"config", "comm", "resilience", "training"},
-    "main": {"config", "recipes", "comm", "data", "resilience", "training", "train"},
+    "main": {"config", "recipes", "comm", "data", "resilience", "training", "train", "__main__"},
     "tools": {
         "numerics", "analysis", "config", "recipes", "comm", "optimizers", "models", "data", "checkpoints", "runlog",
         "resilience", "training",
@@ -45,7 +45,7 @@ ALLOWED = {
     "library": {"numerics", "comm", "optimizers", "models", "checkpoints", "runlog", "resilience", "training"},
     "callbacks": {"library"},
     "schedules": {"numerics"},
-    "__main__": {"comm", "tools"},
+    "__main__": {"comm", "resilience", "tools"},
     "__init__": {"callbacks", "comm", "data", "library", "optimizers", "schedules"},  # for type checkers
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from hybrid_imagenet import data
 from hybrid_imagenet.benchmarks import _photographs
-from hybrid_imagenet.comm.quiet import without_greeting
+from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError
 from hybrid_imagenet.tools import command_line
 
@@ -131,11 +131,10 @@ def _ours(
 
 
 def _endless(source: data.Source, arguments: argparse.Namespace, decoder: str) -> Any:
+    import_tensorflow()
     from hybrid_imagenet.config import derived
+    from hybrid_imagenet.data import pipeline
     from hybrid_imagenet.numerics.sampling import Cursor
-
-    with without_greeting():  # of TensorFlow, in the midst of the table
-        from hybrid_imagenet.data import pipeline
 
     return pipeline.training(
         source,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from hybrid_imagenet.comm import clusters, gpus
-from hybrid_imagenet.comm.quiet import without_greeting
+from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.errors import HostError, UserError
 
 # (rank, size, local rank, local size) as mpirun and as horovodrun with Gloo name them.
@@ -137,8 +137,8 @@ def configure_tensorflow(place: Placement, threads: int) -> None:
       UserError: if there are GPUs, but fewer than ranks on this host, or this rank's is too old or too new; or there
         are none, TensorFlow is built for them, and CUDA_VISIBLE_DEVICES does not say that this is meant.
     """
-    with without_greeting():
-        import tensorflow as tf
+    import_tensorflow()
+    import tensorflow as tf
 
     try:
         tf.config.threading.set_intra_op_parallelism_threads(threads)

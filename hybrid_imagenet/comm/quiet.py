@@ -1,40 +1,57 @@
-"""Keeps TensorFlow's greeting off the terminal: it is written before any log level that can be set applies."""
+"""Imports TensorFlow without its greeting, which it writes before any log level that can be set applies."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
+import shutil
+import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 
-_GREETINGS = re.compile(
-    rb"^WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
-    rb"|oneDNN custom operations are on\."
-    rb"|This TensorFlow binary is optimized to use available CPU instructions"
-    rb"|^To enable the following instructions:"
+GREETINGS = (
+    r"^WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR",
+    r" port\.cc:[0-9]*\] oneDNN custom operations are on\.",
+    r"\] This TensorFlow binary is optimized to use available CPU instructions",
+    r"^To enable the following instructions:",
 )
+"""Lines of TensorFlow on standard error, as regular expressions of grep and of Python."""
+
+
+def import_tensorflow() -> None:
+    """Imports TensorFlow unless that is done. HYBRID_IMAGENET_TF_LOG=1 shows its greeting too."""
+    if "tensorflow" not in sys.modules:
+        with without_lines(GREETINGS):
+            import tensorflow  # noqa: F401
 
 
 @contextlib.contextmanager
-def without_greeting() -> Iterator[None]:
-    """Holds back what is written to file descriptor 2 inside, and lets through all lines but the known greetings.
+def without_lines(patterns: tuple[str, ...]) -> Iterator[None]:
+    """Drops lines from what is written to file descriptor 2 inside.
 
-    Whatever happens inside, the other lines appear when it ends. Set HYBRID_IMAGENET_TF_LOG=1 to see everything.
+    Another process copies all other lines at once: they appear whatever becomes of this process.
     """
-    if os.environ.get("HYBRID_IMAGENET_TF_LOG") == "1":
+    grep = shutil.which("grep")
+    if grep is None or os.environ.get("HYBRID_IMAGENET_TF_LOG") == "1":
         yield
         return
     sys.stderr.flush()
     kept = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
-            held.seek(0)
-            os.write(2, b"".join(line for line in held if not _GREETINGS.search(line)))
+    copy = subprocess.Popen(
+        [grep, "--line-buffered", "-avE", "|".join(patterns)],
+        stdin=subprocess.PIPE,
+        stdout=kept,
+        env=os.environ | {"LC_ALL": "C"},  # any bytes
+        start_new_session=True,  # a Ctrl-C on the terminal is not for it
+    )
+    assert copy.stdin is not None
+    os.dup2(copy.stdin.fileno(), 2)
+    copy.stdin.close()
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a child of this process may keep it open
+            copy.wait(1)

@@ -13,18 +13,34 @@ import re
 import sys
 import threading
 from collections.abc import Mapping
+from typing import NamedTuple
 
 JOB_VARIABLE = "HYBRID_IMAGENET_JOB"
 _PRINTING = 5.0  # seconds for a line to be printed before the process ends
 _WORD = re.compile(r"[0-9a-f]{32}")
+_UNSAVED = "unsaved"
 
 
-def announce(code: int, environ: Mapping[str, str] | None = None) -> None:
+class End(NamedTuple):
+    """What a line of standard error says of the end of a rank.
+
+    Attributes:
+      code: its exit code.
+      saved: false if a signal ended it before there was something to save.
+      before: what stands before it in the line.
+    """
+
+    code: int
+    saved: bool
+    before: bytes
+
+
+def announce(code: int, environ: Mapping[str, str] | None = None, *, saved: bool = True) -> None:
     """Writes the line at the end of a rank that has a supervisor; does nothing in other processes."""
     word = (os.environ if environ is None else environ).get(JOB_VARIABLE, "")
     if _WORD.fullmatch(word):
         with contextlib.suppress(OSError):  # nobody listens any more
-            os.write(2, line(word, code))
+            os.write(2, line(word, code, saved))
 
 
 def end_with_line(text: str, code: int) -> None:
@@ -37,12 +53,12 @@ def end_with_line(text: str, code: int) -> None:
     os._exit(code)
 
 
-def line(word: str, code: int) -> bytes:
+def line(word: str, code: int, saved: bool = True) -> bytes:
     """Returns the line that announces an exit code."""
-    return f"{word} ends {code}\n".encode()
+    return f"{word} ends {code}{'' if saved else f' {_UNSAVED}'}\n".encode()
 
 
-def code_in(text: bytes, word: str) -> tuple[int, bytes] | None:
-    """Returns the exit code in a line of standard error, and what stands before it; None for any other line."""
-    found = re.search(rb"%s ends (\d{1,3})\b" % word.encode(), text)
-    return (int(found[1]), text[: found.start()]) if found else None
+def find(text: bytes, word: str) -> End | None:
+    """Returns the end that a line of standard error announces; None for any other line."""
+    found = re.search(rb"%s ends (\d{1,3})\b( %s)?" % (word.encode(), _UNSAVED.encode()), text)
+    return End(int(found[1]), not found[2], text[: found.start()]) if found else None

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import signal
-import threading
 import time
 
 import tensorflow as tf
 
-from hybrid_imagenet.resilience.stop_signals import REQUESTS, SIGNALS
+from hybrid_imagenet.resilience.stop_signals import REQUESTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,31 +22,15 @@ class Verdict:
 class Control:
     """Collects this rank's requests and carries them in a small vector that each step adds up over ranks.
 
-    A first SIGTERM, SIGINT or SIGUSR1 asks for a stop after the current step; a second ends the process at once.
+    A signal asks for a stop after the current step (`stop_signals`).
     """
 
     def __init__(self, save_every_seconds: float | None = None):
         """Starts without requests; `save_every_seconds`, on one rank only, asks for checkpoints by time."""
         self._save_every_seconds = save_every_seconds
         self._last_save = time.monotonic()
-        self._previous: dict[int, object] = {}
         # One constant for each of the four words, so that a step issues no host-to-device copy of its own.
         self._words = {bits: tf.constant(bits, tf.int32) for bits in itertools.product((0, 1), repeat=2)}
-
-    def install_signal_handlers(self) -> None:
-        """Catches SIGTERM, SIGINT and SIGUSR1; does nothing outside the main thread."""
-        REQUESTS.begin_training()
-        if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
-                self._previous[number] = signal.signal(number, REQUESTS.on_signal)
-
-    def restore_signal_handlers(self) -> None:
-        """Puts back what `install_signal_handlers` replaced."""
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-        self._previous.clear()
-        if not REQUESTS.installed:  # not the program, but a notebook: another run may follow in this process
-            REQUESTS.stop = False
 
     def word(self) -> tf.Tensor:
         """Returns this rank's requests, int32 [2]: stop, save."""

@@ -26,7 +26,7 @@ from hybrid_imagenet.errors import (
     EXIT_PREEMPTED,
     EXIT_STALLED,
     EXIT_USAGE,
-)
+)from hybrid_imagenet.resilience.stop_signals import REQUESTS
 
 _FINAL = (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_INTERRUPTED)
 _LOOK = 0.5  # seconds between two looks at hosts or a lock
@@ -90,9 +90,11 @@ class Restarts:
         while True:
             slots = self._wait_for_hosts()
             if slots is None:
-                return EXIT_STALLED
+                return EXIT_PREEMPTED if REQUESTS.stop else EXIT_STALLED
             self._wait_for_lock()
             code = self._attempt(slots, resume=self._holds_a_run())
+            if REQUESTS.stop:
+                return code
             if self._joined and code == EXIT_PREEMPTED:
                 continue
             if code in _FINAL or code == EXIT_PREEMPTED:
@@ -130,10 +132,12 @@ class Restarts:
                 return
 
     def _wait_for_hosts(self) -> dict[str, int] | None:
-        """Returns the hosts once there are slots for enough ranks; None if that takes too long."""
+        """Returns the hosts once there are slots for enough ranks; None if that takes too long, or after a signal."""
         until, told = time.monotonic() + self._policy.wait, False
         while sum((slots := dict(self._hosts())).values()) < self._policy.least:
             have = sum(slots.values())
+            if REQUESTS.stop:
+                return None
             if time.monotonic() > until:
                 _say(f"error: {have} slots after {self._policy.wait:g} s, and --min_np={self._policy.least}")
                 return None

@@ -3,10 +3,11 @@
 The launcher (mpirun or horovodrun) starts ranks on several hosts. Whatever becomes of them, this
 process returns with the exit code that the ranks gave:
 
-- The launcher may wait for ever for a host that is lost. A rank that ends the job says so (`ending`); when the launcher
+- The launcher may wait for ever for a host that is lost. A rank that ends the job says so (`exit_code`); when the launcher
   is still there some seconds later it is killed, with everything that it has started here.
-- Ctrl-C, TERM or USR1 once: SIGUSR1 to the launcher, which hands it on to the ranks; they save and leave. A second one
-  ends everything at once.
+- A request to stop (`stop_signals`) becomes SIGUSR1 to the launcher, which hands it on to the ranks; they save and
+  leave. The third Ctrl-C or SIGTERM ends everything at once.
+- Its own output may lose its reader, as in `| tee log` after Ctrl-C; the launcher writes to pipes that are always read.
 - ssh to other hosts asks for signs of life, so that a lost host is noticed where no rank can tell.
 - A rank that was killed is named; what the others say of their lost connections is left out, or told once.
 """
@@ -27,19 +28,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from types import FrameType
+from collections.abc import Callable, Sequence
+from typing import IO
 
 from hybrid_imagenet.comm import lost_rank
+from hybrid_imagenet.comm.quiet import GREETINGS
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, EXIT_STALLED, EXIT_USAGE, printable
-from hybrid_imagenet.resilience import exit_code, processes
+from hybrid_imagenet.resilience import exit_code, lasting_output, processes
 from hybrid_imagenet.resilience.launcher_reports import Killed, LauncherReports
+from hybrid_imagenet.resilience.stop_signals import REQUESTS, UNSAVED
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _GRACE = 12.0  # seconds for a launcher to end after a rank has ended the job
 _KILL_AFTER = 4.0  # seconds from SIGTERM to SIGKILL
 _ORPHAN_GRACE = 10.0  # seconds in which ranks notice that their launcher is gone, save and leave
 _KILLED_WITHIN = 3.0  # seconds until a killed process has gone
+_ASK_EVERY = 2.0  # seconds between requests to ranks that do not answer
 _RECENT = 60.0  # ends of ranks that were longer ago did not end the job: the others went on
 _ALIVE_EVERY = 5  # seconds between ssh's questions to a host that says nothing
 _CODE_SSH = 255  # mpirun's and ssh's when the connection to a host is lost
@@ -49,8 +52,7 @@ _TAG = re.compile(rb"(\[[\d,]+\]<std(err|out)>: ?)?")  # mpirun's and horovodrun
 # Lines that TensorFlow writes to standard error whatever its log settings, once or twice per rank; and what Open MPI
 # says when the child that it starts ssh with is quicker than itself.
 _GREETINGS = re.compile(
-    rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
-    rb"| port\.cc:\d*\] oneDNN custom operations are on| util\.cc:\d*\] oneDNN supports DT_HALF only on platforms"
+    "|".join(GREETINGS).encode() + rb"| util\.cc:\d*\] oneDNN supports DT_HALF only on platforms"
     rb"|plm:rsh: Warning: setpgid\(\d+,\d+\) failed in parent|^mpirun: Forwarding signal \d+ to job"
 )
 # What Open MPI, Horovod and TensorFlow write of their own when another rank is gone.
@@ -106,44 +108,45 @@ class Supervisor:
         if accept_new_host_keys:
             self._ssh += ["-o", "StrictHostKeyChecking=accept-new"]
         self._word = secrets.token_hex(16)
-        self._ends: list[tuple[float, int]] = []
+        self._ends: list[tuple[float, exit_code.End]] = []
         self._unknown = ""  # a host whose name ssh does not know
         self._reports = LauncherReports()
         self._loss = b""  # what the first rank has said that lost another one
         self._explained = False  # a rank has said why it ends
-        self._signals = 0
+        self._asked = 0.0  # when the ranks were last asked to stop; 0 before
         self._forced = 0.0  # when the launcher was told to end because ranks have
         self._child: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
         """Runs the launcher; returns the exit code."""
         adopt_orphans()
-        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        REQUESTS.begin(self._ask_to_stop, self._force, "the ranks are asked to save and end")
         try:
             self._child = child = subprocess.Popen(
                 self._command,
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # the terminal's Ctrl-C is for us
             )
             leash = _Leash(child.pid)
-            if self._signals:  # they came before the launcher had started
+            if REQUESTS.stop:  # before the launcher had started
                 self._ask_to_stop()
-            reader = threading.Thread(target=self._read, name="standard error", daemon=True)
-            reader.start()
+            readers = [_reading(_copy_output, child.stdout), _reading(self._read_errors, child.stderr)]
             while (code := _wait(child, 0.2)) is None:
                 self._push()
+            self._child = None  # its number may soon be another process's
             leash.release()
             self._clear_up()
-            reader.join(2)  # it ends when no process holds the pipe any more
+            for reader in readers:
+                reader.join(2)  # it ends when no process holds the pipe any more
             return self._result(code)
         except FileNotFoundError:
             print(f"error: {self._command[0]}: no such program: run launch/setup.sh first", file=sys.stderr)
             return EXIT_USAGE
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            REQUESTS.end()
 
     def _environment(self) -> dict[str, str]:
         env = os.environ | {exit_code.JOB_VARIABLE: self._word} | _terminal()
@@ -152,33 +155,24 @@ class Supervisor:
             env.setdefault("OMPI_MCA_plm_rsh_agent", " ".join([ssh, *self._ssh]))
         return env
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals += 1
-        if self._signals > 1:
-            self._force()
-            return
-        print("stopping: the ranks save and leave; press Ctrl-C again to end them at once", file=sys.stderr, flush=True)
-        self._ask_to_stop()
-
     def ask_to_stop(self, why: str) -> None:
         """Has the ranks save and leave, as a signal does; may be called from any thread."""
-        print(why, file=sys.stderr, flush=True)
         self._ask_to_stop()
+        print(why, file=sys.stderr, flush=True)
 
     def _ask_to_stop(self) -> None:
-        if self._child is not None:
+        child, self._asked = self._child, time.monotonic()
+        if child is not None:
             with contextlib.suppress(OSError):
-                os.kill(_behind_shell(self._child.pid), signal.SIGUSR1)
+                os.kill(_behind_shell(child.pid), signal.SIGUSR1)
 
-    def _read(self) -> None:
+    def _read_errors(self, pipe: IO[bytes]) -> None:
         """Passes standard error on, without greetings and lines meant for this process."""
-        assert self._child is not None
-        assert self._child.stderr is not None
-        for line in self._child.stderr:
-            found = exit_code.code_in(line, self._word)
+        for line in pipe:
+            found = exit_code.find(line, self._word)
             if found is not None:
-                self._ends.append((time.monotonic(), found[0]))
-                line = b"" if _TAG.fullmatch(found[1]) else found[1] + b"\n"
+                self._ends.append((time.monotonic(), found))
+                line = b"" if _TAG.fullmatch(found.before) else found.before + b"\n"
             if line:
                 self._tell(self._reports.passed_on(line))
         self._tell(self._reports.rest())
@@ -193,23 +187,26 @@ class Supervisor:
                 self._loss = self._loss or own
             elif not _GREETINGS.search(line) and not _LOST.search(own.rstrip()):
                 self._explained = self._explained or bool(_WHY.match(own))
-                os.write(2, line)
+                _print(line)
 
     def _push(self) -> None:
         """Ends a launcher that does not end with its job."""
         now = time.monotonic()
-        began = next((at for at, code in self._ends if code), None)
+        if self._asked and not self._ends and now - self._asked > _ASK_EVERY:
+            self._ask_to_stop()  # mpirun loses a request that comes before it has started its ranks
+        began = next((at for at, end in self._ends if end.code), None)
         if not self._forced and began is not None and now - began > _GRACE:
             self._forced = now
             processes.kill(_left())  # asked to end, mpirun would go on waiting, and say so
         elif self._forced and now - self._forced > _KILL_AFTER:
             processes.kill(_left())
 
-    def _force(self) -> None:
-        if self._child is not None and not self._forced:
+    def _force(self, number: int) -> None:
+        child = self._child
+        if child is not None and not self._forced:
             self._forced = time.monotonic()
             with contextlib.suppress(OSError):
-                os.killpg(self._child.pid, signal.SIGTERM)
+                os.killpg(child.pid, signal.SIGTERM)
 
     def _clear_up(self) -> None:
         """Leaves nothing of the job on this host: ranks that lost their launcher save and leave, or are killed."""
@@ -224,23 +221,26 @@ class Supervisor:
     def _result(self, code: int) -> int:
         """Returns the exit code of the job."""
         now = time.monotonic()
-        told = [each for at, each in self._ends if now - at < _RECENT]
+        ends = [end for at, end in self._ends if now - at < _RECENT]
+        told = [end.code for end in ends]
         killed = self._reports.killed
-        if killed and not (self._explained or self._signals or self._forced or EXIT_PREEMPTED in told):
+        if REQUESTS.forced and not {EXIT_OK, EXIT_PREEMPTED} & {code, *told}:
+            return 128 + REQUESTS.forced
+        if REQUESTS.stop and not all(end.saved for end in ends):
+            return REQUESTS.unsaved_code()
+        if killed and not (self._explained or REQUESTS.stop or self._forced or EXIT_PREEMPTED in told):
             print(_of_killed(killed), file=sys.stderr)
             return 128 + killed.signal
         if self._loss and not self._explained:
-            os.write(2, self._loss)
+            _print(self._loss)
         if code in (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED, EXIT_PREEMPTED):
             return code
         for good in ((EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED), (EXIT_PREEMPTED,)):
             if found := [each for each in told if each in good]:
                 return found[0]
-        if self._signals > 1:
-            return 128 + signal.SIGTERM
-        if self._signals and code in _BY_SIGNAL:
-            print("stopped before training began: nothing was saved", file=sys.stderr)
-            return EXIT_PREEMPTED
+        if REQUESTS.stop and code in _BY_SIGNAL:
+            print(UNSAVED, file=sys.stderr)
+            return REQUESTS.unsaved_code()
         if code == _CODE_SSH and not told and self._unknown:
             name = printable(self._unknown)
             print(
@@ -252,6 +252,24 @@ class Supervisor:
             print("error: the connection to a host is lost; start again with --resume", file=sys.stderr)
             return EXIT_STALLED
         return code if code >= 0 else 128 - code
+
+
+def _reading(work: Callable[[IO[bytes]], None], pipe: IO[bytes] | None) -> threading.Thread:
+    thread = threading.Thread(target=work, args=(pipe,), daemon=True)
+    thread.start()
+    return thread
+
+
+def _copy_output(pipe: IO[bytes]) -> None:
+    """Passes standard output on. Open MPI would end the job at the tenth line that nobody reads."""
+    while text := os.read(pipe.fileno(), 1 << 16):
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
+
+
+def _print(line: bytes) -> None:
+    sys.stderr.buffer.write(line)
+    sys.stderr.buffer.flush()
 
 
 def _of_killed(killed: Killed) -> str:
@@ -340,4 +358,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    lasting_output.install(lossy=True)
+    REQUESTS.install()
+    exit_status = main(sys.argv[1:])
+    REQUESTS.ignore()
+    sys.exit(exit_status)

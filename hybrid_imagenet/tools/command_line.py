@@ -26,6 +26,7 @@ from hybrid_imagenet.errors import (
     printable,
     without_secrets,
 )
+from hybrid_imagenet.resilience import interrupts
 
 if TYPE_CHECKING:
     from hybrid_imagenet.checkpoints.pretrained import Trained
@@ -208,9 +209,9 @@ def run(program: Callable[[Sequence[str]], int | None], arguments: Sequence[str]
         rank = comm.placement().rank
         if rank == 0 or not isinstance(error, SharedError):
             print(f"error: {f'rank {rank}: ' if rank else ''}{error}", file=sys.stderr)
-    except BrokenPipeError:  # the reader of our output has left: `__main__` ends the process
-        raise
     except Exception as error:
+        if interrupts.interrupted():
+            raise KeyboardInterrupt from None
         if lost_rank.is_loss(error):
             code = EXIT_STALLED
             print(UserError(lost_rank.described(error)), file=sys.stderr)

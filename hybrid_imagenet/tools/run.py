@@ -27,7 +27,6 @@ from hybrid_imagenet.resilience import discovery, supervisor
 from hybrid_imagenet.resilience.exit_code import JOB_VARIABLE
 from hybrid_imagenet.resilience.restarts import Policy, Restarts
 from hybrid_imagenet.runlog import run_dir as run_directories
-from hybrid_imagenet.stages import command_began
 from hybrid_imagenet.tools.command_line import Parser
 from hybrid_imagenet.tools.doctor import hosts
 from hybrid_imagenet.training import preflight
@@ -242,7 +241,6 @@ def _run(options: argparse.Namespace, flags: list[str], stall: float) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code of the job."""
-    command_began()
     try:
         options, flags = parse_arguments(arguments)
         program = _program(options, flags)

@@ -163,6 +163,7 @@ class _Trials:
             stderr=self._errors,
             text=True,
             env=self._environment,
+            start_new_session=True,  # a Ctrl-C on the terminal is for the run, with which its input ends
         )
         self._process = process
         self._ask(process, json.dumps(self._request))

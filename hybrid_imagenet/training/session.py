@@ -16,6 +16,7 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import run_length, schedules
 from hybrid_imagenet.resilience.preemption import Control
 from hybrid_imagenet.resilience.rollback import DivergedError
+from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.stages import START
 from hybrid_imagenet.training import accumulators, build, callback_list, same_data, warm_start
 from hybrid_imagenet.training.loop import Loop
@@ -81,12 +82,12 @@ class Session(Parts):
         if self.state.step:
             self.recording.announce(self._resumed())
         control = Control(self.config.checkpoint_every_seconds if self.communicator.rank == 0 else None)
-        control.install_signal_handlers()
+        REQUESTS.begin()
         try:
             START.begin("compiling the step")
             self._loop(control).run()
         finally:
-            control.restore_signal_handlers()
+            REQUESTS.end()
 
     def _find_checkpoint(self) -> Checkpoint | None:
         """Returns the checkpoint to restore on this rank, if any."""

@@ -4,11 +4,12 @@ import sys
 import threading
 import time
 
-from hybrid_imagenet.resilience import supervisor
+from hybrid_imagenet.resilience import lasting_output, supervisor
 
 script, orphans = sys.argv[1:]
 supervisor._GRACE, supervisor._KILL_AFTER, supervisor._ORPHAN_GRACE = 0.5, 0.5, float(orphans)
 for _ in range(8):  # as libraries have: NumPy's one for each core
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+lasting_output.install(lossy=True)
 job = supervisor.Supervisor(["sh", "-c", "WORD=$HYBRID_IMAGENET_JOB;" + script])
 sys.exit(job.run())

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from hybrid_imagenet import main
+from hybrid_imagenet.__main__ import process
 from hybrid_imagenet.training import recorder
 
 _finish = recorder.Recording.finish
@@ -16,4 +16,4 @@ def _interrupted(self, **facts):
 
 
 recorder.Recording.finish = _interrupted
-sys.exit(main.main(sys.argv[1:]))
+sys.exit(process(["train", *sys.argv[1:]]))

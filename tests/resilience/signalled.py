@@ -1,4 +1,4 @@
-"""A process that trains and sends itself the same signal twice: NAME."""
+"""A process that works and sends itself signals: NAME... It prints after each whether the work is to be stopped."""
 
 import os
 import signal
@@ -8,9 +8,8 @@ import time
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 
 REQUESTS.install()
-REQUESTS.begin_training()
-os.kill(os.getpid(), getattr(signal, sys.argv[1]))
-time.sleep(0.1)
-print("a request is kept" if REQUESTS.stop else "the first was lost", flush=True)
-os.kill(os.getpid(), getattr(signal, sys.argv[1]))
-time.sleep(60)
+REQUESTS.begin()
+for name in sys.argv[1:]:
+    os.kill(os.getpid(), getattr(signal, name))
+    time.sleep(0.3)
+    print(REQUESTS.stop, flush=True)

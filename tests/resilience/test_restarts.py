@@ -67,6 +67,14 @@ def test_what_another_start_cannot_mend_is_final(tmp_path, code):
     assert play(tmp_path, [(code, 10, 10)]) == (code, [({"a": 2, "b": 2}, 4, False)])
 
 
+def test_a_job_that_a_signal_has_stopped_does_not_start_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(restarts.REQUESTS, "stop", True)
+    for end in ((143, 10, 5), (137, 10, 5)):
+        code, started = play(tmp_path / str(end[0]), [end])
+        assert (code, len(started)) == (end[0], 1)
+    assert play(tmp_path, [], hosts=lambda: {"a": 1}, least=3, wait=100) == (75, [])  # while it waits for hosts
+
+
 def test_restarts_are_counted(tmp_path):
     code, started = play(tmp_path, [(137, 10, 5), (137, 20, 15), (137, 30, 25)], restarts=2)
     assert (code, len(started)) == (137, 3)

@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.resilience.preemption import Control
+from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from tests.ranks import ROOT
 from tests.support import processes, program
 
@@ -69,31 +71,51 @@ def test_no_rank_outlives_a_killed_launcher(running):
 
 def test_a_first_signal_is_carried_to_all_ranks():
     control = Control()
-    control.install_signal_handlers()
+    REQUESTS.begin()
     try:
         os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while not REQUESTS.stop and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert control.word().numpy().tolist() == [1, 0]
     finally:
-        control.restore_signal_handlers()
+        REQUESTS.end()
+    assert not REQUESTS.stop  # a notebook may train again
+
+
+def signalled(*names, **options):
+    command = [sys.executable, "-m", "tests.resilience.signalled", *names]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, **options)
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
-def test_a_second_signal_ends_at_once(name, code):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.resilience.signalled", name], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout) == (code, "a request is kept\n"), done.stderr
+def test_a_second_signal_says_how_it_ends_and_a_third_ends_at_once(name, code):
+    done = signalled(name, name, name, name)
+    assert (done.returncode, done.stdout) == (code, "True\n" * 2), done.stderr
+    first, second, third = done.stderr.splitlines()
+    assert (f"{name}: the run saves" in first, "still waiting" in second, "ended at once" in third) == (True,) * 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_before_training_ends_even_a_rank_that_waits_for_others(number):
+def test_a_terminal_that_closes_and_a_scheduler_that_repeats_itself_ask_only():
+    done = signalled("SIGHUP", "SIGHUP", "SIGUSR1", "SIGUSR1", "SIGTERM")
+    assert (done.returncode, done.stdout) == (0, "True\n" * 5), done.stderr
+    assert done.stderr.count("\n") == 2
+
+
+def test_what_nohup_ignores_stays_ignored():
+    done = signalled("SIGHUP", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGHUP", 75), ("SIGINT", 130)])
+def test_a_signal_before_training_ends_even_a_rank_that_waits_for_others(name, code):
     command = [sys.executable, "-m", "tests.resilience.waiting_start", "--dataset=digits", "--augmentation=digits"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert "waiting\n" in iter(process.stdout.readline, "")
-    process.send_signal(number)
+    process.send_signal(getattr(signal, name))
     _, errors = process.communicate(timeout=20)
-    assert process.returncode == 75
-    assert errors == "stopped before training began: nothing was saved\n"
+    assert process.returncode == code
+    assert errors == "stopped before the first step: nothing saved yet\n"
 
 
 def test_a_signal_after_the_last_checkpoint_loses_no_result(data, tmp_path):

@@ -134,32 +134,68 @@ def test_ranks_have_a_moment_when_their_launcher_is_gone_and_no_more(tmp_path):
     assert not processes.alive(int((tmp_path / "pid").read_text()))
 
 
-def test_a_signal_before_ranks_can_hear_it_is_a_stop_too():
-    process = start("echo ready; exec sleep 300")
+def ready(script, folder):
+    """A supervised launcher that waits for signals; it is no `sh -c`, behind which another program is looked for."""
+    (folder / "script").write_text(f"{script}\necho ready\nwhile :; do sleep 0.1; done\n")
+    process = start(f"export WORD; exec sh {folder}/script")
     assert process.stdout.readline() == "ready\n"
+    return process
+
+
+UNSAVED = "trap 'echo $WORD ends 75 unsaved >&2; echo $WORD ends 4 >&2; exit 75' USR1"
+
+
+@pytest.mark.parametrize("script", ["true", UNSAVED], ids=["no rank hears it", "ranks have nothing to save"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)])
+def test_a_signal_before_there_is_something_to_save_is_a_stop_too(script, number, code, tmp_path):
+    process = ready(script, tmp_path)
+    process.send_signal(number)
+    found, _, err, _ = finish(process)
+    assert found == code
+    assert err.count("nothing saved yet") == (script == "true")  # else rank 0 says so
+
+
+def test_a_launcher_that_loses_the_first_request_is_asked_again(tmp_path):
+    process = ready("trap 'test $heard && exit 75; heard=1' USR1", tmp_path)
     process.send_signal(signal.SIGTERM)
     code, _, err, _ = finish(process)
     assert code == 75
-    assert "stopped before training began: nothing was saved" in err
+    assert err.count("\n") == 1
 
 
-def test_a_second_signal_ends_everything():
-    process = start("trap '' USR1 TERM; echo ready; while :; do sleep 1; done")
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGTERM)
-    assert finish(process)[0] == 143
+def test_a_third_signal_ends_everything(tmp_path):
+    process = ready("trap '' USR1 TERM", tmp_path)
+    for _ in range(3):
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+    code, _, err, _ = finish(process)
+    assert code == 143
+    assert ["SIGTERM: " in line for line in err.splitlines()] == [True] * 3
 
 
-def test_the_launcher_is_asked_to_end_once_when_its_supervisor_is_killed():
+def test_a_job_saves_when_nobody_reads_its_output_and_the_terminal_hangs_up_twice(tmp_path):
+    """As after Ctrl-C with `| tee log`, or at the end of ssh; the job has more to print than pipes hold."""
+    saves = f"yes line | head -n 50000; yes error | head -n 50000 >&2; touch {tmp_path}/saved; exit 75"
+    process = ready(f"trap '{saves}' USR1", tmp_path)
+    process.stdout.close()
+    process.stderr.close()
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(30) == 75
+    assert (tmp_path / "saved").exists()
+
+
+def test_the_launcher_is_asked_to_end_once_when_its_supervisor_is_killed(tmp_path):
     """Of two signals mpirun leaves at once, and its ranks stay."""
-    script = "trap 'echo told' TERM; sleep 3 & sleep 1; echo ready; wait; wait; wait"
+    script = f"trap 'echo told >>{tmp_path}/$$' TERM; sleep 3 & sleep 1; echo $$; wait; wait; wait"
     jobs = [start(script) for _ in range(6)]  # two signals may arrive as one
+    launchers = [int(process.stdout.readline()) for process in jobs]
     for process in jobs:
-        assert process.stdout.readline() == "ready\n"
         os.kill(process.pid, signal.SIGKILL)
-    assert [finish(process)[1] for process in jobs] == ["told\n"] * 6
+        finish(process)
+    assert processes.gone_within(launchers, 20)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["told\n"] * 6
 
 
 def test_a_missing_launcher_is_one_line():
@@ -185,6 +221,6 @@ def test_only_a_supervised_rank_announces_its_end(capfd):
     exit_code.announce(4, {exit_code.JOB_VARIABLE: "x; y"})
     assert capfd.readouterr().err == ""
     exit_code.announce(4, {exit_code.JOB_VARIABLE: word})
-    assert exit_code.code_in(capfd.readouterr().err.encode(), word) == (4, b"")
-    assert exit_code.code_in(b"[1,2]<stderr>:" + exit_code.line(word, 75), word) == (75, b"[1,2]<stderr>:")
-    assert exit_code.code_in(exit_code.line(word[::-1], 75), word) is None
+    assert exit_code.find(capfd.readouterr().err.encode(), word) == (4, True, b"")
+    assert exit_code.find(b"[1,2]<stderr>:" + exit_code.line(word, 75, False), word) == (75, False, b"[1,2]<stderr>:")
+    assert exit_code.find(exit_code.line(word[::-1], 75), word) is None

@@ -3,7 +3,8 @@
 import ctypes
 import sys
 
-from hybrid_imagenet import comm, main
+from hybrid_imagenet import comm
+from hybrid_imagenet.__main__ import process
 
 
 def _wait_in_a_library(settings, **options):
@@ -12,4 +13,4 @@ def _wait_in_a_library(settings, **options):
 
 
 comm.start = _wait_in_a_library
-sys.exit(main.main(sys.argv[1:]))
+sys.exit(process(["train", *sys.argv[1:]]))

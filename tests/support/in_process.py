@@ -15,9 +15,7 @@ from collections.abc import Iterator, Sequence
 from unittest import mock
 
 from hybrid_imagenet import main
-from hybrid_imagenet.resilience.stop_signals import REQUESTS
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+from hybrid_imagenet.resilience.stop_signals import SIGNALS
 
 
 def call(module: str, arguments: Sequence[str], absent: Sequence[str] = ()) -> list:
@@ -34,9 +32,8 @@ def call(module: str, arguments: Sequence[str], absent: Sequence[str] = ()) -> l
         alone(),
         without(absent),
         mock.patch.object(os, "_exit", sys.exit),
-        # Both last until the end of the process, which goes on here.
+        # It lasts until the end of the process, which continues here.
         mock.patch.object(main, "_end_within", lambda seconds: None),
-        mock.patch.object(REQUESTS, "install", lambda: None),
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
     ):
@@ -68,7 +65,7 @@ def alone() -> Iterator[None]:
     import keras
     from tensorflow.python.framework import config
 
-    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     policy = keras.config.dtype_policy()
     try:
         yield

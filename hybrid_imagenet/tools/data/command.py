@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hybrid_imagenet import data
-from hybrid_imagenet.comm.quiet import without_greeting
+from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.config.data import augmentation_of
 from hybrid_imagenet.config.derived import URL_WINDOWS
 from hybrid_imagenet.data import classes, storage
@@ -129,8 +129,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    with without_greeting():
-        from hybrid_imagenet.tools.data import show
+    import_tensorflow()
+    from hybrid_imagenet.tools.data import show
 
     show.contact_sheet(
         _names(arguments, arguments.split).open(),

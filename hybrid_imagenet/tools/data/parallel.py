@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import concurrent.futures.process
+import contextlib
 import dataclasses
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -84,14 +86,29 @@ def run(
     with concurrent.futures.ProcessPoolExecutor(
         min(workers, len(tasks)), mp_context=context, initializer=_start, initargs=(name,)
     ) as pool:
-        futures = {pool.submit(_call, function, task): task for task in tasks}
+        with _interrupts_blocked():  # in the workers for good: this process ends them
+            futures = {pool.submit(_call, function, task): task for task in tasks}
         try:
             for future in concurrent.futures.as_completed(futures):
                 yield futures[future], future.result()
         except concurrent.futures.process.BrokenProcessPool:
             raise UserError("a worker process died (out of memory?): give fewer --workers and start again") from None
+        except KeyboardInterrupt:
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Blocks Ctrl-C, also in processes that are started inside."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Progress:

@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 
 from hybrid_imagenet import files
-from hybrid_imagenet.comm.quiet import without_greeting
+from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.data import classes, images, records, shards, storage
 from hybrid_imagenet.data.sources.base import BadRecord, Loss, Source
 from hybrid_imagenet.errors import UserError, without_secrets
@@ -338,8 +338,8 @@ def reduced(content: bytes, kind: int, height: int, width: int, shorter: int, qu
     if kind == images.JPEG:
         if min(height, width) <= shorter:
             return content, height, width
-        with without_greeting():
-            from hybrid_imagenet.data import strict_decode  # loads TensorFlow, without which images are copied
+        import_tensorflow()  # images that are copied do without it
+        from hybrid_imagenet.data import strict_decode
 
         strict_decode.verify(content)
     picture = images.picture(content)

@@ -88,7 +88,8 @@ def resumable(work: Callable[[], int]) -> int:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         return work()
     except UserError as error:
@@ -98,7 +99,8 @@ def resumable(work: Callable[[], int]) -> int:
         print("stopped; the same command goes on where this one ended", file=sys.stderr)
         return EXIT_PREEMPTED
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def ensure(cell: Cell, run: Run, launcher: str = "mpirun") -> tuple[trial_runs.Result, bool]:

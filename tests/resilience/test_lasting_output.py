@@ -1,0 +1,52 @@
+"""Processes whose output nobody reads."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.ranks import ROOT
+
+WORK = """
+import os, sys
+from hybrid_imagenet.resilience import lasting_output
+lasting_output.install(lossy={lossy})
+for number in range(20000):
+    print(number)
+    print(number, file=sys.stderr)
+os.write({proof}, b"done")
+sys.exit(75)
+"""
+
+
+def work(folder, shell, *, lossy=False, **options):
+    """What a shell does with a process that prints much and ends with 75; whether it came to its end."""
+    proof = os.open(folder / "proof", os.O_CREAT | os.O_WRONLY)
+    (folder / "work.py").write_text(WORK.format(lossy=lossy, proof=proof))
+    line = shell.format(f"{sys.executable} {folder / 'work.py'}")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", line], capture_output=True, env=environment, pass_fds=[proof], **options)
+    os.close(proof)
+    return done, (folder / "proof").read_text() == "done"
+
+
+@pytest.mark.parametrize(
+    "shell",
+    ["{} 2>&1 | true; exit ${{PIPESTATUS[0]}}", "{} | head -n 1; exit ${{PIPESTATUS[0]}}", "{} >&- 2>&- <&-"],
+    ids=["nobody reads", "head", "closed"],
+)
+def test_the_work_is_done_and_keeps_its_exit_code(shell, tmp_path):
+    done, whole = work(tmp_path, shell)
+    assert (done.returncode, whole) == (75, True), done.stderr[-500:]
+
+
+def test_what_is_read_is_whole(tmp_path):
+    done, _ = work(tmp_path, "{}")
+    assert done.stdout == done.stderr == b"".join(b"%d\n" % number for number in range(20000))
+
+
+@pytest.mark.parametrize("lossy", [True, False], ids=["a log", "a result"])
+def test_a_full_disk_ends_what_prints_results_and_not_what_trains(lossy, tmp_path):
+    done, whole = work(tmp_path, "{} >/dev/full", lossy=lossy)
+    assert (done.returncode == 75, whole) == (lossy, lossy)
