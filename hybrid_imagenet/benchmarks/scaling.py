@@ -228,7 +228,7 @@ def training_step(
     shape = [config.per_gpu_batch, config.image_size, config.image_size, 3]
     batch = {
         "image": tf.constant(random.integers(0, 256, shape, dtype=np.uint8)),
-        "label": tf.constant(random.integers(0, classes, shape[:1], dtype=np.int32)),
+        "label": tf.constant(random.integers(0, classes, shape[:1])),
         "seed": tf.constant(random.integers(0, 2**31, [shape[0], 2])),
     }
     control = tf.zeros([1], tf.int32)

@@ -65,6 +65,10 @@ class Communicator(abc.ABC):
         """
 
     @abc.abstractmethod
+    def allreduce_on_host(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Returns the same sum of a tensor in the host's memory, where it stays: no GPU takes part or is waited for."""
+
+    @abc.abstractmethod
     def allreduce_neighbors(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Returns the sum over the `Settings.neighbors` ranks of this one's group; for the rest as `allreduce_sum`."""
 
@@ -142,12 +146,13 @@ class Communicator(abc.ABC):
         Returns:
           Nothing at size 1, else `buckets` (list of bytes, number of tensors, type on the wire and algorithm each),
           `bytes` per step, and since the last call `steps` and `exposed_ms`: the mean time per step from the last
-          gradient to the last sum, None without steps. On a GPU it is the time between the launches of kernels.
+          gradient to the last sum. Steps are not timed on GPUs, where a clock in the step would make the host wait
+          for the device, nor with `Settings.deterministic`: `steps` is 0 then and `exposed_ms` None.
         """
         return {}
 
     def waited(self) -> tuple[float, int]:
-        """Returns the seconds that steps have waited for sums of gradients up to now, and the number of these steps.
+        """Returns the seconds that steps have waited for sums of gradients up to now, and the number of timed steps.
 
         May be called from any thread. A time that runs backwards for a moment belongs to a change of epochs.
         """
@@ -177,6 +182,19 @@ def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         if padded(count) > count:
             pieces.append(tf.zeros([padded(count) - count], tensor.dtype))
     return tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
+
+
+def travelling(grads: Sequence[tf.Tensor], ranks: int, wire: str) -> tf.Tensor:
+    """Packs gradients, each divided by the number of ranks in FP32 and then cast: on a GPU in one compiled program."""
+    import tensorflow as tf
+
+    from hybrid_imagenet import xla
+
+    def packed(*values: tf.Tensor) -> tf.Tensor:
+        vector = pack([tf.cast(value, tf.float32) for value in values])
+        return tf.cast(vector / float(ranks) if ranks > 1 else vector, wire)
+
+    return xla.on_gpu(packed)(*grads)
 
 
 def check_gradients(grads: Sequence[tf.Tensor], names: Sequence[str]) -> None:

@@ -70,6 +70,11 @@ class ConnectedRanks(Communicator):
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return self.collectives.allreduce(tf.convert_to_tensor(tensor), name, scoped=True)
 
+    def allreduce_on_host(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Sums by one all-reduce of the engine between the hosts."""
+        with tf.device("CPU:0"):
+            return self._host.allreduce(tf.convert_to_tensor(tensor), name, scoped=True)
+
     def allreduce_neighbors(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Sums by one all-reduce among the ranks of the group, beside those of the other groups."""
         tensor = tf.convert_to_tensor(tensor)

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from hybrid_imagenet.comm import fusion
-from hybrid_imagenet.comm.communicator import LayerHealth, check_gradients, pack
+from hybrid_imagenet.comm.communicator import LayerHealth, check_gradients, travelling
 from hybrid_imagenet.comm.gradient_order import appearance
 from hybrid_imagenet.comm.health import WireHealth
 from hybrid_imagenet.comm.selection import Choice, Selector
@@ -76,8 +76,8 @@ class GradientReducer:
         plan = self._plan(grads, names)
         received = []
         for number, (bucket, choice) in enumerate(zip(plan.buckets, plan.choices, strict=True)):
-            vector = pack([tf.cast(grads[m], tf.float32) for m in bucket.members]) / float(self._communicator.size)
-            received += choice.algorithm.sum([tf.cast(vector, bucket.wire)], f"{plan.name}_{number}")
+            sent = travelling([grads[m] for m in bucket.members], self._communicator.size, bucket.wire)
+            received += choice.algorithm.sum([sent], f"{plan.name}_{number}")
         self._account(plan, grads, names, received)
         return received, [bucket.members for bucket in plan.buckets]
 
@@ -88,11 +88,15 @@ class GradientReducer:
         if plan.health is not None:
             wires = [self._settings.wire(name) for name in names]
             plan.health.observe(grads, wires, float(self._communicator.size))
-        if not self._settings.deterministic:
+        if not (self._settings.deterministic or self._nccl):
             self._time(grads, after)
 
     def _time(self, before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]) -> None:
-        """Adds the time from the last gradient to the last sum: communication that nothing hides."""
+        """Adds the time from the last gradient to the last sum: communication that nothing hides.
+
+        For gradients on the host only. On a GPU each edge to the clock would be an empty copy that waits for the
+        device, and the next step would start on an idle one; there a profile tells (docs/communication.md).
+        """
         with tf.device("CPU:0"):
             with tf.control_dependencies(before):
                 start = tf.timestamp()

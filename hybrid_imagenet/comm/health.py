@@ -18,9 +18,9 @@ class WireHealth:
         self._names, self._elements, self._every = list(names), list(elements), every
         # Made while the step is traced: a tf.function that sees variables appear would be traced a second time.
         apart = {"trainable": False, "experimental_enable_variable_lifting": False}
-        with tf.device("CPU:0"):
+        self._counts = tf.Variable(tf.zeros([len(names), 4], tf.int64), **apart)
+        with tf.device("CPU:0"):  # what decides whether to count; the counts stay where the gradients are
             self._step = tf.Variable(0, dtype=tf.int64, **apart)
-            self._counts = tf.Variable(tf.zeros([len(names), 4], tf.int64), **apart)
             self._counted = tf.Variable(0, dtype=tf.int64, **apart)
 
     def observe(self, grads: Sequence[tf.Tensor], wires: Sequence[str], ranks: float = 1.0) -> None:
@@ -37,8 +37,8 @@ class WireHealth:
         def count() -> tf.Tensor:
             scaled = [tf.cast(tf.reshape(grad, [-1]), tf.float32) / ranks for grad in grads]
             rows = tf.stack([counters[wire](g) for g, wire in zip(scaled, wires, strict=True)])
+            self._counts.assign_add(rows)
             with tf.device("CPU:0"):
-                self._counts.assign_add(rows)
                 return self._counted.assign_add(1)
 
         with tf.device("CPU:0"):
@@ -80,6 +80,5 @@ def _losses(scaled: tf.Tensor, wire: str) -> tf.Tensor:
 
 
 def _nonfinite_and_zeros(values: tf.Tensor) -> tf.Tensor:
-    finite = tf.math.count_nonzero(tf.math.is_finite(values))
-    size = tf.size(values, out_type=tf.int64)
-    return tf.stack([size - finite, size - tf.math.count_nonzero(values)])
+    found = tf.logical_not(tf.math.is_finite(values)), tf.equal(values, 0)
+    return tf.stack([tf.math.count_nonzero(each) for each in found])

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-from hybrid_imagenet.comm.communicator import Communicator, check_gradients, pack
+from hybrid_imagenet.comm.communicator import Communicator, check_gradients, travelling
 
 if typing.TYPE_CHECKING:
     import tensorflow as tf
@@ -34,6 +34,10 @@ class SingleProcess(Communicator):
         del name
         return tf.convert_to_tensor(tensor)
 
+    def allreduce_on_host(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Returns the tensor itself."""
+        return self.allreduce_sum(tensor, name)
+
     def allreduce_neighbors(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return self.allreduce_sum(tensor, name)
 
@@ -42,20 +46,23 @@ class SingleProcess(Communicator):
         import tensorflow as tf
 
         check_gradients(grads, names)
-        reduced = [tf.cast(grad, tf.float32) for grad in grads]
-        if self._every:
-            self._counter(names, reduced).observe(reduced, ["float32"] * len(names))
-        return reduced
+        self._observe(grads, names)
+        return [tf.cast(grad, tf.float32) for grad in grads]
 
     def reduce_packed(
         self, grads: Sequence[tf.Tensor], names: Sequence[str]
     ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
-        reduced = self.reduce_gradients(grads, names)
-        members = tuple(i for i, grad in enumerate(reduced) if grad.shape.num_elements())
-        return [pack([reduced[i] for i in members])], [members]
+        check_gradients(grads, names)
+        self._observe(grads, names)
+        members = tuple(i for i, grad in enumerate(grads) if grad.shape.num_elements())
+        return [travelling([grads[i] for i in members], 1, "float32")], [members]
 
     def gradient_health(self) -> list[LayerHealth]:
         return [row for health in self._health.values() for row in health.collect(self)]
+
+    def _observe(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> None:
+        if self._every:
+            self._counter(names, grads).observe(grads, ["float32"] * len(names))
 
     def _counter(self, names: Sequence[str], grads: Sequence[tf.Tensor]) -> WireHealth:
         import tensorflow as tf

@@ -68,6 +68,8 @@ class Stage:
 class Batches:
     """Yields micro-batches as dictionaries of tensors; each `iter()` starts from the beginning.
 
+    Labels are int64: TensorFlow computes with integers of 32 bits on the host, and a GPU would wait for it.
+
     Attributes:
       bad: what was skipped so far.
       tally: what was handed over since the beginning.
@@ -131,7 +133,7 @@ class Batches:
             request = stage.request(number)
             self._note_whole(number, request)
             self.tally.deliver(number)
-            element = {"image": first["image"], "label": tf.constant(self._source.read(request.examples)[1])}
+            element = {"image": first["image"], "label": tf.constant(self._source.read(request.examples)[1], tf.int64)}
             if self._weighted:
                 yield {**element, "weight": tf.constant(request.weights)}
             else:
@@ -188,7 +190,7 @@ class Batches:
     def _decoded_by_tensorflow(
         self, numbers: tf.data.Dataset, stage: Stage, host: augment.HostStage, readers: int
     ) -> tf.data.Dataset:
-        types = (tf.string, tf.int32, tf.int32, tf.int32, tf.int64, tf.float32)
+        types = (tf.string, tf.int32, tf.int32, tf.int64, tf.int64, tf.float32)
         shapes = ((), (), (4,), (), (2,), ())
 
         def read(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -209,14 +211,15 @@ class Batches:
     def _undecoded(
         self, numbers: tf.data.Dataset, stage: Stage, host: augment.HostStage, readers: int
     ) -> tf.data.Dataset:
-        types = (tf.uint8, tf.int32, tf.int64, tf.float32)
+        types = (tf.uint8, tf.int64, tf.int64, tf.float32)
         shapes = ((host.side, host.side, 3), (), (2,), ())
 
         def read(number: int) -> tuple[np.ndarray, ...]:
             request = stage.request(number)
             self._note_whole(number, request)
             seeds = sampling.seeds(self._seed, request.epochs, request.examples)
-            return *self._source.read_pixels(request.examples), seeds, request.weights
+            pixels, labels = self._source.read_pixels(request.examples)
+            return pixels, labels.astype(np.int64), seeds, request.weights
 
         def finish(step: tf.Tensor) -> Element:
             return self._element(*_call(read, step, types, stage.batch, shapes))
@@ -230,7 +233,7 @@ class Batches:
             gpu = dali.gpu_of(self._options.device)
             self._dali = (stage.batch, host.side), dali.Decoder(stage.batch, host.side, self._options.threads, gpu)
         decoder = self._dali[1]
-        types = (tf.uint8, tf.int32, tf.int64, tf.float32)
+        types = (tf.uint8, tf.int64, tf.int64, tf.float32)
         shapes = ((host.side, host.side, 3), (), (2,), ())
 
         def decoded(number: int) -> tuple[np.ndarray, ...]:

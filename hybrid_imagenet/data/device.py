@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from hybrid_imagenet import xla
 from hybrid_imagenet.numerics import augment as ranges
 
 # Channel means and deviations of ImageNet's training images, for pixels in [0, 1].
@@ -95,15 +96,13 @@ def augment(
     return normalize(images, dtype)
 
 
-# What XLA can make one kernel of: the others resample with operations that it does not have.
-_COMPILED = ("none", "alexnet", "inception")
+# What XLA can make a few kernels of: the others resample with an operation that it does not have.
+_COMPILED = ("none", "alexnet", "inception", "sony")
 
 
 def one_pass(function: Callable[..., tf.Tensor], augmentation: str) -> Callable[..., tf.Tensor]:
     """Compiles a function of images and more where there is a GPU: one pass over the images instead of six."""
-    if augmentation not in _COMPILED or not tf.config.get_visible_devices("GPU"):
-        return function
-    return tf.function(function, autograph=False, jit_compile=True)
+    return xla.on_gpu(function) if augmentation in _COMPILED else function
 
 
 def _flip(images: tf.Tensor, uniform: tf.Tensor) -> tf.Tensor:
@@ -145,10 +144,16 @@ def _shift(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
         images=images,
         transforms=transforms,
         output_shape=tf.shape(images)[1:3],
-        fill_value=0.0,
+        fill_value=_black(),
         interpolation="NEAREST",
         fill_mode="CONSTANT",
     )
+
+
+def _black() -> tf.Tensor:
+    """The pixel beyond the edge, in the host's memory: there the kernel for GPUs takes it from."""
+    with tf.device("CPU:0"):
+        return tf.constant(0.0)
 
 
 def _digits(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
@@ -168,7 +173,7 @@ def _digits(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
         images=tf.cast(images, tf.float32),
         transforms=transforms,
         output_shape=tf.shape(images)[1:3],
-        fill_value=0.0,
+        fill_value=_black(),
         interpolation="BILINEAR",
         fill_mode="CONSTANT",
     )
@@ -227,14 +232,16 @@ def _bilinear(images: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Returns interpolated pixels at positions float32 [b, h, w], clamped to the image; float32 [b, h, w, 3]."""
     side = images.shape[1]
     flat = tf.reshape(images, [-1, side * side, 3])
+    if xla.has_gpu():
+        flat = tf.cast(flat, tf.float16)  # exact, and GPUs have no kernel that gathers bytes
     x, y = tf.clip_by_value(x, 0.0, side - 1.0), tf.clip_by_value(y, 0.0, side - 1.0)
     left, top = tf.floor(x), tf.floor(y)
     across, below = (x - left)[..., None], (y - top)[..., None]
-    column, row = tf.cast(left, tf.int32), tf.cast(top, tf.int32)
 
     def corner(step_x: int, step_y: int) -> tf.Tensor:
-        at = tf.minimum(row + step_y, side - 1) * side + tf.minimum(column + step_x, side - 1)
-        return tf.cast(tf.gather(flat, at, batch_dims=1), tf.float32)
+        # In FP32, which holds these numbers exactly: GPUs have no kernels that compute with int32.
+        at = tf.minimum(top + step_y, side - 1.0) * side + tf.minimum(left + step_x, side - 1.0)
+        return tf.cast(tf.gather(flat, tf.cast(at, tf.int32), batch_dims=1), tf.float32)
 
     upper = corner(0, 0) * (1 - across) + corner(1, 0) * across
     lower = corner(0, 1) * (1 - across) + corner(1, 1) * across

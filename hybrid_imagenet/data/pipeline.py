@@ -50,7 +50,7 @@ def training(
     """Returns this rank's micro-batches from `start` until `epochs` epochs or `max_steps` steps from there are done.
 
     A step takes size * batch * accumulation examples; rank r has the r-th contiguous part of them, as `accumulation`
-    elements `{"image": uint8 [b, side, side, 3], "label": int32 [b], "seed": int64 [b, 2]}`. Batch, accumulation and
+    elements `{"image": uint8 [b, side, side, 3], "label": int64 [b], "seed": int64 [b, 2]}`. Batch, accumulation and
     image size may change from epoch to epoch: the epoch is the one in which a step begins.
 
     With `parts` above 1 the rank stands for so many ranks: `batch` and `b` are those of one part, and an element holds
@@ -121,7 +121,7 @@ def evaluation(
 ) -> Batches:
     """Returns this rank's part of one pass over all examples: every rank has the same number of elements.
 
-    Elements are `{"image": uint8 [b, s, s, 3], "label": int32 [b], "weight": float32 [b]}`; each example has weight 1
+    Elements are `{"image": uint8 [b, s, s, 3], "label": int64 [b], "weight": float32 [b]}`; each example has weight 1
     exactly once over all ranks; padding (and, under "skip", a bad record's place) has weight 0. Images are the central
     square of `crop_fraction` of the shorter side.
     """

@@ -14,7 +14,7 @@ from hybrid_imagenet.data.bad_records import BadRecords
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 
 Usable = tuple[bytes, int, tuple[int, int, int]]  # content, label, and what `images.probe` finds
-Read = tuple[npt.NDArray[np.object_], npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.bool]]
+Read = tuple[npt.NDArray[np.object_], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool]]
 
 
 @functools.cache
@@ -45,7 +45,7 @@ class UsableExamples:
 
         Returns:
           (contents, probed, labels, own): encoded images, bytes [k]; kind, height and width of each, int64 [k, 3];
-          int32 [k]; and whether each is the example that was asked for, bool [k], or one that took its place.
+          int64 [k]; and whether each is the example that was asked for, bool [k], or one that took its place.
 
         Raises:
           UserError: for a bad record under "fail", or too many of them.
@@ -53,7 +53,7 @@ class UsableExamples:
         count = len(examples)
         contents = np.empty(count, object)
         probed = np.empty((count, 3), np.int64)
-        labels = np.empty(count, np.int32)
+        labels = np.empty(count, np.int64)
         own = np.ones(count, bool)
         read = self._read_together(examples)
         for place, index in enumerate(examples):

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.models import kernels
+from hybrid_imagenet.models import cast_once, kernels
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -26,7 +26,7 @@ class Conv2D(keras.layers.Conv2D):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Convolves [b, h, w, c] to [b, (h + 2 pad - k) // stride + 1, ..., filters]."""
-        outputs = kernels.conv2d(inputs, tf.convert_to_tensor(self.kernel), self.strides[0], self.pad)
+        outputs = kernels.conv2d(inputs, cast_once.value(self.kernel), self.strides[0], self.pad)
         if self.use_bias:
             outputs = tf.nn.bias_add(outputs, self.bias)
         return outputs
@@ -38,6 +38,12 @@ class Conv2D(keras.layers.Conv2D):
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"pad": self.pad}
+
+
+def cast_kernels(model: keras.Model) -> list[tuple[keras.Variable, str]]:
+    """Returns the trained kernels of a model's convolutions that compute in another type, with that type."""
+    found = [layer for layer in model._flatten_layers() if isinstance(layer, Conv2D) and layer.trainable]
+    return [(x.kernel, x.compute_dtype) for x in found if x.compute_dtype != x.kernel.dtype]
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")

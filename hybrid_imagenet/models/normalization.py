@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from hybrid_imagenet import xla
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models.parts import normalize_parts
 from hybrid_imagenet.models.synchronized import normalize_over_ranks
@@ -17,6 +21,7 @@ from hybrid_imagenet.models.synchronized import normalize_over_ranks
 MODES = ("last", "moving", "precise")
 
 _kept: contextvars.ContextVar[bool] = contextvars.ContextVar("statistics_kept", default=False)
+_waiting: contextvars.ContextVar[list[_Batch] | None] = contextvars.ContextVar("statistics_waiting", default=None)
 
 
 @contextlib.contextmanager
@@ -27,6 +32,23 @@ def statistics_kept() -> Iterator[None]:
         yield
     finally:
         _kept.reset(token)
+
+
+@contextlib.contextmanager
+def statistics_together() -> Iterator[None]:
+    """Inside, training passes keep nothing; at the end the statistics of all layers are kept at once.
+
+    On a GPU that is one compiled program, in place of a kernel or more to start for each layer.
+    """
+    waiting: list[_Batch] = []
+    token = _waiting.set(waiting)
+    try:
+        yield
+    finally:
+        _waiting.reset(token)
+    kinds = {(batch.layer.mode, batch.layer.momentum) for batch in waiting}
+    for kind in sorted(kinds):
+        _keep([batch for batch in waiting if (batch.layer.mode, batch.layer.momentum) == kind])
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -88,23 +110,18 @@ class BatchNormalization(keras.layers.BatchNormalization):
             self._keep_parts(means, variances)
             return outputs
         if self.allreduce is None:
-            outputs, mean, variance = self._batch(inputs)
+            outputs, batch = self._normalized(inputs)
         else:
             outputs, mean, variance = normalize_over_ranks(
                 inputs, self.gamma.value, self.beta.value, self.epsilon, self.allreduce, self.path
             )
-        self._keep(mean, variance)
+            batch = _Batch(self, mean, variance)
+        waiting = _waiting.get()
+        if waiting is not None and not _kept.get():
+            waiting.append(batch)
+        elif not _kept.get():
+            _keep([batch])
         return outputs
-
-    def _keep(self, mean: tf.Tensor, variance: tf.Tensor) -> None:
-        """Updates the kept statistics by the statistics of a batch."""
-        if _kept.get():
-            return
-        if self.mode == "moving":
-            mean = self.momentum * self.moving_mean + (1.0 - self.momentum) * mean
-            variance = self.momentum * self.moving_variance + (1.0 - self.momentum) * variance
-        self.moving_mean.assign(mean)
-        self.moving_variance.assign(variance)
 
     def _keep_parts(self, means: tf.Tensor, variances: tf.Tensor) -> None:
         """Updates the kept statistics by those of the parts of a batch, FP32 [parts, c] each."""
@@ -121,15 +138,18 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if self.apart is not None:
             self.apart.assign(tf.stack([means - mean, variances - variance]))
 
-    def _batch(self, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Normalizes by the batch's statistics; returns outputs, mean and biased variance.
+    def _normalized(self, inputs: tf.Tensor) -> tuple[tf.Tensor, _Batch]:
+        """Normalizes by the batch's statistics; returns outputs and statistics.
 
         The kernel's own variance output has Bessel's correction n / (n - 1), which merging over ranks must not see.
         """
         outputs, mean, corrected = self._kernel(inputs, tf.zeros([0]), tf.zeros([0]), training=True)
-        shape = tf.shape(inputs)
-        count = tf.cast(shape[0] * shape[1] * shape[2], tf.float32)
-        return outputs, mean, corrected * ((count - 1.0) / count)
+        if inputs.shape.is_fully_defined():
+            count = np.float32(math.prod(inputs.shape[:3]))
+        else:
+            shape = tf.shape(inputs)
+            count = tf.cast(shape[0] * shape[1] * shape[2], tf.float32)
+        return outputs, _Batch(self, mean, corrected, (count - 1) / count)
 
     def _kernel(self, inputs: tf.Tensor, mean: Any, variance: Any, *, training: bool) -> tuple[tf.Tensor, ...]:
         result = tf.raw_ops.FusedBatchNormV3(
@@ -148,6 +168,45 @@ class BatchNormalization(keras.layers.BatchNormalization):
     def get_config(self) -> dict[str, Any]:
         """The arguments that rebuild the layer, without `allreduce` and `parts`."""
         return super().get_config() | {"mode": self.mode}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+    """The statistics of a layer's batch, FP32 [c]: the biased variance is `variance` times `share`, a scalar."""
+
+    layer: BatchNormalization
+    mean: tf.Tensor
+    variance: tf.Tensor
+    share: Any = None
+
+
+def _keep(batches: Sequence[_Batch]) -> None:
+    """Updates the kept statistics of layers, of one mode and momentum, by those of their batches."""
+    layers = [batch.layer for batch in batches]
+    mode, momentum = layers[0].mode, layers[0].momentum
+
+    def kept(*values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        parts = (values[i : i + len(layers)] for i in range(0, len(values), len(layers)))
+        means, variances, *old = (list(part) for part in parts)
+        shares = [batch.share for batch in batches]
+        variances = [v if s is None else v * s for v, s in zip(variances, shares, strict=True)]
+        new = [_joined(means), _joined(variances)]
+        if mode == "moving":
+            new = [momentum * _joined(a) + (1.0 - momentum) * b for a, b in zip(old, new, strict=True)]
+        return new[0], new[1]
+
+    pairs = [(layer.moving_mean, layer.moving_variance) for layer in layers]
+    old = [variable.value for column in zip(*pairs, strict=True) for variable in column]
+    found = [batch.mean for batch in batches] + [batch.variance for batch in batches]
+    run = xla.on_gpu(kept) if len(layers) > 1 else kept
+    for column, joined in zip(zip(*pairs, strict=True), run(*found, *old), strict=True):
+        sizes = [variable.shape[0] for variable in column]
+        for variable, value in zip(column, tf.split(joined, sizes) if len(sizes) > 1 else [joined], strict=True):
+            variable.assign(value)
+
+
+def _joined(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.concat(vectors, 0) if len(vectors) > 1 else vectors[0]
 
 
 def merged(means: tf.Tensor, variances: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -8,26 +8,27 @@ every activation once more. A forward pair behind the last gradient makes it inf
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-_CHANNELS = 4  # cuDNN's kernels want a multiple
+_SHAPE = (1, 2, 2, 4)  # cuDNN's kernels want a multiple of four channels, a variance more than one pixel
 
 
 def shapes_first(losses: tf.Tensor, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the losses, unchanged, behind a normalization and ReLU of four numbers of the first layer's gradient.
+    """Returns the losses, unchanged, behind a normalization and ReLU of a few numbers of the first layer's gradient.
 
     Args:
       losses: float32 [b].
       gradients: of the variables from the first layer on; the first is computed last, so this comes after all.
     """
-    numbers = tf.reshape(tf.reshape(gradients[0], [-1])[:_CHANNELS], [1, 1, 1, _CHANNELS])
+    numbers = tf.reshape(tf.reshape(gradients[0], [-1])[: math.prod(_SHAPE)], _SHAPE)
     nothing = tf.zeros([0])
     normal = tf.raw_ops.FusedBatchNormV3(
         x=tf.cast(numbers, tf.float16),
-        scale=tf.ones([_CHANNELS]),
-        offset=tf.zeros([_CHANNELS]),
+        scale=tf.ones(_SHAPE[-1:]),
+        offset=tf.zeros(_SHAPE[-1:]),
         mean=nothing,
         variance=nothing,
         data_format="NHWC",

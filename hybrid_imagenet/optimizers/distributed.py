@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hybrid_imagenet import xla
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.flat_update import FlatUpdate
@@ -90,8 +91,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self._measure_noise = measure_noise
         self.average = average
         # An optimizer of Keras has a rule for each variable only.
-        self._packs = self._grouped and (bool(tf.config.get_visible_devices("GPU")) if flat is None else flat)
-        self._flat = FlatUpdate(self.inner, self.loss_scale, average)
+        self._packs = self._grouped and (xla.has_gpu() if flat is None else flat)
+        self._flat = FlatUpdate(self.inner, self.loss_scale, average, jit_compile=xla.supported())
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         if not self.built:
@@ -191,16 +192,52 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             self.square_sums.assign(square_sums)
 
             def update() -> tf.Tensor:
-                if self._grouped:
-                    self.inner.apply_reduced(reduced, unscale=unscale, square_sums=square_sums)
-                else:
-                    self.inner.apply([g * unscale for g in reduced], self._trainable_variables)
-                if self.average is not None:
-                    self.average.update(self.inner.iterations.value)
+                self._apply_inner(reduced, unscale, square_sums)
                 return tf.constant(True)
 
-            tf.cond(finite, update, lambda: tf.constant(False))
+            if xla.has_gpu() and not self._grouped:
+                self._masked(reduced, unscale, square_sums, finite)
+            else:
+                tf.cond(finite, update, lambda: tf.constant(False))
             self.loss_scale.update(finite)
+
+    def _apply_inner(self, reduced: Sequence[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor) -> None:
+        if self._grouped:
+            self.inner.apply_reduced(reduced, unscale=unscale, square_sums=square_sums)
+        else:
+            self.inner.apply([g * unscale for g in reduced], self._trainable_variables)
+        if self.average is not None:
+            self.average.update(self.inner.iterations.value)
+
+    def _masked(
+        self, reduced: Sequence[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, finite: tf.Tensor
+    ) -> None:
+        """Lets an optimizer of Keras update, and puts all values back if the gradients are not finite.
+
+        For a GPU: a branch would have the host wait for `finite`.
+        """
+        averages = list(self.average.variables.values()) if self.average is not None else []
+        held = [v.value for v in (*self._trainable_variables, *self.inner.variables, *averages)]
+
+        def update(*values: tf.Tensor) -> None:
+            *gradients, factor, sums, taken = values
+            before = [v.read_value() for v in held]
+            self._apply_inner(gradients, factor, sums)
+            for variable, old in zip(held, before, strict=True):
+                variable.assign(tf.where(taken, variable, old))
+
+        xla.on_gpu(update)(*reduced, unscale, square_sums, finite)
+
+    def told(self) -> dict[str, tf.Variable]:
+        """Returns the scalars by which records tell of the last step."""
+        scale = self.loss_scale
+        found = {
+            "loss_scale": scale.scale,
+            "skipped_steps": scale.skipped_steps,
+            "skipped_in_a_row": scale.skipped_in_a_row,
+            "grad_norm": self.grad_norm,
+        }
+        return {name: variable.value for name, variable in found.items()}
 
     def non_finite(self) -> list[str]:
         """The variables whose gradients were not finite in the last step, by path; waits for the device."""

@@ -38,9 +38,9 @@ class FlatUpdate:
     """
 
     def __init__(
-        self, inner: GroupedOptimizer, loss_scale: LossScale, average: WeightAverage | None, jit_compile: bool = True
+        self, inner: GroupedOptimizer, loss_scale: LossScale, average: WeightAverage | None, jit_compile: bool
     ) -> None:
-        """For an optimizer that has been built."""
+        """For an optimizer that has been built; without `jit_compile` the same operations run one by one."""
         self._inner, self._loss_scale, self._average = inner, loss_scale, average
         self._jit_compile = jit_compile
         self._programs: dict[tuple[Any, ...], tuple[Callable[..., Values], Callable[..., Values]]] = {}

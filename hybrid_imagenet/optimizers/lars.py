@@ -92,7 +92,7 @@ class TrustRatio:
             return factor * rate, {}
         gradient_sums = tf.gather(step.square_sums, kernels)
         ratio = self._ratios(optimizer, step.before[_WEIGHT_SUMS], gradient_sums, step.unscale, rate, share)
-        place = np.full(len(optimizer.kinds), len(kernels), np.int32)
+        place = np.full(len(optimizer.kinds), len(kernels), np.int64)
         place[kernels] = np.arange(len(kernels))
         return factor * rate * tf.gather(tf.concat([ratio, [1.0]], 0), place), {TRUST_RATIOS: ratio}
 

@@ -45,9 +45,9 @@ class Layout:
         self._counts = [math.prod(self.shapes[i]) for i in self.order]
         rows = np.array([padded(count) // ROW for count in self._counts], np.int64)
         self.rows = int(rows.sum())
-        self._owner = np.repeat(np.array(self.order, np.int32), rows)
-        self._first = np.zeros(len(self.shapes), np.int32)
-        self._rows_of = np.zeros(len(self.shapes), np.int32)
+        self._owner = np.repeat(np.array(self.order, np.int64), rows)
+        self._first = np.zeros(len(self.shapes), np.int64)
+        self._rows_of = np.zeros(len(self.shapes), np.int64)
         self._first[self.order] = np.cumsum(rows) - rows
         self._rows_of[self.order] = rows
 
@@ -105,7 +105,7 @@ class Layout:
         whose order would differ between ranks and runs.
         """
         by_row = tf.reduce_sum(tf.square(rows), 1)
-        place = np.arange(max(int(self._rows_of.max(initial=0)), 1), dtype=np.int32)[None]
+        place = np.arange(max(int(self._rows_of.max(initial=0)), 1), dtype=np.int64)[None]
         own = place < self._rows_of[:, None]
         at = np.where(own, self._first[:, None] + place, 0)
         return tf.reduce_sum(tf.where(own, tf.gather(by_row, at), 0.0), 1)

@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 import time
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
@@ -40,6 +42,6 @@ class Control:
         return self._words[int(REQUESTS.stop), int(save)]
 
     @staticmethod
-    def read(total: tf.Tensor) -> Verdict:
+    def read(total: npt.ArrayLike) -> Verdict:
         """Returns the verdict in the sum of all ranks' words."""
-        return Verdict(*(count > 0 for count in total.numpy().tolist()))
+        return Verdict(*(np.asarray(total) > 0).tolist())

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from hybrid_imagenet import xla
+
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationSums:
@@ -38,6 +40,7 @@ class SumAccumulator:
 
     def __init__(self, name: str):
         self.variable = tf.Variable(tf.zeros([4], tf.float64), trainable=False, name=name)
+        self._of_batch = xla.on_gpu(_batch_sums)
 
     def add(self, losses: tf.Tensor, logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor | None = None) -> None:
         """Adds a batch.
@@ -45,17 +48,10 @@ class SumAccumulator:
         Args:
           losses: float32 [b], per example.
           logits: float32 [b, classes].
-          labels: int32 [b].
+          labels: int64 [b].
           weights: float32 [b] or None: 0 leaves an example (padding) out.
         """
-        # Two classes have no fifth guess: in_top_k then counts every example.
-        top1 = tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=labels.dtype), labels), tf.float64)
-        top5 = tf.cast(tf.math.in_top_k(labels, logits, min(5, logits.shape[-1])), tf.float64)
-        columns = [tf.cast(losses, tf.float64), top1, top5, tf.ones_like(top1)]
-        if weights is not None:
-            keep = weights > 0
-            columns = [tf.where(keep, column, tf.zeros_like(column)) for column in columns]
-        self.variable.assign_add(tf.stack([tf.reduce_sum(column) for column in columns]))
+        self.variable.assign_add(self._of_batch(losses, logits, labels, weights))
 
     def reset(self) -> None:
         """Sets the sums to zero."""
@@ -68,6 +64,18 @@ class SumAccumulator:
     def read(self) -> ClassificationSums:
         """Fetches the sums to the host."""
         return ClassificationSums(*self.variable.numpy().tolist())
+
+
+def _batch_sums(losses: tf.Tensor, logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
+    """The sums over a batch, float64 [4]; arguments as for `SumAccumulator.add`."""
+    # Two classes have no fifth guess: in_top_k then counts every example.
+    top1 = tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=labels.dtype), labels), tf.float64)
+    top5 = tf.cast(tf.math.in_top_k(labels, logits, min(5, logits.shape[-1])), tf.float64)
+    columns = [tf.cast(losses, tf.float64), top1, top5, tf.ones_like(top1)]
+    if weights is not None:
+        keep = weights > 0
+        columns = [tf.where(keep, column, tf.zeros_like(column)) for column in columns]
+    return tf.stack([tf.reduce_sum(column) for column in columns])
 
 
 def from_vector(vector: tf.Tensor) -> ClassificationSums:

@@ -53,7 +53,7 @@ def prepare(settings: dict[str, Any], classes: int, precision: str, alone: bool)
     pixels = max(side for _, side in derived.sizes(config).stages)
     side = augment.host_stage(config.augmentation, pixels).side
     image = tf.TensorSpec([None, side, side, 3], tf.uint8)
-    spec = {"image": image, "label": tf.TensorSpec([None], tf.int32), "seed": tf.TensorSpec([None, 2], tf.int64)}
+    spec = {"image": image, "label": tf.TensorSpec([None], tf.int64), "seed": tf.TensorSpec([None, 2], tf.int64)}
     control, held = tf.zeros([2], tf.int32), [] if alone else [tf.ones([2, model.count_params()])]
     # One graph for all batches. Accumulated gradients are as large as the gradients of the last micro-batch.
     if config.gradient_accumulation_steps > 1:
@@ -66,14 +66,14 @@ def prepare(settings: dict[str, Any], classes: int, precision: str, alone: bool)
     def once(images: int) -> float | None:
         batch = {
             "image": tf.zeros([images, side, side, 3], tf.uint8),
-            "label": tf.zeros([images], tf.int32),
+            "label": tf.zeros([images], tf.int64),
             "seed": tf.zeros([images, 2], tf.int64),
         }
         peak = _Peak(bool(tf.config.get_visible_devices("GPU")))
         try:
             for _ in range(2):
-                run(batch, control, *more).numpy()
-            step.sums.read()
+                run(batch, control, *more)
+            step.optimizer.grad_norm.numpy()  # waits for the device
         except tf.errors.ResourceExhaustedError:
             return None
         return peak.read() if held is not None else None

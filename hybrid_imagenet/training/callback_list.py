@@ -35,10 +35,11 @@ def in_order(parts: Parts) -> list[keras.callbacks.Callback]:
         profiler = [Profiler(config.profile_steps, folder, parts.step.sums.read, recording.announce)]
     parts.divergence = DivergenceGuard(
         parts.state,
-        parts.step.alarm.read,
+        lambda: parts.step.alarm.read(parts.step.copies.read("alarm")),
         communicator.allgather_object,
         parts.step.alarm.highest,
         config.divergence_factor,
+        lambda: parts.step.copies.behind,
     )
     log = [RecordLog(recording.writer, recording.view)] if recording.writer is not None else []
     checkpoints = CheckpointCallback(
@@ -66,7 +67,7 @@ def in_order(parts: Parts) -> list[keras.callbacks.Callback]:
         EpochValues(parts.data.facts),
         ExampleCount(parts.data, parts.state, communicator.allgather_object, recording.announce),
         MetricAverage(communicator.allreduce_sum),
-        NumericsGuard(parts.optimizer, config.max_skipped_steps),
+        NumericsGuard(parts.optimizer, config.max_skipped_steps, parts.step.copies.read),
         parts.divergence,
         TrustRatioLog(parts.optimizer.inner, parts.model.trainable_variables),
         *noise,

@@ -28,6 +28,9 @@ class Ranks(Protocol):
     def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Returns the sum over ranks."""
 
+    def allreduce_on_host(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Returns the sum over ranks, in the host's memory."""
+
     def allgather_object(self, obj: Any) -> list[Any]:
         """Returns the object of each rank."""
 
@@ -97,7 +100,7 @@ class Validation:
                 found[places] = right.numpy()[places - first]
             note()
         if self._by_image:
-            self.right = self._ranks.allreduce_sum(tf.constant(found), "image_results").numpy() > 0
+            self.right = self._ranks.allreduce_on_host(tf.constant(found), "image_results").numpy() > 0
         vector = self._ranks.allreduce_sum(self._step.sums.variable.read_value(), "validation_sums")
         total = from_vector(vector)
         return {**total.means("val"), "val_count": int(total.count), "val_dropped": self._dropped(int(total.count))}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,10 +18,6 @@ from hybrid_imagenet.stages import START
 from hybrid_imagenet.training.accumulators import ClassificationSums
 from hybrid_imagenet.training.step import Batch, TrainStep
 
-# The verdict on step k is read when step k + 2 has been issued: the device always has work queued, and every rank
-# reads the same verdict at the same step.
-_CONTROL_LAG = 2
-
 BatchPlan = Callable[[int], tuple[int, int]]
 
 
@@ -30,7 +25,8 @@ class Loop:
     """Runs epochs of training steps, with validation in between.
 
     Nothing is fetched from the device but every `log_every` steps, at the end of an epoch, and where a validation or
-    the end of the run lies inside of one. That one has several epoch records: each covers what was trained since the
+    the end of the run lies inside of an epoch. Every `log_every` steps a GPU gives what it had two steps before
+    (`late_copies`). An epoch with a validation inside has several epoch records: each covers what was trained since the
     one before.
     """
 
@@ -76,7 +72,6 @@ class Loop:
         self._world_size = world_size
         self._log_every = log_every
         self._callbacks = list(callbacks)
-        self._verdicts: collections.deque[tf.Tensor] = collections.deque()
         self._meter = _Meter(state, log_every)
         self._compiled = False
 
@@ -123,10 +118,9 @@ class Loop:
         for _ in range(micro_batches - 1):
             self.step.accumulate(self._next(batches))
         if micro_batches == 1:
-            verdict = self.step.single(self._next(batches), control)
+            self.step.single(self._next(batches), control)
         else:
-            verdict = self.step.last(self._next(batches), control, tf.constant(float(micro_batches)))
-        self._verdicts.append(verdict)
+            self.step.last(self._next(batches), control, tf.constant(float(micro_batches)))
 
     def _next(self, batches: Iterator[Batch]) -> Batch:
         began = time.perf_counter()
@@ -137,25 +131,29 @@ class Loop:
 
     def _after_step(self, position: float) -> None:
         logs: dict[str, Any] = {"position": position}
+        copies = self.step.copies
+        copies.make(self.state.step, self._log_every)
         if self._meter.due():
-            logs |= self._meter.record(self.step.sums.read())
+            copies.open(self.state.step)
+            logs |= self._meter.record(ClassificationSums(*copies.read("sums").tolist()))
         elif not self._compiled:
             self._meter.compiled()
         if not self._compiled:
             START.finish()
         self._compiled = True
-        if len(self._verdicts) > _CONTROL_LAG:
-            verdict = self._control.read(self._verdicts.popleft())
-            logs["save"] = verdict.save
-            if verdict.stop:
-                self.state.stop = "preempted"
+        verdict = self._control.read(self.step.requests())
+        logs["save"] = verdict.save
+        if verdict.stop:
+            self.state.stop = "preempted"
         self._call("on_train_batch_end", self.state.step, logs)
+        copies.close()
 
     def _close(self, epoch: int) -> None:
         """Makes an epoch record: of a whole epoch, or inside of one."""
         position, whole = self._order.position(self.state.cursor), self.state.cursor.epoch > epoch
         logs: dict[str, Any] = {"epoch": epoch + 1 if whole else position, "step": self.state.step}
         logs |= self._meter.epoch(self.step.sums.read())
+        self.step.copies.forget()
         self.step.sums.reset()  # before what is saved at the end of the epoch: that is where the next one begins
         if self._validate_after(position):
             began = time.perf_counter()

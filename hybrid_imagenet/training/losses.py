@@ -20,7 +20,7 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, smoothing: float = 0.0) 
 
     Args:
       logits: float32 [b, K].
-      labels: int32 [b].
+      labels: int64 [b].
       smoothing: e, in [0, 1].
 
     Returns:
@@ -47,7 +47,7 @@ def binary_cross_entropy(logits: tf.Tensor, labels: tf.Tensor, smoothing: float 
 
     Args:
       logits: float32 [b, K].
-      labels: int32 [b].
+      labels: int64 [b].
       smoothing: e, in [0, 1].
 
     Returns:

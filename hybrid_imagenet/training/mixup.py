@@ -29,10 +29,18 @@ def mix(images: tf.Tensor, seeds: tf.Tensor, alpha: float, parts: int = 1) -> tu
 def mirrored(values: tf.Tensor, parts: int = 1) -> tf.Tensor:
     """The values, [b, ...], of each part in the opposite order."""
     split = tf.reshape(values, tf.concat([[parts, -1], tf.shape(values)[1:]], 0))
-    return tf.reshape(tf.reverse(split, [1]), tf.shape(values))
+    return tf.reshape(split[:, ::-1], tf.shape(values))
 
 
 def _share(seed: tf.Tensor, alpha: float) -> tf.Tensor:
     """A beta variate, float32 scalar: a ratio of two gamma variates with the same scale."""
-    gammas = tf.random.stateless_gamma([2], seed, alpha=tf.fill([2], tf.constant(alpha, tf.float32)))
+    # The seed is random already. TensorFlow's own way from a seed to key and counter leads through the host.
+    words = tf.bitcast(seed, tf.uint64)
+    gammas = tf.raw_ops.StatelessRandomGammaV3(
+        shape=[2],
+        key=words[:1],
+        counter=tf.stack([tf.zeros([], tf.uint64), words[1]]),
+        alg=1,
+        alpha=tf.fill([2], alpha),
+    )
     return gammas[0] / tf.maximum(gammas[0] + gammas[1], 1e-30)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import keras
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from hybrid_imagenet.models import relu_gradients
+from hybrid_imagenet.models import cast_once, layers, normalization, relu_gradients
+from hybrid_imagenet.models.recompute import RecomputingModel
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.training import loss_alarm
 from hybrid_imagenet.training.accumulators import SumAccumulator
+from hybrid_imagenet.training.late_copies import LateCopies
 from hybrid_imagenet.training.loss_alarm import LossAlarm
 from hybrid_imagenet.training.losses import Loss, cross_entropy
 from hybrid_imagenet.training.mixup import mirrored, mix
+from hybrid_imagenet.xla import has_gpu, on_gpu
+
+_LAG = 2  # steps, after which a GPU has made a copy and still has work
 
 Batch = Mapping[str, tf.Tensor]
 Preprocess = Callable[[Batch], tf.Tensor]
@@ -24,8 +32,8 @@ Choose = Callable[[Batch], tuple[Batch, tf.Tensor]]
 class ControlReducer(Protocol):
     """The part of a communicator that a step uses besides the reduction of gradients."""
 
-    def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the sum over ranks, inside a graph."""
+    def allreduce_on_host(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Returns the sum over ranks, inside a graph, in the host's memory."""
 
 
 class PerShape:
@@ -65,10 +73,13 @@ class TrainStep:
     last goes through `last`, which reduces and applies their mean. `single` is the step without accumulation. Each is
     traced once per batch shape:
 
-      single(batch, control): one update from one batch; returns the sum of `control` (int32 [k]) over ranks.
+      single(batch, control): one update from one batch; adds up `control` (int32 [k]) over ranks, see `requests`.
       accumulate(batch): adds the gradients of one micro-batch.
       last(batch, control, micro_batches): one update from the mean over `micro_batches` (float32 scalar) micro-batches,
-        this one included; returns the sum of `control`.
+        this one included; adds up `control`.
+
+    They return nothing: TensorFlow would tie a result to all that a step does, on the host and on a GPU, and so the one
+    would wait for the other.
     """
 
     def __init__(
@@ -113,26 +124,37 @@ class TrainStep:
         self._parts = parts
         self._choose = choose
         self._fuse_relu_gradients = fuse_relu_gradients
-        self._variables = [v.value for v in model.trainable_variables]
+        # XLA fuses casts by itself; where activations are computed again, gradients go to variables only.
+        one_by_one = xla or isinstance(model, RecomputingModel) or not has_gpu()
+        self._kernels = [] if one_by_one else layers.cast_kernels(model)
         self._accumulators: list[tf.Variable] = []
+        with tf.device("CPU:0"):
+            self._requests = tf.Variable(tf.zeros([0], tf.int32), shape=[None], trainable=False, name="requests")
         self.single, self.accumulate, self.last = (PerShape(f) for f in (self._single, self._accumulate, self._last))
         self._forward_backward = self._loss_and_gradients
         if jit_compile:
             self._forward_backward = tf.function(self._loss_and_gradients, autograph=False, jit_compile=True)
         optimizer.build(model.trainable_variables)
+        told = {"sums": self.sums.variable, "alarm": self.alarm.variable, **optimizer.told()}
+        self.copies = LateCopies(told, _LAG if has_gpu() else 0)
 
-    def _single(self, batch: Batch, control: tf.Tensor) -> tf.Tensor:
+    def requests(self) -> npt.NDArray[np.int32]:
+        """Returns the sum over ranks of the last step's control words; no device is waited for."""
+        found: npt.NDArray[np.int32] = self._requests.numpy()
+        return found
+
+    def _single(self, batch: Batch, control: tf.Tensor) -> None:
         gradients = self._gradients(batch)  # of this rank, for the scaled loss
         reduced = self.optimizer.reduce(gradients)  # means over ranks, float32, still scaled
         self.optimizer.update_if_finite(reduced)
         self.alarm.advance()
-        return self._reduce_control(control)
+        self._reduce_control(control)
 
     def _accumulate(self, batch: Batch) -> None:
         for total, gradient in zip(self._accumulators, self._gradients(batch), strict=True):
             total.assign_add(tf.cast(gradient, tf.float32))
 
-    def _last(self, batch: Batch, control: tf.Tensor, micro_batches: tf.Tensor) -> tf.Tensor:
+    def _last(self, batch: Batch, control: tf.Tensor, micro_batches: tf.Tensor) -> None:
         gradients = []
         for total, gradient in zip(self._accumulators, self._gradients(batch), strict=True):
             gradients.append((total + tf.cast(gradient, tf.float32)) / micro_batches)
@@ -141,7 +163,7 @@ class TrainStep:
         for total in self._accumulators:
             total.assign(tf.zeros_like(total))
         self.alarm.advance()
-        return self._reduce_control(control)
+        self._reduce_control(control)
 
     def forward(self, batch: Batch) -> tf.Tensor:
         """Returns the logits in training mode, float32 [b, classes]; updates statistics of normalization only."""
@@ -150,7 +172,9 @@ class TrainStep:
     def prepare_accumulation(self) -> None:
         """Creates the accumulators (float32, as large as the weights); needed before `accumulate`."""
         if not self._accumulators:
-            self._accumulators = [tf.Variable(tf.zeros(v.shape), trainable=False) for v in self._variables]
+            self._accumulators = [
+                tf.Variable(tf.zeros(v.shape), trainable=False) for v in self.model.trainable_variables
+            ]
 
     def _gradients(self, batch: Batch) -> list[tf.Tensor]:
         weight = None
@@ -167,22 +191,34 @@ class TrainStep:
     def _loss_and_gradients(
         self, images: tf.Tensor, labels: tf.Tensor, share: tf.Tensor, weight: tf.Tensor | None
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(self._variables)
+        with (
+            cast_once.together(self._kernels) as cast,
+            normalization.statistics_together() if has_gpu() else contextlib.nullcontext(),
+            tf.GradientTape(watch_accessed_variables=False) as tape,
+        ):
+            sources = [cast.get(id(v), v.value) for v in self.model.trainable_variables]
+            tape.watch(sources)
             logits = self.model(images, training=True)
-            losses = self._loss(logits, labels, self._label_smoothing)
-            if self._mixup:
-                others = self._loss(logits, mirrored(labels, self._parts), self._label_smoothing)
-                losses = share * losses + (1.0 - share) * others
-            loss = tf.reduce_mean(losses)
-            scaled = self.optimizer.scale_loss(loss if weight is None else weight * loss)
-        gradients = tape.gradient(scaled, self._variables)
+            losses, scaled = on_gpu(self._objective)(logits, labels, share, weight)
+        gradients = tape.gradient(scaled, sources)
         if self._fuse_relu_gradients:
             losses = relu_gradients.shapes_first(losses, gradients)
         return losses, logits, gradients
 
-    def _reduce_control(self, control: tf.Tensor) -> tf.Tensor:
-        return self._communicator.allreduce_sum(control, "control")
+    def _objective(
+        self, logits: tf.Tensor, labels: tf.Tensor, share: tf.Tensor, weight: tf.Tensor | None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the losses of the images and the scaled mean, from which the gradients start."""
+        losses = self._loss(logits, labels, self._label_smoothing)
+        if self._mixup:
+            others = self._loss(logits, mirrored(labels, self._parts), self._label_smoothing)
+            losses = share * losses + (1.0 - share) * others
+        loss = tf.reduce_mean(losses)
+        return losses, self.optimizer.scale_loss(loss if weight is None else weight * loss)
+
+    def _reduce_control(self, control: tf.Tensor) -> None:
+        with tf.device("CPU:0"):
+            self._requests.assign(self._communicator.allreduce_on_host(control, "control"))
 
 
 class EvaluationStep:

@@ -44,6 +44,7 @@ def _collectives(c: Communicator) -> dict:
     out = {"rank": c.rank, "size": c.size, "local": [c.local_rank, c.local_size], "hosts": list(c.hosts)}
     out["horovod"] = "horovod" in sys.modules
     out["sum"] = c.allreduce_sum(tf.constant([1.0, 2.0]) * (c.rank + 1), "s").numpy().tolist()
+    out["host_sum"] = c.allreduce_on_host(tf.constant([1, c.rank]), "h").numpy().tolist()
     out["graph_sum"] = int(function(lambda x: c.allreduce_sum(x, "t"))(tf.constant(c.rank)))
     variables = [
         tf.Variable(tf.cast(tf.fill([3, 2], c.rank + 5), dtype))

@@ -15,6 +15,7 @@ def check(outcomes, size):
         assert out["horovod"] == (size > 1)
         total = size * (size + 1) / 2
         assert out["sum"] == [total, 2 * total]
+        assert out["host_sum"] == [size, size * (size - 1) / 2]
         assert out["graph_sum"] == size * (size - 1) / 2
         assert out["variables"] == [[size + 4] * 6] * 5 + [[1.0] * 6, [size - 1], []]
         assert out["object"] == {"from": size - 1, "list": [1, None, "ä"]}

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import types
 from unittest import mock
 
 import pytest
@@ -159,3 +160,25 @@ def test_ranks_share_gpus_where_nccl_is_told_to_let_them(monkeypatch):
     devices = Devices(monkeypatch)
     environment.configure_tensorflow(Placement(rank=2, size=3, local_rank=2, local_size=3), threads=1)
     assert ("set_visible_devices", "gpu a", "GPU") in devices.noted
+
+
+@pytest.mark.parametrize(("tunables", "kept"), [("", True), ("glibc.malloc.hugetlb=1", False)])
+def test_freed_memory_is_kept_unless_it_comes_in_huge_pages(monkeypatch, tunables, kept):
+    asked = []
+    library = types.SimpleNamespace(mallopt=lambda *setting: asked.append(setting))
+    monkeypatch.setattr(environment.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setenv("GLIBC_TUNABLES", tunables)
+    environment.keep_freed_memory()
+    assert asked == ([(-3, 32 << 20), (-1, 2**31 - 1)] if kept else [])
+
+
+def test_a_batch_of_images_is_read_into_the_memory_of_the_last(monkeypatch):
+    script = (
+        "import resource; from hybrid_imagenet.comm import environment; environment.keep_freed_memory()\n"
+        "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "def batch(): return [bytes(100_000) for _ in range(100)]\n"
+        "batch(); batch(); before = faults(); batch(); print(faults() - before)"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 500  # of 2,441 pages

@@ -95,6 +95,17 @@ def test_one_operation_of_horovod_per_bucket():
     assert [len(op.outputs) for op in operations] == [2, 2, 2]
 
 
+@pytest.mark.parametrize(("nccl", "steps"), [(False, 1), (True, 0)])
+def test_a_gpu_has_no_clock_to_wait_for(nccl, steps):
+    communicator, settings = TwoAlike(), Settings()
+    selector = Selector(communicator, settings, HorovodCollectives(2))
+    reducer = GradientReducer(communicator, settings, selector, nccl)
+    traced = tf.function(lambda g: reducer.reduce([g], ["w"]), autograph=False).get_concrete_function(tf.ones([4]))
+    assert sum(op.type == "Timestamp" for op in traced.graph.get_operations()) == 2 * steps
+    assert reducer.statistics()["exposed_ms"] is None
+    assert reducer.waited() == (0.0, 0)
+
+
 class TestRefused:
     @pytest.fixture(params=["alone", "two"])
     def reduce(self, request):

@@ -1,6 +1,7 @@
-"""Started with the CUDA wheel of TensorFlow on its path: reads operations as JSON, writes those without a GPU kernel.
+"""Started with the CUDA wheel of TensorFlow on its path: reads operations as JSON, writes what its kernels say of them.
 
 An operation is [type, {attribute: type, ...}]. Kernels are registered when the library is loaded, which needs no GPU.
+Writes {operation: {types: arguments in the host's memory, or null without a kernel for GPUs}}; see registrations.json.
 """
 
 import json
@@ -10,17 +11,24 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 
-def has_kernel(operation: str, types: dict[str, str]) -> bool:
-    """Whether a kernel for GPUs, or for any device, takes these types."""
-    for kernel in kernels.get_registered_kernels_for_op(operation).kernel:
-        if kernel.device_type not in ("GPU", "DEFAULT"):
-            continue
-        allowed = {c.name: {tf.dtypes.as_dtype(t).name for t in c.allowed_values.list.type} for c in kernel.constraint}
-        if all(types.get(name) in names for name, names in allowed.items()):
-            return True
-    return False
+def on_host(operation: str, types: dict[str, str]) -> list[str] | None:
+    """The arguments that the kernel for GPUs of these types keeps in the host's memory; None without one."""
+    found = kernels.get_registered_kernels_for_op(operation).kernel
+    for device in ("GPU", "DEFAULT"):  # DEFAULT: for devices that have none of their own
+        for kernel in found:
+            allowed = {
+                c.name: {tf.dtypes.as_dtype(t).name for t in c.allowed_values.list.type} for c in kernel.constraint
+            }
+            if kernel.device_type == device and all(types.get(name) in names for name, names in allowed.items()):
+                return list(kernel.host_memory_arg)
+    return None
 
 
 if not tf.test.is_built_with_cuda():
     raise SystemExit(f"{tf.__file__} is not the wheel with CUDA")
-json.dump([item for item in json.load(sys.stdin) if not has_kernel(*item)], sys.stdout)
+table: dict[str, dict[str, list[str] | None]] = {}
+for kind, named in json.load(sys.stdin):
+    key = ",".join(f"{name}={named[name]}" for name in sorted(named))
+    table.setdefault(kind, {})[key] = on_host(kind, named)
+lines = [f"{json.dumps(kind)}: {json.dumps(rows)}" for kind, rows in sorted(table.items())]
+print("{\n" + ",\n".join(lines) + "\n}")

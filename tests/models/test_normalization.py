@@ -254,3 +254,31 @@ def test_synchronized_reductions_have_a_name_per_layer():
     assert len(names) == len(set(names)) == 20
     model(np.zeros((2, 32, 32, 3)), training=False)
     assert len(names) == 20
+
+
+@pytest.mark.parametrize("mode", ["last", "moving"])
+def test_statistics_that_are_kept_together_are_those_of_each_layer(mode):
+    def layers_and_images():
+        made = []
+        for seed, channels in enumerate((6, 16, 3)):
+            x, gamma, beta, _ = draw((4, 3, 5, channels), seed)
+            made.append((build(gamma, beta, mode=mode), tf.constant(x, tf.float32)))
+        return made
+
+    def kept(layers):
+        return [getattr(layer, name).numpy() for layer, _ in layers for name in KEPT]
+
+    one_by_one, together = layers_and_images(), layers_and_images()
+    for _ in range(2):
+        for layer, images in one_by_one:
+            layer(images, training=True)
+        before = kept(together)
+        with normalization.statistics_together():
+            for layer, images in together:
+                layer(images, training=True)
+            with normalization.statistics_kept():
+                together[0][0](2 * together[0][1], training=True)  # the second pass of a recomputed segment
+            for value, old in zip(kept(together), before, strict=True):
+                np.testing.assert_array_equal(value, old)
+        for value, expected in zip(kept(together), kept(one_by_one), strict=True):
+            np.testing.assert_array_equal(value, expected)

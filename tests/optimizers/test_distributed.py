@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet import optimizers
+from hybrid_imagenet import optimizers, xla
 from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 
@@ -86,3 +87,37 @@ def test_it_serves_keras_fit():
     history = model.fit(x, y, batch_size=16, epochs=8, verbose=0).history["loss"]
     assert history[-1] < 0.3 * history[0]
     assert inner.iterations.numpy() == 32
+
+
+@pytest.mark.parametrize("average", [None, 0.9])
+def test_on_a_gpu_an_optimizer_of_keras_is_masked_instead_of_skipped(monkeypatch, average):
+    """In one compiled program, so that no branch waits for the device; the numbers are those of the branch."""
+
+    def run(gpu):
+        monkeypatch.setattr(xla, "has_gpu", lambda: gpu)
+        variables = [keras.Variable(np.ones(shape, np.float32), name=f"w{i}") for i, shape in enumerate([(3, 4), (4,)])]
+        kept = WeightAverage(average) if average else None
+        optimizer = DistributedOptimizer(keras.optimizers.Adam(0.1), SingleProcess(), LossScale(8.0, dynamic=True))
+        optimizer.average = kept
+        optimizer.build(variables)
+        step = tf.function(lambda *grads: optimizer.apply(list(grads)), autograph=False)
+        seen = []
+        for number in range(4):
+            grads = [np.full(v.shape, 8.0 * (number + 1), np.float32) for v in variables]
+            if number == 2:
+                grads[1][1] = np.nan
+            step(*map(tf.constant, grads))
+            held = [*variables, *optimizer.variables, *(kept.variables.values() if kept else ())]
+            seen.append([v.numpy() for v in held])
+        return seen, step.get_concrete_function(*map(tf.constant, grads)).graph
+
+    (plain, with_branch), (masked, without) = run(False), run(True)
+    assert [op.type for op in with_branch.get_operations()].count("If") == 1
+    assert "If" not in {op.type for op in without.get_operations()}
+    for expected, found in zip(plain, masked, strict=True):
+        for a, b in zip(expected, found, strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-6)
+    weights, iterations = masked[2][:2], 2
+    for now, before in zip(weights, masked[1][:2], strict=True):
+        np.testing.assert_array_equal(now, before)
+    assert any(value.shape == () and value == iterations for value in masked[2])

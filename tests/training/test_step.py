@@ -1,11 +1,13 @@
 """What the compiled training step must look like where a GPU would run it."""
 
+import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet import models, optimizers
+from hybrid_imagenet import models, optimizers, xla
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
+from hybrid_imagenet.training import step as step_module
 from hybrid_imagenet.training.step import TrainStep
 
 
@@ -53,3 +55,35 @@ def test_without_xla_the_step_is_one_graph():
     assert not compiled
     assert kinds(graph.as_graph_def().node, "EnsureShape") == len(model.trainable_variables)
     assert kinds(graph.as_graph_def().node, "FusedBatchNormGradV3") > 0
+
+
+def test_what_a_gpu_computes_together_makes_the_same_step(monkeypatch):
+    """Casts, statistics, update and sums for a GPU, not compiled, beside those of a step of a CPU.
+
+    Convolutions are in the form for CPUs in both. TensorFlow's kernel for the update of a variable rounds once where
+    the update of the vector rounds twice.
+    """
+
+    def run(gpu):
+        monkeypatch.setattr(xla, "has_gpu", lambda: gpu)
+        monkeypatch.setattr(step_module, "has_gpu", lambda: gpu)
+        monkeypatch.setenv("HYBRID_IMAGENET_XLA", "0")
+        ranks = SingleProcess(health_every_steps=2)
+        model = models.create("resnet10", 5, 16, precision="mixed_float16", batch_norm="moving", width=8)
+        inner = optimizers.create("sgd", weight_decay=1e-4, learning_rate=0.1, momentum=0.0)
+        inner.set_kinds(classify(model))
+        step = TrainStep(model, DistributedOptimizer(inner, ranks), lambda batch: batch["image"], ranks)
+        random = np.random.default_rng(0)
+        for _ in range(3):
+            images = tf.constant(random.normal(size=(4, 16, 16, 3)), tf.float16)
+            labels = tf.constant(random.integers(0, 5, 4))
+            step.single({"image": images, "label": labels}, tf.constant([1, 0]))
+            assert step.requests().tolist() == [1, 0]
+        values = [v.numpy() for v in model.variables] + [step.copies.read("grad_norm")]
+        return values, step.sums.read(), ranks.wire_health()
+
+    expected, *counts = run(False)
+    found, *others = run(True)
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+    assert others == counts

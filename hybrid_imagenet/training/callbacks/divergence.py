@@ -32,6 +32,7 @@ class DivergenceGuard(keras.callbacks.Callback):
         allgather: Callable[[Any], list[Any]],
         highest: float,
         factor: float | None = None,
+        behind: Callable[[], int] = lambda: 0,
     ):
         """Takes what to look at.
 
@@ -41,6 +42,7 @@ class DivergenceGuard(keras.callbacks.Callback):
           allgather: collects one small object per rank, in the order of ranks.
           highest: the loss in nats above which the alarm goes off, for the message.
           factor: the training loss has diverged above so many times its running value; None compares nothing.
+          behind: the number of the last steps of which the alarm does not tell yet.
         """
         super().__init__()
         self._state = state
@@ -48,6 +50,7 @@ class DivergenceGuard(keras.callbacks.Callback):
         self._allgather = allgather
         self._highest = highest
         self._factor = factor
+        self._behind = behind
         self._began = self._seen = state.step
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -81,7 +84,7 @@ class DivergenceGuard(keras.callbacks.Callback):
         """
         if train_loss is None and self._seen == self._state.step:
             return
-        self._seen = self._state.step
+        self._seen = self._state.step - self._behind()
         alarms, losses = zip(*self._allgather((self._alarm(), train_loss)), strict=True)
         raised = [alarm for alarm in alarms if alarm is not None]
         if raised:
@@ -89,7 +92,7 @@ class DivergenceGuard(keras.callbacks.Callback):
             why = f"above 100 ln(classes) = {self._highest:.4g}" if math.isfinite(loss) else "not finite"
             self._raise(f"step {self._began + step}: the loss is {loss:.4g}, {why}", loss)
         if self._factor is None:
-            self._state.good_step = max(self._state.step - 1, 0)
+            self._state.good_step = max(self._seen - 1, 0)
         elif train_loss is not None:
             self._compare(sum(losses) / len(losses), self._factor)
 
@@ -102,7 +105,7 @@ class DivergenceGuard(keras.callbacks.Callback):
                 f"step {state.step}: the loss is {loss:.4g} after {before} (--divergence_factor={factor:g})", loss
             )
         state.running_loss = loss if running is None else _DECAY * running + (1 - _DECAY) * loss
-        state.good_step = state.step - 1
+        state.good_step = max(self._seen - 1, 0)
 
     def _raise(self, what: str, loss: float) -> None:
         raise DivergedError(f"{what}: {_REMEDY}", self._state, loss)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from hybrid_imagenet.errors import NumericsError
@@ -22,11 +24,17 @@ class NumericsGuard(keras.callbacks.Callback):
     The verdict on each step is the same on every rank, and all ranks look at the same steps, so all stop together.
     """
 
-    def __init__(self, optimizer: DistributedOptimizer, max_skipped_steps: int):
-        """Stops after `max_skipped_steps` skipped steps in a row."""
+    def __init__(
+        self,
+        optimizer: DistributedOptimizer,
+        max_skipped_steps: int,
+        read: Callable[[str], npt.NDArray[np.float64]],
+    ):
+        """Stops after `max_skipped_steps` skipped steps in a row; `read` is `late_copies.LateCopies.read`."""
         super().__init__()
         self._optimizer = optimizer
         self._limit = max_skipped_steps
+        self._value = lambda name: float(read(name)[0])
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Reads the counters at a step whose metrics are fetched.
@@ -37,7 +45,7 @@ class NumericsGuard(keras.callbacks.Callback):
         if not logs or "train_loss" not in logs:
             return
         self._read(logs)
-        in_a_row = int(self._optimizer.loss_scale.skipped_in_a_row.numpy())
+        in_a_row = int(self._value("skipped_in_a_row"))
         if in_a_row >= self._limit:
             layers = self._optimizer.non_finite()
             more = f" and {len(layers) - _NAMED} more" if len(layers) > _NAMED else ""
@@ -53,10 +61,9 @@ class NumericsGuard(keras.callbacks.Callback):
             self._read(logs)
 
     def _read(self, logs: dict[str, Any]) -> None:
-        scale = self._optimizer.loss_scale
-        logs["loss_scale"] = float(scale.scale.numpy())
-        logs["skipped_steps"] = int(scale.skipped_steps.numpy())
-        logs["grad_norm"] = float(self._optimizer.grad_norm.numpy())
+        logs["loss_scale"] = self._value("loss_scale")
+        logs["skipped_steps"] = int(self._value("skipped_steps"))
+        logs["grad_norm"] = self._value("grad_norm")
 
 
 class WeightCheck(keras.callbacks.Callback):

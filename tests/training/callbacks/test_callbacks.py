@@ -19,6 +19,7 @@ from hybrid_imagenet.training.callbacks.metric_average import MetricAverage
 from hybrid_imagenet.training.callbacks.numeric_checks import NumericsGuard, TrustRatioLog, WeightCheck
 from hybrid_imagenet.training.callbacks.schedules import HyperparameterSchedule
 from hybrid_imagenet.training.callbacks.target import BestAndTarget
+from hybrid_imagenet.training.late_copies import LateCopies
 from tests.checkpoints import support
 from tests.references.moments_reference import population_moments
 
@@ -90,7 +91,7 @@ def test_the_guard_stops_a_run_that_only_skips():
     optimizer = DistributedOptimizer(optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1), SingleProcess())
     weights = [keras.Variable(np.ones(1, np.float32), name=name) for name in ("stem", "head")]
     optimizer.build(weights)
-    guard = NumericsGuard(optimizer, max_skipped_steps=3)
+    guard = NumericsGuard(optimizer, 3, LateCopies(optimizer.told(), 0).read)
     for step in (1, 2):
         optimizer.apply([tf.constant([1.0]), tf.constant([np.nan])])
         record = {"train_loss": float("nan")}

@@ -1,0 +1,153 @@
+"""Traces steps as a GPU would get them, where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+from horovod.common.process_sets import ProcessSet
+
+from hybrid_imagenet import config as configuration
+from hybrid_imagenet import recipes
+from hybrid_imagenet.comm import SingleProcess, process
+from hybrid_imagenet.comm.connected import ConnectedRanks
+from hybrid_imagenet.comm.gradients import GradientReducer
+from hybrid_imagenet.comm.horovod_collectives import HorovodCollectives
+from hybrid_imagenet.comm.selection import Selector
+from hybrid_imagenet.comm.tensorflow_collectives import TensorFlowCollectives
+from hybrid_imagenet.config import derived
+from hybrid_imagenet.data import pipeline
+from hybrid_imagenet.data.sources.synthetic import SyntheticSource
+from hybrid_imagenet.library import DistributedOptimizer
+from hybrid_imagenet.library.split_step import _split
+from hybrid_imagenet.models.normalization import BatchNormalization
+from hybrid_imagenet.numerics.sampling import Cursor
+from hybrid_imagenet.training import build
+from hybrid_imagenet.training.losses import LOSSES
+from hybrid_imagenet.training.step import EvaluationStep
+from tests.gpu import copies
+
+SMALL = ("--dataset=synthetic", "--model=resnet8", "--width=8", "--image_size=32", "--per_gpu_batch=4")
+CLASSES = 10
+
+
+class Two(ConnectedRanks):
+    """Rank 0 of two ranks that always agree and send nothing."""
+
+    def __init__(self, settings: Any, engine: str = "horovod") -> None:
+        """Connected by an engine whose operations are only traced."""
+        self.rank = self.local_rank = 0
+        self.size = self.local_size = 2
+        self.hosts = ("a", "a")
+        if engine == "horovod":
+            self.collectives = self._host = HorovodCollectives(2)
+        else:
+            self.collectives = TensorFlowCollectives(0, 2, gpu=True)
+            self._host = TensorFlowCollectives(0, 2)
+        selector = Selector(self, settings, self.collectives)
+        self._reducer = GradientReducer(self, settings, selector, nccl=True)
+
+    broadcast_object = SingleProcess.broadcast_object
+    allgather_object = SingleProcess.allgather_object
+
+    def shutdown(self) -> None:
+        """Nothing to end."""
+
+
+@contextlib.contextmanager
+def on_gpu(*, xla: bool = True) -> Iterator[set[int]]:
+    """Inside, graphs are built as for a GPU, one that XLA supports or not; yields handles of variables on the CPU."""
+    with pytest.MonkeyPatch.context() as patch, copies.pinned() as on_cpu:
+        patch.setattr(tf.config, "get_visible_devices", lambda kind=None: [f"{kind}:0"])
+        patch.setattr(ProcessSet, "size", lambda self: 2)
+        patch.setenv("HYBRID_IMAGENET_XLA", str(int(xla)))
+        yield on_cpu
+
+
+@functools.cache
+def specs(augmentation: str, image_size: int, batch: int, weighted: bool = False) -> dict[str, tf.TensorSpec]:
+    """The batches of the input pipeline."""
+    source = SyntheticSource("train", 2 * batch, CLASSES, ready=False)
+    if weighted:
+        batches = pipeline.evaluation(source, batch, image_size=image_size)
+    else:
+        order, settings = pipeline.order_of(source, 0), {"image_size": image_size, "augmentation": augmentation}
+        batches = pipeline.training(source, order, Cursor(), (batch, 1), epochs=1, **settings)
+    element = next(iter(batches))
+    return {name: tf.TensorSpec(t.shape, t.dtype, name) for name, t in element.items()}
+
+
+def resolved(*flags: str) -> Any:
+    """The configuration of a small network, with more flags."""
+    return configuration.resolve([*SMALL, *flags])
+
+
+def training(config: Any, ranks: str = "", precision: str = "mixed_float16") -> Iterator[tuple[str, Any]]:
+    """The traced steps of a configuration: one update per batch, and with --accumulation the micro-batches."""
+    communicator: Any = SingleProcess(config.wire_health_every_steps)
+    if ranks:
+        communicator = Two(derived.communication(config, 2), ranks)
+    network = build.model(config, precision, CLASSES, communicator)
+    optimizer = build.optimizer(config, precision, network, communicator)
+    choose = build.random_batch(config, communicator)
+    step = build.train_step(config, precision, network, optimizer, communicator, choose)
+    batch = specs(config.augmentation, config.image_size, config.per_gpu_batch * config.virtual_gpus)
+    control = tf.TensorSpec([3], tf.int32, "control")
+    if config.accumulation == 1:
+        yield "single", step.single.get_concrete_function(batch, control)
+        return
+    step.prepare_accumulation()
+    yield "accumulate", step.accumulate.get_concrete_function(batch)
+    yield "last", step.last.get_concrete_function(batch, control, tf.TensorSpec([], tf.float32, "micro_batches"))
+
+
+def evaluation(config: Any, precision: str = "mixed_float16") -> Any:
+    """The traced step of validation."""
+    network = build.model(config, precision, CLASSES, SingleProcess())
+    preprocess = build.evaluation_preprocess(precision.removeprefix("mixed_"))
+    step = EvaluationStep(network, preprocess, loss=LOSSES[config.loss], flip=config.eval_flip)
+    batch = specs("none", config.image_size, config.per_gpu_batch, weighted=True)
+    return step._compiled.get_concrete_function(batch)
+
+
+def augmentations() -> dict[str, str]:
+    """A recipe for each augmentation that recipes use, and the others."""
+    found = {"none": "", "digits": "", "shift": ""}
+    for name in recipes.names():
+        found.setdefault(configuration.resolve(["--dataset=synthetic", f"--recipe={name}"]).augmentation, name)
+    return found
+
+
+def augmentation(name: str, precision: str = "float16") -> Any:
+    """The traced device's part of an augmentation."""
+    prepare = build.train_preprocess(resolved(f"--augmentation={name}"), precision)
+    return tf.function(prepare, autograph=False).get_concrete_function(specs(name, 32, 4))
+
+
+def fit(inner: Any, *, compiled: bool, precision: str = "mixed_float16") -> Any:
+    """The traced training step of `model.fit` on two ranks, with Keras's own `train_step`."""
+    policy = keras.dtype_policies.DTypePolicy(precision)
+    x = images = keras.Input((16, 16, 3))
+    x = keras.layers.ReLU(dtype=policy)(BatchNormalization(dtype=policy)(keras.layers.Conv2D(4, 3, dtype=policy)(x)))
+    model = keras.Model(images, keras.layers.Dense(CLASSES)(keras.layers.GlobalAveragePooling2D()(x)))
+    optimizer = DistributedOptimizer(inner)
+    two = Two(optimizer.settings)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=compiled)
+    optimizer.attach(model)
+    step = _split(model, optimizer) if compiled else model.train_step
+    data = tf.TensorSpec([4, 16, 16, 3], tf.float32, "images"), tf.TensorSpec([4], tf.int64, "labels")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "current", lambda: two)
+        traced = tf.function(lambda *pair: step(pair), autograph=False)
+        return traced.get_concrete_function(*data)
+
+
+def audited(function: Any, on_cpu: Sequence[int] | set[int], table: Any) -> copies.Audit:
+    """The audit of a traced step; the control word comes from the host."""
+    return copies.Audit(on_cpu, table).step(function, host=["control"])

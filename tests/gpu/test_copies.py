@@ -1,0 +1,214 @@
+"""No tensor is copied between host and GPU in a step, but for the schedule's scalars; see copies.py.
+
+Which memory a kernel of TensorFlow keeps its arguments in stands in registrations.json, for the operations and types of
+these graphs; --long compares it with the CUDA wheel, which lists its kernels without a GPU.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import horovod.tensorflow as hvd
+import pytest
+import tensorflow as tf
+
+from hybrid_imagenet.data import device
+from hybrid_imagenet.optimizers.base import HYPER_NAMES
+from tests.gpu import copies, graphs
+
+HERE = pathlib.Path(__file__).parent
+EVERYTHING = ("--recipe=hybrid", "--ema_decay=0.99", "--gradient_noise_scale", "--label_smoothing=0.1")
+STEPS = {  # flags, and the engine that connects two ranks
+    "one rank": (EVERYTHING, ""),
+    "two ranks": (("--recipe=hybrid",), "horovod"),
+    "two ranks of TensorFlow's engine": ((), "tensorflow"),
+    "accumulation": (("--accumulation=2", "--optimizer=lars"), "horovod"),
+    "mixed images": (("--mixup=0.2", "--loss=binary", "--optimizer=sgd", "--batch_norm=moving"), ""),
+    "statistics over ranks": (("--sync_batch_norm", "--optimizer=lamb"), "horovod"),
+    "virtual GPUs": (("--virtual_gpus=2", "--optimizer=schedule_free"), ""),
+}
+LONG = {
+    "without XLA": ((), "horovod"),
+    "second phase without XLA": (("--optimizer=lars",), ""),
+    "matrices": (("--optimizer=muon",), ""),
+    "bfloat16 on the way": (("--compression=bf16",), "horovod"),
+    "recomputed": (("--recompute", "--optimizer=adabound", "--fuse_relu_gradients"), ""),
+    "compiled": (("--xla",), "horovod"),
+}
+EVALUATIONS = {"softmax": ("--eval_flip",), "binary": ("--loss=binary",)}
+AUGMENTATIONS = graphs.augmentations()
+
+
+def is_allowed(copy):
+    """The schedule's scalars, which set out when a step begins: they wait for the steps before and no more."""
+    return copy.kind == "early feed" and (copy.dtype, copy.bytes) == ("float32", 4 * len(HYPER_NAMES))
+
+
+def check(*audits, returns=False):
+    """With a result, which waits for all that a step does, the host's part sends empty copies: also when it begins."""
+    for audit in audits:
+        assert not audit.missing
+        found = [copy for copy in sorted(audit.copies) if not is_allowed(copy)]
+        assert not [str(copy) for copy in found if not returns or (copy.kind, copy.dtype) != ("early feed", "control")]
+    return audits
+
+
+def steps(case, table, precision="mixed_float16"):
+    flags, ranks = (STEPS | LONG)[case]
+    with graphs.on_gpu(xla="without" not in case) as on_cpu:
+        traced = list(graphs.training(graphs.resolved(*flags), ranks, precision))
+        return [graphs.audited(function, on_cpu, table) for _, function in traced]
+
+
+def evaluation(case, table, precision="mixed_float16"):
+    with graphs.on_gpu() as on_cpu:
+        return graphs.audited(graphs.evaluation(graphs.resolved(*EVALUATIONS[case]), precision), on_cpu, table)
+
+
+def augmentation(name, compiled, table):
+    with graphs.on_gpu(xla=compiled) as on_cpu:
+        return graphs.audited(graphs.augmentation(name), on_cpu, table)
+
+
+def fit(inner, compiled, table):
+    with graphs.on_gpu() as on_cpu:
+        return graphs.audited(graphs.fit(inner, compiled=compiled), on_cpu, table)
+
+
+@pytest.fixture(scope="module")
+def table():
+    return copies.table()
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_a_step_copies_nothing_but_the_scalars_of_the_schedule(case, table):
+    assert len(check(*steps(case, table))) == 1 + (case == "accumulation")
+
+
+@pytest.mark.parametrize("case", EVALUATIONS)
+def test_validation_copies_nothing(case, table):
+    (audit,) = check(evaluation(case, table))
+    assert not audit.copies
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_no_augmentation_copies_anything(name, compiled, table):
+    (audit,) = check(augmentation(name, compiled, table))
+    assert not audit.copies
+
+
+@pytest.mark.parametrize("inner", ["sgd", "adam"])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_step_of_fit_copies_nothing(inner, compiled, table):
+    check(fit(inner, compiled, table), returns=True)
+
+
+def everything(precision, table=None):
+    """The audits of all graphs; without a table they only list operations."""
+    audits = [audit for case in STEPS | LONG for audit in steps(case, table, precision)]
+    audits += [evaluation(case, table, precision) for case in EVALUATIONS]
+    if precision == "mixed_float16":
+        audits += [augmentation(name, compiled, table) for name in AUGMENTATIONS for compiled in (True, False)]
+        audits += [fit(inner, compiled, table) for inner in ("sgd", "adam") for compiled in (True, False)]
+    return audits
+
+
+def registered(asked, cuda_wheel):
+    """What the CUDA wheel says of operations, in the form of the table."""
+    environment = os.environ | {"PYTHONPATH": str(cuda_wheel), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    program = [sys.executable, str(HERE / "registered.py")]
+    text = json.dumps([[kind, types] for (kind, _), types in sorted(asked.items())])
+    done = subprocess.run(program, input=text, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_table_is_that_of_the_cuda_wheel_and_no_precision_copies_anything(cuda_wheel, tmp_path):
+    asked = {}
+    for precision in ("mixed_float16", "mixed_bfloat16", "float32"):
+        for audit in everything(precision):
+            asked |= audit.seen
+    for case in FOUND:
+        asked |= found(case, None).seen
+    text = registered(asked, cuda_wheel)
+    (tmp_path / copies.TABLE.name).write_text(text)
+    assert json.loads(text) == copies.table(), f"put {tmp_path / copies.TABLE.name} in place of {copies.TABLE}"
+    for precision in ("mixed_float16", "mixed_bfloat16", "float32"):
+        check(*everything(precision, copies.table()), returns=True)
+
+
+def test_a_step_of_resnet50_starts_few_kernels(table):
+    """Before the casts, statistics, metrics and gradients of all layers went together it was 598 operations."""
+    with graphs.on_gpu() as on_cpu:
+        config = graphs.resolved("--model=resnet50", "--width=64", "--image_size=64", "--wire_health_every_steps=0")
+        ((_, step),) = graphs.training(config)
+        launched = graphs.audited(step, on_cpu, table).launched
+    layers = sum(name.startswith(("Conv2D", "FusedBatchNorm", "Relu", "Add")) for name in launched)
+    assert layers == 394  # convolutions, normalizations, ReLUs and sums, forward and backward
+    assert len(launched) - layers <= 27
+
+
+def spec(dtype, *shape, name="x"):
+    return tf.TensorSpec(shape, dtype, name)
+
+
+def clock(x):
+    y = x * 2.0
+    with tf.control_dependencies([y]), tf.device("CPU:0"):
+        tf.timestamp()
+
+
+def word(x):
+    return hvd.allreduce(x, op=hvd.Sum, name="word")
+
+
+def word_of_the_host(x):
+    with tf.device("CPU:0"):
+        return word(x)
+
+
+def branch(x):
+    return tf.cond(x[0] > 0.0, lambda: x + 1.0, lambda: x * 2.0)
+
+
+def moved(x, fill):
+    shift = tf.constant([[1.0, 0.0, 3.0, 0.0, 1.0, 0.0, 0.0, 0.0]])
+    return tf.raw_ops.ImageProjectiveTransformV3(
+        images=x, transforms=shift, output_shape=[8, 8], fill_value=fill(), interpolation="NEAREST"
+    )
+
+
+PIXELS, SCORES = spec("float32", 1, 8, 8, 3), spec("float32", 4, 9, name="scores")
+FOUND = {  # what steps had once, and what they have instead: function, arguments, those of the host, copies
+    "int32 compared": (
+        lambda x, y: tf.equal(tf.argmax(y, 1, output_type=tf.int32), x),
+        (spec("int32", 4), SCORES), (), [("feed", "bool"), ("fetch", "int32"), ("fetch", "int32")],
+    ),
+    "int64 compared": (lambda x, y: tf.equal(tf.argmax(y, 1), x), (spec("int64", 4), SCORES), (), []),
+    "bytes gathered": (
+        lambda x: tf.cast(tf.gather(x, tf.constant([0, 2], tf.int64)), tf.float32),
+        (spec("uint8", 4),), (), [("feed", "uint8"), ("fetch", "uint8")],
+    ),
+    "clock": (clock, (spec("float32", 4),), (), [("fetch", "control")]),
+    "word summed by GPUs": (word, (spec("int32", 3),), ["x"], [("early feed", "int32"), ("fetch", "int32")]),
+    "word summed by hosts": (word_of_the_host, (spec("int32", 3),), ["x"], []),
+    "branch on a value": (branch, (spec("float32", 4),), (), [("fetch", "bool")]),
+    "constant in the GPU's memory": (lambda x: moved(x, lambda: 0.0), (PIXELS,), (), [("fetch", "float32")]),
+    "constant in the host's": (lambda x: moved(x, device._black), (PIXELS,), (), []),
+}  # fmt: skip
+
+
+def found(case, table):
+    function, arguments, host, _ = FOUND[case]
+    with graphs.on_gpu() as on_cpu:
+        traced = tf.function(function, autograph=False).get_concrete_function(*arguments)
+        return copies.Audit(on_cpu, table).step(traced, host)
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_copies_are_found_where_there_are_any(case, table):
+    assert sorted((copy.kind, copy.dtype) for copy in found(case, table).copies) == FOUND[case][3]

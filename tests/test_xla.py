@@ -1,0 +1,63 @@
+"""Compilation for GPUs: where there is one that XLA supports, and a way out where it does not."""
+
+import logging
+
+import pytest
+import tensorflow as tf
+
+from hybrid_imagenet import xla
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: [f"{kind}:0"])
+    monkeypatch.delenv("HYBRID_IMAGENET_XLA", raising=False)
+    xla._runs.cache_clear()
+    yield monkeypatch
+    xla._runs.cache_clear()
+
+
+def double(x):
+    return 2 * x
+
+
+def is_compiled(function):
+    return getattr(function, "_jit_compile", False) is True
+
+
+def test_a_cpu_compiles_nothing_of_a_gpu(monkeypatch):
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: [])
+    assert xla.on_gpu(double) is double
+    assert xla.supported()
+
+
+def test_a_gpu_compiles(gpu):
+    function = xla.on_gpu(double)
+    assert is_compiled(function)
+    assert float(function(tf.constant(2.0))) == 4.0
+
+
+def test_the_user_may_forbid_it(gpu):
+    gpu.setenv("HYBRID_IMAGENET_XLA", "0")
+    assert xla.on_gpu(double) is double
+
+
+def test_a_gpu_that_xla_does_not_support_is_asked_once_and_told(gpu, caplog):
+    asked = []
+
+    def fails(function, **settings):
+        def call(*arguments):
+            asked.append(settings)
+            raise tf.errors.InvalidArgumentError(None, None, "no kernel image\nfor sm_61")
+
+        return call
+
+    gpu.setattr(xla.tf, "function", fails)
+    with caplog.at_level(logging.WARNING):
+        assert xla.on_gpu(double) is double
+        assert not xla.supported()
+    assert asked == [{"autograph": False, "jit_compile": True}]
+    (record,) = caplog.records
+    assert (
+        "does not compile" in record.message and "no kernel image" in record.message and "sm_61" not in record.message
+    )
