@@ -26,7 +26,8 @@ from hybrid_imagenet.errors import (
     EXIT_PREEMPTED,
     EXIT_STALLED,
     EXIT_USAGE,
-)from hybrid_imagenet.resilience.stop_signals import REQUESTS
+)
+from hybrid_imagenet.resilience.stop_signals import REQUESTS
 
 _FINAL = (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_INTERRUPTED)
 _LOOK = 0.5  # seconds between two looks at hosts or a lock

@@ -3,8 +3,8 @@
 The launcher (mpirun or horovodrun) starts ranks on several hosts. Whatever becomes of them, this
 process returns with the exit code that the ranks gave:
 
-- The launcher may wait for ever for a host that is lost. A rank that ends the job says so (`exit_code`); when the launcher
-  is still there some seconds later it is killed, with everything that it has started here.
+- The launcher may wait for ever for a host that is lost. A rank that ends the job says so (`exit_code`); when the
+  launcher is still there some seconds later it is killed, with everything that it has started here.
 - A request to stop (`stop_signals`) becomes SIGUSR1 to the launcher, which hands it on to the ranks; they save and
   leave. The third Ctrl-C or SIGTERM ends everything at once.
 - Its own output may lose its reader, as in `| tee log` after Ctrl-C; the launcher writes to pipes that are always read.
@@ -222,7 +222,8 @@ class Supervisor:
         """Returns the exit code of the job."""
         now = time.monotonic()
         ends = [end for at, end in self._ends if now - at < _RECENT]
-        told = [end.code for end in ends]
+        # Ranks that had nothing to save when the launcher ended them do not say why it did.
+        told = [end.code for end in ends if end.saved or code != _CODE_SSH]
         killed = self._reports.killed
         if REQUESTS.forced and not {EXIT_OK, EXIT_PREEMPTED} & {code, *told}:
             return 128 + REQUESTS.forced

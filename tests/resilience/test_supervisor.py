@@ -44,6 +44,8 @@ def finish(process, seconds=30):
         ("echo $WORD ends 75 >&2; echo $WORD ends 75 >&2; exit 1", 75),
         ("echo $WORD ends 75 >&2; echo $WORD ends 4 >&2; exit 1", 4),  # ranks that were told to leave because of one
         ("echo $WORD ends 1 >&2; echo $WORD ends 75 >&2; exit 1", 75),
+        ("echo $WORD ends 75 unsaved >&2; exit 1", 75),  # a scheduler has signalled the ranks themselves
+        ("echo $WORD ends 75 unsaved >&2; exit 255", 4),  # mpirun has ended them
         ("exit 255", 4),  # ssh and mpirun when a connection is lost
     ],
 )
