@@ -27,8 +27,13 @@ def ended_by_one_line(work: Callable[[], int]) -> int:
         signal.signal(signal.SIGINT, _interrupt)
     sys.unraisablehook = _unraisable
     unwound = threading.Event()
+
+    def end_unwound() -> None:
+        if unwound.is_set():
+            _end()
+
     # Called after all other functions of atexit. An interrupt inside of `exec` lets Python itself end by SIGINT.
-    atexit.register(lambda: unwound.is_set() and _end())
+    atexit.register(end_unwound)
     try:
         code = work()
         _ending.cancel()
