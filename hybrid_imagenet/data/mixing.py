@@ -67,7 +67,7 @@ class Watch:
         self._wanted = expected(np.ones(num_classes, np.int64))
         self._window = window
         self._lock = threading.Lock()
-        self._labels: list[npt.NDArray[np.int32]] = []
+        self._labels: list[npt.NDArray[np.int64]] = []
         self._missing = _READ * IMAGES
 
     def add(self, labels: npt.NDArray[np.int64]) -> None:
