@@ -67,11 +67,11 @@ class Watch:
         self._wanted = expected(np.ones(num_classes, np.int64))
         self._window = window
         self._lock = threading.Lock()
-        self._labels: list[npt.NDArray[np.int32]] = []
+        self._labels: list[npt.NDArray[np.int64]] = []
         self._missing = _READ * IMAGES
 
-    def add(self, labels: npt.NDArray[np.int32]) -> None:
-        """Takes the labels of a micro-batch, int32 [b]; threads may call it at the same time."""
+    def add(self, labels: npt.NDArray[np.int64]) -> None:
+        """Takes the labels of a micro-batch, int64 [b]; threads may call it at the same time."""
         with self._lock:
             if self._missing <= 0:
                 return

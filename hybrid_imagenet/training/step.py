@@ -125,7 +125,7 @@ class TrainStep:
         self._choose = choose
         self._fuse_relu_gradients = fuse_relu_gradients
         # XLA fuses casts by itself; where activations are computed again, gradients go to variables only.
-        one_by_one = xla or isinstance(model, RecomputingModel) or not has_gpu()
+        one_by_one = jit_compile or isinstance(model, RecomputingModel) or not has_gpu()
         self._kernels = [] if one_by_one else layers.cast_kernels(model)
         self._accumulators: list[tf.Variable] = []
         with tf.device("CPU:0"):
