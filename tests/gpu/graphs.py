@@ -23,7 +23,7 @@ from hybrid_imagenet.comm.tensorflow_collectives import TensorFlowCollectives
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources.synthetic import SyntheticSource
-from hybrid_imagenet.library import DistributedOptimizer
+from hybrid_imagenet.library.optimizer import DistributedOptimizer
 from hybrid_imagenet.library.split_step import _split
 from hybrid_imagenet.models.normalization import BatchNormalization
 from hybrid_imagenet.numerics.sampling import Cursor
@@ -32,7 +32,7 @@ from hybrid_imagenet.training.losses import LOSSES
 from hybrid_imagenet.training.step import EvaluationStep
 from tests.gpu import copies
 
-SMALL = ("--dataset=synthetic", "--model=resnet8", "--width=8", "--image_size=32", "--per_gpu_batch=4")
+SMALL = ("--dataset=synthetic", "--model=resnet8", "--model_width=8", "--image_size=32", "--per_gpu_batch=4")
 CLASSES = 10
 
 
@@ -88,8 +88,8 @@ def resolved(*flags: str) -> Any:
 
 
 def training(config: Any, ranks: str = "", precision: str = "mixed_float16") -> Iterator[tuple[str, Any]]:
-    """The traced steps of a configuration: one update per batch, and with --accumulation the micro-batches."""
-    communicator: Any = SingleProcess(config.wire_health_every_steps)
+    """The traced steps of a configuration: one update per batch, and with --gradient_accumulation_steps the micro-batches."""
+    communicator: Any = SingleProcess(config.gradient_health_every_steps)
     if ranks:
         communicator = Two(derived.communication(config, 2), ranks)
     network = build.model(config, precision, CLASSES, communicator)
@@ -98,7 +98,7 @@ def training(config: Any, ranks: str = "", precision: str = "mixed_float16") -> 
     step = build.train_step(config, precision, network, optimizer, communicator, choose)
     batch = specs(config.augmentation, config.image_size, config.per_gpu_batch * config.virtual_gpus)
     control = tf.TensorSpec([3], tf.int32, "control")
-    if config.accumulation == 1:
+    if config.gradient_accumulation_steps == 1:
         yield "single", step.single.get_concrete_function(batch, control)
         return
     step.prepare_accumulation()
@@ -143,7 +143,7 @@ def fit(inner: Any, *, compiled: bool, precision: str = "mixed_float16") -> Any:
     step = _split(model, optimizer) if compiled else model.train_step
     data = tf.TensorSpec([4, 16, 16, 3], tf.float32, "images"), tf.TensorSpec([4], tf.int64, "labels")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "current", lambda: two)
+        patch.setattr(process, "communicator", lambda: two)
         traced = tf.function(lambda *pair: step(pair), autograph=False)
         return traced.get_concrete_function(*data)
 

@@ -24,8 +24,8 @@ STEPS = {  # flags, and the engine that connects two ranks
     "one rank": (EVERYTHING, ""),
     "two ranks": (("--recipe=hybrid",), "horovod"),
     "two ranks of TensorFlow's engine": ((), "tensorflow"),
-    "accumulation": (("--accumulation=2", "--optimizer=lars"), "horovod"),
-    "mixed images": (("--mixup=0.2", "--loss=binary", "--optimizer=sgd", "--batch_norm=moving"), ""),
+    "accumulation": (("--gradient_accumulation_steps=2", "--optimizer=lars"), "horovod"),
+    "mixed images": (("--mixup=0.2", "--loss=sigmoid", "--optimizer=sgd", "--batch_norm=moving"), ""),
     "statistics over ranks": (("--sync_batch_norm", "--optimizer=lamb"), "horovod"),
     "virtual GPUs": (("--virtual_gpus=2", "--optimizer=schedule_free"), ""),
 }
@@ -35,9 +35,9 @@ LONG = {
     "matrices": (("--optimizer=muon",), ""),
     "bfloat16 on the way": (("--compression=bf16",), "horovod"),
     "recomputed": (("--recompute", "--optimizer=adabound", "--fuse_relu_gradients"), ""),
-    "compiled": (("--xla",), "horovod"),
+    "compiled": (("--jit_compile",), "horovod"),
 }
-EVALUATIONS = {"softmax": ("--eval_flip",), "binary": ("--loss=binary",)}
+EVALUATIONS = {"softmax": ("--eval_flip",), "sigmoid": ("--loss=sigmoid",)}
 AUGMENTATIONS = graphs.augmentations()
 
 
@@ -144,7 +144,9 @@ def test_the_table_is_that_of_the_cuda_wheel_and_no_precision_copies_anything(cu
 def test_a_step_of_resnet50_starts_few_kernels(table):
     """Before the casts, statistics, metrics and gradients of all layers went together it was 598 operations."""
     with graphs.on_gpu() as on_cpu:
-        config = graphs.resolved("--model=resnet50", "--width=64", "--image_size=64", "--wire_health_every_steps=0")
+        config = graphs.resolved(
+            "--model=resnet50", "--model_width=64", "--image_size=64", "--gradient_health_every_steps=0"
+        )
         ((_, step),) = graphs.training(config)
         launched = graphs.audited(step, on_cpu, table).launched
     layers = sum(name.startswith(("Conv2D", "FusedBatchNorm", "Relu", "Add")) for name in launched)

@@ -95,7 +95,7 @@ def test_a_record_is_complete_whether_or_not_it_tells_of_two_steps_before(lag, l
 
 def test_a_request_of_any_rank_ends_the_step_at_which_it_was_made():
     step, seen = Step(), []
-    step.requests = lambda: np.array([int(step.done == 2), 0, 0])
+    step.requests = lambda: np.array([int(step.done == 2), 0])
     keep = keras.callbacks.LambdaCallback(on_train_batch_end=lambda number, logs: seen.append(number))
     assert run_loop(step, keep, log_every=20).stop == "preempted"
     assert seen == [1, 2]

@@ -80,7 +80,7 @@ def test_what_a_gpu_computes_together_makes_the_same_step(monkeypatch):
             step.single({"image": images, "label": labels}, tf.constant([1, 0]))
             assert step.requests().tolist() == [1, 0]
         values = [v.numpy() for v in model.variables] + [step.copies.read("grad_norm")]
-        return values, step.sums.read(), ranks.wire_health()
+        return values, step.sums.read(), ranks.gradient_health()
 
     expected, *counts = run(False)
     found, *others = run(True)
