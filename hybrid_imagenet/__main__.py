@@ -13,15 +13,15 @@ from hybrid_imagenet.resilience import interrupts, lasting_output
 
 # The module of each command, with main(arguments) -> exit code, and one line for the list of commands.
 COMMANDS = {
-    "train": ("hybrid_imagenet.main", "train in this process, or as one of the ranks that horovodrun started"),
-    "run": ("hybrid_imagenet.tools.run", "start training on several hosts, as horovodrun does, and end when it ends"),
-    "evaluate": ("hybrid_imagenet.tools.evaluate", "loss, top-1 and top-5 of a trained network on a data set"),
+    "train": ("hybrid_imagenet.main", "train in this process, or as one rank of a job"),
+    "run": ("hybrid_imagenet.tools.run", "start training, or a script, on several ranks and hosts"),
+    "evaluate": ("hybrid_imagenet.tools.evaluate", "loss, top-1 and top-5 of a trained network on a dataset"),
     "predict": ("hybrid_imagenet.tools.predict", "the most probable classes of images"),
     "export": (
         "hybrid_imagenet.tools.export.command",
         "convert a network: ONNX, Keras, SavedModel, torchvision",
     ),
-    "data": ("hybrid_imagenet.tools.data.command", "prepare, check or show a data set"),
+    "data": ("hybrid_imagenet.tools.data.command", "prepare, check or show a dataset"),
     "doctor": ("hybrid_imagenet.tools.doctor.command", "check hosts before a run"),
     "plan": ("hybrid_imagenet.tools.plan.command", "predict step time and training time on a cluster"),
     "report": ("hybrid_imagenet.tools.report.command", "draw a page and plots of one or several runs"),

@@ -1,5 +1,6 @@
 """Users' pages: commands parse, run and exit with 0, links and flags exist, words and sentences are plain."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -209,3 +210,12 @@ def test_flags_in_the_text_exist(page):
     text = "".join(text for language, text in blocks(page) if language == "prose")
     named = set(re.findall(r"(?<![\w-])--([a-z_0-9]+)", text))
     assert named <= known, named - known
+
+
+def test_help_is_plain(capsys):
+    for command in __main__.COMMANDS:
+        with contextlib.suppress(SystemExit):
+            __main__.main([command, "--help=all" if command == "train" else "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert len(shown) > 10000
+    assert not (found := AVOIDED.findall(shown)), found

@@ -37,9 +37,9 @@ class Communication:
       engine: what connects the ranks: Horovod, or TensorFlow's own collective operations; auto takes Horovod where it
         is installed.
       allreduce: how gradients are summed over GPUs; auto measures the others at the first step.
-      compression: type of gradients on the wire.
+      compression: type in which gradients are sent.
       fp32_gradients: send gradients of variables whose names contain one of these texts in FP32.
-      fusion_threshold_mb: send a bucket of gradients once it holds so much; 0 sends each by itself.
+      fusion_threshold_mb: send a bucket of gradients once it holds this much; 0 sends each by itself.
       cycle_time_ms: pause between Horovod's looks at its queue; default 0.2 with NCCL, else 1.
       gradient_health_every_steps: steps between counts of gradient values that overflow or underflow, in computation
         and in the exchange; 0 for never.

@@ -63,9 +63,7 @@ def _profile_has_a_first_and_a_last_step(config: Config) -> None:
 
 def _allreduce_fits(config: Config) -> None:
     if config.compression == "bf16" and config.allreduce not in ("ring", "auto"):
-        raise UserError(
-            f"--compression=bf16 has its own exchange: leave out --allreduce={config.allreduce} or use fp16"
-        )
+        raise UserError(f"--compression=bf16 has its own exchange: omit --allreduce={config.allreduce} or use fp16")
     if config.engine == "tensorflow" and config.cycle_time_ms is not None:
         raise UserError(
             f"--cycle_time_ms={config.cycle_time_ms:g} is Horovod's and does not go with --engine={config.engine}: "
@@ -114,7 +112,7 @@ def _batches_are_possible(config: Config) -> None:
 def _normalization_groups_are_possible(config: Config) -> None:
     group, virtual = config.bn_group, config.virtual_gpus
     if config.sync_batch_norm and group > 1:
-        raise UserError(f"--bn_group={group} does not go with --sync_batch_norm, which is one group: leave out one")
+        raise UserError(f"--bn_group={group} does not go with --sync_batch_norm, which is one group: omit one")
     if virtual % group and group % virtual:
         raise UserError(
             f"--bn_group={group} does not go with --virtual_gpus={virtual}: a group must be a part of a rank's GPUs or "
@@ -124,7 +122,7 @@ def _normalization_groups_are_possible(config: Config) -> None:
 
 def _average_has_a_decay(config: Config) -> None:
     if config.ema_every > 1 and not config.ema_decay:
-        raise UserError(f"--ema_every={config.ema_every} goes with --ema_decay only: add that, or leave it out")
+        raise UserError(f"--ema_every={config.ema_every} goes with --ema_decay only: add that, or omit it")
 
 
 def _random_batches_are_possible(config: Config) -> None:
@@ -134,12 +132,12 @@ def _random_batches_are_possible(config: Config) -> None:
     if not config.sync_batch_norm:
         raise UserError(f"{flag} needs --sync_batch_norm, which weights the moments of unequal batches: add it")
     if config.mixup or config.jit_compile:
-        raise UserError(f"{flag} does not go with {'--mixup' if config.mixup else '--jit_compile'}: leave out one")
+        raise UserError(f"{flag} does not go with {'--mixup' if config.mixup else '--jit_compile'}: omit one")
     if config.per_gpu_batch == AUTO:
         raise UserError(f"{flag} does not go with --per_gpu_batch=auto: give a number")
     smallest = min(stage.per_gpu_batch for stage in batches(config).stages)
     if config.random_batch > smallest:
-        raise UserError(f"{flag}: a GPU has a batch of {smallest} images; give at most so many")
+        raise UserError(f"{flag}: a GPU has a batch of {smallest} images; give at most that number")
 
 
 def _copies_are_of_a_url(config: Config) -> None:
@@ -154,7 +152,7 @@ def _decoder_has_work(config: Config) -> None:
     if config.decoder == "dali" and config.data_cache == "decoded":
         raise UserError(
             "--decoder=dali does not go with --data_cache=decoded, which leaves nothing to decode: use "
-            "--data_cache=encoded, or leave out one of them"
+            "--data_cache=encoded, or omit one of them"
         )
 
 

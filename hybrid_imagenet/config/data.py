@@ -31,16 +31,19 @@ class Data:
     )
     data_dir: str | None = option(
         None,
-        "Where the data set lies (TFDS data_dir, shard directory or image tree); for webdataset and parquet also a URL "
+        "Where the dataset is (TFDS data_dir, shard directory or image tree); for webdataset and parquet also a URL "
         "such as https://host/path, with --data_cache_dir for copies of its files.",
         basic=True,
     )
     storage_timeout: float = option(
-        120.0, "End the run when a URL has failed for so long; until then it is tried again.", unit="s", minimum=0
+        120.0,
+        "End the run after a URL has failed for this time; until then retry.",
+        unit="s",
+        minimum=0,
     )
     shuffle_window: int | None = option(
         None,
-        "Mix the images of so many shards (files) at a time, the shards themselves in a new order each epoch; 0 mixes "
+        "Mix the images of this many shards (files) at a time, the shards in a new order each epoch; 0 mixes "
         "all images. Default 0; for a URL 16, or 4 Parquet files.",
         unit="shards",
         minimum=0,
@@ -55,7 +58,7 @@ class Data:
     )
     tuning_split: float = option(
         0.0,
-        "Keep so many training images (below 1: this part of them) for tuning: always the same ones, never trained on, "
+        "Keep this many training images (below 1: this part) for tuning: always the same ones, never trained on, "
         "and validated instead of the validation images.",
         unit="images",
         minimum=0,
@@ -67,7 +70,7 @@ class Data:
     )
     augmentation: str = option(
         "auto",
-        "Training augmentation; shift (flips and whole-pixel shifts) is for small images. auto follows the data set: "
+        "Training augmentation; shift (flips and whole-pixel shifts) is for small images. auto follows the dataset: "
         "digits for digits and other characters, shift for small pictures, else alexnet.",
         choices=("auto", "none", "alexnet", "inception", "sony", "digits", "shift"),
         basic=True,

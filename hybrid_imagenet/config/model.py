@@ -22,12 +22,12 @@ class Model:
     )
     init_from: str | None = option(
         None,
-        "Begin with the weights of a checkpoint, a run, or a file of torchvision or keras.applications; where the "
-        "number of classes differs, the last layer begins anew.",
+        "Start with the weights of a checkpoint, a run, or a file of torchvision or keras.applications; where the "
+        "number of classes differs, the last layer starts with random weights.",
         basic=True,
     )
     freeze: tuple[str, ...] = option(
-        (), "Leave layers alone whose names begin with one of these, their statistics included."
+        (), "Do not train layers whose names start with one of these; their statistics stay too."
     )
     model_width: int = option(
         WIDTH, "Channels of a ResNet's first stage; each later stage has twice as many.", unit="channels", minimum=1
@@ -59,7 +59,7 @@ class Model:
     sync_batch_norm: bool = option(False, "Training statistics over all GPUs in every step (Lu et al., Table 3.4).")
     bn_group: int = option(
         1,
-        "Training statistics over so many neighbouring GPUs: 1 is each by itself, all of them is --sync_batch_norm.",
+        "Training statistics over this many neighbouring GPUs: 1 is each by itself, all of them is --sync_batch_norm.",
         unit="GPUs",
         minimum=1,
     )
@@ -86,16 +86,16 @@ class Model:
         "auto", "dynamic, a number, or auto: dynamic under mixed_float16, else 1 (dynamic begins at 2**15)."
     )
     max_skipped_steps: int = option(
-        50, "Stop after so many skipped steps in a row (non-finite gradients).", unit="steps", minimum=1
+        50, "Stop after this many skipped steps in a row (non-finite gradients).", unit="steps", minimum=1
     )
     divergence_factor: float | None = option(
         None,
-        "Training has diverged also when its loss is above so many times its running value; default: only when it is "
-        "not finite or above 100 ln(classes).",
+        "Training has diverged also when its loss is above this multiple of its running value; default: only when "
+        "it is not finite or above 100 ln(classes).",
         minimum=1,
     )
     rollback: int = option(
-        0, "At divergence go back to the last good checkpoint, at most so many times; then stop.", minimum=0
+        0, "At divergence return to the last good checkpoint, at most this many times; then stop.", minimum=0
     )
     rollback_lr_factor: float = option(0.1, "Factor on all learning rates after each rollback.", minimum=0, maximum=1)
     jit_compile: bool = option(

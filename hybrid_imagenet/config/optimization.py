@@ -70,7 +70,10 @@ class Optimizer:
         maximum=0.999999,
     )
     ema_every: int = option(
-        1, "Take the weights into the average of --ema_decay after every so many updates.", unit="steps", minimum=1
+        1,
+        "Steps between two updates of the average of --ema_decay.",
+        unit="steps",
+        minimum=1,
     )
     gradient_noise_scale: bool = option(
         False, "Estimate how large a batch pays from the gradients of the ranks (McCandlish et al.), once per epoch."

@@ -43,7 +43,7 @@ class Run:
     )
     max_steps: int | None = option(
         None,
-        "Stop after so many updates of the run, with a validation and a checkpoint. Schedules still span --epochs.",
+        "Stop after this many steps of the run, with a validation and a checkpoint. Schedules still span --epochs.",
         unit="steps",
         minimum=1,
     )
@@ -61,7 +61,10 @@ class Run:
         20, "Steps between fetches of the training metrics from the device.", unit="steps", minimum=1
     )
     stall_timeout: float = option(
-        300.0, "End the job when a rank has hung for so long; it is named before. 0 never does.", unit="s", minimum=0
+        300.0,
+        "End the job after this time without progress; a hung rank is named before. 0 disables.",
+        unit="s",
+        minimum=0,
     )
     progress: str = option(
         "auto",
@@ -115,7 +118,7 @@ class Evaluation:
     checkpoint_every_epochs: float = option(
         1, "Epochs between checkpoints; 0.5 is twice in each.", unit="epochs", above=0, maximum=1e6, whole=True
     )
-    checkpoint_every_steps: int | None = option(None, "Also save every so many steps.", unit="steps", minimum=1)
-    checkpoint_every_seconds: float | None = option(None, "Also save after so long.", unit="s", minimum=1)
+    checkpoint_every_steps: int | None = option(None, "Also save after this many steps.", unit="steps", minimum=1)
+    checkpoint_every_seconds: float | None = option(None, "Also save after this time.", unit="s", minimum=1)
     keep_checkpoints: int = option(2, "Newest good checkpoints that stay on disk.", minimum=1)
     keep_best: bool = option(True, "Save each best epoch, and keep the one with the best validation top-1 too.")

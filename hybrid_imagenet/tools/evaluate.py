@@ -28,13 +28,13 @@ _log = logging.getLogger(__name__)
 
 def _parser() -> command_line.Parser:
     parser = command_line.Parser(
-        "evaluate", "Evaluates a trained network on one split of a data set, on one rank or many."
+        "evaluate", "Evaluates a trained network on one split of a dataset, on one rank or many."
     )
     command_line.add_network(parser)
     parser.add_argument(
         "--dataset", required=True, metavar="NAME", help="as in training: digits, folder, tfrecord, ..., a TFDS name"
     )
-    parser.add_argument("--data_dir", metavar="DIR", help="where the data set lies")
+    parser.add_argument("--data_dir", metavar="DIR", help="where the dataset is")
     parser.add_argument("--data_cache_dir", metavar="DIR", help="for copies of files of a URL, as in training")
     parser.add_argument("--val_fraction", type=command_line.fraction, default=0.0, help="of a folder, as in training")
     parser.add_argument("--split", choices=data.SPLITS, default="validation", help="(%(default)s)")
@@ -57,9 +57,7 @@ def _parser() -> command_line.Parser:
         default="auto",
         help="compute type (%(default)s: float32 for a run that was trained so, else what this machine is fast in)",
     )
-    parser.add_argument(
-        "--bad_records", choices=("fail", "skip"), default="fail", help="end, or leave out (%(default)s)"
-    )
+    parser.add_argument("--bad_records", choices=("fail", "skip"), default="fail", help="end, or omit (%(default)s)")
     parser.add_argument(
         "--max_bad_records",
         type=int,

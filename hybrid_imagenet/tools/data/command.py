@@ -1,4 +1,4 @@
-"""`hybrid-imagenet data prepare|check|show`: converts, verifies and shows data sets."""
+"""`hybrid-imagenet data prepare|check|show`: converts, verifies and shows datasets."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from hybrid_imagenet.tools.data import parallel
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.Parser("data", "Converts, verifies and shows data sets.")
+    parser = command_line.Parser("data", "Converts, verifies and shows datasets.")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    prepare = commands.add_parser("prepare", help="write any data set as TFRecord shards with an index and a manifest")
+    prepare = commands.add_parser("prepare", help="write any dataset as TFRecord shards with an index and a manifest")
     _add_source(prepare, "--from")
     prepare.add_argument("--to", required=True, help="new directory for the shards; an interrupted one is continued")
     prepare.add_argument("--resize", type=command_line.positive, metavar="PIXELS", help="reduce larger images")
     prepare.add_argument("--quality", type=command_line.positive, default=90, help="of reduced JPEGs (%(default)s)")
     prepare.add_argument("--per_shard", type=command_line.positive, default=1024, help="images per shard (%(default)s)")
-    prepare.add_argument("--bad_records", choices=("fail", "skip"), default="fail", help="end, or leave out and list")
+    prepare.add_argument("--bad_records", choices=("fail", "skip"), default="fail", help="end, or omit and list")
     prepare.add_argument(
         "--max_bad_records", type=int, default=100, help="left out per split above which it ends (%(default)s)"
     )
 
-    check = commands.add_parser("check", help="verify every record of a data set; report each bad one")
+    check = commands.add_parser("check", help="verify every record of a dataset; report each bad one")
     _add_source(check, "--dataset")
     check.add_argument("--split", choices=data.SPLITS, help="only this split")
     check.add_argument(

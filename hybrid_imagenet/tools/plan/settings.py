@@ -24,7 +24,7 @@ _WIRE = {"none": 4, "fp16": 2, "bf16": 2}  # bytes of a gradient element
 class Plan:
     """The cluster and the training to plan. Flags left out come from --cluster."""
 
-    cluster: str = option("h1", "Described cluster that gives what other flags leave out.", choices=tuple(CLUSTERS))
+    cluster: str = option("h1", "Described cluster; other flags change parts of it.", choices=tuple(CLUSTERS))
     hosts: int | None = option(None, "Hosts.", minimum=1, maximum=1_000_000)
     gpus_per_host: int | None = option(None, "GPUs per host.", minimum=1, maximum=1024)
     allreduce: str = option("auto", "All-reduce; auto takes the fastest.", choices=(*ALGORITHMS, "auto"))
@@ -33,12 +33,12 @@ class Plan:
         256, "With --allreduce=size_switched, smaller buckets go by masters.", unit="KiB", minimum=0
     )
     fusion_threshold_mb: float | None = option(
-        None, "Send a bucket of gradients once it holds so much; default the best.", unit="MiB", minimum=0
+        None, "Send a bucket of gradients once it holds this much; default the best.", unit="MiB", minimum=0
     )
     model: str = option("resnet50", "Network.", choices=MODELS)
     per_gpu_batch: int | None = option(None, "Images per GPU and step.", minimum=1, maximum=1_000_000)
     precision: str | None = option(None, "Arithmetic on the GPU.", choices=("fp16", "bf16", "fp32"))
-    compression: str = option("fp16", "Type of gradients on the wire.", choices=tuple(_WIRE))
+    compression: str = option("fp16", "Type in which gradients are sent.", choices=tuple(_WIRE))
     speed: str = option(
         "published",
         "Speed of one GPU: published, the cluster's; own, what this program has reached on that GPU; or FILE, the "
@@ -53,7 +53,7 @@ class Plan:
         None, "JSON of `benchmarks allreduce`, whose ring gives the link (of a host, or inside the only host)."
     )
     sync_batch_norm: bool = option(False, "Batch normalization over all GPUs in every step.")
-    bn_group: int = option(1, "Batch normalization over so many neighbouring GPUs.", unit="GPUs", minimum=1)
+    bn_group: int = option(1, "Batch normalization over this many neighbouring GPUs.", unit="GPUs", minimum=1)
     jitter: float | None = option(None, "Relative wait for the slowest rank.", minimum=0, maximum=10)
     epochs: int = option(90, "Passes over ImageNet.", minimum=1)
     epochs_to_target: float | None = option(
@@ -139,9 +139,7 @@ def resolve(plan: Plan) -> Settings:
 
 def _check_groups(plan: Plan, gpus: int) -> None:
     if plan.bn_group > 1 and plan.sync_batch_norm:
-        raise UserError(
-            f"--bn_group={plan.bn_group} does not go with --sync_batch_norm, which is one group: leave out one"
-        )
+        raise UserError(f"--bn_group={plan.bn_group} does not go with --sync_batch_norm, which is one group: omit one")
     if gpus % plan.bn_group:
         raise UserError(f"--bn_group={plan.bn_group}: {gpus} GPUs do not make whole groups; give a divisor of {gpus}")
 
