@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from hybrid_imagenet import callbacks, data, optimizers, schedules
+    from hybrid_imagenet import callbacks, data, optimizers, order, schedules
     from hybrid_imagenet.comm.process import communicator, init, local_rank, rank, shutdown, size
     from hybrid_imagenet.library.broadcast import broadcast_model
     from hybrid_imagenet.library.loading import load_model
@@ -34,6 +34,7 @@ __all__ = [
     "load_model",
     "local_rank",
     "optimizers",
+    "order",
     "rank",
     "schedules",
     "shutdown",

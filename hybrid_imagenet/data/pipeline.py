@@ -15,7 +15,7 @@ from hybrid_imagenet.data import mixing
 from hybrid_imagenet.data.bad_records import BadRecords
 from hybrid_imagenet.data.batches import Batches, HostOptions, Request, Stage
 from hybrid_imagenet.data.sources.base import Source
-from hybrid_imagenet.numerics import augment
+from hybrid_imagenet.numerics import augment, sampling
 from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from hybrid_imagenet.numerics.shard_order import ShardOrder
@@ -129,11 +129,11 @@ def evaluation(
     ends = np.cumsum(source.shard_sizes) if source.shard_sizes is not None else np.empty(0)
 
     def request(step: int) -> Request:
-        positions = (step * size + rank) * batch + np.arange(batch, dtype=np.int64)
-        shard = int(np.searchsorted(ends, positions[0], "right"))
-        source.prefetch(range(shard, min(shard + _SHARDS_AHEAD, len(ends))))
-        real = positions < source.num_examples
-        return Request(np.where(real, positions, 0), np.zeros_like(positions), real.astype(np.float32))
+        examples, weights = sampling.padded_share(source.num_examples, step, batch, rank, size)
+        if weights.any():
+            shard = int(np.searchsorted(ends, examples[0], "right"))
+            source.prefetch(range(shard, min(shard + _SHARDS_AHEAD, len(ends))))
+        return Request(examples, np.zeros_like(examples), weights)
 
     stage = Stage(batch, image_size, steps, request)
     return Batches(

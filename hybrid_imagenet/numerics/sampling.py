@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
+Weights = npt.NDArray[np.float32]
 
 REMAINDERS = ("wrap", "drop")
 _HALF_ROUNDS = 8
@@ -179,6 +180,17 @@ class SampleOrder:
         if count > self.num_examples:
             raise ValueError(f"a batch of {count} is larger than the {self.num_examples} examples")
         return cursor if self.num_examples - cursor.offset >= count else Cursor(cursor.epoch + 1, 0)
+
+
+def padded_share(num_examples: int, step: int, batch: int, rank: int = 0, size: int = 1) -> tuple[Indices, Weights]:
+    """Rank `rank`'s batch of a step of one pass in stored order, in which each example has weight 1 exactly once.
+
+    Returns:
+      (examples, weights): int64 and float32 [batch]; padding is example 0 with weight 0.
+    """
+    positions = (step * size + rank) * batch + np.arange(batch, dtype=np.int64)
+    real = positions < num_examples
+    return np.where(real, positions, 0), real.astype(np.float32)
 
 
 def seeds(seed: int, epochs: Indices, examples: Indices) -> Indices:

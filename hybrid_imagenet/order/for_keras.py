@@ -1,0 +1,101 @@
+"""Keras's `fit` over an exact order, with any backend of Keras."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics.sampling import Indices
+from hybrid_imagenet.order import ExactBatchSampler
+
+
+class ExactDataset(keras.utils.PyDataset):
+    """The passes of a sampler, one for each epoch of `fit` (see `hybrid_imagenet.order.keras_dataset`).
+
+    Keras asks for the number of batches once per `fit`, but the first pass after a resume is shorter than others. So
+    that number is the longest pass's, and a shorter one ends as data that ran out.
+
+    Attributes:
+      counter: the callback that counts the trained batches; `fit` needs it.
+    """
+
+    def __init__(self, sampler: ExactBatchSampler, load: Callable[[Indices], Any]) -> None:
+        super().__init__()  # one worker: Keras starts several of them before the pass
+        self.sampler = sampler
+        self.counter = _Counter(self)
+        self.counted = False
+        self._load = load
+        self._in_pass = False
+        self._next = 0
+        self._quiet = contextlib.ExitStack()
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of the current pass; outside of it, of the longest one."""
+        return len(self.sampler) if self._in_pass else self.sampler.longest
+
+    def __getitem__(self, index: int) -> Any:
+        """Loads a batch of the current pass.
+
+        Raises:
+          UserError: if batches are asked for in another order than the sampler's.
+        """
+        if index not in (0, self._next):
+            raise UserError("batches are read out of order: give fit(shuffle=False), and leave `workers` at 1")
+        self._next = index + 1
+        return self._load(self.sampler.batch(index))
+
+    def on_epoch_begin(self) -> None:
+        """Starts a pass at the sampler's state."""
+        if not self.counted:
+            raise UserError("nothing counts the batches: give fit(callbacks=[dataset.counter, ...])")
+        self.sampler.start_pass()
+        self._in_pass, self._next = True, 0
+        self._quiet.close()
+        if len(self.sampler) < self.sampler.longest:
+            self._quiet.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
+
+    def on_epoch_end(self) -> None:
+        """Ends the pass; Keras calls this before the first one too."""
+        self._in_pass, self._next = False, 0
+        self._quiet.close()
+
+
+class _Counter(keras.callbacks.Callback):
+    """Moves the sampler's state with each batch that `fit` has trained, not with those that Keras has read ahead."""
+
+    def __init__(self, dataset: ExactDataset) -> None:
+        super().__init__()
+        self._dataset = dataset
+        self._trained = 0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Refuses another number of steps than the sampler's."""
+        steps = (self.params or {}).get("steps")
+        if steps != self._dataset.sampler.longest:
+            raise UserError(
+                f"fit makes {steps} steps per epoch where the order has {self._dataset.sampler.longest}: give no "
+                "steps_per_epoch; after an interrupted fit, make a new dataset"
+            )
+        self._dataset.counted = True
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Ends the last pass, also one that `stop_training` has cut."""
+        self._dataset.counted = False
+        self._dataset.on_epoch_end()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._trained = 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts; with `steps_per_execution` several batches at once, of which the last may lie beyond the pass."""
+        sampler = self._dataset.sampler
+        done = min(batch + 1, self._dataset.num_batches)
+        sampler.advance(done - self._trained)
+        self._trained = done

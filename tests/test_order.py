@@ -1,0 +1,343 @@
+"""The public order of examples: exactly once, resumed anywhere, beside what other loaders do after a resume."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hybrid_imagenet as hi
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.order import ExactBatchSampler, evaluation_batches, keras_dataset
+
+COUNT, BATCH, SEED = 64, 4, 3
+
+
+def read_ahead(batches, ahead):
+    """What a loader with workers does: it reads `ahead` batches when it starts, and hands out one for each it reads."""
+    source = iter(batches)
+    ready = list(itertools.islice(source, ahead))
+
+    def rest():
+        for batch in source:
+            ready.append(batch)
+            yield ready.pop(0)
+        yield from ready
+
+    return rest()
+
+
+def trained(sampler, passes, ahead=3):
+    """The batches of some passes of a trainer that counts each of them."""
+    for _ in range(passes):
+        for batch in read_ahead(sampler, ahead):
+            sampler.advance()
+            yield batch
+
+
+@given(
+    n=st.integers(1, 120),
+    seed=st.integers(0, 2**40),
+    runs=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(0, 25)), min_size=1, max_size=6),
+    ahead=st.integers(0, 6),
+)
+@settings(max_examples=60, deadline=None)
+def test_each_example_once_per_epoch_over_interruptions_with_other_ranks_and_batches(n, seed, runs, ahead):
+    state, seen = {"epoch": 0, "offset": 0}, []
+    for size, batch, steps in runs:  # each run is killed after some steps, and loses what was read ahead
+        ranks = [ExactBatchSampler(n, batch, rank=rank, size=size, seed=seed) for rank in range(size)]
+        for sampler in ranks:
+            sampler.load_state_dict(state)
+        streams = [itertools.islice(trained(sampler, 1000, ahead), steps) for sampler in ranks]
+        for shares in zip(*streams, strict=True):
+            seen += itertools.chain(*shares)
+        states = [sampler.state_dict() for sampler in ranks]
+        assert states == [states[0]] * size
+        state = states[0]
+        assert (state["epoch"], state["offset"]) == divmod(len(seen), n)
+    undisturbed = ExactBatchSampler(n, 1, seed=seed)
+    assert seen == list(itertools.islice(itertools.chain.from_iterable(trained(undisturbed, 1000)), len(seen)))
+    for start in range(0, len(seen) - n + 1, n):
+        assert sorted(seen[start : start + n]) == list(range(n))
+
+
+def test_a_batch_that_was_read_ahead_is_not_counted():
+    sampler = ExactBatchSampler(COUNT, BATCH, seed=SEED)
+    loader = read_ahead(sampler, 5)
+    first = [next(loader) for _ in range(2)]
+    assert sampler.state_dict() == {"epoch": 0, "offset": 0}
+    sampler.advance(2)
+    assert sampler.state_dict() == sampler.state_after(2) == {"epoch": 0, "offset": 8}
+    assert sampler.state_after(17) == {"epoch": 1, "offset": 4}
+    resumed = ExactBatchSampler(COUNT, 2 * BATCH, seed=SEED)
+    resumed.load_state_dict(sampler.state_dict())
+    rest = list(itertools.chain.from_iterable(resumed))
+    assert sorted([*itertools.chain(*first), *rest]) == list(range(COUNT))
+
+
+def test_the_length_is_that_of_the_pass_and_the_position_that_of_the_schedule():
+    sampler = ExactBatchSampler(10, 4, seed=SEED)
+    lengths = []
+    for _ in range(4):
+        lengths.append(len(sampler))
+        for _ in trained(sampler, 1):
+            assert lengths[-1] == len(sampler) or sampler.epoch == len(lengths)
+    assert lengths == [3, 2, 3, 2]
+    assert sampler.longest == 3
+    assert (sampler.epoch, sampler.position) == (4, 4.0)
+
+
+def test_drop_omits_the_rest_of_an_epoch_also_one_that_another_batch_left():
+    sampler = ExactBatchSampler(10, 2, size=2, remainder="drop", shuffle=False)
+    assert list(trained(sampler, 1)) == [[0, 1], [4, 5]]
+    assert sampler.state_dict() == {"epoch": 1, "offset": 0}
+    sampler.load_state_dict({"epoch": 1, "offset": 8})
+    assert (len(sampler), sampler.state_dict()) == (2, {"epoch": 2, "offset": 0})
+
+
+def test_a_pass_may_be_looked_at_and_left():
+    sampler = ExactBatchSampler(COUNT, BATCH, seed=SEED)
+    shown = next(iter(sampler))
+    assert next(iter(sampler)) == shown
+    for number, _ in enumerate(sampler):  # a limit on the batches of an epoch
+        sampler.advance()
+        if number == 4:
+            break
+    assert next(iter(sampler)) == ExactBatchSampler(COUNT, BATCH, seed=SEED).batch(5).tolist()
+
+
+def test_batches_that_nothing_counts_are_refused_at_the_second_pass():
+    sampler = ExactBatchSampler(COUNT, BATCH)
+    list(sampler)
+    with pytest.raises(UserError, match=r"advance\(\)"):
+        iter(sampler)
+    sampler.load_state_dict(sampler.state_after(len(sampler)))  # counted by the caller
+    assert list(sampler) == list(trained(ExactBatchSampler(COUNT, BATCH), 2))[16:]
+
+
+def test_batches_that_are_counted_twice_are_refused():
+    sampler = ExactBatchSampler(COUNT, BATCH)
+    next(iter(sampler))
+    sampler.advance()
+    with pytest.raises(UserError, match="1 batches of this pass were read"):
+        sampler.advance()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: ExactBatchSampler(0, 1),
+        lambda: ExactBatchSampler(5, 0),
+        lambda: ExactBatchSampler(5, 1, rank=2, size=2),
+        lambda: ExactBatchSampler(5, 1, remainder="pad"),
+        lambda: ExactBatchSampler(5, 3, size=2, remainder="drop"),
+        lambda: ExactBatchSampler(5, 1).load_state_dict({"epoch": 0}),
+        lambda: ExactBatchSampler(5, 1).load_state_dict({"epoch": 0, "offset": 1.5}),
+        lambda: ExactBatchSampler(5, 1).load_state_dict({"epoch": 0, "offset": 5}),
+        lambda: ExactBatchSampler(5, 1).load_state_dict({"epoch": -1, "offset": 0}),
+        lambda: evaluation_batches(5, 1, rank=1),
+        lambda: evaluation_batches(0, 1),
+    ],
+)
+def test_what_has_no_order_is_refused(wrong):
+    with pytest.raises(UserError):
+        wrong()
+
+
+@given(st.integers(1, 200), st.integers(1, 17), st.integers(1, 6))
+@settings(max_examples=50, deadline=None)
+def test_an_evaluation_counts_each_example_once_on_any_number_of_ranks(n, batch, size):
+    shares = [evaluation_batches(n, batch, rank=rank, size=size) for rank in range(size)]
+    assert len({len(share) for share in shares}) == 1
+    counted = np.zeros(n)
+    for examples, weights in itertools.chain(*shares):
+        assert (examples.shape, weights.shape, weights.dtype) == ((batch,), (batch,), np.float32)
+        np.add.at(counted, examples, weights)
+    assert (counted == 1).all()
+
+
+# What others do after a resume. Each oracle is the published rule for a dataset of 64 examples in batches of 4: NumPy's
+# generators stand for PyTorch's, as only their states matter. benchmarks/peers/resume_order.py measures the libraries.
+
+
+def permutation(epoch):
+    """DistributedSampler: the permutation of `seed + epoch`."""
+    return np.random.default_rng(SEED + epoch).permutation(COUNT).reshape(-1, BATCH)
+
+
+class EpochSampler:
+    """DistributedSampler over one rank: the trainer must call `set_epoch` before an iterator is made."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        yield from permutation(self.epoch).tolist()
+
+
+def test_lightning_trains_epoch_0_again_where_its_loader_reads_ahead():
+    """Lightning makes the loader's iterator before it sets the sampler's epoch; workers have read by then."""
+    sampler = EpochSampler()
+    loader = read_ahead(sampler, 3)
+    sampler.set_epoch(2)  # the epoch of the checkpoint
+    assert list(loader) == permutation(0).tolist()
+
+
+def test_ours_raises_where_the_iterator_was_made_too_early():
+    whole = list(trained(ExactBatchSampler(COUNT, BATCH, seed=SEED), 3))
+    sampler = ExactBatchSampler(COUNT, BATCH, seed=SEED)
+    loader = read_ahead(sampler, 3)
+    sampler.load_state_dict({"epoch": 2, "offset": 0})
+    with pytest.raises(UserError, match="make a new one"):
+        next(loader)
+    assert list(read_ahead(sampler, 3)) == whole[32:]
+
+
+def resumed_by_skipping(resumed_generator, stop):
+    """skip_first_batches: omits the first batches of the permutation that the resumed generator draws next."""
+    return resumed_generator.permutation(COUNT).reshape(-1, BATCH)[stop:].tolist()
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_accelerate_skips_batches_of_another_epochs_order(epoch):
+    """Its two reports: a fresh generator has epoch 0's order; one restored inside epoch n has that of n + 1."""
+    stop, drawn = 6, np.random.default_rng(SEED)
+    orders = [drawn.permutation(COUNT).reshape(-1, BATCH) for _ in range(epoch + 1)]
+    first = orders[epoch][:stop].tolist()
+
+    def missed(rest):
+        return COUNT - len(set(itertools.chain(*first, *rest)))
+
+    fresh = missed(resumed_by_skipping(np.random.default_rng(SEED), stop))
+    assert fresh == 0 if epoch == 0 else fresh > 5
+    assert missed(resumed_by_skipping(drawn, stop)) > 5
+
+    sampler = ExactBatchSampler(COUNT, BATCH, seed=SEED)
+    ours = list(itertools.islice(trained(sampler, 2), epoch * 16 + stop))[epoch * 16 :]
+    resumed = ExactBatchSampler(COUNT, BATCH, seed=SEED)
+    resumed.load_state_dict(sampler.state_dict())
+    assert sorted(itertools.chain(*ours, *resumed)) == list(range(COUNT))
+
+
+class TestTorch:
+    @pytest.mark.parametrize("persistent", [False, True])
+    def test_a_loader_with_workers_resumes_at_the_next_example(self, persistent):
+        data = pytest.importorskip("torch.utils.data")
+
+        def loader(sampler):
+            options = {"num_workers": 2, "prefetch_factor": 3, "persistent_workers": persistent}
+            return data.DataLoader(list(range(COUNT)), batch_sampler=sampler, **options)
+
+        def run(sampler, passes, stop=None):
+            batches = loader(sampler)
+            for number, batch in enumerate(itertools.chain.from_iterable(batches for _ in range(passes))):
+                if number == stop:
+                    return
+                sampler.advance()
+                yield batch.tolist()
+
+        whole = list(run(ExactBatchSampler(COUNT, BATCH, seed=SEED), 2))
+        sampler = ExactBatchSampler(COUNT, BATCH, seed=SEED)
+        first = list(run(sampler, 2, stop=21))
+        resumed = ExactBatchSampler(COUNT, BATCH, seed=SEED)
+        resumed.load_state_dict(sampler.state_dict())
+        assert first + list(run(resumed, 1)) == whole
+
+
+class TestKeras:
+    """`fit` with a model that notes which examples it trains on."""
+
+    @staticmethod
+    def model(notes):
+        keras = pytest.importorskip("keras")
+
+        class Noting(keras.Sequential):
+            def train_step(self, data):
+                notes.append(np.asarray(data[0])[:, 0].astype(int).tolist())
+                return super().train_step(data)
+
+        model = Noting([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(1e-6), "mse", run_eagerly=True)
+        return model
+
+    @staticmethod
+    def load(examples):
+        return examples[:, None].astype(np.float32), np.zeros((len(examples), 1), np.float32)
+
+    @staticmethod
+    def stop_after(batches, state):
+        """Keeps the state after so many batches of one fit, and stops there."""
+        keras = pytest.importorskip("keras")
+
+        class Stop(keras.callbacks.Callback):
+            left = batches
+
+            def on_train_batch_end(self, batch, logs=None):
+                self.left -= 1
+                if not self.left:
+                    state(batch)
+                    raise KeyboardInterrupt
+
+        return Stop()
+
+    def fit(self, sampler, notes, epochs, *callbacks, **options):
+        data = keras_dataset(sampler, self.load)
+        options = {"shuffle": False, "verbose": 0, **options}
+        every = [data.counter, *callbacks]
+        self.model(notes).fit(data, initial_epoch=sampler.epoch, epochs=epochs, callbacks=every, **options)
+
+    @pytest.mark.parametrize("count", [22, 24])
+    def test_fit_resumes_inside_an_epoch_and_trains_whole_ones_after_it(self, count, recwarn):
+        whole, notes, states = [], [], []
+        self.fit(ExactBatchSampler(count, BATCH, seed=SEED), whole, 4)
+        assert whole == list(trained(ExactBatchSampler(count, BATCH, seed=SEED), 4))
+        sampler = ExactBatchSampler(count, BATCH, seed=SEED)
+        with pytest.raises(KeyboardInterrupt):
+            self.fit(sampler, notes, 4, self.stop_after(10, lambda _: states.append(sampler.state_dict())))
+        assert states == [{"epoch": 1, "offset": 40 - count}]
+        resumed = ExactBatchSampler(count, BATCH, seed=SEED)
+        resumed.load_state_dict(states[0])
+        self.fit(resumed, notes, 4)
+        assert notes == whole
+        assert resumed.epoch == 4
+        assert not [w for w in recwarn if "ran out of data" in str(w.message)]
+
+    def test_several_steps_per_execution_are_counted(self):
+        keras = pytest.importorskip("keras")
+        sampler = ExactBatchSampler(22, BATCH, seed=SEED)  # passes of 6, 5 and 6 batches
+        data = keras_dataset(sampler, self.load)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(1e-6), "mse", steps_per_execution=4, jit_compile=False)
+        model.fit(data, epochs=3, shuffle=False, verbose=0, callbacks=[data.counter])
+        assert sampler.state_dict() == {"epoch": 3, "offset": 17 * BATCH - 66}
+        assert int(model.optimizer.iterations) == 17
+
+    @pytest.mark.parametrize(
+        ("options", "remedy"), [({"shuffle": True}, "shuffle=False"), ({"steps_per_epoch": 5}, "steps_per_epoch")]
+    )
+    def test_what_would_change_the_order_is_refused(self, options, remedy):
+        with pytest.raises(Exception, match=remedy):
+            self.fit(ExactBatchSampler(COUNT, BATCH, seed=SEED), [], 2, **options)
+
+    def test_fit_without_the_counter_is_refused(self):
+        data = keras_dataset(ExactBatchSampler(COUNT, BATCH), self.load)
+        with pytest.raises(UserError, match="counter"):
+            self.model([]).fit(data, shuffle=False, verbose=0)
+
+    def test_kerass_own_backup_trains_the_first_batches_of_the_epoch_again(self, tmp_path):
+        """The claim of docs/library.md: BackupAndRestore(save_freq=...) restores weights and epoch, not the batch."""
+        keras = pytest.importorskip("keras")
+        notes, order = [], np.arange(COUNT, dtype=np.float32)[:, None]
+        fit = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "epochs": 1}
+        backup = keras.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=1)
+        with pytest.raises(KeyboardInterrupt):
+            self.model(notes).fit(order, order, callbacks=[backup, self.stop_after(6, lambda _: None)], **fit)
+        self.model(notes).fit(order, order, callbacks=[backup], **fit)
+        assert [batch[0] // BATCH for batch in notes] == [*range(6), *range(16)]
+
+
+def test_the_package_shows_the_order():
+    assert hi.order.ExactBatchSampler is ExactBatchSampler
