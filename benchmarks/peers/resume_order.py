@@ -29,7 +29,7 @@ STOPS = {"at the end of an epoch": 2 * STEPS, "inside an epoch": 24}
 Batches = list[list[int]]
 
 
-class _Noting(lightning.LightningModule):  # type: ignore[misc]
+class _Noting(lightning.LightningModule):
     """A model that notes its batches."""
 
     def __init__(self) -> None:
