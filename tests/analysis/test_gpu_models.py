@@ -59,7 +59,7 @@ def test_every_gpu_has_a_published_speed_in_an_arithmetic_of_its_own():
 
 
 def test_the_page_of_the_first_run_prints_the_published_speeds():
-    page = (pathlib.Path(__file__).parents[2] / "docs" / "first-gpu-run.md").read_text()
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "dev" / "gpu-figures.md").read_text()
     for speed in GPU_SPEEDS:
         row = [
             gpu_models.GPUS[speed.gpu].title,
