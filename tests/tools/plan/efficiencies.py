@@ -21,7 +21,7 @@ from hybrid_imagenet.tools.plan.predict import (
 )
 
 CYCLE, FUSION = 1e-3, 64 * MIB  # Horovod's engine looks at its queue every millisecond and fuses up to 64 MB
-OFFERED = ("ring", "hierarchical", "masters", "torus", "hybrid")
+OFFERED = ("ring", "hierarchical", "masters", "torus", "size_switched")
 
 
 @dataclasses.dataclass(frozen=True)
