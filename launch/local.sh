@@ -11,7 +11,7 @@
 #   RANKS       number of ranks (2)
 #
 # All flags: python -m hybrid_imagenet.main --help. The exit code is the program's: 0 good, 2 a flag that cannot be
-# used, 75 stopped by a signal after saving (start again with --resume). Ctrl-C once saves and stops; twice stops now.
+# used, 75 stopped by a signal after saving (start again with --resume). Ctrl-C once saves and stops; the third stops now.
 set -euo pipefail
 # shellcheck source=launch/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

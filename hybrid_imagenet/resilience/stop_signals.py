@@ -129,7 +129,7 @@ class Requests:
             _tell(f"{number.name}: {self._answer}{now}")
         elif number in _HURRY and not self._warned:
             self._warned = True
-            _tell(f"{number.name}: still waiting to save{now}; the next one ends the run at once, without saving")
+            _tell(f"{number.name}: still waiting to save{now}; one more ends the run at once, without saving")
         elif number in _HURRY:
             self.forced = number
             _tell(f"{number.name}: ended at once; what was not saved is lost")

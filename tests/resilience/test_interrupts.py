@@ -1,25 +1,31 @@
 """Ctrl-C in commands that do not train."""
 
+import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from tests.ranks import ROOT
-from tests.support import ends
+from tests.support import processes
 
 WORK = """
-import time
+import os, time
+from hybrid_imagenet.resilience import interrupts
 from hybrid_imagenet.resilience.interrupts import ended_by_one_line
+from hybrid_imagenet.tools.search.running import resumable
 
 def wait():
     print("ready", flush=True)
     time.sleep(60)
 
 class Deleted:
+    def __init__(self, then=wait):
+        self.then = then
     def __del__(self):
-        wait()
+        self.then()
 
 def clean():
     try:
@@ -42,6 +48,20 @@ def swallowed():
 def executed():
     exec("wait()")
 
+def late():
+    global one
+    one = Deleted(lambda kill=os.kill, own=os.getpid(): kill(own, 2))
+    return 0
+
+def resumed():
+    interrupts._ending.interval = 0.2
+    def ends_processes():
+        try:
+            wait()
+        finally:
+            time.sleep(1)
+    return resumable(ends_processes)
+
 def deleted():
     Deleted()
     wait()
@@ -50,11 +70,8 @@ raise SystemExit(ended_by_one_line({work}))
 """
 
 
-@pytest.mark.parametrize(
-    ("work", "presses", "output"),
-    [("clean", 1, "cleaned\n"), ("converted", 1, ""), ("swallowed", 2, ""), ("executed", 1, ""), ("deleted", 2, "")],
-)
-def test_a_command_ends_with_one_line(work, presses, output):
+def pressed(work, presses):
+    """Exit code, output and errors of a command in which Ctrl-C is pressed at each "ready"."""
     process = subprocess.Popen(
         [sys.executable, "-c", WORK.format(work=work)],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -62,10 +79,46 @@ def test_a_command_ends_with_one_line(work, presses, output):
     for _ in range(presses):
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=20) == (output, "interrupted\n")
-    assert process.returncode == 130
+    output, errors = process.communicate(timeout=20)
+    return process.returncode, output, errors
 
 
-def test_the_first_moments_of_a_command_too(tmp_path):
-    ended = ends.end(ends.Case(("plan",), ends.START, "INT"), tmp_path)
-    assert (ended.code, ended.lines) == (130, ("interrupted",))
+@pytest.mark.parametrize(
+    ("work", "presses", "output"),
+    [("clean", 1, "cleaned\n"), ("converted", 1, ""), ("swallowed", 2, ""), ("executed", 1, ""), ("deleted", 2, "")],
+)
+def test_a_command_ends_with_one_line(work, presses, output):
+    assert pressed(work, presses) == (130, output, "interrupted\n")
+
+
+def test_a_command_that_can_be_resumed_has_time_to_end_its_processes():
+    code, _, errors = pressed("resumed", 1)
+    assert code == 75
+    assert errors.count("\n") == 1
+
+
+def test_an_interrupt_at_the_very_end_changes_no_exit_code():
+    assert pressed("late", 0) == (0, "", "")
+
+
+def test_an_error_without_an_interrupt_is_shown():
+    code, _, errors = pressed("lambda: 1 / 0", 0)
+    assert code == 1
+    assert errors.startswith("Traceback")
+
+
+def test_workers_do_not_print_what_interrupts_them(tmp_path):
+    words = ["--from=synthetic", "--num_examples=4000", "--per_shard=100", "--workers=2", f"--to={tmp_path}/to"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hybrid_imagenet", "data", "prepare", *words],
+        cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        while len(processes.children(process.pid)) < 2:
+            assert process.poll() is None
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
+        assert "Traceback" not in process.communicate(timeout=30)[1]
+        assert process.returncode == 130
+    finally:
+        process.kill()

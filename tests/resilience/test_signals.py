@@ -118,6 +118,35 @@ def test_a_signal_before_training_ends_even_a_rank_that_waits_for_others(name, c
     assert errors == "stopped before the first step: nothing saved yet\n"
 
 
+def processed(preparation):
+    """What becomes of a process whose command takes no time and returns 75, unless the preparation alters it."""
+    code = f"""
+import os, signal, time
+from hybrid_imagenet import __main__ as program
+from hybrid_imagenet.comm import environment
+
+class Late:
+    def __del__(self, kill=os.kill, own=os.getpid(), number=signal.SIGTERM):
+        kill(own, number)
+
+program.main = lambda words: 75
+{preparation}
+raise SystemExit(program.process(["train"]))
+"""
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_a_signal_while_the_program_starts_again_in_place_is_not_lost():
+    waits = "program.main = lambda words: time.sleep(30)"
+    done = processed(f"environment.restart_with_huge_pages = Late().__del__; {waits}")
+    assert (done.returncode, done.stderr) == (75, "stopped before the first step: nothing saved yet\n")
+
+
+def test_a_signal_at_the_very_end_changes_no_exit_code():
+    done = processed("environment.restart_with_huge_pages = lambda: None; late = Late()")
+    assert (done.returncode, done.stderr) == (75, "")
+
+
 def test_a_signal_after_the_last_checkpoint_loses_no_result(data, tmp_path):
     flags = (*program.FLAGS, *SMALL, f"--data_dir={data}", f"--run_dir={tmp_path}/run", "--epochs=1")
     done = subprocess.run(

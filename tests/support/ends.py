@@ -38,11 +38,11 @@ OTHERS = (
     ("predict", "RUN", "DATA/image.jpg"),
     ("export", "RUN", "--to=DATA/network.keras"),
     ("report", "RUN", "--out=DATA/report"),
-    ("data check", *_DATA, "--num_classes=4"),
+    ("data check", *_DATA, "--num_classes=4", "--workers=2"),
     ("plan",),
     ("doctor",),
     ("bench input", "--source=synthetic"),
-    ("study", "gamma", "--out=DATA/study"),
+    ("search", "--budget_epochs=6", "--out=DATA/search", "--", "--dataset=digits"),
 )
 """Other commands; RUN and DATA stand for directories."""
 _WAYS = {
@@ -213,8 +213,11 @@ class _Job:
             return [lambda: os.killpg(self.reader.pid, signal.SIGINT)]
         if self.case.way == HEAD:
             return [self.reader.wait]
-        numbers = [getattr(signal, f"SIG{name}") for name in self.case.way.split()]
-        return [functools.partial(self.process.send_signal, number) for number in numbers]
+        own, ways = self.process.pid, []
+        for name in self.case.way.split():
+            send = os.killpg if name == "INT" else os.kill  # Ctrl-C is for all in the terminal's foreground
+            ways.append(functools.partial(send, own, getattr(signal, f"SIG{name}")))
+        return ways
 
     def _saved(self) -> str:
         if not self.case.trains:
