@@ -80,7 +80,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         Args:
           inner: one of `hybrid_imagenet.optimizers`, or any of Keras's, as an object or by name.
           compression: type of gradients on the wire; none, fp16 or bf16.
-          allreduce: how they are summed: ring, torus, hierarchical, masters, size_switched or auto (docs/communication.md).
+          allreduce: ring, torus, hierarchical, masters, size_switched or auto (docs/communication.md).
           loss_scale: `dynamic`, from 2^15 on, or a number; 1 for none.
           schedule: sets the inner optimizer's scalars before each step, through `callbacks.HyperparameterSchedule`:
             `(start, end, global_batch) -> {"learning_rate": ...}` in fractional epochs, see `schedules`.
