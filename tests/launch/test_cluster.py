@@ -176,7 +176,7 @@ def test_a_first_signal_lets_the_ranks_save():
     for number, (code, output) in {number: job.finish() for number, job in jobs.items()}.items():
         assert (number, code) == (number, 75), output
         assert output.count("saved") == 2
-        assert "stopping" in output
+        assert "the ranks are asked to save" in output
 
 
 def test_a_second_signal_ends_ranks_that_do_not_listen():

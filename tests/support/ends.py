@@ -154,8 +154,9 @@ class _Job:
             return self._popen(self.command, out, err, group=0)
 
     def _popen(self, command, stdout, stderr, *, stdin=subprocess.DEVNULL, group=None) -> subprocess.Popen[bytes]:
-        # A shell makes what it starts in the background ignore SIGINT; this is not passed on to our processes.
+        # A shell makes what it starts in the background ignore SIGINT, and nohup SIGHUP; our processes would, too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         own = None if group is None else lambda: os.setpgid(0, group)
         return subprocess.Popen(
             command, cwd=ROOT, env=environment(), stdin=stdin, stdout=stdout, stderr=stderr, preexec_fn=own
