@@ -49,7 +49,9 @@ def metadata() -> dict:
 
 
 def _requirements(metadata: dict) -> dict[str, Requirement]:
-    texts = [*metadata["dependencies"], *(r for extra in metadata["optional-dependencies"].values() for r in extra)]
+    extras = metadata["optional-dependencies"]
+    # set-up does not install the extra `docs`: the site is built with what is current
+    texts = [*metadata["dependencies"], *(r for name, extra in extras.items() if name != "docs" for r in extra)]
     return {canonicalize_name(r.name): r for r in map(Requirement, texts)}
 
 
