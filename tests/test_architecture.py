@@ -12,13 +12,12 @@ from hybrid_imagenet.__main__ import COMMANDS
 from tests.support import fresh
 
 PACKAGE = pathlib.Path(hybrid_imagenet.__file__).parent
-# What each room may import of the package besides itself, the errors, the files, the stages of a start and XLA; the top
+# What each room may import of the package besides itself, the errors, the files and the stages of a start; the top
 # level is listed too.
 ALLOWED = {
     "errors": set(),
     "files": set(),
     "stages": set(),
-    "xla": set(),
     "numerics": set(),
     "recipes": set(),
     "analysis": {"numerics"},
@@ -35,7 +34,7 @@ ALLOWED = {
         "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "resilience",
     },
     "train": {"config", "comm", "resilience", "training"},
-    "main": {"config", "recipes", "comm", "data", "resilience", "training", "train", "__main__"},
+    "main": {"config", "recipes", "comm", "data", "resilience", "training", "train"},
     "tools": {
         "numerics", "analysis", "config", "recipes", "comm", "optimizers", "models", "data", "checkpoints", "runlog",
         "resilience", "training",
@@ -47,7 +46,7 @@ ALLOWED = {
     "library": {"numerics", "comm", "optimizers", "models", "checkpoints", "runlog", "resilience", "training"},
     "callbacks": {"library"},
     "schedules": {"numerics"},
-    "__main__": {"comm", "resilience", "tools"},
+    "__main__": {"comm", "tools"},
     "__init__": {"callbacks", "comm", "data", "library", "optimizers", "order", "schedules"},  # for type checkers
 }  # fmt: skip
 
@@ -76,8 +75,7 @@ def imported_names(tree):
 
 def imported_rooms(path):
     names = [name for name in imported_names(ast.parse(path.read_text())) if name.startswith("hybrid_imagenet.")]
-    shared = {"__version__", "errors", "files", "stages", "xla"}
-    return {name.split(".")[1] for name in names} - shared - {room_of(path)}
+    return {name.split(".")[1] for name in names} - {"__version__", "errors", "files", "stages", room_of(path)}
 
 
 def test_every_room_has_a_rule():
@@ -174,12 +172,8 @@ def test_the_public_modules_only_show_what_lies_in_rooms(name):
 
 def test_the_package_shows_its_names_without_importing_what_they_need():
     assert set(hybrid_imagenet.__all__) <= set(dir(hybrid_imagenet))
-    assert (
-        fresh.loaded_by(
-            "hybrid_imagenet", "hybrid_imagenet.schedules", "hybrid_imagenet.order", "tests.support.first_names"
-        )
-        == set()
-    )
+    names = ("hybrid_imagenet", "hybrid_imagenet.schedules", "hybrid_imagenet.order", "tests.support.first_names")
+    assert fresh.loaded_by(*names) == set()
 
 
 def test_type_checkers_know_the_names_of_the_package():
