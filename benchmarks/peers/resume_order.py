@@ -126,7 +126,7 @@ def judge(run: Callable[..., Batches], stop: int) -> str:
 def main() -> None:
     """Prints a line for each trainer and interruption."""
     stateful = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
-    runs: dict[str, Callable[..., Batches]] = {
+    runs: dict[str, Any] = {
         f"Lightning {lightning.__version__}": functools.partial(with_lightning, loader=DataLoader),
         "  with StatefulDataLoader": functools.partial(with_lightning, loader=stateful),
         f"accelerate {accelerate.__version__}": functools.partial(with_accelerate, seedable=False),
