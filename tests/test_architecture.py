@@ -174,12 +174,8 @@ def test_the_public_modules_only_show_what_lies_in_rooms(name):
 
 def test_the_package_shows_its_names_without_importing_what_they_need():
     assert set(hybrid_imagenet.__all__) <= set(dir(hybrid_imagenet))
-    assert (
-        fresh.loaded_by(
-            "hybrid_imagenet", "hybrid_imagenet.schedules", "hybrid_imagenet.order", "tests.support.first_names"
-        )
-        == set()
-    )
+    names = ("hybrid_imagenet", "hybrid_imagenet.schedules", "hybrid_imagenet.order", "tests.support.first_names")
+    assert fresh.loaded_by(*names) == set()
 
 
 def test_type_checkers_know_the_names_of_the_package():

@@ -49,7 +49,7 @@ def test_each_example_once_per_epoch_over_interruptions_with_other_ranks_and_bat
         ranks = [ExactBatchSampler(n, batch, rank=rank, size=size, seed=seed) for rank in range(size)]
         for sampler in ranks:
             sampler.load_state_dict(state)
-        streams = [itertools.islice(trained(sampler, 1000, ahead), steps) for sampler in ranks]
+        streams = [itertools.islice(trained(sampler, 10**6, ahead), steps) for sampler in ranks]
         for shares in zip(*streams, strict=True):
             seen += itertools.chain(*shares)
         states = [sampler.state_dict() for sampler in ranks]
@@ -57,7 +57,7 @@ def test_each_example_once_per_epoch_over_interruptions_with_other_ranks_and_bat
         state = states[0]
         assert (state["epoch"], state["offset"]) == divmod(len(seen), n)
     undisturbed = ExactBatchSampler(n, 1, seed=seed)
-    assert seen == list(itertools.islice(itertools.chain.from_iterable(trained(undisturbed, 1000)), len(seen)))
+    assert seen == list(itertools.islice(itertools.chain.from_iterable(trained(undisturbed, 10**6)), len(seen)))
     for start in range(0, len(seen) - n + 1, n):
         assert sorted(seen[start : start + n]) == list(range(n))
 

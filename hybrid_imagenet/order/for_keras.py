@@ -32,6 +32,7 @@ class ExactDataset(keras.utils.PyDataset):
         self._load = load
         self._in_pass = False
         self._next = 0
+        self._ready = False
         self._quiet = contextlib.ExitStack()
 
     @property
@@ -51,20 +52,25 @@ class ExactDataset(keras.utils.PyDataset):
         return self._load(self.sampler.batch(index))
 
     def on_epoch_begin(self) -> None:
-        """Starts a pass at the sampler's state."""
-        if not self.counted:
+        """Starts a pass at the sampler's state; some backends read a batch to build the model before it."""
+        if self._ready and not self.counted:
             raise UserError("nothing counts the batches: give fit(callbacks=[dataset.counter, ...])")
         self.sampler.start_pass()
-        self._in_pass, self._next = True, 0
+        self._in_pass, self._next = self.counted, 0
         self._quiet.close()
-        if len(self.sampler) < self.sampler.longest:
+        if self.num_batches < self.sampler.longest:
             self._quiet.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
 
     def on_epoch_end(self) -> None:
         """Ends the pass; Keras calls this before the first one too."""
-        self._in_pass, self._next = False, 0
+        self._in_pass, self._next, self._ready = False, 0, True
         self._quiet.close()
+
+    def end_fit(self) -> None:
+        """Ends the last pass, also one that `stop_training` has cut."""
+        self.on_epoch_end()
+        self.counted = self._ready = False
 
 
 class _Counter(keras.callbacks.Callback):
@@ -86,9 +92,8 @@ class _Counter(keras.callbacks.Callback):
         self._dataset.counted = True
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Ends the last pass, also one that `stop_training` has cut."""
-        self._dataset.counted = False
-        self._dataset.on_epoch_end()
+        """Ends the last pass."""
+        self._dataset.end_fit()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._trained = 0
