@@ -15,8 +15,8 @@ EXIT_PREEMPTED = 75  # stopped by a signal; start again with --resume
 EXIT_INTERRUPTED = 130  # Ctrl-C: a command was stopped, or training before the first save
 
 _LONGEST = 2000  # characters of a message
-# Name and password in a URL, up to the last @ before the path. A password may hold an @, and a slash too: then a colon
-# before the slash begins it, if no port number does.
+# Name and password in a URL, up to the last @ before the path. A password may hold an @. It may hold a slash too if a
+# colon stands before the slash and no port number follows the colon.
 _PASSWORD = re.compile(r"(?<=://)(?:[^/\s]*@|(?:(?<=s3://)|(?![^/\s@]*:\d*/))[^/\s@:\[]+:\S*@)")
 _HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
 _TOKEN = re.compile(r"(?i)([?&;][^=&\s]*(?:token|key|secret|sig|password|credential)[^=&\s]*=)[^&\s]+?(?=[&\s]|: |$)")

@@ -67,7 +67,7 @@ def remembered(path: Path, read: Callable[[Path], T], make: Callable[[], T], wri
     Args:
       path: the file; its directory is made.
       read: returns what the file holds; may raise anything for one that is damaged.
-      make: returns it anew; what it raises is raised.
+      make: computes what the file should hold; its errors are raised.
       write: writes it to another path than `path`, which is moved there.
     """
     found = readable(lambda: read(path))

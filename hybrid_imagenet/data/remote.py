@@ -260,7 +260,7 @@ class RemoteDirectory(Directory):
             self._ranges = True
             return content
 
-        # Who may send the whole file gets more time for it.
+        # A server that may send the whole file gets the time for it.
         content = self._ask(block, self.where(name), patience=1.0 if self._ranges else max(1.0, size / _BLOCK))
         self.io.add(len(content), 1, time.perf_counter() - started)
         return content

@@ -51,12 +51,12 @@ def test_what_never_ends_counts_as_failed(monkeypatch):
         Retries(0.05)(Request((60, None)), "file")
 
 
-def test_who_sends_more_gets_more_time(monkeypatch):
+def test_a_request_for_more_bytes_gets_more_time(monkeypatch):
     monkeypatch.setattr(retries, "_SHORTEST", 0.1)
     assert Retries(0.05)(Request((0.3, None)), "file", patience=100) == 1
 
 
-def test_what_others_have_waited_for_counts_and_their_success_does_not_help_a_request_for_ever():
+def test_failures_of_other_threads_count_and_their_success_does_not_keep_a_request_alive():
     ask = Retries(0.3)
     with pytest.raises(StorageError):
         ask(Request((0, BROKEN)), "one")
