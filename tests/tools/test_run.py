@@ -157,7 +157,8 @@ def test_a_host_that_nobody_knows_is_one_line():
 
 def test_a_program_of_the_users_runs_on_every_rank(tmp_path):
     script = tmp_path / "mine.py"
-    script.write_text("import os, sys; print(os.environ['OMPI_COMM_WORLD_RANK'], sys.argv[1:])\n")
+    line = "f'{os.environ[\"OMPI_COMM_WORLD_RANK\"]} {sys.argv[1:]}\\n'"  # written whole, also by an unbuffered rank
+    script.write_text(f"import os, sys; sys.stdout.write({line})\n")
     words = [sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2", str(script), "--epochs=3", "--", "-x"]
     done = subprocess.run(words, cwd=ROOT, env=program.environment(), capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
