@@ -28,9 +28,8 @@ default_slots=8 settings=() flagfile=$(dirname "$launch_directory")/flags/cluste
 
 # RoCE is verbs over Ethernet: NCCL uses it by itself if an RDMA adapter is up. 0 says so explicitly; 1 would be TCP.
 default_setting NCCL_IB_DISABLE 0
-# Which address of the adapter to use: the table of `show_gids` has RoCE v2 over IPv4 at 3 on most Mellanox adapters.
-# The wrong one shows as a time-out at the first all-reduce.
-default_setting NCCL_IB_GID_INDEX 3
+# Which address of the adapter to use: NCCL finds that of RoCE v2 itself. One older than 2.21 needs NCCL_IB_GID_INDEX,
+# by the table of `show_gids`; the wrong one shows as a time-out at the first all-reduce.
 # Traffic class of RoCE packets. Lossless Ethernet sorts by it; 106 (DSCP 26) is what most switches are set up for.
 default_setting NCCL_IB_TC 106
 # GPUDirect RDMA: the adapter reads GPU memory itself when GPU and adapter are at most this far apart (PHB: the same CPU
@@ -38,9 +37,6 @@ default_setting NCCL_IB_TC 106
 default_setting NCCL_NET_GDR_LEVEL PHB
 # The adapter also reads GPU memory for sending. NCCL does this by itself on NVLink machines only.
 default_setting NCCL_NET_GDR_READ 1
-# The papers' all-reduce is a ring; by itself NCCL may take a tree for smaller messages. Set NCCL_ALGO= (empty) to leave
-# the choice to NCCL: on hosts with NVSwitch and SHARP (H100) its NVLS and CollNet are faster than any ring.
-default_setting NCCL_ALGO Ring
 # A failing network shows as an error with its reason, not as a silent hang.
 default_setting NCCL_DEBUG WARN
 

@@ -22,6 +22,13 @@ default_setting() {
   settings+=("$1")
 }
 
+# ring_of_the_papers RANKS: the papers' all-reduce is a ring, where NCCL may take a tree for smaller messages. With many
+# ranks a ring of small messages is slow, and the choice is NCCL's. So it is with NCCL_ALGO= (empty): on hosts with
+# NVSwitch and SHARP (H100) its NVLS and CollNet are faster than any ring.
+ring_of_the_papers() {
+  if (($1 <= 64)); then default_setting NCCL_ALGO Ring; fi
+}
+
 cluster_main() {
   local program argument dry_run=0 ssh_port='' interface=${INTERFACE:-} module='' specs=() flags=() own_flags=1
   for argument in "$@"; do
@@ -50,6 +57,7 @@ cluster_main() {
   ((${#specs[@]})) || [[ -z ${HOSTS:-} ]] || specs=("$HOSTS")
   ((${#specs[@]})) || usage_error "no hosts: name them as arguments or in HOSTS (see $0 --help)"
   parse_hosts "$default_slots" "${specs[@]}"
+  ring_of_the_papers "$(total_slots)"
   check_path "$venv_dir" "the environment's directory"
   program=("$venv_dir/bin/python" -m "${module:-hybrid_imagenet.main}")
   [[ -n $module ]] || program+=("--flagfile=$flagfile")

@@ -28,6 +28,8 @@ from hybrid_imagenet.errors import UserError, counted
 from hybrid_imagenet.tools import command_line
 
 if typing.TYPE_CHECKING:
+    import tensorflow as tf
+
     from hybrid_imagenet.comm.communicator import Communicator
     from hybrid_imagenet.config import Config
 
@@ -171,13 +173,12 @@ def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
 
 def measure(config: Config, communicator: Communicator, steps: int, rounds: int, classes: int) -> Row:
     """Times training steps with and without the reduction of gradients; every rank calls it."""
-    from hybrid_imagenet.comm import SingleProcess
     from hybrid_imagenet.training import hardware
 
     precision = hardware.choose_precision(config.precision, config.model)
     steps_to_time = [training_step(config, communicator, communicator, precision, classes)]
     if communicator.size > 1:
-        steps_to_time.append(training_step(config, communicator, SingleProcess(), precision, classes))
+        steps_to_time.append(training_step(config, communicator, _gradients_stay(communicator), precision, classes))
     samples: list[list[float]] = [[] for _ in steps_to_time]
     for number in range(rounds + 1):  # the first traces and does not count
         for (step, wait), seconds in zip(steps_to_time, samples, strict=True):
@@ -207,6 +208,17 @@ def measure(config: Config, communicator: Communicator, steps: int, rounds: int,
         "exposed_seconds": max(0.0, step_seconds - compute_seconds),
         "images_per_second": communicator.size * config.per_gpu_batch / step_seconds,
     }
+
+
+def _gradients_stay(ranks: Communicator) -> Communicator:
+    """Returns a communicator that leaves gradients where they are; the control word of a step is summed all the same."""
+    from hybrid_imagenet.comm import SingleProcess
+
+    class Staying(SingleProcess):
+        def allreduce_on_host(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+            return ranks.allreduce_on_host(tensor, name)
+
+    return Staying()
 
 
 def training_step(

@@ -16,7 +16,6 @@ import dataclasses
 import pkgutil
 import typing
 from collections.abc import Sequence
-from typing import ClassVar
 
 import tensorflow as tf
 
@@ -75,8 +74,11 @@ class Chooser(abc.ABC):
     A constructor takes `Ranks` first; its arguments with defaults are flags of the same name.
     """
 
-    built_in: ClassVar[str] = ""
-    """The variable that has Horovod's own all-reduce over NCCL do the same, without options."""
+    @classmethod
+    def rows_are_hosts(cls, hosts: Sequence[str], **options: typing.Any) -> bool:
+        """Returns whether it is a torus with one row per host, which Horovod itself has for NCCL."""
+        del hosts, options
+        return False
 
     @abc.abstractmethod
     def choose(self, sizes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Choice]:
@@ -166,7 +168,12 @@ class OnGrid(Flat):
 class Torus(OnGrid):
     """Reduce-scatter in rows, all-reduce in columns, all-gather in rows."""
 
-    built_in = "HOROVOD_TORUS_ALLREDUCE"
+    @classmethod
+    def rows_are_hosts(cls, hosts: Sequence[str], **options: typing.Any) -> bool:
+        """Returns whether the grid is that of the hosts."""
+        text = options.get("torus_grid")
+        grid = torus.parse_grid(text, len(hosts)) if text else torus.default_grid(hosts)
+        return grid == _host_grid(hosts)
 
     def __init__(self, ranks: Ranks, *, torus_grid: str | None = None) -> None:
         """Makes the sets of ranks.
@@ -203,16 +210,16 @@ class Torus(OnGrid):
 class Hierarchical(Torus):
     """A torus with one row per host."""
 
-    built_in = "HOROVOD_HIERARCHICAL_ALLREDUCE"
+    @classmethod
+    def rows_are_hosts(cls, hosts: Sequence[str], **options: typing.Any) -> bool:
+        """Returns whether the hosts have equally many ranks."""
+        return _host_grid(hosts) is not None
 
     @classmethod
     def is_of_use(cls, ranks: Ranks, **options: typing.Any) -> bool:
         """Returns whether there are several hosts, with equally many ranks, more than 1."""
-        try:
-            grid = torus.host_grid(ranks.hosts)
-        except ValueError:
-            return False
-        return min(grid.vertical, grid.horizontal) > 1
+        grid = _host_grid(ranks.hosts)
+        return grid is not None and min(grid.vertical, grid.horizontal) > 1
 
     def __init__(self, ranks: Ranks) -> None:
         """Makes the sets of ranks.
@@ -227,6 +234,14 @@ class Hierarchical(Torus):
                 f"--allreduce=hierarchical: {error}: start as many on each, or use --allreduce=ring or torus"
             ) from None
         super().__init__(ranks, torus_grid=str(grid))
+
+
+def _host_grid(hosts: Sequence[str]) -> torus.Grid | None:
+    """The grid of one row per host; None for hosts with different numbers of ranks."""
+    try:
+        return torus.host_grid(hosts)
+    except ValueError:
+        return None
 
 
 class Masters(OnGrid):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pkgutil
 from collections.abc import Sequence
@@ -16,6 +17,13 @@ from hybrid_imagenet.comm.horovod_collectives import HorovodCollectives
 from hybrid_imagenet.comm.selection import Selector
 from hybrid_imagenet.comm.settings import ALGORITHMS, Settings
 from hybrid_imagenet.errors import UserError
+
+_ITSELF = "Horovod's own torus over NCCL, with one row per host"
+_COMPOSED = (
+    "made of operations among sets of ranks: Horovod negotiates all but all-reduces anew at each step, and they wait "
+    "for all that the GPU was given before; compare it with --allreduce=ring"
+)
+_log = logging.getLogger(__name__)
 
 
 class HorovodCommunicator(ConnectedRanks):
@@ -34,9 +42,12 @@ class HorovodCommunicator(ConnectedRanks):
         place = placement()
         self.collectives = self._host = HorovodCollectives(place.size)
         self._neighbors = self._group_of_neighbors(settings.neighbors, place.rank, place.size)
-        built_in = _set_engine(settings)
-        composed = any(s.allreduce != "ring" for s in (*([] if built_in else [settings]), *others))
+        nccl = _set_engine(settings)
+        composed = any(s.allreduce != "ring" for s in (settings, *others))
         keys = hosts.gather(hosts.key()) if composed else None
+        itself = nccl and keys is not None and _does_itself(settings, hosts.names(keys))
+        if itself:
+            os.environ.setdefault("HOROVOD_TORUS_ALLREDUCE", "1")
         if keys is None:
             if composed:
                 os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # more sets will follow
@@ -48,12 +59,14 @@ class HorovodCommunicator(ConnectedRanks):
             )
         self.rank, self.size = place.rank, place.size
         self._take_places(keys or self.allgather_object(hosts.key()))
-        selector = Selector(self, settings, self.collectives, built_in)
+        selector = Selector(self, settings, self.collectives, itself)
         for other in others:
             Selector(self, other, self.collectives)  # asks for its sets
         if not hvd.is_initialized():
             hvd.init(process_sets=self.collectives.made())
-        self._reduce_by(settings, selector, _nccl())
+        self._reduce_by(settings, selector, nccl)
+        if nccl and self.rank == 0 and settings.allreduce != "ring":
+            _log.info("--allreduce=%s is %s", settings.allreduce, _ITSELF if itself else _COMPOSED)
 
     def shutdown(self) -> None:
         """Leaves the group; the other ranks' later collectives fail."""
@@ -65,8 +78,21 @@ def _nccl() -> bool:
     return bool(hvd.nccl_built() and tf.config.get_visible_devices("GPU"))
 
 
+def _does_itself(settings: Settings, names: Sequence[str]) -> bool:
+    """Returns whether Horovod's torus over NCCL, one row per host, is what `settings.allreduce` asks for.
+
+    Its hierarchical all-reduce is not used: between hosts that sums in the memory of the hosts, through MPI.
+
+    Args:
+      settings: how gradients travel.
+      names: the host of every rank.
+    """
+    found: bool = pkgutil.resolve_name(ALGORITHMS[settings.allreduce]).rows_are_hosts(names, **settings.options)
+    return found
+
+
 def _set_engine(settings: Settings) -> bool:
-    """Sets Horovod's own options; returns whether its all-reduce itself does what `settings.allreduce` asks for.
+    """Sets Horovod's own options; returns whether NCCL carries the gradients.
 
     Horovod reads them when it starts. What the launcher or the user has set stays.
     """
@@ -76,13 +102,8 @@ def _set_engine(settings: Settings) -> bool:
     # nor split: a bucket of several gradients holds less than twice the threshold.
     os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(2 * settings.fusion_bytes))
-    if not nccl:
-        return False
-    # Sums are handed on while they still run; otherwise Horovod waits for each on the host, and what follows is
-    # launched only then.
-    os.environ.setdefault("HOROVOD_ENABLE_ASYNC_COMPLETION", "1")
-    variable: str = pkgutil.resolve_name(ALGORITHMS[settings.allreduce]).built_in
-    if variable and not any(settings.options.values()):  # Horovod's own has no options, as a grid of one's own
-        os.environ.setdefault(variable, "1")
-        return True
-    return False
+    if nccl:
+        # Sums are handed on while they still run; otherwise Horovod waits for each on the host, and what follows is
+        # launched only then.
+        os.environ.setdefault("HOROVOD_ENABLE_ASYNC_COMPLETION", "1")
+    return nccl

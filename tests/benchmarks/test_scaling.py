@@ -1,8 +1,10 @@
 """Numbers of ranks, efficiency and failures of the scaling benchmark."""
 
+import types
 from unittest import mock
 
 import pytest
+import tensorflow as tf
 
 from benchmarks.__main__ import PEERS
 from hybrid_imagenet import config
@@ -100,3 +102,14 @@ def test_the_step_that_is_timed_is_the_one_that_the_flags_ask_for():
     given = made.call_args.kwargs
     assert (given["jit_compile"], given["fuse_relu_gradients"], given["label_smoothing"]) == (True, True, 0.1)
     assert given["loss"] is binary_cross_entropy
+
+
+def test_the_step_without_exchange_sums_its_control_word_like_the_other():
+    """Otherwise its cost would count as communication of gradients."""
+    words = []
+    ranks = types.SimpleNamespace(allreduce_on_host=lambda tensor, name: words.append(name) or tensor)
+    staying = scaling._gradients_stay(ranks)
+    staying.allreduce_on_host(tf.constant([1]), "control")
+    (gradient,) = staying.reduce_gradients([tf.constant([2.0])], ["w"])
+    assert words == ["control"]
+    assert gradient.numpy().tolist() == [2.0]

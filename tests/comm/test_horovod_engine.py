@@ -1,11 +1,13 @@
 """What Horovod is told before it starts, and the names of hosts."""
 
+import logging
 import os
 from unittest import mock
 
 import pytest
 
 from hybrid_imagenet.comm import horovod_engine as engine
+from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.comm.settings import Settings
 
 
@@ -13,12 +15,12 @@ from hybrid_imagenet.comm.settings import Settings
 def options(monkeypatch):
     """Calls _set_engine as if Horovod had NCCL or not; returns its answer and what it set."""
 
-    def call(settings, nccl=False, **given):
+    def call(settings, nccl=False, call=engine._set_engine, **given):
         monkeypatch.setattr(engine.hvd, "nccl_built", lambda: nccl)
         monkeypatch.setattr(engine.tf.config, "get_visible_devices", lambda kind: ["GPU:0"] if nccl else [])
         rest = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
         with mock.patch.dict(os.environ, rest | given, clear=True):
-            answer = engine._set_engine(settings)
+            answer = call(settings)
             return answer, {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
 
     return call
@@ -48,18 +50,41 @@ def test_with_nccl_sums_are_handed_on_before_they_are_done_and_the_thread_looks_
     assert (given["HOROVOD_CYCLE_TIME"], given["HOROVOD_ENABLE_ASYNC_COMPLETION"]) == ("3", "0")
 
 
+FOUR_BY_TWO = ("a", "a", "b", "b", "c", "c", "d", "d")
+
+
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("allreduce", "names", "grid", "expected"),
     [
-        (Settings(allreduce="hierarchical"), "HOROVOD_HIERARCHICAL_ALLREDUCE"),
-        (Settings(allreduce="torus"), "HOROVOD_TORUS_ALLREDUCE"),
-        (Settings(allreduce="torus", options={"torus_grid": "2x2"}), None),  # a grid of one's own is composed
-        (Settings(allreduce="masters"), None),
-        (Settings(), None),
+        ("hierarchical", FOUR_BY_TWO, None, True),
+        ("hierarchical", ("a", "a", "b"), None, False),  # refused where it is composed
+        ("torus", FOUR_BY_TWO, None, True),
+        ("torus", FOUR_BY_TWO, "4x2", True),
+        ("torus", FOUR_BY_TWO, "2x4", False),
+        ("torus", ("a",) * 8, None, False),  # 2x4 inside of one host
+        ("torus", tuple(str(i // 8) for i in range(1024)), None, False),  # 32x32, not 128x8 (Mikami et al., Table 4)
+        ("masters", FOUR_BY_TWO, None, False),
+        ("auto", FOUR_BY_TWO, None, False),
+        ("ring", FOUR_BY_TWO, None, False),
     ],
 )
-def test_with_nccl_horovod_does_what_it_can_itself(options, settings, expected):
-    answer, found = options(settings, nccl=True)
-    assert answer == (expected is not None)
-    assert [name for name in found if name.endswith("_ALLREDUCE")] == ([expected] if expected else [])
-    assert not options(settings, nccl=False)[0]
+def test_horovods_own_torus_is_used_where_its_grid_is_that_of_the_hosts(allreduce, names, grid, expected):
+    settings = Settings(allreduce=allreduce, options={"torus_grid": grid} if grid else {})
+    assert engine._does_itself(settings, names) == expected
+
+
+@pytest.mark.parametrize(("nccl", "own"), [(True, True), (False, False)])
+def test_hierarchical_never_sums_in_the_memory_of_the_hosts(options, monkeypatch, caplog, nccl, own):
+    """Horovod's hierarchical all-reduce would, and its torus over NCCL is the same algorithm."""
+    started = []
+    monkeypatch.setattr(engine, "placement", lambda: Placement(0, 4, 0, 2))
+    monkeypatch.setattr(engine.hosts, "gather", lambda own: [["a", ""], ["a", ""], ["b", ""], ["b", ""]])
+    monkeypatch.setattr(engine.hvd, "init", lambda process_sets: started.append([s.ranks for s in process_sets]))
+    monkeypatch.setattr(engine.hvd, "is_initialized", lambda: bool(started))
+    monkeypatch.setattr(engine.hvd, "size", lambda: 4)
+    settings = Settings(allreduce="hierarchical")
+    with caplog.at_level(logging.INFO):
+        found = options(settings, nccl=nccl, call=engine.HorovodCommunicator)[1]
+    assert [name for name in found if name.endswith("_ALLREDUCE")] == ["HOROVOD_TORUS_ALLREDUCE"] * own
+    assert started == [[] if own else [[0, 1], [2, 3], [0, 2], [1, 3]]]
+    assert ("Horovod's own torus" in caplog.text) == own

@@ -88,7 +88,7 @@ def resolved(*flags: str) -> Any:
 
 
 def training(config: Any, ranks: str = "", precision: str = "mixed_float16") -> Iterator[tuple[str, Any]]:
-    """The traced steps of a configuration: one update per batch, or the micro-batches of an accumulated one."""
+    """The traced steps of a configuration: one update per batch, or the micro-batches and the update after them."""
     communicator: Any = SingleProcess(config.gradient_health_every_steps)
     if ranks:
         communicator = Two(derived.communication(config, 2), ranks)

@@ -106,9 +106,10 @@ def test_a_directory_with_a_blank_is_refused(tmp_path):
 
 
 def test_settings_of_the_user_stay():
-    lines = run(CLUSTER1, "--dry-run", "a", NCCL_IB_GID_INDEX="5").stdout.splitlines()
+    lines = run(CLUSTER1, "--dry-run", "a", NCCL_IB_TC="5").stdout.splitlines()
     exported = next(line for line in lines if line.startswith("export "))
-    assert "NCCL_IB_GID_INDEX=5" in exported
+    assert "NCCL_IB_TC=5" in exported
+    assert "NCCL_IB_GID_INDEX" not in exported  # NCCL finds it; the user's own is left in the environment
     assert "NCCL_NET_GDR_LEVEL=PHB" in exported
     assert "NCCL_NET_GDR_LEVEL=LOC" in run(CLUSTER2, "--dry-run", "a").stdout
 
@@ -119,6 +120,14 @@ def test_the_ring_of_the_papers_is_a_default_that_can_be_dropped(script):
     assert "NCCL_ALGO=Ring" in run(script, "--dry-run", "a").stdout.split()
     assert "NCCL_ALGO=Tree" in run(script, "--dry-run", "a", NCCL_ALGO="Tree").stdout.split()
     assert "NCCL_ALGO" not in run(script, "--dry-run", "a", NCCL_ALGO="").stdout
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ring"),
+    [(["a:8"] * 1, True), ([f"h{n}:8" for n in range(8)], True), ([f"h{n}:8" for n in range(9)], False)],
+)
+def test_beyond_64_ranks_the_algorithm_is_nccls_choice(hosts, ring):
+    assert ("NCCL_ALGO=Ring" in run(CLUSTER1, "--dry-run", *hosts).stdout.split()) == ring
 
 
 def test_a_host_that_does_not_exist_is_named_in_one_line():
