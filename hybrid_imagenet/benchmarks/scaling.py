@@ -211,7 +211,7 @@ def measure(config: Config, communicator: Communicator, steps: int, rounds: int,
 
 
 def _gradients_stay(ranks: Communicator) -> Communicator:
-    """Returns a communicator that leaves gradients where they are; the control word of a step is summed all the same."""
+    """Returns a communicator that leaves gradients where they are; the control word of a step is still summed."""
     from hybrid_imagenet.comm import SingleProcess
 
     class Staying(SingleProcess):
