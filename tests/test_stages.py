@@ -88,6 +88,9 @@ def test_the_train_command_notes_when_it_began(monkeypatch):
     monkeypatch.delenv(stages.STARTED_VARIABLE, raising=False)
     monkeypatch.setattr("hybrid_imagenet.comm.environment.restart_with_huge_pages", lambda: None)
     monkeypatch.setattr(sys, "argv", ["hybrid-imagenet", "train"])
+    for changes_signals in ("install", "ignore"):
+        monkeypatch.setattr(f"hybrid_imagenet.resilience.stop_signals.REQUESTS.{changes_signals}", lambda: None)
+    monkeypatch.setattr("hybrid_imagenet.resilience.lasting_output.install", lambda **options: None)
     seen = []
     monkeypatch.setattr("hybrid_imagenet.main.main", lambda words: seen.append(stages.command_start(time.time() + 9)))
     before = time.time()

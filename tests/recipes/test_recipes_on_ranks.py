@@ -14,7 +14,7 @@ from tests.recipes import programs
 from tests.support import program
 
 TRAIN, VALIDATION = 96, 24
-ALWAYS = ("hybrid", "flash_exp4", "four_minutes_resnet")  # ring with warm-up, torus with a growing batch, hybrid
+ALWAYS = ("hybrid", "flash_exp4", "four_minutes_resnet")  # ring with warm-up, torus with a growing batch, both by size
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,6 @@ def test_each_all_reduce_of_a_recipe_is_tried_without_long():
 
 
 def _algorithm(overrides):
-    """What two ranks of one host make of a recipe's all-reduce: hybrid sends large buckets by ring."""
+    """What two ranks of one host make of a recipe's all-reduce: size_switched sends large buckets by ring."""
     name = overrides.get("allreduce", "ring")
-    return "ring" if name == "hybrid" else name
+    return "ring" if name == "size_switched" else name

@@ -32,7 +32,7 @@ def test_every_arm_can_be_run_with_every_seed(study, arm):
     for seed in range(5):
         resolved = config.resolve(study.arguments(arm, seed))
         assert resolved.seed == seed
-        assert resolved.target == (TARGET,)
+        assert resolved.target_top1 == (TARGET,)
         plan = report.plan(resolved, DIGITS, 2)  # raises where a batch does not fit the data
         assert len(plan) == EPOCHS
 
