@@ -17,6 +17,7 @@ import contextvars
 from collections.abc import Iterator
 
 import tensorflow as tf
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 _FEW_CHANNELS = 64  # with fewer, nine products are no faster than oneDNN's kernel gradient at stride 2 either
 _MANY_CHANNELS = 256  # from here on nine products beat the BF16 kernel gradient at stride 1
@@ -63,7 +64,7 @@ def conv2d(images: tf.Tensor, kernel: tf.Tensor, stride: int, pad: int) -> tf.Te
 
 def max_pool(images: tf.Tensor, size: int, stride: int, pad: int) -> tf.Tensor:
     """The maximum over windows of [b, h, w, c] that is not negative, with `pad` pixels of zeros, or less, around it."""
-    if on_cpu():
+    if on_cpu() or GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):  # XLA has no pooling that pads
         return tf.nn.max_pool2d(pad_sides(images, pad), size, stride, "VALID")
     return tf.nn.max_pool2d(images, size, stride, _padding(pad))
 

@@ -65,7 +65,7 @@ class TrustRatio:
         if self.variant == "none" or not kernels:
             return rates
         weight_sums = tf.stack([2.0 * tf.nn.l2_loss(variables[i].value) for i in kernels])
-        gradient_sums = tf.gather(square_sums, kernels)
+        gradient_sums = tf.gather(square_sums, np.array(kernels, np.int64))
         ratio = self._ratios(optimizer, weight_sums, gradient_sums, unscale, learning_rate, share)
         optimizer.trust_ratios.assign(ratio)
         for i, rate in zip(kernels, tf.unstack(factor * learning_rate * ratio), strict=True):
@@ -77,7 +77,7 @@ class TrustRatio:
         kernels = optimizer.kernel_indices()
         if self.variant == "none" or not kernels:
             return {}
-        return {_WEIGHT_SUMS: tf.gather(now.weight_sums(), kernels)}
+        return {_WEIGHT_SUMS: tf.gather(now.weight_sums(), np.array(kernels, np.int64))}
 
     def vector(
         self,
@@ -90,7 +90,7 @@ class TrustRatio:
         rate, kernels = step.hyper["learning_rate"], optimizer.kernel_indices()
         if _WEIGHT_SUMS not in step.before:
             return factor * rate, {}
-        gradient_sums = tf.gather(step.square_sums, kernels)
+        gradient_sums = tf.gather(step.square_sums, np.array(kernels, np.int64))
         ratio = self._ratios(optimizer, step.before[_WEIGHT_SUMS], gradient_sums, step.unscale, rate, share)
         place = np.full(len(optimizer.kinds), len(kernels), np.int64)
         place[kernels] = np.arange(len(kernels))

@@ -1,6 +1,7 @@
-"""Started with JAX's CUDA plugin on its path: compiles an HLO module for an A100 and writes what it starts there.
+"""Started with JAX's CUDA plugin on its path: compiles an HLO module for a GPU and writes what it starts there.
 
-The compiler needs a description of the GPU (a100.txtpb), not the GPU. Arguments: a serialized HLO module.
+The compiler needs a description of the GPU (such as a100.txtpb), not the GPU. Arguments: a serialized HLO module, and
+the name of a description.
 """
 
 import os
@@ -19,7 +20,10 @@ HERE = pathlib.Path(__file__).parent
 STARTED = re.compile(r"= .*? (fusion|copy|custom-call|call|reduce|scatter|sort|while|conditional|dot)\(")
 
 target = topologies.get_topology_desc(
-    platform="cuda", topology_name="a100", topology="1x1x1", target_config=(HERE / "a100.txtpb").read_text()
+    platform="cuda",
+    topology_name=sys.argv[2],
+    topology="1x1x1",
+    target_config=(HERE / f"{sys.argv[2]}.txtpb").read_text(),
 )
 with mlir.make_ir_context():
     module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(pathlib.Path(sys.argv[1]).read_bytes()))

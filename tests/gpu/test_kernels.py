@@ -14,17 +14,22 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.compiler.xla.service import hlo_pb2
 
 from benchmarks.optimizer import resnet50_shapes
 from hybrid_imagenet import optimizers
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.comm.fusion import pack
+from hybrid_imagenet.data import device
+from hybrid_imagenet.numerics import augment
 from hybrid_imagenet.numerics.packing import ROW, padded
 from hybrid_imagenet.optimizers.base import HYPER_NAMES
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify_by_rank
 from hybrid_imagenet.optimizers.layout import Layout
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.training import build
+from tests.gpu import graphs
 
 HERE = pathlib.Path(__file__).parent
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "hybrid_imagenet" / "kernels"
@@ -46,7 +51,15 @@ def compiler():
     if not (folder / "jax").exists():
         install = [sys.executable, "-m", "pip", "install", "--no-deps", "--require-hashes", "--target", str(folder)]
         subprocess.run([*install, "-r", str(HERE / "compiler.txt")], check=True, capture_output=True)
-    return os.environ | {"PYTHONPATH": str(folder)}
+    assembler = CACHE / "nvcc"
+    if not (assembler / "nvidia").exists():
+        lines = (HERE.parents[1] / "launch" / "hashes.txt").read_text().splitlines()
+        wanted = CACHE / "nvcc.txt"
+        wanted.write_text("\n".join(line for line in lines if line.startswith("nvidia-cuda-nvcc-cu12==")))
+        install = [sys.executable, "-m", "pip", "install", "--no-deps", "--require-hashes", "--target", str(assembler)]
+        subprocess.run([*install, "-r", str(wanted)], check=True, capture_output=True)
+    flags = f"--xla_gpu_autotune_level=0 --xla_gpu_cuda_data_dir={assembler}/nvidia/cuda_nvcc"
+    return os.environ | {"PYTHONPATH": str(folder), "XLA_FLAGS": flags}
 
 
 def module(arguments, phase):
@@ -82,14 +95,60 @@ def module(arguments, phase):
     return compiled.experimental_get_compiler_ir(*flat)(stage="hlo_serialized")
 
 
+def kernels_of(serialized, target, compiler, folder):
+    """What a GPU starts of a module. Results that are copies become reshapes, which the way to the compiler knows."""
+    found = hlo_pb2.HloModuleProto.FromString(serialized)
+    for computation in found.computations:
+        for instruction in computation.instructions:
+            if instruction.opcode == "copy":
+                instruction.opcode = "reshape"
+    (folder / "module.pb").write_bytes(found.SerializeToString())
+    command = [sys.executable, str(HERE / "compiled.py"), str(folder / "module.pb"), target]
+    done = subprocess.run(command, env=compiler, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+def compiled(function, *specs):
+    traced = tf.function(function, autograph=False, jit_compile=True)
+    return traced.experimental_get_compiler_ir(*specs)(stage="hlo_serialized")
+
+
+def whole_step(precision):
+    """Forward and backward pass of --jit_compile."""
+    with graphs.on_gpu():
+        config, alone = graphs.resolved("--jit_compile", "--model=resnet10"), SingleProcess()
+        network = build.model(config, precision, graphs.CLASSES, alone)
+        step = build.train_step(config, precision, network, build.optimizer(config, precision, network, alone), alone)
+        images = tf.TensorSpec([4, 32, 32, 3], precision.removeprefix("mixed_"))
+        labels, share = tf.TensorSpec([4], tf.int64), tf.TensorSpec([], tf.float32)
+        return compiled(lambda *arguments: step._loss_and_gradients(*arguments, None), images, labels, share)
+
+
+def augmentation(name, precision):
+    side = augment.host_stage(name, 224).side
+    pixels, seeds = tf.TensorSpec([8, side, side, 3], tf.uint8), tf.TensorSpec([8, 2], tf.int64)
+    dtype = precision.removeprefix("mixed_")
+    return compiled(lambda images, keys: device.augment(images, keys, name, dtype), pixels, seeds)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the compiler is pinned for Python 3.11")
+@pytest.mark.parametrize("target", ["p40", "v100", "a100", "h100"])
+def test_xla_compiles_for_each_gpu(target, compiler, tmp_path):
+    """The updates of both phases, the augmentations of the papers, and the whole step of --jit_compile."""
+    precision = "float32" if target == "p40" else "mixed_float16"
+    for case in ("hybrid, warmup", "hybrid, SGD with LARS"):
+        assert 4 < len(kernels_of(module(*CASES[case]), target, compiler, tmp_path)) <= 9
+    for name in ("alexnet", "inception", "sony"):
+        assert 1 <= len(kernels_of(augmentation(name, precision), target, compiler, tmp_path)) <= 6
+    assert len(kernels_of(whole_step(precision), target, compiler, tmp_path)) > 50
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the compiler is pinned for Python 3.11")
 @pytest.mark.parametrize("case", CASES)
 def test_fewer_than_ten_kernels_follow_the_last_all_reduce(case, compiler, tmp_path):
-    (tmp_path / "module.pb").write_bytes(module(*CASES[case]))
-    command = [sys.executable, str(HERE / "compiled.py"), str(tmp_path / "module.pb")]
-    done = subprocess.run(command, env=compiler, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    started = done.stdout.splitlines()
+    started = kernels_of(module(*CASES[case]), "a100", compiler, tmp_path)
     most = 11 if case == "lamb" else 9  # its second norm, of the update, has to wait for the first
     assert 4 < len(started) <= most, "\n".join(started)

@@ -120,3 +120,12 @@ def test_which_form_is_taken_on_a_cpu_and_on_a_gpu(monkeypatch):
     monkeypatch.setattr(kernels, "on_cpu", lambda: False)
     for kernel, stride in ((1, 1), (1, 2), (3, 1), (3, 2)):
         assert "MatMul" not in operations_of(4, kernel, stride, 256, tf.bfloat16)
+
+
+def test_xla_gets_pooling_that_pads_before(monkeypatch):
+    """XLA has none with padding of its own, which the form for GPUs uses: --jit_compile could not run there."""
+    monkeypatch.setattr(kernels, "on_cpu", lambda: False)
+    images = tf.constant(np.random.default_rng(0).uniform(size=(2, 9, 9, 3)), tf.float32)
+    pool = lambda x: kernels.max_pool(x, 3, 2, 1)  # noqa: E731
+    compiled = tf.function(pool, autograph=False, jit_compile=True)
+    np.testing.assert_array_equal(compiled(images), tf.function(pool, autograph=False)(images))
