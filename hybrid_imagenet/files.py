@@ -1,14 +1,15 @@
-"""Writes files whole or not at all, and reads what can be made again. Open to every package."""
+"""Writes files whole or not at all, reads what can be made again, and locks directories. Open to every package."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from hybrid_imagenet.errors import UserError
 
@@ -47,6 +48,23 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lock(directory: Path, flags: int = os.O_CREAT) -> IO[bytes]:
+    """Returns the locked file `lock` of a directory; the lock lasts until the file is closed.
+
+    Raises:
+      BlockingIOError: if another process holds it.
+      OSError: if the file cannot be opened.
+    """
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_NONBLOCK | flags, 0o666)  # FIFOs do not wait
+    file = os.fdopen(descriptor, "rb+", buffering=0)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise
+    return file
 
 
 def readable(read: Callable[[], T]) -> T | None:

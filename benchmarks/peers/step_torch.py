@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from hybrid_imagenet.benchmarks._step_protocol import say, serve, settings
+from hybrid_imagenet.numerics.depths import BASIC, DEPTHS
 
 try:
     import torch
@@ -12,19 +13,6 @@ try:
 except ImportError:
     say(skipped="PyTorch is not installed here; name an interpreter that has it with --torch_python=PATH")
     sys.exit(0)
-
-
-# Residual blocks by stage, and the networks whose blocks are two 3x3 convolutions (He et al. 2015, table 1 and 4.2).
-DEPTHS = {
-    "resnet8": (1, 1, 1),
-    "resnet10": (1, 1, 1, 1),
-    "resnet18": (2, 2, 2, 2),
-    "resnet34": (3, 4, 6, 3),
-    "resnet50": (3, 4, 6, 3),
-    "resnet101": (3, 4, 23, 3),
-    "resnet152": (3, 8, 36, 3),
-}
-BASIC = ("resnet8", "resnet10", "resnet18", "resnet34")
 
 
 def conv_norm(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:

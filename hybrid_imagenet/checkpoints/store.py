@@ -163,7 +163,7 @@ class CheckpointStore(CheckpointFolder):
     def remove_after(self, step: int) -> None:
         """Removes the checkpoints of later steps, to which the run must not go back."""
         for path in self.paths():
-            if _step(path) > step and self._is_good(path):
+            if step_of(path) > step and self._is_good(path):
                 path.unlink(missing_ok=True)
         self._tell()
 
@@ -213,7 +213,7 @@ class CheckpointStore(CheckpointFolder):
         signature = _signature(path)
         checkpoint = super()._verified(path, arrays=arrays)
         step = checkpoint.meta["state"]["step"]
-        if step != _step(path):
+        if step != step_of(path):
             raise DamagedCheckpointError(f"{path}: it holds step {step}")
         self._known[path] = _Known(signature, checkpoint.meta.get("val_top1"))
         return checkpoint
@@ -235,7 +235,8 @@ class CheckpointStore(CheckpointFolder):
             self._notes.append(f"damaged checkpoint set aside as {place.name}: {error}")
 
 
-def _step(path: pathlib.Path) -> int:
+def step_of(path: pathlib.Path) -> int:
+    """Returns the step in the name of a checkpoint."""
     return int(path.stem.removeprefix("step-"))
 
 

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import keras
 
+from hybrid_imagenet import files
 from hybrid_imagenet.checkpoints.restore import restore_arrays
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
@@ -18,7 +19,6 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.broadcast import broadcast_model, build, built_on, set_scalars
 from hybrid_imagenet.numerics.sampling import Cursor
-from hybrid_imagenet.runlog import run_dir
 from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallback
 
 _LOCKS: dict[pathlib.Path, IO[bytes]] = {}  # of the folders that this process writes to
@@ -114,7 +114,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._unlock()
         try:
             self._directory.mkdir(exist_ok=True)
-            _LOCKS[self._directory] = run_dir.lock(self._directory)
+            _LOCKS[self._directory] = files.lock(self._directory)
         except BlockingIOError:
             raise UserError(f"{self._directory} is in use by another run: wait, or give another folder") from None
         except OSError as problem:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import os
 import re
 import shlex
@@ -165,17 +166,25 @@ class Discovery:
 def answers_ssh(host: str, port: int | None) -> bool:
     """Returns whether something listens at the address and port at which ssh would look for a host."""
     try:
-        asked = subprocess.run(
-            ["ssh", *(["-p", str(port)] if port else []), "-G", host], capture_output=True, text=True, timeout=_CONNECT
-        )
+        address = _ssh_address(host, port)
     except (OSError, subprocess.TimeoutExpired):
         return True  # not to be known: ssh itself will see
-    settings = dict(line.split(" ", 1) for line in asked.stdout.splitlines() if " " in line)
-    if asked.returncode or {"proxycommand", "proxyjump"} & set(settings):
+    if address is None:
         return True
     try:
-        address = settings.get("hostname", host), int(settings.get("port", port or 22))
         socket.create_connection(address, timeout=_CONNECT).close()
     except OSError:
         return False
     return True
+
+
+@functools.cache  # hosts are asked every second, up to hundreds; ssh's configuration stays as it is
+def _ssh_address(host: str, port: int | None) -> tuple[str, int] | None:
+    """Returns the address and port at which ssh would look for a host; None where it goes by way of another."""
+    asked = subprocess.run(
+        ["ssh", *(["-p", str(port)] if port else []), "-G", host], capture_output=True, text=True, timeout=_CONNECT
+    )
+    settings = dict(line.split(" ", 1) for line in asked.stdout.splitlines() if " " in line)
+    if asked.returncode or {"proxycommand", "proxyjump"} & set(settings):
+        return None
+    return settings.get("hostname", host), int(settings.get("port", port or 22))

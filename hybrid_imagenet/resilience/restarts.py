@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import pathlib
-import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from hybrid_imagenet import files
+from hybrid_imagenet.checkpoints.store import CheckpointFolder, step_of
 from hybrid_imagenet.errors import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
@@ -31,7 +31,6 @@ from hybrid_imagenet.resilience.stop_signals import REQUESTS
 
 _FINAL = (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_INTERRUPTED)
 _LOOK = 0.5  # seconds between two looks at hosts or a lock
-_CHECKPOINT = re.compile(r"step-(\d+)\.npz")
 _TAIL = 1 << 16  # bytes at the end of metrics.jsonl that hold its last record
 
 
@@ -150,16 +149,15 @@ class Restarts:
 
     def _wait_for_lock(self) -> None:
         """Waits until no rank of an earlier attempt holds the run directory; one that stays is left to the job."""
-        lock = None if self._run_dir is None else self._run_dir / "lock"
         until = time.monotonic() + self._policy.wait
-        while lock is not None and lock.exists() and time.monotonic() < until:
-            with lock.open("rb+", buffering=0) as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return
-                except BlockingIOError:
-                    pass
-            time.sleep(_LOOK)
+        while self._run_dir is not None and time.monotonic() < until:
+            try:
+                files.lock(self._run_dir, flags=0).close()
+                return
+            except (FileNotFoundError, NotADirectoryError):  # no rank has been there yet
+                return
+            except BlockingIOError:
+                time.sleep(_LOOK)
 
     def _holds_a_run(self) -> bool:
         return self._run_dir is not None and (self._run_dir / "config.json").exists()
@@ -168,8 +166,8 @@ class Restarts:
         """The step of the newest checkpoint; -1 without one."""
         if self._run_dir is None:
             return -1
-        names = (_CHECKPOINT.fullmatch(path.name) for path in (self._run_dir / "checkpoints").glob("step-*.npz"))
-        return max((int(found[1]) for found in names if found), default=-1)
+        paths = CheckpointFolder(self._run_dir / "checkpoints", _say).paths()
+        return step_of(paths[0]) if paths else -1
 
     def _last_step(self) -> int:
         """The step of the last record; -1 without one."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import errno
-import fcntl
 import json
 import os
 import pathlib
@@ -94,27 +93,10 @@ def _unusable(path: pathlib.Path, error: OSError) -> UserError:
     return UserError(f"--run_dir={path}: {error.strerror}; give a directory that can be written")
 
 
-def lock(directory: pathlib.Path, flags: int = os.O_CREAT) -> IO[bytes]:
-    """Returns the locked file `lock` of a directory; the lock lasts until the file is closed.
-
-    Raises:
-      BlockingIOError: if another process holds it.
-      OSError: if the file cannot be opened.
-    """
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_NONBLOCK | flags, 0o666)  # FIFOs do not wait
-    file = os.fdopen(descriptor, "rb+", buffering=0)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise
-    return file
-
-
 def _acquire(path: pathlib.Path, flags: int = 0) -> IO[bytes]:
     """Locks a run directory; raises OSError if its file cannot be opened, UserError if another run holds it."""
     try:
-        return lock(path, flags)
+        return files.lock(path, flags)
     except BlockingIOError:
         raise UserError(f"--run_dir={path} is in use by another run: wait for it or give another") from None
 

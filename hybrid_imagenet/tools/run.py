@@ -162,7 +162,7 @@ def launcher(options: argparse.Namespace, program: Sequence[str], slots: Mapping
 
 
 def _prepare_environment(options: argparse.Namespace) -> None:
-    """Returns the variables that launch/env.sh sets, where it was not called."""
+    """Sets the variables that launch/env.sh sets, where it was not called, and those that all hosts must agree on."""
     here = str(Path(sys.executable).parent)
     if here not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])

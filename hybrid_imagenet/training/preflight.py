@@ -20,13 +20,13 @@ from hybrid_imagenet.config import AUTO, Config, derived, own_network, this_host
 from hybrid_imagenet.config.checks import check_data
 from hybrid_imagenet.data import quick_check
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.numerics import mlperf, schedules
 from hybrid_imagenet.runlog import run_dir
 from hybrid_imagenet.training import resumed_flags
 
 CHECKED_VARIABLE = "HYBRID_IMAGENET_CHECKED"
 """Set in the environment of ranks whose launcher has checked what lies on the disk."""
-TRAINING_IMAGES = {"imagenet2012": 1281167, "digits": 1500, "fashion_mnist": 60000}
+TRAINING_IMAGES = {"imagenet2012": mlperf.TRAIN_IMAGES, "digits": 1500, "fashion_mnist": 60000}
 """Of data sets that are known without a look at their files."""
 _SHAPE = {"model": "model", "model_width": "width", "stem": "stem"}
 """Flags that decide which weights a network has, and their keys in a checkpoint."""

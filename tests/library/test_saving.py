@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import hybrid_imagenet as hi
-from hybrid_imagenet import optimizers
+from hybrid_imagenet import files, optimizers
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.runlog import run_dir
 from tests.library import saving
 
 
@@ -75,7 +74,7 @@ def test_a_folder_of_checkpoints_is_for_one_run_at_a_time(tmp_path):
         saving.fit(saving.made(hi.DistributedOptimizer("sgd")), 1, more=[hi.callbacks.Checkpoint(tmp_path / "held")])
 
     fit()
-    other = run_dir.lock(tmp_path / "held")
+    other = files.lock(tmp_path / "held")
     with pytest.raises(UserError, match="in use by another run"):
         fit()
     other.close()
