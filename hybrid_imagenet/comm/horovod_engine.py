@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 class HorovodCommunicator(ConnectedRanks):
     """Runs collectives over all ranks, through Horovod."""
 
+    names_last = True
+
     def __init__(self, settings: Settings, others: Sequence[Settings] = ()) -> None:
         """Connects to the other ranks.
 
