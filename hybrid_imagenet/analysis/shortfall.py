@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 _NOTICED = 0.05  # of the step: less is not worth a cause
+_FETCHES = 0.5  # copies to the host in a step; a few steps of a profile may hold one that is not of the step
 ENOUGH = 0.9  # of the expected speed: published figures differ by as much
 
 
@@ -28,6 +29,8 @@ class OneGpu:
       tensor_cores: share of the time of convolutions in kernels for matrix units; None if unknown.
       wants_tensor_cores: whether precision and GPU allow them.
       slowed: what nvidia-smi said slows the clocks down while steps ran; empty for nothing.
+      fetches: copies to the host per step.
+      returned: the part of a step after which the call of the step returns; None if unknown.
     """
 
     images: int
@@ -40,6 +43,8 @@ class OneGpu:
     tensor_cores: float | None = None
     wants_tensor_cores: bool = True
     slowed: str = ""
+    fetches: float = 0.0
+    returned: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,13 +133,16 @@ def _of_one(alone: OneGpu) -> Iterator[Cause]:
             layout,
             "--persistent_batch_norm without --deterministic; TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT must not be 0",
         )
-    if (copies := kinds.get("host copies", 0.0)) >= _NOTICED * alone.profiled:
+    idle = alone.profiled - alone.busy
+    if alone.fetches >= _FETCHES:
+        # A copy takes microseconds, and the GPU then waits for the host to start anew.
+        late = f"; calls return after {100 * alone.returned:.0f} % of a step" if alone.returned is not None else ""
         yield Cause(
-            f"{copies:.1f} ms of copies between host and GPU",
-            copies,
-            "an operation runs on the CPU: look for it in the profile, and report it",
+            f"{alone.fetches:.1f} copies to the host a step, each of which waits for the GPU{late}",
+            max(idle, kinds.get("host copies", 0.0)),
+            "an operation runs on the CPU: look at the gaps below, and report it",
         )
-    if (idle := alone.profiled - alone.busy) >= _NOTICED * alone.profiled:
+    elif idle >= _NOTICED * alone.profiled:
         yield Cause(
             f"the GPU waits {idle:.1f} ms for the host, which starts {alone.launches:.0f} kernels a step",
             idle,

@@ -124,8 +124,18 @@ def _device(profile: Report | None) -> list[str]:
     ]  # fmt: skip
     for kind, value in sorted(kinds.items(), key=lambda pair: -pair[1]):
         lines.append(f"| {kind} | {value:.2f} | {100 * value / profile['step']:.1f} % |")
+    lines += ["", f"{profile['fetches']:.1f} copies to the host a step. The longest times in which nothing ran:", ""]
+    lines += ["| ms | after | before |", "|---:|---|---|"]
+    lines += [
+        f"| {g['milliseconds']:.3f} | `{_short(g['before'])}` | `{_short(g['after'])}` |" for g in profile["gaps"]
+    ]
     lines += ["", "| kernel | kind | ms per step | launches |", "|---|---|---:|---:|"]
     for kernel in profile["kernels"][:_KERNELS]:
-        name = kernel["name"].replace("|", "/")[:110]
-        lines.append(f"| `{name}` | {kernel['kind']} | {kernel['milliseconds']:.3f} | {kernel['launches']:.1f} |")
+        name, count = _short(kernel["name"]), kernel["launches"]
+        lines.append(f"| `{name}` | {kernel['kind']} | {kernel['milliseconds']:.3f} | {count:.1f} |")
     return [*lines, ""]
+
+
+def _short(name: str) -> str:
+    """A kernel's name for a table."""
+    return name.replace("|", "/")[:110]

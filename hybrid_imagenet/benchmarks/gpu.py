@@ -222,6 +222,8 @@ def _one(row: Row, key: str | None) -> shortfall.OneGpu:
         tensor_cores=profile["tensor_cores"],
         wants_tensor_cores=key not in (None, "p40") and row["precision"] != "float32",
         slowed=row.get("slowed", ""),
+        fetches=profile["fetches"],
+        returned=row.get("returned"),
     )
 
 

@@ -180,6 +180,7 @@ def measure(config: Config, communicator: Communicator, steps: int, rounds: int,
     if communicator.size > 1:
         steps_to_time.append(training_step(config, communicator, _gradients_stay(communicator), precision, classes))
     samples: list[list[float]] = [[] for _ in steps_to_time]
+    returned: list[float] = []
     for number in range(rounds + 1):  # the first traces and does not count
         for (step, wait), seconds in zip(steps_to_time, samples, strict=True):
             step()
@@ -188,9 +189,12 @@ def measure(config: Config, communicator: Communicator, steps: int, rounds: int,
             start = time.perf_counter()
             for _ in range(steps):
                 step()
+            called = time.perf_counter() - start
             wait()
             if number:
                 seconds.append((time.perf_counter() - start) / steps)
+                if seconds is samples[0]:
+                    returned.append(called / (time.perf_counter() - start))
     everyone = communicator.allgather_object([statistics.median(seconds) for seconds in samples])
     step_seconds = max(rank[0] for rank in everyone)
     compute_seconds = max(rank[-1] for rank in everyone)
@@ -205,6 +209,7 @@ def measure(config: Config, communicator: Communicator, steps: int, rounds: int,
         "compression": config.compression,
         "step_seconds": step_seconds,
         "compute_seconds": compute_seconds,
+        "returned": statistics.median(returned),  # the part of the time in which the host was inside of calls
         "exposed_seconds": max(0.0, step_seconds - compute_seconds),
         "images_per_second": communicator.size * config.per_gpu_batch / step_seconds,
     }

@@ -30,6 +30,8 @@ _BY_OPERATION = (
     (r":_?FusedBatchNorm", NORMALIZATION),
     (r":(Relu|Add|MaxPool|AvgPool|Mean)", POINTWISE),
 )
+_FETCH = re.compile(r"^Memcpy(D2H|DtoH)")
+_GAPS = 10
 _TENSOR_CORES = re.compile(r"[hsi](884|1688|16816)|hmma|imma|tensor_?op|wgmma|gmma|xmma|cutlass|nvjet", re.IGNORECASE)
 
 
@@ -44,6 +46,15 @@ class Kernel:
 
 
 @dataclasses.dataclass(frozen=True)
+class Gap:
+    """A time in which nothing ran: its milliseconds, and the names of what ran before and after it."""
+
+    milliseconds: float
+    before: str
+    after: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Device:
     """What a GPU did per step.
 
@@ -52,6 +63,8 @@ class Device:
       busy: milliseconds in which some kernel or copy ran.
       computing: the same, of kernels other than communication.
       launches: kernels and copies.
+      fetches: copies from the GPU to the host; each waits for all that came before it.
+      gaps: the longest times without any kernel or copy, of single steps.
       kernels: the longest first.
       layout: `NHWC`, `NCHW`, or `` where normalization cannot be found.
       tensor_cores: share of the time of convolutions in kernels for matrix units; None without convolutions.
@@ -61,6 +74,8 @@ class Device:
     busy: float
     computing: float
     launches: float
+    fetches: float
+    gaps: tuple[Gap, ...]
     kernels: tuple[Kernel, ...]
     layout: str
     tensor_cores: float | None
@@ -98,6 +113,8 @@ def device(found: Sequence[Event]) -> Device | None:
         busy=_covered(events, begin, end) * scale,
         computing=_covered([e for e in events if kind_of(e) not in (COMMUNICATION, COPIES)], begin, end) * scale,
         launches=sum(kernel.launches for kernel in kernels),
+        fetches=sum(kernel.launches for kernel in kernels if _FETCH.match(kernel.name)),
+        gaps=_gaps(events),
         kernels=tuple(kernels),
         layout=_layout(kernels),
         tensor_cores=_tensor_cores(kernels),
@@ -136,6 +153,17 @@ def _tensor_cores(kernels: Iterable[Kernel]) -> float | None:
     if not whole:
         return None
     return sum(k.milliseconds for k in convolutions if _TENSOR_CORES.search(k.name)) / whole
+
+
+def _gaps(events: Iterable[Event]) -> tuple[Gap, ...]:
+    """The longest times between the end of all that ran before and the next start."""
+    found: list[Gap] = []
+    last: Event | None = None
+    for event in sorted(events, key=lambda e: e.start):
+        if last is not None and event.start > last.end:
+            found.append(Gap(1e3 * (event.start - last.end), last.name, event.name))
+        last = event if last is None or event.end > last.end else last
+    return tuple(sorted(found, key=lambda gap: -gap.milliseconds)[:_GAPS])
 
 
 def _covered(events: Iterable[Event], begin: float, end: float) -> float:

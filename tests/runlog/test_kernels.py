@@ -92,3 +92,18 @@ def test_a_profile_of_a_processor_holds_no_device_and_one_without_steps_is_refus
     assert recorded() is None
     with pytest.raises(ValueError, match="no step"):
         recorded(steps=())
+
+
+def test_copies_to_the_host_are_counted_and_the_longest_gaps_listed():
+    """A copy is short; what it costs is the gap behind it."""
+    found = recorded(
+        ("Stream #1", CONV, 0, 20, ""),
+        ("Stream #2", "ncclDevKernel_AllReduce", 5, 30, ""),  # covers what would be a gap of the other stream
+        ("Stream #1", NHWC, 31, 40, ""),
+        ("Stream #3", "MemcpyD2H", 40, 40.5, ""),
+        ("Stream #1", CONV, 48.5, 60, ""),
+        ("Stream #3", "MemcpyH2D", 60, 61, ""),
+    )
+    assert found.fetches == pytest.approx(0.5)
+    assert [(gap.before, gap.after) for gap in found.gaps] == [("MemcpyD2H", CONV), ("ncclDevKernel_AllReduce", NHWC)]
+    assert [gap.milliseconds for gap in found.gaps] == pytest.approx([8, 1])
