@@ -1,6 +1,7 @@
 """launch/lab.sh: a cluster of namespaces. Needs root and the tools it names; the first tests run everywhere."""
 
 import functools
+import json
 import os
 import re
 import shutil
@@ -212,6 +213,25 @@ def test_a_training_that_loses_a_rank_on_another_host_ends_with_one_line(loss, e
     (line,) = [line for line in result.stdout.splitlines() if "rror" in line]
     assert line.startswith(f"error: {said}")
     assert "Traceback" not in result.stdout
+
+
+@namespaces
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["horovod", "tensorflow"])
+def test_every_example_counts_once_whatever_ranks_and_hosts_are_lost(engine, tmp_path):
+    (tmp_path / "job").mkdir()
+    result = run(
+        LAB, "--hosts=3", "--slots=1", "--rate=1gbit", "--", "python", HERE / "changing_hosts.py", "10", "1", *TRAINING,
+        f"--engine={engine}", "--checkpoint_every_steps=20", timeout=900, TMPDIR=str(tmp_path), PYTHONPATH=str(ROOT),
+        FOLDER=str(tmp_path / "job"),
+    )  # fmt: skip
+    output = result.stdout + result.stderr
+    assert "\ncode 75\n" in output, output
+    assert len(re.findall(r"^loss \d+: ", output, re.MULTILINE)) == 10
+    epochs = [json.loads(line) for line in result.stdout.splitlines() if line.startswith('{"epoch": ')]
+    assert [record["epoch"] for record in epochs] == list(range(1, len(epochs) + 1))
+    assert epochs and {(record["train_count"], record["train_dropped"]) for record in epochs} == {(6000, 0)}
+    assert "please report" not in output
 
 
 ODD = {  # what the script does, and what is told of it
