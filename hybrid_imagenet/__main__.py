@@ -25,7 +25,6 @@ COMMANDS = {
     "doctor": ("hybrid_imagenet.tools.doctor.command", "check hosts before a run"),
     "plan": ("hybrid_imagenet.tools.plan.command", "predict step time and training time on a cluster"),
     "report": ("hybrid_imagenet.tools.report.command", "draw a page and plots of one or several runs"),
-    "search": ("hybrid_imagenet.tools.search.command", "find a learning rate and warmup on a short budget"),
     "bench": ("hybrid_imagenet.benchmarks.__main__", "measure the step, the loop, input, communication and more"),
 }
 

@@ -13,9 +13,7 @@ from collections.abc import Iterator, Sequence
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError, did_you_mean
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.search import running, trial_runs
-from hybrid_imagenet.tools.search.trial_runs import Cell
-from studies import cost, jobs, plot, tables, tuning
+from studies import cost, jobs, plot, running, tables, trial_runs, tuning
 from studies.base import TARGET, Arm, Study
 from studies.batch_norm import BATCH_NORM
 from studies.decay import DECAY
@@ -25,6 +23,7 @@ from studies.questions import QUESTIONS
 from studies.results import ArmResults
 from studies.short_parts import SHORT_PARTS
 from studies.shuffle_window import SHUFFLE_WINDOW
+from studies.trial_runs import Cell
 
 STUDIES = {
     **AFTER_PAPERS,

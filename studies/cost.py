@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.config import derived
-from hybrid_imagenet.tools.search import trial_runs
-from hybrid_imagenet.tools.search.trial_runs import Cell
 from hybrid_imagenet.training.preflight import TRAINING_IMAGES
+from studies import trial_runs
+from studies.trial_runs import Cell
 
 
 def images(cell: Cell) -> int | None:

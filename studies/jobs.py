@@ -12,9 +12,9 @@ import threading
 from collections.abc import Collection, Generator, Mapping, Sequence
 
 from hybrid_imagenet.comm import gpus
-from hybrid_imagenet.tools.search import running
-from hybrid_imagenet.tools.search.running import Place
-from hybrid_imagenet.tools.search.trial_runs import Cell, Result
+from studies import running
+from studies.running import Place
+from studies.trial_runs import Cell, Result
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from hybrid_imagenet.analysis import criteria
-from hybrid_imagenet.tools.search import trial_runs
-from hybrid_imagenet.tools.search.trial_runs import Result
-from studies import bootstrap, hypotheses
+from studies import bootstrap, hypotheses, trial_runs
 from studies.base import Arm, Claim, Study
 from studies.statistics import Estimate, estimate, oscillation
+from studies.trial_runs import Result
 
 SEEN, REVERSED, INCONCLUSIVE, OPEN = "seen", "the opposite", "inconclusive", "not comparable"
 TRAINED = 0.75

@@ -8,8 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hybrid_imagenet.tools.search import trial_runs
-from studies import results, tuning
+from studies import results, trial_runs, tuning
 from studies.base import Claim, Study
 from studies.hypotheses import LEVEL, POWER
 from studies.results import ArmResults, Verdict

@@ -6,9 +6,9 @@ import dataclasses
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from hybrid_imagenet.tools.search import trial_runs
-from hybrid_imagenet.tools.search.trial_runs import Cell, Result
+from studies import trial_runs
 from studies.base import Arm, Point, Study
+from studies.trial_runs import Cell, Result
 
 SEED = 1000
 """Of all tuning runs; the reported ones have 0, 1, ..."""

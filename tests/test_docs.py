@@ -19,7 +19,7 @@ from hybrid_imagenet.tools.doctor import command as doctor
 from hybrid_imagenet.tools.export import command as export
 from hybrid_imagenet.tools.plan import settings as plan
 from hybrid_imagenet.tools.report import command as report
-from hybrid_imagenet.tools.search import command as search
+from studies.search import command as search
 from tests.ranks import environment
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -50,7 +50,6 @@ PARSERS = {
     "report": lambda words: report._parser().parse_args(words),
     "export": lambda words: export._parser().parse_args(words),
     "data": lambda words: data._parser().parse_args(words),
-    "search": lambda words: search._parser().parse_args(words),
     "doctor": doctor.parse_arguments,
     "plan": plan.parse,
     "run": lambda words: config.resolve(run.parse_arguments(words)[1]),
@@ -78,8 +77,8 @@ def test_every_command_parses(page, monkeypatch):
     for line in commands(page):
         first, *words = shlex.split(line, comments=True)
         if first == "python":
-            assert words[:2] == ["-m", "hybrid_imagenet.main"], line
-            config.resolve(words[2:])
+            parse = {"hybrid_imagenet.main": config.resolve, "studies.search": search._parser().parse_args}
+            parse[words[1]](words[2:])
         elif first == "hybrid-imagenet":
             PARSERS[words[0]](words[1:])
         else:
@@ -114,7 +113,7 @@ def test_commands_that_answer_at_once_exit_with_0(page, workplace, capsys):
     ran = 0
     for line in commands(page):
         first, *words = shlex.split(line, comments=True)
-        if first == "python":
+        if words[:2] == ["-m", "hybrid_imagenet.main"]:
             words = ["train", *words[2:]]
         if first in ("python", "hybrid-imagenet") and answers(words):
             assert __main__.main(words) == 0, (line, capsys.readouterr())

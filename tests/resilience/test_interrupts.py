@@ -15,7 +15,7 @@ WORK = """
 import os, time
 from hybrid_imagenet.resilience import interrupts
 from hybrid_imagenet.resilience.interrupts import ended_by_one_line
-from hybrid_imagenet.tools.search.running import resumable
+from studies.running import resumable
 
 def wait():
     print("ready", flush=True)

@@ -5,8 +5,8 @@ import subprocess
 import sys
 import time
 
-from hybrid_imagenet.tools.search import running
-from hybrid_imagenet.tools.search.trial_runs import Cell
+from studies import running
+from studies.trial_runs import Cell
 
 if sys.argv[1] == "child":
     print(subprocess.Popen(["sleep", "600"]).pid, flush=True)

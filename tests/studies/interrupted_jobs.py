@@ -3,8 +3,7 @@
 import pathlib
 import sys
 
-from hybrid_imagenet.tools.search import running, trial_runs
-from studies import jobs
+from studies import jobs, running, trial_runs
 
 FLAGS = ("--dataset=digits", "--model=resnet10", "--epochs=2")
 

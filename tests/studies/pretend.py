@@ -11,7 +11,7 @@ import sys
 import time
 
 from hybrid_imagenet import config
-from hybrid_imagenet.tools.search.trial_runs import Cell
+from studies.trial_runs import Cell
 from tests.studies import support
 
 began = time.monotonic()

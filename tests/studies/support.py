@@ -5,7 +5,7 @@ import pathlib
 
 from hybrid_imagenet import config
 from hybrid_imagenet.config import derived
-from hybrid_imagenet.tools.search import trial_runs
+from studies import trial_runs
 
 
 def curve(end, epochs=4):

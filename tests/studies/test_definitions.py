@@ -3,7 +3,7 @@ import pytest
 from hybrid_imagenet import config
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.config import derived, report
-from hybrid_imagenet.tools.search import trial_runs
+from studies import trial_runs
 from studies.base import BASE, EPOCHS, TARGET
 from studies.definitions import SONY_SCALE, STUDIES
 

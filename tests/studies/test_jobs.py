@@ -12,9 +12,8 @@ import time
 import pytest
 
 from hybrid_imagenet.comm import gpus
-from hybrid_imagenet.tools.search import running, trial_runs
-from hybrid_imagenet.tools.search.running import Place
-from studies import jobs
+from studies import jobs, running, trial_runs
+from studies.running import Place
 from tests.ranks import ROOT
 
 FLAGS = ("--dataset=digits", "--model=resnet10", "--epochs=2")

@@ -6,8 +6,8 @@ import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.config import derived, relative_step
-from hybrid_imagenet.tools.search.trial_runs import FINISHED, Result
 from studies import optimizers, questions, results, tuning
+from studies.trial_runs import FINISHED, Result
 
 STUDY = optimizers.OPTIMIZERS_BY_BATCH
 ARMS = {arm.name: arm for arm in STUDY.arms}

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hybrid_imagenet.tools.search import trial_runs
-from studies import bootstrap, hypotheses, results, tables
+from studies import bootstrap, hypotheses, results, tables, trial_runs
 from studies import command as program
 from studies.base import Arm, Claim, Study, ranking
 from studies.results import ArmResults

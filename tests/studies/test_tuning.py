@@ -3,9 +3,8 @@
 import pytest
 
 from hybrid_imagenet import config
-from hybrid_imagenet.tools.search import running, trial_runs
 from studies import command as program
-from studies import cost, questions, tuning
+from studies import cost, questions, running, trial_runs, tuning
 from studies.base import Arm, Claim, Point, Study
 from tests.studies import support
 

@@ -42,7 +42,6 @@ OTHERS = (
     ("plan",),
     ("doctor",),
     ("bench input", "--source=synthetic"),
-    ("search", "--budget_epochs=6", "--out=DATA/search", "--", "--dataset=digits"),
 )
 """Other commands; RUN and DATA stand for directories."""
 _WAYS = {

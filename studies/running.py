@@ -20,8 +20,8 @@ from typing import Any
 from hybrid_imagenet import files
 from hybrid_imagenet.comm.environment import openmpi_prefix
 from hybrid_imagenet.errors import EXIT_PREEMPTED, UserError, without_secrets
-from hybrid_imagenet.tools.search import trial_runs
-from hybrid_imagenet.tools.search.trial_runs import Cell
+from studies import trial_runs
+from studies.trial_runs import Cell
 
 LAUNCHERS = ("mpirun", "horovodrun")
 # As horovodrun starts mpirun, and as launch/local.sh does.
@@ -31,7 +31,7 @@ _MPI_ARGUMENTS = ("--quiet", "--oversubscribe", "--mca", "pml", "ob1", "--mca", 
 _SAVING = ("--checkpoint_every_epochs=1000000", "--keep_checkpoints=1", "--nokeep_best", "--save_image_results")
 _GRACE_SECONDS = 20.0
 _LOOK_SECONDS = 0.2
-_ROOT = pathlib.Path(__file__).parents[3]
+_ROOT = pathlib.Path(__file__).parents[1]
 
 Run = Callable[[Cell, Sequence[str]], int]
 

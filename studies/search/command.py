@@ -1,4 +1,4 @@
-"""`hybrid-imagenet search --budget_epochs=N -- FLAGS`: finds the size of steps and T with short trainings."""
+"""`python -m studies.search --budget_epochs=N -- FLAGS`: finds the size of steps and T with short trainings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.errors import EXIT_OK, UserError, without_secrets
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.search import halving, running, trial_runs, trials
-from hybrid_imagenet.tools.search.trials import Candidate
+from studies import running, trial_runs
+from studies.search import halving, trials
+from studies.search.trials import Candidate
 
 Train = Callable[[Candidate, int], trial_runs.Result]
 
@@ -36,10 +37,10 @@ class Trial:
 
 def _parser() -> command_line.Parser:
     parser = command_line.Parser(
-        "search",
-        "Successive halving over --warmup_epochs and the relative step of LARS or LAMB, or --lr where neither runs: "
-        "all candidates are trained for a few epochs, the better half for twice as many, and so on. Flags of the run "
-        "follow after --.",
+        prog="python -m studies.search",
+        description="Successive halving over --warmup_epochs and the relative step of LARS or LAMB, or --lr where "
+        "neither runs: all candidates are trained for a few epochs, the better half for twice as many, and so on. "
+        "Flags of the run follow after --.",
     )
     parser.add_argument(
         "--budget_epochs", type=command_line.positive, required=True, help="epochs of all trials together"
@@ -155,7 +156,7 @@ def _run(argv: Sequence[str]) -> int:
         return running.ensure(cell, running.run_process, arguments.launcher)[0]
 
     done = search(found, arguments.budget_epochs, train, lambda text: print(text, flush=True))
-    text = flagfile(done, without_secrets(f"hybrid-imagenet search {shlex.join(argv)}"))
+    text = flagfile(done, without_secrets(f"python -m studies.search {shlex.join(argv)}"))
     try:
         arguments.out.write_text(text, encoding="utf-8")
     except OSError as error:

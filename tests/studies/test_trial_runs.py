@@ -9,7 +9,7 @@ import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.tools.search import running, trial_runs
+from studies import running, trial_runs
 from tests.ranks import ROOT
 from tests.studies.support import curve, ended, finish
 

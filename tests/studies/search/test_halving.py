@@ -1,6 +1,6 @@
 import pytest
 
-from hybrid_imagenet.tools.search import halving
+from studies.search import halving
 
 
 @pytest.mark.parametrize(

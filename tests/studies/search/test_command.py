@@ -6,9 +6,10 @@ from hybrid_imagenet import config
 from hybrid_imagenet.config import derived, relative_step
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import schedules
-from hybrid_imagenet.tools.search import command as program
-from hybrid_imagenet.tools.search import trial_runs, trials
-from hybrid_imagenet.tools.search.trials import Candidate
+from studies import trial_runs
+from studies.search import command as program
+from studies.search import trials
+from studies.search.trials import Candidate
 
 GRID = [Candidate("lr", lr, t) for lr in (0.1, 0.2, 0.4, 0.8) for t in (2.0, 4.0)]
 SGD = ["--optimizer=sgd", "--lr_schedule=step"]
