@@ -151,13 +151,6 @@ class Communicator(abc.ABC):
         """
         return {}
 
-    def waited(self) -> tuple[float, int]:
-        """Returns the seconds that steps have waited for sums of gradients up to now, and the number of timed steps.
-
-        May be called from any thread. A time that runs backwards for a moment belongs to a change of epochs.
-        """
-        return 0.0, 0
-
     def gradient_health(self) -> list[LayerHealth]:
         """Returns gradients' losses in computation and on the wire since the last call, by layer. Every rank calls it.
 

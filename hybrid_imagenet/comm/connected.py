@@ -98,10 +98,6 @@ class ConnectedRanks(Communicator):
         """Returns the buckets, and the time for which steps waited for them since the last call."""
         return self._reducer.statistics()
 
-    def waited(self) -> tuple[float, int]:
-        """Returns the statistics since the start."""
-        return self._reducer.waited()
-
     def gradient_health(self) -> list[LayerHealth]:
         return self._reducer.gradient_health()
 

@@ -52,7 +52,6 @@ class GradientReducer:
         self._plans: dict[str, Plan] = {}
         with tf.device("CPU:0"):
             self._exposed = tf.Variable(tf.zeros([2], tf.float64), trainable=False)  # seconds, steps
-        self._earlier = (0.0, 0)  # the same before the last call of `statistics`
 
     def reduce(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
         """See `Communicator.reduce_gradients`. The first call for a list of names must be made on all ranks."""
@@ -107,7 +106,6 @@ class GradientReducer:
     def statistics(self) -> dict[str, Any]:
         """Returns what travels per step and how long the step waits for it; see `Communicator.statistics`."""
         seconds, steps = self._exposed.numpy()
-        self._earlier = self.waited()
         self._exposed.assign(tf.zeros_like(self._exposed))
         buckets = [
             {"bytes": bucket.bytes, "tensors": len(bucket.members), "wire": bucket.wire, "algorithm": choice.name}
@@ -120,11 +118,6 @@ class GradientReducer:
             "steps": int(steps),
             "exposed_ms": 1000 * float(seconds / steps) if steps else None,
         }
-
-    def waited(self) -> tuple[float, int]:
-        """See `Communicator.waited`; from any thread."""
-        seconds, steps = self._exposed.numpy()
-        return self._earlier[0] + float(seconds), self._earlier[1] + int(steps)
 
     def gradient_health(self) -> list[LayerHealth]:
         """See `Communicator.gradient_health`."""

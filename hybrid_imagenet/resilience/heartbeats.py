@@ -16,7 +16,6 @@ from hybrid_imagenet.resilience.datagrams import MAX_BYTES, duration, printable,
 _PACKAGE = "hybrid_imagenet"
 _FRAMES = 12  # of the main thread, the innermost ones
 _LONGEST = 255  # characters of a name or a frame
-_MAX_QUEUES = 16  # queues to other hosts in a beat, the longest ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +30,6 @@ class Beat:
       idle: seconds since its last progress; 0 before the first step.
       mean: mean seconds between two notes of progress.
       stack: the Python frames of its main thread, innermost first, as `file:line function`.
-      computation: seconds of its last steps in which it computed, per step; None if they are not measured.
-      communication: seconds of its last steps in which it waited for sums of gradients, per step.
-      unsent: bytes that have waited to be sent, as (address, bytes) of the hosts they are for.
       leaving: whether it leaves the watch in good order.
     """
 
@@ -44,16 +40,12 @@ class Beat:
     idle: float
     mean: float
     stack: tuple[str, ...]
-    computation: float | None = None
-    communication: float | None = None
-    unsent: tuple[tuple[str, int], ...] = ()
     leaving: bool = False
 
     def encode(self, token: str) -> bytes:
         """Returns the datagram; outer frames of the stack are left out if it would be too long."""
         values = dataclasses.asdict(self)
         values["stack"] = [frame[-_LONGEST:] for frame in self.stack[:_FRAMES]]
-        values["unsent"] = sorted(self.unsent, key=lambda queue: -queue[1])[:_MAX_QUEUES]
         while len(data := seal(values, token)) > MAX_BYTES and values["stack"]:
             values["stack"].pop()
         return data
@@ -72,7 +64,6 @@ class Beat:
                 **values,
                 "host": printable(values["host"], _LONGEST),
                 "stack": tuple(printable(frame, _LONGEST) for frame in values["stack"]),
-                "unsent": tuple((printable(address, _LONGEST), count) for address, count in values["unsent"]),
             }
         )
 
@@ -89,19 +80,11 @@ def _valid(values: dict[str, Any], ranks: float) -> bool:
         and (values["step"] is None or whole(values["step"]))
         and duration(values["idle"])
         and duration(values["mean"])
-        and _all(values["stack"], _FRAMES, lambda frame: isinstance(frame, str))
-        and all(values[name] is None or duration(values[name]) for name in ("computation", "communication"))
-        and _all(values["unsent"], _MAX_QUEUES, _is_queue)
+        and isinstance(values["stack"], list)
+        and len(values["stack"]) <= _FRAMES
+        and all(isinstance(frame, str) for frame in values["stack"])
         and isinstance(values["leaving"], bool)
     )
-
-
-def _all(values: Any, most: int, good: Any) -> bool:
-    return isinstance(values, list) and len(values) <= most and all(map(good, values))
-
-
-def _is_queue(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and whole(value[1])
 
 
 def shown_file(module: types.ModuleType) -> str:

@@ -27,12 +27,10 @@ from hybrid_imagenet.resilience.datagrams import MAX_BYTES
 from hybrid_imagenet.resilience.exit_code import end_with_line
 from hybrid_imagenet.resilience.heartbeats import Beat, main_stack, shown_file
 from hybrid_imagenet.resilience.stall_detector import Ledger
-from hybrid_imagenet.resilience.step_times import Queues, StepTimes
 
 _NAMED_AFTER = 30.0  # seconds without a sign of life after which a rank is named, or half of --stall_timeout
 _LISTENER_GRACE = 15.0  # seconds more after which a rank ends by itself: the listeners have not done it
 _AT_ONCE = 1000  # datagrams between two looks at the clock
-_SLOW_EVERY = 300.0  # seconds between two lines about a slow host
 
 
 class Ranks(Protocol):
@@ -48,24 +46,12 @@ class Ranks(Protocol):
     def allgather_object(self, obj: Any) -> list[Any]:
         """Returns the value that each rank passed."""
 
-    def waited(self) -> tuple[float, int]:
-        """Returns the seconds that steps have waited for sums of gradients so far, and the number of these steps."""
-
 
 def listeners(hosts: Sequence[str]) -> tuple[int, ...]:
     """Returns rank 0 and its deputy: the first rank on another host, else rank 1."""
     if len(hosts) == 1:
         return (0,)
     return (0, next((rank for rank, host in enumerate(hosts) if host != hosts[0]), 1))
-
-
-def _host_of(addresses: Sequence[Sequence[str]], hosts: Sequence[str]) -> dict[str, str]:
-    """Returns the host at each address; addresses that several hosts share, such as a bridge's, are left out."""
-    at: dict[str, set[str]] = {}
-    for host, own in zip(hosts, addresses, strict=True):
-        for address in own:
-            at.setdefault(address, set()).add(host)
-    return {address: names.pop() for address, names in at.items() if len(names) == 1}
 
 
 class Watchdog:
@@ -106,9 +92,7 @@ class Watchdog:
         self._progress = self._began = time.monotonic()
         self._notes = 0
         self._told: tuple[int, ...] = ()
-        self._next_slow, self._failed = 0.0, False
-        self._times: StepTimes | None = None
-        self._queues, self._waited = Queues(), ranks.waited
+        self._failed = False
         self._lasts = lasts
         self._option, self._remedy = option, remedy
         if not stall_timeout:
@@ -127,7 +111,7 @@ class Watchdog:
             [[] if one_host else list(interfaces().values()), self._socket.getsockname()[1]]
         )
         files = [shown_file(module) for module in waits_in]
-        self._ledger = Ledger(self._patience, files, _host_of([addresses for addresses, _ in places], self._hosts))
+        self._ledger = Ledger(self._patience, files)
         self._targets = [target for rank in self._listeners for target in self._reach(rank, *places[rank])]
 
     def _reach(self, rank: int, addresses: Sequence[str], port: int) -> list[tuple[str, int]]:
@@ -141,7 +125,6 @@ class Watchdog:
         """Starts the thread."""
         if self._limit:
             self._due = time.monotonic()
-            self._times = StepTimes(self._waited, self._interval)
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
 
@@ -167,8 +150,6 @@ class Watchdog:
         self._thread = None
 
     def _leave(self) -> None:
-        if self._times is not None:
-            self._times.stop()
         self._send(self._beat(leaving=True))
         for part in (self._selector, self._socket, self._wake, self._waker):
             part.close()
@@ -210,7 +191,6 @@ class Watchdog:
     def _beat(self, leaving: bool = False) -> Beat:
         started = self._step is not None
         idle = time.monotonic() - self._progress if started else 0.0
-        times = self._times.latest if self._times is not None else None
         return Beat(
             rank=self._rank,
             host=self._hosts[self._rank],
@@ -219,9 +199,6 @@ class Watchdog:
             idle=max(0.0, idle),
             mean=max(0.0, self._progress - self._began) / max(self._notes, 1),
             stack=main_stack(),
-            computation=times and times[0],
-            communication=times and times[1],
-            unsent=self._queues.look() if idle > self._patience / 2 else (),
             leaving=leaving,
         )
 
@@ -251,13 +228,12 @@ class Watchdog:
             self._ledger.heard(beat, time.monotonic())
 
     def _judge(self, now: float) -> None:
-        """Names who hangs or is slow, once; the deputy speaks only when rank 0 is silent."""
+        """Names who hangs, once; the deputy speaks only when rank 0 is silent."""
         if self._rank and self._ledger.silence(0, now) <= self._patience:
             return
         stall = self._ledger.stall(now)
         if stall is None:
             self._told = ()
-            self._tell_slow(self._ledger.slow(now))
             return
         if stall.ranks != self._told:
             self._told = stall.ranks
@@ -265,12 +241,6 @@ class Watchdog:
         if stall.seconds > self._limit:
             ranks = ", ".join(f"{rank} on {self._hosts[rank]}" for rank in stall.ranks)
             self._end(f"rank {ranks} hung for {stall.seconds:.0f} s")
-
-    def _tell_slow(self, text: str | None) -> None:
-        now = time.monotonic()
-        if text is not None and now >= self._next_slow:
-            self._next_slow = now + _SLOW_EVERY
-            print(text, file=sys.stderr, flush=True)
 
     def _end(self, what: str) -> None:
         end_with_line(f"error: {what} ({self._option}={self._limit:g}): the job ends{self._remedy}", EXIT_STALLED)

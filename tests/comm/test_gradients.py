@@ -103,7 +103,6 @@ def test_a_gpu_has_no_clock_to_wait_for(nccl, steps):
     traced = tf.function(lambda g: reducer.reduce([g], ["w"]), autograph=False).get_concrete_function(tf.ones([4]))
     assert sum(op.type == "Timestamp" for op in traced.graph.get_operations()) == 2 * steps
     assert reducer.statistics()["exposed_ms"] is None
-    assert reducer.waited() == (0.0, 0)
 
 
 class TestRefused:

@@ -81,67 +81,6 @@ def test_without_progress_the_culprits_are_told_from_those_that_wait(beats, culp
     assert (stall and stall.ranks) == culprits
 
 
-HOSTS = {"10.0.0.0": "node0", "10.0.0.1": "node1", "10.0.0.2": "node2"}
-
-
-@pytest.mark.parametrize(
-    ("unsent", "named"),
-    [
-        # a ring 0 -> 1 -> 2 -> 0 in which host 2 sends and receives slowly
-        ({1: {"10.0.0.2": 900_000}, 2: {"10.0.0.0": 800_000}}, "the network of node2 is slow (1.7 MB wait"),
-        ({2: {"10.0.0.0": 800_000}}, "the way from node2 to node0 is slow (0.8 MB wait"),
-        ({2: {"10.0.0.0": 3_000}}, None),  # what is always on its way
-        ({2: {"10.9.9.9": 800_000}}, None),  # no rank's host
-    ],
-)
-def test_a_host_with_a_slow_network_is_named(unsent, named):
-    ours = Ledger(10.0, ["training/step.py"], HOSTS)
-    for rank in range(3):
-        queues = tuple(unsent.get(rank, {}).items())
-        ours.heard(beat(rank, idle=11, mean=5.0, unsent=queues, computation=0.5, communication=4.5), 0.0)
-    assert ours.stall(0.0) is None  # steps take long here
-    line = ours.slow(0.0)
-    if named is None:
-        assert line is None
-        return
-    assert line.startswith(f"slow: step 8 has taken 11 s: {named}")
-    assert line.endswith(": 0.5 s of computation and 4.5 s of communication per step, elsewhere 0.5 s and 4.5 s")
-
-
-def test_the_ranks_of_a_slow_host_are_the_culprits_when_all_wait():
-    ours = Ledger(10.0, ["training/step.py"], HOSTS)
-    for rank in range(3):
-        unsent = {1: (("10.0.0.2", 900_000),), 2: (("10.0.0.0", 800_000),)}.get(rank, ())
-        ours.heard(beat(rank, idle=11, unsent=unsent), 0.0)
-    stall = ours.stall(0.0)
-    assert stall.ranks == (2,)
-    assert stall.text.endswith("stall: the network of node2 is slow (1.7 MB wait to be sent to it or by it)")
-
-
-@pytest.mark.parametrize(("seconds", "named"), [(6.0, True), (1.9, False), (2.4, False)])
-def test_a_host_that_computes_slowly_is_named(seconds, named):
-    ours = Ledger(10.0, ["training/step.py"], HOSTS)
-    for rank, own in enumerate((1.0, seconds, 1.2)):
-        ours.heard(beat(rank, idle=11, mean=6.5, computation=own, communication=6.5 - own), 0.0)
-    line = ours.slow(0.0)
-    if named:
-        assert line == (
-            "slow: step 8 has taken 11 s: node1 computes slowly: 6 s of computation and 0.5 s of communication per "
-            "step, elsewhere 1.1 s and 5.4 s"
-        )
-    else:
-        assert line is None
-
-
-def test_nobody_is_slow_while_steps_are_done_or_beats_are_missing():
-    ours = Ledger(10.0, ["training/step.py"], HOSTS)
-    ours.heard(beat(0, idle=9.5, unsent=(("10.0.0.1", 10**6),)), 0.0)
-    ours.heard(beat(1, idle=9.5), 0.0)
-    assert ours.slow(0.0) is None
-    assert ours.slow(1.0) is not None
-    assert ours.slow(6.0) is None
-
-
 def test_a_rank_that_left_or_was_never_heard_is_not_missed():
     ours = ledger(beat(0), beat(1))
     ours.heard(beat(1, leaving=True), 1.0)
