@@ -78,7 +78,7 @@ def join(place: Placement) -> list[list[str]] | None:
         )
     keys = [each[: len(own)] for each in found]
     if all(key == own for key in keys):
-        places = ["localhost"] * place.size
+        places = ["127.0.0.1"] * place.size  # "localhost" is not known in every container
     else:
         places = hosts.meeting_places([each[len(own) + 1 :] for each in found], keys)
     servers = [f"{address}:{each[len(own)]}" for address, each in zip(places, found, strict=True)]

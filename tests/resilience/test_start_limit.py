@@ -66,3 +66,13 @@ def test_a_blocked_standard_error_keeps_no_rank_alive():
 def test_it_ends_with_the_start(end):
     program = HANGS.replace("def blocks", f"start.{end}()\ntime.sleep(3); sys.exit(0)\ndef blocks")
     assert subprocess.run([sys.executable, "-c", program, "0.3", "x"], cwd=ROOT, timeout=30).returncode == 0
+
+
+def test_native_code_that_keeps_the_interpreters_lock_does_not_keep_the_rank():
+    program = HANGS.replace("time.sleep(60)", "import ctypes; ctypes.PyDLL(None).sleep(60)")
+    program = program.replace("start = Stages()", "start_limit._NO_THREAD = 1.0; start = Stages()")
+    began = time.monotonic()
+    process = subprocess.run([sys.executable, "-c", program, "0.5", "x"], cwd=ROOT, capture_output=True, timeout=50)
+    assert process.returncode == 1
+    assert b"in blocks" in process.stderr
+    assert time.monotonic() - began < 15
