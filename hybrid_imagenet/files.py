@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -97,6 +98,23 @@ def remembered(path: Path, read: Callable[[Path], T], make: Callable[[], T], wri
         with replacing(path) as temporary:
             write(temporary, made)
     return made
+
+
+def cache_root() -> Path:
+    """Returns where generated data and indices are kept: $XDG_CACHE_HOME/hybrid_imagenet, by default under ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "hybrid_imagenet"
+
+
+def cached_index(*kind: str | int, of: Sequence[Path]) -> Path:
+    """Returns where an index of a kind (its name and version) of some files is kept until one of them changes."""
+    key = hashlib.sha256(repr([*kind, *map(_fingerprint, of)]).encode()).hexdigest()[:24]
+    return cache_root() / "index" / f"{key}.npz"
+
+
+def _fingerprint(path: Path) -> tuple[str, int, int]:
+    status = path.stat()
+    return str(path.resolve()), status.st_size, status.st_mtime_ns
 
 
 def read_json(path: Path) -> dict[str, Any]:

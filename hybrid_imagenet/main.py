@@ -69,21 +69,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _print_config(config: configuration.Config) -> int:
-    from hybrid_imagenet import data
     from hybrid_imagenet.config import derived, report
+    from hybrid_imagenet.data import registry
 
     try:
-        examples = (
-            preflight.TRAINING_IMAGES.get(config.dataset)
-            or data.open_source(
-                config.dataset,
-                config.data_dir,
-                "train",
-                num_classes=config.num_classes,
-                num_examples=config.num_examples,
-                val_fraction=config.val_fraction,
-            ).num_examples
-        )
+        examples = registry.of(config.dataset).images or registry.Request.from_flags(config).open().num_examples
         examples -= derived.held_out(config, examples)
         print(report.describe(config, examples, config.print_config_gpus or derived.workers(config, placement().size)))
     except UserError as error:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.config import derived
-from hybrid_imagenet.training.preflight import TRAINING_IMAGES
+from hybrid_imagenet.data import registry
 from studies import trial_runs
 from studies.trial_runs import Cell
 
@@ -14,10 +14,10 @@ from studies.trial_runs import Cell
 def images(cell: Cell) -> int | None:
     """Training images that a run reads in all its epochs; None for a data set of unknown size."""
     config = configuration.resolve(cell.flags)
-    if config.dataset not in TRAINING_IMAGES:
+    examples = registry.of(config.dataset).images
+    if examples is None:
         return None
     config = derived.settle(config, derived.workers(config, cell.ranks))
-    examples = TRAINING_IMAGES[config.dataset]
     return round((examples - derived.held_out(config, examples)) * config.epochs)
 
 

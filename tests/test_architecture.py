@@ -22,7 +22,7 @@ ALLOWED = {
     "numerics": set(),
     "recipes": set(),
     "analysis": {"numerics"},
-    "config": {"recipes", "numerics", "comm", "optimizers"},
+    "config": {"recipes", "numerics", "comm", "optimizers", "data"},
     "comm": {"numerics"},
     "optimizers": {"numerics"},
     "order": {"numerics"},
@@ -133,6 +133,23 @@ def test_the_page_lists_every_room_and_only_files_that_exist():
     for name in re.findall(r"`((?:[\w]+/)+[\w.]*|\w+\.py)`", text.replace("NAME.py", "__init__.py")):
         folders = [PACKAGE, PACKAGE.parent, PACKAGE / "training"]
         assert any((folder / name).exists() for folder in folders), name
+
+
+def test_the_path_of_an_image_is_a_chain_of_files_that_import_each_other():
+    text = (PACKAGE.parent / "docs" / "dev" / "architecture.md").read_text()
+    path = [PACKAGE / name for name in re.findall(r"^\| \d+ \| `([\w/.]+)` \|", text, re.M)]
+    assert len(path) == 12
+    known = {name_of(file) for file in path}
+    edges = set()
+    for file in path:
+        for name in imported_names(ast.parse(file.read_text())):
+            target = name if name in known else name.rpartition(".")[0]
+            edges |= {(name_of(file), target), (target, name_of(file))} if target in known else set()
+    reached, new = set(), {name_of(path[0])}
+    while new:
+        reached |= new
+        new = {target for source, target in edges if source in reached} - reached
+    assert reached == known
 
 
 def test_nothing_in_the_package_needs_the_checkout():

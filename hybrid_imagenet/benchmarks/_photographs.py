@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hybrid_imagenet.data import shards
+from hybrid_imagenet import data, files
+from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.tools.data import prepare
 
 _NAME = "benchmark-photographs-1"
@@ -21,15 +22,15 @@ def prepared(resize: int | None) -> Path:
     """TFRecord shards of the photographs, made once; with `resize`, of images with that shorter side."""
     photographs = folder()
     directory = photographs.with_name(f"{photographs.name}-shards-{resize or 'full'}")
-    if not (directory / shards.MANIFEST).is_file():
+    if not (directory / tfrecord.MANIFEST).is_file():
         settings = prepare.Settings(resize=resize, per_shard=128)
-        prepare.prepare("folder", str(photographs), directory, settings, workers=os.cpu_count() or 1)
+        prepare.prepare(data.Request("folder", str(photographs)), directory, settings, os.cpu_count() or 1)
     return directory
 
 
 def folder() -> Path:
     """A folder set of 1,000 JPEGs in the user's cache, made once: varied crops of two photographs, with noise."""
-    directory = shards.cache_root() / _NAME
+    directory = files.cache_root() / _NAME
     if directory.is_dir():
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)

@@ -132,13 +132,12 @@ def _ours(
 
 def _endless(source: data.Source, arguments: argparse.Namespace, decoder: str) -> Any:
     import_tensorflow()
-    from hybrid_imagenet.config import derived
-    from hybrid_imagenet.data import pipeline
+    from hybrid_imagenet.data import pipeline, registry
     from hybrid_imagenet.numerics.sampling import Cursor
 
     return pipeline.training(
         source,
-        pipeline.order_of(source, derived.URL_WINDOWS.get(arguments.source, 0) if arguments.data_cache_dir else 0),
+        pipeline.order_of(source, (arguments.data_cache_dir and registry.of(arguments.source).url_window) or 0),
         Cursor(),
         (arguments.batch, 1),
         epochs=1000,

@@ -20,7 +20,7 @@ from absl import flags as absl_flags
 from hybrid_imagenet import recipes
 from hybrid_imagenet.comm.settings import Communication
 from hybrid_imagenet.config import checks, choices, signatures
-from hybrid_imagenet.config.data import Data, augmentation_of
+from hybrid_imagenet.config.data import Data
 from hybrid_imagenet.config.model import Model
 from hybrid_imagenet.config.optimization import Optimization
 from hybrid_imagenet.config.options import (
@@ -35,6 +35,7 @@ from hybrid_imagenet.config.options import (
 )
 from hybrid_imagenet.config.run import Evaluation, Run
 from hybrid_imagenet.config.signatures import Argument
+from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError, without_secrets
 
 _log = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ def _build(values: dict[str, Any], origins: dict[str, str]) -> Config:
     chosen, dropped = choices.settle(values, origins, selected)
     if values.get("augmentation", COMMON["augmentation"].default) == "auto":
         dataset = values.get("dataset", COMMON["dataset"].default)
-        values["augmentation"] = augmentation_of(dataset)
+        values["augmentation"] = registry.of(dataset).augmentation
         if origins.get("augmentation", "default") == "default":
             origins["augmentation"] = f"default for {dataset}"
     origins = dict.fromkeys([*COMMON, *chosen], "default") | origins

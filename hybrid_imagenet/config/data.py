@@ -5,18 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from hybrid_imagenet.config.options import option
-
-# The augmentation that --augmentation=auto means, where it is not AlexNet's: no flips for characters, shifts by whole
-# pixels for small pictures. IDX files hold either, so they are not flipped.
-AUGMENTATIONS = {
-    **dict.fromkeys(("digits", "mnist", "kmnist", "emnist", "idx", "svhn_cropped"), "digits"),
-    **dict.fromkeys(("fashion_mnist", "cifar10", "cifar100"), "shift"),
-}
-
-
-def augmentation_of(dataset: str) -> str:
-    """Returns the augmentation that fits a data set."""
-    return AUGMENTATIONS.get(dataset.partition("/")[0].partition(":")[0], "alexnet")
+from hybrid_imagenet.data import registry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,14 +14,13 @@ class Data:
 
     dataset: str = option(
         "imagenet2012",
-        "digits, synthetic (JPEGs), synthetic_tensors (nothing to decode), tfrecord, folder, webdataset, parquet, "
-        "huggingface, idx, fashion_mnist (IDX files or TFDS), or the name of a TFDS image classification set.",
+        f"One of {registry.NAMES}.",
         basic=True,
     )
     data_dir: str | None = option(
         None,
-        "Where the dataset is (TFDS data_dir, shard directory or image tree); for webdataset and parquet also a URL "
-        "such as https://host/path, with --data_cache_dir for copies of its files.",
+        f"Where the dataset is (TFDS data_dir, shard directory or image tree); for {registry.AT_URLS} also a URL such "
+        "as https://host/path, with --data_cache_dir for copies of its files.",
         basic=True,
     )
     storage_timeout: float = option(
@@ -97,7 +85,7 @@ class Data:
     )
     num_examples: int | None = option(None, "Training images of a synthetic set; default ImageNet's.", minimum=1)
     num_classes: int | None = option(
-        None, "Classes of TFRecord shards that have neither manifest nor labels.txt; else found out.", minimum=1
+        None, "Classes of files that do not name them, in a manifest, labels.txt or metadata.", minimum=1
     )
     decoder: str = option(
         "tensorflow",

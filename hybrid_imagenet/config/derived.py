@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hybrid_imagenet.comm.settings import Communication, Settings
 from hybrid_imagenet.config import choices, signatures
 from hybrid_imagenet.config.options import AUTO
+from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.numerics import batch_schedule, image_sizes, mlperf, schedules, tuning_split
 from hybrid_imagenet.numerics.batch_schedule import BatchSchedule
@@ -111,11 +112,6 @@ TABLE = "MLPerf's table"
 """How the origin of a setting begins that follows from the batch."""
 
 
-URL_WINDOWS = {"webdataset": 16, "parquet": 4}
-"""Shards at a URL that are mixed at a time, by the form of the data set: some 20,000 images of ImageNet, in 1,024 tar
-files or in Parquet files of 0.5 GB, of which half of the default --data_memory_gb holds four (docs/input.md)."""
-
-
 def settle(config: Config, workers: int) -> Config:
     """The configuration with the settings that follow from the batch at the start of the run, and from a URL.
 
@@ -127,14 +123,15 @@ def settle(config: Config, workers: int) -> Config:
     configuration comes back as it is, and so does one whose --per_gpu_batch is still to be found. A settled one can be
     settled again for another number of workers.
 
-    Files at a URL are copied while they are read: there --shuffle_window is that of `URL_WINDOWS`, unless it is set.
+    Files at a URL are copied while they are read: there --shuffle_window is that of `data.registry`, unless it is set.
 
     Args:
       config: complete.
       workers: number of GPUs.
     """
-    if config.shuffle_window is None and "://" in (config.data_dir or "") and config.dataset in URL_WINDOWS:
-        config = config.replace({"shuffle_window": "a URL"}, shuffle_window=URL_WINDOWS[config.dataset])
+    window = registry.of(config.dataset).url_window
+    if config.shuffle_window is None and "://" in (config.data_dir or "") and window:
+        config = config.replace({"shuffle_window": "a URL"}, shuffle_window=window)
     if config.per_gpu_batch == AUTO:
         return config
     if config.lr_schedule == "mlperf":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from hybrid_imagenet.data import images
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 
@@ -29,8 +31,8 @@ class CachedSource(Source):
         self._stored = 0
         self.io = source.io
         self.num_examples, self.num_classes = source.num_examples, source.num_classes
-        self.class_names, self.ready, self.losses = source.class_names, source.ready, source.losses
-        self.notes, self.shard_sizes, self.listing = source.notes, source.shard_sizes, source.listing
+        self.class_names, self.notes = source.class_names, source.notes
+        self.shard_sizes, self.listing = source.shard_sizes, source.listing
 
     def locate(self, index: int) -> tuple[str, int]:
         return self._source.locate(index)
@@ -53,6 +55,6 @@ class CachedSource(Source):
 
     def _pixels(self, index: int, content: bytes) -> bytes:
         try:
-            return images.raw(images.picture(content))
+            return images.raw(np.asarray(images.picture(content)))
         except ValueError as error:
             raise BadRecord(*self.locate(index), str(error)) from None

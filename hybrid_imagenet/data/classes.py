@@ -13,29 +13,14 @@ LIST = "labels.txt"
 _MOST = 1_000_000
 
 
-def find_list(directory: Path) -> Path | None:
-    """Returns the file of a directory that lists the classes: `labels.txt`, else the only `*label*.txt`.
-
-    Raises:
-      UserError: for several `*label*.txt` of which none is `labels.txt`.
-    """
-    found = sorted(path for path in directory.glob("*label*.txt") if path.is_file())
-    if directory / LIST in found:
-        return directory / LIST
-    if len(found) > 1:
-        raise UserError(
-            f"--data_dir={directory}: {found[0].name} or {found[1].name} may list the classes: rename the right one to "
-            f"{LIST}"
-        )
-    return found[0] if found else None
-
-
-def numbered(place: Path | str, count: int) -> tuple[str, ...]:
+def numbered(place: Path | str, count: int | None) -> tuple[str, ...]:
     """Returns numbers as names of classes.
 
     Raises:
-      UserError: for more than a million, which no network here has.
+      UserError: without a count, or for more than a million, which no network here has.
     """
+    if count is None:
+        raise UserError(f"--data_dir={place}: its files do not name the classes: give --num_classes")
     if count > _MOST:
         raise UserError(f"{place}: label {count - 1} is no class number: correct it, or give --num_classes")
     return tuple(str(number) for number in range(count))

@@ -1,9 +1,9 @@
-"""Decodes with NVIDIA DALI in place of TensorFlow's JPEG decoder; `batches` still chooses images and windows.
+"""Decodes with NVIDIA DALI in place of TensorFlow's JPEG decoder; `pipeline` still chooses images and windows.
 
-DALI decodes the window at full size, on the GPU or the CPU, and resizes it as `decode` does. Finished pixels leave the
-GPU once and go back as every batch does. Handing over the memory itself (DLPack) would save that, about 150 kB per
-image each way, but TensorFlow numbers the GPUs that it was shown and DALI the machine's, and TensorFlow lets go
-of such memory when a step has been queued, not when it is done.
+DALI decodes the window at full size, on the GPU or the CPU, and resizes it as `images.decode` does. Finished pixels
+leave the GPU once and go back as every batch does. Handing over the memory itself (DLPack) would save that, about
+150 kB per image each way, but TensorFlow numbers the GPUs that it was shown and DALI the machine's, and TensorFlow lets
+go of such memory when a step has been queued, not when it is done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hybrid_imagenet.data import decode, images
+from hybrid_imagenet.data import images
 from hybrid_imagenet.errors import UserError
 
 _SLOTS = 2  # pipelines: one decodes while the other takes in a batch or gives one out
@@ -84,19 +84,19 @@ class Decoder:
 
         Args:
           contents: encoded images, bytes [k].
-          branch, window: how each is decoded, from `decode.branches`: int32 [k] and [k, 4].
+          branch, window: how each is decoded, from `images.branches`: int32 [k] and [k, 4].
 
         Raises:
           tf.errors.OpError: for an image that does not decode.
           Exception: if DALI fails whatever the image is.
         """
         pixels = np.empty((len(contents), self._side, self._side, 3), np.uint8)
-        plain = np.array([images.is_plain_jpeg(content) for content in contents]) & (branch < decode.OTHER)
+        plain = np.array([images.is_plain_jpeg(content) for content in contents]) & (branch < images.OTHER_BRANCH)
         places = np.flatnonzero(plain)
         refused = self._refused(pixels, places, contents, branch, window)
         with tf.device("/cpu:0"):
             for place in (*np.flatnonzero(~plain), *refused):
-                pixels[place] = decode.decode(
+                pixels[place] = images.decode(
                     tf.constant(contents[place]), tf.constant(branch[place]), tf.constant(window[place]), self._side
                 ).numpy()
         return pixels

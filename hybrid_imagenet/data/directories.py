@@ -1,8 +1,7 @@
-"""Reads files of a directory by name; what it is that one can do with files at a URL too (`data.remote`)."""
+"""Reads files of a directory by name; `data.remote` does the same with those at a URL."""
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -14,8 +13,13 @@ from hybrid_imagenet.errors import UserError, without_secrets
 SUBDIRECTORIES = ("data", *(name for names in SPLIT_NAMES.values() for name in names))
 
 
-class Directory(abc.ABC):
-    """Files of a directory and of its subdirectories `data`, `train`, `validation`, `val` and `test`.
+def is_url(location: str) -> bool:
+    """Returns whether a location is a URL, such as https://host/path, not a path of this host."""
+    return "://" in location
+
+
+class Directory:
+    """Files of a directory of this host and of its subdirectories `data`, `train`, `validation`, `val` and `test`.
 
     Attributes:
       location: as the user gave it, without passwords.
@@ -27,56 +31,11 @@ class Directory(abc.ABC):
 
     def __init__(self, location: str) -> None:
         self.location = without_secrets(location)
+        self._path = Path(location)
         self.io = IoCounter()
 
-    @abc.abstractmethod
     def names(self) -> list[str]:
         """Returns the files, sorted, those of a subdirectory as `train/name`."""
-
-    @abc.abstractmethod
-    def small(self, name: str) -> bytes | None:
-        """Returns the content of a small file; None where there is no such file."""
-
-    @abc.abstractmethod
-    def path(self, name: str) -> Path:
-        """Returns where a file can be read on this host, after it has been copied where that is needed.
-
-        Raises:
-          OSError: if there is no such file.
-          StorageError: if a URL does not answer.
-        """
-
-    @abc.abstractmethod
-    def read(self, name: str, offset: int, length: int) -> bytes:
-        """Returns bytes of a file; fewer only at its end. Raises as `path`."""
-
-    @abc.abstractmethod
-    def opened(self, name: str) -> BinaryIO:
-        """Opens a file of which little is read, without a copy."""
-
-    @abc.abstractmethod
-    def index_path(self, name: str) -> Path | None:
-        """Returns where the index of a copy is kept, as long as the copy is; None for a local file."""
-
-    def look_up(self, names: Sequence[str]) -> None:  # noqa: B027 - nothing to do for local files
-        """Asks for the sizes of files together, which is faster than one after another; raises as `path`."""
-
-    def prefetch(self, names: Sequence[str]) -> None:  # noqa: B027 - nothing to do for local files
-        """Says which files are read next, so that they can be copied ahead."""
-
-    def where(self, name: str) -> str:
-        """Returns the name of a file for messages."""
-        return f"{self.location.rstrip('/')}/{name}"
-
-
-class LocalDirectory(Directory):
-    """A directory of this host, or mounted here."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path))
-        self._path = path
-
-    def names(self) -> list[str]:
         places = {"": self._path} | {f"{name}/": self._path / name for name in SUBDIRECTORIES}
         try:
             found = [prefix + e.name for prefix, place in places.items() if place.is_dir() for e in place.iterdir()]
@@ -85,20 +44,40 @@ class LocalDirectory(Directory):
         return sorted(found)
 
     def small(self, name: str) -> bytes | None:
+        """Returns the content of a small file; None where there is no such file."""
         try:
             return self.path(name).read_bytes()
         except FileNotFoundError:
             return None
 
     def path(self, name: str) -> Path:
+        """Returns where a file can be read on this host, after it has been copied where that is needed.
+
+        Raises:
+          OSError: if there is no such file.
+          StorageError: if a URL does not answer.
+        """
         return self._path / name
 
     def read(self, name: str, offset: int, length: int) -> bytes:
+        """Returns bytes of a file; fewer only at its end. Raises as `path`."""
         return read_at(str(self.path(name)), offset, length, self.io)
 
     def opened(self, name: str) -> BinaryIO:
+        """Opens a file of which little is read, without a copy."""
         return self.path(name).open("rb")
 
     def index_path(self, name: str) -> Path | None:
+        """Returns where the index of a copy is kept, as long as the copy is; None for a local file."""
         del name
         return None
+
+    def look_up(self, names: Sequence[str]) -> None:
+        """Asks for the sizes of files together, which is faster than one after another; raises as `path`."""
+
+    def prefetch(self, names: Sequence[str]) -> None:
+        """Says which files are read next, so that they can be copied ahead."""
+
+    def where(self, name: str) -> str:
+        """Returns the name of a file for messages."""
+        return f"{self.location.rstrip('/')}/{name}"

@@ -1,15 +1,27 @@
-"""Tells the format and size of an encoded image from its headers, without decoding."""
+"""Tells format and size of an encoded image from its headers, and decodes: with TensorFlow as training does, or Pillow.
+
+What needs neither imports neither.
+"""
 
 from __future__ import annotations
 
 import io
+import os
+import re
 import struct
-from collections.abc import Iterator
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
+from hybrid_imagenet.numerics import augment
+
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    import tensorflow as tf
     from PIL import Image
 
 MAX_PIXELS = (1 << 28) // 3
@@ -24,6 +36,15 @@ _ADOBE = 0xEE
 _SCAN = 0xDA
 _END = b"\xff\xd9"
 _SCAN_MARKER = b"\xff\xda"
+RATIOS = (1, 2, 4, 8)  # at which libjpeg decodes
+OTHER_BRANCH = len(RATIOS)  # of PNG, GIF and BMP; a JPEG takes the branch of its reduction
+RAW_BRANCH = OTHER_BRANCH + 1
+# libjpeg continues after these, and TensorFlow does not ask it; all that comes out is a line on stderr.
+_WARNING = re.compile(
+    r"Corrupt JPEG data: (?P<what>.*)|(?P<other>Premature end of JPEG file|Inconsistent progression sequence.*"
+    r"|Invalid SOS parameters.*|Application transferred too many scanlines)"
+)
+_stderr = threading.Lock()
 _MOST_SCANS = 100  # encoders write 10; a scan of 31 bytes can cost 6 ms, so that 2 MB would hold a thread for minutes
 
 
@@ -72,7 +93,6 @@ def picture(data: bytes) -> Image.Image:
     Raises:
       ValueError: if `probe` refuses it or it does not decode.
     """
-    import numpy
     from PIL import Image
 
     kind, height, width = probe(data)
@@ -81,7 +101,7 @@ def picture(data: bytes) -> Image.Image:
             return Image.frombytes("RGB", (width, height), data[12:])
         with Image.open(io.BytesIO(data)) as opened:
             if opened.mode.startswith("I"):  # gray of 16 bits; `convert` would clip it at 255
-                return Image.fromarray((numpy.asarray(opened) >> 8).astype(numpy.uint8)).convert("RGB")
+                return Image.fromarray((np.asarray(opened) >> 8).astype(np.uint8)).convert("RGB")
             return opened.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"the image does not decode ({error})") from None
@@ -102,14 +122,118 @@ def is_plain_jpeg(data: bytes) -> bool:
     return False
 
 
-def raw(picture: Image.Image) -> bytes:
-    """Returns the pixels of an RGB picture in the form that `decode` takes as it is."""
-    return b"".join((RAW_MARK, struct.pack("<ii", picture.height, picture.width), picture.tobytes()))
-
-
-def raw_pixels(pixels: npt.NDArray[np.uint8]) -> bytes:
+def raw(pixels: npt.NDArray[np.uint8]) -> bytes:
     """Returns pixels, uint8 [height, width, 3], in the form that `decode` takes as it is."""
     return b"".join((RAW_MARK, struct.pack("<ii", *pixels.shape[:2]), pixels.tobytes()))
+
+
+def branches(
+    kinds: npt.NDArray[np.int64], windows: augment.Windows, side: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Plans the decoding of each image for an output of `side` pixels.
+
+    Args:
+      kinds: JPEG, OTHER or RAW, int64 [k].
+      windows: (y, x, height, width) in pixels of the stored images, int64 [k, 4].
+      side: pixels.
+
+    Returns:
+      (branch, window): int32 [k], and the windows in pixels of the reduced images, int32 [k, 4].
+    """
+    ratios = np.where(kinds == JPEG, augment.decode_ratio(windows, side), 1)
+    branch = np.where(kinds == JPEG, np.log2(ratios), np.where(kinds == RAW, RAW_BRANCH, OTHER_BRANCH))
+    return branch.astype(np.int32), (windows // ratios[:, None]).astype(np.int32)
+
+
+def decode(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, side: int) -> tf.Tensor:
+    """Decodes a window of an image and resizes it bilinearly, uint8 [side, side, 3].
+
+    JPEGs are cropped while they are decoded: rows below the window and blocks beside it are not transformed.
+    The fast integer DCT is within one or two grey levels of the slow one.
+    """
+    import tensorflow as tf
+
+    def jpeg(ratio: int) -> tf.Tensor:
+        return tf.io.decode_and_crop_jpeg(content, window, channels=3, ratio=ratio, dct_method="INTEGER_FAST")
+
+    def other() -> tf.Tensor:
+        return cut(tf.io.decode_image(content, channels=3, expand_animations=False))
+
+    def raw() -> tf.Tensor:
+        size = tf.io.decode_raw(tf.strings.substr(content, 4, 8), tf.int32)
+        pixels = tf.io.decode_raw(tf.strings.substr(content, 12, size[0] * size[1] * 3), tf.uint8)
+        return cut(tf.reshape(pixels, [size[0], size[1], 3]))
+
+    def cut(pixels: tf.Tensor) -> tf.Tensor:
+        return tf.slice(pixels, [window[0], window[1], 0], [window[2], window[3], 3])
+
+    cases = [lambda ratio=ratio: jpeg(ratio) for ratio in RATIOS]
+    cropped = tf.switch_case(branch, [*cases, other, raw])
+    return resize(cropped, side)
+
+
+def resize(pixels: tf.Tensor, side: int) -> tf.Tensor:
+    """Resizes uint8 [h, w, 3] bilinearly to uint8 [side, side, 3], rounded; an image of that size stays as it is."""
+    import tensorflow as tf
+
+    resized = tf.raw_ops.ResizeBilinear(images=pixels[None], size=(side, side), half_pixel_centers=True)[0]
+    return tf.ensure_shape(tf.cast(resized + 0.5, tf.uint8), (side, side, 3))
+
+
+def check_decodes(content: bytes, side: int) -> None:
+    """Decodes a whole image as training does; raises ValueError if it does not decode or `probe` refuses it."""
+    import tensorflow as tf
+
+    kind, height, width = probe(content)
+    branch, window = branches(np.array([kind]), np.array([[0, 0, height, width]]), max(height, width))
+    _run(lambda: decode(tf.constant(content), tf.constant(branch[0]), tf.constant(window[0]), side))
+
+
+def verify(content: bytes) -> None:
+    """Decodes a whole image, and refuses damage that the decoder would cover up with gray pixels.
+
+    Raises:
+      ValueError: if `probe` refuses it, it does not decode, or is a JPEG whose data the decoder had to mend.
+    """
+    if probe(content)[0] != JPEG:
+        picture(content)
+        return
+    import tensorflow as tf
+
+    lines = _with_stderr(lambda: _run(lambda: tf.io.decode_jpeg(content, channels=3, dct_method="INTEGER_FAST")))
+    warning = _WARNING.search(lines)
+    if warning:
+        raise ValueError(f"the JPEG is corrupt: {warning['what'] or warning['other']}")
+
+
+def _run(decoding: Callable[[], tf.Tensor]) -> None:
+    """Decodes on the host; raises ValueError with the reason, without the names of TensorFlow's operations."""
+    import tensorflow as tf
+
+    try:
+        with tf.device("/cpu:0"):
+            decoding()
+    except tf.errors.OpError as error:
+        reason = re.sub(r"\{\{.*?\}\} ?|\[Op:.*", "", str(error.message).splitlines()[0]).strip()
+        raise ValueError(f"the image does not decode ({reason})") from None
+
+
+def _with_stderr(function: Callable[[], None]) -> str:
+    """Calls a function; returns what C code writes to stderr meanwhile, of which all but warnings goes on there."""
+    with _stderr, tempfile.TemporaryFile() as caught:
+        sys.stderr.flush()
+        stderr = os.dup(2)
+        os.dup2(caught.fileno(), 2)
+        try:
+            function()
+        finally:
+            os.dup2(stderr, 2)
+            caught.seek(0)
+            text = caught.read().decode(errors="replace")
+            others = "".join(line for line in text.splitlines(keepends=True) if not _WARNING.search(line))
+            os.write(stderr, others.encode())
+            os.close(stderr)
+    return text
 
 
 def _bounded(kind: int, height: int, width: int) -> tuple[int, int, int]:

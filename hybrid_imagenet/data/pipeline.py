@@ -6,15 +6,18 @@ threads changes what is seen.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import tensorflow as tf
 
-from hybrid_imagenet.data import mixing
-from hybrid_imagenet.data.bad_records import BadRecords
-from hybrid_imagenet.data.batches import Batches, HostOptions, Request, Stage
+from hybrid_imagenet.data import dali, images, mixing
+from hybrid_imagenet.data.bad_records import BadRecords, UsableExamples
 from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import augment, sampling
 from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
@@ -22,6 +25,34 @@ from hybrid_imagenet.numerics.shard_order import ShardOrder
 
 _SHARDS_AHEAD = 8  # of evaluation, which reads one after another
 BatchSizes = Callable[[int], tuple[int, int]]  # epoch -> (images per rank and micro-batch, micro-batches per step)
+Element = dict[str, tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class HostOptions:
+    """The host's options for reading, decoding and bad records.
+
+    Attributes:
+      threads: decoding threads of this rank.
+      readers: micro-batches that are read from storage at the same time.
+      reads: records of a micro-batch that are read at the same time; they hide what a read from a network takes.
+      prefetch: finished micro-batches kept ready.
+      device: where finished micro-batches are copied ahead of the trainer ("/gpu:0"); None leaves them on the host.
+      memory_bytes: bound on what is read and decoded ahead; lowers `readers` and `prefetch` to 1 at least.
+      bad_records: "fail" or "skip", see `training`.
+      max_bad_records: bad records of all ranks above which skipping fails.
+      decoder: "tensorflow" or "dali".
+    """
+
+    threads: int = 2
+    readers: int = 4
+    reads: int = 8
+    prefetch: int = 2
+    device: str | None = None
+    memory_bytes: int = 4 << 30
+    bad_records: str = "fail"
+    max_bad_records: int = 100
+    decoder: str = "tensorflow"
 
 
 def order_of(source: Source, window: int, seed: int = 0, remainder: str = "wrap") -> SampleOrder:
@@ -57,7 +88,7 @@ def training(
     the elements that these ranks would have, one after the other.
 
     A record that cannot be used ends the run with `bad_records="fail"`; with "skip" it is logged, counted in
-    `Batches.bad` (or `bad`, which several may share) and `Batches.tally`, and another example takes its place, so that
+    `Batches.bad` (or `bad`, which several may share), and another example takes its place, so that
     all ranks keep the same number of steps.
 
     With an order that keeps to a window of shards, rank 0 warns if the first images hold few classes.
@@ -147,4 +178,244 @@ def evaluation(
     )
 
 
-__all__ = ["Batches", "HostOptions", "evaluation", "order_of", "training"]
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """The examples of one micro-batch of one rank."""
+
+    examples: sampling.Indices
+    epochs: sampling.Indices
+    weights: np.ndarray  # float32 [b]; 0 marks padding
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A run of micro-batches of one size, for network inputs of `image_size` pixels."""
+
+    batch: int
+    image_size: int
+    count: int
+    request: Callable[[int], Request]
+
+
+class Batches:
+    """Yields micro-batches as dictionaries of tensors; each `iter()` starts from the beginning.
+
+    Labels are int64: TensorFlow computes with integers of 32 bits on the host, and a GPU would wait for it.
+
+    Attributes:
+      bad: what was skipped so far.
+      wait_seconds: time that the consumer has waited for batches.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        stages: Callable[[], Iterator[Stage]],
+        *,
+        augmentation: str,
+        crop_fraction: float | None,
+        seed: int,
+        options: HostOptions,
+        weighted: bool,
+        bad: BadRecords | None = None,
+        watch: mixing.Watch | None = None,
+    ) -> None:
+        """See `training` and `evaluation`; `watch` is shown the labels that are read."""
+        self.bad = bad or BadRecords(source, options.bad_records, options.max_bad_records)
+        self.wait_seconds = 0.0
+        self._watch = watch
+        self._source = source
+        self._reader = UsableExamples(source, self.bad, options.reads, options.readers)
+        self._stages = stages
+        self._options = options
+        self._weighted = weighted
+        self._seed = seed
+        self._augmentation = augmentation
+        self._crop_fraction = crop_fraction
+        self._failure: UserError | None = None
+        self._built: tuple[Stage, int, tf.data.Dataset] | None = None
+        self._dali: tuple[tuple[int, int], dali.Decoder] | None = None
+
+    def __iter__(self) -> Iterator[Element]:
+        """Yields the elements; raises UserError for a record that cannot be used."""
+        for stage in self._stages():
+            if self._source.ready:
+                yield from self._repeated(stage)
+                continue
+            done = 0
+            while done < stage.count:  # again only after an image that did not decode was skipped
+                known = len(self.bad.known)
+                elements = iter(self._dataset(stage, done))
+                try:
+                    for element in self._timed(elements):
+                        done += 1
+                        yield element
+                except tf.errors.OpError as error:
+                    self._explain(stage, stage.request(done), known, error)
+
+    def _repeated(self, stage: Stage) -> Iterator[Element]:
+        """Yields the pixels of one batch with the labels, seeds and weights of all."""
+        first = next(iter(self._dataset(dataclasses.replace(stage, count=1), 0)))
+        for number in range(stage.count):
+            request = stage.request(number)
+            element = {"image": first["image"], "label": tf.constant(self._source.read(request.examples)[1], tf.int64)}
+            if self._weighted:
+                yield {**element, "weight": tf.constant(request.weights)}
+            else:
+                yield {**element, "seed": tf.constant(sampling.seeds(self._seed, request.epochs, request.examples))}
+
+    def _timed(self, elements: Iterator[Element]) -> Iterator[Element]:
+        while True:
+            started = time.perf_counter()
+            element = next(elements, None)
+            self.wait_seconds += time.perf_counter() - started
+            if element is None:
+                return
+            yield element
+
+    def _explain(self, stage: Stage, request: Request, known: int, error: Exception) -> None:
+        """Finds the record behind a failure; returns if more than the `known` ones are to be skipped from now on."""
+        if self._failure:
+            raise self._failure from None
+        for requested in np.unique(request.examples):
+            self._reader.check_decodes(int(requested), self._host(stage).side)
+        if len(self.bad.known) == known:
+            raise error
+
+    def _host(self, stage: Stage) -> augment.HostStage:
+        """Returns the side of the square images that come from the host, and the draws that each takes."""
+        if self._crop_fraction:
+            return augment.HostStage(0, stage.image_size)
+        return augment.host_stage(self._augmentation, stage.image_size)
+
+    def _dataset(self, stage: Stage, start: int) -> tf.data.Dataset:
+        """Returns the elements of a stage from number `start`; the last one built is kept, for repeated evaluation."""
+        if self._built is None or self._built[:2] != (stage, start):
+            self._built = (stage, start, self._build(stage, start))
+        return self._built[2]
+
+    def _build(self, stage: Stage, start: int) -> tf.data.Dataset:
+        options, host = self._options, self._host(stage)
+        readers, prefetch = self._ahead(stage.batch, host.side)
+        numbers = tf.data.Dataset.range(start, stage.count)
+        decoded = self._decoded_by_dali if options.decoder == "dali" else self._decoded_by_tensorflow
+        if self._whole(host):
+            decoded = self._undecoded
+        data = decoded(numbers, stage, host, readers).prefetch(prefetch)
+        settings = tf.data.Options()
+        # DALI decodes in threads of its own, and those that read wait for them.
+        settings.threading.private_threadpool_size = readers if options.decoder == "dali" else options.threads
+        settings.threading.max_intra_op_parallelism = 1
+        settings.autotune.enabled = False
+        data = data.with_options(settings)
+        if options.device:
+            return data.apply(tf.data.experimental.prefetch_to_device(options.device, buffer_size=1))
+        return data
+
+    def _decoded_by_tensorflow(
+        self, numbers: tf.data.Dataset, stage: Stage, host: augment.HostStage, readers: int
+    ) -> tf.data.Dataset:
+        types = (tf.string, tf.int32, tf.int32, tf.int64, tf.int64, tf.float32)
+        shapes = ((), (), (4,), (), (2,), ())
+
+        def read(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return _call(lambda number: self._read(stage, number, host), step, types, stage.batch, shapes)
+
+        def finish(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, *rest: tf.Tensor) -> Element:
+            return self._element(images.decode(content, branch, window, host.side), *rest)
+
+        data = numbers.map(read, num_parallel_calls=readers, deterministic=True)
+        data = data.unbatch().map(finish, num_parallel_calls=self._options.threads, deterministic=True)
+        return data.batch(stage.batch, drop_remainder=True)
+
+    def _whole(self, host: augment.HostStage) -> bool:
+        """Returns whether every image reaches the trainer as the source has it: whole, and of the requested size."""
+        fraction = self._crop_fraction or (1.0 if self._augmentation in augment.WHOLE else 0.0)
+        return self._source.side == host.side and fraction == 1.0
+
+    def _undecoded(
+        self, numbers: tf.data.Dataset, stage: Stage, host: augment.HostStage, readers: int
+    ) -> tf.data.Dataset:
+        types = (tf.uint8, tf.int64, tf.int64, tf.float32)
+        shapes = ((host.side, host.side, 3), (), (2,), ())
+
+        def read(number: int) -> tuple[np.ndarray, ...]:
+            request = stage.request(number)
+            seeds = sampling.seeds(self._seed, request.epochs, request.examples)
+            pixels, labels = self._source.read_pixels(request.examples)
+            return pixels, labels.astype(np.int64), seeds, request.weights
+
+        def finish(step: tf.Tensor) -> Element:
+            return self._element(*_call(read, step, types, stage.batch, shapes))
+
+        return numbers.map(finish, num_parallel_calls=readers, deterministic=True)
+
+    def _decoded_by_dali(
+        self, numbers: tf.data.Dataset, stage: Stage, host: augment.HostStage, readers: int
+    ) -> tf.data.Dataset:
+        if self._dali is None or self._dali[0] != (stage.batch, host.side):
+            gpu = dali.gpu_of(self._options.device)
+            self._dali = (stage.batch, host.side), dali.Decoder(stage.batch, host.side, self._options.threads, gpu)
+        decoder = self._dali[1]
+        types = (tf.uint8, tf.int64, tf.int64, tf.float32)
+        shapes = ((host.side, host.side, 3), (), (2,), ())
+
+        def decoded(number: int) -> tuple[np.ndarray, ...]:
+            content, branch, window, *rest = self._read(stage, number, host)
+            return decoder.decode(content, branch, window), *rest
+
+        def finish(step: tf.Tensor) -> Element:
+            return self._element(*_call(decoded, step, types, stage.batch, shapes))
+
+        return numbers.map(finish, num_parallel_calls=readers, deterministic=True)
+
+    def _element(self, image: tf.Tensor, label: tf.Tensor, seed: tf.Tensor, weight: tf.Tensor) -> Element:
+        extra = {"weight": weight} if self._weighted else {"seed": seed}
+        return {"image": image, "label": label, **extra}
+
+    def _ahead(self, batch: int, side: int) -> tuple[int, int]:
+        """Returns how many concurrent reads and finished batches fit the memory; an encoded image counts as 256 KiB."""
+        decoded, encoded = batch * side**2 * 3, batch << 18
+        if self._options.decoder == "dali":
+            encoded += decoded  # who reads also waits for the pixels
+        prefetch = min(self._options.prefetch, self._options.memory_bytes // (2 * decoded))
+        readers = min(self._options.readers, self._options.memory_bytes // (2 * encoded))
+        return max(1, readers), max(1, prefetch)
+
+    def _read(self, stage: Stage, number: int, host: augment.HostStage) -> tuple[np.ndarray, ...]:
+        """Returns encoded images, and what is to be done with each, for one micro-batch."""
+        request = stage.request(number)
+        try:
+            contents, probed, labels, own = self._reader.read(request.examples)
+        except UserError as error:
+            self._failure = error
+            raise
+        if self._watch is not None:
+            self._watch.add(labels)
+        weights = request.weights * own  # what took the place of a bad record must not count
+        if not own.all():
+            missing = ~own & (request.weights > 0)
+            places = np.stack([request.epochs, request.examples], axis=1)[missing]
+            self.bad.replaced.update((int(epoch), int(example)) for epoch, example in places)
+        seeds = sampling.seeds(self._seed, request.epochs, request.examples)
+        sizes = probed[:, 1:]
+        if self._crop_fraction:
+            windows = augment.center(sizes, self._crop_fraction)
+        else:
+            windows = augment.windows(self._augmentation, sizes, sampling.uniforms(seeds, host.draws))
+        branch, window = images.branches(probed[:, 0], windows, host.side)
+        return contents, branch, window, labels, seeds, weights
+
+
+def _call(
+    function: Callable[[int], tuple[np.ndarray, ...]],
+    step: tf.Tensor,
+    types: tuple[tf.DType, ...],
+    batch: int,
+    shapes: tuple[tuple[int, ...], ...],
+) -> tuple[tf.Tensor, ...]:
+    """Calls Python inside of tf.data; each result has `batch` entries of its shape."""
+    arrays = tf.numpy_function(lambda number: function(int(number)), [step], types)
+    for array, shape in zip(arrays, shapes, strict=True):
+        array.set_shape((batch, *shape))
+    return tuple(arrays)

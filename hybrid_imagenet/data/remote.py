@@ -8,27 +8,30 @@ import fcntl
 import functools
 import hashlib
 import io
-import json
+import itertools
+import logging
 import os
 import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from hybrid_imagenet.data.directories import SUBDIRECTORIES, Directory
-from hybrid_imagenet.data.retries import Retries
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import StorageError, UserError, without_secrets
 
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before the next try; the last one from then on
+_SHORTEST = 10.0  # seconds that a request may always take
 _BLOCK = 8 << 20  # bytes of one request: what is lost when a connection breaks
 _SMALLEST = 64 << 10  # bytes of one request after others have failed
 _FOOTER = 64 << 10  # bytes of one request where little is read
 _FETCHING = 4  # files that a rank copies ahead at the same time
 _LOOKUPS = 16  # files about which a rank asks at the same time
 _TOUCHED = 30.0  # seconds after which the use of a copy is noted again
-_ANSWERS_HOLD = 60.0  # seconds for which answers that another rank has had are taken
 _ABANDONED = 86400.0  # seconds after which a part of a file that nobody has written to is removed
 # What file systems tell of a file that differs when its content does, the most certain first.
 _VERSIONS = (
@@ -85,8 +88,7 @@ class RemoteDirectory(Directory):
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
-        """See `Directory`; for HTTP these are the links on the directory's page."""
-        found: list[str] = []
+        found: list[str] = []  # for HTTP the links on the directory's page
         for place in ("", *SUBDIRECTORIES):
             if place and not any(name.rstrip("/") == place for name in found):
                 continue
@@ -100,7 +102,6 @@ class RemoteDirectory(Directory):
         return sorted({name for name in found if not name.endswith("/")})
 
     def small(self, name: str) -> bytes | None:
-        """See `Directory`."""
         try:
             content: bytes = self._ask(lambda: self._files.cat_file(self._at(name)), self.where(name))
         except FileNotFoundError:
@@ -108,7 +109,6 @@ class RemoteDirectory(Directory):
         return content
 
     def path(self, name: str) -> Path:
-        """See `Directory`."""
         copy = self._copy(name)
         while not self._is_there(name, copy):
             self._fetch(name, copy, wait=True)
@@ -120,7 +120,6 @@ class RemoteDirectory(Directory):
         return copy
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """See `Directory`."""
         while True:
             path = self.path(name)
             try:
@@ -131,15 +130,12 @@ class RemoteDirectory(Directory):
                 pass  # another rank has removed the copy to make room since we looked: it is copied again
 
     def opened(self, name: str) -> BinaryIO:
-        """See `Directory`."""
         return io.BufferedReader(_Parts(functools.partial(self._block, name), self._about(name).size), _FOOTER)
 
     def index_path(self, name: str) -> Path | None:
-        """See `Directory`."""
         return _index_of(self._copy(name))
 
     def prefetch(self, names: Sequence[str]) -> None:
-        """See `Directory`."""
         if names == self._asked:
             return
         with self._lock:
@@ -153,21 +149,13 @@ class RemoteDirectory(Directory):
                 self._threads[-1].start()
 
     def look_up(self, names: Sequence[str]) -> None:
-        """See `Directory`."""
         outside = next((name for name in names if ".." in PurePosixPath(name).parts or name.startswith("/")), None)
         if outside is not None:
             raise UserError(f"{self.where(outside)}: lies outside of the directory; correct its name in the list")
-        # The first rank of a machine asks, the others of this start find the answers.
-        with _shared(self._copies / ".files.json") as file:
-            known = _recent_answers(file) if file else {}
-            missing = [name for name in names if name not in known]
-            if missing:
-                known[missing[0]] = self._answer(missing[0])  # alone: the hub's file system lists the directory for it
-                with concurrent.futures.ThreadPoolExecutor(min(_LOOKUPS, len(missing))) as pool:
-                    known |= zip(missing[1:], pool.map(self._answer, missing[1:]), strict=True)
-                if file:
-                    _write_answers(file, known)
-        self._known |= {name: known[name] for name in names}
+        first, *others = names
+        self._known[first] = self._answer(first)  # alone: the hub's file system lists the directory for it
+        with concurrent.futures.ThreadPoolExecutor(_LOOKUPS) as pool:
+            self._known |= zip(others, pool.map(self._answer, others), strict=True)
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -333,40 +321,9 @@ def _file_system(url: str) -> tuple[Any, str]:
         raise UserError(f"--data_dir={url}: is not a URL that can be read ({error})") from None
 
 
-@contextlib.contextmanager
-def _shared(path: Path) -> Iterator[BinaryIO | None]:
-    """Opens a file that one rank of a machine has at a time; None where it cannot be written: each rank asks itself."""
-    try:
-        file = path.open("ab+")
-    except OSError:
-        yield None
-        return
-    with file:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
-        yield file
-
-
 def _index_of(copy: Path) -> Path:
     """Returns where the index of a copy is kept, as long as the copy is."""
     return copy.with_name(f"{copy.name}.index.npz")
-
-
-def _recent_answers(file: BinaryIO) -> dict[str, _Known]:
-    """Returns what a server tells of files, by name, as another rank has written it just now; else nothing."""
-    if time.time() - os.fstat(file.fileno()).st_mtime > _ANSWERS_HOLD:
-        return {}
-    file.seek(0)
-    try:
-        found = json.loads(file.read())
-        return {str(name): _Known(int(size), str(version)) for name, (size, version) in found.items()}
-    except (ValueError, AttributeError, TypeError):  # empty, or cut by a full disk
-        return {}
-
-
-def _write_answers(file: BinaryIO, known: Mapping[str, _Known]) -> None:
-    with contextlib.suppress(OSError):  # a full disk: the next rank asks itself
-        file.truncate(0)
-        os.write(file.fileno(), json.dumps(known).encode())
 
 
 def _locked(descriptor: int, wait: bool) -> bool:
@@ -382,3 +339,88 @@ def _same_file(descriptor: int, path: Path) -> bool:
         return os.fstat(descriptor).st_ino == path.stat().st_ino
     except FileNotFoundError:
         return False
+
+
+class Retries:
+    """Makes requests again that fail; safe to use from several threads.
+
+    Args:
+      timeout: seconds after a first failure without any success in which a request is made again.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        """Nothing has failed yet."""
+        self._timeout = timeout
+        self._failing_since: float | None = None  # of all threads
+
+    def __call__(self, request: Callable[[], T], where: str, patience: float = 1.0) -> T:
+        """Returns what a request returns.
+
+        Args:
+          request: is called in a thread of its own, once for each try. A try that takes longer than `timeout` has
+            failed; what it does afterwards is ignored.
+          where: what is asked for, for messages.
+          patience: factor on the time that a try may take.
+
+        Raises:
+          FileNotFoundError: if there is no such file, or no access to it.
+          StorageError: if it has failed for `timeout` seconds, and twice at least.
+        """
+        first: float | None = None
+        for tries in itertools.count():
+            try:
+                result = _within(max(self._timeout, _SHORTEST) * patience, request)
+            except Exception as error:
+                if _permanent(error):
+                    raise FileNotFoundError(where) from None
+                first = first or time.monotonic()
+                self._wait(where, error, first, tries)
+            else:
+                self._failing_since = None
+                return result
+        raise AssertionError
+
+    def _wait(self, where: str, error: Exception, first: float, tries: int) -> None:
+        """Waits before the next try; raises StorageError when there is to be none."""
+        now = time.monotonic()
+        reason = " ".join(str(error.__cause__ or error).split())[:200] or type(error).__name__
+        since = self._failing_since
+        if since is None:
+            since = self._failing_since = first
+            _log.warning(without_secrets(f"{where}: {reason}; trying again for {self._timeout:g} seconds"))
+        # What another thread has waited for in vain counts: the next one in its place must not wait as long again.
+        left = self._timeout - (now - min(first, since))
+        if left <= 0 and tries:
+            raise StorageError(
+                f"{where}: has failed for --storage_timeout={self._timeout:g} seconds ({reason}); start again with "
+                "--resume when it answers"
+            )
+        time.sleep(max(0.0, min(_PAUSES[min(tries, len(_PAUSES) - 1)], left)))
+
+
+def _within(seconds: float, request: Callable[[], T]) -> T:
+    """Returns what a request returns; raises TimeoutError when it takes longer, and leaves it to itself."""
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(request())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, name="request", daemon=True).start()
+    try:
+        return outcome.result(seconds)
+    except TimeoutError:
+        if outcome.done():
+            raise  # the request's own
+        raise TimeoutError(f"not done after {seconds:g} seconds") from None
+
+
+def _permanent(error: Exception) -> bool:
+    """Returns whether a request cannot succeed: there is no such file, or it is not for us."""
+    cause = error.__cause__ or error
+    status = getattr(cause, "status", None)
+    if isinstance(status, int) and status:
+        return 400 <= status < 500 and status not in (408, 429)
+    return isinstance(cause, (FileNotFoundError, PermissionError))

@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hybrid_imagenet import files
-from hybrid_imagenet.data import shards
 
 IMAGES = ("jpg", "jpeg", "png", "bmp", "gif")
 _LABELS = ("cls", "json")
-_VERSION = 2  # of the rules by which samples are found
+_VERSION = 3  # of the rules by which samples are found
 _UNKNOWN = -1
 _COLUMNS = ("begin", "offset", "length", "label")
 _LONGEST_LABEL = 1 << 20  # bytes of a label's file
@@ -32,22 +31,25 @@ class TarIndex:
       begin: int64 [n]; the byte at which the header of each sample's first file begins.
       offset, length: int64 [n]; first byte and bytes of each image; offset -1 for a sample without one.
       label: int64 [n]; -1 for a sample without one.
-      damage: where the rest of the file makes no sense, and why; None for a whole file.
     """
 
     begin: npt.NDArray[np.int64]
     offset: npt.NDArray[np.int64]
     length: npt.NDArray[np.int64]
     label: npt.NDArray[np.int64]
-    damage: tuple[int, str] | None = None
 
 
-def load(path: Path, stored: Path) -> TarIndex:
+def load(path: Path, stored: Path | None) -> TarIndex:
     """Returns the index of a tar file from where it is stored, else from the file, and stores it.
+
+    Args:
+      path: the file.
+      stored: where the index is kept; None for the user's cache, until the file changes.
 
     Raises:
       OSError, ValueError: as `scan`.
     """
+    stored = stored or files.cached_index("tar", _VERSION, of=[path])
     return files.remembered(stored, _read, lambda: scan(path), _write)
 
 
@@ -55,19 +57,12 @@ def _read(stored: Path) -> TarIndex:
     with np.load(stored) as found:
         if found["version"] != _VERSION:
             raise ValueError("found by other rules")
-        damage = json.loads(str(found["damage"]))
-        return TarIndex(**{name: found[name] for name in _COLUMNS}, damage=tuple(damage) if damage else None)
+        return TarIndex(**{name: found[name] for name in _COLUMNS})
 
 
 def _write(stored: Path, index: TarIndex) -> None:
-    columns = {name: getattr(index, name) for name in _COLUMNS}
     with stored.open("wb") as file:
-        np.savez(file, allow_pickle=False, version=_VERSION, damage=np.array(json.dumps(index.damage)), **columns)
-
-
-def stored_at(path: Path) -> Path:
-    """Returns where the index of a local tar file is kept until the file changes."""
-    return shards.cached_index("tar", _VERSION, files=[path])
+        np.savez(file, allow_pickle=False, version=_VERSION, **{name: getattr(index, name) for name in _COLUMNS})
 
 
 def scan(path: Path) -> TarIndex:
@@ -79,7 +74,8 @@ def scan(path: Path) -> TarIndex:
 
     Raises:
       OSError: if the file cannot be read.
-      ValueError: for a sample with two images, or with two labels that differ.
+      ValueError: for a file that is cut, damaged or two that were joined; for a sample with two images, or with two
+        labels that differ.
     """
     rows: list[_Row] = []
     end, key = 0, None
@@ -96,31 +92,27 @@ def scan(path: Path) -> TarIndex:
                         rows.append((member.offset, _UNKNOWN, 0, _UNKNOWN))
                         key, used = found, {}
                     rows[-1] = _with(rows[-1], file, member, extension, used)
-            damage = _end(file, end)
         except tarfile.TarError as error:
-            damage = (end, str(error))
-    if damage and rows:
-        _, offset, length, label = rows[-1]
-        if _UNKNOWN in (offset, label) or offset + length > path.stat().st_size:
-            rows.pop()  # the damage is in the middle of it
+            raise ValueError(f"offset {end}: {error}; restore the file") from None
+        _check_end(file, -(-end // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
     columns = np.array(rows, np.int64).reshape(-1, len(_COLUMNS)).T.copy()
-    return TarIndex(**dict(zip(_COLUMNS, columns, strict=True)), damage=damage)
+    return TarIndex(**dict(zip(_COLUMNS, columns, strict=True)))
 
 
-def _end(file: BinaryIO, end: int) -> tuple[int, str] | None:
-    """Returns what is wrong after the last file that was found, which may be the last before a damaged header."""
-    place = -(-end // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+def _check_end(file: BinaryIO, place: int) -> None:
+    """Raises ValueError unless zeros follow the last file that was found, which may be that before a damaged header."""
     file.seek(place)
     block = file.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE:
-        return place, "the file ends early"
+        raise ValueError(f"offset {place}: the file ends early; restore it")
     if any(block):
-        return place, "the header of a file is damaged"
+        raise ValueError(f"offset {place}: the header of a file is damaged; restore the file")
     while block := file.read(tarfile.RECORDSIZE):
         if any(block):
-            at = file.tell() - len(block.lstrip(b"\0"))
-            return at, "more follows the end of the archive, as if two were joined: give each a file of its own"
-    return None
+            place = file.tell() - len(block.lstrip(b"\0"))
+            raise ValueError(
+                f"offset {place}: more follows the end of the archive, as if two were joined: give each its own"
+            )
 
 
 def _divided(name: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet import comm, data
-from hybrid_imagenet.data import bad_records, quick_check
+from hybrid_imagenet.data import Request
 from hybrid_imagenet.errors import UserError, printable
 from hybrid_imagenet.tools import command_line
 
@@ -84,13 +84,7 @@ def _run(argv: Sequence[str]) -> None:
 def _check(arguments: argparse.Namespace) -> None:
     """Finds out before TensorFlow is loaded what listings and the checkpoint's description show; raises UserError."""
     classes = command_line.check_network(arguments).get("num_classes")
-    found = quick_check.look(
-        arguments.dataset,
-        arguments.data_dir,
-        cache_dir=arguments.data_cache_dir,
-        val_fraction=arguments.val_fraction,
-        splits=(arguments.split,),
-    )
+    found = Request.from_flags(arguments, arguments.split, num_classes=classes).look()
     if None not in (classes, found.classes) and classes != found.classes:
         raise UserError(
             f"--dataset={arguments.dataset}: {found.classes} classes, but {arguments.checkpoint} has {classes}"
@@ -117,8 +111,6 @@ def _evaluate(arguments: argparse.Namespace, communicator: comm.Communicator) ->
     communicator.agree(error)
     same_data.check_ranks(communicator, {arguments.split: source})
     if communicator.rank == 0:
-        for loss in source.losses:
-            _log.warning("damaged shard: %s", loss)
         for note in source.notes:
             _log.warning("data: %s", note)
     communicator.broadcast_variables([variable.value for variable in model.weights])
@@ -165,16 +157,7 @@ def _shared_network(arguments: argparse.Namespace, communicator: comm.Communicat
 
 def _source(arguments: argparse.Namespace, network: Trained) -> Source:
     classes = len(network.class_names)
-    source = data.open_source(
-        arguments.dataset,
-        arguments.data_dir,
-        arguments.split,
-        num_classes=classes,
-        ignore_damage=arguments.bad_records == "skip",
-        cache_dir=arguments.data_cache_dir,
-        val_fraction=arguments.val_fraction,
-    )
-    bad_records.check_losses(source, arguments.max_bad_records)
+    source = Request.from_flags(arguments, arguments.split, num_classes=classes).open()
     if source.num_classes != classes:
         raise UserError(
             f"--dataset={arguments.dataset}: {source.num_classes} classes, but {network.origin} has {classes}"

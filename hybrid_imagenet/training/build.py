@@ -10,10 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet import __version__, data, models, optimizers
+from hybrid_imagenet import __version__, models, optimizers
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import Config, derived
-from hybrid_imagenet.data import bad_records, classes, dali, device, pipeline
+from hybrid_imagenet.data import classes, dali, device, pipeline
+from hybrid_imagenet.data.registry import SPLITS, Request
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.data.sources.subset import Subset
 from hybrid_imagenet.errors import UserError
@@ -41,30 +42,15 @@ def sources(config: Config) -> tuple[Source, Source]:
       UserError: if they cannot be used.
     """
     train, validation = (
-        data.open_source(
-            config.dataset,
-            config.data_dir,
-            split,
-            num_classes=config.num_classes,
-            num_examples=config.num_examples,
-            ignore_damage=config.bad_records == "skip",
-            memory_bytes=_half_memory(config),
-            cache=config.data_cache,
-            cache_dir=config.data_cache_dir,
-            storage_timeout=config.storage_timeout,
-            val_fraction=config.val_fraction,
-        )
-        for split in ("train", "validation")
+        Request.from_flags(config, split, memory_bytes=_half_memory(config)).open() for split in SPLITS
     )
-    for source in (train, validation):
-        bad_records.check_losses(source, config.max_bad_records)
     classes.check_splits(config.dataset, train.class_names, validation.class_names)
     if config.fast_dev_run:
         validation = Subset(validation, np.arange(min(_DEV_RUN_IMAGES, validation.num_examples)))
     if not config.tuning_split:
         return train, validation
     stays, held_out = tuning_split.split(derived.held_out(config, train.num_examples), train.num_examples)
-    rest = Subset(train, stays, train.losses, train.notes)
+    rest = Subset(train, stays, train.notes)
     return rest, Subset(train, held_out) if validated_split(config) == "tuning" else validation
 
 
@@ -82,7 +68,7 @@ def check_window(config: Config, source: Source) -> None:
     """Raises UserError for a window of shards of a source that has none."""
     if config.shuffle_window and source.shard_sizes is None:
         raise UserError(
-            f"--shuffle_window={config.shuffle_window} goes with data sets in shards (tfrecord, webdataset, parquet), "
+            f"--shuffle_window={config.shuffle_window} goes with data sets in shards (such as tfrecord), "
             f"not {config.dataset}: leave it out"
         )
 

@@ -65,7 +65,7 @@ def in_order(parts: Parts) -> list[keras.callbacks.Callback]:
         parts.statistics,
         *parts.averaged,
         EpochValues(parts.data.facts),
-        ExampleCount(parts.data, parts.state, communicator.allgather_object, recording.announce),
+        ExampleCount(parts.data, parts.state, communicator.allgather_object),
         MetricAverage(communicator.allreduce_sum),
         NumericsGuard(parts.optimizer, config.max_skipped_steps, parts.step.copies.read),
         parts.divergence,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -15,8 +14,6 @@ from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.training.accumulators import from_vector
 from hybrid_imagenet.training.step import EvaluationStep
-
-_log = logging.getLogger(__name__)
 
 
 class Ranks(Protocol):
@@ -79,7 +76,7 @@ class Validation:
 
     def run(self, note: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Returns the results over all ranks: `val_loss` (nats), `val_top1`, `val_top5` (fractions), `val_count`
-        images, and `val_dropped`, those that are bad or lost in damaged files.
+        images, and `val_dropped`, those that are bad.
 
         `note` is called after every batch.
 
@@ -103,17 +100,6 @@ class Validation:
             self.right = self._ranks.allreduce_on_host(tf.constant(found), "image_results").numpy() > 0
         vector = self._ranks.allreduce_sum(self._step.sums.variable.read_value(), "validation_sums")
         total = from_vector(vector)
-        return {**total.means("val"), "val_count": int(total.count), "val_dropped": self._dropped(int(total.count))}
-
-    def _dropped(self, used: int) -> int:
-        """Counts the images not used, each once over all ranks; warns if they and the `used` ones are not all."""
-        own = [self._batches.tally.of(0).dropped, self._batches.bad.pairs()]
-        dropped, known = zip(*self._ranks.allgather_object(own), strict=True)
-        self._batches.bad.share(known)
-        if self._ranks.rank == 0 and used + sum(dropped) != self._source.num_examples:
-            _log.error(
-                "error: validation: %d images in, but %d used and %d dropped: some were not counted, or counted twice; "
-                "please report this",
-                *(self._source.num_examples, used, sum(dropped)),
-            )
-        return int(sum(dropped)) + self._source.lost
+        self._batches.bad.share(self._ranks.allgather_object(self._batches.bad.pairs()))
+        count = int(total.count)
+        return {**total.means("val"), "val_count": count, "val_dropped": self._source.num_examples - count}

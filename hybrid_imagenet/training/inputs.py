@@ -11,7 +11,6 @@ from hybrid_imagenet.config import Config, derived
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.bad_records import BadRecords
 from hybrid_imagenet.data.sources.base import Source
-from hybrid_imagenet.data.tally import Count
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
@@ -48,7 +47,6 @@ class TrainingData:
         self.bad = BadRecords(source, options.bad_records, options.max_bad_records)
         self._stream: pipeline.Batches | None = None
         self._start = Cursor()
-        self._earlier: dict[int, Count] = {}
 
     def sizes(self, epoch: int) -> tuple[int, int]:
         """Returns images per GPU and micro-batch, and micro-batches per update, in an epoch counted from 0."""
@@ -84,44 +82,27 @@ class TrainingData:
             note()
             yield batch
 
-    def count(self, epoch: int) -> Count:
-        """Returns the examples of an epoch that this rank has used and dropped so far."""
-        return self.counts_since(epoch).get(epoch, Count())
+    def images(self, epoch: int, cursor: Cursor) -> int:
+        """Returns how many examples of an epoch are read over all ranks until a cursor, which may end inside of it."""
+        if cursor.epoch == epoch:
+            return cursor.offset
+        offset = self._start.offset if epoch == self._start.epoch else 0
+        return self.source.num_examples - self.order.left_out(self.global_batch(epoch), offset)
 
-    def counts_since(self, epoch: int) -> dict[int, Count]:
-        """Returns the counts of this epoch and later ones."""
-        now = self._stream.tally.since(epoch) if self._stream else {}
-        epochs = sorted({*now, *(number for number in self._earlier if number >= epoch)})
-        return {number: now.get(number, Count()) + self._earlier.get(number, Count()) for number in epochs}
+    def replaced(self, epoch: int) -> list[tuple[int, int]]:
+        """Returns (epoch, example) of those that others replaced on this rank, in this epoch and later ones."""
+        return sorted(pair for pair in set(self.bad.replaced) if pair[0] >= epoch)
 
-    def restore_counts(self, stored: dict[str, Any]) -> None:
-        """Takes over the counts of the epochs under way, which rank 0 goes on with.
-
-        Args:
-          stored: [used, dropped] of all ranks by epoch.
+    def restore_replaced(self, stored: Any) -> None:
+        """Takes over the pairs of the epochs under way.
 
         Raises:
           UserError: if they are of another form.
         """
         try:
-            counts = {int(epoch): Count(int(used), int(dropped)) for epoch, (used, dropped) in stored.items()}
-        except (AttributeError, TypeError, ValueError):
-            raise UserError(f"the checkpoint's counts of examples are {stored!r}: it is damaged, remove it") from None
-        self._earlier = counts if self._ranks.rank == 0 else {}
-
-    def expected(self, epoch: int, cursor: Cursor) -> int | None:
-        """Returns how many examples of an epoch all ranks are to use or drop; None if a part of it went uncounted.
-
-        Args:
-          epoch: from 0.
-          cursor: the next example; inside of the epoch where a run ends or validates there.
-        """
-        if epoch < self._start.epoch and self.order.remainder == "drop":
-            return None
-        if cursor.epoch == epoch:
-            return cursor.offset
-        offset = self._start.offset if epoch == self._start.epoch else 0
-        return self.source.num_examples - self.order.left_out(self.global_batch(epoch), offset)
+            self.bad.replaced |= {(int(epoch), int(example)) for epoch, example in stored}
+        except (TypeError, ValueError):
+            raise UserError(f"the checkpoint's replaced examples are {stored!r}: it is damaged, remove it") from None
 
     @property
     def wait_seconds(self) -> float:

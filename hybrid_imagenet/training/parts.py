@@ -21,7 +21,7 @@ from hybrid_imagenet.training import accumulators, build, hardware, loss_alarm, 
 from hybrid_imagenet.training.callbacks.averaged_weights import AveragedWeights
 from hybrid_imagenet.training.callbacks.batch_norm import MergeBatchNormStatistics, PreciseStatistics
 from hybrid_imagenet.training.callbacks.divergence import DivergenceGuard
-from hybrid_imagenet.training.callbacks.example_count import gathered
+from hybrid_imagenet.training.callbacks.example_count import all_replaced
 from hybrid_imagenet.training.evaluation import Validation
 from hybrid_imagenet.training.inputs import TrainingData
 from hybrid_imagenet.training.losses import LOSSES
@@ -121,7 +121,7 @@ class Parts:
             "order": restore.described(self.data.order),
             "data": {name: source.identity for name, source in self.sources.items()},
             "epoch_sums": self.communicator.allgather_object([sums.loss, sums.top1, sums.top5, sums.count]),
-            "counts": gathered(self.data, self.state.finished_epochs, self.communicator.allgather_object),
+            "replaced": all_replaced(self.data, self.state.finished_epochs, self.communicator.allgather_object),
             "square_norms": self.communicator.allgather_object(self.optimizer.square_norms.numpy().tolist()),
         }
 

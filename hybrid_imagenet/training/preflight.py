@@ -18,16 +18,14 @@ from hybrid_imagenet.checkpoints import glance, metadata
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import AUTO, Config, derived, own_network, this_host
 from hybrid_imagenet.config.checks import check_data
-from hybrid_imagenet.data import quick_check
+from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import mlperf, schedules
+from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.runlog import run_dir
 from hybrid_imagenet.training import resumed_flags
 
 CHECKED_VARIABLE = "HYBRID_IMAGENET_CHECKED"
 """Set in the environment of ranks whose launcher has checked what lies on the disk."""
-TRAINING_IMAGES = {"imagenet2012": mlperf.TRAIN_IMAGES, "digits": 1500, "fashion_mnist": 60000}
-"""Of data sets that are known without a look at their files."""
 _SHAPE = {"model": "model", "model_width": "width", "stem": "stem"}
 """Flags that decide which weights a network has, and their keys in a checkpoint."""
 _MOVED = 1e-3  # relative change of a learning rate that is worth a warning
@@ -73,8 +71,8 @@ def check(config: Config, ranks: int, *, disk: bool = True) -> Findings:
 
 def _check_flags(config: Config, ranks: int) -> None:
     """Checks the batch against a dataset of known size, and looks for packages that flags ask for."""
-    if config.dataset in TRAINING_IMAGES and config.per_gpu_batch != AUTO:
-        images = TRAINING_IMAGES[config.dataset]
+    images = registry.of(config.dataset).images
+    if images is not None and config.per_gpu_batch != AUTO:
         check_data(config, images - derived.held_out(config, images), derived.workers(config, ranks))
     if config.decoder == "dali" and not _installed("nvidia.dali"):
         raise UserError("--decoder=dali: NVIDIA DALI is not installed: install nvidia-dali-cuda120 (the extra dali)")
@@ -90,9 +88,7 @@ def _installed(module: str) -> bool:
 
 
 def _check_disk(config: Config, ranks: int, found: Findings) -> None:
-    data = quick_check.look(
-        config.dataset, config.data_dir, cache_dir=config.data_cache_dir, val_fraction=config.val_fraction
-    )
+    data = registry.look(registry.Request.from_flags(config))
     classes = "" if data.classes is None else f", {data.classes} classes"
     found.checked.append(f"dataset: {config.dataset}, {data.text}{classes}")
     file = own_network.locate(config.model) if ":" in config.model else None

@@ -73,8 +73,6 @@ class Session(Parts):
             self.recording.start(self.facts, self._info(), self.state)
         for line in begins_with:
             self.recording.announce(f"--init_from: {line}")
-        for loss in (*self.data.source.losses, *self.validation_source.losses):
-            self.recording.announce(f"damaged shard: {loss}")
         for note in dict.fromkeys((*self.data.source.notes, *self.validation_source.notes)):
             self.recording.announce(f"data: {note}")
         if self.rollback:
@@ -104,7 +102,7 @@ class Session(Parts):
             if self.state.hyper:
                 self.optimizer.inner.hyper.assign(self.state.hyper)
             rank, size = self.communicator.rank, self.communicator.size
-            self.data.restore_counts(meta.get("counts"))
+            self.data.restore_replaced(meta.get("replaced"))
             self.step.sums.restore(accumulators.restore_sums(meta["epoch_sums"], rank, size))
             if len(meta["square_norms"]) == size:  # on other ranks the estimate of the epoch begins anew
                 self.optimizer.square_norms.assign(meta["square_norms"][rank])

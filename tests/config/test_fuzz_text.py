@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hybrid_imagenet import config
-from hybrid_imagenet.data import shards
+from hybrid_imagenet import config, data
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.errors import UserError
@@ -91,7 +90,7 @@ def good_manifest(directory: pathlib.Path) -> dict:
     write_shards(directory, "train", [(jpeg(number), number % 3) for number in range(4)], plain=True)
     entries = [
         {"file": path.name, "bytes": path.stat().st_size, "crc32c": "00000000", "num_examples": 2}
-        for path in shards.find(directory, "train")
+        for path in tfrecord.find_shards(directory, "train")
     ]
     split = {"num_examples": 4, "shards": entries}
     return {"class_names": list(CLASSES), "splits": {"train": split}}
@@ -115,10 +114,10 @@ def altered(value, generator: random.Random):
 
 def test_manifests(counts, tmp_path):
     manifest = good_manifest(tmp_path)
-    path = tmp_path / shards.MANIFEST
+    path = tmp_path / tfrecord.MANIFEST
     good = json.dumps(manifest).encode()
     path.write_bytes(good)
-    assert tfrecord.open_directory(tmp_path, "train").num_examples == 4
+    assert data.open_source("tfrecord", str(tmp_path)).num_examples == 4
     generator = random.Random(7)
     for number in range(200):
         if number % 4:
@@ -127,4 +126,4 @@ def test_manifests(counts, tmp_path):
             place = generator.randrange(len(good))
             content = good[:place] + bytes([generator.randrange(256)]) + good[place + generator.randrange(1, 9) :]
         path.write_bytes(content)
-        attempt(counts, lambda: tfrecord.open_directory(tmp_path, "train").read([0, 3]))
+        attempt(counts, lambda: data.open_source("tfrecord", str(tmp_path)).read([0, 3]))

@@ -1,8 +1,7 @@
 """Opens the digits in a directory and prints how many images it holds: `open_digits.py DIRECTORY`."""
 
 import sys
-from pathlib import Path
 
-from hybrid_imagenet.data.sources import digits
+from hybrid_imagenet import data
 
-print(digits.open_digits(Path(sys.argv[1]), "train").num_examples)
+print(data.open_source("digits", sys.argv[1]).num_examples)

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 from PIL import Image
 
-from hybrid_imagenet.data import records
+from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 
 CLASSES = ("n01", "n02", "n03")
@@ -43,7 +43,7 @@ def write_shards(directory, split, pairs, shards=2, plain=False):
                 features = {"image": image, "label": label}
                 if not plain:
                     features = {"image/encoded": image, "image/class/label": label + 1, "image/height": 20}
-                file.write(records.frame(records.encode_example(features)))
+                file.write(tfrecord.frame(tfrecord.encode_example(features)))
 
 
 def write_folder(directory, split, pairs):

@@ -6,6 +6,7 @@ import pytest
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data import classes
+from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.errors import UserError
 from tests.data import support, test_idx, test_webdataset
 from tests.data.test_sources import cache, make  # noqa: F401
@@ -23,7 +24,7 @@ def numbered(name, directory):
     return directory
 
 
-@pytest.mark.parametrize("name", ["tfrecord", "webdataset", "idx"])
+@pytest.mark.parametrize("name", ["webdataset", "idx"])
 def test_a_list_that_does_not_fit_the_labels_is_refused_or_told(name, tmp_path):
     directory = numbered(name, tmp_path / "set")
     place = directory / "labels.txt"
@@ -44,17 +45,17 @@ def test_a_list_that_does_not_fit_the_labels_is_refused_or_told(name, tmp_path):
     assert not note.fault
 
 
-def test_the_labels_of_validation_images_are_no_list_of_classes(tmp_path):
+def test_a_list_beside_shards_has_each_class_once_and_all_of_them(tmp_path):
     directory = numbered("tfrecord", tmp_path)
-    (directory / "imagenet_2012_validation_synset_labels.txt").write_text("\n".join(["n01", "n02", "n01", "n03"]))
-    with pytest.raises(
-        UserError, match=r"validation_synset_labels.txt: lists 'n01' on 2 of 4 lines.*move the file away"
-    ):
+    place = directory / "labels.txt"
+    place.write_text("\n".join(["n01", "n02", "n01", "n03"]))  # the labels of validation images
+    with pytest.raises(UserError, match=r"labels.txt: lists 'n01' on 2 of 4 lines.*move the file away"):
         data.open_source("tfrecord", str(directory))
-    (directory / "my_labels.txt").write_text("\n".join(support.CLASSES))
-    with pytest.raises(UserError, match=r"validation_synset_labels.txt or my_labels.txt may list .* to labels.txt"):
-        data.open_source("tfrecord", str(directory))
-    (directory / "my_labels.txt").rename(directory / "labels.txt")
+    place.write_text("n01\nn02")
+    with pytest.raises(BadRecord, match=r"train-00000-of-00002, offset .*: label 2 is not one of 2 classes"):
+        data.open_source("tfrecord", str(directory)).read(range(14))
+    place.write_text("\n".join(support.CLASSES))
+    (directory / "validation_synset_labels.txt").write_text("not read")
     assert data.open_source("tfrecord", str(directory)).class_names == support.CLASSES
 
 
@@ -88,9 +89,9 @@ def test_all_parquet_files_must_name_the_same_classes(tmp_path):
     assert "1 files do not name the classes, the first is data/train-00001-of-00002.parquet" in source.notes[0].text
     for shard in range(2):
         named(tmp_path, "validation", None, shard)
-    validation = data.open_source("parquet", str(tmp_path), "validation")
-    assert validation.class_names == support.CLASSES
-    assert "taken from training" in validation.notes[-1].text
+    with pytest.raises(UserError, match="do not name the classes: give --num_classes"):
+        data.open_source("parquet", str(tmp_path), "validation")
+    assert data.open_source("parquet", str(tmp_path), "validation", num_classes=3).class_names == ("0", "1", "2")
 
 
 def test_text_labels_and_other_columns_of_parquet_files_get_one_line(tmp_path):

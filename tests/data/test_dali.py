@@ -11,7 +11,7 @@ import tensorflow as tf
 from PIL import Image
 
 from hybrid_imagenet import config
-from hybrid_imagenet.data import dali, decode, images, pipeline
+from hybrid_imagenet.data import dali, images, pipeline
 from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
@@ -47,15 +47,15 @@ def through(decoder, contents, windows, side):
     held = np.empty(len(contents), object)
     held[:] = contents
     kinds = np.array([images.probe(content)[0] for content in contents])
-    branch, window = decode.branches(kinds, np.array(windows), side)
+    branch, window = images.branches(kinds, np.array(windows), side)
     return decoder.decode(held, branch, window)
 
 
 def by_tensorflow(contents, windows, side):
     squares = []
     for content, window in zip(contents, windows, strict=True):
-        branch, scaled = decode.branches(np.array([images.probe(content)[0]]), np.array([window]), side)
-        squares.append(decode.decode(tf.constant(content), tf.constant(branch[0]), tf.constant(scaled[0]), side))
+        branch, scaled = images.branches(np.array([images.probe(content)[0]]), np.array([window]), side)
+        squares.append(images.decode(tf.constant(content), tf.constant(branch[0]), tf.constant(scaled[0]), side))
     return np.stack(squares)
 
 
@@ -78,7 +78,7 @@ def test_photographs_are_within_one_grey_level_of_a_full_decode_and_of_tensorflo
     got = by_dali(contents, windows, side)
     for square, content, (y, x, height, width) in zip(got, contents, windows, strict=True):
         whole = tf.io.decode_jpeg(content, dct_method="INTEGER_FAST")
-        assert difference(square, decode.resize(whole[y : y + height, x : x + width], side).numpy()).max() <= 1
+        assert difference(square, images.resize(whole[y : y + height, x : x + width], side).numpy()).max() <= 1
     apart = difference(got, by_tensorflow(contents, windows, side))
     # With reduced chroma libjpeg's cropping invents the color beyond the window's right border.
     assert apart[:, :, : side - 1 if subsampling else side].max() <= 1

@@ -11,9 +11,9 @@ import pytest
 from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.checkpoints.archive import DamagedCheckpointError
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.data import decode, images, records
+from hybrid_imagenet.data import images
+from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.base import BadRecord
-from hybrid_imagenet.data.sources.tfrecord import ShardSource
 from hybrid_imagenet.errors import UserError
 from tests.checkpoints import support
 from tests.data.support import jpeg, png
@@ -49,14 +49,14 @@ def counts(request):
 def test_records(tmp_path, counts):
     """Every record that is read has the image and label it was written with, or it is a BadRecord."""
     pairs = [(jpeg(number), number % 3) for number in range(6)]
-    parts = [records.frame(records.encode_example({"image": image, "label": label})) for image, label in pairs]
+    parts = [tfrecord.frame(tfrecord.encode_example({"image": image, "label": label})) for image, label in pairs]
     generator = random.Random(1)
     known = {image for image, _ in pairs}
     for number in range(300):
         path = tmp_path / f"train-{number:05d}"
         path.write_bytes(damaged(b"".join(parts), generator))
         try:
-            source = ShardSource((path,), ("a", "b", "c"), ignore_damage=bool(number % 2), index=index_of(path))
+            source = tfrecord.ShardSource((path,), ("a", "b", "c"), index=tfrecord._scan_all((path,)))
         except UserError as error:
             assert str(path) in str(error) or str(tmp_path) in str(error)
             counts.refused += 1
@@ -71,26 +71,19 @@ def test_records(tmp_path, counts):
             else:
                 assert image in known
                 assert 0 <= label < 3
-        counts.refused += bool(bad or source.losses)
-        counts.taken += not (bad or source.losses)
-
-
-def index_of(path):
-    from hybrid_imagenet.data.shards import ShardIndex
-
-    offsets, lengths, gaps = records.scan(path)
-    return ShardIndex((path,), np.zeros(len(offsets), np.int64), offsets, lengths, tuple((0, gap) for gap in gaps))
+        counts.refused += bool(bad)
+        counts.taken += not bad
 
 
 def test_examples(counts):
     """Payloads with a right checksum that are no Example, or one with odd features."""
-    good = records.encode_example({"image": b"pixels", "label": 2})
+    good = tfrecord.encode_example({"image": b"pixels", "label": 2})
     generator = random.Random(2)
     for _ in range(300):
         payload = damaged(good, generator)
         try:
-            features = records.decode_example(payload, ("image", "label"))
-        except records.RecordError as error:
+            features = tfrecord.decode_example(payload, ("image", "label"))
+        except tfrecord.RecordError as error:
             assert str(error)
             counts.refused += 1
         else:
@@ -106,7 +99,7 @@ def test_images(counts):
 
     @tf.function(input_signature=signature)
     def decoded(content, branch, window):
-        return decode.decode(content, branch, window, 16)
+        return images.decode(content, branch, window, 16)
 
     generator = random.Random(3)
     goods = [jpeg(1), jpeg(2, mode="L"), jpeg(3, mode="CMYK"), png(4)]
@@ -120,7 +113,7 @@ def test_images(counts):
             continue
         assert height > 0
         assert width > 0
-        branch, window = decode.branches(np.array([kind]), np.array([[0, 0, height, width]]), 16)
+        branch, window = images.branches(np.array([kind]), np.array([[0, 0, height, width]]), 16)
         try:
             image = decoded(tf.constant(content), tf.constant(branch[0]), tf.constant(window[0]))
         except tf.errors.OpError as error:

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from hybrid_imagenet import data
-from hybrid_imagenet.data import batches, pipeline
+from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources import idx
 from hybrid_imagenet.data.sources.subset import Subset
 from hybrid_imagenet.errors import UserError
@@ -125,7 +125,7 @@ def batch_of(source, augmentation, **settings):
 
 def test_whole_images_reach_the_trainer_without_decoding(tmp_path, monkeypatch):
     source = data.open_source("fashion_mnist", write(tmp_path), "train")
-    monkeypatch.setattr(batches.decode, "decode", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr(pipeline.images, "decode", lambda *_: pytest.fail("decoded"))
     element, examples = batch_of(source, "shift")
     np.testing.assert_array_equal(element["image"].numpy()[..., 1], TRAIN[examples])
     np.testing.assert_array_equal(element["label"], LABELS[examples])

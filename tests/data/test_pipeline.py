@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from hybrid_imagenet.data import decode, images, pipeline
+from hybrid_imagenet.data import images, pipeline
 from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
@@ -195,7 +195,7 @@ def test_an_image_that_was_told_to_be_bad_after_it_was_read_is_skipped():
         time.sleep(0.01)
     batches.bad.share([[(17, "told by another rank")]])
     assert 18 in next(elements)["label"].numpy()
-    assert batches.tally.of(0).dropped == 1
+    assert batches.bad.replaced == {(0, 17)}
 
 
 @pytest.mark.parametrize("kind", ["bad", "undecodable"])
@@ -224,8 +224,8 @@ def test_too_many_bad_records_fail():
 
 def decoded(content, window, side):
     kind, _, _ = images.probe(content)
-    branch, scaled = decode.branches(np.array([kind]), np.array([window]), side)
-    return decode.decode(tf.constant(content), tf.constant(branch[0]), tf.constant(scaled[0]), side).numpy()
+    branch, scaled = images.branches(np.array([kind]), np.array([window]), side)
+    return images.decode(tf.constant(content), tf.constant(branch[0]), tf.constant(scaled[0]), side).numpy()
 
 
 @pytest.mark.parametrize("mode", ["RGB", "CMYK", "L"])

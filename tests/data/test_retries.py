@@ -4,14 +4,14 @@ import time
 
 import pytest
 
-from hybrid_imagenet.data import retries
-from hybrid_imagenet.data.retries import Retries
+from hybrid_imagenet.data import remote
+from hybrid_imagenet.data.remote import Retries
 from hybrid_imagenet.errors import StorageError
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(retries, "_PAUSES", (0.01,))
+    monkeypatch.setattr(remote, "_PAUSES", (0.01,))
 
 
 class Request:
@@ -46,13 +46,13 @@ def test_it_ends_when_it_has_failed_for_the_timeout():
 
 
 def test_what_never_ends_counts_as_failed(monkeypatch):
-    monkeypatch.setattr(retries, "_SHORTEST", 0.1)
+    monkeypatch.setattr(remote, "_SHORTEST", 0.1)
     with pytest.raises(StorageError, match=r"not done after 0\.1 seconds"):
         Retries(0.05)(Request((60, None)), "file")
 
 
 def test_a_request_for_more_bytes_gets_more_time(monkeypatch):
-    monkeypatch.setattr(retries, "_SHORTEST", 0.1)
+    monkeypatch.setattr(remote, "_SHORTEST", 0.1)
     assert Retries(0.05)(Request((0.3, None)), "file", patience=100) == 1
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet import data
-from hybrid_imagenet.data import pipeline, records, shards
+from hybrid_imagenet.data import pipeline
+from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools.data import prepare
@@ -20,12 +21,12 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def write_tfds(directory, file_format="tfrecord"):
+def write_tfds(directory):
     """The tiny set as TFDS stores imagenet2012, written with its own writer."""
     tfds = pytest.importorskip("tensorflow_datasets")
-    builder = tfds.builder("imagenet2012", data_dir=directory, file_format=file_format)
+    builder = tfds.builder("imagenet2012", data_dir=directory, file_format="tfrecord")
     Path(builder.data_dir).mkdir(parents=True)
-    writer = tfds.core.SequentialWriter(builder.info, max_examples_per_shard=7, file_format=file_format)
+    writer = tfds.core.SequentialWriter(builder.info, max_examples_per_shard=7, file_format="tfrecord")
     splits = ("train", "validation")
     writer.initialize_splits(splits)
     for split in splits:
@@ -39,8 +40,8 @@ def write_tfds(directory, file_format="tfrecord"):
 
 def make(form, directory):
     """Writes the tiny set in a form; returns the name under which it is opened."""
-    if form in ("tfds", "tfds array_record"):
-        write_tfds(directory, "array_record" if "array" in form else "tfrecord")
+    if form == "tfds":
+        write_tfds(directory)
         return "imagenet2012"
     if form == "huggingface":
         support.write_huggingface(directory, {split: support.tiny(split) for split in data.SPLITS})
@@ -59,7 +60,7 @@ def make(form, directory):
     return form
 
 
-@pytest.mark.parametrize("form", ["imagenet", "plain", "folder", "parquet", "huggingface", "tfds", "tfds array_record"])
+@pytest.mark.parametrize("form", ["imagenet", "plain", "folder", "parquet", "huggingface", "tfds"])
 def test_images_labels_and_classes_agree_between_all_forms(form, tmp_path):
     directory = tmp_path / "set"
     directory.mkdir()
@@ -70,7 +71,7 @@ def test_images_labels_and_classes_agree_between_all_forms(form, tmp_path):
         expected = sorted((label, image) for image, label in support.tiny(split))
         assert sorted(zip(labels.tolist(), images, strict=True)) == expected
         assert labels.dtype == np.int32
-        if "tfds" in form:
+        if form == "tfds":
             assert source.num_classes == 1000
             assert source.class_names[0] == "n01440764"
         else:
@@ -80,10 +81,10 @@ def test_images_labels_and_classes_agree_between_all_forms(form, tmp_path):
         assert statistics.bytes_read >= sum(map(len, images)) * (form != "parquet")
 
 
-def test_the_number_of_classes_is_found_or_given(tmp_path):
-    for split in data.SPLITS:
-        support.write_shards(tmp_path, split, support.tiny(split))
-    assert data.open_source("tfrecord", str(tmp_path), "validation").num_classes == 3
+def test_the_number_of_classes_of_shards_without_names_is_given(tmp_path):
+    support.write_shards(tmp_path, "train", support.tiny("train"))
+    with pytest.raises(UserError, match="do not name the classes: give --num_classes"):
+        data.open_source("tfrecord", str(tmp_path))
     assert data.open_source("tfrecord", str(tmp_path), num_classes=7).num_classes == 7
     few = data.open_source("tfrecord", str(tmp_path), num_classes=2)
     with pytest.raises(BadRecord, match="label 2 is not one of 2 classes"):
@@ -127,11 +128,11 @@ def test_ready_tensors_repeat_pixels_but_count_labels_and_weights():
 
 def test_examples_are_those_of_tensorflow():
     tf = pytest.importorskip("tensorflow")
-    ours = records.encode_example({"image": b"abc", "label": -5, "text": b""})
+    ours = tfrecord.encode_example({"image": b"abc", "label": -5, "text": b""})
     theirs = tf.train.Example.FromString(ours).features.feature
     assert theirs["image"].bytes_list.value[0] == b"abc"
     assert theirs["label"].int64_list.value[0] == -5
-    assert records.decode_example(ours, ["image", "label", "none"]) == {"image": b"abc", "label": -5}
+    assert tfrecord.decode_example(ours, ["image", "label", "none"]) == {"image": b"abc", "label": -5}
 
 
 def test_records_are_those_of_tensorflow(tmp_path):
@@ -141,10 +142,10 @@ def test_records_are_those_of_tensorflow(tmp_path):
         for payload in payloads:
             writer.write(payload)
     data_bytes = (tmp_path / "theirs").read_bytes()
-    assert data_bytes == b"".join(map(records.frame, payloads))
-    offsets, lengths, damage = records.scan(tmp_path / "theirs")
-    assert damage == ()
-    got = [records.unframe(data_bytes[o : o + n]) for o, n in zip(offsets, lengths, strict=True)]
+    assert data_bytes == b"".join(map(tfrecord.frame, payloads))
+    offsets, lengths, damage = tfrecord.scan(tmp_path / "theirs")
+    assert damage == ""
+    got = [tfrecord.unframe(data_bytes[o : o + n]) for o, n in zip(offsets, lengths, strict=True)]
     assert got == payloads
 
 
@@ -157,27 +158,12 @@ def flipped(path, at):
 def test_a_flipped_bit_is_found_with_file_and_offset(tmp_path):
     support.write_shards(tmp_path, "train", support.tiny("train"))
     path = tmp_path / "train-00001-of-00002"
-    offsets, lengths, _ = records.scan(path)
+    offsets, lengths, _ = tfrecord.scan(path)
     flipped(path, int(offsets[3] + lengths[3] // 2))
     source = data.open_source("tfrecord", str(tmp_path), num_classes=3)
     with pytest.raises(BadRecord, match="checksum of the data") as caught:
         source.read(range(14))
     assert (caught.value.file, caught.value.offset) == (str(path), offsets[3])
-
-
-def test_a_damaged_shard_is_refused_or_read_as_far_as_it_goes(tmp_path):
-    support.write_shards(tmp_path, "train", support.tiny("train"))
-    path = tmp_path / "train-00001-of-00002"
-    offset = int(records.scan(path)[0][5])
-    path.write_bytes(path.read_bytes()[: offset + 50])
-    with pytest.raises(UserError, match=rf"train-00001-of-00002, offset {offset}: .*--bad_records=skip"):
-        data.open_source("tfrecord", str(tmp_path), num_classes=3)
-    source = data.open_source("tfrecord", str(tmp_path), num_classes=3, ignore_damage=True)
-    assert source.num_examples == 12
-    loss = f"{path}, offset {offset}: the record is truncated: 50 of "
-    assert str(source.losses[0]).startswith(loss)
-    assert str(source.losses[0]).endswith("; the rest of the shard is lost (at least 1 lost)")
-    assert source.lost == 1
 
 
 def removed(content, offsets, lengths):
@@ -201,35 +187,41 @@ def length_changed(content, offsets, lengths):
     return content[: offsets[2]] + bytes([content[offsets[2]] ^ 1]) + content[offsets[2] + 1 :]
 
 
+def cut(content, offsets, lengths):
+    return content[: offsets[2] + 50]
+
+
 @pytest.mark.parametrize(
-    ("damage", "lost"),
-    [(length_changed, {2}), (removed, {2}), (zeroed, {2}), (inserted, {2}), (joined, {2, 3, 4})],
+    ("damage", "place", "reason"),
+    [
+        (length_changed, 2, "the checksum of the record's length does not match"),
+        (removed, 3, "the checksum of the record's length does not match"),
+        (zeroed, 2, "the checksum of the record's length does not match"),
+        (inserted, 2, "the checksum of the record's length does not match"),
+        (joined, 3, "the checksum of the record's length does not match"),
+        (cut, 2, "the record is truncated: 50 of"),
+    ],
 )
-@pytest.mark.parametrize("block", [1 << 22, 64])
-def test_only_what_is_damaged_of_a_shard_is_lost(damage, lost, block, tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "_BLOCK", block)  # small blocks: records begin across their ends, too
-    pairs = support.tiny("train")
-    support.write_shards(tmp_path, "train", pairs, shards=1)
-    path = tmp_path / "train-00000-of-00001"
-    offsets, lengths, _ = records.scan(path)
+def test_a_damaged_shard_is_refused_with_file_and_offset(damage, place, reason, tmp_path):
+    support.write_shards(tmp_path, "train", support.tiny("train"), shards=2)
+    path = tmp_path / "train-00000-of-00002"
+    offsets, lengths, _ = tfrecord.scan(path)
     path.write_bytes(damage(path.read_bytes(), offsets, lengths))
-    source = data.open_source("tfrecord", str(tmp_path), num_classes=3, ignore_damage=True)
-    images, _ = source.read(range(source.num_examples))
-    assert images == [image for number, (image, _) in enumerate(pairs) if number not in lost]
-    assert [(loss.offset, loss.count, loss.exact) for loss in source.losses] == [(offsets[2], 1, False)]
-    assert "all up to offset" in source.losses[0].reason
+    line = rf"train-00000-of-00002, offset {offsets[place]}: {reason}.*\(1 of 2 shards are damaged\); restore the file"
+    with pytest.raises(UserError, match=line):
+        data.open_source("tfrecord", str(tmp_path), num_classes=3)
 
 
 def test_the_index_is_remembered_until_a_file_changes(tmp_path, monkeypatch):
     support.write_shards(tmp_path, "train", support.tiny("train"))
-    files = shards.find(tmp_path, "train")
-    first = shards.index(files)
+    files = tfrecord.find_shards(tmp_path, "train")
+    first = tfrecord.index_of(files)
     with monkeypatch.context() as patch:
-        patch.setattr(records, "scan", None)
-        again = shards.index(files)
+        patch.setattr(tfrecord, "scan", None)
+        again = tfrecord.index_of(files)
     np.testing.assert_array_equal(first.offset, again.offset)
     files[0].write_bytes(b"")
-    assert len(shards.index(files).offset) == 7
+    assert len(tfrecord.index_of(files).offset) == 7
 
 
 def damaged(content):
@@ -237,25 +229,20 @@ def damaged(content):
     return [b"", content[:1], content[: len(content) // 2], content[:-1], b"PK\x03\x04" + bytes(40), b"[]"]
 
 
-def test_a_damaged_index_or_largest_label_is_found_again(tmp_path):
+def test_a_damaged_index_is_found_again(tmp_path):
     directory = tmp_path / "set"
-    for split in data.SPLITS:
-        support.write_shards(directory, split, support.tiny(split))
-    expected = data.open_source("tfrecord", str(directory)).read(range(14))
-    stored = sorted((tmp_path / "cache").rglob("*.*"))
-    assert {path.suffix for path in stored} == {".npz", ".json"}
-    for path in stored:
-        for content in damaged(path.read_bytes()):
-            path.write_bytes(content)
-            source = data.open_source("tfrecord", str(directory))
-            assert source.num_classes == 3
-            images, labels = source.read(range(14))
-            assert (images, labels.tolist()) == (expected[0], expected[1].tolist())
+    support.write_shards(directory, "train", support.tiny("train"))
+    expected = data.open_source("tfrecord", str(directory), num_classes=3).read(range(14))
+    (stored,) = (tmp_path / "cache").rglob("*.npz")
+    for content in damaged(stored.read_bytes()):
+        stored.write_bytes(content)
+        images, labels = data.open_source("tfrecord", str(directory), num_classes=3).read(range(14))
+        assert (images, labels.tolist()) == (expected[0], expected[1].tolist())
 
 
 def test_a_damaged_index_beside_prepared_shards_is_made_again(tmp_path):
     target = tmp_path / "shards"
-    prepare.prepare("digits", str(tmp_path / "digits"), target, prepare.Settings(per_shard=500))
+    prepare.prepare(data.Request("digits", str(tmp_path / "digits")), target, prepare.Settings(per_shard=500))
     index = target / "validation.index.npz"
     for content in damaged(index.read_bytes()):
         index.write_bytes(content)
@@ -289,7 +276,7 @@ def test_what_cannot_be_opened_gets_one_line(name, prepare, message, tmp_path):
     if prepare:
         prepare(directory)
     with pytest.raises(UserError, match=message) as caught:
-        data.open_source(name, str(directory) if prepare else None)
+        data.open_source(name, str(directory) if prepare else None, num_classes=3)
     assert "\n" not in str(caught.value)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import webdataset
 
-from hybrid_imagenet import data
+from hybrid_imagenet import data, files
 from hybrid_imagenet.data import pipeline, tar_index
 from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.errors import UserError
@@ -142,27 +142,22 @@ def test_a_sample_that_cannot_be_used_is_a_bad_record(files, reason, tmp_path):
 )
 def test_a_sample_with_two_images_or_labels_is_refused(files, message, tmp_path):
     tar(tmp_path / "train-0.tar", [("0.jpg", b"x"), ("0.cls", b"0"), *files])
-    for ignore_damage in (False, True):
-        with pytest.raises(UserError, match=rf"train-0.tar: a sample has {message}: leave one") as caught:
-            data.open_source("webdataset", str(tmp_path), ignore_damage=ignore_damage)
-        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=rf"train-0.tar: a sample has {message}: leave one") as caught:
+        data.open_source("webdataset", str(tmp_path))
+    assert "\n" not in str(caught.value)
 
 
-def test_tar_files_that_were_joined_are_refused_or_read_as_far_as_the_first_goes(tmp_path):
+def test_tar_files_that_were_joined_are_refused(tmp_path):
     directory = write(tmp_path / "set")
     first, second = directory / "tiny-train-0000.tar", directory / "tiny-train-0001.tar"
     end = first.stat().st_size
     first.write_bytes(first.read_bytes() + second.read_bytes())
-    with pytest.raises(UserError, match=rf"0000.tar, offset {end}: more follows the end of the archive"):
+    with pytest.raises(UserError, match=rf"0000.tar: offset {end}: more follows the end of the archive"):
         data.open_source("webdataset", str(directory))
-    source = data.open_source("webdataset", str(directory), ignore_damage=True)
-    assert source.shard_sizes.tolist() == [3, 3, 3, 3, 2]
-    assert source.lost == 1
-    source.read(range(source.num_examples))
 
 
 @pytest.mark.parametrize("info", [False, True])
-def test_a_cut_file_is_refused_or_read_as_far_as_it_goes(info, tmp_path):
+def test_a_cut_file_is_refused(info, tmp_path):
     directory = write(tmp_path / "set")
     if info:
         support.write_info(directory)
@@ -171,14 +166,8 @@ def test_a_cut_file_is_refused_or_read_as_far_as_it_goes(info, tmp_path):
     whole = path.read_bytes()
     for size in (begin[1] + 700, begin[2] + 1, begin[2] + 2048 + 100):
         path.write_bytes(whole[:size])
-        with pytest.raises(UserError, match=r"0001.tar, offset \d+: .*--bad_records=skip"):
+        with pytest.raises(UserError, match=r"0001.tar: offset \d+: .*restore"):
             data.open_source("webdataset", str(directory))
-        source = data.open_source("webdataset", str(directory), ignore_damage=True)
-        kept = 1 if size < begin[2] + 1 else 2
-        assert source.shard_sizes.tolist() == [3, kept, 3, 3, 2]
-        assert source.lost == (3 - kept if info else 1)
-        assert source.losses[0].exact == info
-        source.read(range(source.num_examples))
 
 
 def test_a_damaged_header_does_not_end_a_file_unseen(tmp_path):
@@ -201,7 +190,7 @@ def test_the_index_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
     tar(directory / "tiny-train-0002.tar", [("0.jpg", b"x"), ("0.cls", b"0")])
     assert data.open_source("webdataset", str(directory)).num_examples == 12
     assert scans == ["tiny-train-0002.tar"]
-    stored = tar_index.stored_at(directory / "tiny-train-0002.tar")
+    stored = files.cached_index("tar", tar_index._VERSION, of=[directory / "tiny-train-0002.tar"])
     with np.load(stored) as found:
         columns = {name: found[name] for name in found.files}
     for version in (columns.pop("version") - 1, None):  # of another version of the program
@@ -216,7 +205,7 @@ def test_the_index_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
         (lambda d: d.rmdir(), "no such directory"),
         (lambda d: None, "holds no train tar files"),
         (lambda d: (d / "train-0.tar.gz").touch(), "unpack it to a .tar"),
-        (lambda d: (d / "train-0.tar").touch(), "offset 0: empty file"),
+        (lambda d: (d / "train-0.tar").touch(), "offset 0: .*empty file"),
         (lambda d: (d / "train-0.tar").write_bytes(bytes(10240)), "hold no samples"),
         (lambda d: (d / "_info.json").write_text('{"splits": {}}'), "does not list the files of train"),
         (

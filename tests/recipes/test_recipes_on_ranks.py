@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from hybrid_imagenet import recipes
+from hybrid_imagenet import data, recipes
 from hybrid_imagenet.data.sources import digits
 from tests.recipes import programs
 from tests.support import program
@@ -24,7 +24,7 @@ def digits_folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(digits, "_load", lambda: (images[: TRAIN + VALIDATION], labels[: TRAIN + VALIDATION]))
         patch.setattr(digits, "_HELD_OUT", VALIDATION)
-        digits.open_digits(folder, "train")
+        data.open_source("digits", str(folder))
     return folder
 
 

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 
-from hybrid_imagenet.data.records import scan
+from hybrid_imagenet.data.sources.tfrecord import scan
 from tests.resilience import soak_job
 from tests.resilience.soak_job import RANKS, STALL, STEPS, Session, last_step
 from tests.support import processes, program

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hybrid_imagenet.data.records import scan
+from hybrid_imagenet.data.sources.tfrecord import scan
 from tests.data.support import jpeg, write_shards
 from tests.ranks import HOROVODRUN, MPIRUN, ROOT, Pool, environment
 from tests.support import in_process
@@ -45,14 +45,13 @@ def make_data(folder: pathlib.Path) -> pathlib.Path:
 
 
 def damage(folder: pathlib.Path) -> list[str]:
-    """Makes two training records and one validation record bad, and loses another one; returns file and offset."""
+    """Makes two training records and two validation records bad; returns file and offset of each."""
     places = []
-    for name, number, header in (("train-00000", 5, 0), ("train-00001", 30, 0), ("validation-00000", 3, 0),
-                                 ("validation-00001", 4, 1)):  # fmt: skip
+    for name, number in (("train-00000", 5), ("train-00001", 30), ("validation-00000", 3), ("validation-00001", 4)):
         path = folder / f"{name}-of-00002"
         offsets, lengths, _ = scan(path)
         content = bytearray(path.read_bytes())
-        content[offsets[number] + (0 if header else lengths[number] // 2)] ^= 1
+        content[offsets[number] + lengths[number] // 2] ^= 1
         path.write_bytes(content)
         places.append(f"{path}, offset {offsets[number]}: ")
     return places

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from hybrid_imagenet import data
 from hybrid_imagenet.comm import SingleProcess
-from hybrid_imagenet.data.batches import HostOptions
+from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.training.accumulators import SumAccumulator
 from hybrid_imagenet.training.evaluation import Validation
 from hybrid_imagenet.training.losses import binary_cross_entropy

@@ -5,19 +5,21 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import hashlib
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from hybrid_imagenet.data.identity import identity
 from hybrid_imagenet.data.listing import Note
 
+_CHUNK = 1 << 16  # names that are joined at a time
+_COMPARED = ("class names", "sizes of shards", "file names")
 _OPEN_FILES = 512  # below the usual limit of 1,024 descriptors per process
 
 
@@ -30,31 +32,6 @@ class BadRecord(Exception):  # noqa: N818 - it names the record, not the error
         self.file = file
         self.offset = offset
         self.reason = reason
-
-
-@dataclasses.dataclass(frozen=True)
-class Loss:
-    """Records that a file has lost: they can no longer be found in it, or are missing.
-
-    Attributes:
-      file: where they were.
-      offset: the first byte that makes no sense.
-      reason: why it makes none, and where readable records go on.
-      count: records that are lost.
-      exact: whether that is known, from a manifest; else each damaged place counts as one record.
-    """
-
-    file: str
-    offset: int
-    reason: str
-    count: int
-    exact: bool
-
-    def __str__(self) -> str:
-        """Returns one line."""
-        return (
-            f"{self.file}, offset {self.offset}: {self.reason} ({'' if self.exact else 'at least '}{self.count} lost)"
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +79,6 @@ class Source(abc.ABC):
       class_names: one name per class, in the order of the labels.
       ready: the pipeline may decode one batch and repeat its pixels, so that batches cost nothing.
       side: all images are squares of so many pixels, which `read_pixels` gives without decoding; None where not.
-      losses: what damaged files have lost; `num_examples` does not count it.
       notes: what is not read, or read on an assumption, one line for each kind.
       shard_sizes: examples in each file, int64 [s], in the order of their numbers; None where files do not matter.
       listing: names of the files in their order, relative to the directory of the data set, so that they are the same
@@ -114,7 +90,6 @@ class Source(abc.ABC):
     class_names: tuple[str, ...]
     ready: bool = False
     side: int | None = None
-    losses: tuple[Loss, ...] = ()
     notes: tuple[Note, ...] = ()
     shard_sizes: npt.NDArray[np.int64] | None = None
     listing: Sequence[str] = ()
@@ -153,13 +128,10 @@ class Source(abc.ABC):
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
-        """What tells these images from others, without reading one; see `data.identity`."""
-        return identity(self.num_examples, self.class_names, self.shard_sizes, self.listing)
-
-    @property
-    def lost(self) -> int:
-        """Records that damaged files have lost."""
-        return sum(loss.count for loss in self.losses)
+        """What must be equal where the same images are read in the same order, without reading one; JSON-ready."""
+        sizes = [] if self.shard_sizes is None else [str(size) for size in self.shard_sizes.tolist()]
+        digests = map(_digest, (self.class_names, sizes, self.listing))
+        return {"images": self.num_examples} | dict(zip(_COMPARED, digests, strict=True))
 
     def io_statistics(self) -> IoStatistics:
         """Returns bytes and operations read so far, and the time they took."""
@@ -169,6 +141,22 @@ class Source(abc.ABC):
         if not 0 <= label < self.num_classes:
             raise BadRecord(*self.locate(index), f"label {label} is not one of {self.num_classes} classes")
         return label
+
+
+def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Returns in which parts the first of two `Source.identity` differs from the second; empty where in none."""
+    parts = []
+    if one.get("images") != other.get("images"):
+        parts.append(f"{one.get('images')} images instead of {other.get('images')}")
+    parts += [f"other {part}" for part in _COMPARED if one.get(part) != other.get(part)]
+    return ", ".join(parts)
+
+
+def _digest(names: Sequence[str]) -> str:
+    found = hashlib.sha256(str(len(names)).encode())
+    for start in range(0, len(names), _CHUNK):
+        found.update("\0".join(["", *names[start : start + _CHUNK]]).encode("utf-8", "surrogateescape"))
+    return found.hexdigest()[:16]
 
 
 @functools.lru_cache(maxsize=_OPEN_FILES)

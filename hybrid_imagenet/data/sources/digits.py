@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import shutil
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hybrid_imagenet.data import records, shards
-from hybrid_imagenet.data.sources.tfrecord import ShardSource
+from hybrid_imagenet import files
+from hybrid_imagenet.data.registry import Glance, Request
+from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import SampleOrder
 
@@ -22,19 +24,31 @@ _SHARDS = {"train": 4, "validation": 1}
 _VERSION = "digits-1"
 
 
-def open_digits(data_dir: Path | None, split: str) -> ShardSource:
+def find(request: Request) -> Glance:
+    """Looks for the digits, or for what writes them."""
+    directory = _directory(request)
+    if importlib.util.find_spec("sklearn") is None and not directory.is_dir():
+        raise UserError("--dataset=digits: needs scikit-learn (pip install scikit-learn)")
+    return Glance(f"kept in {directory.parent}", len(CLASS_NAMES))
+
+
+def open_split(request: Request) -> tfrecord.ShardSource:
     """Opens the digits, writing them first where they are not there yet (under `data_dir` or the user's cache).
 
     Raises:
       UserError: if scikit-learn is missing or the directory cannot be written.
     """
-    directory = (data_dir or shards.cache_root()) / _VERSION
+    directory = _directory(request)
     if not directory.is_dir():
         try:
             _write(directory)
         except OSError as error:
             raise UserError(f"--data_dir={directory.parent}: cannot write the digits there ({error})") from None
-    return ShardSource(shards.find(directory, split), CLASS_NAMES)
+    return tfrecord.ShardSource(tfrecord.find_shards(directory, request.split), CLASS_NAMES)
+
+
+def _directory(request: Request) -> Path:
+    return (request.directory if request.data_dir else files.cache_root()) / _VERSION
 
 
 def _write(directory: Path) -> None:
@@ -50,7 +64,7 @@ def _write(directory: Path) -> None:
                 path = temporary / f"{split}-{shard:05d}-of-{_SHARDS[split]:05d}"
                 with path.open("wb") as file:
                     for number in numbers[shard :: _SHARDS[split]]:
-                        file.write(records.frame(_example(images[number], int(labels[number]))))
+                        file.write(tfrecord.frame(_example(images[number], int(labels[number]))))
         temporary.chmod(0o755)
         try:
             os.rename(temporary, directory)  # noqa: PTH104 - Path.rename is the same call; its errors are wanted here
@@ -90,7 +104,7 @@ def _example(image: np.ndarray, label: int) -> bytes:
     small = Image.fromarray(np.clip(image * (255 / 16), 0, 255).astype(np.uint8))
     buffer = io.BytesIO()
     small.resize((SIDE, SIDE), Image.Resampling.BICUBIC).convert("RGB").save(buffer, "JPEG", quality=92)
-    return records.encode_example(
+    return tfrecord.encode_example(
         {
             "image/encoded": buffer.getvalue(),
             "image/class/label": label + 1,

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hybrid_imagenet.data import listing
+from hybrid_imagenet.data.registry import Glance, Request
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import class_split
@@ -23,6 +24,17 @@ _NOT_READ = frozenset(
     {"", ".avif", ".gz", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl", ".ppm", ".tar", ".tif", ".tiff", ".webp"}
     | {".7z", ".rar", ".tgz", ".zip"}
 )
+
+
+def find(request: Request) -> Glance:
+    """Finds the class directories of a split, without a listing of their images."""
+    names = _find(request.directory, request.split, request.val_fraction)[1]
+    return Glance(f"found in {request.directory}", len(names))
+
+
+def open_split(request: Request) -> Source:
+    """Lists the images of a split."""
+    return FolderSource(request.directory, request.split, request.val_fraction)
 
 
 class FolderSource(Source):
@@ -42,7 +54,7 @@ class FolderSource(Source):
     def __init__(self, directory: Path, split: str, val_fraction: float = 0.0) -> None:
         """Lists the files, without opening them."""
         super().__init__()
-        root, self.class_names, skipped = find(directory, split, val_fraction)
+        root, self.class_names, skipped = _find(directory, split, val_fraction)
         self.num_classes = len(self.class_names)
         try:
             with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -80,7 +92,7 @@ class FolderSource(Source):
         return content, int(self._labels[index])
 
 
-def find(directory: Path, split: str, val_fraction: float = 0.0) -> tuple[Path, tuple[str, ...], listing.Skipped]:
+def _find(directory: Path, split: str, val_fraction: float = 0.0) -> tuple[Path, tuple[str, ...], listing.Skipped]:
     """Returns where the class directories of a split lie, the names of the classes, and what lies beside them.
 
     Images are not listed.
@@ -88,8 +100,6 @@ def find(directory: Path, split: str, val_fraction: float = 0.0) -> tuple[Path, 
     Raises:
       UserError: for a directory without classes, or a validation class that training does not have.
     """
-    if not directory.is_dir():
-        raise UserError(f"--data_dir={directory}: no such directory")
     train = _whole(directory) if val_fraction else _split_directory(directory, "train")
     names = tuple(_classes(train))
     root, skipped = train if val_fraction else _split_directory(directory, split), listing.Skipped()

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybrid_imagenet.data import classes, listing
+from hybrid_imagenet.data.registry import Glance, Request
 from hybrid_imagenet.data.sources import columns
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.errors import UserError
@@ -23,13 +24,23 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # Arrow's columnar format, "IPC St
 _SAVE = 'DatasetDict({"train": ..., "validation": ...}).save_to_disk(DIR)'
 
 
+def find(request: Request) -> Glance:
+    """Finds the directory of a split."""
+    return Glance(f"found in {_find(request.directory, request.split)}")
+
+
+def open_split(request: Request) -> Source:
+    """Opens a split."""
+    return HuggingFaceSource(request.directory, request.split, request.num_classes)
+
+
 class HuggingFaceSource(Source):
     """Gives random access to the rows of a split, whose Arrow files are mapped into memory.
 
     Args:
       directory: holds a directory for each split, as `DatasetDict.save_to_disk` writes them.
       split: "train" or "validation".
-      num_classes: if the label column does not name the classes; else the largest training label decides.
+      num_classes: if the label column does not name the classes; else their number must be given.
 
     Raises:
       UserError: without the package `datasets`, for a directory or files that cannot be used, or for columns that hold
@@ -39,7 +50,7 @@ class HuggingFaceSource(Source):
     def __init__(self, directory: Path, split: str, num_classes: int | None) -> None:
         """Maps the files and looks at their columns."""
         super().__init__()
-        self._place = find(directory, split)
+        self._place = _find(directory, split)
         rows = _load(self._place)
         self._files = [file["filename"] for file in rows.cache_files]
         self.listing = [Path(file).name for file in self._files]
@@ -48,7 +59,8 @@ class HuggingFaceSource(Source):
         self.num_examples = len(rows)
         if not self.num_examples:
             raise UserError(f"{self._place}: holds no rows")
-        self.class_names = _class_names(directory, rows, label, num_classes)
+        names = getattr(rows.features[label], "names", None)
+        self.class_names = tuple(names) if names else classes.numbered(self._place, num_classes)
         self.num_classes = len(self.class_names)
         undecoded = rows.cast_column(image, _package().Image(decode=False))
         self._rows = undecoded.with_format("arrow").select_columns([image, label])
@@ -100,10 +112,8 @@ def _content(image: Any) -> bytes:
     raise ValueError("holds neither an image's bytes nor the path of its file")
 
 
-def find(directory: Path, split: str) -> Path:
+def _find(directory: Path, split: str) -> Path:
     """Returns the directory of a split; raises UserError if there is none."""
-    if not directory.is_dir():
-        raise UserError(f"--data_dir={directory}: {_not_local(directory)}")
     saved = [path.parent.name for path in directory.glob(f"*/{_STATE}")]
     found = listing.of_split(str(directory), split, lambda word: [word] if word in saved else [])
     if found:
@@ -115,19 +125,6 @@ def find(directory: Path, split: str) -> Path:
     words = " or ".join(listing.SPLIT_NAMES[split])
     raise UserError(
         f"--data_dir={directory}: holds no {split} split ({words}) that save_to_disk wrote; save both: {_SAVE}"
-    )
-
-
-def _not_local(directory: Path) -> str:
-    text = str(directory)
-    name = re.sub(r"^hf:/+(datasets/)?", "", text)
-    if name == text and not re.fullmatch(r"\w[\w.-]*/[\w.-]+", text):
-        return "no such directory"
-    # The documentation of IterableDataset.state_dict: "examples from shuffle buffers are lost when resuming".
-    return (
-        "no such directory; a set on the hub is not streamed, as a resumed stream leaves out what was in its shuffle "
-        f'buffer: save it once, load_dataset("{name}").save_to_disk(DIR), or read its Parquet files with '
-        f"--dataset=parquet --data_dir=hf://datasets/{name}"
     )
 
 
@@ -196,18 +193,3 @@ def _check(place: Path, features: Any, image: str, label: str) -> None:
             f"{place}: column {label} holds {getattr(labels, 'dtype', type(labels).__name__)}, not class numbers: save "
             f'the set after class_encode_column("{label}")'
         )
-
-
-def _class_names(directory: Path, rows: Any, label: str, num_classes: int | None) -> tuple[str, ...]:
-    """Returns the names of a split's label column, else numbers up to the largest label of the training split."""
-    names = getattr(rows.features[label], "names", None)
-    if names:
-        return tuple(names)
-    if num_classes is None:
-        import pyarrow.compute
-
-        train = _load(find(directory, "train"))
-        if label not in train.column_names:
-            raise UserError(f"{directory}: the training split has no column {label}; save both: {_SAVE}")
-        num_classes = 1 + (pyarrow.compute.max(train.data.column(label)).as_py() or 0)
-    return classes.numbered(directory, num_classes)

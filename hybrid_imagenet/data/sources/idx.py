@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from hybrid_imagenet.data import classes, images
 from hybrid_imagenet.data.listing import Note
+from hybrid_imagenet.data.registry import Glance, Request
+from hybrid_imagenet.data.sources import tfds
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.errors import UserError
 
@@ -28,9 +30,25 @@ _MOST_DIMENSIONS = 4
 _MOST_BYTES = 16 << 30  # of a file that unpacks; all of it stays in memory
 
 
-def has_files(directory: Path) -> bool:
-    """Returns whether a directory holds the training images as an IDX file."""
-    return any(path.is_file() for path in _candidates(directory, "train-images-idx3-ubyte"))
+def find(request: Request) -> Glance:
+    """Finds the two files of a split; `fashion_mnist` without IDX files is that of TFDS."""
+    if _is_in_tfds(request):
+        return tfds.find(request)
+    _files(request.directory, request.split)
+    return Glance(f"found in {request.directory}", len(FASHION_MNIST) if request.name == "fashion_mnist" else None)
+
+
+def open_split(request: Request) -> Source:
+    """Reads a split."""
+    if _is_in_tfds(request):
+        return tfds.open_split(request)
+    names = FASHION_MNIST if request.name == "fashion_mnist" else None
+    return IdxSource(request.directory, request.split, names)
+
+
+def _is_in_tfds(request: Request) -> bool:
+    files = _candidates(request.directory, "train-images-idx3-ubyte")
+    return request.name == "fashion_mnist" and not (request.data_dir and any(path.is_file() for path in files))
 
 
 class IdxSource(Source):
@@ -52,7 +70,7 @@ class IdxSource(Source):
     def __init__(self, directory: Path, split: str, class_names: tuple[str, ...] | None = None) -> None:
         """Reads the split."""
         super().__init__()
-        self._file, labels_file = find(directory, split)
+        self._file, labels_file = _files(directory, split)
         self.listing = [self._file.name.removesuffix(".gz")]
         self.pixels, self.labels = self._read(self._file), self._read(labels_file)
         if self.pixels.ndim not in (3, 4) or 0 in self.pixels.shape or self.pixels.shape[3:] not in ((), (3,)):
@@ -83,10 +101,9 @@ class IdxSource(Source):
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Returns the pixels of an image, in the form that `images.probe` calls RAW, and its label."""
         pixels = self._rgb(self.pixels[index])
-        return images.raw_pixels(pixels), int(self.labels[index])
+        return images.raw(pixels), int(self.labels[index])
 
     def read_pixels(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """See `Source.read_pixels`."""
         return self._rgb(self.pixels[indices]), self.labels[indices].astype(np.int32)
 
     def _rgb(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -137,7 +154,7 @@ def _candidates(directory: Path, *names: str) -> list[Path]:
     return [directory / f"{name}{suffix}" for name in names for suffix in ("", ".gz")]
 
 
-def find(directory: Path, split: str) -> tuple[Path, Path]:
+def _files(directory: Path, split: str) -> tuple[Path, Path]:
     """Returns the files of images and of labels of a split; raises UserError for one that is missing."""
     prefix = _PREFIXES[split]
     images_file = _find(directory, f"{prefix}-images-idx3-ubyte", f"{prefix}-images-idx4-ubyte")
@@ -146,8 +163,6 @@ def find(directory: Path, split: str) -> tuple[Path, Path]:
 
 def _find(directory: Path, *names: str) -> Path:
     found = next((path for path in _candidates(directory, *names) if path.is_file()), None)
-    if not directory.is_dir():
-        raise UserError(f"--data_dir={directory}: no such directory")
     if found is None:
         name = names[0]
         raise UserError(f"--data_dir={directory}: has no {name} or {name}.gz; give the directory of the IDX files")

@@ -17,11 +17,23 @@ import numpy as np
 from hybrid_imagenet.data import classes, listing
 from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.listing import Note
+from hybrid_imagenet.data.registry import Glance, Request
 from hybrid_imagenet.data.sources import columns
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.errors import UserError
 
 _FOOTERS = 16  # that are read at the same time
+
+
+def find(request: Request) -> Glance:
+    """Finds the Parquet files of a split."""
+    _find(request.files(), request.split)
+    return Glance(f"found in {request.directory}")
+
+
+def open_split(request: Request) -> Source:
+    """Opens the Parquet files of a split, at a path or a URL."""
+    return ParquetSource(request.files(), request.split, request.num_classes, request.memory_bytes)
 
 
 class ParquetSource(Source):
@@ -47,9 +59,9 @@ class ParquetSource(Source):
         super().__init__()
         self._directory = directory
         self.io = directory.io
-        self._files, self.notes = find(directory, split)
+        self._files, self.notes = _find(directory, split)
         self.listing = self._files
-        footers = _footers(directory, self._files)
+        self._footers = footers = _footers(directory, self._files)
         self._image, self._label = _columns(directory, self._files, footers)
         rows, first_group = [], [0]
         for footer in footers:
@@ -65,7 +77,7 @@ class ParquetSource(Source):
         self._cache_bytes = cache_bytes
         self._cached = 0
         self._lock = threading.Lock()
-        self.class_names = self._class_names(footers) or self._names_elsewhere(split, num_classes)
+        self.class_names = self._class_names(footers) or classes.numbered(directory.location, num_classes)
         self.num_classes = len(self.class_names)
 
     def locate(self, index: int) -> tuple[str, int]:
@@ -75,7 +87,6 @@ class ParquetSource(Source):
         return self._directory.where(self._files[file]), int(index - self._group_starts[self._first_group[file]])
 
     def prefetch(self, shards: Sequence[int]) -> None:
-        """See `Source.prefetch`."""
         self._directory.prefetch([self._files[number] for number in shards])
 
     def read_one(self, index: int) -> tuple[bytes, int]:
@@ -100,9 +111,9 @@ class ParquetSource(Source):
         file = int(np.searchsorted(self._first_group, group, "right")) - 1
         started = time.perf_counter()
         number = group - int(self._first_group[file])
-        with _open(self._directory, self._files[file]) as opened:
+        with _open(self._directory, self._files[file], self._footers[file]) as opened:
             table = opened.read_row_group(number, columns=[self._image, self._label]).select([self._image, self._label])
-            size = opened.metadata.row_group(number).total_byte_size
+            size = self._footers[file].row_group(number).total_byte_size
         if not self._directory.remote:
             self.io.add(size, 1, time.perf_counter() - started)
         with self._lock:
@@ -132,22 +143,8 @@ class ParquetSource(Source):
             self.notes += (Note(f"{self._directory.location}: {count}; taken from {first}"),)
         return expected
 
-    def _names_elsewhere(self, split: str, num_classes: int | None) -> tuple[str, ...]:
-        """Returns the classes of the training split for validation files that name none; else numbers."""
-        place = self._directory.location
-        if split != "train" and num_classes is None:
-            names = ParquetSource(self._directory, "train", None, 0).class_names
-            self.notes += (Note(f"{place}: the {split} files do not name the classes; taken from training", False),)
-            return names
-        if num_classes is None:
-            if self._directory.remote:
-                raise UserError(f"--data_dir={place}: its files do not name the classes; give --num_classes")
-            labels = [_labels(self._directory, name, self._label) for name in self._files]
-            num_classes = 1 + max((label or 0 for column in labels for label in column.unique().to_pylist()), default=0)
-        return classes.numbered(place, num_classes)
 
-
-def find(directory: Directory, split: str) -> tuple[list[str], tuple[Note, ...]]:
+def _find(directory: Directory, split: str) -> tuple[list[str], tuple[Note, ...]]:
     """Returns the files of a split by their names, and notes on what is not read.
 
     Raises:
@@ -207,19 +204,14 @@ def _footers(directory: Directory, names: Sequence[str]) -> list[Any]:
         return list(pool.map(footer, names))
 
 
-def _labels(directory: Directory, name: str, column: str) -> Any:
-    with _open(directory, name) as file:
-        return file.read(columns=[column]).column(0)
-
-
-def _open(directory: Directory, name: str) -> Any:
-    """Opens a file of which row groups are read."""
+def _open(directory: Directory, name: str, footer: Any) -> Any:
+    """Opens a file of which row groups are read; its footer is not read again."""
     parquet = _package()
     while True:
         path = directory.path(name)
         with _explained(directory, name):
             try:
-                return parquet.ParquetFile(path)
+                return parquet.ParquetFile(path, metadata=footer)
             except FileNotFoundError:
                 if not directory.remote:
                     raise

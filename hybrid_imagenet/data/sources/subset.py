@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybrid_imagenet.data.listing import Note
-from hybrid_imagenet.data.sources.base import IoStatistics, Loss, Source
+from hybrid_imagenet.data.sources.base import IoStatistics, Source
 
 
 class Subset(Source):
@@ -17,14 +17,13 @@ class Subset(Source):
     Args:
       source: all examples.
       indices: those that are taken.
-      losses, notes: those of the source, if they count here; they must count in one of several subsets only.
+      notes: those of the source, if they are told here; of several subsets only one tells them.
     """
 
     def __init__(
         self,
         source: Source,
         indices: npt.NDArray[np.int64],
-        losses: tuple[Loss, ...] = (),
         notes: tuple[Note, ...] = (),
     ) -> None:
         """Reads nothing yet."""
@@ -32,27 +31,22 @@ class Subset(Source):
         self._source, self._indices = source, indices
         self.num_examples = len(indices)
         self.num_classes, self.class_names = source.num_classes, source.class_names
-        self.ready, self.side, self.losses = source.ready, source.side, losses
+        self.ready, self.side = source.ready, source.side
         self.notes, self.listing = notes, source.listing
         if source.shard_sizes is not None and (np.diff(indices) > 0).all():
             self.shard_sizes = np.diff(np.searchsorted(indices, np.cumsum(source.shard_sizes)), prepend=0)
 
     def read_one(self, index: int) -> tuple[bytes, int]:
-        """Returns the encoded image and the label of one example; raises BadRecord as the source does."""
         return self._source.read_one(int(self._indices[index]))
 
     def read_pixels(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """See `Source.read_pixels`."""
         return self._source.read_pixels(self._indices[indices])
 
     def prefetch(self, shards: Sequence[int]) -> None:
-        """See `Source.prefetch`: the shards are those of the source."""
         self._source.prefetch(shards)
 
     def locate(self, index: int) -> tuple[str, int]:
-        """Returns the place in the source."""
         return self._source.locate(int(self._indices[index]))
 
     def io_statistics(self) -> IoStatistics:
-        """Returns what the source has read."""
         return self._source.io_statistics()

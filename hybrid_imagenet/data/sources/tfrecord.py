@@ -1,25 +1,42 @@
-"""Reads TFRecord shards: TensorFlow's ImageNet layout, the plain TFDS form, and those that `data prepare` writes."""
+"""Reads and writes TFRecord shards: TensorFlow's ImageNet layout, the plain TFDS form, and what `data prepare` writes.
+
+A TFRecord is: length (uint64), masked CRC-32C of the length, payload, masked CRC-32C of the payload, all little-endian.
+The payload is a tf.train.Example. Neither needs TensorFlow here.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+import os
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
+import numpy.typing as npt
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
-from hybrid_imagenet.data import classes, records, shards
-from hybrid_imagenet.data.listing import Note
-from hybrid_imagenet.data.sources.base import BadRecord, Loss, Source, read_at
+from hybrid_imagenet import files
+from hybrid_imagenet.data import classes, listing
+from hybrid_imagenet.data.registry import Glance, Request
+from hybrid_imagenet.data.sources.base import BadRecord, Source, read_at
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.files import remembered
 
-_COMPARED = 1024  # records whose labels are compared with a list of classes: reading all takes as long as an epoch
-_SURELY = 0.9  # of the classes: if all labels are below, more than the last few were missed by chance
+MANIFEST = "manifest.json"
+HEADER_BYTES = 12
+FOOTER_BYTES = 4
+_LENGTH = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+_MAX_RECORD = 1 << 31
+_SHARD = re.compile(r"(?P<stem>.+)-\d{5,}-of-\d{5,}(\.tfrecord)?$")
+_LIKE_SHARD = re.compile(r"[^.].*(\d-of-\d|\.tfrecord)")
+_INDEX_VERSION = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +52,19 @@ IMAGENET_KEYS = Keys("image/encoded", "image/class/label", 1)
 PLAIN_KEYS = Keys("image", "label", 0)
 
 
+@dataclasses.dataclass(frozen=True)
+class ShardIndex:
+    """Locates each record of a split.
+
+    Attributes:
+      shard, offset, length: int64 [n] each; the file number, first byte and bytes (with framing) of each record.
+    """
+
+    shard: npt.NDArray[np.int64]
+    offset: npt.NDArray[np.int64]
+    length: npt.NDArray[np.int64]
+
+
 class ShardSource(Source):
     """Gives random access to the records of a split's shards.
 
@@ -45,41 +75,33 @@ class ShardSource(Source):
       files: the shards in order.
       class_names: names in the order of the labels.
       keys: the forms of Example to look for, in this order.
-      ignore_damage: go on with the readable part of damaged shards, with their `losses`, instead of raising.
       index: where the records lie, if that is known.
-      expected: numbers of records that a manifest promises, by shard.
+      expected: number of records that a manifest promises.
 
     Raises:
-      UserError: for a damaged shard, no records at all, or other numbers than `expected`.
+      UserError: for a damaged shard, no records at all, or another number than `expected`.
     """
 
     def __init__(
         self,
-        files: tuple[Path, ...],
+        files: Sequence[Path],
         class_names: tuple[str, ...],
         *,
         keys: tuple[Keys, ...] = (IMAGENET_KEYS, PLAIN_KEYS),
-        ignore_damage: bool = False,
-        expected: Sequence[int] | None = None,
-        index: shards.ShardIndex | None = None,
+        expected: int | None = None,
+        index: ShardIndex | None = None,
     ) -> None:
         """Loads or builds the index."""
         super().__init__()
-        self.index = index or shards.index(files)
-        if self.index.damaged and not ignore_damage:
-            number, gap = self.index.damaged[0]
-            raise UserError(
-                f"{files[number]}, offset {gap.offset}: {gap.reason}; restore the file or give --bad_records=skip"
-            )
+        self.files = files
+        self.index = index or index_of(files)
         self.num_examples = len(self.index.offset)
-        self.shard_sizes = self.index.counts()
+        self.shard_sizes = np.bincount(self.index.shard, minlength=len(files))
         if not self.num_examples:
             raise UserError(f"{files[0].parent}: its {len(files)} shards hold no records")
-        self.losses = tuple(_losses(self.index, expected))
-        wrong = expected is not None and sum(expected) != self.num_examples + self.lost
-        if expected is not None and (wrong or (self.losses and not ignore_damage)):
+        if expected is not None and expected != self.num_examples:
             raise UserError(
-                f"{files[0].parent}: its shards hold {self.num_examples} records, the manifest says {sum(expected)}; "
+                f"{files[0].parent}: its shards hold {self.num_examples} records, the manifest says {expected}; "
                 "prepare the data set again"
             )
         self.class_names = class_names
@@ -95,128 +117,288 @@ class ShardSource(Source):
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Reads one record with a single operation."""
-        image, label = self.read_unchecked(index)
-        return image, self._checked_label(index, label)
-
-    def read_unchecked(self, index: int) -> tuple[bytes, int]:
-        """Returns the image and the label from 0, which may be outside of the classes.
-
-        Raises:
-          BadRecord: if the record cannot be read.
-        """
         file, offset = self.locate(index)
         try:
             record = read_at(file, offset, int(self.index.length[index]), self.io)
-            features = records.decode_example(records.unframe(record), self._wanted)
-        except (records.RecordError, OSError) as error:
+            features = decode_example(unframe(record), self._wanted)
+        except (RecordError, OSError) as error:
             raise BadRecord(file, offset, str(error)) from None
-        return image_and_label(features, self._keys, file, offset)
+        for form in self._keys:
+            image, label = features.get(form.image), features.get(form.label)
+            if isinstance(image, bytes) and isinstance(label, int):
+                return image, self._checked_label(index, label - form.first)
+        wanted = " or ".join(f"{form.image} with {form.label}" for form in self._keys)
+        raise BadRecord(file, offset, f"the Example has no {wanted}")
 
 
-def _losses(index: shards.ShardIndex, expected: Sequence[int] | None) -> Iterator[Loss]:
-    """Yields each damaged place's losses; all that a manifest tells of a shard counts at the first place."""
-    found = index.counts()
-    gaps: dict[int, list[records.Gap]] = {}
-    for number, gap in index.damaged:
-        gaps.setdefault(number, []).append(gap)
-    for number, path in enumerate(index.files):
-        missing = max(0, int(expected[number] - found[number])) if expected is not None else None
-        if missing or number in gaps:
-            yield from _losses_of_shard(path, int(found[number]), missing, gaps.get(number, []))
+def find(request: Request) -> Glance:
+    """Finds the shards of a split."""
+    manifest = read_manifest(request.directory)
+    find_shards(request.directory, request.split)
+    return Glance(f"found in {request.directory}", len(_class_names(request, manifest)))
 
 
-def _losses_of_shard(path: Path, found: int, missing: int | None, gaps: Sequence[records.Gap]) -> Iterator[Loss]:
-    size = path.stat().st_size
-    if missing and not gaps:
-        yield Loss(str(path), size, f"the shard ends early, with {found} of {found + missing} records", missing, True)
-    for place, gap in enumerate(gaps):
-        rest = "the rest of the shard is" if gap.end >= size else f"all up to offset {gap.end} is"
-        count = 1 if missing is None else 0 if place else missing
-        yield Loss(str(path), gap.offset, f"{gap.reason}; {rest} lost", count, missing is not None)
+def open_split(request: Request) -> Source:
+    """Opens the shards of a split in a directory.
 
-
-def image_and_label(
-    features: dict[str, bytes | int], keys: tuple[Keys, ...], file: str, offset: int
-) -> tuple[bytes, int]:
-    """Returns the image and the label, from 0, of a decoded Example; raises BadRecord if it has neither form."""
-    for form in keys:
-        image, label = features.get(form.image), features.get(form.label)
-        if isinstance(image, bytes) and isinstance(label, int):
-            return image, label - form.first
-    raise BadRecord(file, offset, f"lacks {' and '.join(f'{form.image} with {form.label}' for form in keys)}")
-
-
-def open_directory(
-    directory: Path, split: str, *, num_classes: int | None = None, ignore_damage: bool = False
-) -> ShardSource:
-    """Opens the shards of a directory.
-
-    Class names come from the manifest, else from `labels.txt` or the only `*label*.txt` (one a line), else they are
-    numbers; how many there are is then `num_classes`, or found by reading all training labels once.
+    The manifest of `data prepare` tells the class names and the counts. Otherwise `labels.txt` lists the classes, one
+    per line, or the request has their number.
 
     Raises:
       UserError: for a directory, set of shards or manifest that cannot be used.
     """
-    manifest = shards.read_manifest(directory)
-    files = shards.find(directory, split)
+    directory, split = request.directory, request.split
+    manifest = read_manifest(directory)
+    shards = find_shards(directory, split)
+    names = _class_names(request, manifest)
     if manifest is None:
-        names, notes = _class_names(directory, split, num_classes)
-        source = ShardSource(files, names, ignore_damage=ignore_damage)
-        source.notes = (*shards.skipped(directory), *notes)
+        source = ShardSource(shards, names)
+        source.notes = listing.of_no_split(str(directory), *_by_word(directory))
         return source
     entry = manifest["splits"].get(split)
     if entry is None:
         raise UserError(f"--data_dir={directory}: its manifest knows no {split} split")
-    if len(entry["shards"]) != len(files):
+    if len(entry["shards"]) != len(shards):
         raise UserError(
-            f"--data_dir={directory}: has {len(files)} {split} shards, the manifest lists {len(entry['shards'])}; "
+            f"--data_dir={directory}: has {len(shards)} {split} shards, the manifest lists {len(entry['shards'])}; "
             "prepare the data set again"
         )
-    index = shards.stored_index(directory, split, files, entry["shards"])
-    return ShardSource(
-        files,
-        tuple(manifest["class_names"]),
-        ignore_damage=ignore_damage,
-        expected=[shard["num_examples"] for shard in entry["shards"]],
-        index=index,
-    )
+    index = None
+    if [path.stat().st_size for path in shards] == [shard["bytes"] for shard in entry["shards"]]:
+        index = files.readable(lambda: _read_index(directory / f"{split}.index.npz"))
+    return ShardSource(shards, names, expected=entry["num_examples"], index=index)
 
 
-def _class_names(directory: Path, split: str, num_classes: int | None) -> tuple[tuple[str, ...], tuple[Note, ...]]:
-    place = classes.find_list(directory)
-    if place is None:
-        return classes.numbered(directory, num_classes or _largest_label(shards.find(directory, "train")) + 1), ()
-    names = classes.listed(place, place.read_text("utf-8", "replace"))
-    if split != "train":
-        return names, ()
-    largest = _largest_label(shards.find(directory, "train"), _COMPARED)
-    notes = classes.against_labels(place, names, largest)
-    return names, notes if largest + 1 < _SURELY * len(names) else ()
+def _class_names(request: Request, manifest: Mapping[str, Any] | None) -> tuple[str, ...]:
+    if manifest is not None:
+        return tuple(manifest["class_names"])
+    place = request.directory / classes.LIST
+    if place.is_file():
+        return classes.listed(place, place.read_text("utf-8", "replace"))
+    return classes.numbered(request.directory, request.num_classes)
 
 
-def _largest_label(files: tuple[Path, ...], most: int | None = None) -> int:
-    """Returns the largest label, from 0, of all records or of `most` that lie evenly among them; -1 without any.
+def find_shards(directory: Path, split: str) -> tuple[Path, ...]:
+    """Returns the shards of `split` ("train" or "validation") in a directory.
 
-    Each record is read once; the result is remembered in the cache.
+    Raises:
+      UserError: if it holds no shard of the split, lacks one, or holds several sets.
     """
-    source = ShardSource(files, ("",), ignore_damage=True)
-    count = source.num_examples
-    wanted = np.linspace(0, count - 1, min(most or count, count)).astype(np.int64)
+    found = listing.of_split(str(directory), split, _by_word(directory)[1])
+    if not found:
+        raise UserError(f"--data_dir={directory}: holds no {split} shards (names like {split}-00000-of-01024)")
+    return tuple(directory / name for name in listing.whole_set(str(directory), split, found))
 
-    def largest(part: np.ndarray[Any, Any]) -> int:
-        found = -1
-        for number in part:
-            with contextlib.suppress(BadRecord):  # reported when it is read for training
-                found = max(found, source.read_unchecked(int(number))[1])
-        return found
 
-    def found() -> int:
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            return max(pool.map(largest, np.array_split(wanted, 8)))
+def _by_word(directory: Path) -> tuple[list[str], Callable[[str], list[str]]]:
+    """Returns the names in a directory that look like shards, and a function that finds those of a split's word."""
+    names = sorted(path.name for path in directory.iterdir() if _LIKE_SHARD.match(path.name))
+    words = {name: match["stem"].removesuffix(".tfrecord") for name in names if (match := _SHARD.match(name))}
+    return names, lambda word: [name for name, stem in words.items() if stem.rpartition("-")[2] == word]
 
-    return remembered(
-        shards.cached_index("largest label", len(wanted), files=files).with_suffix(".json"),
-        lambda path: int(json.loads(path.read_text())["largest"]),
-        found,
-        lambda path, label: path.write_text(json.dumps({"largest": label})),
+
+def index_of(shards: Sequence[Path]) -> ShardIndex:
+    """Returns the index of some shards, from the cache if they have not changed since they were scanned."""
+    place = files.cached_index("tfrecord", _INDEX_VERSION, of=shards)
+    return files.remembered(place, _read_index, lambda: _scan_all(shards), write_index)
+
+
+def _read_index(path: Path) -> ShardIndex:
+    with np.load(path) as stored:
+        return ShardIndex(stored["shard"], stored["offset"], stored["length"])
+
+
+def write_index(path: Path, index: ShardIndex) -> None:
+    """Writes an index to a file."""
+    with path.open("wb") as file:
+        np.savez(file, shard=index.shard, offset=index.offset, length=index.length)
+
+
+def _scan_all(shards: Sequence[Path]) -> ShardIndex:
+    with concurrent.futures.ThreadPoolExecutor(min(16, len(shards))) as pool:
+        scans = list(pool.map(scan, shards))
+    damaged = [f"{path}, {damage}" for path, (_, _, damage) in zip(shards, scans, strict=True) if damage]
+    if damaged:
+        raise UserError(f"{damaged[0]} ({len(damaged)} of {len(shards)} shards are damaged); restore the file")
+    offsets, lengths, _ = zip(*scans, strict=True)
+    numbers = np.repeat(np.arange(len(shards), dtype=np.int64), list(map(len, offsets)))
+    return ShardIndex(numbers, np.concatenate(offsets), np.concatenate(lengths))
+
+
+def scan(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], str]:
+    """Finds the records of a shard by hopping from header to header.
+
+    Returns:
+      (offsets, lengths, damage): int64 [n] each, where a record begins and its bytes with header and checksums; and
+      the place and reason where the rest makes no sense, "" for a whole file.
+    """
+    offsets: list[int] = []
+    lengths: list[int] = []
+    offset = 0
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            while offset < size:
+                length = HEADER_BYTES + header_length(os.pread(file.fileno(), HEADER_BYTES, offset)) + FOOTER_BYTES
+                if offset + length > size:
+                    raise RecordError(f"the record is truncated: {size - offset} of {length} bytes")
+                offsets.append(offset)
+                lengths.append(length)
+                offset += length
+    except RecordError as error:
+        return np.array(offsets, np.int64), np.array(lengths, np.int64), f"offset {offset}: {error}"
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    return np.array(offsets, np.int64), np.array(lengths, np.int64), ""
+
+
+def read_manifest(directory: Path) -> dict[str, Any] | None:
+    """Returns the manifest that `data prepare` writes, or None.
+
+    Raises:
+      UserError: if there is one that cannot be read.
+    """
+    path = directory / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        _check_manifest(manifest)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: is not a readable manifest ({error!r}); prepare the data set again") from None
+    return manifest
+
+
+def _check_manifest(manifest: dict[str, Any]) -> None:
+    """Raises ValueError, KeyError, TypeError or AttributeError if what readers use is missing or of another kind."""
+    names = manifest["class_names"]
+    shards = [shard for entry in manifest["splits"].values() for shard in entry["shards"]]
+    numbers = [entry["num_examples"] for entry in manifest["splits"].values()]
+    numbers += [shard[key] for shard in shards for key in ("bytes", "num_examples")]
+    sums = [shard["crc32c"] for shard in shards]
+    if not isinstance(names, list) or not all(isinstance(text, str) for text in [*names, *sums]):
+        raise TypeError("class_names and crc32c hold texts")
+    if not all(type(number) is int for number in numbers):
+        raise TypeError("num_examples and bytes hold whole numbers")
+    for split, entry in manifest["splits"].items():
+        if sum(shard["num_examples"] for shard in entry["shards"]) != entry["num_examples"]:
+            raise ValueError(f"num_examples of {split} is not the sum of its shards")
+
+
+class RecordError(ValueError):
+    """Bytes that are not the record or message they should be."""
+
+
+def masked_crc(data: bytes) -> int:
+    """Returns the CRC-32C as TFRecords store it: rotated right by 15 bits, plus a constant, modulo 2^32."""
+    crc = google_crc32c.value(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def frame(payload: bytes) -> bytes:
+    """Returns one TFRecord with its lengths and checksums."""
+    length = _LENGTH.pack(len(payload))
+    return b"".join((length, _CRC.pack(masked_crc(length)), payload, _CRC.pack(masked_crc(payload))))
+
+
+def unframe(record: bytes) -> bytes:
+    """Returns the payload of one TFRecord.
+
+    Raises:
+      RecordError: if it is shorter than it says, or a checksum does not match.
+    """
+    length = header_length(record[:HEADER_BYTES])
+    if len(record) < HEADER_BYTES + length + FOOTER_BYTES:
+        raise RecordError(f"the record is truncated: {len(record)} of {HEADER_BYTES + length + FOOTER_BYTES} bytes")
+    payload = record[HEADER_BYTES : HEADER_BYTES + length]
+    if _CRC.unpack_from(record, HEADER_BYTES + length)[0] != masked_crc(payload):
+        raise RecordError("the checksum of the data does not match")
+    return payload
+
+
+def header_length(header: bytes) -> int:
+    """Returns the payload length that a 12-byte record header holds; raises RecordError if it is damaged."""
+    if len(header) < HEADER_BYTES:
+        raise RecordError(f"the record header is truncated: {len(header)} of {HEADER_BYTES} bytes")
+    if _CRC.unpack_from(header, 8)[0] != masked_crc(header[:8]):
+        raise RecordError("the checksum of the record's length does not match")
+    length: int = _LENGTH.unpack_from(header)[0]
+    if length > _MAX_RECORD:
+        raise RecordError(f"the record claims {length} bytes")
+    return length
+
+
+def _example_class() -> Any:
+    """Returns the message class of tf.train.Example, described here so that no reader has to import TensorFlow."""
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
+
+    def message(name: str, *fields: tuple[str, int, int, str | None], repeated: bool = False) -> Any:
+        added = file.message_type.add(name=name)
+        for title, number, kind, type_name in fields:
+            added.field.add(
+                name=title,
+                number=number,
+                type=kind,
+                type_name=type_name and f".tensorflow.{type_name}",
+                label=field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL,
+            )
+        return added
+
+    message("BytesList", ("value", 1, field.TYPE_BYTES, None), repeated=True)
+    message("FloatList", ("value", 1, field.TYPE_FLOAT, None), repeated=True)
+    message("Int64List", ("value", 1, field.TYPE_INT64, None), repeated=True)
+    lists = (("bytes_list", "BytesList"), ("float_list", "FloatList"), ("int64_list", "Int64List"))
+    kinds = [(name, number, field.TYPE_MESSAGE, kind) for number, (name, kind) in enumerate(lists, 1)]
+    feature = message("Feature", *kinds)
+    feature.oneof_decl.add(name="kind")
+    for part in feature.field:
+        part.oneof_index = 0
+    features = message("Features", ("feature", 1, field.TYPE_MESSAGE, "Features.FeatureEntry"), repeated=True)
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
+    entry.field.add(
+        name="value", number=2, type=field.TYPE_MESSAGE, type_name=".tensorflow.Feature", label=field.LABEL_OPTIONAL
     )
+    message("Example", ("features", 1, field.TYPE_MESSAGE, "Features"))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
+
+
+_Example = _example_class()
+
+
+def encode_example(features: Mapping[str, bytes | int]) -> bytes:
+    """Returns a serialized tf.train.Example with one value per feature: bytes or a 64-bit integer."""
+    example = _Example()
+    for key, value in features.items():
+        if isinstance(value, bytes):
+            example.features.feature[key].bytes_list.value.append(value)
+        else:
+            example.features.feature[key].int64_list.value.append(value)
+    encoded: bytes = example.SerializeToString(deterministic=True)
+    return encoded
+
+
+def decode_example(payload: bytes, wanted: Iterable[str]) -> dict[str, bytes | int]:
+    """Returns the first value of each wanted bytes or integer feature that a serialized tf.train.Example has.
+
+    Raises:
+      RecordError: if the bytes are not an Example.
+    """
+    try:
+        feature = _Example.FromString(payload).features.feature
+    except DecodeError as error:
+        raise RecordError(f"the record is not an Example ({error})") from None
+    values: dict[str, bytes | int] = {}
+    for key in wanted:
+        if key not in feature:
+            continue
+        item = feature[key]
+        if item.bytes_list.value:
+            values[key] = item.bytes_list.value[0]
+        elif item.int64_list.value:
+            values[key] = item.int64_list.value[0]
+    return values

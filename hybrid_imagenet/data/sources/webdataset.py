@@ -14,13 +14,25 @@ import numpy as np
 from hybrid_imagenet.data import classes, listing, tar_index
 from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.listing import Note
-from hybrid_imagenet.data.sources.base import BadRecord, Loss, Source
+from hybrid_imagenet.data.registry import Glance, Request
+from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.errors import UserError
 
-_INFO = ("_info.json", "info.json")
+_INFO = "_info.json"
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _SCANS = 8  # files that a rank scans at the same time
 _INDICES = 4096  # of files that are kept in memory
+
+
+def find(request: Request) -> Glance:
+    """Finds the tar files of a split."""
+    _find(request.files(), request.split)
+    return Glance(f"found in {request.directory}")
+
+
+def open_split(request: Request) -> Source:
+    """Opens the tar files of a split, at a path or a URL."""
+    return WebDatasetSource(request.files(), request.split, request.num_classes)
 
 
 class WebDatasetSource(Source):
@@ -41,23 +53,19 @@ class WebDatasetSource(Source):
       split: "train" or "validation".
       num_classes: if there is no `labels.txt` (one name a line); else the largest label of the training files tells,
         with which a `labels.txt` is compared where the files are at hand.
-      ignore_damage: go on with the readable part of damaged files, with their `losses`, instead of raising.
 
     Raises:
       UserError: for files that are missing, compressed, damaged, of several sets, or hold other numbers of samples
         than `_info.json` says; and for samples with two images or labels.
     """
 
-    def __init__(
-        self, directory: Directory, split: str, num_classes: int | None, *, ignore_damage: bool = False
-    ) -> None:
+    def __init__(self, directory: Directory, split: str, num_classes: int | None) -> None:
         """Finds the files and counts their samples."""
         super().__init__()
         self._directory = directory
         self.io = directory.io
-        self._ignore_damage = ignore_damage
         self._index = functools.lru_cache(maxsize=_INDICES)(self._load)
-        self._files, sizes, self.notes = find(directory, split)
+        self._files, sizes, self.notes = _find(directory, split)
         self._promised = sizes
         self.listing = self._files
         try:
@@ -78,16 +86,12 @@ class WebDatasetSource(Source):
     def locate(self, index: int) -> tuple[str, int]:
         """Returns the tar file of a sample and the offset of the header of its first file there."""
         file, place = self._place(index)
-        found = self._index(file)
-        lost = found.damage[0] if found.damage else 0
-        return self._directory.where(self._files[file]), int(found.begin[place]) if place < len(found.begin) else lost
+        return self._directory.where(self._files[file]), int(self._index(file).begin[place])
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Reads one image with a single operation."""
         file, place = self._place(index)
         found = self._index(file)
-        if place >= len(found.begin):  # lost in a file whose list promises more
-            raise BadRecord(*self.locate(index), found.damage[1] if found.damage else "is missing")
         offset, length, label = (int(values[place]) for values in (found.offset, found.length, found.label))
         if offset < 0 or label < 0:
             extensions = f"an image (a file whose whole extension is {', '.join(tar_index.IMAGES)})"
@@ -102,7 +106,6 @@ class WebDatasetSource(Source):
         return image, self._checked_label(index, label)
 
     def prefetch(self, shards: Sequence[int]) -> None:
-        """See `Source.prefetch`."""
         self._directory.prefetch([self._files[number] for number in shards])
 
     def _place(self, index: int) -> tuple[int, int]:
@@ -113,41 +116,26 @@ class WebDatasetSource(Source):
         """Returns the index of a file, after it was checked."""
         name = self._files[number]
         try:
-            path = self._directory.path(name)
-            index = tar_index.load(path, self._directory.index_path(name) or tar_index.stored_at(path))
+            index = tar_index.load(self._directory.path(name), self._directory.index_path(name))
         except OSError as error:
             raise UserError(f"{self._directory.where(name)}: cannot be read ({error.strerror or error})") from None
         except ValueError as error:
             raise UserError(f"{self._directory.where(name)}: {error}") from None
-        if index.damage and not self._ignore_damage:
-            offset, reason = index.damage
+        if self._promised and len(index.begin) != self._promised[number]:
             raise UserError(
-                f"{self._directory.where(name)}, offset {offset}: {reason}; restore the file or give --bad_records=skip"
-            )
-        promised = self._promised[number] if self._promised else len(index.begin)
-        if len(index.begin) != promised and not index.damage:
-            raise UserError(
-                f"{self._directory.where(name)}: holds {len(index.begin)} samples, {_INFO[0]} says {promised}; restore "
-                "the file or correct the list"
+                f"{self._directory.where(name)}: holds {len(index.begin)} samples, {_INFO} says "
+                f"{self._promised[number]}; restore the file or correct the list"
             )
         return index
 
     def _scan_all(self) -> list[int]:
-        """Returns the samples in each file; notes what damaged files have lost."""
+        """Returns the samples in each file."""
         numbers = list(range(len(self._files)))
         self._directory.prefetch(self._files)
         # Each process of a machine begins elsewhere, and finds what the others have stored by then.
         random.Random(os.getpid()).shuffle(numbers)
         with concurrent.futures.ThreadPoolExecutor(min(_SCANS, len(numbers))) as pool:
             found = dict(zip(numbers, pool.map(self._index, numbers), strict=True))
-        losses = []
-        for number, name in enumerate(self._files):
-            damage, count = found[number].damage, len(found[number].begin)
-            if damage:
-                missing = max(1, self._promised[number] - count) if self._promised else 1
-                reason = f"{damage[1]}; the rest of the file is lost"
-                losses.append(Loss(self._directory.where(name), damage[0], reason, missing, bool(self._promised)))
-        self.losses = tuple(losses)
         return [len(found[number].begin) for number in range(len(self._files))]
 
     def _listed_names(self, split: str) -> tuple[str, ...]:
@@ -161,11 +149,8 @@ class WebDatasetSource(Source):
     def _numbered(self, split: str, num_classes: int | None) -> tuple[str, ...]:
         if num_classes is None:
             if self._copied_later:
-                raise UserError(
-                    f"--data_dir={self._directory.location}: has no labels.txt; give --num_classes, as labels are in "
-                    "files that are copied later"
-                )
-            source = self if split == "train" else WebDatasetSource(self._directory, "train", 1, ignore_damage=True)
+                return classes.numbered(self._directory.location, None)
+            source = self if split == "train" else WebDatasetSource(self._directory, "train", 1)
             num_classes = max(source._largest_label() + 1, 1)
         return classes.numbered(self._directory.location, num_classes)
 
@@ -176,7 +161,7 @@ class WebDatasetSource(Source):
 _Files = tuple[list[str], list[int] | None, tuple[Note, ...]]
 
 
-def find(directory: Directory, split: str) -> _Files:
+def _find(directory: Directory, split: str) -> _Files:
     """Returns the tar files of a split, the samples in each if `_info.json` lists them, and notes on what is not read.
 
     Raises:
@@ -188,27 +173,25 @@ def find(directory: Directory, split: str) -> _Files:
 
 def _listed(directory: Directory, split: str) -> _Files | None:
     """Returns the files of a split and the samples in each, as `_info.json` tells; None without one."""
-    for name in _INFO:
-        text = directory.small(name)
-        if text is None:
-            continue
-        try:
-            splits = json.loads(text)["splits"]
-            entry = next(splits[known] for known in listing.SPLIT_NAMES[split] if known in splits)
-            files, sizes = [str(file) for file in entry["filenames"]], [int(size) for size in entry["shard_lengths"]]
-        except (ValueError, KeyError, TypeError, StopIteration) as error:
-            raise UserError(
-                f"{directory.where(name)}: does not list the files of {split} with their shard_lengths ({error!r})"
-            ) from None
-        if not files or len(files) != len(sizes):
-            raise UserError(f"{directory.where(name)}: has {len(files)} files but {len(sizes)} lengths of {split}")
-        skipped = listing.Skipped()
-        if not directory.remote:  # a server with a list need not show its files
-            known = {str(file) for entry in splits.values() for file in entry["filenames"]}
-            for other in sorted({file for file in directory.names() if file.endswith((".tar", *_PACKED))} - known):
-                skipped.add(f"not in {name}", other)
-        return files, sizes, skipped.notes(directory.location)
-    return None
+    text = directory.small(_INFO)
+    if text is None:
+        return None
+    try:
+        splits = json.loads(text)["splits"]
+        entry = next(splits[known] for known in listing.SPLIT_NAMES[split] if known in splits)
+        files, sizes = [str(file) for file in entry["filenames"]], [int(size) for size in entry["shard_lengths"]]
+    except (ValueError, KeyError, TypeError, StopIteration) as error:
+        raise UserError(
+            f"{directory.where(_INFO)}: does not list the files of {split} with their shard_lengths ({error!r})"
+        ) from None
+    if not files or len(files) != len(sizes):
+        raise UserError(f"{directory.where(_INFO)}: has {len(files)} files but {len(sizes)} lengths of {split}")
+    skipped = listing.Skipped()
+    if not directory.remote:  # a server with a list need not show its files
+        known = {str(file) for entry in splits.values() for file in entry["filenames"]}
+        for other in sorted({file for file in directory.names() if file.endswith((".tar", *_PACKED))} - known):
+            skipped.add(f"not in {_INFO}", other)
+    return files, sizes, skipped.notes(directory.location)
 
 
 def _found(directory: Directory, split: str) -> _Files:

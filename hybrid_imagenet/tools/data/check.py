@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from hybrid_imagenet.data import mixing, shards, strict_decode
+from hybrid_imagenet.data import Request, images, mixing
 from hybrid_imagenet.data.listing import Note
+from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.base import BadRecord, Source
-from hybrid_imagenet.data.sources.tfrecord import ShardSource
 from hybrid_imagenet.numerics.shard_order import ShardOrder
 from hybrid_imagenet.tools.data import parallel
 
@@ -29,32 +29,31 @@ class _Part:
     last: int
 
 
-def check(name: parallel.SourceName, workers: int, window: int = 0) -> Iterator[Note]:
+def check(request: Request, workers: int, window: int = 0) -> Iterator[Note]:
     """Yields a line for each fault, with file, place and reason, and for what else is worth knowing.
 
     Args:
-      name: of the source.
+      request: the split.
       workers: processes.
       window: of shards whose images training mixes; 0 for all.
     """
-    name = dataclasses.replace(name, ignore_damage=True)
-    source = name.open()
+    source = request.open()
     yield from source.notes
-    yield from (Note(str(loss)) for loss in source.losses)
-    if isinstance(source, ShardSource):
-        directory = source.index.files[0].parent
-        manifest = shards.read_manifest(directory)
+    if isinstance(source, tfrecord.ShardSource):
+        directory = source.files[0].parent
+        manifest = tfrecord.read_manifest(directory)
         if manifest is not None:
-            yield from map(Note, _against_manifest(source, manifest["splits"][name.split]))
-            yield from map(Note, _left_out(directory / shards.MANIFEST, name.split, manifest["splits"][name.split]))
+            entry = manifest["splits"][request.split]
+            yield from map(Note, _against_manifest(source.files, entry["shards"]))
+            yield from map(Note, _left_out(directory / tfrecord.MANIFEST, request.split, entry))
     parts = [_Part(first, min(first + _CHUNK, source.num_examples)) for first in range(0, source.num_examples, _CHUNK)]
-    progress = parallel.Progress(f"{name.split} records", source.num_examples)
+    progress = parallel.Progress(f"{request.split} records", source.num_examples)
     labels = np.full(source.num_examples, -1, np.int64)
-    for part, (faults, found) in parallel.run(_check_part, name, parts, workers):
+    for part, (faults, found) in parallel.run(_check_part, request, parts, workers):
         progress.add(part.last - part.first)
         labels[part.first : part.last] = found
         yield from map(Note, faults)
-    yield from _of_labels(source, labels, name.split, window)
+    yield from _of_labels(source, labels, request.split, window)
 
 
 def _check_part(source: Source, part: _Part) -> tuple[list[str], list[int]]:
@@ -64,7 +63,7 @@ def _check_part(source: Source, part: _Part) -> tuple[list[str], list[int]]:
         label = -1
         try:
             content, label = source.read_one(index)
-            strict_decode.verify(content)
+            images.verify(content)
         except BadRecord as error:
             faults.append(str(error))
         except ValueError as error:
@@ -95,16 +94,13 @@ def _left_out(manifest: Path, split: str, promised: dict[str, Any]) -> Iterator[
         yield f"{manifest}: {split}: left out when the set was prepared: {json.dumps(bad)[1:-1]}"
 
 
-def _against_manifest(source: ShardSource, promised: dict[str, Any]) -> Iterator[str]:
-    for path, entry in zip(source.index.files, promised["shards"], strict=False):
+def _against_manifest(files: Sequence[Path], promised: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for path, entry in zip(files, promised, strict=True):
         size = path.stat().st_size
         if size != entry["bytes"]:
             yield f"{path}: has {size} bytes, the manifest says {entry['bytes']}"
         elif (found := _checksum(path)) != entry["crc32c"]:
             yield f"{path}: its CRC-32C is {found}, the manifest says {entry['crc32c']}"
-    if source.num_examples != promised["num_examples"]:
-        directory = source.index.files[0].parent
-        yield f"{directory}: {source.num_examples} records, the manifest says {promised['num_examples']}"
 
 
 def _checksum(path: Path) -> str:

@@ -9,13 +9,10 @@ from pathlib import Path
 
 from hybrid_imagenet import data
 from hybrid_imagenet.comm.quiet import import_tensorflow
-from hybrid_imagenet.config.data import augmentation_of
-from hybrid_imagenet.config.derived import URL_WINDOWS
-from hybrid_imagenet.data import classes, storage
+from hybrid_imagenet.data import classes, directories, registry
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE
 from hybrid_imagenet.numerics.augment import AUGMENTATIONS
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.data import parallel
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,11 +50,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
-    known = "digits, synthetic, tfrecord, folder, webdataset, parquet, huggingface, idx, fashion_mnist or a TFDS name"
-    parser.add_argument(flag, dest="dataset", required=True, help=known)
-    parser.add_argument("--data_dir", help="where it lies: a directory, or for webdataset and parquet a URL")
+    parser.add_argument(flag, dest="dataset", required=True, help=registry.NAMES)
+    parser.add_argument("--data_dir", help=f"where it lies: a directory, or for {registry.AT_URLS} a URL")
     parser.add_argument("--data_cache_dir", help="for copies of the files of a URL")
-    parser.add_argument("--num_classes", type=command_line.positive, help="classes of shards that do not tell")
+    parser.add_argument("--num_classes", type=command_line.positive, help="classes of files that do not tell")
     parser.add_argument("--num_examples", type=command_line.positive, help="training images of a synthetic set")
     parser.add_argument("--val_fraction", type=command_line.fraction, default=0.0, help="of a folder, as in training")
     parser.add_argument(
@@ -76,15 +72,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
         arguments.max_bad_records,
     )
     manifest = prepare.prepare(
-        arguments.dataset,
-        arguments.data_dir,
-        Path(arguments.to).expanduser(),
-        settings,
-        workers=arguments.workers,
-        num_classes=arguments.num_classes,
-        num_examples=arguments.num_examples,
-        val_fraction=arguments.val_fraction,
-        cache_dir=arguments.data_cache_dir,
+        registry.Request.from_flags(arguments), Path(arguments.to).expanduser(), settings, arguments.workers
     )
     for split, entry in manifest["splits"].items():
         size = sum(shard["bytes"] for shard in entry["shards"])
@@ -97,31 +85,19 @@ def _prepare(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _names(arguments: argparse.Namespace, split: str, *, ignore_damage: bool = False) -> parallel.SourceName:
-    return parallel.SourceName(
-        arguments.dataset,
-        arguments.data_dir,
-        split,
-        arguments.num_classes,
-        arguments.num_examples,
-        ignore_damage,
-        val_fraction=arguments.val_fraction,
-        cache_dir=arguments.data_cache_dir,
-    )
-
-
 def _check(arguments: argparse.Namespace) -> int:
     from hybrid_imagenet.tools.data import check
 
     if arguments.split is None:
-        train, validation = (_names(arguments, split, ignore_damage=True).open() for split in data.SPLITS)
+        train, validation = (registry.Request.from_flags(arguments, split).open() for split in data.SPLITS)
         classes.check_splits(arguments.dataset, train.class_names, validation.class_names)
     window = arguments.shuffle_window
     if window is None:
-        window = URL_WINDOWS.get(arguments.dataset, 0) if storage.is_url(arguments.data_dir or "") else 0
+        at_url = directories.is_url(arguments.data_dir or "")
+        window = (at_url and registry.of(arguments.dataset).url_window) or 0
     faults = 0
     for split in [arguments.split] if arguments.split else data.SPLITS:
-        for note in check.check(_names(arguments, split), arguments.workers, window):
+        for note in check.check(registry.Request.from_flags(arguments, split), arguments.workers, window):
             print(note if note.fault else f"note: {note}", flush=True)
             faults += note.fault
     print(f"{faults} faults" if faults else "no faults")
@@ -133,9 +109,9 @@ def _show(arguments: argparse.Namespace) -> int:
     from hybrid_imagenet.tools.data import show
 
     show.contact_sheet(
-        _names(arguments, arguments.split).open(),
+        registry.Request.from_flags(arguments, arguments.split).open(),
         Path(arguments.out),
-        augmentation=arguments.augmentation or augmentation_of(arguments.dataset),
+        augmentation=arguments.augmentation or registry.of(arguments.dataset).augmentation,
         image_size=arguments.image_size,
         count=arguments.count,
         variants=arguments.variants,

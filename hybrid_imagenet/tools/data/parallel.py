@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import concurrent.futures.process
 import contextlib
-import dataclasses
 import multiprocessing
 import os
 import signal
@@ -15,48 +14,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO, TypeVar
 
-from hybrid_imagenet import data
-from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.data import Request, Source
 from hybrid_imagenet.errors import UserError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-@dataclasses.dataclass(frozen=True)
-class SourceName:
-    """The arguments of `data.open_source`, with which another process opens the same source."""
-
-    name: str
-    data_dir: str | None
-    split: str
-    num_classes: int | None = None
-    num_examples: int | None = None
-    ignore_damage: bool = False
-    val_fraction: float = 0.0
-    cache_dir: str | None = None
-
-    def open(self) -> Source:
-        """Opens the source."""
-        return data.open_source(
-            self.name,
-            self.data_dir,
-            self.split,
-            num_classes=self.num_classes,
-            num_examples=self.num_examples,
-            ignore_damage=self.ignore_damage,
-            val_fraction=self.val_fraction,
-            cache_dir=self.cache_dir,
-        )
-
-
 _source: Source | None = None
 
 
-def _start(name: SourceName) -> None:
+def _start(request: Request) -> None:
     """Opens the source in a worker, and makes the worker end when its parent is gone, even if that was killed."""
     global _source
-    _source = name.open()
+    _source = request.open()
     parent = multiprocessing.parent_process()
 
     def follow() -> None:
@@ -74,17 +45,17 @@ def _call(function: Callable[[Source, Any], Any], task: Any) -> Any:
 
 
 def run(
-    function: Callable[[Source, Task], Result], name: SourceName, tasks: Sequence[Task], workers: int
+    function: Callable[[Source, Task], Result], request: Request, tasks: Sequence[Task], workers: int
 ) -> Iterator[tuple[Task, Result]]:
     """Applies a module-level function to (source, task) for all tasks; yields pairs as they are done."""
     if workers == 1 or len(tasks) <= 1:
-        source = name.open()
+        source = request.open()
         for task in tasks:
             yield task, function(source, task)
         return
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(
-        min(workers, len(tasks)), mp_context=context, initializer=_start, initargs=(name,)
+        min(workers, len(tasks)), mp_context=context, initializer=_start, initargs=(request,)
     ) as pool:
         with _interrupts_blocked():  # in the workers for good: this process ends them
             futures = {pool.submit(_call, function, task): task for task in tasks}

@@ -18,8 +18,9 @@ import numpy as np
 
 from hybrid_imagenet import files
 from hybrid_imagenet.comm.quiet import import_tensorflow
-from hybrid_imagenet.data import classes, images, records, shards, storage
-from hybrid_imagenet.data.sources.base import BadRecord, Loss, Source
+from hybrid_imagenet.data import SPLITS, Request, classes, directories, images
+from hybrid_imagenet.data.sources import tfrecord
+from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.tools.data import parallel
 
@@ -55,18 +56,7 @@ class _Shard:
     settings: Settings
 
 
-def prepare(
-    name: str,
-    data_dir: str | None,
-    target: Path,
-    settings: Settings,
-    *,
-    workers: int = 1,
-    num_classes: int | None = None,
-    num_examples: int | None = None,
-    val_fraction: float = 0.0,
-    cache_dir: str | None = None,
-) -> dict[str, Any]:
+def prepare(request: Request, target: Path, settings: Settings, workers: int = 1) -> dict[str, Any]:
     """Writes `train` and `validation` shards of a data set into `target`; returns the manifest.
 
     Shards appear whole or not at all. A shard that an interrupted call with the same source and settings has finished
@@ -77,28 +67,21 @@ def prepare(
       UserError: for a source that cannot be used, a bad record, more of them than `max_bad`, or a target that holds
         something else or that another call writes.
     """
-    from hybrid_imagenet import data
-
-    sources = {
-        split: parallel.SourceName(
-            name, data_dir, split, num_classes, num_examples, settings.skip_bad, val_fraction, cache_dir
-        )
-        for split in data.SPLITS
-    }
-    opened = {split: source.open() for split, source in sources.items()}
-    classes.check_splits(name, opened["train"].class_names, opened["validation"].class_names)
+    requests = {split: dataclasses.replace(request, split=split) for split in SPLITS}
+    opened = {split: one.open() for split, one in requests.items()}
+    classes.check_splits(request.name, opened["train"].class_names, opened["validation"].class_names)
     with _locked(target):
-        _claim(target, _receipt_of(name, data_dir, opened, settings))
+        _claim(target, _receipt_of(request, opened, settings))
         manifest: dict[str, Any] = {
-            "source": name,
+            "source": request.name,
             "class_names": list(opened["train"].class_names),
             "resize": settings.resize,
             "quality": settings.quality if settings.resize else None,
             "splits": {},
         }
-        for split, source in sources.items():
-            manifest["splits"][split] = _write_split(source, opened[split], split, target, settings, workers)
-        with files.replacing(target / shards.MANIFEST) as temporary:
+        for split, source in opened.items():
+            manifest["splits"][split] = _write_split(requests[split], source, target, settings, workers)
+        with files.replacing(target / tfrecord.MANIFEST) as temporary:
             temporary.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
         for leftover in (*target.glob(".*"), *(target / _STATE).iterdir()):
             leftover.unlink()
@@ -106,14 +89,16 @@ def prepare(
     return manifest
 
 
-def _receipt_of(name: str, data_dir: str | None, sources: Mapping[str, Source], settings: Settings) -> dict[str, Any]:
+def _receipt_of(request: Request, sources: Mapping[str, Source], settings: Settings) -> dict[str, Any]:
     """Returns what an interrupted call and the one that continues it must have in common, JSON-ready."""
-    place = data_dir if data_dir is None or storage.is_url(data_dir) else str(Path(data_dir).expanduser().resolve())
+    place = request.data_dir
+    if place is not None and not directories.is_url(place):
+        place = str(request.directory.resolve())
     names = json.dumps([source.class_names for source in sources.values()])
     choices = dataclasses.asdict(settings)
     choices.pop("max_bad")  # it may be raised to continue
     return {
-        "source": name,
+        "source": request.name,
         "directory": place and without_secrets(place),
         "sizes": {split: source.num_examples for split, source in sources.items()},
         "classes": hashlib.sha256(names.encode()).hexdigest(),
@@ -168,9 +153,8 @@ def _claim(target: Path, receipt: dict[str, Any]) -> None:
         raise UserError(f"--to={target}: cannot be written ({error.strerror or error})") from None
 
 
-def _write_split(
-    name: parallel.SourceName, source: Source, split: str, target: Path, settings: Settings, workers: int
-) -> dict[str, Any]:
+def _write_split(request: Request, source: Source, target: Path, settings: Settings, workers: int) -> dict[str, Any]:
+    split = request.split
     count = -(-source.num_examples // settings.per_shard)
     bounds = np.linspace(0, source.num_examples, count + 1).astype(int).tolist()
     names = [f"{split}-{number:05d}-of-{count:05d}" for number in range(count)]
@@ -179,7 +163,7 @@ def _write_split(
     ]
     for note in source.notes:
         _log.warning("%s", note)
-    dropped = _Dropped(source.losses, settings.max_bad)
+    dropped = _Dropped(settings.max_bad)
     progress = parallel.Progress(f"{split} shards", source.num_examples)
     todo = []
     for task in tasks:
@@ -189,47 +173,36 @@ def _write_split(
         else:
             dropped.add(bad)
             progress.add(task.last - task.first)
-    for task, bad in parallel.run(_write_shard, name, todo, workers):
+    for task, bad in parallel.run(_write_shard, request, todo, workers):
         dropped.add(bad)
         progress.add(task.last - task.first)
     receipts = [json.loads(_receipt(target / shard).read_text()) for shard in names]
     _write_index(target / f"{split}.index.npz", receipts)
     bad = [line for receipt in receipts for line in receipt.pop("bad_records")]
-    entry = {
+    return {
         "num_examples": sum(receipt["num_examples"] for receipt in receipts),
-        "images_in": source.num_examples + source.lost,
-        "images_dropped": len(bad) + source.lost,
-        "bad_records": [*map(str, source.losses), *bad],
+        "images_in": source.num_examples,
+        "images_dropped": len(bad),
+        "bad_records": bad,
         "notes": [str(note) for note in source.notes if note.fault],
         "shards": receipts,
     }
-    if entry["images_in"] != entry["num_examples"] + entry["images_dropped"]:
-        raise UserError(
-            f"--to={target}: of {entry['images_in']} {split} images {entry['num_examples']} are written and "
-            f"{entry['images_dropped']} were dropped, which does not add up; remove it and prepare the set again"
-        )
-    return entry
 
 
 class _Dropped:
     """Tells what is left out of a split as it becomes known, and fails when it is too much."""
 
-    def __init__(self, losses: Sequence[Loss], limit: int) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
         self._count = 0
-        for loss in losses:
-            self._tell(str(loss), loss.count)
 
     def add(self, records: Sequence[str]) -> None:
         """Adds the bad records of a shard."""
-        for record in records:
-            self._tell(record, 1)
-
-    def _tell(self, line: str, count: int) -> None:
-        self._count += count
-        _log.warning("left out (%d so far): %s", self._count, line)
-        if self._count > self._limit:
-            raise UserError(f"more than --max_bad_records={self._limit} bad records; the last: {line}")
+        for line in records:
+            self._count += 1
+            _log.warning("left out (%d so far): %s", self._count, line)
+            if self._count > self._limit:
+                raise UserError(f"more than --max_bad_records={self._limit} bad records; the last: {line}")
 
 
 def _write_index(path: Path, receipts: Sequence[dict[str, Any]]) -> None:
@@ -237,8 +210,9 @@ def _write_index(path: Path, receipts: Sequence[dict[str, Any]]) -> None:
     offsets = [np.array(receipt.pop("offsets"), np.int64) for receipt in receipts]
     lengths = [np.diff(starts, append=r["bytes"]) for starts, r in zip(offsets, receipts, strict=True)]
     numbers = np.repeat(np.arange(len(receipts)), [len(starts) for starts in offsets])
-    with files.replacing(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, shard=numbers, offset=np.concatenate(offsets), length=np.concatenate(lengths))
+    with files.replacing(path) as temporary:
+        index = tfrecord.ShardIndex(numbers, np.concatenate(offsets), np.concatenate(lengths))
+        tfrecord.write_index(temporary, index)
 
 
 def _finished(task: _Shard) -> list[str] | None:
@@ -304,8 +278,8 @@ def _record(source: Source, index: int, settings: Settings) -> bytes:
             content, height, width = reduced(content, kind, height, width, settings.resize, settings.quality)
     except ValueError as error:
         raise BadRecord(file, offset, str(error)) from None
-    return records.frame(
-        records.encode_example(
+    return tfrecord.frame(
+        tfrecord.encode_example(
             {
                 "image/encoded": content,
                 "image/class/label": label + 1,
@@ -339,9 +313,7 @@ def reduced(content: bytes, kind: int, height: int, width: int, shorter: int, qu
         if min(height, width) <= shorter:
             return content, height, width
         import_tensorflow()  # images that are copied do without it
-        from hybrid_imagenet.data import strict_decode
-
-        strict_decode.verify(content)
+        images.verify(content)
     picture = images.picture(content)
     scale = min(1.0, shorter / min(height, width))
     size = (max(1, round(width * scale)), max(1, round(height * scale)))

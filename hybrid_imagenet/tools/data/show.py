@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.data import device, pipeline
 from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.data.sources.subset import Subset
 from hybrid_imagenet.numerics import augment
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 
@@ -34,27 +35,9 @@ def contact_sheet(
     Image.fromarray(sheet).save(path, "PNG")
 
 
-class _Chosen(Source):
-    """Some examples of a source."""
-
-    def __init__(self, source: Source, chosen: np.ndarray) -> None:
-        super().__init__()
-        self._source = source
-        self._chosen = chosen
-        self.num_examples = len(chosen)
-        self.num_classes = source.num_classes
-        self.class_names = source.class_names
-
-    def locate(self, index: int) -> tuple[str, int]:
-        return self._source.locate(int(self._chosen[index]))
-
-    def read_one(self, index: int) -> tuple[bytes, int]:
-        return self._source.read_one(int(self._chosen[index]))
-
-
 def _evaluated(source: Source, chosen: np.ndarray, augmentation: str, image_size: int) -> np.ndarray:
     fraction = augment.evaluation_fraction(augmentation)
-    part = _Chosen(source, chosen)
+    part = Subset(source, chosen)
     batches = pipeline.evaluation(part, len(chosen), image_size=image_size, crop_fraction=fraction)
     return np.asarray(next(iter(batches))["image"].numpy())
 
@@ -64,7 +47,7 @@ def _trained(
 ) -> np.ndarray:
     order = SampleOrder(len(chosen), seed, shuffle=False)
     batches = pipeline.training(
-        _Chosen(source, chosen),
+        Subset(source, chosen),
         order,
         Cursor(epoch),
         (len(chosen), 1),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hybrid_imagenet.data.storage import is_url
+from hybrid_imagenet.data.directories import is_url
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.doctor import hosts, nccl, ranks

@@ -5,8 +5,7 @@ import threading
 import numpy as np
 
 from hybrid_imagenet import data
-from hybrid_imagenet.data.bad_records import BadRecords
-from hybrid_imagenet.data.replacement import UsableExamples
+from hybrid_imagenet.data.bad_records import BadRecords, UsableExamples
 
 
 def test_pipelines_share_their_reading_threads():

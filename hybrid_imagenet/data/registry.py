@@ -1,0 +1,203 @@
+"""Lists the data sets that --dataset takes, in plain values: nothing here needs TensorFlow.
+
+A new one is a module in `data/sources/` and a line in `SOURCES`. The module has two functions: `find(request)` looks
+for the files of a split by a listing alone and returns a `Glance`, `open_split(request)` returns a `Source`. Flags,
+help, the check before TensorFlow is loaded, the default augmentation and the window at a URL follow from the line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hybrid_imagenet.data import directories
+from hybrid_imagenet.errors import UserError, without_secrets
+from hybrid_imagenet.numerics import mlperf
+
+if TYPE_CHECKING:
+    from hybrid_imagenet.data.sources.base import Source
+
+SPLITS = ("train", "validation")
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceType:
+    """A form in which data sets lie.
+
+    Attributes:
+      module: in `data/sources/`.
+      directory: whether --data_dir must be given.
+      url_window: shards that are mixed at a time at a URL: some 20,000 images of ImageNet, in 1,024 tar files or in
+        Parquet files of 0.5 GB, of which half of the default --data_memory_gb holds four (docs/input.md); None for what
+        is not read from URLs.
+      augmentation: what --augmentation=auto means: no flips for characters, shifts by whole pixels for small pictures.
+      images: training images, where these are known without a look at the files.
+    """
+
+    module: str
+    directory: bool = True
+    url_window: int | None = None
+    augmentation: str = "alexnet"
+    images: int | None = None
+
+
+_TFDS = SourceType("tfds", directory=False)
+SOURCES = {
+    "folder": SourceType("folder"),
+    "tfrecord": SourceType("tfrecord"),
+    "webdataset": SourceType("webdataset", url_window=16),
+    "parquet": SourceType("parquet", url_window=4),
+    "huggingface": SourceType("huggingface"),
+    "idx": SourceType("idx", augmentation="digits"),
+    "fashion_mnist": SourceType("idx", directory=False, augmentation="shift", images=60_000),
+    "digits": SourceType("digits", directory=False, augmentation="digits", images=1500),
+    "synthetic": SourceType("synthetic", directory=False),
+    "synthetic_tensors": SourceType("synthetic", directory=False),
+    "imagenet2012": dataclasses.replace(_TFDS, images=mlperf.TRAIN_IMAGES),
+}
+_TFDS_AUGMENTATIONS = {
+    **dict.fromkeys(("mnist", "kmnist", "emnist", "svhn_cropped"), "digits"),
+    **dict.fromkeys(("cifar10", "cifar100", "fashion_mnist"), "shift"),
+}
+NAMES = f"{', '.join(SOURCES)}, or the name of another TFDS image classification set"
+AT_URLS = " and ".join(name for name, source in SOURCES.items() if source.url_window)
+
+
+_FLAGS = {
+    **{name: name for name in ("num_classes", "num_examples", "val_fraction", "storage_timeout")},
+    "cache": "data_cache",
+    "cache_dir": "data_cache_dir",
+}
+"""The flags that give the attributes of a `Request`."""
+
+
+def of(name: str) -> SourceType:
+    """Returns what is known of a data set; a name that is not listed is one of TFDS: NAME/CONFIG:VERSION."""
+    base = name.partition("/")[0].partition(":")[0]
+    other = dataclasses.replace(_TFDS, augmentation=_TFDS_AUGMENTATIONS.get(base, "alexnet"))
+    return SOURCES.get(name, other)
+
+
+@dataclasses.dataclass(frozen=True)
+class Glance:
+    """What a listing shows of a data set.
+
+    Attributes:
+      text: where it was found, for people.
+      classes: their number; None where only reading can tell.
+    """
+
+    text: str
+    classes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One split of a data set, and how it is read.
+
+    Attributes:
+      name: of `SOURCES`, or of a TFDS set.
+      data_dir: where it lies; for `digits` where it is written, by default the user's cache. A URL needs `cache_dir`.
+      split: "train" or "validation".
+      num_classes: of synthetic images, or of files that do not tell.
+      num_examples: of the training split of a synthetic set.
+      memory_bytes: bound on what is kept in memory: Parquet row groups, or the cache.
+      cache: "encoded" or "decoded" keeps what was read in memory, as it is or as pixels; "none" keeps nothing.
+      cache_dir: local directory for copies of the files of a URL.
+      val_fraction: of a folder without a validation split: the part of each class that is validated.
+      storage_timeout: seconds for which a URL that fails is tried again.
+    """
+
+    name: str
+    data_dir: str | None = None
+    split: str = "train"
+    num_classes: int | None = None
+    num_examples: int | None = None
+    memory_bytes: int = 1 << 30
+    cache: str = "none"
+    cache_dir: str | None = None
+    val_fraction: float = 0.0
+    storage_timeout: float = 120.0
+
+    @classmethod
+    def from_flags(cls, flags: Any, split: str = "train", **options: Any) -> Request:
+        """Returns what the flags of a configuration, or those that another command has of them, ask for.
+
+        Args:
+          flags: the values by name.
+          split: "train" or "validation".
+          options: attributes that no flag has, or that go before its flag.
+        """
+        found = {field: getattr(flags, name) for field, name in _FLAGS.items() if hasattr(flags, name)}
+        return cls(flags.dataset, flags.data_dir, split, **found | options)
+
+    @property
+    def directory(self) -> Path:
+        """The directory that was given, where one must be."""
+        return Path(self.data_dir or "").expanduser()
+
+    def files(self) -> directories.Directory:
+        """Opens the directory, at a path or a URL."""
+        if self.cache_dir is None or not directories.is_url(self.data_dir or ""):
+            return directories.Directory(str(self.directory))
+        from hybrid_imagenet.data.remote import RemoteDirectory
+
+        return RemoteDirectory(self.data_dir or "", Path(self.cache_dir).expanduser(), self.storage_timeout)
+
+    def look(self) -> Glance:
+        """Looks for the split by listings alone, within a second; no image is read, no server asked.
+
+        Raises:
+          UserError: for a data set that is unknown, or whose directory or files are missing.
+        """
+        self._check()
+        if directories.is_url(self.data_dir or ""):
+            return Glance(without_secrets(f"{self.data_dir} is read when training starts"))
+        found: Glance = self._module().find(self)
+        return found
+
+    def open(self) -> Source:
+        """Opens the split.
+
+        Raises:
+          UserError: if there is no such data set or it cannot be used.
+        """
+        self._check()
+        source: Source = self._module().open_split(self)
+        if self.cache == "none" or source.ready or source.side is not None:  # the last has all pixels in memory
+            return source
+        from hybrid_imagenet.data.cache import CachedSource
+
+        return CachedSource(source, self.cache, self.memory_bytes)
+
+    def _module(self) -> Any:
+        return importlib.import_module(f"hybrid_imagenet.data.sources.{of(self.name).module}")
+
+    def _check(self) -> None:
+        """Raises UserError for a directory or URL that is missing, or does not go with the data set."""
+        kind = of(self.name)
+        if self.val_fraction and kind.module != "folder":
+            raise UserError(
+                f"--val_fraction={self.val_fraction:g} goes with --dataset=folder, not {self.name}: leave it out, or "
+                f"use --tuning_split={self.val_fraction:g}"
+            )
+        if not self.data_dir:
+            if kind.directory:
+                raise UserError(f"--dataset={self.name}: give the directory where it lies as --data_dir")
+        elif not directories.is_url(self.data_dir):
+            if kind.directory and not self.directory.is_dir():
+                raise UserError(f"--data_dir={self.data_dir}: no such directory")
+        elif kind.url_window is None:
+            raise UserError(f"--data_dir={self.data_dir}: URLs go with --dataset={AT_URLS}, not {self.name}")
+        elif self.cache_dir is None:
+            raise UserError(
+                f"--data_dir={self.data_dir}: give a local directory for copies of its files as --data_cache_dir"
+            )
+
+
+def look(request: Request, splits: tuple[str, ...] = SPLITS) -> Glance:
+    """Looks for several splits as `Request.look` does; returns what the first shows."""
+    found = [dataclasses.replace(request, split=split).look() for split in splits]
+    return found[0]
