@@ -15,6 +15,10 @@ from hybrid_imagenet.resilience import interrupts, lasting_output
 COMMANDS = {
     "train": ("hybrid_imagenet.main", "train in this process, or as one rank of a job"),
     "run": ("hybrid_imagenet.tools.run", "start training, or a script, on several ranks and hosts"),
+    "resume": ("hybrid_imagenet.tools.resume", "continue a run with its own flags, or with others"),
+    "runs": ("hybrid_imagenet.tools.runs", "list runs with their state and results; compare the flags of two"),
+    "status": ("hybrid_imagenet.tools.status", "how a run stands, and how to continue or stop it"),
+    "stop": ("hybrid_imagenet.tools.stop", "ask a run to save and stop"),
     "evaluate": ("hybrid_imagenet.tools.evaluate", "loss, top-1 and top-5 of a trained network on a dataset"),
     "predict": ("hybrid_imagenet.tools.predict", "the most probable classes of images"),
     "export": (

@@ -9,7 +9,8 @@
 #
 #   --dry-run         print the settings and the exact command, run nothing
 #   --slots=N         ranks on hosts without :SLOTS (8, one for each GPU)
-#   --interface=NAME  network interface for start-up and TCP (default $INTERFACE); name it on hosts with several
+#   --network-interfaces=NAME
+#                     network interface for start-up and TCP (default $INTERFACE); name it on hosts with several
 #   --ssh-port=N      port of sshd on the hosts
 #   --module=NAME     run this Python module instead, such as hybrid_imagenet.benchmarks; its words come after --
 #   --                everything after it goes to the program

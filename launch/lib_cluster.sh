@@ -41,7 +41,7 @@ cluster_main() {
       --dry-run) dry_run=1 ;;
       --slots=*) default_slots=${argument#*=} ;;
       --ssh-port=*) ssh_port=${argument#*=} ;;
-      --interface=*) interface=${argument#*=} ;;
+      --network-interfaces=*) interface=${argument#*=} ;;
       --module=*) module=${argument#*=} ;;
       --) own_flags=0 ;;
       -*=* | --*) flags+=("$argument") ;;
@@ -51,7 +51,7 @@ cluster_main() {
   done
   check_number "$default_slots" --slots 1024
   [[ -z $ssh_port ]] || check_number "$ssh_port" --ssh-port 65535
-  [[ -z $interface ]] || check_name "$interface" --interface
+  [[ -z $interface ]] || check_name "$interface" --network-interfaces
   [[ -z $module || $module =~ ^[A-Za-z_][A-Za-z0-9_.]*$ ]] ||
     usage_error "--module '$module': give the name of a Python module"
   ((${#specs[@]})) || [[ -z ${HOSTS:-} ]] || specs=("$HOSTS")

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from hybrid_imagenet import __main__, config
-from hybrid_imagenet.tools import evaluate, predict, run
+from hybrid_imagenet.tools import evaluate, predict, run, runs
 from hybrid_imagenet.tools.data import command as data
 from hybrid_imagenet.tools.doctor import command as doctor
 from hybrid_imagenet.tools.export import command as export
@@ -52,6 +52,7 @@ PARSERS = {
     "data": lambda words: data._parser().parse_args(words),
     "doctor": doctor.parse_arguments,
     "plan": plan.parse,
+    "runs": lambda words: runs._parser().parse_args(words),
     "run": lambda words: config.resolve(run.parse_arguments(words)[1]),
 }
 

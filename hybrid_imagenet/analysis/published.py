@@ -168,9 +168,6 @@ EFFICIENCIES = (
 
 MIKAMI_FOUR_GPUS = 2565.0
 """Mikami et al., Table 6: images per second of one node (4 GPUs), the yardstick of its efficiencies."""
-HAL_IO_GB_S = 3.30
-HAL_IOPS = 36500.0
-"""NCSA HAL: mean file-system bandwidth and operations per second with 64 GPUs, epochs 10 to 60."""
 
 
 def reference_epochs(global_batch: int) -> float | None:

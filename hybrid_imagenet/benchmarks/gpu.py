@@ -75,7 +75,9 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("-H", "--hosts", default="localhost", metavar="HOST:SLOTS,...", help="(this host, all GPUs)")
     parser.add_argument("--ssh_port", type=int, help="port of sshd on the hosts")
-    parser.add_argument("--interface", default="", help="network interface that the run will use")
+    parser.add_argument(
+        "--network_interfaces", dest="interface", default="", help="network interface that the run will use"
+    )
     parser.add_argument("--out", default="gpu-report", help="directory for the report (%(default)s)")
     parser.add_argument("--steps", type=command_line.positive, default=20, help="steps per round (%(default)s)")
     parser.add_argument("--rounds", type=command_line.positive, default=3, help="rounds that count (%(default)s)")
@@ -110,7 +112,7 @@ def climb(options: argparse.Namespace, flags: Sequence[str], tools: Tools, say: 
 def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str], tools: Tools, say: Callable) -> None:
     say("1. the doctor")
     arguments = ["-H", options.hosts, *([f"--ssh_port={options.ssh_port}"] if options.ssh_port else [])]
-    arguments += [f"--interface={options.interface}"] if options.interface else []
+    arguments += [f"--network_interfaces={options.interface}"] if options.interface else []
     facts, findings = tools.examine(arguments)
     report["facts"], report["findings"] = dict(facts), [dataclasses.asdict(finding) for finding in findings]
     for finding in findings:

@@ -58,7 +58,7 @@ def by_script(script: str, default_slots: int = 1, limit: float = _LIMIT) -> Lis
     try:
         words = shlex.split(script)
     except ValueError as error:
-        raise UserError(f"--host-discovery-script {script}: {error}") from None
+        raise UserError(f"--host_discovery_script {script}: {error}") from None
 
     def listed() -> dict[str, int]:
         lines = (line.strip() for line in _output(words, limit).splitlines())
@@ -117,7 +117,7 @@ class Discovery:
         try:
             self._listed = listed()
         except ValueError as error:
-            raise UserError(f"--host-discovery-script: {error}") from None
+            raise UserError(f"--host_discovery_script: {error}") from None
         self._hosts: Mapping[str, int] = dict(self._listed)
         # Apart, so that a script that hangs does not delay the news that a host is lost.
         for work in (self._keep_listing, self._keep_asking):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
 from hybrid_imagenet.runlog import summary as summaries
-from hybrid_imagenet.runlog.progress import Messages, Status, accuracies
+from hybrid_imagenet.runlog.progress import EpochTable, Messages, Status
 from hybrid_imagenet.stages import START
 
 MODES = ("auto", "live", "plain", "none")
@@ -84,7 +84,7 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 class PlainView:
-    """Prints one line per epoch, and one about steps at most every `line_seconds` seconds."""
+    """Prints a table with a row per epoch, and one about steps at most every `line_seconds` seconds."""
 
     def __init__(self, stream: TextIO, total_epochs: float, *, line_seconds: float | None, clock: Callable[[], float]):
         """`line_seconds` None shows messages only."""
@@ -94,54 +94,50 @@ class PlainView:
         self._clock = clock
         self._last_line = float("-inf")
         self._messages = Messages()
-        self._status = Status({}, total_epochs)
+        self._notes: Mapping[str, str] = {}
+        self._in_table = False  # its head stands above the rows, again after a message
+        self.run_started({})
 
     def run_started(self, info: Mapping[str, Any]) -> None:
         """Begins."""
         self._status = Status(info, self._total_epochs)
+        self._table = EpochTable(self._status)
 
     def advance(self, step: int, position: float | None = None) -> None:
         """Notes a finished step."""
         self._status.advance(step, position)
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Writes a line if the last one about steps is old enough."""
+        """Writes a row if the last one is old enough."""
         self._status.step(record)
         now = self._clock()
         if self._line_seconds is None or now - self._last_line < self._line_seconds:
             return
-        self._last_line = now
-        left = self._status.remaining_seconds()
-        self._write(
-            f"epoch {self._status.epoch}/{self._total_epochs:g}",
-            f"step {self._status.steps_done}",
-            *(f"{name} {value}" for name, value in accuracies(record, ("train",))),
-            self._status.rate_text(),
-            None if left is None else f"{summaries.duration(left)} left",
-            self._status.trouble_text(),
-        )
+        self._row(record)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Writes the epoch's line."""
+        """Writes the epoch's row, and below it what is new."""
         self._status.epoch_done(record)
-        if self._line_seconds is None:
-            return
+        if self._line_seconds is not None:
+            self._row(record)
+
+    def _row(self, record: Mapping[str, Any]) -> None:
         self._last_line = self._clock()
-        left = self._status.remaining_seconds()
-        self._write(
-            f"epoch {record['epoch']:g}/{self._total_epochs:g} done",
-            *(f"{name} {value}" for name, value in accuracies(record)),
-            self._status.rate_text(),
-            self._status.phase_text(),
-            self._status.target_text(),
-            self._status.reference_text(),
-            self._status.trouble_text(),
-            f"{summaries.duration(left)} left" if left else None,
-        )
+        if not self._in_table:
+            self._write(self._table.head())
+        self._in_table = True
+        self._write(self._table.row(record))
+        for name, note in self._status.notes().items():
+            if note != self._notes.get(name):
+                self._write(f"{'':10} {note}")
+        self._notes = self._status.notes()
 
     def message(self, text: str, rank: int | None = None) -> None:
         """Writes the message unless it was written before."""
-        self._write(self._messages.line(text, rank))
+        line = self._messages.line(text, rank)
+        if line is not None:
+            self._in_table = False
+            self._write(line)
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
         """Writes who else sent a message, and the summary."""
@@ -151,9 +147,7 @@ class PlainView:
             for line in summaries.lines(summary):
                 self._write(line)
 
-    def _write(self, *parts: str | None) -> None:
-        line = ", ".join(part for part in parts if part)
-        if line:
-            with START.quiet():
-                self._stream.write(line + "\n")
-                self._stream.flush()
+    def _write(self, line: str) -> None:
+        with START.quiet():
+            self._stream.write(line + "\n")
+            self._stream.flush()

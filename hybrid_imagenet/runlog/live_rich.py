@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hybrid_imagenet.runlog import summary as summaries
-from hybrid_imagenet.runlog.progress import Messages, Status, accuracies
+from hybrid_imagenet.runlog.progress import EpochTable, Messages, Status, accuracies
 from hybrid_imagenet.stages import START
 
 _REFRESH_SECONDS = 0.25
@@ -52,11 +52,13 @@ class LiveView:
         self._last_drawn = float("-inf")
         self._messages = Messages()
         self._status = Status({}, total_epochs)
-        self._open = False
+        self._open = self._in_table = False
 
     def run_started(self, info: Mapping[str, Any]) -> None:
         """Opens the status area with the first step; what others print appears above it then."""
         self._status = Status(info, self._total_epochs)
+        self._table = EpochTable(self._status)
+        self._in_table = False  # its head stands above the rows, again after a message
         self._open = True
 
     def advance(self, step: int, position: float | None = None) -> None:
@@ -70,18 +72,19 @@ class LiveView:
         self._draw()
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Takes an epoch record and leaves one line about it above the area."""
+        """Takes an epoch record and leaves its row above the area."""
         self._status.epoch_done(record)
-        parts = [f"epoch {record['epoch']:>3g}"]
-        parts += [f"{word} {text}" for word, text in accuracies(record)]
-        parts += [self._status.rate_text() or ""]
-        self._screen.print(Text("  ".join(part for part in parts if part)))
+        if not self._in_table:
+            self._screen.print(Text(self._table.head()))
+        self._in_table = True
+        self._screen.print(Text(self._table.row(record)))
         self._draw(now=True)
 
     def message(self, text: str, rank: int | None = None) -> None:
         """Prints the message above the area unless it was printed before."""
         line = self._messages.line(text, rank)
         if line is not None:
+            self._in_table = False
             with START.quiet():
                 self._screen.print(Text(line, style="yellow"))
 
@@ -127,8 +130,8 @@ class LiveView:
 
     def _rows(self) -> list[tuple[str, str]]:
         status = self._status
-        train = ", ".join(f"{word} {text}" for word, text in accuracies(status.values, ("train",)))
-        validation = ", ".join(f"{word} {text}" for word, text in accuracies(status.values, ("val",)))
+        train = ", ".join(f"{word} {text}" for word, text in accuracies(status.values, "train"))
+        validation = ", ".join(f"{word} {text}" for word, text in accuracies(status.values, "val", top5=status.top5))
         rows = [
             ("training", train),
             ("validation", validation),

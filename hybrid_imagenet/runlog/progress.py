@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybrid_imagenet.analysis import forecast
-from hybrid_imagenet.errors import printable
+from hybrid_imagenet.errors import counted, printable
 from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.optimizers import registry
 from hybrid_imagenet.runlog.summary import duration
+
+_FEW, _MANY = 5, 1000  # classes
 
 
 class Status:
@@ -30,8 +32,8 @@ class Status:
             `images_per_epoch`, `world_size`, `step`, `epochs` and `validated` (done before this session; the last holds
             pairs of an epoch and its top-1),
             `gpus` (false where ranks have none), `single_gpu_images_per_second`, `target` (a top-1 fraction),
-            `global_batch`, `optimizer` (hybrid if not told), `reference_batch` (global batch if MLPerf's reference
-            applies: ResNet-50 on ImageNet).
+            `num_classes`, `global_batch`, `optimizer` (hybrid if not told), `reference_batch` (global batch if MLPerf's
+            reference applies: ResNet-50 on ImageNet).
           total_epochs: planned.
         """
         self.info = dict(info)
@@ -96,6 +98,11 @@ class Status:
         return forecast.forecast(epochs, values, target, self.total_epochs)
 
     @property
+    def top5(self) -> bool:
+        """Whether top-5 means anything: among five classes or fewer it is always 100 %."""
+        return int(self.info.get("num_classes") or _MANY) > _FEW
+
+    @property
     def epoch_fraction(self) -> float:
         """Fraction of the epoch under way that is done, 0 to 1."""
         return min(max(self.position - (self.epoch - 1), 0.0), 1.0)
@@ -151,6 +158,13 @@ class Status:
             text += f" ({rate / size:,.1f} per {'GPU' if self.info.get('gpus', True) else 'rank'})"
         return text if efficiency is None or size == 1 else f"{text}, efficiency {100 * efficiency:.1f} %"
 
+    def notes(self) -> dict[str, str]:
+        """Returns what stands below a row when it is new: the rule of the updates, forecasts and trouble."""
+        phase = self.values.get("phase")
+        rule = None if phase is None else registry.rule(self.info.get("optimizer", "hybrid"), phase)
+        found = {"phase": rule and f"phase: {rule}", "target": self.target_text(), "reference": self.reference_text()}
+        return {name: text for name, text in (found | {"trouble": self.trouble_text()}).items() if text}
+
     def phase_text(self) -> str | None:
         """Returns phase, learning rate and, under AdaBound, both bounds."""
         values = self.values
@@ -171,7 +185,7 @@ class Status:
         if wait is not None and wait >= 0.1:
             parts.append(f"waiting for data {100 * wait:.0f} % of the time")
         if self.values.get("skipped_steps"):
-            parts.append(f"{self.values['skipped_steps']} steps skipped")
+            parts.append(f"{counted(self.values['skipped_steps'], 'step')} skipped")
         return ", ".join(parts) or None
 
 
@@ -182,16 +196,45 @@ def _running_rate(record: Mapping[str, Any]) -> float | None:
     return rate if not rate or running <= 0 else float(rate * seconds / running)
 
 
-def accuracies(record: Mapping[str, Any], prefixes: tuple[str, ...] = ("train", "val")) -> list[tuple[str, str]]:
-    """Returns name and text of the loss, top-1 and (validation only) top-5 in a record, as far as it has them."""
+def accuracies(record: Mapping[str, Any], part: str, *, top5: bool = True) -> list[tuple[str, str]]:
+    """Returns name and text of the loss, top-1 and (validation only) top-5 of `train` or `val`, as far as known."""
     found = []
-    for prefix in prefixes:
-        for key, word in (("loss", "loss"), ("top1", "top-1"), ("top5", "top-5")):
-            value = record.get(f"{prefix}_{key}")
-            if value is not None and (prefix, key) != ("train", "top5"):
-                name = f"validation {word}" if prefix == "val" and len(prefixes) > 1 else word
-                found.append((name, f"{value:.4f}" if key == "loss" else f"{100 * value:.2f} %"))
+    for key, word in (("loss", "loss"), ("top1", "top-1"), ("top5", "top-5")):
+        value = record.get(f"{part}_{key}")
+        if value is not None and (key != "top5" or (top5 and part == "val")):
+            found.append((word, f"{value:.4f}" if key == "loss" else f"{100 * value:.2f} %"))
     return found
+
+
+_COLUMNS = (("epoch", 10), ("loss", 7), ("top-1", 8), ("val loss", 8), ("val top-1", 9), ("val top-5", 9),
+            ("images/s", 8), ("left", 11))  # fmt: skip
+
+
+class EpochTable:
+    """Writes records as rows of one table of at most 80 columns."""
+
+    def __init__(self, status: Status):
+        """`status` knows the length of the run and its classes."""
+        self._status = status
+        self._columns = [column for column in _COLUMNS if status.top5 or column[0] != "val top-5"]
+
+    def head(self) -> str:
+        """Returns the names of the columns."""
+        return self._line({name: name for name, _ in self._columns})
+
+    def row(self, record: Mapping[str, Any]) -> str:
+        """Returns a step or an epoch record; a step has a fraction of its epoch and no validation."""
+        status = self._status
+        done = f"{record['epoch']:g}" if record.get("kind") == "epoch" else f"{status.position:.2f}"
+        left, rate = status.remaining_seconds(), record.get("images_per_second")
+        cells = {"epoch": f"{done}/{status.total_epochs:g}"} | dict(accuracies(record, "train"))
+        cells |= {f"val {name}": text for name, text in accuracies(record, "val")}
+        cells["images/s"] = "" if not rate else f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+        cells["left"] = duration(left) if left else ""
+        return self._line(cells)
+
+    def _line(self, cells: Mapping[str, str]) -> str:
+        return " ".join(f"{cells.get(name, ''):>{width}}" for name, width in self._columns).rstrip()
 
 
 class Messages:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import pathlib
@@ -19,10 +18,7 @@ Line = tuple[float, str, str, Any, dict[str, Any]]  # seconds, event type, key, 
 
 
 def write(run_dir: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """Writes logs/dawnbench.tsv, logs/dawnbench.json and logs/mlperf.log into a run directory.
-
-    The time at which training began is `started` (seconds since 1970) in config.json; without it, it is reckoned back
-    from the last change of metrics.jsonl.
+    """Writes logs/dawnbench.tsv and logs/mlperf.log into a run directory.
 
     Returns:
       The files.
@@ -33,15 +29,9 @@ def write(run_dir: str | os.PathLike[str]) -> list[pathlib.Path]:
     run = pathlib.Path(run_dir)
     records = jsonl.read(run / "metrics.jsonl")
     config = files.read_json(run / "config.json")
-    started = config.get("started")
-    if started is None:
-        lasted = max((r.get("seconds") or 0.0 for r in records), default=0.0)
-        started = (run / "metrics.jsonl").stat().st_mtime - lasted
-    day = datetime.datetime.fromtimestamp(started, datetime.timezone.utc).date().isoformat()
     contents = {
         "dawnbench.tsv": dawnbench_tsv(records),
-        "dawnbench.json": json.dumps(dawnbench_entry(config, day), indent=2) + "\n",
-        "mlperf.log": mlperf_log(records, config, started),
+        "mlperf.log": mlperf_log(records, config, config["started"]),
     }
     try:
         (run / "logs").mkdir(exist_ok=True)
@@ -62,32 +52,6 @@ def dawnbench_tsv(records: Iterable[Mapping[str, Any]]) -> str:
             values = (record["epoch"], record["seconds"] / 3600, *accuracies)
             lines.append("{:.10g}\t{:.8f}\t{:.4f}\t{:.4f}".format(*values))
     return "\n".join(lines) + "\n"
-
-
-def dawnbench_entry(config: Mapping[str, Any], timestamp: str) -> dict[str, Any]:
-    """Returns the description that goes with the TSV, in the fields that DAWNBench's training entries have.
-
-    Args:
-      config: the content of a run's config.json.
-      timestamp: the day, YYYY-MM-DD.
-    """
-    flags = config.get("flags", {})
-    device = config.get("gpu") if config.get("gpu") not in (None, "none") else config.get("cpu", "unknown")
-    return {
-        "version": "v1.0",
-        "author": "",
-        "authorEmail": "",
-        "framework": f"TensorFlow {config.get('tensorflow', 'unknown')}",
-        "codeURL": "",
-        "model": flags.get("model", "unknown"),
-        "hardware": f"{config.get('world_size', 1)} x {device}",
-        "costPerHour": None,
-        "timestamp": timestamp,
-        "logFilename": "dawnbench.tsv",
-        "misc": {
-            key: flags[key] for key in ("recipe", "dataset", "epochs", "per_gpu_batch", "precision") if key in flags
-        },
-    }
 
 
 def mlperf_log(records: Iterable[Mapping[str, Any]], config: Mapping[str, Any], started: float, **facts: Any) -> str:

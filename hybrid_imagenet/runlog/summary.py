@@ -28,8 +28,7 @@ _CRITERIA = (
     "actual_average_single_gpu_seconds",
 )
 
-INPUT_WINDOW = (10, 60)
-"""First and last epoch, both counted, of the averages of input that the NCSA HAL benchmark prints."""
+_IMAGENET_CLASSES = 1000
 _SPLITS = {"tuning": "on the tuning images: "}
 _GRADIENTS = ("gradient_elements", "gradient_overflow", "gradient_underflow", "gradient_zeros")
 
@@ -66,9 +65,8 @@ def summarize(
       after the first, whose start-up would distort it); `wall_seconds`, `world_size`, `images_per_epoch`,
       `skipped_steps`; `images_dropped`, the sum of `train_dropped`, `bad_records` behind them, and the last
       `val_dropped`; `gradient_elements`, `gradient_overflow`, `gradient_underflow` and `gradient_zeros`, sums over
-      the epochs (see `callbacks.costs.WireHealthLog`); `read_bytes_per_second` and
-      `reads_per_second`, means over epochs 10 to 60 (see `mean_input_rate`); `single_gpu_images_per_second`,
-      `scaling_efficiency`; `time_by_cause`; and `targets`, a list with the criteria of Lu et al. for each target (see
+      the epochs (see `callbacks.costs.WireHealthLog`); `single_gpu_images_per_second`, `scaling_efficiency`;
+      `time_by_cause`; and `targets`, a list with the criteria of Lu et al. for each target (see
       `target_criteria`).
     """
     records = list(records)
@@ -105,8 +103,6 @@ def summarize(
         "bad_records": max((r["bad_records"] for r in epochs if r.get("bad_records") is not None), default=None),
         "val_dropped": _last(epochs, "val_dropped"),
         **{key: _sum(epochs, key) for key in _GRADIENTS},
-        "read_bytes_per_second": mean_input_rate(epochs, "bytes_read"),
-        "reads_per_second": mean_input_rate(epochs, "reads"),
         "single_gpu_images_per_second": single_gpu_images_per_second,
         "scaling_efficiency": efficiency,
         "targets": hits,
@@ -163,20 +159,6 @@ def mean_throughput(epochs: Sequence[Record]) -> float | None:
     pairs = [(r["images_per_second"], r.get("train_seconds", 1.0)) for r in epochs if r.get("images_per_second")]
     total = sum(seconds for _, seconds in pairs)
     return sum(rate * seconds for rate, seconds in pairs) / total if total else None
-
-
-def mean_input_rate(epochs: Sequence[Record], key: str) -> float | None:
-    """Returns the sum of `key` over the training seconds in the epochs of `INPUT_WINDOW`; None where none has both.
-
-    Args:
-      epochs: epoch records, all or part of a run's.
-      key: bytes_read or reads: what the program asks of the file system, over all ranks. Caches may serve some of it,
-        so that the file system itself sees less.
-    """
-    rows = [r for r in epochs if INPUT_WINDOW[0] <= r.get("epoch", 0) <= INPUT_WINDOW[1]]
-    rows = [r for r in rows if r.get(key) is not None and r.get("train_seconds")]
-    seconds = sum(r["train_seconds"] for r in rows)
-    return sum(r[key] for r in rows) / seconds if rows else None
 
 
 def steady_throughput(epochs: Sequence[Record]) -> float | None:
@@ -270,9 +252,10 @@ def _stored_speed(text: str) -> float:
 def lines(summary: Mapping[str, Any]) -> list[str]:
     """Returns the summary in a few lines of text, for the end of a run."""
     split = _SPLITS.get(str(summary.get("val_split")), "")
+    top5 = f", top-5 {_percent(summary['val_top5'])}" if (summary.get("num_classes") or _IMAGENET_CLASSES) > 5 else ""
     text = [
         f"{split}top-1 {_percent(summary['val_top1'])} (best {_percent(summary['best_val_top1'])} in epoch "
-        f"{_plain(summary['best_epoch'])}), top-5 {_percent(summary['val_top5'])} after {_epochs(summary)}",
+        f"{_plain(summary['best_epoch'])}){top5} after {_epochs(summary)}",
         f"{_number(summary['images_per_second'])} images/s on {counted(summary['world_size'], 'rank')}, "
         f"{duration(summary['wall_seconds'])} in all",
     ]
@@ -282,20 +265,19 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
             f"{_number(summary['single_gpu_images_per_second'])} images/s"
         )
     if summary.get("skipped_steps") or summary.get("gradient_overflow"):
-        text.append(f"{summary['skipped_steps']} steps skipped for gradients that were not finite")
+        text.append(f"{counted(summary['skipped_steps'], 'step')} skipped for gradients that were not finite")
     if summary.get("images_dropped") or summary.get("val_dropped"):
         text.append(
-            f"{summary['images_dropped'] or 0} training images dropped in all epochs for {summary['bad_records'] or 0} "
-            f"bad records, {summary['val_dropped'] or 0} validation images in the last"
+            f"{counted(summary['images_dropped'] or 0, 'training image')} dropped in all epochs for "
+            f"{counted(summary['bad_records'] or 0, 'bad record')}, "
+            f"{counted(summary['val_dropped'] or 0, 'validation image')} in the last"
         )
     if summary.get("lost_epochs"):
-        text.append(f"{len(summary['lost_epochs'])} epochs have no records: these results are of the others")
+        text.append(f"no records of {counted(len(summary['lost_epochs']), 'epoch')}: these results are of the others")
     lost = [summary.get(key) or 0 for key in ("gradient_overflow", "gradient_underflow")]
     if any(lost):
         shares = [_percent(count / summary["gradient_elements"]) for count in lost]
-        text.append(
-            f"gradient values, where they were counted: {shares[0]} overflowed, {shares[1]} vanished on the wire"
-        )
+        text.append(f"gradient values, where they were counted: {shares[0]} overflowed, {shares[1]} underflowed")
     for goal in filter(lambda goal: _means_something(goal, summary), summary["targets"]):
         text += _goal_lines(goal, summary)
     return text
@@ -312,8 +294,8 @@ def _plain(number: float | None) -> str:
 
 
 def _means_something(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> bool:
-    """Whether a target was asked for, or is the papers' on their data set. A summary that does not tell has both."""
-    imagenet = summary.get("imagenet", True)
+    """Whether a target was asked for, or is the papers' on their dataset."""
+    imagenet = summary.get("num_classes") == _IMAGENET_CLASSES
     asked = summary.get("target_asked", True) and goal["metric"] == "val_top1"
     return bool(imagenet or asked)
 
@@ -325,7 +307,7 @@ def _goal_lines(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str
         below = f"; the best is {100 * (goal['target'] - best):.2f} points below" if best is not None else ""
         return [f"{name}: not reached{below}"]
     found = [f"{name}: reached in epoch {goal['epochs']:g}, after {duration(goal['seconds'])}"]
-    if summary.get("imagenet", True) and summary.get("gpus", False):
+    if summary.get("num_classes") == _IMAGENET_CLASSES and summary.get("gpus"):
         found.append(
             f"  measures of Lu et al.: convergence rate {goal['convergence_rate']:.4f} (1 / epochs), average "
             f"single-GPU training time {duration(goal['actual_average_single_gpu_seconds'])}"

@@ -46,6 +46,8 @@ class _Layout(argparse.HelpFormatter):
         if not action.option_strings:
             return super()._format_action_invocation(action)
         names = ", ".join(action.option_strings)
+        if isinstance(action.nargs, int) and action.nargs > 1:
+            return " ".join([names, *[self._form(action)] * action.nargs])
         return names if action.nargs == 0 else f"{names}={self._form(action)}"
 
     def _form(self, action: argparse.Action) -> str:

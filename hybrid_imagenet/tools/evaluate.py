@@ -169,10 +169,11 @@ def _source(arguments: argparse.Namespace, network: Trained) -> Source:
 
 def _line(network: Trained, results: dict[str, Any]) -> str:
     which = " (averaged weights)" if network.averaged else ""
+    top5 = f"top-5 {100 * results['top5']:.3f} %, " if len(network.class_names) > 5 else ""
     dropped = f" ({results['dropped']} dropped)" if results["dropped"] else ""
     return (
         f"{printable(network.origin)}{which}: {results['count']} images{dropped}, top-1 {100 * results['top1']:.3f} %, "
-        f"top-5 {100 * results['top5']:.3f} %, loss {results['loss']:.5f}, {results['precision']}"
+        f"{top5}loss {results['loss']:.5f}, {results['precision']}"
     )
 
 

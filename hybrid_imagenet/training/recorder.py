@@ -26,8 +26,6 @@ from hybrid_imagenet.resilience.rollback import Rollback
 from hybrid_imagenet.runlog import jsonl, live, run_dir, standard_logs, summary, trackers
 from hybrid_imagenet.stages import command_start, on_terminal
 
-_IMAGENET_CLASSES = 1000
-
 
 class Recording:
     """Keeps the run directory and everything that is written to it or shown.
@@ -148,7 +146,7 @@ class Recording:
         self._meaning = {
             "epochs_planned": self._config.epochs,
             "target_asked": self._config.origins.get("target_top1", "default") != "default",
-            "imagenet": facts.get("num_classes") == _IMAGENET_CLASSES,
+            "num_classes": facts.get("num_classes"),
             "gpus": facts.get("gpu", "none") != "none",
         }
         flags = self._config.shown()
@@ -313,11 +311,9 @@ def closing_lines(config: Config, run_dir: pathlib.Path, checkpoints: Sequence[p
         return found
     found[0] += f", newest checkpoint: {checkpoints[0].relative_to(run_dir)}"
     report = ["hybrid-imagenet", "report", str(run_dir)]
+    resume = ["hybrid-imagenet", "resume", str(run_dir)]
     if stop == "preempted":
-        resume = "the command that started it, with --resume"
-        if config.run_dir is None:
-            resume += f" --run_dir={shlex.quote(str(run_dir))}"
-        return [*found, f"next: {resume}", f"next: {shlex.join(report)}"]
+        return [*found, f"next: {shlex.join(resume)}", f"next: {shlex.join(report)}"]
     best = ["--best"] if config.keep_best else []
     evaluate = ["hybrid-imagenet", "evaluate", str(run_dir), *best, f"--dataset={config.dataset}"]
     evaluate += [f"--data_dir={without_secrets(config.data_dir)}"] if config.data_dir else []
@@ -325,5 +321,5 @@ def closing_lines(config: Config, run_dir: pathlib.Path, checkpoints: Sequence[p
     evaluate += [f"--val_fraction={config.val_fraction:g}"] if config.val_fraction else []
     export = ["hybrid-imagenet", "export", str(run_dir), *best, f"--to={run_dir / 'network.onnx'}"]
     if config.max_steps is not None and not stop:
-        found.append(f"next: the command that started it, with --resume and without --max_steps={config.max_steps}")
+        found.append(f"next: {shlex.join(resume)}")
     return [*found, *(f"next: {shlex.join(words)}" for words in (report, evaluate, export))]

@@ -128,6 +128,7 @@ class Session(Parts):
             "finished_epochs": self.state.finished_epochs,
             "epochs": self.data.order.position(self.state.cursor),
             "ends_at": self.data.length.ends_at(self.data.global_batch),
+            "num_classes": self.data.source.num_classes,
             "target": self.config.target_top1[0] if self.config.target_top1 else None,
             "single_gpu_images_per_second": self.recording.single_gpu_throughput,
         }

@@ -87,8 +87,8 @@ def test_local_run_passes_flags_unchanged_and_takes_ranks():
         ["a", "--slots=0"],
         ["a", "--ssh-port=22;x"],
         ["a", "--ssh-port=70000"],
-        ["a", "--interface=eth0 --mca x"],
-        ["a", "--interface=$(x)"],
+        ["a", "--network-interfaces=eth0 --mca x"],
+        ["a", "--network-interfaces=$(x)"],
     ],
 )
 def test_hosts_and_options_that_are_none_are_refused_in_one_line(words, tmp_path):

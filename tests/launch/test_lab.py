@@ -145,9 +145,10 @@ def test_ranks_on_two_hosts_add_up_through_the_cluster_script(tmp_path):
 @namespaces
 def test_an_unknown_interface_and_a_dead_host_are_named(tmp_path):
     script = (
-        f"{LAUNCH}/cluster1.sh --interface=eth7 --module=check_ranks; echo code $?; "
+        f"{LAUNCH}/cluster1.sh --network-interfaces=eth7 --module=check_ranks; echo code $?; "
         f"HOSTS=lab1,10.99.0.9 {LAUNCH}/cluster1.sh --module=check_ranks; echo code $?; "
-        "python -m hybrid_imagenet doctor -H lab1:1,lab2:1,10.99.0.9:1 --interface=eth0 --run_dir=$TMPDIR --no_ranks; "
+        "python -m hybrid_imagenet doctor -H lab1:1,lab2:1,10.99.0.9:1 --network_interfaces=eth0 "
+        "--run_dir=$TMPDIR --no_ranks; "
         "echo code $?"
     )
     result = run(LAB, "--hosts=2", "--slots=1", "--", "bash", "-c", script, timeout=120, TMPDIR=str(tmp_path))

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import pathlib
 import re
@@ -73,6 +74,14 @@ def test_the_examples_train_on_two_ranks(pools, tmp_path):
     losses = [float(value) for value in re.findall(r"loss ([\d.]+), loss scale", looped)]
     assert len(losses) == 4 and losses[-1] < losses[0]
     assert re.search(r"last loss over 2 ranks: [\d.]+", looped)
+
+
+def test_the_notebook_trains(pools, tmp_path):
+    cells = json.loads((ROOT / "examples" / "digits.ipynb").read_text())["cells"]
+    path = tmp_path / "digits.py"
+    path.write_text("\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"))
+    first, _ = pools[2].call(run, str(path), [], str(tmp_path))  # as the file that it becomes
+    assert accuracy(first, "validation accuracy after 8 epochs") > 0.85
 
 
 def test_the_example_with_checkpoints_continues_where_it_stopped(pools, tmp_path):

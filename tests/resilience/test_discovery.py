@@ -111,7 +111,7 @@ def test_rubbish_that_is_another_each_time_is_told_once(discovery, tmp_path, cap
 
 @pytest.mark.parametrize("text", ["exit 1", "sleep 60", "echo '$(x)'"])
 def test_a_script_that_fails_at_once_is_a_mistake(discovery, text):
-    with pytest.raises(UserError, match="--host-discovery-script: "):
+    with pytest.raises(UserError, match="--host_discovery_script: "):
         discovery(text, limit=0.3)
 
 

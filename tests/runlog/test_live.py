@@ -131,13 +131,31 @@ def test_plain_lines_are_limited_but_no_epoch_is_left_out():
         if step % 10 == 0:
             view.epoch(epoch_record(step // 10, 0.5))
     lines = stream.getvalue().splitlines()
-    steps = [line for line in lines if "step " in line]
-    assert [line.split(",")[0] for line in lines if "done" in line] == [f"epoch {e}/5 done" for e in (1, 2, 3)]
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split("  ")[-1].strip() == "left" and lines.count(lines[0]) == 1
+    epochs = [line for line in lines if re.match(r" +\d/5 ", line)]
+    assert [line.split()[0] for line in epochs] == ["1/5", "2/5", "3/5"]
+    steps = [line for line in lines if re.match(r" +\d\.\d\d/5 ", line)]
     assert len(steps) == 3  # at 1 s, then ten seconds after each line
-    assert steps[0] == (
-        "epoch 1/5, step 1, loss 1.5000, top-1 25.00 %, 100 images/s (25.0 per GPU), efficiency 83.3 %, 49.0 s left"
-    )
-    assert "validation top-1 50.00 %, validation top-5 90.00 %" in lines[-1]
+    assert steps[0].split() == ["0.10/5", "1.5000", "25.00", "%", "100", "49.0", "s"]
+    assert epochs[0].split() == ["1/5", "1.2500", "1.0000", "50.00", "%", "90.00", "%", "100", "48.0", "s"]
+    for name, text in (("loss", "1.2500"), ("val top-1", "50.00 %"), ("val top-5", "90.00 %"), ("images/s", "100")):
+        assert lines[0].index(name) + len(name) == epochs[0].index(text) + len(text)  # under its name
+
+
+def test_what_is_new_stands_below_its_row_once_and_the_head_again_after_a_message():
+    stream = io.StringIO()
+    view = live.make_view("plain", stream, 5)
+    view.run_started({**INFO, "num_classes": 3})
+    for epoch, phase in ((1, 0), (2, 0), (3, 1)):
+        view.epoch(epoch_record(epoch, 0.5, phase=phase))
+    view.message("slow disk")
+    view.epoch(epoch_record(4, 0.5, phase=1))
+    lines = [line.split() for line in stream.getvalue().splitlines()]
+    first = ["epoch", "1/5", "phase:", "2/5", "3/5", "phase:", "slow", "epoch", "4/5"]
+    assert [line[0] for line in lines] == first
+    assert (lines[2], lines[5]) == (["phase:", "AdaBound"], ["phase:", "SGD"])
+    assert "top-5" not in lines[0]  # of three classes it tells nothing
 
 
 def test_trouble_is_shown_when_there_is_some():

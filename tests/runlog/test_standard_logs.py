@@ -100,14 +100,6 @@ def test_mlperf_status_follows_the_target(top1, status):
     assert parsed(standard_logs.mlperf_log(records(top1), CONFIG, 0.0))[-1]["metadata"]["status"] == status
 
 
-def test_start_is_reckoned_back_where_it_was_not_stored(run_dir):
-    config = {key: value for key, value in CONFIG.items() if key != "started"}
-    (run_dir / "config.json").write_text(json.dumps(config))
-    log = standard_logs.write(run_dir)[2].read_text()
-    end = (run_dir / "metrics.jsonl").stat().st_mtime
-    assert parsed(log)[-1]["time_ms"] == pytest.approx(1000 * end, abs=3)
-
-
 @pytest.mark.parametrize("broken", ["config.json", "metrics.jsonl"])
 def test_directory_without_a_run_is_one_line(run_dir, broken):
     (run_dir / broken).unlink()

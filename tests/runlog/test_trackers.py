@@ -92,4 +92,4 @@ def test_the_view_shows_the_same_beside_sinks():
         view.run_finished()
         texts.append(stream.getvalue())
     assert texts[0] == texts[1]
-    assert re.search(r"epoch 1/2, step 5.*\nepoch 1/2 done.*\nrank 1: remark", texts[0])
+    assert re.search(r" 0\.\d+/2 .*\n +1/2 (.*\n)+rank 1: remark", texts[0])

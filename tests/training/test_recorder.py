@@ -49,7 +49,7 @@ def test_records_of_finished_epochs_that_are_missing_are_counted(tmp_path, sessi
     path.write_bytes(content[: len(content) // 2])
     printed, summary = session(4, 6)
     assert "no records of 2 of the 4 finished epochs (the first is 3)" in printed
-    assert "2 epochs have no records" in printed  # at the end
+    assert "no records of 2 epochs:" in printed  # at the end
     assert (summary["lost_epochs"], summary["epochs"]) == ([3, 4], 6)
 
 
@@ -108,7 +108,7 @@ def test_the_next_commands_hold_no_passwords(tmp_path):
 
 def test_a_run_that_was_stopped_is_resumed_first(tmp_path):
     assert last_lines(tmp_path, stop="preempted")[1:] == [
-        f"next: the command that started it, with --resume --run_dir='{tmp_path}/a run'",
+        f"next: hybrid-imagenet resume '{tmp_path}/a run'",
         f"next: hybrid-imagenet report '{tmp_path}/a run'",
     ]
     assert closing_lines(config.resolve([]), tmp_path, [], "") == [f"results: {tmp_path}"]

@@ -58,7 +58,7 @@ def _interfaces(hosts: Hosts, request: Request) -> list[Finding]:
         return [Finding(WARN, "interface", f"none has the same name on all hosts ({lists})", "rename, or rely on IP")]
     else:
         chosen = sorted(common)
-        hint = "" if len(chosen) == 1 else "name the fast one with --interface"
+        hint = "" if len(chosen) == 1 else "name the fast one with --network_interfaces"
         findings = [Finding(PASS if not hint else WARN, "interface", f"on all hosts: {', '.join(chosen)}", hint)]
     for device in chosen:
         mtu = {h: f["interfaces"][device]["mtu"] for h, f in hosts.items()}

@@ -32,7 +32,9 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("-H", "--hosts", default="localhost", metavar="HOST:SLOTS,...", help="hosts with their ranks")
     parser.add_argument("--slots", type=int, default=1, help="ranks on hosts without :SLOTS (%(default)s)")
-    parser.add_argument("--interface", help="network interface that the run will use")
+    parser.add_argument(
+        "--network_interfaces", dest="interface", metavar="NAME", help="network interface that the run will use"
+    )
     parser.add_argument("--ssh_port", type=int, help="port of sshd on the hosts")
     parser.add_argument("--data_dir", help="dataset to compare between hosts")
     parser.add_argument("--run_dir", default="runs", help="where results will go (%(default)s)")
@@ -46,7 +48,7 @@ def examine(options: argparse.Namespace) -> tuple[dict[str, Any], list[Finding]]
     """Asks all hosts and judges what they say: (facts by host, findings)."""
     slots = hosts.parse(options.hosts, options.slots)
     if options.interface and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]*", options.interface):
-        raise UserError(f"--interface={options.interface}: not a valid interface name; give one such as eth0")
+        raise UserError(f"--network_interfaces={options.interface}: not a valid interface name; give one such as eth0")
     if is_url(options.data_dir or ""):
         raise UserError(
             f"--data_dir={options.data_dir}: directories are compared between hosts, not URLs; leave it out"

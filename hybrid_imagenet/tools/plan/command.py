@@ -56,10 +56,6 @@ def _run(plan: settings.Plan) -> int:
     print("\n".join(_lines(plan, setting, rows, here, advice)))
     if plan.json:
         _write(plan.json, setting, rows, here, advice)
-    if plan.plot:
-        from hybrid_imagenet.tools.plan import plot
-
-        plot.draw(plan.plot, rows, here)
     return EXIT_OK
 
 

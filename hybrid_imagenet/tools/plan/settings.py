@@ -61,7 +61,6 @@ class Plan:
     )
     max_gpus: int = option(4096, "Largest number of GPUs in the table.", minimum=1, maximum=10_000_000)
     json: str | None = option(None, "Also write the predictions to this file.")
-    plot: str | None = option(None, "Also draw efficiency and throughput to this PNG (needs matplotlib).")
 
 
 OPTIONS: dict[str, Option] = options_of(Plan)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.report import load, page, serve
+from hybrid_imagenet.tools.report import findings, load, page, serve, suggestions
 
 _PORT = 8600
 
@@ -21,6 +21,7 @@ def _parser() -> command_line.Parser:
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the directory of a run, finished or not")
     parser.add_argument("--out", metavar="DIR", help="default RUN/report for one run, ./report for several")
+    parser.add_argument("--text", action="store_true", help="write nothing; print what the page says first")
     parser.add_argument("--title", metavar="TEXT", help="of the page")
     parser.add_argument(
         "--serve", action="store_true", help="write nothing; show the page at http://127.0.0.1:PORT/ and keep it live"
@@ -33,14 +34,33 @@ def _parser() -> command_line.Parser:
 
 def _run(arguments: Sequence[str]) -> None:
     parsed = _parser().parse_args(arguments)
+    if parsed.out and (parsed.serve or parsed.text):
+        raise UserError(f"--out={parsed.out}: --serve and --text write nothing; omit --out")
+    if parsed.serve and parsed.text:
+        raise UserError("--serve and --text: give one of them")
     if parsed.serve:
-        if parsed.out:
-            raise UserError(f"--out={parsed.out}: --serve writes nothing; leave one of them out")
         show(parsed.runs, parsed.title, _PORT if parsed.port is None else parsed.port)
         return
     if parsed.port is not None:
         raise UserError(f"--port={parsed.port}: only --serve has a port")
+    if parsed.text:
+        runs = load.load_all(parsed.runs)
+        print("\n\n".join("\n".join(text(run)) for run in runs))
+        return
     print(write(parsed.runs, parsed.out, parsed.title))
+
+
+def text(run: load.Run) -> Iterator[str]:
+    """Yields what the page says first about a run, as lines of text."""
+    found = findings.answers(run)
+    yield f"{run.name}: {run.state}"
+    yield from filter(None, (found.outcome, found.compared, run.following))
+    yield "What held it back:"
+    yield from (f"- {line}" for line in found.held_back)
+    changes = suggestions.suggestions(run)
+    if changes:
+        yield "What to try next:"
+        yield from (f"- {change.change}: {change.why}" for change in changes)
 
 
 def _port(text: str) -> int:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import collections
 import dataclasses
 import statistics
-from collections.abc import Sequence
-from typing import Any
 
 from hybrid_imagenet.analysis import forecast
-from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.files import read_json
 from hybrid_imagenet.numerics import mlperf
+from hybrid_imagenet.runlog import state
 from hybrid_imagenet.runlog.summary import duration
 from hybrid_imagenet.tools.report.load import Run
 
 GOOD, BAD, OPEN = "good", "bad", "open"
+_INPUT_BOUND = 0.1  # of the time
+_WORSE = 1.1  # times the least validation loss
+_FLAT = 0.002  # top-1 of the last third above the best before
+_ENOUGH = 6  # epochs to speak of a trend
 _NOTICED = 0.03  # of the time: less is not called a cause
-_NEIGHBOURS = 3
-_LOOKED_AT = 200  # directories beside a run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +25,10 @@ class Answers:
     """What there is to say first about a run.
 
     Attributes:
-      verdict: `good`, `bad`, or `open` without a target that was asked for, or before the end.
+      verdict: `good`, `bad`, or `open` before the end. Without a target that was asked for, a run is good that shows no
+        overfitting and did not wait for input.
       outcome: how it went, against its target.
-      compared: against the reference or the last runs; empty without any.
+      compared: a run on ImageNet against MLPerf's reference; else empty.
       held_back: what took time besides computation, the largest first; shares of the run's time.
     """
 
@@ -38,10 +38,10 @@ class Answers:
     held_back: list[str]
 
 
-def answers(run: Run, *, alone: bool = True) -> Answers:
-    """Judges a run from its records and, if it is alone in the report, the finished runs in the same directory."""
+def answers(run: Run) -> Answers:
+    """Judges a run from its records."""
     verdict, outcome = _outcome(run)
-    compared = _against_reference(run) if run.imagenet else _against_neighbours(run) if alone else ""
+    compared = _against_reference(run) if run.imagenet else ""
     return Answers(verdict, outcome, compared, _held_back(run))
 
 
@@ -60,14 +60,17 @@ def _outcome(run: Run) -> tuple[str, str]:
         return BAD, f"It diverged at step {run.diverged.get('step')}, after {done:g}{of} epochs: {told}."
     best = summary.get("best_val_top1")
     if best is None:
-        return OPEN, f"Nothing has been validated after {done:g}{of} epochs."
+        done_words = f"{done:g}{of} epochs" if done else f"{summary.get('steps') or 0} steps"
+        return OPEN, f"Nothing has been validated after {done_words}, {run.state}."
     best_words = f"the best top-1 is {percent(best)}, in epoch {summary.get('best_epoch') or '?'}"
     ended = "" if done == planned else f" after {done:g}{of} epochs"
-    if not run.ended:
-        ended += ", stopped" if run.finished else ", not finished"
+    ended += "" if run.state == state.FINISHED else f", {run.state}"
     asked = run.targets if run.target_asked or run.imagenet else []
     if not asked:
-        return OPEN, f"No target was asked for: {best_words}{ended}."
+        signs = [text for text in (overfitting(run), _input_bound(run)) if text]
+        verdict = BAD if signs else GOOD if run.state == state.FINISHED else OPEN
+        said = [*signs, *filter(None, [_plateau(run)])] or ["No overfitting, and input kept up."]
+        return verdict, " ".join([f"{best_words[0].upper()}{best_words[1:]}{ended}.", *said])
     goals = {goal["target"]: goal for goal in summary.get("targets", []) if goal["metric"] == "val_top1"}
     reached = [goals[t] for t in asked if t in goals and goals[t].get("epochs") is not None]
     missed = [t for t in asked if t not in goals or goals[t].get("epochs") is None]
@@ -84,19 +87,48 @@ def _outcome(run: Run) -> tuple[str, str]:
         return GOOD, text
     lost = summary.get("lost_epochs")
     text += f" Records of {len(lost)} epochs are missing." if lost else ""
-    return BAD if run.ended and not lost else OPEN, text[0].upper() + text[1:]
+    return BAD if run.state == state.FINISHED and not lost else OPEN, text[0].upper() + text[1:]
 
 
 def _expected(run: Run, target: float) -> str:
-    """When a run that is still going on may reach its target."""
+    """When a run that has not ended may reach its target."""
     epochs, values = run.series("val_top1")
-    if run.finished or not epochs or not run.epochs_planned:
+    if run.state in (state.FINISHED, state.STOPPED) or not epochs or not run.epochs_planned:
         return ""
     found = forecast.forecast(epochs, values, target, float(run.epochs_planned))
     if found is None or found.epochs is None:
         return ""
     last = f"{found.high:.0f}" if found.high is not None else "later"
     return f" It may come in epoch {found.epochs:.0f} ({found.low:.0f} to {last})."
+
+
+def overfitting(run: Run) -> str:
+    """Tells whether the validation loss rose in the end while the training loss fell; empty if not."""
+    epochs, losses = run.series("val_loss")
+    _, training = run.series("train_loss")
+    if len(losses) < _ENOUGH or len(training) != len(losses):
+        return ""
+    least = min(losses)
+    at = losses.index(least)
+    if losses[-1] < _WORSE * least or training[-1] >= training[at]:
+        return ""
+    where = f"was least in epoch {epochs[at]:g} ({least:.3g})"
+    return f"Overfitting: the validation loss {where} and ended at {losses[-1]:.3g}."
+
+
+def _plateau(run: Run) -> str:
+    _, values = run.series("val_top1")
+    early = values[: -(len(values) // 3) or None]
+    if len(values) < _ENOUGH or max(values) - max(early) > _FLAT:
+        return ""
+    return (
+        f"Plateau: the last third of the epochs raised the best top-1 by {100 * (max(values) - max(early)):.2f} points."
+    )
+
+
+def _input_bound(run: Run) -> str:
+    share = shares(run)[0].get("input", 0.0)
+    return f"Input-bound: {100 * share:.0f} % of the time went into waiting for input." if share >= _INPUT_BOUND else ""
 
 
 def _against_reference(run: Run) -> str:
@@ -120,43 +152,6 @@ def global_batch(run: Run) -> int:
     """Images per update at the start of a run; 0 if its flags do not tell."""
     images, accumulation = run.flags.get("per_gpu_batch") or 0, run.flags.get("gradient_accumulation_steps") or 1
     return int(images * accumulation * run.summary["world_size"] * (run.flags.get("virtual_gpus") or 1))
-
-
-def _against_neighbours(run: Run) -> str:
-    others = neighbours(run)
-    best, speed = run.summary.get("best_val_top1"), run.summary.get("steady_images_per_second")
-    if not others or best is None:
-        return ""
-    theirs = [other["best_val_top1"] for other in others]
-    rates = [other["steady_images_per_second"] for other in others if other.get("steady_images_per_second")]
-    count = "last run" if len(others) == 1 else f"last {len(others)} runs"
-    text = f"The {count} beside it with this network and these images had a best top-1 of {_range(theirs, percent)}"
-    if speed and rates:
-        text += f", at {_range(rates, '{:,.0f}'.format)} images/s; this one ran at {speed:,.0f}"
-    return text + "."
-
-
-def neighbours(run: Run) -> list[dict[str, Any]]:
-    """Summaries of finished runs in the same directory, on the same images with the same network, the newest first."""
-    found = []
-    for path in sorted(run.path.parent.glob("*/summary.json"))[:_LOOKED_AT]:
-        if path.parent == run.path:
-            continue
-        try:
-            summary, config = read_json(path), read_json(path.with_name("config.json"))
-        except UserError:
-            continue
-        flags = config.get("flags", {})
-        alike = all(flags.get(key) == run.flags.get(key) for key in ("dataset", "data_dir", "model", "image_size"))
-        if alike and summary.get("best_val_top1") is not None:
-            found.append((config.get("started") or 0.0, summary))
-    found.sort(key=lambda pair: -pair[0])
-    return [summary for _, summary in found[:_NEIGHBOURS]]
-
-
-def _range(values: Sequence[float], form: Any) -> str:
-    low, high = form(min(values)), form(max(values))
-    return str(low) if low == high else f"{low} to {high}"
 
 
 _WORDS = {

@@ -12,7 +12,7 @@ from typing import Any
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.files import read_json
 from hybrid_imagenet.numerics import mlperf
-from hybrid_imagenet.runlog import jsonl, summary
+from hybrid_imagenet.runlog import jsonl, state, summary
 
 _NOT_ENVIRONMENT = ("flags", "origins", "started", "launched", "peak_learning_rate")
 
@@ -21,7 +21,8 @@ _NOT_ENVIRONMENT = ("flags", "origins", "started", "launched", "peak_learning_ra
 class Run:
     """A run: `flags` are its settings, `environment` versions and hardware, `steps` and `epochs` its records.
 
-    `origins` tells what set each flag; `diverged` is the record of its divergence, if that has ended it.
+    `origins` tells what set each flag; `state` is one of `runlog.state`; `diverged` is the record of its divergence, if
+    that has ended it.
     """
 
     name: str
@@ -31,14 +32,16 @@ class Run:
     steps: list[dict[str, Any]]
     epochs: list[dict[str, Any]]
     summary: dict[str, Any]
-    finished: bool
+    state: str
     origins: dict[str, str]
     diverged: dict[str, Any] | None
 
     @property
-    def ended(self) -> bool:
-        """Whether it has ended by itself: it was not stopped, to go on later."""
-        return self.finished and self.summary.get("stop") != "preempted"
+    def following(self) -> str:
+        """What to do with it next, and the command; empty for a finished run."""
+        here = os.path.relpath(self.path)
+        command = state.next_step(self.state, self.path if here.startswith("..") else pathlib.Path(here))
+        return command and f"{'To stop it' if self.state == state.RUNNING else 'To continue it'}: {command}"
 
     @property
     def on_gpus(self) -> bool:
@@ -67,11 +70,11 @@ class Run:
         return self.flags.get("epochs")
 
     def series(self, key: str, *, by: str = "epoch", steps: bool = False) -> tuple[list[float], list[float]]:
-        """A key against epochs or hours; points where either is missing are left out.
+        """A key against epochs, steps or hours; points where either is missing are omitted.
 
         Args:
           key: of the records.
-          by: `epoch` (fractional where a record has `position`) or `hours`.
+          by: `epoch` (fractional where a record has `position`), `step` or `hours`.
           steps: from the step records rather than the epochs'.
         """
         xs, ys = [], []
@@ -79,6 +82,8 @@ class Run:
             if by == "hours":
                 seconds = record.get("seconds")
                 x = None if seconds is None else seconds / 3600
+            elif by == "step":
+                x = record.get("step")
             else:
                 x = record.get("position", record.get("epoch"))
             if x is not None and record.get(key) is not None:
@@ -88,25 +93,27 @@ class Run:
 
 
 def load(path: str | os.PathLike[str]) -> Run:
-    """Reads a run directory; a run without summary.json is still going on, or was cut off.
+    """Reads a run directory, in whatever state the run is, also before its first record.
 
     Raises:
-      UserError: if there is no run, or no record in it.
+      UserError: if there is no run, or a file of it is damaged.
     """
     directory = pathlib.Path(path)
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory; give the directory of a run")
     config = read_json(directory / "config.json")
-    records = jsonl.read(directory / "metrics.jsonl")
-    if not records:
-        raise UserError(f"{directory}: no record yet; wait for the first")
+    metrics = directory / "metrics.jsonl"
+    records = jsonl.read(metrics) if metrics.exists() else []
     flags = dict(config.get("flags", {}))
     environment = {key: value for key, value in config.items() if key not in _NOT_ENVIRONMENT}
     if config.get("started"):
         began = datetime.datetime.fromtimestamp(config["started"], datetime.timezone.utc)
         environment["started"] = f"{began:%Y-%m-%d %H:%M} UTC"
-    finished = (directory / "summary.json").exists()
-    values = read_json(directory / "summary.json") if finished else _so_far(records, config, flags)
+    written = directory / "summary.json"
+    values = read_json(written) if written.exists() else {}
+    values = values if state.current(values, records) else {}
+    host = next(iter(config.get("hosts") or ()), "")
+    name = state.of(directory, records, values, host)
     return Run(
         name=directory.resolve().name,
         path=directory.resolve(),
@@ -114,26 +121,19 @@ def load(path: str | os.PathLike[str]) -> Run:
         environment=environment,
         steps=[r for r in records if r.get("kind") == "step"],
         epochs=[r for r in records if r.get("kind") == "epoch"],
-        summary=values,
-        finished=finished,
+        summary=values or _so_far(records, config, flags),
+        state=name,
         origins=dict(config.get("origins", {})),
-        diverged=None if finished else next((r for r in reversed(records) if r.get("kind") == "diverged"), None),
+        diverged=records[-1] if name == state.DIVERGED else None,
     )
 
 
 def _so_far(records: list[dict[str, Any]], config: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     world_size = int(config.get("world_size", 1))
-    images = config.get("train_images") or _images_per_epoch(records)
     targets = flags.get("target_top1") or (0.75, 0.759)
-    return summary.summarize(records, world_size=world_size, images_per_epoch=images, targets=targets)
-
-
-def _images_per_epoch(records: list[dict[str, Any]]) -> int:
-    """Steps times batch over epochs, from the last epoch's record; 1 before the first epoch has ended."""
-    for record in reversed(records):
-        if record.get("kind") == "epoch" and record.get("step") and record.get("global_batch"):
-            return max(round(record["step"] * record["global_batch"] / record["epoch"]), 1)
-    return 1
+    return summary.summarize(
+        records, world_size=world_size, images_per_epoch=config.get("train_images") or 1, targets=targets
+    )
 
 
 def load_all(paths: Sequence[str]) -> list[Run]:

@@ -20,9 +20,11 @@ _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
 def charts(runs: Sequence[Run]) -> dict[str, list[svg.Chart]]:
     """The charts with lines, by section."""
     return {
-        "accuracy": _present(figures.curves(runs, what, by) for what in ("top1", "loss") for by in ("epoch", "hours")),
-        "rates": _present([*map(figures.learning_rate, runs), figures.relative_steps(runs)]),
-        "speed": [*_present([figures.throughput(runs)]), *figures.scaling(runs)],
+        "accuracy": _present(
+            figures.curves(runs, what, by) for by in ("epoch", "step", "hours") for what in ("top1", "loss")
+        ),
+        "rates": _present([figures.learning_rates(runs), figures.relative_steps(runs)]),
+        "speed": _present([figures.throughput(runs)]),
         "input": figures.input_output(runs),
     }
 
@@ -32,11 +34,12 @@ def build(runs: Sequence[Run], title: str) -> str:
     drawn = charts(runs)
     sections = [
         _answers(runs),
+        _legend(runs),
         _section("Results", "", tables.overview(runs)),
         _section("Accuracy and loss", _note(runs), _grid(drawn["accuracy"])),
         _section("Learning rate and relative step", "", _grid(drawn["rates"]) or _missing("learning rates")),
         _section("LARS trust ratios", "", _trust(runs)),
-        _section("Speed", _speed_note(runs), _grid(drawn["speed"]) or _missing("throughput")),
+        _section("Speed", "", _grid(drawn["speed"]) or _missing("throughput")),
         _section("Where the time goes", "", _time(runs)),
         _section("Input", "", _grid(drawn["input"]) or _missing("bytes read and reads")),
         _section("Criteria", _comparison_note(runs), tables.criteria(runs)),
@@ -57,9 +60,12 @@ def _answers(runs: Sequence[Run]) -> str:
     """A card for each run: how it went, what held it back, what to change."""
     cards = []
     for run in runs:
-        found = findings.answers(run, alone=len(runs) == 1)
+        found = findings.answers(run)
         name = f"<h3>{html.escape(run.name)}</h3>" if len(runs) > 1 else ""
         compared = f"<p>{html.escape(found.compared)}</p>" if found.compared else ""
+        if run.following:
+            what, _, command = run.following.partition(": ")
+            compared += f"<p>{what}: <code>{html.escape(command)}</code></p>"
         cards.append(
             f'<article class="answer {found.verdict}">{name}<p class="verdict"><b aria-hidden="true">'
             f"{_SIGNS[found.verdict]}</b> {html.escape(found.outcome)}</p>{compared}"
@@ -81,13 +87,27 @@ def _list(lines: Iterable[str]) -> str:
     return "<ul>" + "".join(f"<li>{line}</li>" for line in lines) + "</ul>"
 
 
+def _legend(runs: Sequence[Run]) -> str:
+    """The runs as the charts draw them, as buttons that hide and show their lines."""
+    if len(runs) == 1:
+        return ""
+    buttons = (
+        f'<button type="button" class="key" aria-pressed="true" data-hides="{number}">'
+        f"{svg.key(run.name, number, shape=number)}</button>"
+        for number, run in enumerate(runs)
+    )
+    return f'<nav class="runs" aria-label="runs">{"".join(buttons)}</nav>'
+
+
 def _best(runs: Sequence[Run]) -> str:
-    """Which of several runs was the best, and which the first at a target that they share."""
+    """Which of several runs on the same images was the best, and which the first at a target that they share."""
     ranked = sorted(
         (run for run in runs if run.summary.get("best_val_top1") is not None), key=lambda r: -r.summary["best_val_top1"]
     )
     if len(ranked) < 2:
         return ""
+    if len({(run.flags.get("dataset"), run.flags.get("data_dir"), run.summary.get("val_split")) for run in ranked}) > 1:
+        return "These runs were validated on different images: their accuracies are not comparable."
     top = ranked[0].summary["best_val_top1"]
     text = f"Best top-1: {' and '.join(r.name for r in ranked if r.summary['best_val_top1'] == top)}"
     text += f" ({findings.percent(top)})."
@@ -122,19 +142,11 @@ def _grid(found: Sequence[svg.Chart]) -> str:
 
 
 def _note(runs: Sequence[Run]) -> str:
-    words = ["Solid: validation. Dashed: training."] if len(runs) > 1 else []
+    words = ["Solid: validation. Dashed: training. The buttons above hide a run's lines."] if len(runs) > 1 else []
     words.append("The axis of accuracy begins where the runs are after their first third; lines come in from below.")
     if any(run.diverged for run in runs) and len(runs) > 1:
         words.append("A run that diverged leaves the chart where its values lie far from the others'.")
     return " ".join(words)
-
-
-def _speed_note(runs: Sequence[Run]) -> str:
-    word = figures.processors(runs)
-    if figures.scaling(runs):
-        used = ", ".join(run.name for run in figures.comparable(runs))
-        return f"By number of {word}: {used}, which do the same work on each."
-    return f"Efficiency by number of {word} needs runs of at least two sizes with the same work on each."
 
 
 def _trust(runs: Sequence[Run]) -> str:
@@ -148,18 +160,13 @@ def _trust(runs: Sequence[Run]) -> str:
 
 
 def _time(runs: Sequence[Run]) -> str:
-    drawn = []
     whole = figures.run_time(runs)
     divisor, unit = figures.unit_of_time(max((sum(parts.values()) for _, parts in whole), default=0.0))
     scaled = [(name, {part: seconds / divisor for part, seconds in parts.items()}) for name, parts in whole]
-    for title, rows, word in (
-        ("Run", scaled, unit),
-        ("Average step after the first epoch", figures.step_time(runs), "milliseconds"),
-    ):
-        if rows:
-            used = {c: color for c, color in figures.CAUSES.items() if any(parts.get(c, 0) > 0 for _, parts in rows)}
-            drawn.append(svg.stacked_bars(title, rows, word, used))
-    return f'<div class="charts">{"".join(drawn)}</div>' if drawn else _missing("times")
+    if not scaled:
+        return _missing("times")
+    used = {c: color for c, color in figures.CAUSES.items() if any(parts.get(c, 0) > 0 for _, parts in scaled)}
+    return f'<div class="charts">{svg.stacked_bars("Run", scaled, unit, used)}</div>'
 
 
 def _comparison_note(runs: Sequence[Run]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.runlog import state
 
 ADDRESS = "127.0.0.1"
 _FILES = ("config.json", "metrics.jsonl", "summary.json")
@@ -39,7 +40,10 @@ class Live:
           UserError: if a run cannot be read.
         """
         with self._lock:
-            seen = [_stamp(path / name) for path in self.paths for name in _FILES]
+            seen = [
+                (state.lock_holder(path), *(_stamp(path / name) for name in _FILES))  # a killed run frees its lock
+                for path in self.paths
+            ]
             if seen != self._seen:
                 self._page = self._build().encode()
                 self._tag = f'"{hashlib.sha256(self._page).hexdigest()[:32]}"'

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
+from hybrid_imagenet.runlog import state
 from hybrid_imagenet.tools.report.findings import percent, shares, slowest
 from hybrid_imagenet.tools.report.load import Run
 
@@ -37,7 +38,7 @@ def _all(run: Run) -> Iterator[Suggestion]:
         yield from _about_time(run, cause, share)
     if run.on_gpus and run.environment.get("precision") == "float32":
         yield Suggestion("--precision=mixed_float16", "it computed in FP32 on GPUs")
-    if run.ended:
+    if run.state == state.FINISHED:
         seed = int(run.flags.get("seed") or 0) + 1
         yield Suggestion(f"--seed={seed}", "one run does not tell how far results scatter; repeat it before comparing")
 
@@ -51,9 +52,11 @@ def _about_training(run: Run) -> Iterator[Suggestion]:
             yield Suggestion(f"--lr={third:g}", "a third of the learning rate")
         warmup = 2 * float(flags.get("warmup_epochs") or 0) or 5.0
         if warmup < epochs:
-            yield Suggestion(f"--warmup_epochs={warmup:g}", "a longer warmup reaches the rate more slowly")
+            yield Suggestion(f"--warmup_epochs={warmup:g}", "a longer warmup raises the learning rate more slowly")
         if not flags.get("rollback"):
-            yield Suggestion("--rollback=2", "goes back to the last good checkpoint with a lower rate, at most twice")
+            yield Suggestion(
+                "--rollback=2", "returns to the last good checkpoint with a lower learning rate, at most twice"
+            )
         return
     steps, skipped = summary.get("steps") or 0, summary.get("skipped_steps") or 0
     if steps and skipped > _SKIPPED * steps:
@@ -62,11 +65,9 @@ def _about_training(run: Run) -> Iterator[Suggestion]:
     asked = run.targets if run.target_asked or run.imagenet else []
     goals = {goal["target"]: goal for goal in summary.get("targets", []) if goal["metric"] == "val_top1"}
     reached = [goals.get(target, {}).get("epochs") for target in asked]
-    if run.finished and not run.ended:
-        yield Suggestion("--resume", f"it was stopped after {summary.get('epochs') or 0:g} of {epochs:g} epochs")
-    if not run.ended or not asked or not epochs:
+    if run.state != state.FINISHED or not epochs:
         return
-    if None in reached:
+    if not asked or None in reached:
         yield from _missed(run, epochs)
     elif max(reached) <= _EARLY * epochs and not flags.get("stop_at_top1"):
         why = f"the target came in epoch {max(reached):g} of {epochs:g}; the run then ends there"
@@ -87,8 +88,8 @@ def _missed(run: Run, epochs: float) -> Iterator[Suggestion]:
             yield Suggestion("--mixup=0.2", gap)
         if flags.get("batch_norm") == "last":
             yield Suggestion("--batch_norm=precise", f"{gap}; statistics of one small batch may be the cause")
-    elif train is not None and train < max(run.targets) and flags.get("lr"):
-        why = f"the training images themselves are at {percent(train)}: a higher rate, or more epochs"
+    elif train is not None and run.target_asked and train < max(run.targets) and flags.get("lr"):
+        why = f"the training images themselves are at {percent(train)}: a higher learning rate, or more epochs"
         yield Suggestion(f"--lr={2 * flags['lr']:g}", why)
 
 
@@ -101,9 +102,9 @@ def _about_time(run: Run, cause: str, share: float) -> Iterator[Suggestion]:
             yield Suggestion("--decoder=dali", f"{part} went into waiting for input; decodes on the GPU")
     elif cause == "exposed communication" and share >= _WORTH:
         if flags.get("compression") == "none":
-            yield Suggestion("--compression=fp16", f"{part} went into communication; halves what travels")
+            yield Suggestion("--compression=fp16", f"{part} went into communication; halves the bytes sent")
         if flags.get("allreduce") != "auto" and run.summary["world_size"] > 2:
-            yield Suggestion("--allreduce=auto", f"{part} went into communication; takes the fastest way")
+            yield Suggestion("--allreduce=auto", f"{part} went into communication; takes the fastest algorithm")
         accumulation = int(flags.get("gradient_accumulation_steps") or 1)
         why = f"{part} went into communication; half as many exchanges, at twice the batch"
         yield Suggestion(f"--gradient_accumulation_steps={2 * accumulation}", why)

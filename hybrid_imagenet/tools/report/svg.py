@@ -6,7 +6,6 @@ import dataclasses
 import html
 import itertools
 import json
-import math
 from collections.abc import Callable, Sequence
 
 from hybrid_imagenet.tools.report import scales
@@ -32,9 +31,8 @@ class Series:
       ys: of its points.
       color: a number of the palette.
       dashed: for what accompanies a line, such as training beside validation.
-      markers: a mark on every point.
       shape: of the marks, one of four; None draws none. They tell runs apart where colors do not.
-      key: whether the legend has it.
+      run: its number, where the page's legend names it and can hide it; None puts it into the chart's own legend.
     """
 
     name: str
@@ -42,9 +40,8 @@ class Series:
     ys: Sequence[float]
     color: int
     dashed: bool = False
-    markers: bool = False
     shape: int | None = None
-    key: bool = True
+    run: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +53,8 @@ class Chart:
       series: its lines.
       x_label: with unit.
       y_label: with unit.
-      log_x: a logarithmic horizontal axis; else it begins at 0.
       log_y: a logarithmic vertical axis.
       zero: the vertical axis begins at 0.
-      stops: ticks of the horizontal axis; None chooses them.
       limits: ends of the vertical axis; lines leave the chart there. None holds all values.
       levels: horizontal lines with a name, such as targets.
     """
@@ -68,10 +63,8 @@ class Chart:
     series: Sequence[Series]
     x_label: str
     y_label: str
-    log_x: bool = False
     log_y: bool = False
     zero: bool = False
-    stops: Sequence[float] | None = None
     limits: tuple[float, float] | None = None
     levels: Sequence[tuple[str, float]] = ()
 
@@ -91,43 +84,42 @@ SHAPES: tuple[Callable[[float, float], str], ...] = (
 
 def line_chart(chart: Chart) -> str:
     """A figure with lines; points that a logarithmic axis cannot show are left out."""
-    shown = [_visible(s, chart.log_x, chart.log_y) for s in chart.series]
+    shown = [_visible(s, chart.log_y) for s in chart.series]
     shown = [s for s in shown if s.xs]
     x, y = _axes(chart, shown)
-    twin = _twins(shown)
-    parts = [_grid(x, y, chart.stops), *(_level(name, y(value)) for name, value in chart.levels)]
-    parts += [_line(s, x, y, number in twin) for number, s in enumerate(shown)]
+    parts = [_grid(x, y), *(_level(name, y(value)) for name, value in chart.levels)]
+    parts += [_line(s, x, y) for s in shown]
     parts.append(_labels(chart.x_label, chart.y_label))
-    data = [{"name": s.name, "color": s.color, "x": _short(s.xs), "y": _short(s.ys),
+    data = [{"name": s.name, "color": s.color, "run": s.run, "x": _short(s.xs), "y": _short(s.ys),
              "px": [round(x(v), 1) for v in s.xs], "py": [round(y(v), 1) for v in s.ys]} for s in shown]  # fmt: skip
     svg = (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(chart.title)}" class="chart" '
         f"data-series='{html.escape(json.dumps(data), quote=True)}'>{''.join(parts)}</svg>"
     )
-    names = [f"{s.name} (the same as {shown[twin[n]].name})" if n in twin else s.name for n, s in enumerate(shown)]
-    styles = ["dots" if n in twin else "dash" if s.dashed else "solid" for n, s in enumerate(shown)]
-    legend = [(names[n], s.color, styles[n], s.shape) for n, s in enumerate(shown) if s.key]
-    return figure(chart.title, svg, legend)
+    own = [(s.name, s.color, "dash" if s.dashed else "solid", s.shape) for s in shown if s.run is None]
+    return figure(chart.title, svg, own if len(shown) > 1 else ())
 
 
 def _axes(chart: Chart, shown: Sequence[Series]) -> tuple[scales.Scale, scales.Scale]:
     xs, ys = [x for s in shown for x in s.xs], [y for s in shown for y in s.ys]
     ys += [value for _, value in chart.levels]
     left, right, bottom, top = float(_LEFT), float(WIDTH - _RIGHT), float(HEIGHT - _BOTTOM), float(_TOP)
-    x = scales.fit(xs, left, right, log=True) if chart.log_x else scales.span(xs, left, right)
+    x = scales.span(xs, left, right)
     if chart.limits is not None:
         return x, scales.Scale(*chart.limits, bottom, top, chart.log_y)
     return x, scales.fit(ys, bottom, top, log=chart.log_y, zero=chart.zero)
 
 
 def figure(title: str, svg: str, legend: Sequence[tuple[str, int, str, int | None]] = ()) -> str:
-    """A drawing with its title and a legend of (name, color, style, shape); a single entry needs no legend."""
-    keys = "".join(
-        f'<span class="key"><i class="{style} c{color % COLORS}"></i>{_sample(shape, color)}{html.escape(name)}</span>'
-        for name, color, style, shape in legend
-    )
-    below = f'<figcaption class="legend">{keys}</figcaption>' if len(legend) > 1 else ""
+    """A drawing with its title and a legend of (name, color, style, shape)."""
+    keys = "".join(f'<span class="key">{key(*entry)}</span>' for entry in legend)
+    below = f'<figcaption class="legend">{keys}</figcaption>' if keys else ""
     return f"<figure><h3>{html.escape(title)}</h3>{svg}{below}</figure>"
+
+
+def key(name: str, color: int, style: str = "solid", shape: int | None = None) -> str:
+    """A line as the charts draw it, and what it is."""
+    return f'<i class="{style} c{color % COLORS}"></i>{_sample(shape, color)}{html.escape(name)}'
 
 
 def _sample(shape: int | None, color: int) -> str:
@@ -174,8 +166,8 @@ def _amount(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _visible(series: Series, log_x: bool, log_y: bool) -> Series:
-    kept = [(x, y) for x, y in zip(series.xs, series.ys, strict=True) if (x > 0 or not log_x) and (y > 0 or not log_y)]
+def _visible(series: Series, log_y: bool) -> Series:
+    kept = [(x, y) for x, y in zip(series.xs, series.ys, strict=True) if y > 0 or not log_y]
     return dataclasses.replace(series, xs=[x for x, _ in kept], ys=[y for _, y in kept])
 
 
@@ -183,13 +175,13 @@ def _short(values: Sequence[float]) -> list[float]:
     return [float(f"{v:.5g}") for v in values]
 
 
-def _grid(x: scales.Scale, y: scales.Scale, stops: Sequence[float] | None) -> str:
+def _grid(x: scales.Scale, y: scales.Scale) -> str:
     marks = []
     for tick in y.ticks():
         at = y(tick)
         marks.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}" class="grid"/>')
         marks.append(f'<text x="{_LEFT - 5}" y="{at + 4:.1f}" class="tick end">{scales.label(tick)}</text>')
-    for tick in x.ticks(6) if stops is None else stops:
+    for tick in x.ticks(6):
         at = x(tick)
         marks.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}" class="grid"/>')
         marks.append(f'<text x="{at:.1f}" y="{HEIGHT - _BOTTOM + 15}" class="tick mid">{scales.label(tick)}</text>')
@@ -203,24 +195,21 @@ def _level(name: str, at: float) -> str:
     )
 
 
-def _line(series: Series, x: scales.Scale, y: scales.Scale, twin: bool) -> str:
+def _line(series: Series, x: scales.Scale, y: scales.Scale) -> str:
     points = [(x(a), y.beyond(b)) for a, b in zip(series.xs, series.ys, strict=True)]
     top, bottom = sorted((y.start, y.end))
     color = series.color % COLORS
-    style = "" if twin or not series.dashed else ' stroke-dasharray="5 4"'
-    css = f"line c{color}{' twin' if twin else ''}"
+    style = ' stroke-dasharray="5 4"' if series.dashed else ""
     marks = []
     for piece in inside(points, top, bottom):
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in piece)
-        marks.append(f'<polyline points="{path}" class="{css}"{style}/>')
-    every = series.markers or len(points) == 1
-    if every or series.shape is not None:
+        marks.append(f'<polyline points="{path}" class="line c{color}"{style}/>')
+    if len(points) == 1 or series.shape is not None:
         shape = SHAPES[(series.shape or 0) % len(SHAPES)]
-        stride = 1 if every else max(len(points) // _MARKS, 1)
-        chosen = points[0 if every else color % stride :: stride]
-        filled = f"ring c{color}" if twin else f"f{color}"  # so that the other line's marks show inside
-        marks += [f'{shape(a, b)} class="{filled}"/>' for a, b in chosen if top <= b <= bottom]
-    return "".join(marks)
+        stride = max(len(points) // _MARKS, 1)
+        chosen = points[color % stride :: stride]
+        marks += [f'{shape(a, b)} class="f{color}"/>' for a, b in chosen if top <= b <= bottom]
+    return "".join(marks) if series.run is None else f'<g data-run="{series.run}">{"".join(marks)}</g>'
 
 
 def inside(points: Sequence[tuple[float, float]], top: float, bottom: float) -> list[list[tuple[float, float]]]:
@@ -246,24 +235,6 @@ def _labels(x_label: str, y_label: str) -> str:
     return (
         f'<text x="{(_LEFT + WIDTH - _RIGHT) / 2}" y="{HEIGHT - 5}" class="axis mid">{html.escape(x_label)}</text>'
         f'<text x="11" y="{middle}" class="axis mid" transform="rotate(-90 11 {middle})">{html.escape(y_label)}</text>'
-    )
-
-
-def _twins(series: Sequence[Series]) -> dict[int, int]:
-    """Which lines lie on an earlier one of their kind point by point: their numbers, and that line's."""
-    found: dict[int, int] = {}
-    for number, one in enumerate(series):
-        for earlier in range(number):
-            other = series[earlier]
-            if one.dashed == other.dashed and one.color != other.color and _same(one, other):
-                found[number] = found.get(earlier, earlier)
-                break
-    return found
-
-
-def _same(one: Series, other: Series) -> bool:
-    return len(one.xs) == len(other.xs) > 0 and all(
-        math.isclose(a, b, rel_tol=1e-9) for a, b in zip((*one.xs, *one.ys), (*other.xs, *other.ys), strict=True)
     )
 
 

@@ -12,22 +12,27 @@ from hybrid_imagenet.tools.report import figures, findings
 from hybrid_imagenet.tools.report.load import Run, differences
 
 DASH = "–"  # noqa: RUF001 - an en dash marks an empty cell
+_FEW, _MANY = 5, 1000  # classes: among few, top-5 tells nothing
+_WHOLE = 24  # characters of a cell that is not broken
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], css: str = "") -> str:
     """A table of texts; the first column names the row."""
-    top = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in head)
+    names = (html.escape(name).replace("-", "&#8209;") for name in head)  # a hyphen at which no line breaks
+    top = "".join(f'<th scope="col">{name}</th>' for name in names)
     body = []
     for row in rows:
         cells = [f'<th scope="row">{html.escape(row[0])}</th>']
         cells += [_cell(name, value) for name, value in zip(head[1:], row[1:], strict=True)]
         body.append(f"<tr>{''.join(cells)}</tr>")
-    return f'<table class="{css}"><thead><tr>{top}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+    text = f'<table class="{css}"><thead><tr>{top}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+    return f'<div class="scroll">{text}</div>'
 
 
 def _cell(name: str, value: str) -> str:
-    empty = ' class="none"' if value == DASH else ""  # left out on a narrow screen
-    return f'<td data-label="{html.escape(name)}"{empty}>{html.escape(value)}</td>'
+    # An empty cell is omitted on a narrow screen; a number and its unit stay on one line.
+    css = ' class="none"' if value == DASH else ' class="whole"' if len(value) <= _WHOLE else ""
+    return f'<td data-label="{html.escape(name)}"{css}>{html.escape(value)}</td>'
 
 
 _CRITERIA = ("run", "target", "{0}s", "images per step", "epochs", "convergence rate", "time", "images/s",
@@ -90,20 +95,21 @@ def _published(result: published.Result) -> list[str]:
 
 
 def overview(runs: Sequence[Run]) -> str:
-    """The table of the results of each run."""
-    head = ("run", "validated on", "best top-1", "last top-1", "last top-5", "last loss", "epochs", "time", "images/s",
-            "{}", "skipped steps", "images dropped")  # fmt: skip
+    """The table of the results of each run, without the columns in which no run has anything to tell."""
+    head = ("run", "state", "validated on", "best top-1", "last top-1", "last top-5", "last loss", "epochs", "time",
+            "images/s", "{}", "skipped steps", "images dropped")  # fmt: skip
     rows = []
     for run in runs:
         s = run.summary
         best = percent(s.get("best_val_top1"))
         rows.append(
             [
-                run.name if run.finished else f"{run.name} ({'diverged' if run.diverged else 'not finished'})",
+                run.name,
+                run.state,
                 {"tuning": "tuning images", "validation": "validation images"}.get(str(s.get("val_split")), DASH),
                 f"{best} (epoch {s['best_epoch']:g})" if s.get("best_epoch") else best,
                 percent(s.get("val_top1")),
-                percent(s.get("val_top5")),
+                percent(s.get("val_top5")) if (s.get("num_classes") or _MANY) > _FEW else DASH,
                 _loss(run),
                 f"{s.get('epochs', 0):g}",
                 duration(s.get("wall_seconds")),
@@ -113,7 +119,10 @@ def overview(runs: Sequence[Run]) -> str:
                 _dropped(s),
             ]
         )
-    return table([name.format(figures.processors(runs)) for name in head], rows)
+    telling = [n for n in range(len(head)) if any(row[n] not in (DASH, "0") for row in rows)]
+    return table(
+        [head[n].format(figures.processors(runs)) for n in telling], [[row[n] for n in telling] for row in rows]
+    )
 
 
 def _loss(run: Run) -> str:

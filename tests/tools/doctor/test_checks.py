@@ -86,7 +86,7 @@ def test_without_a_named_interface_several_common_ones_ask_for_a_choice():
         two(each)
     found = {f.check: f for f in judge(facts, request)}
     assert found["interface"].level == WARN
-    assert "--interface" in found["interface"].remedy
+    assert "--network_interfaces" in found["interface"].remedy
 
 
 def test_probe_reads_interfaces_and_adapters_of_a_host(tmp_path):
@@ -162,7 +162,9 @@ def test_a_host_that_cannot_be_reached_fails_with_a_remedy(tmp_path):
     assert "->" in line
 
 
-@pytest.mark.parametrize("arguments", [("-H", "a;b"), ("--interface=eth0;x",), ("--json=/nowhere/x",), ("--bogus",)])
+@pytest.mark.parametrize(
+    "arguments", [("-H", "a;b"), ("--network_interfaces=eth0;x",), ("--json=/nowhere/x",), ("--bogus",)]
+)
 def test_a_wrong_command_line_ends_with_code_2(arguments, tmp_path):
     result = _run(*arguments, cwd=tmp_path)
     assert result.returncode == 2

@@ -307,7 +307,6 @@ def test_calibration_prefers_rows_with_the_compression_that_is_planned(tmp_path,
         (["--cluster=h2", "--precision=fp16"], "give --images_per_second"),
         (["--calibrate=/absent.json"], "No such file"),
         (["--json=/absent/x.json"], "No such file"),
-        (["--plot=/absent/x.png"], "No such file"),
         (["--unknown=1"], "unknown"),
         (["word"], "unexpected argument"),
     ],
@@ -326,12 +325,6 @@ def test_broken_calibration_is_one_line(tmp_path, content, capsys):
     path.write_text(content)
     assert program.main([f"--calibrate={path}"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_plot_is_a_picture(tmp_path, capsys):
-    path = tmp_path / "plan.png"
-    assert program.main([f"--plot={path}"]) == 0
-    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_starts_as_a_program_without_tensorflow():

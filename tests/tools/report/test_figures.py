@@ -1,5 +1,6 @@
 """The values and axes of charts."""
 
+import json
 import re
 
 import pytest
@@ -31,9 +32,31 @@ def test_time_axis_has_a_unit_that_fits(runs):
 
 
 def test_bounds_are_drawn_only_while_they_hold(runs):
-    chart = figures.learning_rate(load.load(runs[1]))
+    chart = figures.learning_rates([load.load(runs[1])])
     lengths = {series.name: len(series.xs) for series in chart.series}
     assert lengths == {"upper bound Bu": 8, "learning rate": 24, "lower bound Bl": 8}  # 4 of 12 epochs, 2 records each
+    both = figures.learning_rates(load.load_all(runs))
+    assert [(series.name, series.run) for series in both.series] == [("one", 0), ("two", 1)]  # one chart of all runs
+
+
+def test_a_run_without_an_epoch_is_drawn_by_step_beside_others(runs, tmp_path):
+    path = make_run(tmp_path / "early", epochs=1, finished=False)
+    first = (path / "metrics.jsonl").read_text().splitlines()[0]
+    diverged = {"kind": "diverged", "step": 9, "seconds": 3.0, "train_loss": None}
+    (path / "metrics.jsonl").write_text(f"{first}\n{json.dumps(diverged)}\n")
+    (none := tmp_path / "none").mkdir()
+    (none / "config.json").write_text((path / "config.json").read_text())
+    loaded = load.load_all([*runs, str(path), str(none)])
+    assert loaded[2].epochs == [] and loaded[2].state == "diverged"
+    for by in ("epoch", "step", "hours"):
+        for what in ("top1", "loss"):
+            chart = figures.curves(loaded, what, by)
+            assert {series.run for series in chart.series} == {0, 1, 2}
+            (early,) = [series for series in chart.series if series.run == 2]
+            assert len(early.xs) == 1 and early.dashed
+            assert chart.limits == figures.curves(loaded[:2], what, by).limits
+    by_step = figures.curves(loaded, "loss", "step").series
+    assert by_step[0].xs[:2] == [31, 62] and by_step[1].xs[:2] == [16, 31]  # validation; training within an epoch
 
 
 def test_relative_steps_stand_beside_the_tuned_one_at_the_batch(runs):
@@ -56,25 +79,6 @@ def test_input_is_drawn_on_a_scale_that_shows_it(tmp_path):
     assert "application reads" in bandwidth.title and "application reads" in operations.title
     assert (bandwidth.y_label, bandwidth.zero, len(bandwidth.series)) == ("MB/s", True, 1)
     assert bandwidth.series[0].ys[0] == pytest.approx(1.1e8 * run.epochs[0]["images_per_second"] / 1000 / 1e6)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "factor", "shown"), [("synthetic", 100, 0), ("imagenet2012", 1, 0), ("imagenet2012", 100, 1)]
-)
-def test_published_input_stands_beside_runs_that_come_near_it(tmp_path, dataset, factor, shown):
-    run = load.load(make_run(tmp_path / "run", epochs=70, dataset=dataset))
-    for record in run.epochs:
-        record["bytes_read"] *= factor
-    dashed = [series for series in figures.input_output([run])[0].series if series.dashed]
-    assert [(list(s.xs), list(s.ys)) for s in dashed] == [([10, 60], [pytest.approx(3.30)] * 2)] * shown
-
-
-def test_input_of_a_short_run_has_no_mean_of_later_epochs(tmp_path):
-    run = load.load(make_run(tmp_path / "short", epochs=9, dataset="imagenet2012"))
-    for record in run.epochs:
-        record["bytes_read"] *= 100
-    (own,) = figures.input_output([run])[0].series
-    assert own.xs[-1] == 9
 
 
 def test_the_axis_of_accuracy_shows_the_later_part_and_the_target(tmp_path):
@@ -112,14 +116,6 @@ def test_losses_far_apart_go_on_a_logarithmic_axis(tmp_path):
     assert figures.curves([run], "loss", "epoch").log_y
 
 
-def test_ranks_without_gpus_are_not_called_gpus(runs, tmp_path):
-    loaded = load.load_all(runs)
-    assert [chart.x_label for chart in figures.scaling(loaded)] == ["ranks", "ranks"]
-    for run in loaded:
-        run.environment["gpu"] = "a GPU"
-    assert [chart.x_label for chart in figures.scaling(loaded)] == ["GPUs", "GPUs"]
-
-
 def test_every_axis_names_what_it_shows(runs):
     from hybrid_imagenet.tools.report import page
 
@@ -129,33 +125,8 @@ def test_every_axis_names_what_it_shows(runs):
     assert 'class="axis mid">minutes<' in drawing
 
 
-def test_efficiency_by_gpus_is_relative_to_the_smallest(runs):
-    throughput, efficiency = figures.scaling(load.load_all(runs))
-    assert throughput.series[0].xs == [1, 2]
-    assert efficiency.series[0].ys == pytest.approx([100, 100 * 2**-0.1])
-    assert figures.scaling(load.load_all(runs[:1])) == []
-
-
-def test_runs_that_do_other_work_are_not_compared_by_gpus(tmp_path):
-    for number, (size, batch) in enumerate([(1, 16), (2, 32), (4, 32), (8, 64)]):
-        make_run(tmp_path / str(number), world_size=size, per_gpu_batch=batch, epochs=2)
-    loaded = load.load_all([str(tmp_path / str(number)) for number in range(4)])
-    assert [run.name for run in figures.comparable(loaded)] == ["1", "2"]
-    assert figures.scaling(loaded)[0].series[0].xs == [2, 4]
-    assert figures.scaling([loaded[0], loaded[3]]) == []
-
-
 def test_learning_rate_comes_from_the_records_that_have_more(runs):
     run = load.load(runs[1])
     del run.steps[3:]
-    (rate,) = [s for s in figures.learning_rate(run).series if s.name == "learning rate"]
+    (rate,) = [s for s in figures.learning_rates([run]).series if s.name == "learning rate"]
     assert len(rate.xs) == 12
-
-
-def test_step_time_adds_up(runs):
-    run = load.load(runs[1])
-    ((_, parts),) = figures.step_time([run])
-    total = 1e3 * run.steps[-1]["step_seconds"]
-    assert sum(parts.values()) == pytest.approx(total)
-    assert parts["input"] == pytest.approx(0.04 * total)
-    assert parts["exposed communication"] == pytest.approx(20)

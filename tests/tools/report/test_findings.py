@@ -38,11 +38,25 @@ def test_a_target_that_was_missed_says_by_how_much(tmp_path):
     assert "--label_smoothing=0.1" in [s.change for s in suggestions(run)]
 
 
-def test_without_a_target_there_is_no_verdict(tmp_path):
+def test_without_a_target_a_run_is_judged_by_its_curves_and_its_input(tmp_path):
     run = load.load(make_run(tmp_path / "run"))
     run.origins["target_top1"] = "default"
-    assert findings.answers(run).verdict == findings.OPEN
-    assert "No target was asked for" in findings.answers(run).outcome
+    found = findings.answers(run)
+    assert found.verdict == findings.GOOD and "No overfitting, and input kept up." in found.outcome
+    for record in run.epochs[8:]:
+        record["val_top1"] = run.epochs[7]["val_top1"] + 0.0015
+    found = findings.answers(run)
+    assert found.verdict == findings.GOOD and "Plateau: the last third of the epochs raised the best" in found.outcome
+    run.summary["time_by_cause"] = {"computation": 1.0, "input": 0.2 * run.summary["wall_seconds"]}
+    found = findings.answers(run)
+    assert found.verdict == findings.BAD and "Input-bound: 20 % of the time" in found.outcome
+    for number, record in enumerate(run.epochs[6:]):
+        record["val_loss"] = 0.7 + 0.1 * number
+    text = findings.answers(run).outcome
+    assert "Overfitting: the validation loss was least in epoch 7 (0.7) and ended at 1.2." in text
+    for record in run.epochs:
+        record["train_loss"] = record["val_loss"]
+    assert findings.overfitting(run) == ""  # both rise: that is not overfitting
     run.flags["dataset"] = "imagenet2012"
     assert findings.answers(run).verdict != findings.OPEN  # there the papers' targets count
 
@@ -51,16 +65,19 @@ def test_a_run_that_goes_on_may_be_forecast(tmp_path):
     run = load.load(make_run(tmp_path / "run", epochs=9, finished=False, target_top1=[0.78]))
     found = findings.answers(run)
     assert found.verdict == findings.OPEN
-    assert "after 9 of 12 epochs, not finished" in found.outcome
+    assert "after 9 of 12 epochs, unknown" in found.outcome
     assert "It may come in epoch 11" in found.outcome  # 0.85 (1 - exp(-e / 4)) - 0.02 passes 0.78 at 11.4
 
 
 def test_a_run_that_was_stopped_goes_on_and_is_not_judged(tmp_path):
-    run = load.load(make_run(tmp_path / "run", epochs=5, target_top1=[0.78]))
-    run.summary["stop"] = "preempted"
+    path = make_run(tmp_path / "run", epochs=5, target_top1=[0.78])
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps(summary | {"stop": "preempted"}))
+    run = load.load(path)
     found = findings.answers(run)
     assert found.verdict == findings.OPEN and "after 5 of 12 epochs, stopped" in found.outcome
-    assert suggestions(run)[0].change == "--resume"
+    assert run.following == f"To continue it: hybrid-imagenet resume {path}"
+    assert f"<p>To continue it: <code>hybrid-imagenet resume {path}</code></p>" in page.build([run], "t")
 
 
 def test_a_target_that_may_lie_among_lost_records_is_not_called_missed(tmp_path):
@@ -147,24 +164,11 @@ def test_there_are_at_most_three_suggestions(tmp_path):
     assert len(suggestions(run)) == 3
 
 
-def test_a_run_stands_beside_the_last_runs_that_do_the_same(tmp_path):
-    for number in range(5):
-        make_run(tmp_path / f"run{number}", epochs=3 + number, started=number)
-        config_file = tmp_path / f"run{number}" / "config.json"
-        content = json.loads(config_file.read_text())
-        config_file.write_text(json.dumps(content | {"started": float(number)}))
-    make_run(tmp_path / "other", epochs=12, model="resnet18")
-    run = load.load(tmp_path / "run0")
-    near = findings.neighbours(run)
-    assert [summary["epochs"] for summary in near] == [7, 6, 5]
-    text = findings.answers(run).compared
-    assert text.startswith("The last 3 runs beside it") and findings.percent(near[0]["best_val_top1"]) in text
-    assert findings.answers(run, alone=False).compared == ""
-    assert findings.answers(load.load(tmp_path / "other")).compared == ""
-
-
 def test_of_several_runs_the_best_and_the_first_are_named(runs):
     loaded = load.load_all(runs)
     text = page.build(loaded, "t")
     assert "Best top-1: two" in text
+    loaded[0].flags["data_dir"] = "elsewhere"
+    other = page.build(loaded, "t")
+    assert "Best top-1" not in other and "validated on different images" in other
     assert text.count('<article class="answer') == 2

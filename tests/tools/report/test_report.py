@@ -77,7 +77,7 @@ def test_a_report_on_several_runs_is_one_page(runs, tmp_path, capsys):
 def test_one_run_goes_into_its_own_directory(runs):
     assert program.main(runs[:1]) == 0
     text = (load.pathlib.Path(runs[0]) / "report" / "index.html").read_text()
-    assert "one (not finished)" in text
+    assert 'data-label="state" class="whole">unknown<' in text
     assert "No trust ratios in these records." in text
     assert "No bytes read and reads in these records." in text
 
@@ -120,6 +120,7 @@ def test_overview_tells_what_was_dropped(runs):
     )
     assert head[-1] == "images dropped"
     assert [row[-1] for row in rows] == [tables.DASH, "8 + 3 in validation"]
+    assert "images dropped" not in tables.overview([run])  # a column without anything to tell is omitted
 
 
 def test_a_diverged_run_keeps_the_table_in_shape(tmp_path):
@@ -128,7 +129,7 @@ def test_a_diverged_run_keeps_the_table_in_shape(tmp_path):
         with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"kind": "diverged", "step": 70, "seconds": 9.0, "train_loss": loss}) + "\n")
         text = tables.overview([load.load(tmp_path / "run")])
-        assert "run (diverged)" in text and words in text
+        assert ">diverged<" in text and words in text
     run = load.load(make_run(tmp_path / "high", epochs=2))
     run.summary["val_loss"] = 123456789.123
     assert "1.235e+08" in tables.overview([run])
@@ -179,6 +180,18 @@ def test_run_that_has_just_begun(tmp_path):
     first = (run / "metrics.jsonl").read_text().splitlines()[0]
     (run / "metrics.jsonl").write_text(first + "\n" + '{"kind": "st')
     assert program.main([str(run)]) == 0
+    (run / "metrics.jsonl").unlink()
+    assert program.main([str(run)]) == 0
+
+
+def test_the_page_says_as_text_what_it_says_first(runs, capsys):
+    assert program.main([runs[1], "--text"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "two: finished" and lines[1].startswith("Target 75 % top-1 reached in epoch 10 of 12")
+    assert "What held it back:" in lines and any(line.startswith("- --seed=1: ") for line in lines)
+    assert program.main([*runs, "--text"]) == 0
+    assert "\n\ntwo: finished\n" in capsys.readouterr().out
+    assert not (load.pathlib.Path(runs[0]) / "report").exists()
 
 
 @pytest.mark.parametrize(
@@ -188,8 +201,6 @@ def test_run_that_has_just_begun(tmp_path):
         (lambda run: (run / "config.json").unlink(), "config.json"),
         (lambda run: (run / "config.json").write_text("{"), "cut or not JSON"),
         (lambda run: (run / "config.json").write_text("[]"), "not a JSON object"),
-        (lambda run: (run / "metrics.jsonl").unlink(), "metrics.jsonl"),
-        (lambda run: (run / "metrics.jsonl").write_text(""), "no record yet"),
         (lambda run: (run / "metrics.jsonl").write_text("x\n{}\n"), "line 1"),
     ],
 )
@@ -202,7 +213,17 @@ def test_directory_without_a_run_is_one_line(tmp_path, capsys, prepare, words):
     assert words in error
 
 
-@pytest.mark.parametrize("arguments", [["--out"], ["--out=", "x"], ["--color=red", "x"], ["--out=x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--out"],
+        ["--out=", "x"],
+        ["--color=red", "x"],
+        ["--out=x"],
+        ["x", "--text", "--out=y"],
+        ["x", "--text", "--serve"],
+    ],
+)
 def test_wrong_arguments_are_one_line(arguments, capsys):
     assert program.main(arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -11,6 +11,7 @@ import threading
 
 import pytest
 
+from hybrid_imagenet import files
 from hybrid_imagenet.tools.report import command, load, page, serve
 from tests.tools.report.synthetic import make_run
 
@@ -50,6 +51,14 @@ def test_the_page_is_that_of_the_file_and_follows_the_run(served):
     response, body = ask(port, If_None_Match=tag)
     assert response.status == 200 and response.getheader("ETag") != tag
     assert b"77.70 %" in body and body.decode() == page.build([load.load(run)], "t")
+
+
+def test_the_page_says_when_a_run_no_longer_runs(served):
+    run, port = served
+    held = files.lock(run)
+    assert b">running<" in ask(port)[1]
+    held.close()
+    assert b">running<" not in ask(port)[1] and b">unknown<" in ask(port)[1]
 
 
 def test_nothing_else_can_be_read(served):
@@ -99,7 +108,7 @@ def test_a_taken_port_is_one_line(served, capsys):
         (["--serve", "--port=70000"], "70000: give a number from 0 to 65535"),
         (["--serve", "--port=x"], "x: give a number from 0 to 65535"),
         (["--port=8600"], "only --serve has a port"),
-        (["--serve", "--out=x"], "--serve writes nothing"),
+        (["--serve", "--out=x"], "write nothing; omit --out"),
     ],
 )
 def test_arguments_that_do_not_fit_are_one_line(tmp_path, arguments, words, capsys):
@@ -109,12 +118,10 @@ def test_arguments_that_do_not_fit_are_one_line(tmp_path, arguments, words, caps
     assert error.count("\n") == 1 and words in error
 
 
-def test_a_run_without_records_is_one_line(tmp_path, capsys):
-    run = make_run(tmp_path / "run", epochs=2)
-    (run / "metrics.jsonl").write_text("")
-    assert command.main([str(run), "--serve", "--port=0"]) == 2
+def test_a_directory_without_a_run_is_one_line(tmp_path, capsys):
+    assert command.main([str(tmp_path), "--serve", "--port=0"]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "no record yet" in error
+    assert error.count("\n") == 1 and "config.json" in error
 
 
 def test_interruption_ends_it_quietly(tmp_path):

@@ -1,0 +1,106 @@
+"""`hybrid-imagenet resume RUN [FLAG ...]`: continues a run with the flags that its config.json holds."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hybrid_imagenet import config as configuration
+from hybrid_imagenet.config.options import underscored
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.files import read_json
+from hybrid_imagenet.tools import command_line
+from hybrid_imagenet.tools.run import written
+
+_GIVEN = ("command line", "flagfile")  # origins of what a person has set; the rest follows from it
+_OF_ONE_START = ("run_dir", "resume", "max_steps", "print_config", "check_only")
+_SECRET = "***"
+
+
+def command(
+    run: pathlib.Path, config: Mapping[str, Any], words: Sequence[str], ranks: int | None = None, hosts: str = ""
+) -> list[str]:
+    """The command that continues a run, without the program's name.
+
+    Args:
+      run: its directory.
+      config: its config.json.
+      words: flags that win over the run's.
+      ranks: number of ranks; None takes the run's.
+      hosts: HOST:SLOTS,... of -H; empty takes the run's hosts if it has the run's number of ranks.
+
+    Raises:
+      UserError: for flags that cannot be used, or a flag whose value was not stored.
+    """
+    flags, origins = config.get("flags"), config.get("origins", {})
+    if not isinstance(flags, dict):
+        raise UserError(f"{run / 'config.json'}: holds no flags of a run; restore it from a copy")
+    new = {underscored(word)[2:].partition("=")[0] for word in words}
+    new |= {name.removeprefix("no") for name in new}
+    kept = [
+        _flag(name, value)
+        for name, value in flags.items()
+        if origins.get(name) in _GIVEN and name in configuration.OPTIONS and name not in (*_OF_ONE_START, *new)
+    ]
+    if hidden := [word for word in kept if _SECRET in word]:
+        raise UserError(f"{hidden[0]}: the password is not stored; give the flag again")
+    training = [*kept, *words, f"--run_dir={run}", "--resume"]
+    configuration.resolve(training)
+    before = int(config.get("world_size", 1))
+    if ranks in (None, before) and not hosts and len(set(config.get("hosts", ()))) > 1:
+        hosts = written(Counter(config["hosts"]))
+    if (ranks or before) == 1 and not hosts:
+        return ["train", *training]
+    where = ["-H", hosts] if hosts else []
+    count = ranks or (None if hosts else before)
+    return ["run", *([] if count is None else ["-np", str(count)]), *where, "--", *training]
+
+
+def _flag(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no{name}"
+    if isinstance(value, list):
+        return f"--{name}={','.join(map(str, value))}"
+    return f"--{name}={'' if value is None else value}"
+
+
+def changes(flags: Mapping[str, Any], words: Sequence[str]) -> list[str]:
+    """A line for each new flag, with the run's value."""
+    found = []
+    for word in map(underscored, words):
+        name = word[2:].partition("=")[0]
+        known = name if name in flags else name.removeprefix("no")
+        found.append(f"{word} instead of {_flag(known, flags[known])}" if known in flags else word)
+    return found
+
+
+def _run(arguments: Sequence[str]) -> None:
+    parser = command_line.Parser(
+        "resume", "Continues a run in its directory. Words after RUN are flags of training that win over the run's."
+    )
+    parser.add_argument("run", metavar="RUN", type=pathlib.Path, help="the directory of a run")
+    parser.add_argument("-np", type=command_line.positive, metavar="N", help="number of ranks (default: the run's)")
+    parser.add_argument("-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="where (default: the run's hosts)")
+    parser.add_argument("--dry_run", action="store_true", help="print the command, run nothing")
+    own = {"--hosts", "--dry_run", "--help"}
+    words = [underscored(word) for word in arguments]
+    flags = [word for word in words if word.startswith("--") and word.partition("=")[0] not in own]
+    parsed = parser.parse_args([word for word in words if word not in flags])
+    config = read_json(parsed.run / "config.json")
+    following = command(parsed.run, config, flags, parsed.np, parsed.hosts)
+    for line in changes(config["flags"], flags):
+        print(f"changed: {line}", file=sys.stderr)
+    print(shlex.join(["hybrid-imagenet", *following]), file=sys.stdout if parsed.dry_run else sys.stderr)
+    if not parsed.dry_run:
+        sys.stderr.flush()
+        os.execv(sys.executable, [sys.executable, "-m", "hybrid_imagenet", *following])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line; returns the exit code, unless training takes the place of this process."""
+    return command_line.run(_run, arguments)

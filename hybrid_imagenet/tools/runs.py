@@ -1,0 +1,72 @@
+"""`hybrid-imagenet runs [DIR]`: the runs in a directory as a table, or the flags in which two runs differ."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from collections.abc import Sequence
+
+from hybrid_imagenet.errors import UserError, printable
+from hybrid_imagenet.runlog import state
+from hybrid_imagenet.tools import command_line
+from hybrid_imagenet.tools.report import load
+from hybrid_imagenet.tools.report.tables import DASH, number, percent, text
+
+_HEAD = ("run", "recipe", "data", "state", "top-1", "epochs", "images/s", "when")
+_RIGHT = ("top-1", "epochs", "images/s")
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.Parser("runs", "Lists the runs in a directory, the newest last.")
+    parser.add_argument("directory", nargs="?", default="runs", metavar="DIR", help="holds runs (default: runs)")
+    parser.add_argument(
+        "--diff", nargs=2, metavar="RUN", help="instead: the flags in which these two runs differ, in two columns"
+    )
+    return parser
+
+
+def _run(arguments: Sequence[str]) -> None:
+    parsed = _parser().parse_args(arguments)
+    if parsed.diff:
+        one, other = (load.load(path) for path in parsed.diff)
+        rows = [(name, *map(text, values)) for name, values in load.differences([one, other])]
+        print(table(("flag", *parsed.diff), rows) if rows else "All flags are the same.")
+        return
+    directory = pathlib.Path(parsed.directory)
+    found = sorted((path.parent for path in directory.glob("*/config.json")), key=state.last_write)
+    if not found:
+        raise UserError(f"{directory}: no runs there; give the directory that holds them")
+    print(table(_HEAD, [row(path) for path in found]))
+
+
+def row(directory: pathlib.Path) -> tuple[str, ...]:
+    """A run in the columns of the table; one that cannot be read has only a state."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(state.last_write(directory)))
+    try:
+        run = load.load(directory)
+    except UserError:
+        return directory.name, DASH, DASH, state.UNKNOWN, DASH, DASH, DASH, when
+    planned = f"/{run.epochs_planned:g}" if run.epochs_planned else ""
+    return (
+        directory.name,
+        text(run.flags.get("recipe")),
+        text(run.flags.get("dataset")),
+        run.state,
+        percent(run.summary.get("best_val_top1")),
+        f"{run.summary.get('epochs') or 0:g}{planned}",
+        number(run.summary.get("steady_images_per_second")),
+        when,
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Texts in aligned columns, the figures to the right."""
+    lines = [list(map(printable, line)) for line in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    forms = [f"{{:{'>' if name in _RIGHT else '<'}{width}}}" for name, width in zip(head, widths, strict=True)]
+    return "\n".join("  ".join(forms).format(*line).rstrip() for line in lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line; returns the exit code (see `hybrid_imagenet.errors`)."""
+    return command_line.run(_run, arguments)

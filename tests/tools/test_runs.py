@@ -1,0 +1,156 @@
+"""The commands on runs: runs, status, stop and resume."""
+
+import json
+import math
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from hybrid_imagenet import __main__, config
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools import resume, runs
+from tests.ranks import ROOT, environment
+from tests.support import fresh, program
+from tests.tools.report.synthetic import make_run
+
+
+def test_runs_are_listed_with_state_and_results(tmp_path, capsys):
+    make_run(tmp_path / "a", recipe="hybrid")
+    make_run(tmp_path / "b-longer", epochs=3, finished=False)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    (tmp_path / "notes").mkdir()
+    assert __main__.main(["runs", str(tmp_path)]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["run", "recipe", "data", "state", "top-1", "epochs", "images/s", "when"]
+    cells = {row.split()[0]: row.split() for row in rows}
+    assert cells["a"][1:8] == ["hybrid", "synthetic", "finished", "78.77", "%", "12/12", "167.9"]
+    assert cells["b-longer"][3] == "unknown" and "3/12" in cells["b-longer"]
+    assert cells["broken"][3] == "unknown" and len(cells) == 3
+    assert len({row.index(cells[row.split()[0]][3], 5) for row in rows}) == 1  # aligned
+    assert __main__.main(["runs", str(tmp_path / "notes")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'notes'}: no runs there")
+
+
+def test_two_runs_differ_in_these_flags(tmp_path, capsys):
+    one, other = (str(make_run(tmp_path / name, lr=lr, epochs=2)) for name, lr in (("a", 0.1), ("b", 0.2)))
+    assert __main__.main(["runs", "--diff", one, other]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["flag", one, other],
+        ["lr", "0.1", "0.2"],
+    ]
+    assert __main__.main(["runs", "--diff", one, one]) == 0
+    assert capsys.readouterr().out == "All flags are the same.\n"
+
+
+def test_the_status_names_the_command_that_continues(tmp_path, capsys):
+    run = make_run(tmp_path / "run", epochs=3, finished=False)
+    assert __main__.main(["status", str(run)]) == 0
+    first, outcome, following = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{run}: unknown, step 48, last record ")
+    assert "after 3 of 12 epochs, unknown" in outcome
+    assert following == f"To continue it: hybrid-imagenet resume {run}, if it no longer runs on its host"
+    assert __main__.main(["stop", str(run)]) == 2
+    assert "does not run here" in capsys.readouterr().err
+
+
+def stored(*flags, ranks=1, hosts=("here",)):
+    """config.json of a run with these flags."""
+    settled = config.resolve(flags)
+    return {
+        "flags": settled.shown(), "origins": dict(settled.origins), "world_size": ranks, "hosts": list(hosts) * ranks
+    }  # fmt: skip
+
+
+GIVEN = (
+    "--recipe=gradual_warmup",
+    "--dataset=digits",
+    "--epochs=4",
+    "--lr_steps=1,2.5",
+    "--nokeep_best",
+    "--max_steps=7",
+)
+
+
+def test_a_run_is_resumed_with_its_own_flags_and_new_ones_win(tmp_path):
+    words = resume.command(tmp_path, stored(*GIVEN), ["--epochs=6", "--keep-best"])
+    assert words[0] == "train" and words[-2:] == [f"--run_dir={tmp_path}", "--resume"]
+    before, now = config.resolve(GIVEN), config.resolve(words[1:])
+    changed = {name for name, value in now.values().items() if value != before.values()[name]}
+    assert changed == {"epochs", "keep_best", "max_steps", "run_dir", "resume"}
+    assert (now.epochs, now.keep_best, now.max_steps) == (6, True, None)
+    assert resume.changes(stored(*GIVEN)["flags"], ["--epochs=6", "--keep_best", "--target_top1=0.9"]) == [
+        "--epochs=6 instead of --epochs=4",
+        "--keep_best instead of --nokeep_best",
+        "--target_top1=0.9 instead of --target_top1=0.75,0.759",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "given", "start"),
+    [
+        (2, ["here"], {}, ["run", "-np", "2", "--"]),
+        (1, ["a", "b"], {}, ["run", "-H", "a:1,b:1", "--"]),
+        (2, ["here"], {"ranks": 1}, ["train"]),
+        (2, ["here"], {"ranks": 4, "hosts": "a:2,b:2"}, ["run", "-np", "4", "-H", "a:2,b:2", "--"]),
+    ],
+)
+def test_it_takes_as_many_ranks_on_the_same_hosts(tmp_path, ranks, hosts, given, start):
+    described = stored("--dataset=digits", ranks=ranks, hosts=hosts)
+    described["world_size"] = len(described["hosts"])
+    assert resume.command(tmp_path, described, [], **given)[: len(start)] == start
+
+
+def test_a_password_is_given_again(tmp_path):
+    flags = ("--dataset=webdataset", "--data_dir=https://ann:hunter2@host/set", "--data_cache_dir=copies")
+    with pytest.raises(UserError, match="the password is not stored; give the flag again"):
+        resume.command(tmp_path, stored(*flags), [])
+    assert flags[1] in resume.command(tmp_path, stored(*flags), [flags[1]])
+
+
+def test_the_command_prints_what_it_would_run(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(stored(*GIVEN, ranks=2)))
+    assert __main__.main(["resume", str(tmp_path), "-np", "3", "--lr=0.5", "--dry_run"]) == 0
+    shown = capsys.readouterr()
+    words = shlex.split(shown.out)
+    assert words[:5] == ["hybrid-imagenet", "run", "-np", "3", "--"] and "--lr=0.5" in words
+    assert shown.err.startswith("changed: --lr=0.5 instead of --lr=")
+    assert __main__.main(["resume", str(tmp_path / "none")]) == 2
+    assert __main__.main(["resume", str(tmp_path), "--epoch=3"]) == 2
+    assert "--epochs" in capsys.readouterr().err
+
+
+def test_they_start_without_tensorflow(tmp_path):
+    run = str(make_run(tmp_path / "run", epochs=2))
+    for name, words in (("runs", [str(tmp_path)]), ("status", [run])):
+        codes, loaded, _ = fresh.run((f"hybrid_imagenet.tools.{name}", words))
+        assert codes == [0]
+        assert not loaded & fresh.FRAMEWORKS
+
+
+def test_figures_stand_to_the_right():
+    assert runs.table(("run", "top-1"), [("a", "5"), ("long", "10.5")]) == "run   top-1\na         5\nlong   10.5"
+
+
+def test_a_real_run_on_two_ranks_is_stopped_and_resumed(tmp_path, capsys):
+    data, run = program.make_data(tmp_path), tmp_path / "run"
+    running = program.Running(2, data, run, "--epochs=5000", "--max_steps=100000")
+    running.wait_for_step(3)
+    assert __main__.main(["status", str(run)]) == 0
+    assert f"{run}: running, step " in capsys.readouterr().out
+    assert __main__.main(["stop", str(run)]) == 0
+    assert running.finish()[0] == 75
+    first, _, following = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{run}: stopped, step ") and following == f"To continue it: hybrid-imagenet resume {run}"
+    epochs = math.ceil(max(record["position"] for record in program.records(run) if record["kind"] == "step")) + 1
+    words = [sys.executable, "-m", "hybrid_imagenet", "resume", str(run), f"--epochs={epochs}"]
+    done = subprocess.run(words, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert f"changed: --epochs={epochs} instead of --epochs=5000" in done.stderr
+    assert "val top-1" in done.stdout and f" {epochs}/{epochs} " in done.stdout
+    described = json.loads((run / "config.json").read_text())
+    assert (described["world_size"], described["flags"]["epochs"], described["flags"]["max_steps"]) == (2, epochs, None)
+    assert __main__.main(["runs", str(tmp_path)]) == 0
+    assert " finished " in capsys.readouterr().out
