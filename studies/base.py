@@ -32,10 +32,17 @@ BASE = (
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A setting that is tried for an arm, before the best one is reported."""
+    """A setting that is tried for an arm, before the best one is reported.
+
+    Attributes:
+      label: how tables call it.
+      flags: what differs from the arm.
+      at: its place, one number for each thing that the points of the arm vary; empty where their order says it.
+    """
 
     label: str
     flags: tuple[str, ...]
+    at: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +108,7 @@ class Study:
       paper_target: the accuracy behind the paper's epochs, as text.
       notes: how this differs from the paper.
       base: flags of all arms.
+      tuning_seeds: runs of each tuning point; the best mean is chosen.
     """
 
     name: str
@@ -112,6 +120,7 @@ class Study:
     paper_target: str = "75 %"
     notes: tuple[str, ...] = ()
     base: tuple[str, ...] = BASE
+    tuning_seeds: int = 1
 
     def arguments(self, arm: Arm, seed: int, extra: Sequence[str] = ()) -> tuple[str, ...]:
         """Flags of the training program for one cell, without its run directory. Later flags win.

@@ -18,6 +18,7 @@ from studies.base import TARGET, Arm, Study
 from studies.batch_norm import BATCH_NORM
 from studies.decay import DECAY
 from studies.definitions import STUDIES as AFTER_PAPERS
+from studies.handover import HANDOVER
 from studies.optimizers import COMPARED
 from studies.questions import QUESTIONS
 from studies.results import ArmResults
@@ -31,6 +32,7 @@ STUDIES = {
     **QUESTIONS,
     **COMPARED,
     DECAY.name: DECAY,
+    HANDOVER.name: HANDOVER,
     SHORT_PARTS.name: SHORT_PARTS,
     SHUFFLE_WINDOW.name: SHUFFLE_WINDOW,
 }
@@ -170,7 +172,7 @@ def _study(study: Study, options: StudyOptions, extra: tuple[str, ...]) -> bool:
         found[arm.name][seed] = results[cell]
     target = _target([*results, *tried])
     arms = [ArmResults(arm, found[arm.name], target) for arm in study.arms]
-    lines = tuning.lines(choices)
+    lines = tuning.lines(choices, study.tuning_seeds)
     for path in write(pathlib.Path(options.results or options.out), study, arms, options.seeds, extra, lines):
         _say(str(path))
     return all(len(each.finished) == len(each.by_seed) for each in arms if options.takes(each.arm))

@@ -46,8 +46,8 @@ class Data:
     )
     tuning_split: float = option(
         0.0,
-        "Keep this many training images (below 1: this part) for tuning: always the same ones, never trained on, "
-        "and validated instead of the validation images.",
+        "Keep this many training images (below 1: this part) for tuning: drawn by --seed, never trained on, and "
+        "validated instead of the validation images.",
         unit="images",
         minimum=0,
     )

@@ -49,7 +49,7 @@ def sources(config: Config) -> tuple[Source, Source]:
         validation = Subset(validation, np.arange(min(_DEV_RUN_IMAGES, validation.num_examples)))
     if not config.tuning_split:
         return train, validation
-    stays, held_out = tuning_split.split(derived.held_out(config, train.num_examples), train.num_examples)
+    stays, held_out = tuning_split.split(derived.held_out(config, train.num_examples), train.num_examples, config.seed)
     rest = Subset(train, stays, train.notes)
     return rest, Subset(train, held_out) if validated_split(config) == "tuning" else validation
 

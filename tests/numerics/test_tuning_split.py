@@ -4,12 +4,15 @@ import pytest
 from hybrid_imagenet.numerics import tuning_split
 
 
-def test_the_split_is_a_partition_that_no_seed_changes():
+def test_the_split_is_a_partition_that_the_seed_draws():
     stays, held = tuning_split.split(10, 60)
     assert (len(stays), len(held)) == (50, 10)
     np.testing.assert_array_equal(np.sort(np.concatenate([stays, held])), np.arange(60))
     np.testing.assert_array_equal(tuning_split.split(10, 60)[1], held)
     assert held.tolist() == [2, 14, 18, 27, 35, 39, 43, 51, 53, 56]  # a study goes on with the same images
+    others = [tuning_split.split(10, 60, seed)[1].tolist() for seed in range(1, 50)]
+    assert len({tuple(other) for other in others}) == 49
+    assert np.bincount(np.concatenate(others), minlength=60).min() > 0  # no image is always trained on
 
 
 def test_a_fraction_is_one_of_the_images():

@@ -61,8 +61,8 @@ def test_the_best_point_of_each_arm_is_reported_on_other_images_with_other_seeds
     assert {v.eval_split for v in reported} == {"validation"}
     assert {v.tuning_split for v in trained} == {questions.TUNING}
     page = (tmp_path / "small.md").read_text()
-    assert "| A | low: 70.00 %; high: 80.00 % | high, at the end of the range |" in page
-    assert "| B | low: -; high: 60.00 % | high, at the end of the range |" in page
+    assert "| A | low: 70.00 %; high: 80.00 % | high, at an end of the range: open |" in page
+    assert "| B | low: -; high: 60.00 % | high, at an end of the range: open |" in page
     assert "2 runs for each arm" in page
     assert "    python -m studies small --ranks=1 --seeds=2\n" in page
     assert "| A | high | 80.05 " in page

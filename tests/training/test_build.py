@@ -25,9 +25,13 @@ def test_tuning_never_sees_the_validation_images(tmp_path):
     assert build.validated_split(resolved) == "tuning"
     assert (train.num_examples, held.num_examples) == (9, 3)
     assert not images(train) & images(held)
-    for seed in (1, 2):
-        _, again = sources(tmp_path, "--tuning_split=0.25", f"--seed={seed}")
-        assert images(again[1]) == images(held)
+    assert images(sources(tmp_path, "--tuning_split=0.25")[1][1]) == images(held)
+    drawn = set()
+    for seed in range(1, 6):
+        _, (train, held) = sources(tmp_path, "--tuning_split=3", f"--seed={seed}")
+        assert not images(train) & images(held)
+        drawn.add(frozenset(images(held)))
+    assert len(drawn) > 1
 
 
 def test_the_report_validates_the_validation_images_with_the_same_training(tmp_path):
