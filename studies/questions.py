@@ -81,7 +81,8 @@ _LARS = ("--optimizer=lars", f"--lars_eta={mlperf.ETA:g}", *GRADUAL)
 _SGD = ("--optimizer=sgd", "--lr_schedule=step", *GRADUAL)
 _STEPS = "--lr_steps=" + ",".join(f"{EPOCHS * epoch / 90:.4g}" for epoch in (30, 60, 80))
 BATCHES = (64, 256, 1024)
-Method = tuple[str, tuple[str, ...], Callable[[int, tuple[float, ...]], tuple[Point, ...]]]
+Points = Callable[[int, tuple[float, ...]], tuple[Point, ...]]
+Method = tuple[str, tuple[str, ...], Points]
 METHODS: dict[str, Method] = {
     "sgd": ("gradual warmup + SGD (Goyal et al.)", (*_SGD, _STEPS), sgd_points),
     "lars": ("LARS, polynomial decay (MLPerf)", (*_LARS, "--lr_schedule=poly"), lars_points),

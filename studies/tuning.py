@@ -14,7 +14,8 @@ from studies.trial_runs import Cell, Result
 SEED = 1000
 """The first of the tuning runs; the reported ones have 0, 1, ..."""
 NOT_TUNED = "not tuned yet"
-_REPORT = ("--eval_split=validation", "--eval_every_epochs=1")
+REPORT = ("--eval_split=validation", "--eval_every_epochs=1")
+"""Flags of the reported runs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +97,7 @@ def reported(study: Study, choices: Sequence[Choice]) -> Study:
     """The study with the chosen point of each arm that is tuned, judged on the validation images."""
     points = {choice.arm.name: choice.point for choice in choices if not choice.missing}
     arms = [
-        dataclasses.replace(_at(arm, point, *_REPORT), chosen=point.label) if (point := points.get(arm.name)) else arm
+        dataclasses.replace(_at(arm, point, *REPORT), chosen=point.label) if (point := points.get(arm.name)) else arm
         for arm in study.arms
     ]
     return dataclasses.replace(study, arms=tuple(arms))
