@@ -11,8 +11,8 @@ import numpy as np
 
 from hybrid_imagenet.analysis import criteria
 from studies import bootstrap, hypotheses, trial_runs
-from studies.base import Arm, Claim, Study
-from studies.statistics import Estimate, estimate, oscillation
+from studies.base import MARGIN, Arm, Claim, Study
+from studies.statistics import Estimate, estimate, oscillation, welch
 from studies.trial_runs import Result
 
 SEEN, REVERSED, INCONCLUSIVE, OPEN = "seen", "the opposite", "inconclusive", "not comparable"
@@ -88,6 +88,9 @@ def value(result: Result, metric: str, target: float) -> float | None:
 class Verdict:
     """The runs' verdict on a claim.
 
+    Pairs hold what two runs of a seed share: initial weights and training images. Where that is little, Welch's
+    interval over all runs is the narrower one; both are shown.
+
     Attributes:
       claim: the statement.
       outcome: one of the constants above.
@@ -98,6 +101,8 @@ class Verdict:
         there is nothing to go by, or where the statement is decided.
       limit: the difference is "at least" or "at most" this much, since one arm missed the target in some runs; else "".
       resampled: interval of the difference in accuracy over runs and images; None without results by image.
+      welch: the difference of the means without pairs, with Welch's interval; None for epochs, or with too few runs.
+      effect: the paper's difference in final top-1; None where it prints none.
     """
 
     claim: Claim
@@ -107,6 +112,26 @@ class Verdict:
     seeds: int | None = None
     limit: str = ""
     resampled: tuple[float, float] | None = None
+    welch: Estimate | None = None
+    effect: float | None = None
+
+    @property
+    def against_paper(self) -> str:
+        """Whether the effect is the paper's: smaller or larger than printed, as printed (within `MARGIN`), or open."""
+        if self.effect is None:
+            return ""
+        off = self.difference and dataclasses.replace(self.difference, mean=self.difference.mean - self.effect)
+        if hypotheses.p_within(off, MARGIN) <= hypotheses.LEVEL:
+            return "as printed"
+        if hypotheses.p_below(off) <= hypotheses.LEVEL / 2:
+            return "smaller than printed"
+        return "larger than printed" if hypotheses.p_above(off) <= hypotheses.LEVEL / 2 else "open"
+
+
+def _effect(claim: Claim, first: ArmResults, second: ArmResults) -> float | None:
+    """The paper's difference in final top-1 between the arms of its statement."""
+    a, b = first.arm.top1, second.arm.top1
+    return a - b if claim.metric == "top1" and claim.by_paper and a is not None and b is not None else None
 
 
 def verdicts(study: Study, arms: Sequence[ArmResults]) -> list[Verdict]:
@@ -134,7 +159,11 @@ def verdicts(study: Study, arms: Sequence[ArmResults]) -> list[Verdict]:
             outcome = REVERSED
         seeds = _seeds_needed(claim, difference, len(study.claims)) if outcome == INCONCLUSIVE and not limit else None
         resampled = _resampled(*pair[1:]) if claim.metric == "top1" else None
-        verdicts.append(Verdict(claim, outcome, difference, None if difference is None else p, seeds, limit, resampled))
+        unpaired = None
+        if claim.metric != "epochs":
+            unpaired = welch(*(list(arm.values(claim.metric).values()) for arm in pair[1:]))
+        known = None if difference is None else p
+        verdicts.append(Verdict(claim, outcome, difference, known, seeds, limit, resampled, unpaired, _effect(*pair)))
     return verdicts
 
 

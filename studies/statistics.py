@@ -51,6 +51,24 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
     return Estimate(count, mean, deviation, quantile(count - 1, confidence) * deviation / math.sqrt(count))
 
 
+def welch(first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
+    """Mean of the first sample minus that of the second, with Welch's two-sided interval (Biometrika 34, 1947).
+
+    The samples may differ in size and deviation and are not paired. `deviation` is that of one value of each together,
+    `count` the size of the smaller. None where a sample has fewer than two values or neither scatters.
+    """
+    a, b = estimate(first), estimate(second)
+    if a is None or b is None or a.deviation is None or b.deviation is None:
+        return None
+    parts = [each.deviation**2 / each.count for each in (a, b)]  # type: ignore[operator]
+    error = math.sqrt(sum(parts))
+    if not error:
+        return None
+    freedom = error**4 / sum(p**2 / (each.count - 1) for p, each in zip(parts, (a, b), strict=True))
+    deviation = math.hypot(a.deviation, b.deviation)
+    return Estimate(min(a.count, b.count), a.mean - b.mean, deviation, quantile(freedom, confidence) * error)
+
+
 def oscillation(values: Sequence[float]) -> float | None:
     """How much a curve goes up and down: the root of the mean square of its second differences; None under 3 values.
 
@@ -60,7 +78,7 @@ def oscillation(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum(d * d for d in second) / len(second)) if second else None
 
 
-def quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
+def quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
     """t such that Student's distribution with `freedom` degrees lies within [-t, t] with probability `confidence`."""
     from scipy import stats  # comes with scikit-learn; a second to import
 

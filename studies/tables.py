@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -187,7 +188,9 @@ def _statements(found: Sequence[Verdict], arms: Sequence[ArmResults]) -> Iterato
         return
     labels = {each.arm.name: each.arm.label for each in arms}
     resampled = any(verdict.resampled for verdict in found)
-    header = ["statement", "whose", "difference here", *(["over images too"] if resampled else []), "p", "outcome"]
+    printed = any(verdict.effect is not None for verdict in found)
+    header = ["statement", "whose", "difference here", "without pairs", *(["over images too"] if resampled else [])]
+    header += ["p", "outcome", *(["the paper's difference"] if printed else [])]
     yield "| " + " | ".join(header) + " |"
     yield "|" + "---|" * len(header)
     for verdict in found:
@@ -195,16 +198,19 @@ def _statements(found: Sequence[Verdict], arms: Sequence[ArmResults]) -> Iterato
             _statement(verdict.claim, labels),
             "the paper's" if verdict.claim.by_paper else "ours",
             _difference(verdict),
+            "-" if verdict.welch is None else _difference(dataclasses.replace(verdict, difference=verdict.welch)),
             *([_interval(verdict)] if resampled else []),
             "-" if verdict.p is None else f"{verdict.p:.3f}",
             _outcome(verdict),
+            *([_against_paper(verdict)] if printed else []),
         ]
         yield "| " + " | ".join(row) + " |"
     yield ""
     yield "Differences are taken between runs of equal seed, with Student's interval of their mean; positive favors the"
-    yield "first. Better is a one-sided test, as good as two of them against the margin (TOST); p is corrected for all"
-    yield f"statements of the study (Holm), and at most {LEVEL:g} decides. Otherwise the number of seeds is given that"
-    yield f"would decide with a chance of {100 * POWER:.0f} % if further runs differ as these do."
+    yield "first. Without pairs the interval is Welch's. Better is a one-sided test, as good as two of them against the"
+    yield "margin (TOST); p is corrected for all statements of the study (Holm), and at most"
+    yield f"{LEVEL:g} decides. Otherwise the number of seeds is given that would decide with a chance of"
+    yield f"{100 * POWER:.0f} % if further runs differ as these do."
     if resampled:
         yield "The interval over images too is a bootstrap over seeds and validation images."
     yield ""
@@ -226,6 +232,10 @@ def _outcome(verdict: Verdict) -> str:
     if verdict.seeds is None:
         return "inconclusive"
     return f"inconclusive: {verdict.seeds} seeds would decide"
+
+
+def _against_paper(verdict: Verdict) -> str:
+    return "-" if verdict.effect is None else f"{100 * verdict.effect:+.2f} points: {verdict.against_paper}"
 
 
 _UNITS = {"top1": (100, "points", 2), "oscillation": (100, "points", 2), "epochs": (1, "epochs", 1)}

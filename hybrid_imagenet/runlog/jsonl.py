@@ -69,6 +69,7 @@ KEYS: Mapping[str, str] = {
     "grad_norm": "Euclidean norm of the averaged, unscaled gradient",
     "noise_scale": "gradient noise scale in images, if it is measured",
     "trust_ratios": "LARS trust ratio by layer",
+    "relative_updates": "norm of the update over that of the weights by layer, in the last step of an epoch",
     "diverged_step": "step at which training was found to have diverged (rollback records)",
     "rollbacks": "rollbacks so far (rollback records)",
     "learning_rate_factor": "factor on all learning rates from here on (rollback records)",
@@ -180,7 +181,7 @@ def _check(record: Mapping[str, Any], place: str) -> None:
         value = record[key]
         if key in ("kind", "val_split"):
             good, wanted = isinstance(value, str), "a text"
-        elif key == "trust_ratios":
+        elif key in ("trust_ratios", "relative_updates"):
             good, wanted = isinstance(value, dict) and all(map(_is_number, value.values())), "numbers by layer"
         elif key == "step" or (key == "epoch" and record.get("kind") != "epoch"):
             good, wanted = _is_count(value), "a whole number"
@@ -193,7 +194,7 @@ def _check(record: Mapping[str, Any], place: str) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    """Returns whether a value is a number, or nothing, as of a layer without a trust ratio."""
+    """Returns whether a value is a number, or nothing, as of a layer whose weights are 0."""
     return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value))
 
 

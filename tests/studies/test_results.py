@@ -310,3 +310,35 @@ def test_program_renders_what_is_there_and_goes_on(tmp_path, capsys, monkeypatch
 
 def rows_of(path):
     return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+@pytest.mark.parametrize(
+    ("printed", "accuracies", "words"),
+    [
+        (0.03, (0.95, 0.951, 0.952), "as printed"),
+        (0.06, (0.95, 0.951, 0.952), "smaller than printed"),
+        (0.01, (0.95, 0.951, 0.952), "larger than printed"),
+        (0.03, (0.93, 0.95, 0.97), "open"),
+        (0.03, (0.95,), "open"),
+    ],
+)
+def test_an_effect_is_judged_against_the_papers(no_advice, printed, accuracies, words):
+    second = arm("second", ends(*[0.92 + 0.0001 * i for i in range(len(accuracies))]), top1=0.7)
+    found = judged(arm("first", ends(*accuracies), top1=0.7 + printed), second)
+    assert found.effect == pytest.approx(printed)
+    assert found.against_paper == words
+
+
+def test_only_what_the_paper_prints_is_compared_with_it(no_advice):
+    assert judged(CLEAR, NEAR).effect is None
+    assert judged(CLEAR, BELOW, by_paper=False).effect is None
+    assert judged(CLEAR, BELOW, metric="epochs").effect is None
+    assert judged(CLEAR, NEAR).against_paper == ""
+
+
+def test_the_page_shows_pairs_welch_and_the_papers_effect(no_advice):
+    study = Study("two", "Two", "a paper", "a statement", (CLEAR.arm, BELOW.arm), (Claim("clear", "below"),))
+    page = tables.to_markdown(study, [CLEAR, BELOW], 3, (), plot=False)
+    row = next(line for line in page.splitlines() if line.startswith("| CLEAR: better than BELOW"))
+    assert "| +5.00 ± 2.48 points | +5.00 ± 2.27 points |" in row  # t(2) = 4.303 and t(4) = 2.776, by hand
+    assert row.endswith("| +0.60 points: larger than printed |")

@@ -1,11 +1,13 @@
 import math
 import statistics as standard
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
-from studies.statistics import estimate, quantile
+from studies.statistics import estimate, quantile, welch
 from tests.references import statistics_reference
 
 
@@ -47,3 +49,16 @@ def test_too_few_values():
     assert (one.low, one.high) == (-math.inf, math.inf)
     equal = estimate([12.0, 12.0, 12.0])
     assert (equal.mean, equal.deviation, equal.half_width) == (12.0, 0.0, None)
+
+
+def test_the_interval_of_unpaired_samples_is_welchs():
+    generator = np.random.default_rng(5)
+    for sizes, spreads in (((5, 5), (1, 1)), ((3, 12), (0.1, 2)), ((9, 4), (3, 0.5))):
+        a, b = (generator.normal(0.8, s, n).tolist() for n, s in zip(sizes, spreads, strict=True))
+        found = welch(a, b)
+        wanted = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+        assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), rel=1e-9)
+        assert found.count == min(sizes)
+    assert welch([0.5], [0.4, 0.6]) is None
+    assert welch([0.5, 0.5], [0.4, 0.4]) is None
+    assert welch([0.5, 0.5], [0.4, 0.6]).mean == pytest.approx(0.0)

@@ -178,12 +178,9 @@ def input_output(runs: Sequence[Run]) -> list[Chart]:
     return charts
 
 
-def trust_ratios(run: Run) -> tuple[list[tuple[str, list[float | None]]], list[float]] | None:
-    """LARS trust ratios: (layer, values) rows and the epochs of the columns; None if none were recorded."""
-    rows = [r for r in [*run.epochs, *run.steps] if r.get("trust_ratios")]
-    by_epoch: dict[float, dict[str, Any]] = {}
-    for record in rows:
-        by_epoch.setdefault(float(record["epoch"]), record["trust_ratios"])
+def relative_updates(run: Run) -> tuple[list[tuple[str, list[float | None]]], list[float]] | None:
+    """|update| / |weights|: (layer, values) rows and the epochs of the columns; None if none were recorded."""
+    by_epoch = {float(r["epoch"]): r["relative_updates"] for r in run.epochs if r.get("relative_updates")}
     if not by_epoch:
         return None
     columns = sorted(by_epoch)

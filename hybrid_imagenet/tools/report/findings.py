@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import statistics
 
 from hybrid_imagenet.analysis import forecast
 from hybrid_imagenet.numerics import mlperf
+from hybrid_imagenet.numerics.relative_step import TOLERATED_FACTOR
 from hybrid_imagenet.runlog import state
 from hybrid_imagenet.runlog.summary import duration
 from hybrid_imagenet.tools.report.load import Run
@@ -29,7 +31,8 @@ class Answers:
         overfitting and did not wait for input.
       outcome: how it went, against its target.
       compared: a run on ImageNet against MLPerf's reference; else empty.
-      held_back: what took time besides computation, the largest first; shares of the run's time.
+      held_back: a hand-over that lost accuracy, then what took time besides computation, the largest first; shares of
+        the run's time.
     """
 
     verdict: str
@@ -42,7 +45,7 @@ def answers(run: Run) -> Answers:
     """Judges a run from its records."""
     verdict, outcome = _outcome(run)
     compared = _against_reference(run) if run.imagenet else ""
-    return Answers(verdict, outcome, compared, _held_back(run))
+    return Answers(verdict, outcome, compared, [*_lost_at_handover(run), *_held_back(run)])
 
 
 def percent(fraction: float) -> str:
@@ -161,6 +164,36 @@ _WORDS = {
     "evaluation": "evaluation",
     "checkpoints": "waiting for checkpoints",
 }
+
+
+def jump(run: Run) -> tuple[dict[str, Any], dict[str, Any], float] | None:
+    """The records before and after AdaBound's warmup, and how many times larger updates are after it.
+
+    The size is the median over layers of |update| / |weights|. None where it does not grow `TOLERATED_FACTOR` times,
+    or is not known.
+    """
+    for before, after in itertools.pairwise(run.epochs):
+        if (before.get("phase"), after.get("phase")) != (0, 1):
+            continue
+        first, second = (
+            statistics.median([v for v in (record.get("relative_updates") or {}).values() if v is not None] or [0.0])
+            for record in (before, after)
+        )
+        if first > 0 and second >= TOLERATED_FACTOR * first:
+            return before, after, second / first
+    return None
+
+
+def _lost_at_handover(run: Run) -> list[str]:
+    found = jump(run)
+    if found is None:
+        return []
+    before, after, times = found
+    line = f"After the warmup, in epoch {after['epoch']:g}, updates were {times:.2g} times as large beside the weights"
+    old, new = before.get("train_top1"), after.get("train_top1")
+    if old is not None and new is not None and new < old:
+        line += f", and training accuracy fell from {percent(old)} to {percent(new)}"
+    return [f"{line}."]
 
 
 def _held_back(run: Run) -> list[str]:

@@ -38,7 +38,7 @@ def build(runs: Sequence[Run], title: str) -> str:
         _section("Results", "", tables.overview(runs)),
         _section("Accuracy and loss", _note(runs), _grid(drawn["accuracy"])),
         _section("Learning rate and relative step", "", _grid(drawn["rates"]) or _missing("learning rates")),
-        _section("LARS trust ratios", "", _trust(runs)),
+        _section("Updates by layer", "", _updates(runs)),
         _section("Speed", "", _grid(drawn["speed"]) or _missing("throughput")),
         _section("Where the time goes", "", _time(runs)),
         _section("Input", "", _grid(drawn["input"]) or _missing("bytes read and reads")),
@@ -149,14 +149,14 @@ def _note(runs: Sequence[Run]) -> str:
     return " ".join(words)
 
 
-def _trust(runs: Sequence[Run]) -> str:
-    maps = [(run, figures.trust_ratios(run)) for run in runs]
+def _updates(runs: Sequence[Run]) -> str:
+    maps = [(run, figures.relative_updates(run)) for run in runs]
     drawn = [
-        svg.heat_map(f"Trust ratios, {run.name}", *found, "epoch", "trust ratio (norm of weights / norm of gradient)")
+        svg.heat_map(f"Relative updates, {run.name}", *found, "epoch", "norm of the update / norm of the weights")
         for run, found in maps
         if found is not None
     ]
-    return f'<div class="charts">{"".join(drawn)}</div>' if drawn else _missing("trust ratios")
+    return f'<div class="charts">{"".join(drawn)}</div>' if drawn else _missing("relative updates")
 
 
 def _time(runs: Sequence[Run]) -> str:

@@ -15,7 +15,7 @@ def make_run(
       epochs: recorded.
       world_size: ranks.
       finished: whether there is a summary.
-      full: also records what only some runs have: trust ratios, input, communication.
+      full: also records what only some runs have: relative updates, input, communication.
       flags: that differ from the defaults below.
     """
     from hybrid_imagenet.runlog import summary
@@ -91,7 +91,7 @@ def make_run(
         if full:
             ratios = {f"stage{i // 4}_block{i % 4}/conv": 1e-3 * 1.3**i * (1 + 0.1 * epoch) for i in range(16)}
             rows[-1] |= {
-                "trust_ratios": ratios,
+                "relative_updates": ratios,
                 "bytes_read": 1.1e8,
                 "reads": 1000,
                 "communication_seconds": 0.02,

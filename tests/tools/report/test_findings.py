@@ -172,3 +172,31 @@ def test_of_several_runs_the_best_and_the_first_are_named(runs):
     other = page.build(loaded, "t")
     assert "Best top-1" not in other and "validated on different images" in other
     assert text.count('<article class="answer') == 2
+
+
+def with_updates(run, before, after):
+    """The run with these relative updates in the last epoch of the warmup and in the next, in two layers each."""
+    for record in run.epochs:
+        size = before if record["phase"] == 0 else after
+        record["relative_updates"] = {"a": size / 2, "b": size, "c": 2 * size}
+    return run
+
+
+def test_a_handover_whose_updates_jump_is_named(tmp_path):
+    run = with_updates(load.load(make_run(tmp_path / "run", hybrid_ramp_epochs=0)), 0.01, 0.12)
+    line = findings.answers(run).held_back[0]
+    assert line == "After the warmup, in epoch 5, updates were 12 times as large beside the weights."
+    assert suggestions(run)[0].change == "--hybrid_ramp_epochs=2"
+    run.epochs[3]["train_top1"], run.epochs[4]["train_top1"] = 0.45, 0.37
+    assert "beside the weights, and training accuracy fell from 45 % to 37 %." in findings.answers(run).held_back[0]
+    assert suggestions(changed(run, hybrid_ramp_epochs=2))[0].change != "--hybrid_ramp_epochs=2"
+
+
+@pytest.mark.parametrize("after", [0.039, 0.001])
+def test_a_smooth_handover_is_not_named(tmp_path, after):
+    run = with_updates(load.load(make_run(tmp_path / "run", hybrid_ramp_epochs=0)), 0.01, after)
+    assert "After the warmup" not in findings.answers(run).held_back[0]
+    for record in run.epochs:
+        record["relative_updates"] = {"a": None}
+    assert "After the warmup" not in findings.answers(run).held_back[0]
+    assert "--hybrid_ramp_epochs=2" not in [s.change for s in suggestions(run)]

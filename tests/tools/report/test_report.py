@@ -78,7 +78,7 @@ def test_one_run_goes_into_its_own_directory(runs):
     assert program.main(runs[:1]) == 0
     text = (load.pathlib.Path(runs[0]) / "report" / "index.html").read_text()
     assert 'data-label="state" class="whole">unknown<' in text
-    assert "No trust ratios in these records." in text
+    assert "No relative updates in these records." in text
     assert "No bytes read and reads in these records." in text
 
 

@@ -1,0 +1,54 @@
+"""|update| / |weights| in the records: of the last step of an epoch, for any optimizer and phase."""
+
+import keras
+import numpy as np
+import pytest
+
+from hybrid_imagenet import optimizers
+from hybrid_imagenet.training.callbacks.relative_updates import RelativeUpdateLog
+
+
+def train(log, inner, variables, epochs, steps):
+    """Runs steps with constant gradients; gives each epoch's record and the weights before its last step and after."""
+    records, seen = [], []
+    for epoch in range(epochs):
+        for step in range(steps):
+            log.on_train_batch_begin(step, {"start": epoch + step / steps, "end": epoch + (step + 1) / steps})
+            before = [v.numpy().copy() for v in variables]
+            inner.apply([np.full(v.shape, 0.1 * (i + 1), np.float32) for i, v in enumerate(variables)])
+            log.on_train_batch_end(step, {})
+        record = {}
+        log.on_epoch_end(epoch, record)
+        records.append(record)
+        seen.append((before, [v.numpy().copy() for v in variables]))
+    return records, seen
+
+
+@pytest.mark.parametrize(("name", "phase"), [("sgd", 1), ("lars", 1), ("hybrid", 0), ("hybrid", 1), ("muon", 1)])
+def test_the_ratio_is_that_of_the_last_step(name, phase):
+    variables = [
+        keras.Variable(np.linspace(1, 2, 12, dtype=np.float32).reshape(3, 4), name="first"),
+        keras.Variable(np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2), name="second"),
+        keras.Variable(np.ones(3, np.float32), name="bias"),
+    ]
+    inner = optimizers.create(name, learning_rate=0.05)
+    inner.build(variables)
+    inner.hyper.assign({"phase": float(phase), "lower_bound": 0.0, "upper_bound": 1.0})
+    log = RelativeUpdateLog([variables[i] for i in inner.kernel_indices()])
+    records, seen = train(log, inner, variables, epochs=2, steps=3)
+    for record, (before, after) in zip(records, seen, strict=True):
+        wanted = [np.linalg.norm(b - a) / np.linalg.norm(b) for b, a in zip(before[:2], after[:2], strict=True)]
+        assert list(record) == ["relative_updates"]
+        assert list(record["relative_updates"]) == [v.path for v in variables[:2]]
+        np.testing.assert_allclose(list(record["relative_updates"].values()), wanted, rtol=1e-3)
+        assert min(wanted) > 1e-6
+    assert records[0] != records[1]
+
+
+def test_what_was_not_measured_is_not_recorded():
+    kernel = keras.Variable(np.ones((2, 2), np.float32), name="kernel")
+    log, record = RelativeUpdateLog([kernel]), {}
+    log.on_train_batch_begin(0, {"start": 0.0, "end": 0.5})
+    log.on_train_batch_end(0, {})
+    log.on_epoch_end(0, record)  # a validation inside of the epoch
+    assert record == {}
