@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from hybrid_imagenet.numerics import mlperf, relative_step
+from hybrid_imagenet.numerics import mlperf
 from studies.base import Arm, Claim, Point, Study
 
 GPU_IMAGES = 32
@@ -191,89 +191,4 @@ HYBRID_READINGS = Study(
     base=BASE,
 )
 
-ADAM_RATE = Study(
-    name="adam-rate",
-    title="Adam's rate in the warmup",
-    source="",
-    statement="Shall Adam's rate follow the number of GPUs, as the rate of SGD does? Batches of 64, 256 and 1,024 "
-    "stand for 2, 8 and 32 GPUs, and their warmups have 586, 146 and 37 updates.",
-    arms=by_batch(
-        {
-            "fixed": ("Adam's rate 0.001", (), hybrid_points),
-            "scaled": ("0.001 times N", ("--adabound_lr_scaling",), hybrid_points),
-        }
-    ),
-    claims=tuple(Claim(f"scaled_{batch}", f"fixed_{batch}", by_paper=False) for batch in BATCHES),
-    notes=("Defined after `hybrid-readings` had seen the difference at 1,024, whose runs are part of this study.",),
-    base=BASE,
-)
-
-_RATE, _SCREENING_BATCH = 2.4, 512
-_RULE = relative_step.tuned(_SCREENING_BATCH)
-
-
-def _hybrid(factor: float, handover: str = "continuous", *more: str) -> tuple[str, ...]:
-    c = 1 - MOMENTUM if handover == "continuous" else 1.0
-    return (f"--hybrid_handover={handover}", eta(factor * _RULE, _RATE, c), *more)
-
-
-def _gradual(factor: float) -> tuple[str, ...]:
-    return (*_LARS, f"--lr={factor * _RULE * (1 - MOMENTUM) / mlperf.ETA:.4g}")
-
-
-_RAMP = "--hybrid_ramp_epochs=2"
-HYBRID_SCREENING = Study(
-    name="hybrid-screening",
-    title="A screening of hybrid's readings",
-    source="",
-    statement="Which size of step and which hand-over shall the longer studies start from? 10,000 training images, "
-    f"batch {_SCREENING_BATCH} on 16 virtual GPUs, 240 updates, judged on 50,000 held-out training images.",
-    arms=(
-        Arm(
-            "shipped",
-            "hybrid as first shipped: relative step 0.0024",
-            ("--hybrid_handover=continuous", "--lars_eta=0.001"),
-        ),
-        *(Arm(f"hybrid_x{f:g}", f"hybrid, relative step {f * _RULE:.2g}", _hybrid(f)) for f in (0.25, 1, 4, 16)),
-        *(
-            Arm(f"ramp_x{f:g}", f"hybrid, ramp of 2 epochs, {f * _RULE:.2g}", _hybrid(f, "continuous", _RAMP))
-            for f in (4, 16)
-        ),
-        *(Arm(f"{h}_x4", f"hybrid, hand-over {h}, {4 * _RULE:.2g}", _hybrid(4, h)) for h in ("reset", "rescale")),
-        Arm("no_lars", "hybrid without LARS", ("--lars_variant=none",)),
-        *(Arm(f"gradual_lars_x{f:g}", f"gradual warmup + LARS, {f * _RULE:.2g}", _gradual(f)) for f in (1, 4, 16)),
-        *(
-            Arm(
-                f"gradual_sgd_{lr:g}",
-                f"gradual warmup + SGD, rate {lr:g}",
-                ("--optimizer=sgd", *GRADUAL, f"--lr={lr:g}"),
-            )
-            for lr in (0.2, 0.8)
-        ),
-    ),
-    claims=(
-        Claim("hybrid_x4", "shipped", by_paper=False),
-        Claim("hybrid_x4", "no_lars", by_paper=False),
-        Claim("ramp_x4", "hybrid_x4", by_paper=False),
-        Claim("rescale_x4", "hybrid_x4", by_paper=False),
-        Claim("gradual_lars_x4", "hybrid_x4", by_paper=False),
-    ),
-    notes=(
-        f"The rule for the relative step at this batch, from MLPerf's points, is {_RULE:.2g}.",
-        "A screening: few seeds, one batch, a small network. It chooses where to look; ImageNet is another matter.",
-        "The statements were written down after the runs of seed 0, which also chose the step of 0.17: only large "
-        "effects count.",
-    ),
-    base=(
-        *BASE,
-        "--tuning_split=50000",
-        "--virtual_gpus=16",
-        "--epochs=12",
-        "--eval_every_epochs=12",
-        "--lr=0.15",
-        "--target_top1=0.8",
-    ),
-)
-
-_ALL = (ACCURACY_BY_BATCH, WARMUP_METHOD, HYBRID_READINGS, ADAM_RATE, HYBRID_SCREENING)
-QUESTIONS = {study.name: study for study in _ALL}
+QUESTIONS = {study.name: study for study in (ACCURACY_BY_BATCH, WARMUP_METHOD, HYBRID_READINGS)}

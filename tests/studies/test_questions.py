@@ -101,18 +101,6 @@ def test_readings_differ_from_the_first_in_one_coordinate():
         assert len(changed) == 1, (arm.name, changed)
 
 
-def test_adam_rate_is_all_that_differs_at_each_batch():
-    study = questions.ADAM_RATE
-    for claim in study.claims:
-        scaled, fixed = (next(arm for arm in study.arms if arm.name == name) for name in (claim.first, claim.second))
-        for own, other in zip(scaled.points, fixed.points, strict=True):
-            values, base = (
-                config.resolve(study.arguments(arm, 0, point.flags)).values()
-                for arm, point in ((scaled, own), (fixed, other))
-            )
-            assert {name for name in base if base[name] != values[name]} == {"adabound_lr_scaling"}
-
-
 def test_a_tuning_range_holds_the_tuned_step_and_goes_beyond_it_on_both_sides():
     assert min(questions.FACTORS) < 1 < max(questions.FACTORS)
     labels = [point.label for point in questions.hybrid_points(4096, questions.FACTORS)]
