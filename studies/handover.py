@@ -70,7 +70,7 @@ HANDOVER = Study(
     ),
     claims=tuple(Claim("handover", rival, by_paper=False) for rival in ("default", "lars", "nesterov")),
     notes=(
-        f"Batch {LARGE:,} on {GPUS} virtual GPUs, 195 updates, of which the warmup has 36. Every seed trains on 12,500 "
+        f"Batch {LARGE:,} on {GPUS} virtual GPUs, 196 updates, of which the warmup has 37. Every seed trains on 12,500 "
         "images of its own.",
         f"Adam's rate a is {ADAM_RATE:g}. A step of 1 is the trust coefficient that was best with a: a relative step "
         "of 0.94 after T.",

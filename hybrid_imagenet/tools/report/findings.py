@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import itertools
 import statistics
+from typing import Any
 
 from hybrid_imagenet.analysis import forecast
 from hybrid_imagenet.numerics import mlperf
@@ -190,10 +191,15 @@ def _lost_at_handover(run: Run) -> list[str]:
         return []
     before, after, times = found
     line = f"After the warmup, in epoch {after['epoch']:g}, updates were {times:.2g} times as large beside the weights"
-    old, new = before.get("train_top1"), after.get("train_top1")
-    if old is not None and new is not None and new < old:
-        line += f", and training accuracy fell from {percent(old)} to {percent(new)}"
+    if fell(before, after):
+        line += f", and training accuracy fell from {percent(before['train_top1'])} to {percent(after['train_top1'])}"
     return [f"{line}."]
+
+
+def fell(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether training accuracy is known in both records and lower in the second."""
+    old, new = before.get("train_top1"), after.get("train_top1")
+    return old is not None and new is not None and new < old
 
 
 def _held_back(run: Run) -> list[str]:

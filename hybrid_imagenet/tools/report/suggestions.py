@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 
 from hybrid_imagenet.runlog import state
-from hybrid_imagenet.tools.report.findings import jump, percent, shares, slowest
+from hybrid_imagenet.tools.report.findings import fell, jump, percent, shares, slowest
 from hybrid_imagenet.tools.report.load import Run
 
 _AT_MOST = 3
@@ -58,8 +58,8 @@ def _about_training(run: Run) -> Iterator[Suggestion]:
                 "--rollback=2", "returns to the last good checkpoint with a lower learning rate, at most twice"
             )
         return
-    if jump(run) is not None and not flags.get("hybrid_ramp_epochs"):
-        yield Suggestion("--hybrid_ramp_epochs=2", "updates jump where LARS takes over; this lets it come in slowly")
+    if (found := jump(run)) and fell(*found[:2]) and not flags.get("hybrid_ramp_epochs"):
+        yield Suggestion("--hybrid_ramp_epochs=2", "accuracy fell where LARS took over; this lets it come in slowly")
     steps, skipped = summary.get("steps") or 0, summary.get("skipped_steps") or 0
     if steps and skipped > _SKIPPED * steps:
         why = f"{skipped} of {steps} steps were skipped for gradients that were not finite; counts where they overflow"

@@ -186,9 +186,10 @@ def test_a_handover_whose_updates_jump_is_named(tmp_path):
     run = with_updates(load.load(make_run(tmp_path / "run", hybrid_ramp_epochs=0)), 0.01, 0.12)
     line = findings.answers(run).held_back[0]
     assert line == "After the warmup, in epoch 5, updates were 12 times as large beside the weights."
-    assert suggestions(run)[0].change == "--hybrid_ramp_epochs=2"
+    assert "--hybrid_ramp_epochs=2" not in [s.change for s in suggestions(run)]  # nothing was lost
     run.epochs[3]["train_top1"], run.epochs[4]["train_top1"] = 0.45, 0.37
     assert "beside the weights, and training accuracy fell from 45 % to 37 %." in findings.answers(run).held_back[0]
+    assert suggestions(run)[0].change == "--hybrid_ramp_epochs=2"
     assert suggestions(changed(run, hybrid_ramp_epochs=2))[0].change != "--hybrid_ramp_epochs=2"
 
 
