@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from hybrid_imagenet.numerics import relative_step
 from hybrid_imagenet.tools.report.load import Run
