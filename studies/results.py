@@ -161,7 +161,8 @@ def verdicts(study: Study, arms: Sequence[ArmResults]) -> list[Verdict]:
         resampled = _resampled(*pair[1:]) if claim.metric == "top1" else None
         unpaired = None
         if claim.metric != "epochs":
-            unpaired = welch(*(list(arm.values(claim.metric).values()) for arm in pair[1:]))
+            first, second = (list(arm.values(claim.metric).values()) for arm in pair[1:])
+            unpaired = welch(first, second)
         known = None if difference is None else p
         verdicts.append(Verdict(claim, outcome, difference, known, seeds, limit, resampled, unpaired, _effect(*pair)))
     return verdicts
