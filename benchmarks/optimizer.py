@@ -1,8 +1,8 @@
 """`benchmarks optimizer`: milliseconds per update of ResNet-50's 161 tensors, beside Keras's own optimizers.
 
 All implementations are built in one process and take turns, so that whatever else the machine does meets all of them.
-Gradients lie on the device. The sums of their squares are an argument of our optimizers, because the training step
-needs them anyway to see whether the gradients are finite; what they cost is a line of its own.
+Gradients lie on the device. Our optimizers add up their squares too, to see whether they are finite; what that costs
+is a line of its own.
 """
 
 from __future__ import annotations
@@ -81,8 +81,6 @@ def implementations(grads: Sequence[tf.Variable], weights: Sequence[Any]) -> lis
 
     from hybrid_imagenet import optimizers
 
-    square_sums = tf.constant([2.0 * tf.nn.l2_loss(g).numpy() for g in grads])
-
     def variables() -> list[keras.Variable]:
         return [keras.Variable(w) for w in weights]
 
@@ -104,7 +102,7 @@ def implementations(grads: Sequence[tf.Variable], weights: Sequence[Any]) -> lis
         optimizer.hyper.assign({"phase": phase})
 
         def update() -> tf.Tensor:
-            optimizer.apply_reduced([g.read_value() for g in grads], unscale=tf.constant(0.5), square_sums=square_sums)
+            optimizer.apply([g.read_value() for g in grads], own)
             return optimizer.iterations.value.read_value()
 
         return Implementation(name, update)

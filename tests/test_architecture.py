@@ -135,21 +135,35 @@ def test_the_page_lists_every_room_and_only_files_that_exist():
         assert any((folder / name).exists() for folder in folders), name
 
 
-def test_the_path_of_an_image_is_a_chain_of_files_that_import_each_other():
+def path_of(what):
+    """The files that the page lists of the path of an image or a gradient, and which of them import each other."""
     text = (PACKAGE.parent / "docs" / "dev" / "architecture.md").read_text()
-    path = [PACKAGE / name for name in re.findall(r"^\| \d+ \| `([\w/.]+)` \|", text, re.M)]
-    assert len(path) == 12
+    section = text.split(f"The path of {what}")[1].split("\n#")[0]
+    path = [PACKAGE / name for name in re.findall(r"^\| \d+ \| `([\w/.]+)` \|", section, re.M)]
     known = {name_of(file) for file in path}
     edges = set()
     for file in path:
         for name in imported_names(ast.parse(file.read_text())):
             target = name if name in known else name.rpartition(".")[0]
             edges |= {(name_of(file), target), (target, name_of(file))} if target in known else set()
-    reached, new = set(), {name_of(path[0])}
+    return [name_of(file) for file in path], edges
+
+
+def test_the_path_of_an_image_is_a_chain_of_files_that_import_each_other():
+    path, edges = path_of("an image")
+    assert len(path) == 12
+    reached, new = set(), {path[0]}
     while new:
         reached |= new
         new = {target for source, target in edges if source in reached} - reached
-    assert reached == known
+    assert reached == set(path)
+
+
+def test_each_file_of_the_path_of_a_gradient_imports_another_or_is_imported_by_one():
+    """They are no chain: the optimizer calls a communicator, and the update a rule, that it is given."""
+    path, edges = path_of("a gradient")
+    assert len(path) == 10
+    assert {source for source, target in edges if source != target} == set(path)
 
 
 def test_nothing_in_the_package_needs_the_checkout():

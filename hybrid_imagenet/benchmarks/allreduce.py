@@ -118,6 +118,7 @@ def _ours(
     """A function that reduces `size` bytes of FP32 in `options.tensors` tensors, and the bytes that travel."""
     import tensorflow as tf
 
+    from hybrid_imagenet.comm.communicator import travelling
     from hybrid_imagenet.comm.fusion import WIRE_BYTES, Bucket
     from hybrid_imagenet.comm.selection import Selector
 
@@ -131,8 +132,7 @@ def _ours(
 
     @tf.function(autograph=False)
     def reduce(tensors: list[tf.Tensor]) -> tf.Tensor:
-        sums = chosen.sum([tf.cast(t, wire) for t in tensors], f"benchmark_{algorithm}_{wire}_{size}")
-        return tf.add_n([tf.cast(s, tf.float32)[0] for s in sums])  # one value that needs all of them
+        return chosen.sum(travelling(tensors, 1, wire), f"benchmark_{algorithm}_{wire}_{size}")[0]
 
     tensors = [tf.ones([count]) for count in counts]
     traced = reduce.get_concrete_function(tensors)

@@ -1,7 +1,7 @@
 """Sums buckets of gradients over all ranks, by algorithms made of collective operations among groups of ranks.
 
-Each takes a list of tensors of one type and returns their sums in the same shapes. Except for the ring, which is
-the engine's own all-reduce, they work on one flat tensor, padded once so that it can be cut evenly.
+Each takes the vector of a bucket and returns its sum. The ring is the engine's own all-reduce; the others pad the
+vector so that it can be cut evenly.
 
 ring           one all-reduce over all ranks
 hierarchical   torus with one row per host (the scheme that Horovod and NCCL call hierarchical)
@@ -86,7 +86,7 @@ class Chooser(abc.ABC):
 
 
 class Algorithm(Chooser):
-    """A way to sum tensors over all ranks."""
+    """A way to sum a vector over all ranks."""
 
     name = ""  # in `ALGORITHMS`; `make` sets it
     sets: list[list[int]]  # the sets of ranks, of 2 or more, in which it communicates
@@ -101,8 +101,8 @@ class Algorithm(Chooser):
         return dict.fromkeys(sizes, Choice(self.name, self))
 
     @abc.abstractmethod
-    def sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """Returns the sums over ranks of tensors of one type, in their shapes. `name` pairs the ranks' operations."""
+    def sum(self, flat: tf.Tensor, name: str) -> tf.Tensor:
+        """Returns the sum over ranks of a tensor of shape [n], in its type. `name` pairs the ranks' operations."""
 
 
 def make(name: str, ranks: Ranks, **options: typing.Any) -> Chooser:
@@ -119,38 +119,34 @@ def make(name: str, ranks: Ranks, **options: typing.Any) -> Chooser:
 
 
 class Ring(Algorithm):
-    """The engine's all-reduce over all ranks; it packs the tensors itself."""
+    """The engine's all-reduce over all ranks."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._do = ranks.collectives
         self.sets = []
 
-    def sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        return self._do.grouped_allreduce(tensors, name)
+    def sum(self, flat: tf.Tensor, name: str) -> tf.Tensor:
+        return self._do.allreduce_apart(flat, name)
 
 
-class Flat(Algorithm):
-    """An algorithm on one flat tensor, whose length must be a multiple of `parts`."""
+class Cut(Algorithm):
+    """An algorithm that cuts the vector into `parts` of one length."""
 
     parts = 1
 
-    def sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """Packs the tensors with the padding, sums, and unpacks."""
-        counts = [tensor.shape.num_elements() for tensor in tensors]
-        pad = torus.padding(sum(counts), self.parts)
-        pieces = [tf.reshape(tensor, [-1]) for tensor in tensors]
-        if pad:
-            pieces.append(tf.zeros([pad], tensors[0].dtype))
-        flat = self.sum_flat(tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0], name)
-        sums = tf.split(flat, [*counts, pad]) if len(pieces) > 1 else [flat]
-        return [tf.reshape(s, tensor.shape) for s, tensor in zip(sums, tensors, strict=False)]
+    def sum(self, flat: tf.Tensor, name: str) -> tf.Tensor:
+        """Pads the vector, sums, and cuts the padding off."""
+        pad = torus.padding(flat.shape[0], self.parts)
+        if not pad:
+            return self.sum_padded(flat, name)
+        return self.sum_padded(tf.pad(flat, [[0, pad]]), name)[: flat.shape[0]]
 
     @abc.abstractmethod
-    def sum_flat(self, flat: tf.Tensor, name: str) -> tf.Tensor:
+    def sum_padded(self, flat: tf.Tensor, name: str) -> tf.Tensor:
         """Returns the sum over ranks of a tensor of shape [n], n a multiple of `parts`."""
 
 
-class OnGrid(Flat):
+class OnGrid(Cut):
     """An algorithm on a grid of ranks."""
 
     @classmethod
@@ -193,7 +189,7 @@ class Torus(OnGrid):
         self._row = next(made.get(tuple(row)) for row in rows if ranks.rank in row)
         self._column = next(made.get(tuple(column)) for column in columns if ranks.rank in column)
 
-    def sum_flat(self, flat: tf.Tensor, name: str) -> tf.Tensor:
+    def sum_padded(self, flat: tf.Tensor, name: str) -> tf.Tensor:
         """Sends each element twice through the row and, divided by the row's length, through the column."""
         if self._row is None and self._column is None:
             return flat
@@ -270,7 +266,7 @@ class Masters(OnGrid):
         self._masters = made.get(tuple(masters)) if ranks.rank == self._root else None
         self._several = len(masters) > 1
 
-    def sum_flat(self, flat: tf.Tensor, name: str) -> tf.Tensor:
+    def sum_padded(self, flat: tf.Tensor, name: str) -> tf.Tensor:
         """Sends all elements through the groups twice and between the masters once."""
         total = flat
         if self._group is not None:
@@ -282,7 +278,7 @@ class Masters(OnGrid):
         return total
 
 
-class SixteenBitExchange(Flat):
+class SixteenBitExchange(Cut):
     """The sum of bfloat16 tensors, which Horovod's all-reduce refuses, carried as 16-bit integers.
 
     Each rank receives its share of everyone's bits, adds them in FP32 in the order of ranks, and the rounded shares
@@ -293,7 +289,7 @@ class SixteenBitExchange(Flat):
         self._do, self.parts = ranks.collectives, len(ranks.hosts)
         self.sets = []
 
-    def sum_flat(self, flat: tf.Tensor, name: str) -> tf.Tensor:
+    def sum_padded(self, flat: tf.Tensor, name: str) -> tf.Tensor:
         """Sums by all-to-all, local sum and all-gather."""
         bits = self._do.alltoall(tf.bitcast(flat, tf.uint16), f"{name}_scatter")
         shares = tf.bitcast(tf.reshape(bits, [self.parts, flat.shape[0] // self.parts]), tf.bfloat16)

@@ -46,9 +46,13 @@ class Collectives(abc.ABC):
           scoped: several operations of a graph may have this name; TensorFlow's scopes and numbers tell them apart.
         """
 
-    @abc.abstractmethod
-    def grouped_allreduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """Returns the sums over all ranks of tensors of one type, which travel as one."""
+    def allreduce_apart(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Returns the sum of a tensor over all ranks, by an operation that the engine merges with no other.
+
+        Operations merge by the time at which they come, so that their sums would be rounded differently from run to
+        run.
+        """
+        return self.allreduce(tensor, name)
 
     @abc.abstractmethod
     def reducescatter(self, flat: tf.Tensor, name: str, group: Any) -> tf.Tensor:

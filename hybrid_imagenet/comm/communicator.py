@@ -73,31 +73,26 @@ class Communicator(abc.ABC):
         """Returns the sum over the `Settings.neighbors` ranks of this one's group; for the rest as `allreduce_sum`."""
 
     @abc.abstractmethod
-    def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
-        """Returns the mean of each gradient over ranks, in FP32.
+    def reduce_gradients(
+        self, grads: Sequence[tf.Tensor], names: Sequence[str]
+    ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
+        """Returns the mean of each gradient over ranks, in the vectors that travel: a GPU has few kernels to start.
 
         Each gradient is divided by the number of ranks in FP32 before the sum, so that a sum in FP16 cannot
-        overflow where the mean does not; then it is cast to the wire's type, summed, and cast to FP32.
+        overflow where the mean does not; then it is cast to the wire's type and summed.
 
         Args:
           grads: one floating-point tensor per variable, of static shape, in the order of the variables.
           names: the variables' names, unique, for logs and for choosing tensors that stay in FP32 on the wire.
 
-        Raises:
-          TypeError: for sparse gradients (tf.IndexedSlices) or gradients that are not floating-point.
-          ValueError: if the numbers of gradients and names differ, a gradient is None or its shape is not static.
-        """
-
-    @abc.abstractmethod
-    def reduce_packed(
-        self, grads: Sequence[tf.Tensor], names: Sequence[str]
-    ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
-        """Reduces as `reduce_gradients`, but into the vectors that travel: a GPU then has few kernels to start.
-
         Returns:
           One vector for each bucket, in the wire's type, each gradient filled up with zeros to a multiple of
           `numerics.packing.ROW`; and the positions of each bucket's gradients, in their order. Gradients without
           elements are in no bucket.
+
+        Raises:
+          TypeError: for sparse gradients (tf.IndexedSlices) or gradients that are not floating-point.
+          ValueError: if the numbers of gradients and names differ, a gradient is None or its shape is not static.
         """
 
     @abc.abstractmethod

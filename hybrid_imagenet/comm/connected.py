@@ -84,15 +84,11 @@ class ConnectedRanks(Communicator):
             return tensor
         return self.collectives.allreduce(tensor, name, self._neighbors, scoped=True)
 
-    def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
-        """Runs one reduction per bucket, started as soon as the bucket's gradients exist."""
-        return self._reducer.reduce(grads, names)
-
-    def reduce_packed(
+    def reduce_gradients(
         self, grads: Sequence[tf.Tensor], names: Sequence[str]
     ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
-        """Runs one reduction per bucket, of one vector."""
-        return self._reducer.reduce_packed(grads, names)
+        """Runs one reduction per bucket, of one vector, started as soon as the bucket's gradients exist."""
+        return self._reducer.reduce(grads, names)
 
     def statistics(self) -> dict[str, Any]:
         """Returns the buckets, and the time for which steps waited for them since the last call."""

@@ -13,10 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from hybrid_imagenet.comm import fusion
+from hybrid_imagenet.comm.algorithms import Choice
 from hybrid_imagenet.comm.communicator import LayerHealth, check_gradients, travelling
 from hybrid_imagenet.comm.gradient_order import appearance
 from hybrid_imagenet.comm.health import WireHealth
-from hybrid_imagenet.comm.selection import Choice, Selector
+from hybrid_imagenet.comm.selection import Selector
 from hybrid_imagenet.comm.settings import Settings
 
 if typing.TYPE_CHECKING:
@@ -53,42 +54,20 @@ class GradientReducer:
         with tf.device("CPU:0"):
             self._exposed = tf.Variable(tf.zeros([2], tf.float64), trainable=False)  # seconds, steps
 
-    def reduce(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
+    def reduce(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
         """See `Communicator.reduce_gradients`. The first call for a list of names must be made on all ranks."""
-        check_gradients(grads, names)
-        plan = self._plan(grads, names)
-        scaled = [tf.cast(grad, tf.float32) / float(self._communicator.size) for grad in grads]
-        reduced = list(scaled)  # empty gradients are in no bucket
-        for number, (bucket, choice) in enumerate(zip(plan.buckets, plan.choices, strict=True)):
-            sent = [tf.cast(scaled[m], bucket.wire) for m in bucket.members]
-            received = choice.algorithm.sum(sent, f"{plan.name}_{number}")
-            for member, tensor in zip(bucket.members, received, strict=True):
-                reduced[member] = tf.cast(tensor, tf.float32)
-        self._account(plan, grads, names, reduced)
-        return reduced
-
-    def reduce_packed(
-        self, grads: Sequence[tf.Tensor], names: Sequence[str]
-    ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
-        """See `Communicator.reduce_packed`; calls as for `reduce`."""
         check_gradients(grads, names)
         plan = self._plan(grads, names)
         received = []
         for number, (bucket, choice) in enumerate(zip(plan.buckets, plan.choices, strict=True)):
             sent = travelling([grads[m] for m in bucket.members], self._communicator.size, bucket.wire)
-            received += choice.algorithm.sum([sent], f"{plan.name}_{number}")
-        self._account(plan, grads, names, received)
-        return received, [bucket.members for bucket in plan.buckets]
-
-    def _account(
-        self, plan: Plan, grads: Sequence[tf.Tensor], names: Sequence[str], after: Sequence[tf.Tensor]
-    ) -> None:
-        """Counts what the gradients lose and times their reduction, as far as that is asked for."""
+            received.append(choice.algorithm.sum(sent, f"{plan.name}_{number}"))
         if plan.health is not None:
             wires = [self._settings.wire(name) for name in names]
             plan.health.observe(grads, wires, float(self._communicator.size))
         if not (self._settings.deterministic or self._nccl):
-            self._time(grads, after)
+            self._time(grads, received)
+        return received, [bucket.members for bucket in plan.buckets]
 
     def _time(self, before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]) -> None:
         """Adds the time from the last gradient to the last sum: communication that nothing hides.

@@ -56,9 +56,9 @@ class HorovodCollectives(Collectives):
         where = group or hvd.global_process_set
         return hvd.allreduce(tensor, op=hvd.Sum, name=name, process_set=where, ignore_name_scope=not scoped)
 
-    def grouped_allreduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """Sums by one grouped all-reduce; Horovod packs the tensors itself."""
-        return hvd.grouped_allreduce(list(tensors), op=hvd.Sum, name=name, ignore_name_scope=True)
+    def allreduce_apart(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Sums a group of one tensor: groups are not merged (HOROVOD_DISABLE_GROUP_FUSION)."""
+        return hvd.grouped_allreduce([tensor], op=hvd.Sum, name=name, ignore_name_scope=True)[0]
 
     def reducescatter(self, flat: tf.Tensor, name: str, group: hvd.ProcessSet) -> tf.Tensor:
         return hvd.reducescatter(flat, op=hvd.Sum, name=name, process_set=group, ignore_name_scope=True)

@@ -100,8 +100,7 @@ def _set_engine(settings: Settings) -> bool:
     """
     nccl = _nccl()
     os.environ.setdefault("HOROVOD_CYCLE_TIME", f"{settings.cycle_ms(nccl):g}")
-    # A bucket is one group. Groups must not be merged, or sums would be rounded differently from run to run,
-    # nor split: a bucket of several gradients holds less than twice the threshold.
+    # A bucket is one group. Groups must not be merged, or sums would be rounded differently from run to run.
     os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(2 * settings.fusion_bytes))
     if nccl:

@@ -168,7 +168,7 @@ def summation(algorithm: Algorithm, wire: str, elements: int, name: str) -> Call
 
     @tf.function(autograph=False)
     def run(tensor: tf.Tensor) -> tf.Tensor:
-        return algorithm.sum([tensor], name)[0]
+        return algorithm.sum(tensor, name)
 
     tensor = tf.zeros([elements], wire)
     traced = run.get_concrete_function(tensor)

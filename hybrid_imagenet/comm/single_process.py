@@ -41,28 +41,22 @@ class SingleProcess(Communicator):
     def allreduce_neighbors(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return self.allreduce_sum(tensor, name)
 
-    def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
-        """Returns the gradients in FP32; raises as described in `Communicator`."""
-        import tensorflow as tf
-
-        check_gradients(grads, names)
-        self._observe(grads, names)
-        return [tf.cast(grad, tf.float32) for grad in grads]
-
-    def reduce_packed(
+    def reduce_gradients(
         self, grads: Sequence[tf.Tensor], names: Sequence[str]
     ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
+        """Returns the gradients in FP32; raises as described in `Communicator`."""
+        from hybrid_imagenet.xla import has_gpu
+
         check_gradients(grads, names)
-        self._observe(grads, names)
+        if self._every:
+            self._counter(names, grads).observe(grads, ["float32"] * len(names))
         members = tuple(i for i, grad in enumerate(grads) if grad.shape.num_elements())
-        return [travelling([grads[i] for i in members], 1, "float32")], [members]
+        # A GPU has few kernels to start for one bucket. A processor copies less for a bucket each.
+        buckets: list[tuple[int, ...]] = [members] if has_gpu() else [(i,) for i in members]
+        return [travelling([grads[i] for i in bucket], 1, "float32") for bucket in buckets], buckets
 
     def gradient_health(self) -> list[LayerHealth]:
         return [row for health in self._health.values() for row in health.collect(self)]
-
-    def _observe(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> None:
-        if self._every:
-            self._counter(names, grads).observe(grads, ["float32"] * len(names))
 
     def _counter(self, names: Sequence[str], grads: Sequence[tf.Tensor]) -> WireHealth:
         import tensorflow as tf

@@ -61,15 +61,6 @@ class TensorFlowCollectives(Collectives):
             input=tensor, merge_op="Add", final_op="Id", **self._place("sum", tensor, name, group)
         )
 
-    def grouped_allreduce(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """Packs the tensors, sums them by one all-reduce, and unpacks them."""
-        if len(tensors) == 1:
-            return [self.allreduce(tensors[0], name)]
-        counts = [tensor.shape.num_elements() for tensor in tensors]
-        total = self.allreduce(tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0), name)
-        parts = zip(tf.split(total, counts), tensors, strict=True)
-        return [tf.reshape(part, tensor.shape) for part, tensor in parts]
-
     def reducescatter(self, flat: tf.Tensor, name: str, group: Members) -> tf.Tensor:
         """Sends each rank its part, and adds the parts in the order of ranks: the runtime has no such sum on CPUs."""
         parts = tf.unstack(tf.reshape(self._exchange(flat, name, group), [len(group.ranks), -1]))

@@ -72,7 +72,8 @@ def optimizer_options(name: str) -> dict[str, Argument]:
             continue
         flag = registry.flag(name, argument.name, frozenset(base))
         option = base[flag].option if flag in base else argument.option
-        found[flag] = dataclasses.replace(argument, option=option)
+        default = method.weight_decay if flag == "weight_decay" else argument.default
+        found[flag] = dataclasses.replace(argument, option=option, default=default)
     for target in method.also:
         found |= {name: argument for name, argument in signatures.read(target).items() if name not in found}
     return found

@@ -43,15 +43,11 @@ class _Held:
 class _Ranks:
     """The ranks of this process, connected when a gradient first travels: a loaded optimizer may never need them."""
 
-    def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
-        """Means over ranks, float32."""
-        return process.communicator().reduce_gradients(grads, names)
-
-    def reduce_packed(
+    def reduce_gradients(
         self, grads: Sequence[tf.Tensor], names: Sequence[str]
     ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
         """Means over ranks, as vectors."""
-        return process.communicator().reduce_packed(grads, names)
+        return process.communicator().reduce_gradients(grads, names)
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")

@@ -24,7 +24,6 @@ They are factors because the paper changes the number of workers and we do not. 
 images each is 34816, 69632, 87040 and 121856 images; experiment 3 goes from 55296 to 65536, so the first batch of a
 worker must be a multiple of 27. No worker has more than 32 images in the paper, which two micro-batches keep to.
 """
-GROWTHS = ("per_gpu", "accumulation")
 _ENTRY = re.compile(r"(\d+):(?:(\d+)(?:x(\d+))?|\*(\d+(?:\.\d+)?(?:/\d+)?))")
 
 

@@ -9,8 +9,9 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.numerics.bounds import adabound_bounds
-from hybrid_imagenet.optimizers.base import WEIGHTS, Before, GroupedOptimizer, Step
-from hybrid_imagenet.optimizers.updates import BoundedAdam, adam_step_size, bounded_adam
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.formulas import BoundedAdam, adam_step_size
+from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
 
 _MOMENTS = ("first_moment", "second_moment", "largest_second_moment")
 
@@ -39,9 +40,8 @@ class AdaBound(GroupedOptimizer):
         beta2: Annotated[float, "0 to 0.999999"] = 0.999,
         eps: Annotated[float, ">= 0"] = 1e-8,
         amsbound: bool = False,
-        weight_decay: float = 1e-4,
+        weight_decay: float = 0.0,
         decay_all: bool = False,
-        jit_compile: bool = True,
         name: str = "adabound",
     ):
         """See `GroupedOptimizer` for the common arguments.
@@ -56,7 +56,6 @@ class AdaBound(GroupedOptimizer):
           amsbound: keep the largest second moment.
           weight_decay: see the base.
           decay_all: see the base.
-          jit_compile: let XLA fuse the update.
           name: of the optimizer.
 
         Raises:
@@ -72,32 +71,10 @@ class AdaBound(GroupedOptimizer):
             "beta2": beta2,
             "eps": eps,
             "amsbound": amsbound,
-            "jit_compile": jit_compile,
         }
         self._rule = BoundedAdam(beta1, beta2, eps)
         if amsbound:
             self.slots = _MOMENTS
-
-    def build(self, variables: Any) -> None:
-        if self.built:
-            return
-        super().build(variables)
-        a = self.arguments
-        self._bounded_update = bounded_adam(
-            self._trainable_variables,
-            self.first_moment,
-            self.second_moment,
-            [self.decay_of(i) for i in range(len(variables))],
-            self._rule,
-            largest=self.largest_second_moment if a["amsbound"] else None,
-            jit_compile=a["jit_compile"],
-        )
-
-    def update(
-        self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
-    ) -> None:
-        """One step of AdaBound."""
-        self._bounded_update(grads, unscale, *self._step_and_bounds(self.step_number(), hyper["learning_rate"]))
 
     def before(self, now: Before) -> dict[str, tf.Tensor]:
         """Computes the step size and its bounds."""
@@ -105,7 +82,7 @@ class AdaBound(GroupedOptimizer):
         return dict(zip(("step_size", "lower", "upper"), limits, strict=True))
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
-        """Computes the same update on values."""
+        """One step."""
         new = self._rule.values(
             values[WEIGHTS],
             values["first_moment"],

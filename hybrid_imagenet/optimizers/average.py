@@ -66,20 +66,6 @@ class WeightAverage(WeightCopies):
         self._decay = decay
         self._every = every
 
-    def update(self, count: tf.Tensor) -> None:
-        """Takes the weights in after update number `count` (integer scalar, from 1); to be called inside a graph."""
-        share = self.share(tf.cast(count, tf.float32))
-        if self._every == 1:
-            self._take_in(share)
-        else:
-            tf.cond(share > 0, lambda: self._take_in(share), lambda: tf.constant(0))
-
-    def _take_in(self, share: tf.Tensor) -> tf.Tensor:
-        for w, s in zip(self._weights, self._averages, strict=True):
-            # s -= share (s - w), by the one kernel that multiplies and subtracts in a single pass over memory
-            tf.raw_ops.ResourceApplyGradientDescent(var=s.value.handle, alpha=share, delta=s.value - w.value)
-        return tf.constant(0)
-
     def share(self, t: tf.Tensor) -> tf.Tensor:
         """1 - d^k after update number t (float32 scalar, from 1), 0 between: s -= share (s - w)."""
         decay = tf.minimum(self._decay, (1.0 + t) / (10.0 + t))

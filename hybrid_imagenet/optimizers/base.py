@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import keras
@@ -12,10 +11,11 @@ import tensorflow as tf
 
 from hybrid_imagenet.optimizers.average import WeightCopies
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify_by_rank
+from hybrid_imagenet.optimizers.layout import pack_each
+from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.optimizers.rule import Before, Measured, Step
+from hybrid_imagenet.optimizers.update import Update
 
-WEIGHTS = "weights"  # the key of the weights among the values that a rule gets and gives
-TRUST_RATIOS = "trust_ratios"  # and of what it may give besides, for the log
-TOTALS = "totals"  # the key of new totals among the values of `GroupedOptimizer.before`
 HYPER_NAMES = ("learning_rate", "momentum", "phase", "lower_bound", "upper_bound", "lars_share")
 
 
@@ -62,64 +62,10 @@ class Hyper:
         return float(self._values[self._index[name]])
 
 
-@dataclasses.dataclass(frozen=True)
-class Before:
-    """A step before its gradients are there. A vector [n] has one number for each trainable variable, in their order.
-
-    At the end of a step a GPU should have few kernels to start. What gradients do not change is therefore computed
-    before they are there (`GroupedOptimizer.before`), the rest when they are (`GroupedOptimizer.rule`).
-
-    Attributes:
-      phase: part of the run, below the optimizer's `phases`.
-      hyper: the scalars of `HYPER_NAMES`.
-      number: of this update, float32, from 1.
-      counters: int64 scalars, the optimizer's `counters_in(phase)` before this step.
-      totals: float32 scalars, the optimizer's `totals` before this step.
-      weight_sums: gives the sums of squares of the weights, float32 [n].
-    """
-
-    phase: int
-    hyper: Mapping[str, tf.Tensor]
-    number: tf.Tensor
-    counters: Sequence[tf.Tensor]
-    totals: Sequence[tf.Tensor]
-    weight_sums: Callable[[], tf.Tensor]
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """A step with its gradients.
-
-    Attributes:
-      phase: as before.
-      hyper: as before.
-      before: what `GroupedOptimizer.before` gave.
-      unscale: float32 scalar, 1 / loss scale: gradients and `square_sums` are as they came.
-      square_sums: float32 [n], sums of squares of the gradients.
-      decay: coefficients of weight decay, to multiply the weights by; the number 0 where there is none.
-      scaled_decay: the same times the loss scale.
-      spread: gives each value of a variable that variable's number in a vector [n]; of a scalar, the scalar.
-      norms: gives each value of a variable the norm of all of that variable's values, as `spread` does.
-      each: gives values that a function makes of (position, values of one variable in its shape), for each variable.
-    """
-
-    phase: int
-    hyper: Mapping[str, tf.Tensor]
-    before: Mapping[str, tf.Tensor]
-    unscale: tf.Tensor
-    square_sums: tf.Tensor
-    decay: Any
-    scaled_decay: Any
-    spread: Callable[[tf.Tensor], tf.Tensor]
-    norms: Callable[[tf.Tensor], tf.Tensor]
-    each: Callable[[tf.Tensor, Callable[[int, tf.Tensor], tf.Tensor]], tf.Tensor]
-
-
 class GroupedOptimizer(keras.optimizers.Optimizer):
     """Base of the optimizers: a subclass gives `slots` and `rule`, on values.
 
-    A processor runs the rule for each variable; a subclass may give a faster `update` for it, with kernels of
-    TensorFlow that update in place. A GPU runs it once, for all variables as one long vector (`flat_update`).
+    The rule runs once a step, for all variables as one long vector (`update`).
 
     All state is float32. Gradients belong to the whole batch, already averaged over ranks. Weight decay is coupled
     L2 (`g += weight_decay * w`) unless it is decoupled (`decay_share`), and spares biases and normalization parameters
@@ -178,6 +124,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         self.decay_all = decay_all
         self.kinds: list[ParameterKind] = []
         self.totals: list[keras.Variable] = []
+        self._alone: Update | None = None  # of `apply`
         self._config = {
             "name": name,
             "learning_rate": float(learning_rate),
@@ -228,7 +175,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         super().build(variables)
 
     def apply(self, grads: Sequence[tf.Tensor], trainable_variables: Sequence[keras.Variable] | None = None) -> None:
-        """Updates the variables from unscaled gradients, one per variable.
+        """Updates the variables from unscaled gradients, one per variable; a step that is not finite changes nothing.
 
         Raises:
           ValueError: if a gradient is missing, or the variables are not those that the optimizer was built on.
@@ -242,68 +189,22 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
         if missing:
             raise ValueError(f"no gradient for {', '.join(missing)}")
-        grads = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in grads]
-        square_sums = tf.stack([2.0 * tf.nn.l2_loss(g) for g in grads])
-        self.apply_reduced(grads, unscale=tf.constant(1.0), square_sums=square_sums)
-
-    def apply_reduced(self, grads: Sequence[tf.Tensor], *, unscale: tf.Tensor, square_sums: tf.Tensor) -> None:
-        """Updates the variables and counts the step; to be called inside a graph, for finite gradients.
-
-        Args:
-          grads: float32 gradients in the order of the variables, multiplied by the loss scale.
-          unscale: float32 scalar, 1 / loss scale.
-          square_sums: float32 [n], the sum of squares of each of `grads` as given.
-        """
-        hyper = self.hyper.read()
-        if self.decoupled:
-            left = 1.0 - self.decoupled * self.decay_share(hyper)
-            for variable in (self._trainable_variables[i].value for i in self.decayed_indices()):
-                variable.assign(left * variable)
-        self.update(list(grads), unscale, square_sums, hyper)
-        self._iterations.value.assign_add(1)
-
-    def update(
-        self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
-    ) -> None:
-        """The rule for each variable by itself; `hyper` holds the scalars of `HYPER_NAMES`. For one phase."""
-        variables = [v.value for v in self._trainable_variables]
-        before = self.before(
-            Before(
-                phase=0,
-                hyper=hyper,
-                number=self.step_number(),
-                counters=[],
-                totals=[v.value for v in self.totals],
-                weight_sums=lambda: tf.stack([2.0 * tf.nn.l2_loss(v) for v in variables]),
-            )
-        )
-        totals = before.pop(TOTALS, [])
-        for i, (grad, w) in enumerate(zip(grads, variables, strict=True)):
-            held = {WEIGHTS: w} | {slot: getattr(self, slot)[i].value for slot in self.slots}
-            step = Step(
-                phase=0,
-                hyper=hyper,
-                before=before,
-                unscale=unscale,
-                square_sums=square_sums,
-                decay=self.decay_of(i),
-                scaled_decay=self.decay_of(i) / unscale if self.decay_of(i) else 0.0,
-                spread=lambda vector, i=i: vector[i] if vector.shape.rank else vector,  # type: ignore[misc]
-                norms=lambda values: tf.sqrt(2.0 * tf.nn.l2_loss(values)),
-                each=lambda values, function, i=i: function(i, values),  # type: ignore[misc]
-            )
-            new = self.rule(grad, {name: variable.read_value() for name, variable in held.items()}, step)
-            if TRUST_RATIOS in new:
-                self.trust_ratios.assign(new.pop(TRUST_RATIOS))
-            for name, value in new.items():
-                held[name].assign(value)
-        for variable, value in zip(self.totals, totals, strict=True):
-            variable.assign(value)
+        if self._alone is None:
+            with tf.init_scope():
+                self._alone = Update(self, LossScale())
+        self._alone.apply(pack_each([tf.cast(tf.convert_to_tensor(g), tf.float32) for g in grads]))
 
     def before(self, now: Before) -> dict[str, Any]:
-        """Computes once per step the tensors that `rule` needs and gradients do not change, by name.
+        """Computes once per step what `rule` needs and gradients do not change, by name: scalars, or vectors [n].
 
         Where there are `totals`, float32 scalars that `build` has made, their new values come under `rule.TOTALS`.
+        """
+        return {}
+
+    def layers(self, now: Measured) -> dict[str, tf.Tensor]:
+        """Computes once per step what `rule` needs and the sizes of the gradients change: vectors [n] or scalars.
+
+        Under `rule.TRUST_RATIOS` it may give the ratios for the log (`trust_ratios`).
         """
         return {}
 
@@ -311,12 +212,12 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         """New values from old ones, elementwise but for what `step` offers; no variable is read or assigned.
 
         Args:
-          grad: float32, as in `apply_reduced`, of one variable or of all.
+          grad: float32, still multiplied by the loss scale.
           values: `rule.WEIGHTS` and `slots_in(step.phase)`, in the shape of `grad`.
           step: all else.
 
         Returns:
-          New values under the same keys, and `rule.TRUST_RATIOS` (see `trust_ratios`) where there are any.
+          New values under the same keys.
         """
         raise NotImplementedError
 
@@ -349,10 +250,6 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     def kernel_indices(self) -> list[int]:
         """The variables that LARS scales: neither biases nor normalization parameters."""
         return [i for i, kind in enumerate(self.kinds) if kind is ParameterKind.KERNEL]
-
-    def step_number(self) -> tf.Tensor:
-        """The number of this update, from 1, as a float32 scalar."""
-        return tf.cast(self._iterations.value, tf.float32) + 1.0
 
     def _check_variables_are_known(self, variables: Sequence[keras.Variable]) -> None:
         known = self._trainable_variables

@@ -12,24 +12,20 @@ import tensorflow as tf
 from hybrid_imagenet import xla
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
-from hybrid_imagenet.optimizers.flat_update import FlatUpdate
-from hybrid_imagenet.optimizers.layout import Packed
+from hybrid_imagenet.optimizers.layout import Layout, Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.optimizers.update import Update
 
-Reduced = list[tf.Tensor] | Packed
 UPDATE_SCOPE = "optimizer_update"  # metrics.profile finds the update's operations by it
 
 
 class GradientReducer(Protocol):
     """Reduces gradients: the part of a communicator that the optimizer uses.
 
-    A communicator of several ranks hands both calls on to `comm.gradients.GradientReducer`.
+    A communicator of several ranks hands the call on to `comm.gradients.GradientReducer`.
     """
 
-    def reduce_gradients(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
-        """Means over ranks, float32, in the order given."""
-
-    def reduce_packed(
+    def reduce_gradients(
         self, grads: Sequence[tf.Tensor], names: Sequence[str]
     ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
         """Means over ranks, as vectors in the type that travelled, and the positions of the gradients in each."""
@@ -46,7 +42,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
         r_i    = sum over ranks of wire(g_i / N)            one reduction per bucket, as gradients appear
         finite = isfinite(sum_i ||r_i||^2)                  after the reduction: the same verdict on every rank
-        if finite: inner.apply_reduced(r, unscale=1/S)      float32; on a GPU a mask, not a branch (`flat_update`)
+        if finite: the inner optimizer's rule on r / S      float32; on a GPU a mask, not a branch (`update`)
         S      = next(S, finite)
 
     The division by N comes before the sum, so that a sum over ranks in FP16 overflows only where the mean does
@@ -66,7 +62,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         *,
         measure_noise: bool = False,
         average: WeightAverage | None = None,
-        flat: bool | None = None,
+        packed: bool | None = None,
         name: str = "distributed",
     ):
         """Wraps `inner`.
@@ -77,8 +73,8 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
           loss_scale: without it the loss is not scaled.
           measure_noise: add up the square norms behind the gradient noise scale (McCandlish et al.) in `square_norms`,
             float64 [3]: of this rank's gradients, of their mean over ranks, and the finite steps counted.
-          average: takes in the weights after every update.
-          flat: update all variables as one compiled program (`flat_update`); by default where there is a GPU.
+          average: takes in the weights after every update of this package's optimizers.
+          packed: update all variables as one vector (`update`); by default where there is a GPU.
           name: of the optimizer.
         """
         super().__init__(inner, name=name)
@@ -90,9 +86,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self.square_norms = tf.Variable(tf.zeros([3], tf.float64), trainable=False, name="square_norms")
         self._measure_noise = measure_noise
         self.average = average
-        # An optimizer of Keras has a rule for each variable only.
-        self._packs = self._grouped and (xla.has_gpu() if flat is None else flat)
-        self._flat = FlatUpdate(self.inner, self.loss_scale, average, jit_compile=xla.supported())
+        self._update = Update(self.inner, self.loss_scale, average, packed=packed)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         if not self.built:
@@ -141,15 +135,14 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
             self.build(trainable_variables)
         self.update_if_finite(self.reduce(grads))
 
-    def reduce(self, grads: Sequence[tf.Tensor]) -> Reduced:
+    def reduce(self, grads: Sequence[tf.Tensor]) -> Packed:
         """Averages gradients of the scaled loss over ranks.
 
         Args:
           grads: this rank's gradients, one per trainable variable, in any floating type.
 
         Returns:
-          The means over ranks, still scaled, the same on every rank: one float32 tensor for each variable or, for a
-          flat update, the vectors that travelled.
+          The means over ranks, still scaled, the same on every rank: the vectors that travelled.
 
         Raises:
           ValueError: if a gradient is missing.
@@ -159,74 +152,56 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         if missing:
             raise ValueError(f"no gradient for {', '.join(missing)}")
         names = _unique([v.path for v in variables])
-        reduced: Reduced
-        if self._packs:
-            reduced = Packed(*self._communicator.reduce_packed(list(grads), names))
-        else:
-            reduced = self._communicator.reduce_gradients(list(grads), names)
+        reduced = Packed(*self._communicator.reduce_gradients(list(grads), names))
         if self._measure_noise:
             self._add_square_norms(grads, reduced)
         return reduced
 
-    def update_if_finite(self, reduced: Reduced) -> None:
+    def update_if_finite(self, reduced: Packed) -> None:
         """Updates the variables from means over ranks, or skips the step on all ranks alike.
 
         Args:
           reduced: what `reduce` has returned: still scaled, the same on every rank.
         """
-        if isinstance(reduced, Packed):
-            with tf.name_scope(UPDATE_SCOPE):
-                square_sums, norm = self._flat.apply(reduced)
-                self.grad_norm.assign(norm)
-                self.square_sums.assign(square_sums)
-        else:
-            self._update_each(reduced)
-
-    def _update_each(self, reduced: Sequence[tf.Tensor]) -> None:
         with tf.name_scope(UPDATE_SCOPE):
-            square_sums = tf.stack([2.0 * tf.nn.l2_loss(g) for g in reduced])
-            total = tf.reduce_sum(square_sums)
-            finite = tf.math.is_finite(total)
-            unscale = self.loss_scale.inverse()
-            self.grad_norm.assign(tf.sqrt(total) * unscale)
+            square_sums, norm = self._update.apply(reduced) if self._grouped else self._update_by_keras(reduced)
+            self.grad_norm.assign(norm)
             self.square_sums.assign(square_sums)
 
-            def update() -> tf.Tensor:
-                self._apply_inner(reduced, unscale, square_sums)
-                return tf.constant(True)
+    def _update_by_keras(self, reduced: Packed) -> tuple[tf.Tensor, tf.Tensor]:
+        """Lets an optimizer of Keras update, which has a rule for each variable only; returns what `Update.apply` does.
 
-            if xla.has_gpu() and not self._grouped:
-                self._masked(reduced, unscale, square_sums, finite)
-            else:
-                tf.cond(finite, update, lambda: tf.constant(False))
-            self.loss_scale.update(finite)
-
-    def _apply_inner(self, reduced: Sequence[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor) -> None:
-        if self._grouped:
-            self.inner.apply_reduced(reduced, unscale=unscale, square_sums=square_sums)
-        else:
-            self.inner.apply([g * unscale for g in reduced], self._trainable_variables)
-        if self.average is not None:
-            self.average.update(self.inner.iterations.value)
-
-    def _masked(
-        self, reduced: Sequence[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, finite: tf.Tensor
-    ) -> None:
-        """Lets an optimizer of Keras update, and puts all values back if the gradients are not finite.
-
-        For a GPU: a branch would have the host wait for `finite`.
+        On a GPU all values are put back if the gradients are not finite: a branch would have the host wait for that.
         """
-        averages = list(self.average.variables.values()) if self.average is not None else []
-        held = [v.value for v in (*self._trainable_variables, *self.inner.variables, *averages)]
+        variables = self._trainable_variables
+        found = Layout([v.shape for v in variables], [i for m in reduced.members for i in m]).split(reduced)
+        grads = [found.get(i, tf.zeros(v.shape)) for i, v in enumerate(variables)]
+        square_sums = tf.stack([2.0 * tf.nn.l2_loss(g) for g in grads])
+        total, unscale = tf.reduce_sum(square_sums), self.loss_scale.inverse()
+        finite = tf.math.is_finite(total)
+        held = [v.value for v in (*variables, *self.inner.variables)]
 
         def update(*values: tf.Tensor) -> None:
-            *gradients, factor, sums, taken = values
+            *gradients, factor = values
+            self.inner.apply([g * factor for g in gradients], variables)
+
+        def masked(*values: tf.Tensor) -> None:
+            *given, taken = values
             before = [v.read_value() for v in held]
-            self._apply_inner(gradients, factor, sums)
+            update(*given)
             for variable, old in zip(held, before, strict=True):
                 variable.assign(tf.where(taken, variable, old))
 
-        xla.on_gpu(update)(*reduced, unscale, square_sums, finite)
+        def branch() -> tf.Tensor:
+            update(*grads, unscale)
+            return tf.constant(True)
+
+        if xla.has_gpu():
+            xla.on_gpu(masked)(*grads, unscale, finite)
+        else:
+            tf.cond(finite, branch, lambda: tf.constant(False))
+        self.loss_scale.update(finite)
+        return square_sums, tf.sqrt(total) * unscale
 
     def told(self) -> dict[str, tf.Variable]:
         """Returns the scalars by which records tell of the last step."""
@@ -244,12 +219,11 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         finite = np.isfinite(self.square_sums.numpy())
         return [v.path for v, good in zip(self._trainable_variables, finite, strict=True) if not good]
 
-    def _add_square_norms(self, grads: Sequence[tf.Tensor], reduced: Reduced) -> None:
+    def _add_square_norms(self, grads: Sequence[tf.Tensor], reduced: Packed) -> None:
         """Adds a step's square norms, unscaled; a step that is not finite counts as none."""
         square_scale = tf.square(self.loss_scale.inverse())
         own = tf.add_n([2.0 * tf.nn.l2_loss(tf.cast(g, tf.float32)) for g in grads]) * square_scale
-        means = reduced.buckets if isinstance(reduced, Packed) else reduced
-        mean = tf.add_n([2.0 * tf.nn.l2_loss(tf.cast(g, tf.float32)) for g in means]) * square_scale
+        mean = tf.add_n([2.0 * tf.nn.l2_loss(tf.cast(g, tf.float32)) for g in reduced.buckets]) * square_scale
         row = tf.cast(tf.stack([own, mean, 1.0]), tf.float64)
         finite = tf.math.is_finite(own) & tf.math.is_finite(mean)
         self.square_norms.assign_add(tf.where(finite, row, tf.zeros_like(row)))

@@ -9,15 +9,10 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.numerics.trust_ratio import EpsRule, Variant
-from hybrid_imagenet.optimizers.base import WEIGHTS, Before, GroupedOptimizer, Step
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.formulas import BoundedAdam, adam_step_size, momentum_values
 from hybrid_imagenet.optimizers.lars import TrustRatio
-from hybrid_imagenet.optimizers.updates import (
-    BoundedAdam,
-    adam_step_size,
-    bounded_adam,
-    momentum_step,
-    momentum_values,
-)
+from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Measured, Step
 
 Handover = Literal["continuous", "reset", "rescale"]
 
@@ -73,11 +68,10 @@ class Hybrid(GroupedOptimizer):
         lars_eps: Annotated[float, ">= 0"] = 0.0,
         lars_eps_rule: EpsRule = "add",
         lars_variant: Variant = "you",
-        weight_decay: float = 1e-4,
+        weight_decay: float = 0.0,
         decay_in_warmup: bool = False,
         decay_all: bool = False,
         decoupled_decay: bool = False,
-        jit_compile: bool = True,
         name: str = "hybrid",
     ):
         """See `GroupedOptimizer` for the common arguments. Those of AdaBound and LARS have their names in front.
@@ -100,7 +94,6 @@ class Hybrid(GroupedOptimizer):
           decay_in_warmup: decay in the AdaBound warmup too (Lu et al.: in SGD).
           decay_all: see the base.
           decoupled_decay: see the base.
-          jit_compile: let XLA fuse the update of phase 0.
           name: of the optimizer.
 
         Raises:
@@ -131,65 +124,20 @@ class Hybrid(GroupedOptimizer):
             "lars_eps_rule": lars_eps_rule,
             "lars_variant": lars_variant,
             "decay_in_warmup": decay_in_warmup,
-            "jit_compile": jit_compile,
         }
 
     def build(self, variables: Any) -> None:
+        """Creates the moments, and the counter of the steps of phase 1."""
         if self.built:
             return
         super().build(variables)
-        a = self.arguments
         self._sgd_steps = self.add_variable(shape=(), dtype="int64", name="sgd_steps")
-        self._warmup_update = bounded_adam(
-            self._trainable_variables,
-            self.first_moment,
-            self.second_moment,
-            [self.decay_of(i) if a["decay_in_warmup"] else 0.0 for i in range(len(variables))],
-            self._bounded,
-            jit_compile=a["jit_compile"],
-        )
-
-    def update(
-        self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
-    ) -> None:
-        """One step of the phase that `hyper` names."""
-
-        def warmup() -> tf.Tensor:
-            self._bounded_step(grads, unscale, hyper)
-            return tf.constant(0)
-
-        def sgd() -> tf.Tensor:
-            self._sgd_step(grads, unscale, square_sums, hyper)
-            return tf.constant(1)
-
-        tf.cond(hyper["phase"] > 0.5, sgd, warmup)
-
-    def _bounded_step(self, grads: list[tf.Tensor], unscale: tf.Tensor, hyper: dict[str, tf.Tensor]) -> None:
-        step_size = self._step_size(self.step_number())
-        self._warmup_update(grads, unscale, step_size, hyper["lower_bound"], hyper["upper_bound"])
 
     def _step_size(self, number: tf.Tensor) -> tf.Tensor:
         a = self.arguments
         if a["bias_correction"]:
             return adam_step_size(number, a["adabound_lr"], a["adabound_beta1"], a["adabound_beta2"])
         return tf.constant(a["adabound_lr"], tf.float32)
-
-    def _sgd_step(
-        self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
-    ) -> None:
-        carry, factor = self._carry_and_factor(self._sgd_steps.value, hyper)
-        rates = self.ratio.rates(self, square_sums, unscale, hyper["learning_rate"], factor, hyper["lars_share"])
-        for i, (grad, w, m) in enumerate(zip(grads, self._trainable_variables, self.first_moment, strict=True)):
-            momentum_step(
-                w,
-                m,
-                grad,
-                rate=rates[i],
-                momentum=carry,
-                unscale=unscale,
-                decay=self.decay_of(i),
-            )
-        self._sgd_steps.value.assign_add(1)
 
     def _carry_and_factor(self, sgd_steps: tf.Tensor, hyper: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the factors of the velocity and of the rate of phase 1."""
@@ -220,6 +168,10 @@ class Hybrid(GroupedOptimizer):
         carry, factor = self._carry_and_factor(now.counters[0], now.hyper)
         return {"carry": carry, "factor": factor, **self.ratio.before(self, now)}
 
+    def layers(self, now: Measured) -> dict[str, tf.Tensor]:
+        """Computes the learning rates of the layers in phase 1."""
+        return self.ratio.layers(self, now, now.before["factor"], now.hyper["lars_share"]) if now.phase else {}
+
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
         """One step of `step.phase` on values."""
         w, m = values[WEIGHTS], values["first_moment"]
@@ -235,17 +187,16 @@ class Hybrid(GroupedOptimizer):
                 **step.before,
             )
             return {WEIGHTS: w, "first_moment": m, "second_moment": v}
-        rates, log = self.ratio.vector(self, step, step.before["factor"], step.hyper["lars_share"])
         w, m = momentum_values(
             w,
             m,
             grad,
-            rate=step.spread(rates),
+            rate=step.spread(step.before["rates"]),
             momentum=step.before["carry"],
             unscale=step.unscale,
             scaled_decay=step.scaled_decay,
         )
-        return {WEIGHTS: w, "first_moment": m, **log}
+        return {WEIGHTS: w, "first_moment": m}
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | self.arguments

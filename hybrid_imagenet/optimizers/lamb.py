@@ -9,9 +9,10 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.numerics.trust_ratio import trust_ratio
-from hybrid_imagenet.optimizers.base import WEIGHTS, Before, GroupedOptimizer, Step
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.formulas import bias_correction
 from hybrid_imagenet.optimizers.kinds import ParameterKind
-from hybrid_imagenet.optimizers.updates import bias_correction
+from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -37,7 +38,7 @@ class LAMB(GroupedOptimizer):
         beta2: Annotated[float, "0 to 0.999999"] = 0.999,
         eps: Annotated[float, "> 0"] = 1e-6,
         bias_correction: bool = True,
-        weight_decay: float = 0.01,
+        weight_decay: float = 0.0,
         decay_all: bool = False,
         name: str = "lamb",
     ):

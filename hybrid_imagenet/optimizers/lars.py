@@ -19,10 +19,11 @@ from hybrid_imagenet.numerics.trust_ratio import (
     share_ratio,
     trust_ratio,
 )
-from hybrid_imagenet.optimizers.base import TRUST_RATIOS, WEIGHTS, Before, GroupedOptimizer, Step
-from hybrid_imagenet.optimizers.updates import momentum_step, momentum_values
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.formulas import momentum_values
+from hybrid_imagenet.optimizers.rule import TRUST_RATIOS, WEIGHTS, Before, Measured, Step
 
-_WEIGHT_SUMS = "kernel_square_sums"
+_WEIGHT_SUMS = "weight_square_sums"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,70 +46,31 @@ class TrustRatio:
         if self.variant not in VARIANTS or self.eps_rule not in EPS_RULES:
             raise ValueError(f"no such LARS variant or eps rule: {self.variant}, {self.eps_rule}")
 
-    def rates(
-        self,
-        optimizer: GroupedOptimizer,
-        square_sums: tf.Tensor,
-        unscale: tf.Tensor,
-        learning_rate: tf.Tensor,
-        factor: float | tf.Tensor = 1.0,
-        share: tf.Tensor | None = None,
-    ) -> list[tf.Tensor]:
-        """The learning rate of each variable times `factor`; biases and normalization keep the global rate.
-
-        Norms and ratios are float32, a vector over all kernels. The ratios are kept for the log. With a `share` they
-        act in part only (`numerics.trust_ratio.share_ratio`).
-        """
-        variables = optimizer._trainable_variables
-        rates: list[Any] = [factor * learning_rate] * len(variables)
-        kernels = optimizer.kernel_indices()
-        if self.variant == "none" or not kernels:
-            return rates
-        weight_sums = tf.stack([2.0 * tf.nn.l2_loss(variables[i].value) for i in kernels])
-        gradient_sums = tf.gather(square_sums, np.array(kernels, np.int64))
-        ratio = self._ratios(optimizer, weight_sums, gradient_sums, unscale, learning_rate, share)
-        optimizer.trust_ratios.assign(ratio)
-        for i, rate in zip(kernels, tf.unstack(factor * learning_rate * ratio), strict=True):
-            rates[i] = rate
-        return rates
-
     def before(self, optimizer: GroupedOptimizer, now: Before) -> dict[str, tf.Tensor]:
-        """Returns the values that `vector` needs of a step before its gradients are there."""
+        """Returns the values that `layers` needs of a step before its gradients are there."""
         kernels = optimizer.kernel_indices()
         if self.variant == "none" or not kernels:
             return {}
-        return {_WEIGHT_SUMS: tf.gather(now.weight_sums(), np.array(kernels, np.int64))}
+        return {_WEIGHT_SUMS: now.weight_sums()}
 
-    def vector(
+    def layers(
         self,
         optimizer: GroupedOptimizer,
-        step: Step,
+        now: Measured,
         factor: float | tf.Tensor = 1.0,
         share: tf.Tensor | None = None,
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The same as one vector [n], or a scalar where all have one rate, and the ratios under `TRUST_RATIOS`."""
-        rate, kernels = step.hyper["learning_rate"], optimizer.kernel_indices()
-        if _WEIGHT_SUMS not in step.before:
-            return factor * rate, {}
-        gradient_sums = tf.gather(step.square_sums, np.array(kernels, np.int64))
-        ratio = self._ratios(optimizer, step.before[_WEIGHT_SUMS], gradient_sums, step.unscale, rate, share)
-        place = np.full(len(optimizer.kinds), len(kernels), np.int64)
-        place[kernels] = np.arange(len(kernels))
-        return factor * rate * tf.gather(tf.concat([ratio, [1.0]], 0), place), {TRUST_RATIOS: ratio}
+    ) -> dict[str, tf.Tensor]:
+        """Returns `rates`, the learning rate of each variable times `factor`, and the ratios of kernels.
 
-    def _ratios(
-        self,
-        optimizer: GroupedOptimizer,
-        weight_sums: tf.Tensor,
-        gradient_sums: tf.Tensor,
-        unscale: tf.Tensor,
-        learning_rate: tf.Tensor,
-        share: tf.Tensor | None,
-    ) -> tf.Tensor:
-        """The ratios of kernels with these sums of squares."""
+        Biases and normalization keep the global rate; where all do, it is a scalar. Norms and ratios are float32. With
+        a `share` the ratios act in part only (`numerics.trust_ratio.share_ratio`).
+        """
+        rate, kernels = now.hyper["learning_rate"], np.array(optimizer.kernel_indices(), np.int64)
+        if _WEIGHT_SUMS not in now.before:
+            return {"rates": factor * rate}
         ratio = trust_ratio(
-            tf.sqrt(weight_sums),
-            tf.sqrt(gradient_sums) * unscale,
+            tf.sqrt(tf.gather(now.before[_WEIGHT_SUMS], kernels)),
+            tf.sqrt(tf.gather(now.square_sums, kernels)) * now.unscale,
             eta=self.eta,
             decay=optimizer.decay,
             eps=self.eps,
@@ -116,8 +78,12 @@ class TrustRatio:
             xp=tf,
         )
         if self.variant == "larc":
-            ratio = clip_ratio(ratio, learning_rate, xp=tf)
-        return ratio if share is None else share_ratio(ratio, share, xp=tf)
+            ratio = clip_ratio(ratio, rate, xp=tf)
+        if share is not None:
+            ratio = share_ratio(ratio, share, xp=tf)
+        place = np.full(len(optimizer.kinds), len(kernels), np.int64)
+        place[kernels] = np.arange(len(kernels))
+        return {"rates": factor * rate * tf.gather(tf.concat([ratio, [1.0]], 0), place), TRUST_RATIOS: ratio}
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -144,7 +110,7 @@ class LARS(GroupedOptimizer):
         eps_rule: EpsRule = "add",
         variant: Variant = "you",
         nesterov: bool = False,
-        weight_decay: float = 1e-4,
+        weight_decay: float = 0.0,
         decay_all: bool = False,
         decoupled_decay: bool = False,
         name: str = "lars",
@@ -176,41 +142,27 @@ class LARS(GroupedOptimizer):
         self.scales_layers = variant != "none"
         self.nesterov = nesterov
 
-    def update(
-        self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
-    ) -> None:
-        """One step of LARS."""
-        rates = self.ratio.rates(self, square_sums, unscale, hyper["learning_rate"])
-        for i, (grad, w, u) in enumerate(zip(grads, self._trainable_variables, self.velocity, strict=True)):
-            momentum_step(
-                w,
-                u,
-                grad,
-                rate=rates[i],
-                momentum=hyper["momentum"],
-                unscale=unscale,
-                decay=self.decay_of(i),
-                nesterov=self.nesterov,
-            )
-
     def before(self, now: Before) -> dict[str, tf.Tensor]:
         """Computes the norms of the weights."""
         return self.ratio.before(self, now)
 
+    def layers(self, now: Measured) -> dict[str, tf.Tensor]:
+        """Computes the learning rates of the layers."""
+        return self.ratio.layers(self, now)
+
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
-        """Computes the same update on values."""
-        rates, log = self.ratio.vector(self, step)
+        """One step."""
         w, u = momentum_values(
             values[WEIGHTS],
             values["velocity"],
             grad,
-            rate=step.spread(rates),
+            rate=step.spread(step.before["rates"]),
             momentum=step.hyper["momentum"],
             unscale=step.unscale,
             scaled_decay=step.scaled_decay,
             nesterov=self.nesterov,
         )
-        return {WEIGHTS: w, "velocity": u, **log}
+        return {WEIGHTS: w, "velocity": u}
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {

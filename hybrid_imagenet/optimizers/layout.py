@@ -73,6 +73,16 @@ class Layout:
             found[i] = tf.reshape(piece, self.shapes[i])
         return found
 
+    def split(self, packed: Packed) -> dict[int, tf.Tensor]:
+        """The gradients by position of the variable, float32; of those in a bucket."""
+        found = {}
+        for bucket, members in zip(packed.buckets, packed.members, strict=True):
+            counts = [math.prod(self.shapes[i]) for i in members]
+            pieces = tf.split(tf.cast(bucket, tf.float32), [padded(count) for count in counts])
+            for i, count, piece in zip(members, counts, pieces, strict=True):
+                found[i] = tf.reshape(piece[:count] if padded(count) > count else piece, self.shapes[i])
+        return found
+
     @property
     def odd(self) -> list[int]:
         """The variables whose ends are not aligned in memory, so that TensorFlow copies them out of the vector."""
@@ -109,3 +119,10 @@ class Layout:
         own = place < self._rows_of[:, None]
         at = np.where(own, self._first[:, None] + place, 0)
         return tf.reduce_sum(tf.where(own, tf.gather(by_row, at), 0.0), 1)
+
+
+def pack_each(grads: Sequence[tf.Tensor]) -> Packed:
+    """Gradients that are not sent, float32, in a bucket each: most fill whole rows, so that nothing is copied."""
+    members = [i for i, grad in enumerate(grads) if grad.shape.num_elements()]
+    buckets = [tf.reshape(Layout([grads[i].shape], [0]).pack([grads[i]]), [-1]) for i in members]
+    return Packed(buckets, [[i] for i in members])

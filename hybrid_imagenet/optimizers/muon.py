@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.base import WEIGHTS, GroupedOptimizer, Step
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.kinds import ParameterKind
+from hybrid_imagenet.optimizers.rule import WEIGHTS, Step
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # Jordan et al.; singular values end between some 0.7 and 1.2
 
@@ -51,7 +52,7 @@ class Muon(GroupedOptimizer):
         nesterov: bool = True,
         steps: Annotated[int, ">= 1"] = 5,
         other_rate: Annotated[float, ">= 0"] = 1.0,
-        weight_decay: float = 0.01,
+        weight_decay: float = 0.0,
         decay_all: bool = False,
         name: str = "muon",
     ):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 BASE = "hybrid_imagenet.optimizers.base:GroupedOptimizer"
-NO_FLAGS = frozenset({"learning_rate", "final_lr", "jit_compile", "name"})
+NO_FLAGS = frozenset({"learning_rate", "final_lr", "name"})
 """Arguments that are worked out for a run, or that only tests and other programs set."""
 _SCHEDULES = "hybrid_imagenet.numerics.schedules"
 WARMUP, WARMUP_FROM_ZERO = (
@@ -31,6 +31,7 @@ class Method:
       rate: the flag that is scheduled, and is the constructor's `learning_rate` at its peak.
       averages: whether it has weights of its own to validate (`GroupedOptimizer.evaluated`).
       relative_rate: whether the rate is how far a layer moves in an update, as a part of its norm.
+      weight_decay: of a run without --weight_decay; the class itself decays nothing unless told, as Keras's do.
       constants: arguments of the constructor that no paper, recipe or page asks to change: they are no flags.
     """
 
@@ -40,6 +41,7 @@ class Method:
     rate: str = "lr"
     averages: bool = False
     relative_rate: bool = False
+    weight_decay: float = 1e-4
     constants: frozenset[str] = frozenset()
 
     @property
@@ -69,6 +71,7 @@ OPTIMIZERS = {
         ("LAMB",),
         (WARMUP_FROM_ZERO,),
         relative_rate=True,
+        weight_decay=0.01,
         constants=frozenset({"beta1", "beta2", "eps", "bias_correction"}),
     ),
     "schedule_free": Method(
@@ -82,6 +85,7 @@ OPTIMIZERS = {
         "hybrid_imagenet.optimizers.muon:Muon",
         ("Muon",),
         (WARMUP_FROM_ZERO, MOMENTUM),
+        weight_decay=0.01,
         constants=frozenset({"nesterov", "steps"}),
     ),
 }

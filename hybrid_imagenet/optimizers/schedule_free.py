@@ -9,7 +9,8 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.optimizers.average import WeightCopies
-from hybrid_imagenet.optimizers.base import TOTALS, WEIGHTS, Before, GroupedOptimizer, Step
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.rule import TOTALS, WEIGHTS, Before, Step
 
 
 class _Average(WeightCopies):
@@ -50,7 +51,7 @@ class ScheduleFreeSGD(GroupedOptimizer):
         learning_rate: float = 1.0,
         *,
         beta: Annotated[float, "0.01 to 1"] = 0.9,
-        weight_decay: float = 1e-4,
+        weight_decay: float = 0.0,
         decay_all: bool = False,
         name: str = "schedule_free",
     ):

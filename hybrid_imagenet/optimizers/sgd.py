@@ -8,8 +8,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.base import WEIGHTS, GroupedOptimizer, Step
-from hybrid_imagenet.optimizers.updates import classical_step, classical_values, momentum_step, momentum_values
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.formulas import classical_values, momentum_values
+from hybrid_imagenet.optimizers.rule import WEIGHTS, Step
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -28,7 +29,7 @@ class SGD(GroupedOptimizer):
         momentum: float = 0.9,
         *,
         nesterov: bool = False,
-        weight_decay: float = 1e-4,
+        weight_decay: float = 0.0,
         decay_all: bool = False,
         decoupled_decay: bool = False,
         name: str = "sgd",
@@ -54,23 +55,8 @@ class SGD(GroupedOptimizer):
         )
         self.nesterov = nesterov
 
-    def update(
-        self, grads: list[tf.Tensor], unscale: tf.Tensor, square_sums: tf.Tensor, hyper: dict[str, tf.Tensor]
-    ) -> None:
-        """One step of SGD."""
-        common: dict[str, Any] = {
-            "rate": hyper["learning_rate"],
-            "momentum": hyper["momentum"],
-            "unscale": unscale,
-        }
-        for i, (grad, w, u) in enumerate(zip(grads, self._trainable_variables, self.velocity, strict=True)):
-            if self.nesterov:
-                momentum_step(w, u, grad, decay=self.decay_of(i), nesterov=True, **common)
-            else:
-                classical_step(w, u, grad, decay=self.decay_of(i), **common)
-
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
-        """Computes the same update on values."""
+        """One step."""
         common: dict[str, Any] = {
             "rate": step.hyper["learning_rate"],
             "momentum": step.hyper["momentum"],

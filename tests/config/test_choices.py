@@ -100,6 +100,8 @@ def test_the_arguments_of_an_optimizer_are_its_flags(name):
     defaults = constructor_defaults(method.constructor)
     expected = {key: value for key, value in defaults.items() if key not in registry.no_flags(name) - rate}
     found = {argument.name: argument.default for argument in options.values() if argument.name in expected}
+    assert found.pop("weight_decay") == method.weight_decay
+    assert expected.pop("weight_decay") == 0.0, "a class decays nothing unless told"
     assert found == expected
     assert all(argument.option.help for argument in options.values())
     for target in method.also:

@@ -69,10 +69,10 @@ def module(arguments, phase):
     variables = [keras.Variable(np.zeros(shape, np.float32)) for shape in shapes]
     inner = optimizers.create(**arguments)
     inner.set_kinds(classify_by_rank(variables))
-    optimizer = DistributedOptimizer(inner, SingleProcess(), LossScale(8.0, dynamic=True), flat=True)
+    optimizer = DistributedOptimizer(inner, SingleProcess(), LossScale(8.0, dynamic=True), packed=True)
     optimizer.build(variables)
     buckets = pack(range(len(shapes))[::-1], elements, ["float16"] * len(shapes), 16 << 20, 4 << 20)
-    layout, update = Layout(shapes, [m for b in buckets for m in b.members]), optimizer._flat
+    layout, update = Layout(shapes, [m for b in buckets for m in b.members]), optimizer._update
     spec = tf.TensorSpec
     rows = spec([layout.rows, ROW], tf.float32)
     kept = dict.fromkeys(update._kept(phase), rows)

@@ -22,7 +22,7 @@ def hybrid():
     """The hybrid method over two epochs of each phase."""
     schedule = hi.schedules.hybrid(0.5, 4, warmup_epochs=2)
     return hi.DistributedOptimizer(
-        hi.optimizers.Hybrid(adabound_lr=0.05, jit_compile=False),
+        hi.optimizers.Hybrid(adabound_lr=0.05),
         compression="none",
         schedule=schedule,
         gradient_accumulation_steps=3,  # of four steps in an epoch: every save and every broadcast interrupts one

@@ -8,7 +8,7 @@ from hybrid_imagenet import models
 from hybrid_imagenet.models import normalization
 from hybrid_imagenet.models.normalization import BatchNormalization
 from hybrid_imagenet.models.synchronized import normalize_over_ranks
-from hybrid_imagenet.numerics import moments
+from tests.references.moments_reference import merged
 
 EPSILON = 1e-3
 KEPT = ("moving_mean", "moving_variance")
@@ -85,13 +85,13 @@ def test_each_part_of_a_batch_is_normalized_as_a_batch_of_its_own(policy, tolera
     inputs, scales, offsets = zip(*(f[1] for f in found), strict=True)
     for actual, wanted in zip(gradients, (np.concatenate(inputs), sum(scales), sum(offsets)), strict=True):
         np.testing.assert_allclose(tf.cast(actual, tf.float32), wanted, atol=tolerance * np.abs(wanted).max())
-    mean, variance = moments.merge_moments([f[2] for f in found], [f[3] for f in found])
+    mean, variance = merged([f[2] for f in found], [f[3] for f in found])
     np.testing.assert_allclose(layer.moving_mean.numpy(), mean, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=1e-5)
 
 
 def test_each_part_has_a_moving_average_until_they_are_merged():
-    """Of three steps, merged after the second: as three layers of one part each, with the merge of `numerics`."""
+    """Of three steps, merged after the second: as three layers of one part each, with their merged moments."""
     together = build(np.ones(6), np.zeros(6), mode="moving", momentum=0.75, parts=2)
     alone = [build(np.ones(6), np.zeros(6), mode="moving", momentum=0.75) for _ in range(2)]
     for step in range(3):
@@ -100,7 +100,7 @@ def test_each_part_has_a_moving_average_until_they_are_merged():
         for part, layer in enumerate(alone):
             layer(x[2 * part : 2 * part + 2], training=True)
         means, variances = ([getattr(layer, name).numpy() for layer in alone] for name in KEPT)
-        mean, variance = moments.merge_moments(means, variances)
+        mean, variance = merged(means, variances)
         np.testing.assert_allclose(together.moving_mean.numpy(), mean, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(together.moving_variance.numpy(), variance, rtol=1e-5)
         if step == 1:

@@ -4,7 +4,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import ParameterKind
+from hybrid_imagenet.optimizers.loss_scale import LossScale
 from tests.references import optimizers_reference as reference
 
 SHAPES = ((3, 3, 2, 4), (4,), (4,), (5, 4), (4,))
@@ -15,6 +18,7 @@ KINDS = (
     ParameterKind.KERNEL,
     ParameterKind.BIAS,
 )
+PACKED = True  # as on a GPU; test_update.py compares what a processor does
 KERNELS = [kind is ParameterKind.KERNEL for kind in KINDS]
 
 
@@ -40,36 +44,27 @@ class Problem:
 
 
 class Runner:
-    """Runs an optimizer through one compiled function, with gradients multiplied by a loss scale."""
+    """Runs an optimizer as a training step does, with gradients multiplied by a loss scale."""
 
     def __init__(self, optimizer, problem, loss_scale=1.0, kinds=KINDS):
         self.optimizer, self.problem, self.loss_scale = optimizer, problem, loss_scale
         self.variables = problem.variables()
         optimizer.set_kinds(kinds)
-        optimizer.build(self.variables)
+        self.whole = DistributedOptimizer(optimizer, SingleProcess(), LossScale(loss_scale), packed=PACKED)
+        self.whole.build(self.variables)
         self.count = 0
-
-        @tf.function(autograph=False)
-        def step(grads, finite):
-            def update():
-                sums = tf.stack([tf.reduce_sum(g * g) for g in grads])
-                optimizer.apply_reduced(grads, unscale=tf.constant(1.0 / loss_scale), square_sums=sums)
-                return True
-
-            return tf.cond(finite, update, lambda: False)
-
-        self.function = step
+        self.function = tf.function(lambda grads: self.whole.apply(grads), autograph=False)
 
     def weights(self):
         return [v.numpy() for v in self.variables]
 
-    def step(self, hyper=None, grads=None, finite=True):
+    def step(self, hyper=None, grads=None):
         if hyper:
             self.optimizer.hyper.assign(hyper)
         if grads is None:
             grads = self.problem.grads(self.weights(), self.count)
-        self.function([tf.constant(g * self.loss_scale, tf.float32) for g in grads], tf.constant(finite))
-        self.count += finite
+        self.function([tf.constant(g * self.loss_scale, tf.float32) for g in grads])
+        self.count = int(self.optimizer.iterations.numpy())
 
 
 def assert_close(actual, layers, tolerance=1e-5):

@@ -11,11 +11,11 @@ from hybrid_imagenet.optimizers.loss_scale import LossScale
 from tests.references.average_reference import averaged
 
 
-def make(decay, start, every=1, flat=None):
+def make(decay, start, every=1, packed=None):
     variables = [keras.Variable(value, name=f"w{i}") for i, value in enumerate(start)]
     inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=0.5, momentum=0.9)
     optimizer = DistributedOptimizer(
-        inner, SingleProcess(), LossScale(64.0), average=WeightAverage(decay, every), flat=flat
+        inner, SingleProcess(), LossScale(64.0), average=WeightAverage(decay, every), packed=packed
     )
     optimizer.build(variables)
 
@@ -27,12 +27,12 @@ def make(decay, start, every=1, flat=None):
 
 
 @pytest.mark.parametrize(
-    ("decay", "every", "flat"), [(0.5, 1, False), (0.9999, 1, False), (0.9, 7, False), (0.9, 7, True)]
+    ("decay", "every", "packed"), [(0.5, 1, False), (0.9999, 1, False), (0.9, 7, False), (0.9, 7, True)]
 )
-def test_200_updates_follow_the_oracle_and_skipped_steps_do_not_count(decay, every, flat):
+def test_200_updates_follow_the_oracle_and_skipped_steps_do_not_count(decay, every, packed):
     random = np.random.default_rng(1)
     start = [random.normal(size=shape).astype(np.float32) for shape in ((3, 4), (5,))]
-    variables, average, step = make(decay, start, every, flat)
+    variables, average, step = make(decay, start, every, packed)
     path = [[], []]
     for number in range(220):
         grads = [random.normal(0, 0.1, w.shape).astype(np.float32) for w in start]

@@ -37,9 +37,7 @@ def test_200_steps_follow_the_oracle(case):
 @pytest.mark.parametrize("in_warmup", [False, True])
 def test_hybrid_decays_in_the_phases_that_it_would(in_warmup):
     problem = Problem()
-    optimizer = Hybrid(
-        PEAK, weight_decay=DECAY, decoupled_decay=True, decay_in_warmup=in_warmup, lars_eta=0.001, jit_compile=False
-    )
+    optimizer = Hybrid(PEAK, weight_decay=DECAY, decoupled_decay=True, decay_in_warmup=in_warmup, lars_eta=0.001)
     runner, layers = Runner(optimizer, problem), problem.layers()
     oracle = reference.HybridReference(layers, warmup_steps=20, epoch_steps=5, peak=PEAK, decay=0.0)
     for step in range(60):

@@ -19,10 +19,10 @@ VARIANTS = [
 @pytest.mark.parametrize("arguments", VARIANTS)
 def test_200_steps_follow_the_oracle(arguments):
     problem = Problem()
-    runner = Runner(LARS(4.0, 0.9, **arguments), problem, loss_scale=512.0)
+    options = {"weight_decay": 1e-4} | arguments
+    runner = Runner(LARS(4.0, 0.9, **options), problem, loss_scale=512.0)
     layers = problem.layers()
-    options = dict(arguments)
-    options["decay"] = options.pop("weight_decay", 1e-4)
+    options["decay"] = options.pop("weight_decay")
     for step in range(200):
         rate = 4.0 * (1 - step / 200) ** 2
         runner.step({"learning_rate": rate, "momentum": 0.9})

@@ -15,7 +15,8 @@ class Marked(SingleProcess):
     """Leaves an operation in the graph where a reduction over ranks would stand."""
 
     def reduce_gradients(self, grads, names):
-        return [tf.raw_ops.EnsureShape(input=tf.cast(g, tf.float32), shape=g.shape) for g in grads]
+        marked = [tf.raw_ops.EnsureShape(input=tf.cast(g, tf.float32), shape=g.shape) for g in grads]
+        return super().reduce_gradients(marked, names)
 
 
 def traced(jit_compile):

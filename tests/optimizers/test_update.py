@@ -1,4 +1,4 @@
-"""The update of all variables as one vector against that of each variable, whose oracles are in the other files."""
+"""The update of each variable against that of all as one vector, which the oracles in the other files hold."""
 
 import collections
 
@@ -10,30 +10,30 @@ import tensorflow as tf
 from hybrid_imagenet import optimizers
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.optimizers.average import WeightAverage
-from hybrid_imagenet.optimizers.base import WEIGHTS, GroupedOptimizer
+from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import ParameterKind as Kind
 from hybrid_imagenet.optimizers.layout import Layout, Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.optimizers.rule import WEIGHTS
 
 SHAPES = ((3, 3, 2, 4), (4,), (4,), (50, 40), (40,), (0,), (7, 7, 8, 16))
 KINDS = (Kind.KERNEL, Kind.NORM_SCALE, Kind.NORM_OFFSET, Kind.KERNEL, Kind.BIAS, Kind.BIAS, Kind.KERNEL)
 STEPS, BAD = 6, 4  # of which one is skipped
-PLAIN = {"jit_compile": False}
 
 
 class Run:
     """Some steps of an optimizer with a dynamic loss scale and averaged weights."""
 
-    def __init__(self, inner, flat, jit_compile=False, phase=0.0, average=True):
+    def __init__(self, inner, packed, jit_compile=False, phase=0.0, average=True):
         random = np.random.default_rng(0)
         start = [random.normal(0, 0.5, s).astype(np.float32) for s in SHAPES]
         self.variables = [keras.Variable(w, name=f"w{i}") for i, w in enumerate(start)]
         inner.set_kinds(KINDS)
         average = WeightAverage(0.9) if average else None
         scale = LossScale(256.0, dynamic=True, growth_steps=3)
-        self.optimizer = DistributedOptimizer(inner, SingleProcess(), scale, average=average, flat=flat)
-        self.optimizer._flat._jit_compile = jit_compile
+        self.optimizer = DistributedOptimizer(inner, SingleProcess(), scale, average=average, packed=packed)
+        self.optimizer._update._jit_compile = jit_compile
         self.optimizer.build(self.variables)
         self.step = tf.function(lambda grads: self.optimizer.apply(grads), autograph=False)
         for number in range(STEPS):
@@ -56,28 +56,28 @@ class Run:
 CASES = {
     "sgd": ({"optimizer": "sgd", "weight_decay": 1e-4}, 0),
     "nesterov": ({"optimizer": "sgd", "nesterov": True, "weight_decay": 1e-4, "decay_all": True}, 0),
-    "adabound": ({"optimizer": "adabound", "weight_decay": 1e-4, **PLAIN}, 0),
-    "amsbound": ({"optimizer": "adabound", "amsbound": True, **PLAIN}, 0),
-    "warmup": ({"optimizer": "hybrid", "decay_in_warmup": True, **PLAIN}, 0),
-    "without ratios": ({"optimizer": "hybrid", "lars_variant": "none", **PLAIN}, 1),
-    "lars": ({"optimizer": "lars"}, 0),
-    "larc": ({"optimizer": "lars", "variant": "larc", "nesterov": True}, 0),
-    "hybrid": ({"optimizer": "hybrid", **PLAIN}, 0.5),
-    "decoupled": ({"optimizer": "hybrid", "decoupled_decay": True, "weight_decay": 0.01, **PLAIN}, 0.5),
-    "lamb": ({"optimizer": "lamb"}, 0),
-    "schedule-free": ({"optimizer": "schedule_free"}, 0),
-    "muon": ({"optimizer": "muon"}, 0),
+    "adabound": ({"optimizer": "adabound", "weight_decay": 1e-4}, 0),
+    "amsbound": ({"optimizer": "adabound", "amsbound": True, "weight_decay": 1e-4}, 0),
+    "warmup": ({"optimizer": "hybrid", "decay_in_warmup": True, "weight_decay": 1e-4}, 0),
+    "without ratios": ({"optimizer": "hybrid", "lars_variant": "none", "weight_decay": 1e-4}, 1),
+    "lars": ({"optimizer": "lars", "weight_decay": 1e-4}, 0),
+    "larc": ({"optimizer": "lars", "variant": "larc", "nesterov": True, "weight_decay": 1e-4}, 0),
+    "hybrid": ({"optimizer": "hybrid", "weight_decay": 1e-4}, 0.5),
+    "decoupled": ({"optimizer": "hybrid", "decoupled_decay": True, "weight_decay": 0.01}, 0.5),
+    "lamb": ({"optimizer": "lamb", "weight_decay": 0.01}, 0),
+    "schedule-free": ({"optimizer": "schedule_free", "weight_decay": 1e-4}, 0),
+    "muon": ({"optimizer": "muon", "weight_decay": 0.01}, 0),
 }
-# Norms are sums in another order, some 1e-7 apart, TensorFlow's kernel of classical momentum rounds a product and a sum
-# once, and its graphs may group a sum of several terms otherwise; all else is the same to the last bit.
+# Norms are sums in another order, some 1e-7 apart, and TensorFlow's graphs may group a sum of several terms otherwise;
+# all else is the same to the last bit.
 ROUNDED = ("sgd", "lars", "larc", "hybrid", "decoupled", "lamb", "schedule-free", "muon")
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_does_what_the_update_of_each_variable_does(case):
     arguments, phase = CASES[case]
-    each = Run(optimizers.create(**arguments), flat=False, phase=phase).values()
-    flat = Run(optimizers.create(**arguments), flat=True, phase=phase).values()
+    each = Run(optimizers.create(**arguments), packed=False, phase=phase).values()
+    flat = Run(optimizers.create(**arguments), packed=True, phase=phase).values()
     tolerance = 2e-6 if case in ROUNDED else 0.0
     for name, one in each.items():
         slack = 2e-6 if name in ("grad_norm", "square_sums") else tolerance
@@ -89,15 +89,15 @@ def test_it_does_what_the_update_of_each_variable_does(case):
 def test_compiled_it_differs_by_roundings_only(case):
     """XLA makes one operation of a multiplication and an addition, which rounds once instead of twice."""
     arguments, phase = CASES[case]
-    plain = Run(optimizers.create(**arguments), flat=True, phase=phase).values()
-    compiled = Run(optimizers.create(**arguments), flat=True, jit_compile=True, phase=phase).values()
+    plain = Run(optimizers.create(**arguments), packed=True, phase=phase).values()
+    compiled = Run(optimizers.create(**arguments), packed=True, jit_compile=True, phase=phase).values()
     for name, one in plain.items():
         slack = 2e-6 * np.abs(one).max(initial=0)
         np.testing.assert_allclose(compiled[name], one, rtol=1e-5, atol=slack, err_msg=name)
 
 
 def test_a_step_that_is_not_finite_changes_nothing_but_the_scale():
-    run = Run(optimizers.create(**CASES["hybrid"][0]), flat=True, phase=1)
+    run = Run(optimizers.create(**CASES["hybrid"][0]), packed=True, phase=1)
     scale = run.optimizer.loss_scale
     counts = [int(v.numpy()) for v in scale.variables]
     assert int(run.optimizer.iterations.numpy()) == STEPS - 1
@@ -122,7 +122,7 @@ class Signs(GroupedOptimizer):
 
 
 def test_a_new_optimizer_is_a_rule():
-    each, flat = (Run(Signs(0.1, name="signs"), flat=flat, average=False).values() for flat in (False, True))
+    each, flat = (Run(Signs(0.1, name="signs"), packed=packed, average=False).values() for packed in (False, True))
     for name in set(each) - {"grad_norm", "square_sums"}:
         np.testing.assert_array_equal(flat[name], each[name], err_msg=name)
     start = np.random.default_rng(0).normal(0, 0.5, SHAPES[0])
@@ -171,7 +171,7 @@ def test_nothing_but_one_compiled_program_and_views_follows_the_last_gradient():
     shapes = [(64, 32), (64,), (32, 32), (1000,)]
     variables = [keras.Variable(np.ones(shape, np.float32)) for shape in shapes]
     inner.set_kinds([Kind.KERNEL, Kind.BIAS, Kind.KERNEL, Kind.BIAS])
-    optimizer = DistributedOptimizer(inner, SingleProcess(), LossScale(8.0, dynamic=True), flat=True)
+    optimizer = DistributedOptimizer(inner, SingleProcess(), LossScale(8.0, dynamic=True), packed=True)
     optimizer.build(variables)
     reduced = optimizer.reduce([tf.ones(shape) for shape in shapes])
     last = []

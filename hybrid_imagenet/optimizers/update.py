@@ -1,0 +1,299 @@
+"""Updates variables, moments, averages and the loss scale from reduced gradients, by one rule.
+
+A GPU needs some microseconds to start a kernel, whatever its work. Variable by variable an update of a ResNet-50 takes
+several hundred of them at the end of every step; over one vector of all variables it takes fewer than ten
+(docs/dev/performance-log.md has the table). A processor has no such cost, and memory that is slow: there the vector
+would cost a fifth of a step of ResNet-50 on small images, and the rule runs for each variable, in place.
+
+Both ways evaluate `GroupedOptimizer.rule`, compiled by XLA. With a GPU nothing is decided on the host, which would have
+to wait: a step whose gradients are not finite keeps each old value by a mask. On a processor it is a branch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hybrid_imagenet import xla
+from hybrid_imagenet.numerics.packing import ROW
+from hybrid_imagenet.optimizers.average import WeightAverage
+from hybrid_imagenet.optimizers.kinds import ParameterKind
+from hybrid_imagenet.optimizers.layout import Layout, Packed
+from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.optimizers.rule import TOTALS, TRUST_RATIOS, WEIGHTS, Before, Measured, Step
+
+_AVERAGE = "average"
+_SHARE, _UNSCALE, _DECAYS, _DECAY, _SHRINK = "share_of_average", "unscale", "decay", "scaled_decay", "shrink"
+_OWN = _SHARE, _UNSCALE, _DECAYS, _DECAY, _SHRINK, TOTALS  # of what is known before, what is not for the rule
+_LOSS_SCALE_COUNTS = 3
+_LANES = 8  # of the scalars, see _scalars
+
+Values = dict[str, Any]
+
+
+class Scalars(NamedTuple):
+    """What a step reads besides gradients and variables.
+
+    Attributes:
+      hyper: the values of the optimizer's `Hyper`.
+      scale: the loss scale.
+      counts: int64; the counters of the loss scale, then those of steps.
+      totals: float32, those of the optimizer.
+    """
+
+    hyper: tf.Tensor
+    scale: tf.Tensor
+    counts: list[tf.Tensor]
+    totals: list[tf.Tensor]
+
+
+class Update:
+    """The update of an optimizer's variables.
+
+    Variables stay what they are, one for each layer: for a GPU they are copied into the vector and, as parts of the new
+    vector, put back without a copy.
+    """
+
+    def __init__(
+        self, inner: Any, loss_scale: LossScale, average: WeightAverage | None = None, *, packed: bool | None = None
+    ) -> None:
+        """Takes the parts; where XLA is not supported the same operations run one by one.
+
+        Args:
+          inner: a `GroupedOptimizer`.
+          loss_scale: what the gradients are multiplied by.
+          average: follows the weights.
+          packed: one vector of all variables; by default where there is a GPU.
+        """
+        self._inner, self._loss_scale, self._average = inner, loss_scale, average
+        self._packed = xla.has_gpu() if packed is None else packed
+        self._jit_compile = xla.supported()
+        self._programs: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def apply(self, reduced: Packed) -> tuple[tf.Tensor, tf.Tensor]:
+        """One step inside a graph, from gradients that are still scaled.
+
+        Returns:
+          The sums of squares of the gradients [n] and their unscaled norm, float32.
+        """
+        shapes = [tuple(v.shape) for v in self._inner._trainable_variables]
+        layout = Layout(shapes, [i for bucket in reduced.members for i in bucket])
+        hyper = self._inner.hyper.vector()
+        if self._inner.phases == 1:
+            return self._apply(0, layout, reduced, hyper)
+        with tf.device("CPU:0"):
+            later = hyper[self._inner.hyper.names.index("phase")] > 0.5
+        branches = [functools.partial(self._apply, phase, layout, reduced, hyper) for phase in (0, 1)]
+        return tf.cond(later, branches[1], branches[0])
+
+    def _apply(self, phase: int, layout: Layout, reduced: Packed, hyper: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        counted, totals = self._counted(phase), self._inner.totals
+        scalars = Scalars(hyper, self._loss_scale.scale.value, [v.value for v in counted], [v.value for v in totals])
+        new = (self._together if self._packed else self._each)(phase, layout, reduced, scalars)
+        self._loss_scale.scale.value.assign(new["scale"])
+        for variable, value in zip([*counted, *totals], [*new["counts"], *new[TOTALS]], strict=True):
+            variable.value.assign(value)
+        if TRUST_RATIOS in new:
+            self._inner.trust_ratios.value.assign(new[TRUST_RATIOS])
+        return new["square_sums"], new["norm"]
+
+    def _counted(self, phase: int) -> list[keras.Variable]:
+        """The int64 scalars that a step changes: the counters of the loss scale, then counters of steps."""
+        return [*self._loss_scale.variables[1:], self._inner.iterations, *self._inner.counters_in(phase)]
+
+    def _kept(self, phase: int) -> dict[str, Sequence[keras.Variable]]:
+        """Returns the variables that a step of a phase changes, by name, in the order of the trainable variables."""
+        kept: dict[str, Sequence[keras.Variable]] = {WEIGHTS: self._inner._trainable_variables}
+        kept |= {slot: getattr(self._inner, slot) for slot in self._inner.slots_in(phase)}
+        if self._average is not None:
+            kept[_AVERAGE] = list(self._average.variables.values())
+        return kept
+
+    def _compiled(self, key: tuple[Any, ...], function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, traced once for each key and kinds of arguments."""
+        if key not in self._programs:
+            self._programs[key] = tf.function(function, autograph=False, jit_compile=self._jit_compile)
+        return self._programs[key]
+
+    # All variables as one vector
+
+    def _together(self, phase: int, layout: Layout, reduced: Packed, scalars: Scalars) -> Values:
+        """Compiles two programs: what can be done while gradients travel, and all that follows the last of them."""
+        kept = self._kept(phase)
+        rows = {name: layout.pack([v.value for v in held]) for name, held in kept.items()}
+        early, late = (
+            self._compiled((part, phase, *layout.order), functools.partial(getattr(self, part), phase, layout))
+            for part in ("before", "after")
+        )
+        new = late(list(reduced.buckets), rows, early(rows[WEIGHTS], *scalars), *scalars)
+        for name, held in kept.items():
+            for i, value in layout.unpack(new[name], new["ends"][name]).items():
+                held[i].value.assign(value)
+        return new
+
+    def before(self, phase: int, layout: Layout, weights: tf.Tensor, *given: Any) -> Values:
+        """Computes all that gradients do not change; the device does so while it waits for them."""
+        decays = layout.spread_constant(self._decays())
+        return self._early(phase, Scalars(*given), lambda: layout.sums(weights), decays)
+
+    def after(
+        self, phase: int, layout: Layout, buckets: Sequence[tf.Tensor], kept: Values, before: Values, *given: Any
+    ) -> Values:
+        """Computes all new values from the old ones, as [rows, ROW] or scalars."""
+        grad = tf.reshape(tf.concat([tf.cast(bucket, tf.float32) for bucket in buckets], 0), [layout.rows, ROW])
+        square_sums = layout.sums(grad)
+        new = self._between(phase, square_sums, before, Scalars(*given))
+        step = Step(
+            phase=phase,
+            hyper=self._by_name(given[0]),
+            before=_without(before, *_OWN) | new["layers"],
+            unscale=before[_UNSCALE],
+            decay=layout.spread_constant(self._decays()) if _DECAY in before else 0.0,
+            scaled_decay=before.get(_DECAY, 0.0),
+            spread=layout.spread,
+            norms=lambda values: layout.spread(tf.sqrt(layout.sums(values))),
+            each=layout.each,
+        )
+        values = self._new(grad, kept, step, before)
+        values = {name: tf.where(new["finite"], values[name], old) for name, old in kept.items()}
+        return new | values | {"ends": {name: layout.ends(values[name]) for name in kept}}
+
+    # Each variable by itself
+
+    def _each(self, phase: int, layout: Layout, reduced: Packed, scalars: Scalars) -> Values:
+        """Compiles a program for each shape of a variable; it changes the variable in place."""
+        kept = self._kept(phase)
+        grads = layout.split(reduced)
+        before = self._early(phase, scalars, lambda: _square_sums([v.value for v in kept[WEIGHTS]]), self._decays())
+        square_sums = _square_sums([grads.get(i, tf.zeros([0])) for i in range(len(layout.shapes))])
+        new = self._between(phase, square_sums, before, scalars)
+        vectors = before | new["layers"] | {_DECAYS: tf.constant(self._decays())}
+        scalars_of = {name: tf.unstack(v) if v.shape.rank else None for name, v in _without(vectors, TOTALS).items()}
+
+        def update() -> tf.Tensor:
+            for i, grad in grads.items():
+                kernel = self._inner.kinds[i] is ParameterKind.KERNEL
+                one = self._compiled(("one", phase, layout.shapes[i], kernel), functools.partial(self._one, phase, i))
+                held = {name: variables[i].value for name, variables in kept.items()}
+                known = {name: vectors[name] if parts is None else parts[i] for name, parts in scalars_of.items()}
+                one(held, grad, known, scalars.hyper)
+            return tf.constant(True)
+
+        tf.cond(new["finite"], update, lambda: tf.constant(False))
+        return new
+
+    def _one(
+        self,
+        phase: int,
+        example: int,
+        held: Mapping[str, tf.Variable],
+        grad: tf.Tensor,
+        known: Values,
+        hyper: tf.Tensor,
+    ) -> None:
+        """Updates a variable of the shape and kind of variable number `example`; `known` has scalars only."""
+        step = Step(
+            phase=phase,
+            hyper=self._by_name(hyper),
+            before=_without(known, *_OWN),
+            unscale=known[_UNSCALE],
+            decay=known[_DECAYS] if _DECAY in known else 0.0,
+            scaled_decay=known.get(_DECAY, 0.0),
+            spread=lambda vector: vector[example] if vector.shape.rank else vector,
+            norms=lambda values: tf.sqrt(tf.reduce_sum(tf.square(values))),
+            each=lambda values, function: function(example, values),
+        )
+        new = self._new(grad, {name: v.read_value() for name, v in held.items()}, step, known)
+        for name, variable in held.items():
+            variable.assign(new[name])
+
+    # What both have in common
+
+    def _early(self, phase: int, scalars: Scalars, weight_sums: Callable[[], tf.Tensor], decays: np.ndarray) -> Values:
+        """All that gradients do not change; `decays` has a coefficient for each row, or for each variable."""
+        number = tf.cast(scalars.counts[_LOSS_SCALE_COUNTS], tf.float32) + 1.0
+        hyper = self._by_name(scalars.hyper)
+        own: Values = {_UNSCALE: 1.0 / scalars.scale}
+        if decays.any():
+            own[_DECAY] = decays * scalars.scale
+        if self._inner.decoupled:
+            shares = np.zeros(len(self._inner.kinds), np.float32)
+            shares[self._inner.decayed_indices()] = self._inner.decoupled
+            own[_SHRINK] = 1.0 - shares * self._inner.decay_share(hyper)
+        if self._average is not None:
+            own[_SHARE] = self._average.share(number)
+
+        def decayed_sums() -> tf.Tensor:
+            return weight_sums() * tf.square(own[_SHRINK]) if _SHRINK in own else weight_sums()
+
+        now = Before(
+            phase=phase,
+            hyper=hyper,
+            number=number,
+            counters=scalars.counts[_LOSS_SCALE_COUNTS + 1 :],
+            totals=scalars.totals,
+            weight_sums=decayed_sums,
+        )
+        return self._inner.before(now) | own
+
+    def _between(self, phase: int, square_sums: tf.Tensor, before: Values, scalars: Scalars) -> Values:
+        """What follows from the sizes of the gradients alone: the new scalars, and what the rule has of each layer."""
+        new = self._scalars(_first_lane(square_sums), scalars.scale, before[_UNSCALE], scalars.counts)
+        now = Measured(phase, self._by_name(scalars.hyper), _without(before, *_OWN), before[_UNSCALE], square_sums)
+        layers = self._inner.layers(now)
+        ratios = {name: layers.pop(name) for name in [TRUST_RATIOS] if name in layers}
+        pairs = zip(before.get(TOTALS, []), scalars.totals, strict=True)
+        totals = [tf.where(new["finite"], after, old) for after, old in pairs]
+        return new | ratios | {"square_sums": square_sums, "layers": layers, TOTALS: totals}
+
+    def _new(self, grad: tf.Tensor, kept: Values, step: Step, before: Values) -> Values:
+        """The new values by the names of the old ones."""
+        values = {name: value for name, value in kept.items() if name != _AVERAGE}
+        if _SHRINK in before:
+            values[WEIGHTS] *= step.spread(before[_SHRINK])
+        new = self._inner.rule(grad, values, step)
+        if _AVERAGE in kept:
+            new[_AVERAGE] = kept[_AVERAGE] - before[_SHARE] * (kept[_AVERAGE] - new[WEIGHTS])
+        return new
+
+    def _by_name(self, hyper: tf.Tensor) -> dict[str, tf.Tensor]:
+        return dict(zip(self._inner.hyper.names, tf.unstack(hyper), strict=True))
+
+    def _scalars(
+        self, totals: tf.Tensor, scale: tf.Tensor, unscale: tf.Tensor, counts: Sequence[tf.Tensor]
+    ) -> dict[str, Any]:
+        """The new scalars, all of one kernel: as sums over lanes of a common vector, of which only the first counts.
+
+        Scalars that are computed as such become a kernel each.
+        """
+        finite = tf.math.is_finite(totals)
+        taken = tf.cast(finite, tf.int64)
+        scaling = self._loss_scale.next(finite, scale, *counts[:_LOSS_SCALE_COUNTS])
+        lanes = [*scaling, *(count + taken for count in counts[_LOSS_SCALE_COUNTS:]), tf.sqrt(totals) * unscale]
+        scale, *counts, norm = (tf.reduce_sum(tf.where(_FIRST, lane, tf.zeros_like(lane))) for lane in lanes)
+        return {"scale": scale, "counts": counts, "norm": norm, "finite": tf.reduce_any(_FIRST & finite)}
+
+    def _decays(self) -> np.ndarray:
+        """The coefficient of weight decay in the gradient of each variable, float32 [n]."""
+        return np.array([self._inner.decay_of(i) for i in range(len(self._inner.kinds))], np.float32)
+
+
+_FIRST = np.arange(_LANES) == 0
+
+
+def _first_lane(vector: tf.Tensor) -> tf.Tensor:
+    """The sum of a vector in the first lane, nothing in the others: [_LANES]."""
+    return tf.reduce_sum(tf.where(_FIRST[:, None], vector[None], 0.0), 1)
+
+
+def _square_sums(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.stack([2.0 * tf.nn.l2_loss(value) for value in values])
+
+
+def _without(values: Values, *names: str) -> Values:
+    return {name: value for name, value in values.items() if name not in names}
