@@ -14,7 +14,7 @@ class Data:
 
     dataset: str = option(
         "imagenet2012",
-        f"One of {registry.NAMES}.",
+        f"{registry.HELP}.",
         basic=True,
     )
     data_dir: str | None = option(

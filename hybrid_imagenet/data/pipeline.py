@@ -107,8 +107,8 @@ def training(
         for (batch, accumulation, pixels), alike in itertools.groupby(spans, lambda span: sizes(span.epoch)):
             first, *others = alike
             steps = first.steps + sum(span.steps for span in others)
-            request = _training_request(source, order, first.begin, batch, accumulation, rank, size, parts)
-            yield Stage(parts * batch, pixels, steps * accumulation, request)
+            examples_of = _training_examples(source, order, first.begin, batch, accumulation, rank, size, parts)
+            yield Stage(parts * batch, pixels, steps * accumulation, examples_of)
 
     return Batches(
         source,
@@ -123,21 +123,21 @@ def training(
     )
 
 
-def _training_request(
+def _training_examples(
     source: Source, order: SampleOrder, begin: Cursor, batch: int, accumulation: int, rank: int, size: int, parts: int
-) -> Callable[[int], Request]:
+) -> Callable[[int], MicroBatch]:
     count = size * parts * batch * accumulation
 
-    def request(number: int) -> Request:
+    def examples_of(number: int) -> MicroBatch:
         step, micro = divmod(number, accumulation)
         cursor = order.advance(begin, count, step)
         source.prefetch(order.shards_ahead(cursor))
         examples, epochs = order.share(cursor, count, rank, size)
         # Each part has a contiguous share of its own, in which its micro-batches follow one another.
         own = [values.reshape(parts, accumulation, batch)[:, micro].ravel() for values in (examples, epochs)]
-        return Request(own[0], own[1], np.ones(parts * batch, np.float32))
+        return MicroBatch(own[0], own[1], np.ones(parts * batch, np.float32))
 
-    return request
+    return examples_of
 
 
 def evaluation(
@@ -159,14 +159,14 @@ def evaluation(
     steps = -(-source.num_examples // (batch * size))
     ends = np.cumsum(source.shard_sizes) if source.shard_sizes is not None else np.empty(0)
 
-    def request(step: int) -> Request:
+    def examples_of(step: int) -> MicroBatch:
         examples, weights = sampling.padded_share(source.num_examples, step, batch, rank, size)
         if weights.any():
             shard = int(np.searchsorted(ends, examples[0], "right"))
             source.prefetch(range(shard, min(shard + _SHARDS_AHEAD, len(ends))))
-        return Request(examples, np.zeros_like(examples), weights)
+        return MicroBatch(examples, np.zeros_like(examples), weights)
 
-    stage = Stage(batch, image_size, steps, request)
+    stage = Stage(batch, image_size, steps, examples_of)
     return Batches(
         source,
         lambda: iter([stage]),
@@ -179,8 +179,8 @@ def evaluation(
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
-    """The examples of one micro-batch of one rank."""
+class MicroBatch:
+    """The examples that one rank reads together."""
 
     examples: sampling.Indices
     epochs: sampling.Indices
@@ -194,7 +194,7 @@ class Stage:
     batch: int
     image_size: int
     count: int
-    request: Callable[[int], Request]
+    examples_of: Callable[[int], MicroBatch]
 
 
 class Batches:
@@ -251,18 +251,18 @@ class Batches:
                         done += 1
                         yield element
                 except tf.errors.OpError as error:
-                    self._explain(stage, stage.request(done), known, error)
+                    self._explain(stage, stage.examples_of(done), known, error)
 
     def _repeated(self, stage: Stage) -> Iterator[Element]:
         """Yields the pixels of one batch with the labels, seeds and weights of all."""
         first = next(iter(self._dataset(dataclasses.replace(stage, count=1), 0)))
         for number in range(stage.count):
-            request = stage.request(number)
-            element = {"image": first["image"], "label": tf.constant(self._source.read(request.examples)[1], tf.int64)}
+            wanted = stage.examples_of(number)
+            element = {"image": first["image"], "label": tf.constant(self._source.read(wanted.examples)[1], tf.int64)}
             if self._weighted:
-                yield {**element, "weight": tf.constant(request.weights)}
+                yield {**element, "weight": tf.constant(wanted.weights)}
             else:
-                yield {**element, "seed": tf.constant(sampling.seeds(self._seed, request.epochs, request.examples))}
+                yield {**element, "seed": tf.constant(sampling.seeds(self._seed, wanted.epochs, wanted.examples))}
 
     def _timed(self, elements: Iterator[Element]) -> Iterator[Element]:
         while True:
@@ -273,11 +273,11 @@ class Batches:
                 return
             yield element
 
-    def _explain(self, stage: Stage, request: Request, known: int, error: Exception) -> None:
+    def _explain(self, stage: Stage, wanted: MicroBatch, known: int, error: Exception) -> None:
         """Finds the record behind a failure; returns if more than the `known` ones are to be skipped from now on."""
         if self._failure:
             raise self._failure from None
-        for requested in np.unique(request.examples):
+        for requested in np.unique(wanted.examples):
             self._reader.check_decodes(int(requested), self._host(stage).side)
         if len(self.bad.known) == known:
             raise error
@@ -340,10 +340,10 @@ class Batches:
         shapes = ((host.side, host.side, 3), (), (2,), ())
 
         def read(number: int) -> tuple[np.ndarray, ...]:
-            request = stage.request(number)
-            seeds = sampling.seeds(self._seed, request.epochs, request.examples)
-            pixels, labels = self._source.read_pixels(request.examples)
-            return pixels, labels.astype(np.int64), seeds, request.weights
+            wanted = stage.examples_of(number)
+            seeds = sampling.seeds(self._seed, wanted.epochs, wanted.examples)
+            pixels, labels = self._source.read_pixels(wanted.examples)
+            return pixels, labels.astype(np.int64), seeds, wanted.weights
 
         def finish(step: tf.Tensor) -> Element:
             return self._element(*_call(read, step, types, stage.batch, shapes))
@@ -384,20 +384,20 @@ class Batches:
 
     def _read(self, stage: Stage, number: int, host: augment.HostStage) -> tuple[np.ndarray, ...]:
         """Returns encoded images, and what is to be done with each, for one micro-batch."""
-        request = stage.request(number)
+        wanted = stage.examples_of(number)
         try:
-            contents, probed, labels, own = self._reader.read(request.examples)
+            contents, probed, labels, own = self._reader.read(wanted.examples)
         except UserError as error:
             self._failure = error
             raise
         if self._watch is not None:
             self._watch.add(labels)
-        weights = request.weights * own  # what took the place of a bad record must not count
+        weights = wanted.weights * own  # what took the place of a bad record must not count
         if not own.all():
-            missing = ~own & (request.weights > 0)
-            places = np.stack([request.epochs, request.examples], axis=1)[missing]
+            missing = ~own & (wanted.weights > 0)
+            places = np.stack([wanted.epochs, wanted.examples], axis=1)[missing]
             self.bad.replaced.update((int(epoch), int(example)) for epoch, example in places)
-        seeds = sampling.seeds(self._seed, request.epochs, request.examples)
+        seeds = sampling.seeds(self._seed, wanted.epochs, wanted.examples)
         sizes = probed[:, 1:]
         if self._crop_fraction:
             windows = augment.center(sizes, self._crop_fraction)

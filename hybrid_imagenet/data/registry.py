@@ -28,6 +28,7 @@ class SourceType:
 
     Attributes:
       module: in `data/sources/`.
+      note: what --help says of it, if its name does not.
       directory: whether --data_dir must be given.
       url_window: shards that are mixed at a time at a URL: some 20,000 images of ImageNet, in 1,024 tar files or in
         Parquet files of 0.5 GB, of which half of the default --data_memory_gb holds four (docs/input.md); None for what
@@ -37,6 +38,7 @@ class SourceType:
     """
 
     module: str
+    note: str = ""
     directory: bool = True
     url_window: int | None = None
     augmentation: str = "alexnet"
@@ -49,22 +51,22 @@ SOURCES = {
     "tfrecord": SourceType("tfrecord"),
     "webdataset": SourceType("webdataset", url_window=16),
     "parquet": SourceType("parquet", url_window=4),
-    "huggingface": SourceType("huggingface"),
+    "huggingface": SourceType("huggingface", "save_to_disk"),
     "idx": SourceType("idx", augmentation="digits"),
-    "fashion_mnist": SourceType("idx", directory=False, augmentation="shift", images=60_000),
+    "fashion_mnist": SourceType("idx", "IDX files or TFDS", directory=False, augmentation="shift", images=60_000),
     "digits": SourceType("digits", directory=False, augmentation="digits", images=1500),
-    "synthetic": SourceType("synthetic", directory=False),
-    "synthetic_tensors": SourceType("synthetic", directory=False),
+    "synthetic": SourceType("synthetic", "JPEGs", directory=False),
+    "synthetic_tensors": SourceType("synthetic", "nothing to decode", directory=False),
     "imagenet2012": dataclasses.replace(_TFDS, images=mlperf.TRAIN_IMAGES),
 }
 _TFDS_AUGMENTATIONS = {
     **dict.fromkeys(("mnist", "kmnist", "emnist", "svhn_cropped"), "digits"),
     **dict.fromkeys(("cifar10", "cifar100", "fashion_mnist"), "shift"),
 }
-NAMES = f"{', '.join(SOURCES)}, or the name of another TFDS image classification set"
+_OTHERS = "or the name of another TFDS image classification set"
+NAMES = f"{', '.join(SOURCES)}, {_OTHERS}"
+HELP = f"{', '.join(name + f' ({known.note})' * bool(known.note) for name, known in SOURCES.items())}, {_OTHERS}"
 AT_URLS = " and ".join(name for name, source in SOURCES.items() if source.url_window)
-
-
 _FLAGS = {
     **{name: name for name in ("num_classes", "num_examples", "val_fraction", "storage_timeout")},
     "cache": "data_cache",

@@ -296,14 +296,6 @@ def test_probe_tells_height_and_width():
     assert images.probe(support.png(0, 31, 57)) == (images.OTHER, 31, 57)
 
 
-def test_batches_can_be_copied_to_a_device_ahead():
-    order = SampleOrder(N, seed=1)
-    ahead = next(iter(train(SOURCE, order, Cursor(), (4, 1), 0, 1, device="/cpu:0")))
-    plain = next(iter(train(SOURCE, order, Cursor(), (4, 1), 0, 1)))
-    for key, value in plain.items():
-        np.testing.assert_array_equal(ahead[key], value)
-
-
 @pytest.mark.parametrize("remainder", ["wrap", pytest.param("drop", marks=pytest.mark.slow)])
 def test_a_killed_process_goes_on_with_exactly_the_rest(remainder, tmp_path):
     record = tmp_path / "steps.jsonl"

@@ -338,14 +338,6 @@ def test_a_copy_is_on_the_disk_before_it_gets_its_name(tmp_path, serve, monkeypa
     assert order == ["sync", "replace"]
 
 
-def test_a_copy_of_earlier_code_that_may_be_wrong_is_not_used(tmp_path, serve):
-    server, copies = serve(numbered(tmp_path / "set")), tmp_path / "copies"
-    whole = (tmp_path / "set" / "train-0000.tar").read_bytes()
-    folder = opened(server, copies)._copies
-    (folder / "train-0000.tar").write_bytes(whole[3000:6000] + whole[3000:])  # of the same size
-    assert read(server, copies) == whole
-
-
 def test_another_version_of_the_same_size_is_copied_and_indexed_again(tmp_path, serve, monkeypatch):
     path, copies = tmp_path / "set" / "train-0000.tar", tmp_path / "copies"
     path.parent.mkdir()

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from hybrid_imagenet.data import classes, listing
 from hybrid_imagenet.data.registry import Glance, Request
@@ -52,8 +48,7 @@ class HuggingFaceSource(Source):
         super().__init__()
         self._place = _find(directory, split)
         rows = _load(self._place)
-        self._files = [file["filename"] for file in rows.cache_files]
-        self.listing = [Path(file).name for file in self._files]
+        self.listing = [Path(file["filename"]).name for file in rows.cache_files]
         image, label = columns.choose(self._place, rows.column_names)
         _check(self._place, rows.features, image, label)
         self.num_examples = len(rows)
@@ -66,12 +61,8 @@ class HuggingFaceSource(Source):
         self._rows = undecoded.with_format("arrow").select_columns([image, label])
 
     def locate(self, index: int) -> tuple[str, int]:
-        """Returns the Arrow file of a row and its number there."""
-        starts = self._starts
-        if starts is None:
-            return str(self._place), index
-        file = int(np.searchsorted(starts, index, "right")) - 1
-        return self._files[file], index - int(starts[file])
+        """Returns the directory of the split and the number of the row."""
+        return str(self._place), index
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Reads one row."""
@@ -86,16 +77,6 @@ class HuggingFaceSource(Source):
         if label is None:
             raise BadRecord(*self.locate(index), "has no label")
         return content, self._checked_label(index, label)
-
-    @functools.cached_property
-    def _starts(self) -> npt.NDArray[np.int64] | None:
-        """The first row of each file; None if the files have changed."""
-        try:
-            lengths = [len(_package().Dataset.from_file(file)) for file in self._files]
-        except (OSError, ValueError):
-            return None
-        starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        return starts if starts[-1] == self.num_examples else None
 
 
 def _content(image: Any) -> bytes:

@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
-    parser.add_argument(flag, dest="dataset", required=True, help=registry.NAMES)
+    parser.add_argument(flag, dest="dataset", required=True, help=registry.HELP)
     parser.add_argument("--data_dir", help=f"where it lies: a directory, or for {registry.AT_URLS} a URL")
     parser.add_argument("--data_cache_dir", help="for copies of the files of a URL")
     parser.add_argument("--num_classes", type=command_line.positive, help="classes of files that do not tell")
