@@ -127,7 +127,7 @@ def _train(config: configuration.Config) -> int:
 def _title(config: configuration.Config) -> str:
     """Names what is started."""
     ranks = counted(derived.workers(config, placement().size), "rank")
-    return f"{config.model}, {config.dataset}, {ranks} x {config.per_gpu_batch or 'auto'} images"
+    return f"{config.model}, {config.dataset}, {ranks} x {config.per_gpu_batch} images"
 
 
 def _end_within(seconds: float) -> None:

@@ -148,9 +148,6 @@ _STATE: Mapping[str, _Rule] = {
     "closed_at": _number(0, MAX_STEP),
     "best_epoch": _number(0, MAX_STEP),
     "hyper": _Rule(_is_hyper, "the values of a schedule by name"),
-    "running_loss": _optional(_number(0, _LARGEST)),
-    "good_step": _whole(0, MAX_STEP),
-    "rollbacks": _whole(0, MAX_STEP),
 }
 _CURSOR: Mapping[str, _Rule] = {"epoch": _STEPS, "offset": _whole(0, 2**62)}
 _ORDER: Mapping[str, _Rule] = {

@@ -24,7 +24,6 @@ from hybrid_imagenet.config.data import Data
 from hybrid_imagenet.config.model import Model
 from hybrid_imagenet.config.optimization import Optimization
 from hybrid_imagenet.config.options import (
-    AUTO,
     Option,
     check_value,
     option,
@@ -196,4 +195,4 @@ def _read_flagfile(path: str) -> list[str]:
         raise UserError(f"--flagfile={path}: cannot be read ({reason})") from None
 
 
-__all__ = ["AUTO", "COMMON", "GROUPS", "KINDS", "OPTIONS", "Config", "fields_of", "from_values", "option", "resolve"]
+__all__ = ["COMMON", "GROUPS", "KINDS", "OPTIONS", "Config", "fields_of", "from_values", "option", "resolve"]

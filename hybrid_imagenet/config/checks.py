@@ -6,7 +6,6 @@ import dataclasses
 import typing
 
 from hybrid_imagenet.config.derived import batches, check_groups, sizes
-from hybrid_imagenet.config.options import AUTO
 from hybrid_imagenet.errors import UserError, counted
 from hybrid_imagenet.numerics import torus
 from hybrid_imagenet.numerics.decays import FIXED
@@ -47,14 +46,6 @@ def _warmup_fits(config: Config) -> None:
         )
 
 
-def _dev_run_has_its_own_length(config: Config) -> None:
-    for name, unset in (("max_steps", None), ("resume", False), ("stop_at_top1", None)):
-        if config.fast_dev_run and getattr(config, name) != unset:
-            raise UserError(
-                f"--{name} does not go with --fast_dev_run, which makes a few steps of its own: leave it out"
-            )
-
-
 def _profile_has_a_first_and_a_last_step(config: Config) -> None:
     steps = config.profile_steps
     if steps and (len(steps) != 2 or steps[0] > steps[1]):
@@ -90,16 +81,8 @@ def _schedule_is_possible(config: Config) -> None:
 
 
 def _batches_are_possible(config: Config) -> None:
-    if config.per_gpu_batch == AUTO and config.batch_schedule:
-        raise UserError("--per_gpu_batch=auto does not go with --batch_schedule, which builds on it: give a number")
-    if config.memory_limit_gb and config.per_gpu_batch != AUTO:
-        raise UserError(
-            f"--memory_limit_gb={config.memory_limit_gb:g} goes with --per_gpu_batch=auto only: leave it out"
-        )
-    # For `auto` any number shows what is wrong with the rest.
-    known = dataclasses.replace(config, per_gpu_batch=config.per_gpu_batch or 1)
     try:
-        schedule = batches(known)
+        schedule = batches(config)
     except ValueError as error:
         raise UserError(f"--batch_schedule: {error}") from None
     if config.sync_batch_norm and any(stage.accumulation > 1 for stage in schedule.stages):
@@ -133,8 +116,6 @@ def _random_batches_are_possible(config: Config) -> None:
         raise UserError(f"{flag} needs --sync_batch_norm, which weights the moments of unequal batches: add it")
     if config.mixup or config.jit_compile:
         raise UserError(f"{flag} does not go with {'--mixup' if config.mixup else '--jit_compile'}: omit one")
-    if config.per_gpu_batch == AUTO:
-        raise UserError(f"{flag} does not go with --per_gpu_batch=auto: give a number")
     smallest = min(stage.per_gpu_batch for stage in batches(config).stages)
     if config.random_batch > smallest:
         raise UserError(f"{flag}: a GPU has a batch of {smallest} images; give at most that number")
@@ -166,8 +147,6 @@ def _tuning_split_is_a_number_of_images(config: Config) -> None:
 
 
 def _virtual_gpus_have_a_batch(config: Config) -> None:
-    if config.virtual_gpus > 1 and config.per_gpu_batch == AUTO:
-        raise UserError(f"--per_gpu_batch=auto does not go with --virtual_gpus={config.virtual_gpus}: give a number")
     if config.virtual_gpus > 1 and config.model == "alexnet_bn":
         raise UserError(
             f"--virtual_gpus={config.virtual_gpus} does not go with --model=alexnet_bn, whose dropout is drawn for a "
@@ -234,7 +213,6 @@ def check_data(config: Config, num_examples: int, world_size: int) -> None:
 RULES = (
     _weights_are_averaged_once,
     _warmup_fits,
-    _dev_run_has_its_own_length,
     _profile_has_a_first_and_a_last_step,
     _allreduce_fits,
     _schedule_is_possible,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.comm.settings import Communication, Settings
 from hybrid_imagenet.config import choices, signatures
-from hybrid_imagenet.config.options import AUTO
 from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.numerics import batch_schedule, image_sizes, mlperf, schedules, tuning_split
@@ -27,10 +26,7 @@ def batches(config: Config) -> BatchSchedule:
 
     Raises:
       ValueError: for a --batch_schedule that cannot be read.
-      UserError: for --per_gpu_batch=auto, as long as no number has been found.
     """
-    if config.per_gpu_batch == AUTO:
-        raise UserError("--per_gpu_batch=auto: the batch is found when training starts; give a number here")
     return batch_schedule.parse(
         config.batch_schedule,
         config.per_gpu_batch,
@@ -132,8 +128,6 @@ def settle(config: Config, workers: int) -> Config:
     window = registry.of(config.dataset).url_window
     if config.shuffle_window is None and "://" in (config.data_dir or "") and window:
         config = config.replace({"shuffle_window": "a URL"}, shuffle_window=window)
-    if config.per_gpu_batch == AUTO:
-        return config
     if config.lr_schedule == "mlperf":
         config = _from_table(config, workers)
     if OPTIMIZERS[config.optimizer].bounded_warmup and _is_free(config.origins.get("lars_eta", "")):

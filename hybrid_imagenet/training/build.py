@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet import __version__, models, optimizers
@@ -30,7 +29,6 @@ from hybrid_imagenet.training.random_batch import RandomBatch
 from hybrid_imagenet.training.step import Batch, TrainStep
 
 _FIRST_LOSS_SCALE = 2.0**15
-_DEV_RUN_IMAGES = 128  # that --fast_dev_run validates
 
 
 def sources(config: Config) -> tuple[Source, Source]:
@@ -45,8 +43,6 @@ def sources(config: Config) -> tuple[Source, Source]:
         Request.from_flags(config, split, memory_bytes=_half_memory(config)).open() for split in SPLITS
     )
     classes.check_splits(config.dataset, train.class_names, validation.class_names)
-    if config.fast_dev_run:
-        validation = Subset(validation, np.arange(min(_DEV_RUN_IMAGES, validation.num_examples)))
     if not config.tuning_split:
         return train, validation
     stays, held_out = tuning_split.split(derived.held_out(config, train.num_examples), train.num_examples)

@@ -38,7 +38,6 @@ def in_order(parts: Parts) -> list[keras.callbacks.Callback]:
         lambda: parts.step.alarm.read(parts.step.copies.read("alarm")),
         communicator.allgather_object,
         parts.step.alarm.highest,
-        config.divergence_factor,
         lambda: parts.step.copies.behind,
     )
     log = [RecordLog(recording.writer, recording.view)] if recording.writer is not None else []
@@ -52,8 +51,6 @@ def in_order(parts: Parts) -> list[keras.callbacks.Callback]:
         every_steps=config.checkpoint_every_steps,
         is_last=lambda done: parts.data.length.reached(parts.state.cursor, parts.state.step),
         save_best=config.keep_best,
-        save_first=parts.rollback is not None,
-        first_top1=parts.restored_top1,
     )
     return [
         *profiler,

@@ -15,7 +15,7 @@ from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import Config, derived
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.models import normalization
-from hybrid_imagenet.resilience import preemption, rollback
+from hybrid_imagenet.resilience import preemption
 from hybrid_imagenet.resilience.watchdog import Watchdog
 from hybrid_imagenet.training import accumulators, build, hardware, loss_alarm, step
 from hybrid_imagenet.training.callbacks.averaged_weights import AveragedWeights
@@ -43,20 +43,14 @@ class Parts:
         precision: str,
         train_source: Source,
         validation_source: Source,
-        rollback: rollback.Rollback | None = None,
     ):
-        """Builds the parts; the same on every rank.
-
-        With `rollback` training continues from the last good checkpoint.
-        """
+        """Builds the parts; the same on every rank."""
         self.config = config
         self.communicator = communicator
         self.recording = recording
-        self.rollback = rollback
         self.validation_source = validation_source
         self.sources = build.by_name(config, train_source, validation_source)
         self.state = RunState()
-        self.restored_top1: float | None = None
         self.divergence: DivergenceGuard | None = None  # of the restored state: made with the callbacks
         self.watchdog = Watchdog(
             communicator,

@@ -16,7 +16,7 @@ from typing import Any
 
 from hybrid_imagenet.checkpoints import glance, metadata
 from hybrid_imagenet.comm.environment import placement
-from hybrid_imagenet.config import AUTO, Config, derived, own_network, this_host
+from hybrid_imagenet.config import Config, derived, own_network, this_host
 from hybrid_imagenet.config.checks import check_data
 from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError
@@ -72,7 +72,7 @@ def check(config: Config, ranks: int, *, disk: bool = True) -> Findings:
 def _check_flags(config: Config, ranks: int) -> None:
     """Checks the batch against a dataset of known size, and looks for packages that flags ask for."""
     images = registry.of(config.dataset).images
-    if images is not None and config.per_gpu_batch != AUTO:
+    if images is not None:
         check_data(config, images - derived.held_out(config, images), derived.workers(config, ranks))
     if config.decoder == "dali" and not _installed("nvidia.dali"):
         raise UserError("--decoder=dali: NVIDIA DALI is not installed: install nvidia-dali-cuda120 (the extra dali)")
@@ -93,8 +93,7 @@ def _check_disk(config: Config, ranks: int, found: Findings) -> None:
     found.checked.append(f"dataset: {config.dataset}, {data.text}{classes}")
     file = own_network.locate(config.model) if ":" in config.model else None
     found.checked.append(f"model: {config.model}" + (f", in {file}" if file else ""))
-    recipe = "fast_dev_run" if config.fast_dev_run else config.recipe
-    path = run_dir.chosen(config.run_dir, recipe, config.dataset, resume=config.resume)
+    path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
     state = run_dir.check(path, resume=config.resume)
     found.checked.append(f"run directory: {path}, {state}")
     checkpoint = glance.newest(path / "checkpoints", metadata.check_run) if config.resume else None
@@ -133,7 +132,7 @@ def _moved_learning_rate(config: Config, ranks: int, meta: Mapping[str, Any]) ->
     """A line if another --epochs than that of the run so far moves the learning rate where training continues."""
     earlier = resumed_flags.description(config)
     before = earlier.get("flags", {}).get("epochs")
-    if not isinstance(before, int | float) or config.per_gpu_batch == AUTO:
+    if not isinstance(before, int | float):
         return []
     workers = derived.workers(config, ranks)
     now = derived.settle(resumed_flags.keep_choices(config, earlier), workers)

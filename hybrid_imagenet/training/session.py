@@ -13,12 +13,12 @@ from hybrid_imagenet.checkpoints.restore import check_position, restore_arrays
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import run_length, schedules
+from hybrid_imagenet.numerics import run_length
 from hybrid_imagenet.resilience.preemption import Control
-from hybrid_imagenet.resilience.rollback import DivergedError
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.stages import START
 from hybrid_imagenet.training import accumulators, build, callback_list, same_data, warm_start
+from hybrid_imagenet.training.callbacks.divergence import DivergedError
 from hybrid_imagenet.training.loop import Loop
 from hybrid_imagenet.training.parts import Parts
 
@@ -44,7 +44,8 @@ class Session(Parts):
             try:
                 self._train()
             except DivergedError as error:
-                self.recording.diverged(error.state.step, error.state.seconds, error.loss)
+                self.recording.diverged(self.state.step, self.state.seconds, error.loss)
+                self.recording.interrupt()
                 raise
             finally:
                 self.watchdog.stop()
@@ -61,7 +62,7 @@ class Session(Parts):
     def _train(self) -> None:
         begins_with: list[str] = []
         with together(self.communicator):
-            checkpoint = self._find_checkpoint()
+            checkpoint = self.recording.find_checkpoint()
             if checkpoint is None and self.config.init_from and self.communicator.rank == 0:
                 begins_with = warm_start.load(self.config.init_from, self.model)
         self._share_state(checkpoint)
@@ -75,8 +76,6 @@ class Session(Parts):
             self.recording.announce(f"--init_from: {line}")
         for note in dict.fromkeys((*self.data.source.notes, *self.validation_source.notes)):
             self.recording.announce(f"data: {note}")
-        if self.rollback:
-            self.recording.rolled_back(self.rollback, self.state.step, self._rate_factor())
         if self.state.step:
             self.recording.announce(self._resumed())
         control = Control(self.config.checkpoint_every_seconds if self.communicator.rank == 0 else None)
@@ -87,18 +86,11 @@ class Session(Parts):
         finally:
             REQUESTS.end()
 
-    def _find_checkpoint(self) -> Checkpoint | None:
-        """Returns the checkpoint to restore on this rank, if any."""
-        if self.rollback:
-            return self.recording.last_good_checkpoint(self.rollback)
-        return self.recording.find_checkpoint()
-
     def _share_state(self, checkpoint: Checkpoint | None) -> None:
         """Gives every rank the restored position and sums; the variables follow with the initial broadcast."""
         meta = self.communicator.broadcast_object(checkpoint.meta if checkpoint else None)
         if meta is not None:
             self.state = RunState.from_dict(meta["state"])
-            self.restored_top1 = meta.get("val_top1")
             if self.state.hyper:
                 self.optimizer.inner.hyper.assign(self.state.hyper)
             rank, size = self.communicator.rank, self.communicator.size
@@ -106,12 +98,6 @@ class Session(Parts):
             self.step.sums.restore(accumulators.restore_sums(meta["epoch_sums"], rank, size))
             if len(meta["square_norms"]) == size:  # on other ranks the estimate of the epoch begins anew
                 self.optimizer.square_norms.assign(meta["square_norms"][rank])
-        if self.rollback:
-            self.state.rollbacks, self.state.seconds = self.rollback.count, self.rollback.seconds
-        self.schedule = schedules.scaled(self.schedule, self._rate_factor())
-
-    def _rate_factor(self) -> float:
-        return float(self.config.rollback_lr_factor**self.state.rollbacks)
 
     def _info(self) -> dict[str, Any]:
         """Returns the facts that the view shows before training begins."""

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from hybrid_imagenet.config import AUTO, Config, relative_step
+from hybrid_imagenet.config import Config, relative_step
 from hybrid_imagenet.config.derived import base_batch, settle
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.decays import FIXED
@@ -58,8 +58,6 @@ def candidates(
     """
     if config.batch_schedule or config.image_size_schedule:
         raise UserError("--batch_schedule and --image_size_schedule count epochs of a whole run: search without them")
-    if config.per_gpu_batch == AUTO:
-        raise UserError("--per_gpu_batch=auto: the trials need one batch, give a number")
     config = settle(config, workers)
     warmups = warmups or [config.warmup_epochs * factor for factor in _WARMUPS]
     fitting = dict.fromkeys(t for t in warmups if t <= config.epochs)

@@ -19,9 +19,6 @@ RUN = {
     "state.best_epoch": [-1, "1"],
     "state.closed_at": [-0.5, None, "1"],
     "state.hyper": [None, [], {"learning_rate": 1.0}, {"phase": math.nan}, {"phase": 0, "other": 1.0}],
-    "state.running_loss": [-1.0, math.nan, "1"],
-    "state.good_step": [-1, 0.5, None],
-    "state.rollbacks": [-1, 0.5, None],
     "state": [None, 3, []],
     "world_size": [0, 2, 1.0, None],
     "epoch_sums": [None, [], {}, [[1.0, 2.0, 3.0]], [[1.0, math.nan, 0.0, 1.0]], [[None, 0, 0, 0]], [1, 2, 3, 4]],
@@ -86,7 +83,6 @@ def test_what_a_run_needs_must_be_there(name):
     [
         ("state.hyper", dict.fromkeys(base.HYPER_NAMES, 0.5) | {"upper_bound": math.inf}),  # at the very first step
         ("epoch_sums", [[math.nan, 1.0, 2.0, 8.0]]),  # of an epoch with a skipped step
-        ("state.running_loss", 2.5),
         ("val_top1", 1),
         ("batch_norm_epsilon", 1e-3),
     ],

@@ -158,15 +158,6 @@ def test_only_so_many_are_kept_and_leftovers_go(folder):
     assert names(folder) == [name(10), name(11)]
 
 
-def test_later_ones_go_and_damaged_ones_stay_when_a_run_goes_back(folder):
-    store = CheckpointStore(folder, keep=9)
-    for step in (1, 2, 3, 4):
-        save(store, step)
-    (folder / name(3)).write_bytes(b"cut")
-    store.remove_after(1)
-    assert names(folder) == [name(1), f"{name(3)}.damaged"]
-
-
 def test_a_failed_write_is_told_and_leaves_the_earlier_ones(folder, monkeypatch):
     store = CheckpointStore(folder, keep=2)
     save(store, 1)

@@ -137,7 +137,7 @@ def test_hybrid_has_the_tuned_step_at_its_batch_when_lars_has_come_in(gpus, step
 def test_what_is_given_goes_before_the_tuned_step():
     for flags in (["--lars_eta=0.001"], ["--recipe=hybrid", "--lars_eta=0.001"]):
         assert derived.settle(config.resolve(flags), 24).lars_eta == 0.001
-    for flag in ("--optimizer=lars", "--optimizer=sgd", "--per_gpu_batch=auto", "--lr=0", "--lars_variant=none"):
+    for flag in ("--optimizer=lars", "--optimizer=sgd", "--lr=0", "--lars_variant=none"):
         resolved = config.resolve([flag])
         assert derived.settle(resolved, 24) == resolved
     again = derived.settle(derived.settle(config.resolve([]), 24), 32)

@@ -161,8 +161,6 @@ def test_what_is_set_wins_over_mlperfs_table_and_another_number_of_gpus_has_anot
     assert derived.settle(at_1632, 1024).momentum == 0.94
     sgd = config.resolve(["--optimizer=sgd"])
     assert derived.settle(sgd, 24) is sgd
-    automatic = config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=auto"])
-    assert derived.settle(automatic, 24) is automatic
 
 
 @pytest.mark.parametrize("row", mlperf_reference.ROWS, ids=lambda row: f"{row[0]:.0f}")

@@ -53,10 +53,6 @@ def _about_training(run: Run) -> Iterator[Suggestion]:
         warmup = 2 * float(flags.get("warmup_epochs") or 0) or 5.0
         if warmup < epochs:
             yield Suggestion(f"--warmup_epochs={warmup:g}", "a longer warmup raises the learning rate more slowly")
-        if not flags.get("rollback"):
-            yield Suggestion(
-                "--rollback=2", "returns to the last good checkpoint with a lower learning rate, at most twice"
-            )
         return
     steps, skipped = summary.get("steps") or 0, summary.get("skipped_steps") or 0
     if steps and skipped > _SKIPPED * steps:

@@ -32,8 +32,6 @@ class CheckpointCallback(keras.callbacks.Callback):
         every_steps: int | None,
         is_last: Callable[[float], bool],
         save_best: bool = False,
-        save_first: bool = False,
-        first_top1: float | None = None,
     ):
         """Takes what to save and when.
 
@@ -47,8 +45,6 @@ class CheckpointCallback(keras.callbacks.Callback):
           every_steps: also save after so many steps.
           is_last: whether training ends where so many epochs are done.
           save_best: also save each epoch whose validation is the best so far.
-          save_first: also save what training starts from.
-          first_top1: validation top-1 of what training starts from, if it is known.
         """
         super().__init__()
         self._store = store
@@ -60,18 +56,10 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._every_steps = every_steps
         self._is_last = is_last
         self._save_best = save_best
-        self._save_first = save_first
-        self._first_top1 = first_top1
         self._saved = (state.step, state.closed_at)
         self._position = state.closed_at  # at the last checkpoint that `every_epochs` asked for
         self._begun = False
         self._seconds = 0.0
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Saves what training starts from, if asked to."""
-        if self._save_first:
-            self._saved = (-1, -1.0)
-            self.save(self._first_top1)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if not self._begun:

@@ -129,7 +129,6 @@ def test_with_lars_relative_steps_are_tried_around_the_tuned_one(flags, flag):
         (["--budget_epochs=9", "--warmups=5", "--", "--epochs=5"], "--warmups=5: LARS does not run after it"),
         (["--budget_epochs=9", "--", "--lars_eta=0"], "--lars_eta=0 make no step"),
         (["--budget_epochs=9", "--", "--recipe=adabound"], "--optimizer=adabound"),
-        (["--budget_epochs=9", "--", "--per_gpu_batch=auto"], "--per_gpu_batch=auto"),
         (["--budget_epochs=9", "--", "--batch_schedule=3:*2"], "--batch_schedule"),
         (["--budget_epochs=9", "--warmups=95"], "--warmups: none lies within --epochs=90"),
         (["--budget_epochs=9"], "15 candidates need 63 epochs"),
