@@ -14,7 +14,7 @@ import tensorflow as tf
 from hybrid_imagenet import train
 from hybrid_imagenet.benchmarks.step import processor
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import Config
+from hybrid_imagenet.config import RunConfig
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import build
 from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallback
@@ -29,7 +29,7 @@ class Finished(Exception):  # noqa: N818 - it ends the run, it is no error
     """Raised when all has been measured."""
 
 
-def measure(config: Config, communicator: Communicator, steps: int, rounds: int) -> dict[str, Any]:
+def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: int) -> dict[str, Any]:
     """Runs the loop of a configuration in alternation with its bare step; the result is a JSON object.
 
     Raises:

@@ -22,7 +22,7 @@ ALLOWED = {
     "numerics": set(),
     "recipes": set(),
     "analysis": {"numerics"},
-    "config": {"recipes", "numerics", "comm", "optimizers", "data"},
+    "config": {"recipes", "numerics", "comm", "optimizers", "data", "runlog"},
     "comm": {"numerics"},
     "optimizers": {"numerics"},
     "order": {"numerics"},

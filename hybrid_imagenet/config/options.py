@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import types
 import typing
@@ -14,6 +15,18 @@ from absl import flags
 from hybrid_imagenet.errors import UserError, did_you_mean
 
 _ALLOWED = (bool, int, float, str)
+
+
+class Origin(enum.Enum):
+    """What set a value, in the words of --print_config and config.json."""
+
+    DEFAULT = "default"
+    DATA = "default for the dataset"
+    BATCH = "MLPerf's table"
+    RUN = "the run's config.json"
+    RECIPE = "recipe"
+    FLAGFILE = "flagfile"
+    COMMAND_LINE = "command line"
 
 
 @dataclasses.dataclass(frozen=True)

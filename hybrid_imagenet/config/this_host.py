@@ -10,7 +10,7 @@ import os
 import pathlib
 import shutil
 
-from hybrid_imagenet.config import Config
+from hybrid_imagenet.config import RunConfig
 
 ELSEWHERE_VARIABLE = "HYBRID_IMAGENET_RANKS_ELSEWHERE"
 _GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
@@ -20,7 +20,7 @@ _GIGABYTE = 1e9
 _CHECKPOINT_GB = 0.75
 
 
-def warnings(config: Config, gpus: pathlib.Path = _GPUS) -> list[str]:
+def warnings(config: RunConfig, gpus: pathlib.Path = _GPUS) -> list[str]:
     """Returns one line on each thing that this host lacks; none where the ranks run elsewhere.
 
     Args:
@@ -32,7 +32,7 @@ def warnings(config: Config, gpus: pathlib.Path = _GPUS) -> list[str]:
     return [text for text in (_disk(config), _precision(config, gpus)) if text]
 
 
-def _disk(config: Config) -> str | None:
+def _disk(config: RunConfig) -> str | None:
     path = pathlib.Path(config.run_dir or "runs").absolute()
     existing = next(place for place in (path, *path.parents) if place.is_dir())
     free, room = shutil.disk_usage(existing).free / _GIGABYTE, (config.keep_checkpoints + 2) * _CHECKPOINT_GB
@@ -44,7 +44,7 @@ def _disk(config: Config) -> str | None:
     return None
 
 
-def _precision(config: Config, gpus: pathlib.Path) -> str | None:
+def _precision(config: RunConfig, gpus: pathlib.Path) -> str | None:
     if config.precision == "mixed_float16" and not gpus.is_dir():
         return "--precision=mixed_float16 needs a GPU, and this host shows none: --precision=auto fits the hardware"
     return None

@@ -12,7 +12,7 @@ from hybrid_imagenet import comm
 from hybrid_imagenet.checkpoints import restore
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import Config, derived
+from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.models import normalization
 from hybrid_imagenet.resilience import preemption
@@ -37,7 +37,7 @@ class Parts:
 
     def __init__(
         self,
-        config: Config,
+        config: RunConfig,
         communicator: Communicator,
         recording: Recording,
         precision: str,
@@ -61,8 +61,7 @@ class Parts:
         order = build.sample_order(config, train_source)
         self.data = TrainingData(config, train_source, order, communicator, options)
         self.model = build.model(config, precision, train_source.num_classes, communicator)
-        self.workers = derived.workers(config, communicator.size)
-        self.schedule = build.schedule(config, self.workers)
+        self.schedule = build.schedule(config)
         self.optimizer = build.optimizer(config, precision, self.model, communicator)
         compute = precision.removeprefix("mixed_")
         choose = build.random_batch(config, communicator)

@@ -18,7 +18,7 @@ from hybrid_imagenet import __version__, files
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.config import Config, derived, report
+from hybrid_imagenet.config import Origin, RunConfig, derived, report
 from hybrid_imagenet.data.directories import is_url
 from hybrid_imagenet.errors import UserError, counted, without_secrets
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
@@ -37,7 +37,7 @@ class Recording:
       single_gpu_throughput: images per second of one GPU alone (--single_gpu_throughput), or None.
     """
 
-    def __init__(self, config: Config, rank: int, size: int):
+    def __init__(self, config: RunConfig, rank: int, size: int):
         """Creates or re-opens the run directory on rank 0.
 
         Args:
@@ -114,22 +114,21 @@ class Recording:
             return
         self._meaning = {
             "epochs_planned": self._config.epochs,
-            "target_asked": self._config.origins.get("target_top1", "default") != "default",
+            "target_asked": self._config.origins["target_top1"] is not Origin.DEFAULT,
             "num_classes": facts.get("num_classes"),
             "gpus": facts.get("gpu", "none") != "none",
         }
         flags = self._config.shown()
         now = time.time()
-        workers = derived.workers(self._config, facts["world_size"])
         self._directory.write_json(
             "config.json",
             {
                 "flags": flags,
-                "origins": dict(self._config.origins),
+                "origins": {name: origin.value for name, origin in self._config.origins.items()},
                 "version": __version__,
                 "launched": command_start(now) - state.seconds,
                 "started": now - state.seconds,
-                "peak_learning_rate": derived.peak_learning_rate(self._config, workers),
+                "peak_learning_rate": derived.peak_learning_rate(self._config),
                 **facts,
             },
         )
@@ -159,7 +158,7 @@ class Recording:
                 "epochs: SGD will not be reached"
             )
         imagenet = info.get("reference_batch") is not None
-        for text in report.warnings(self._config, workers, imagenet=imagenet):
+        for text in report.warnings(self._config, imagenet=imagenet):
             self.view.message(text)
 
     def finish(self, *, world_size: int, train_images: int, seconds: float, stop: str) -> None:
@@ -248,12 +247,12 @@ class _ToView(logging.Handler):
         self._view.message(record.getMessage(), self._rank or None)
 
 
-def _open(config: Config) -> run_dir.RunDirectory:
+def _open(config: RunConfig) -> run_dir.RunDirectory:
     path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
     return run_dir.RunDirectory(path, resume=config.resume)
 
 
-def _view_mode(config: Config, rank: int, size: int) -> str:
+def _view_mode(config: RunConfig, rank: int, size: int) -> str:
     """Resolves `auto` where a launcher stands between us and the user's terminal."""
     if rank:
         return "none"
@@ -262,7 +261,9 @@ def _view_mode(config: Config, rank: int, size: int) -> str:
     return config.progress
 
 
-def closing_lines(config: Config, run_dir: pathlib.Path, checkpoints: Sequence[pathlib.Path], stop: str) -> list[str]:
+def closing_lines(
+    config: RunConfig, run_dir: pathlib.Path, checkpoints: Sequence[pathlib.Path], stop: str
+) -> list[str]:
     """Returns where checkpoints lie, and the next commands.
 
     Args:

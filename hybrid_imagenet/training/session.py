@@ -135,7 +135,7 @@ class Session(Parts):
             validate=self._validate,
             validate_after=self._validate_after,
             control=control,
-            world_size=self.workers,
+            world_size=config.gpus,
             log_every=config.log_every_steps,
             callbacks=self.callbacks(),
         )

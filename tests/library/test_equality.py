@@ -27,11 +27,11 @@ def through_fit(arguments: list, epochs: int) -> dict:
     from hybrid_imagenet.training.inputs import TrainingData
 
     with programs.ranks():
-        config = configuration.resolve(arguments)
+        config = configuration.resolve(arguments, hi.size())
         tf.config.experimental.enable_op_determinism()
         source, _ = build.sources(config)
         optimizer = hi.DistributedOptimizer(
-            optimizers.create(**derived.optimizer_arguments(config, hi.size())),
+            optimizers.create(**derived.optimizer_arguments(config)),
             schedule=build.schedule(config, hi.size()),
             loss_scale=float(config.loss_scale),
         )

@@ -74,7 +74,7 @@ def final(data: str, folder: pathlib.Path, communicator: Communicator, flags, vi
     """The variables at the end of a run, by part and number."""
     run_dir = folder / "run"
     arguments = [*BASE, f"--data_dir={data}", f"--run_dir={run_dir}", f"--virtual_gpus={virtual}", *flags, *more]
-    train.run(configuration.resolve(arguments), communicator, Kept)
+    train.run(configuration.resolve(arguments, communicator.size), communicator, Kept)
     return Kept.result
 
 
