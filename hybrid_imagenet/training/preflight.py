@@ -16,13 +16,15 @@ from typing import Any
 
 from hybrid_imagenet.checkpoints import glance, metadata
 from hybrid_imagenet.comm.environment import placement
-from hybrid_imagenet.config import RunConfig, derived, own_network, resumed, this_host
+from hybrid_imagenet.config import RunConfig, derived, own_network, resumed
 from hybrid_imagenet.config.checks import check_data
 from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.runlog import run_dir
 
+ELSEWHERE_VARIABLE = "HYBRID_IMAGENET_RANKS_ELSEWHERE"
+"""Set by the scripts for clusters, whose check runs on a host that may not train: it looks at no disk there."""
 CHECKED_VARIABLE = "HYBRID_IMAGENET_CHECKED"
 """Set in the environment of ranks whose launcher has checked what lies on the disk."""
 _SHAPE = {"model": "model", "model_width": "width", "stem": "stem"}
@@ -50,7 +52,6 @@ def run(config: RunConfig, *, disk: bool = True) -> None:
     """
     found = check(config, disk=disk)
     if config.check_only and placement().rank == 0:
-        found.warnings.extend(this_host.warnings(config))
         print("\n".join(found.checked))
     for text in found.warnings:
         print(f"warning: {text}", file=sys.stderr)
@@ -60,7 +61,7 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
     """Checks the flags of a run, and on rank 0 what lies on the disk; arguments and errors as for `run`."""
     _check_flags(config)
     found = Findings(["flags: they go together"], [])
-    if not disk or os.environ.get(this_host.ELSEWHERE_VARIABLE):
+    if not disk or os.environ.get(ELSEWHERE_VARIABLE):
         found.checked.append("not checked: what lies on the disk, as the ranks run on other hosts")
     elif placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
         _check_disk(config, found)

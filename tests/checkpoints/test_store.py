@@ -91,8 +91,6 @@ def test_what_is_no_file_stops_neither_a_resume_nor_a_save(folder, make):
     [
         {"state": [1, 2]},
         {"state": {"step": "many"}},
-        {"state": {**meta(5)["state"], "seconds": float("nan")}},
-        {"state": {**meta(5)["state"], "cursor": {"epoch": 10**12, "offset": 0}}},
         {"epoch_sums": {"loss": 1.0}},
         {"epoch_sums": []},
         {"state": {**meta(4)["state"]}},  # of another step than its name says
