@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, checks, resumed
 from hybrid_imagenet.stages import START
 from hybrid_imagenet.training import build, hardware, same_data
+from hybrid_imagenet.training.parts import Parts
 from hybrid_imagenet.training.recorder import Recording
-from hybrid_imagenet.training.session import Session, together
+from hybrid_imagenet.training.trainer import Trainer
 
 
-def run(
-    config: RunConfig,
-    communicator: Communicator,
-    session: type[Session] | None = None,
-) -> str:
+def run(config: RunConfig, communicator: Communicator, trains: Callable[[Parts], Trainer] = Trainer) -> str:
     """Trains as configured; every rank calls it.
 
     Args:
       config: what to do.
       communicator: the ranks.
-      session: takes the place of `Session`, for measurements.
+      trains: takes the place of `Trainer`, for measurements.
 
     Returns:
       Why the run ended: "" (all epochs), "target" or "preempted".
@@ -30,18 +29,35 @@ def run(
     Raises:
       UserError: for data or directories that cannot be used, before training; or for what training cannot survive.
     """
+    trainer = trains(parts_of(config, communicator))
+    try:
+        trainer.restore()
+        trainer.epochs()
+        return trainer.finish()
+    finally:
+        trainer.close()
+
+
+def parts_of(config: RunConfig, communicator: Communicator) -> Parts:
+    """Builds the parts of a run; every rank calls it.
+
+    Raises:
+      UserError: on all ranks, for data or directories that cannot be used.
+    """
+    if config.ranks != communicator.size:
+        raise ValueError(f"a configuration for {config.ranks} ranks on {communicator.size}")
     START.begin("reading the data set")
     config = resumed.shared(config, communicator.broadcast_object)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
-    with together(communicator):
+    with communicator.together():
         precision = hardware.choose_precision(config.precision, config.model)
         build.check_decoder(config)
-        train_source, validation_source = build.sources(config)
-    same_data.check_ranks(communicator, build.by_name(config, train_source, validation_source))
-    with together(communicator):
-        build.check_window(config, train_source)
-        checks.check_data(config, train_source.num_examples)
+        train, validation = build.sources(config)
+    same_data.check_ranks(communicator, build.by_name(config, train, validation))
+    with communicator.together():
+        build.check_window(config, train)
+        checks.check_data(config, train.num_examples)
         recording = Recording(config, communicator.rank, communicator.size)
     START.begin("building the model")
-    return (session or Session)(config, communicator, recording, precision, train_source, validation_source).run()
+    return Parts(config, communicator, recording, precision, train, validation)

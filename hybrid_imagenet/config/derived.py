@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.comm.settings import Communication, Settings
 from hybrid_imagenet.config import choices, signatures
-from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.numerics import batch_schedule, image_sizes, mlperf, schedules, tuning_split
 from hybrid_imagenet.numerics.batch_schedule import BatchSchedule

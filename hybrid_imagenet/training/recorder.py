@@ -161,6 +161,21 @@ class Recording:
         for text in report.warnings(self._config, imagenet=imagenet):
             self.view.message(text)
 
+    def step(self, step: int, position: float, record: Mapping[str, Any] | None) -> None:
+        """Advances the view; writes and shows the record of a step whose metrics were fetched."""
+        if self.writer is None:
+            return
+        self.view.advance(step, position)
+        if record is not None:
+            self.writer.write({"kind": "step", **record})
+            self.view.step({"kind": "step", **record})
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """Writes and shows the record of an epoch."""
+        if self.writer is not None:
+            self.writer.write({"kind": "epoch", **record})
+            self.view.epoch({"kind": "epoch", **record})
+
     def finish(self, *, world_size: int, train_images: int, seconds: float, stop: str) -> None:
         """Closes metrics.jsonl, writes summary.json and the standard logs, and shows the summary."""
         if self._directory is None or self.writer is None:

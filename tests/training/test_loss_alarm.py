@@ -12,10 +12,10 @@ from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.training import loss_alarm
-from hybrid_imagenet.training.callbacks.divergence import DivergedError, DivergenceGuard
+from hybrid_imagenet.training.divergence import DivergedError, DivergenceGuard
 from hybrid_imagenet.training.loss_alarm import LossAlarm
 from hybrid_imagenet.training.step import TrainStep
-from tests.training.test_loop import run_loop
+from tests.training.test_loop import Events, run_loop
 
 CLASSES, BATCH, EXAMPLES = 5, 4, 16
 HIGHEST = 100 * math.log(CLASSES)
@@ -82,7 +82,10 @@ def run(lr, *, epochs, micro_batches=1, log_every=20):
 
     guard = DivergenceGuard(state, alarm, ranks.allgather_object, step.alarm.highest, lambda: copies.behind)
     batch = share, micro_batches
-    run_loop(step, guard, log_every, state=state, examples=EXAMPLES, epochs=epochs, batch=batch, data=batches)
+    events = Events()
+    events.step_ends = lambda position, record, save: record and guard.look()
+    events.epoch_ends = lambda epoch, record: guard.look()
+    run_loop(step, events, log_every, state=state, examples=EXAMPLES, epochs=epochs, batch=batch, data=batches)
     return state
 
 

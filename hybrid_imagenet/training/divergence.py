@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.errors import NumericsError
 
@@ -27,11 +25,11 @@ class DivergedError(NumericsError):
         self.loss = loss
 
 
-class DivergenceGuard(keras.callbacks.Callback):
+class DivergenceGuard:
     """Reads the loss alarm of every rank.
 
-    It looks wherever metrics are fetched, before validation, at the end of each epoch and of training, and before what
-    is saved (`look`).
+    The trainer has it look wherever metrics are fetched, before validation, at the end of each epoch and of training,
+    and before what is saved.
     """
 
     def __init__(
@@ -45,39 +43,18 @@ class DivergenceGuard(keras.callbacks.Callback):
         """Takes what to look at.
 
         Args:
-          state: the position of the run.
+          state: the position of the run, from where the alarm counts.
           alarm: the first bad step of this rank, counted from 1 since training began, and its loss.
           allgather: collects one small object per rank, in the order of ranks.
           highest: the loss in nats above which the alarm goes off, for the message.
           behind: the number of the last steps that are not in the alarm yet.
         """
-        super().__init__()
         self._state = state
         self._alarm = alarm
         self._allgather = allgather
         self._highest = highest
         self._behind = behind
         self._began = self._seen = state.step
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._began = self._seen = self._state.step
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Checks where the metrics were fetched; raises DivergedError on all ranks."""
-        if logs and "train_loss" in logs:
-            self.look()
-
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks before validation; raises DivergedError on all ranks."""
-        self.look()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Checks before the epoch is recorded; raises DivergedError on all ranks."""
-        self.look()
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks before the end of the run; raises DivergedError on all ranks."""
-        self.look()
 
     def look(self) -> None:
         """Checks the loss, unless this step was checked before; every rank calls it at the same steps.
