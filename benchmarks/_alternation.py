@@ -5,21 +5,21 @@ from __future__ import annotations
 import datetime
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, cast
 
-import keras
 import tensorflow as tf
 
 from hybrid_imagenet import train
 from hybrid_imagenet.benchmarks.step import processor
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import Config
+from hybrid_imagenet.config import RunConfig
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import build
-from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallback
 from hybrid_imagenet.training.evaluation import Validation
+from hybrid_imagenet.training.parts import Parts
 from hybrid_imagenet.training.step import EvaluationStep, PerShape
+from hybrid_imagenet.training.trainer import Trainer
 
 _WARM_UP = 3  # steps of the loop before the first round
 _SETTLE = 0.5  # seconds in which the pipeline fills its buffers before the bare steps
@@ -29,7 +29,7 @@ class Finished(Exception):  # noqa: N818 - it ends the run, it is no error
     """Raised when all has been measured."""
 
 
-def measure(config: Config, communicator: Communicator, steps: int, rounds: int) -> dict[str, Any]:
+def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: int) -> dict[str, Any]:
     """Runs the loop of a configuration in alternation with its bare step; the result is a JSON object.
 
     Raises:
@@ -39,42 +39,40 @@ def measure(config: Config, communicator: Communicator, steps: int, rounds: int)
         raise UserError("benchmarks loop measures one process: start it without a launcher")
     found: list[Alternation] = []
 
-    class Session(train.Session):
-        def callbacks(self) -> list[keras.callbacks.Callback]:
-            callbacks = super().callbacks()
-            found.append(Alternation(self, callbacks, steps, rounds))
-            return [*callbacks, found[0]]
+    def alternating(parts: Parts) -> Trainer:
+        found.append(Alternation(parts, steps, rounds))
+        return found[0]
 
     try:
-        outcome = train.run(config, communicator, Session)
+        outcome = train.run(config, communicator, alternating)
     except Finished:
         return found[0].report()
     reason = outcome or f"--epochs={config.epochs} are too few"
     raise UserError(f"benchmarks loop: the run ended before {rounds} rounds of {steps} steps ({reason})")
 
 
-class Alternation(keras.callbacks.Callback):
-    """Counts the loop's steps and takes the turns; the last of the callbacks, so that it times the others too."""
+class Alternation(Trainer):
+    """Counts the loop's steps and takes the turns, after all else that a step has to do."""
 
-    def __init__(self, session: train.Session, callbacks: Sequence[Any], steps: int, rounds: int):
-        """Wraps the session's compiled step to tell the time inside of it."""
-        super().__init__()
+    def __init__(self, parts: Parts, steps: int, rounds: int):
+        """Wraps the compiled step to tell the time inside of it."""
+        super().__init__(parts)
         self.loop_seconds: list[float] = []
         self.bare_seconds: list[float] = []
         self.host_seconds: list[float] = []
         self.waited_seconds: list[float] = []
         self.more: dict[str, Any] = {}
-        self._session, self._callbacks = session, callbacks
         self._steps, self._rounds = steps, rounds
-        self._compiled = session.step.single
+        self._compiled = parts.step.single
         self._inside = 0.0
         self._last: tuple[Any, ...] = ()
-        session.step.single = cast(PerShape, self._timed)
+        parts.step.single = cast(PerShape, self._timed)
         self._plan = self._turns()
         next(self._plan)
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Goes on to the next step of the plan."""
+    def step_ends(self, position: float, record: dict[str, Any] | None, save: bool) -> None:
+        """Continues with the next step of the plan."""
+        super().step_ends(position, record, save)
         next(self._plan)
 
     def _timed(self, *arguments: Any) -> tf.Tensor:
@@ -91,13 +89,13 @@ class Alternation(keras.callbacks.Callback):
         for _ in range(self._rounds):
             yield  # the pipeline works at the loop's pace from here on
             self._wait()
-            waited, self._inside = self._session.data.wait_seconds, 0.0
+            waited, self._inside = self.parts.data.wait_seconds, 0.0
             began = time.perf_counter()
             for _ in range(self._steps):
                 yield
             self._wait()
             elapsed = time.perf_counter() - began
-            waited = self._session.data.wait_seconds - waited
+            waited = self.parts.data.wait_seconds - waited
             self.loop_seconds.append(elapsed / self._steps)
             self.waited_seconds.append(waited / self._steps)
             self.host_seconds.append((elapsed - waited - self._inside) / self._steps)
@@ -109,7 +107,7 @@ class Alternation(keras.callbacks.Callback):
 
     def _wait(self) -> None:
         """Waits until the device has finished; a processor has already."""
-        self._session.step.sums.read()
+        self.parts.step.sums.read()
 
     def _bare(self) -> None:
         time.sleep(_SETTLE)
@@ -141,10 +139,9 @@ class Alternation(keras.callbacks.Callback):
 
     def _checkpoint(self) -> Iterator[None]:
         """Saves; the loop goes on until the file is complete."""
-        store = self._session.recording.store
-        callback = next(c for c in self._callbacks if isinstance(c, CheckpointCallback))
+        store = self.parts.recording.store
         began = time.perf_counter()
-        callback.save()
+        self.saver.save()
         blocked, steps = time.perf_counter() - began, 0
         while store is not None and store.writing:
             yield
@@ -154,33 +151,33 @@ class Alternation(keras.callbacks.Callback):
 
     def _validation(self) -> dict[str, float]:
         """Validates the validation images first, which traces the step, then all training images."""
-        session, config = self._session, self._session.config
-        compute = str(session.facts["precision"]).removeprefix("mixed_")
-        step = EvaluationStep(session.model, build.evaluation_preprocess(compute))
-        for source in (session.validation_source, session.data.source):
+        parts, config = self.parts, self.parts.config
+        compute = str(parts.facts["precision"]).removeprefix("mixed_")
+        step = EvaluationStep(parts.model, build.evaluation_preprocess(compute))
+        for source in (parts.validation_source, parts.data.source):
             validation = Validation(
                 step,
                 source,
-                session.communicator,
+                parts.communicator,
                 batch=config.eval_batch or config.per_gpu_batch,
                 image_size=config.image_size,
                 crop_fraction=build.evaluation_crop(config),
-                options=session.data.options,
+                options=parts.data.options,
             )
             began = time.perf_counter()
             validation.run()
             seconds = time.perf_counter() - began
-        per_image = seconds / session.data.source.num_examples
+        per_image = seconds / parts.data.source.num_examples
         training = statistics.median(self.loop_seconds) / config.per_gpu_batch
         return {
-            "images": session.data.source.num_examples,
+            "images": parts.data.source.num_examples,
             "seconds_per_image": per_image,
             "share_of_training": per_image / training,
         }
 
     def report(self) -> dict[str, Any]:
         """Returns the measured figures as a JSON object."""
-        config = self._session.config
+        config = self.parts.config
         loop, bare = statistics.median(self.loop_seconds), statistics.median(self.bare_seconds)
         pairs = [b / a for a, b in zip(self.loop_seconds, self.bare_seconds, strict=True)]
         return {
@@ -188,7 +185,7 @@ class Alternation(keras.callbacks.Callback):
             "model": config.model,
             "batch": config.per_gpu_batch,
             "image_size": config.image_size,
-            "precision": self._session.facts["precision"],
+            "precision": self.parts.facts["precision"],
             "threads": tf.config.threading.get_intra_op_parallelism_threads(),
             "images_per_second": config.per_gpu_batch / loop,
             "bare_images_per_second": config.per_gpu_batch / bare,

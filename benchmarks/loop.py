@@ -35,9 +35,8 @@ def main(argv: Sequence[str]) -> int:
         given = words[place + 1 :]
         if not any(word.lstrip("-").startswith("dataset=") for word in given):
             flags += ["--dataset=tfrecord", f"--data_dir={_photographs.prepared(None)}", "--num_classes=1000"]
-        config = configuration.resolve(flags + given)
-        settings = derived.communication(config, comm.placement().size)
-        communicator = comm.start(settings)
+        config = configuration.resolve(flags + given, comm.placement().size)
+        communicator = comm.start(derived.communication(config))
         from benchmarks._alternation import measure  # TensorFlow comes after `start`, as in main
 
         report = measure(config, communicator, options.steps, options.rounds)

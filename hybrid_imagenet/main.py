@@ -32,7 +32,7 @@ if __name__ == "__main__":  # the command `train`, also of a rank; before the im
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet import recipes
 from hybrid_imagenet.comm.environment import placement
-from hybrid_imagenet.config import derived
+from hybrid_imagenet.config import derived, report
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.resilience import start_limit
 from hybrid_imagenet.resilience.exit_code import announce
@@ -53,9 +53,9 @@ def main(arguments: Sequence[str]) -> int:
         if (about := flag_help.topic(arguments)) is not None:
             print(flag_help.text(about))
             return EXIT_OK
-        config = configuration.resolve(arguments)
+        config = configuration.resolve(arguments, placement().size)
         if not config.print_config:
-            preflight.run(config, placement().size)
+            preflight.run(config)
     except UserError as error:
         if launcher_rank() == 0:
             print(f"error: {error}", file=sys.stderr)
@@ -68,21 +68,20 @@ def main(arguments: Sequence[str]) -> int:
     return _train(config)
 
 
-def _print_config(config: configuration.Config) -> int:
-    from hybrid_imagenet.config import derived, report
+def _print_config(config: configuration.RunConfig) -> int:
     from hybrid_imagenet.data import registry
 
     try:
         examples = registry.of(config.dataset).images or registry.Request.from_flags(config).open().num_examples
         examples -= derived.held_out(config, examples)
-        print(report.describe(config, examples, config.print_config_gpus or derived.workers(config, placement().size)))
+        print(report.describe(config, examples))
     except UserError as error:
         _report(error)
         return error.exit_code
     return EXIT_OK
 
 
-def _train(config: configuration.Config) -> int:
+def _train(config: configuration.RunConfig) -> int:
     # Imported late: a wrong flag answers without TensorFlow, and TensorFlow starts with the threads that comm sets.
     from hybrid_imagenet import comm
 
@@ -92,8 +91,7 @@ def _train(config: configuration.Config) -> int:
         START.open(_title(config), sys.stdout, terminal=on_terminal(config.progress, placement().size))
     START.begin("loading TensorFlow")
     try:
-        settings = derived.communication(config, placement().size)
-        communicator = comm.start(settings, persistent_batch_norm=config.persistent_batch_norm)
+        communicator = comm.start(derived.communication(config), persistent_batch_norm=config.persistent_batch_norm)
         START.begin("loading Keras")
         from hybrid_imagenet import train
 
@@ -124,10 +122,10 @@ def _train(config: configuration.Config) -> int:
     return EXIT_OK
 
 
-def _title(config: configuration.Config) -> str:
+def _title(config: configuration.RunConfig) -> str:
     """Names what is started."""
-    ranks = counted(derived.workers(config, placement().size), "rank")
-    return f"{config.model}, {config.dataset}, {ranks} x {config.per_gpu_batch or 'auto'} images"
+    gpus = counted(config.gpus, "rank")
+    return f"{config.model}, {config.dataset}, {gpus} x {config.per_gpu_batch} images"
 
 
 def _end_within(seconds: float) -> None:

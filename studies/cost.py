@@ -13,11 +13,10 @@ from studies.trial_runs import Cell
 
 def images(cell: Cell) -> int | None:
     """Training images that a run reads in all its epochs; None for a data set of unknown size."""
-    config = configuration.resolve(cell.flags)
+    config = configuration.resolve(cell.flags, cell.ranks)
     examples = registry.of(config.dataset).images
     if examples is None:
         return None
-    config = derived.settle(config, derived.workers(config, cell.ranks))
     return round((examples - derived.held_out(config, examples)) * config.epochs)
 
 

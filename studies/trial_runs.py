@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.config import choices, derived
+from hybrid_imagenet.config import Origin, choices
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, UserError
 from hybrid_imagenet.files import read_json
 from hybrid_imagenet.runlog import jsonl
@@ -108,9 +108,9 @@ def create(root: pathlib.Path, flags: Sequence[str], ranks: int) -> Cell:
 def resolved(flags: Sequence[str]) -> dict[str, Any]:
     """Those settings that differ from the defaults of the hybrid recipe and matter to the training."""
     config = configuration.resolve(flags)
-    defaults = configuration.resolve(()).values() | choices.defaults(config.values()) | _NAMED_AFTER
-    values: dict[str, Any] = json.loads(config.to_json())
-    defaults = json.loads(json.dumps(defaults))  # tuples become lists
+    plain = configuration.resolve(()).values() | choices.defaults(config.values())
+    follows = {name: plain[name] for name, origin in config.origins.items() if origin is Origin.BATCH}
+    values, defaults = json.loads(json.dumps([config.values() | follows, plain | _NAMED_AFTER]))  # tuples become lists
     return {name: value for name, value in values.items() if value != defaults[name] and name not in WATCHING}
 
 
@@ -161,8 +161,7 @@ def _records(cell: Cell) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str
 
 def _same_flags(cell: Cell, settings: dict[str, Any]) -> bool:
     """Whether a run had the values that the cell's flags have today; flags that are newer than the run do not count."""
-    config = configuration.resolve(cell.flags)
-    wanted = derived.settle(config, derived.workers(config, cell.ranks)).shown()
+    wanted = configuration.resolve(cell.flags, cell.ranks).shown()
     return all(settings[name] == wanted[name] for name in set(settings) & set(wanted) - WATCHING)
 
 

@@ -22,7 +22,7 @@ ALLOWED = {
     "numerics": set(),
     "recipes": set(),
     "analysis": {"numerics"},
-    "config": {"recipes", "numerics", "comm", "optimizers", "data"},
+    "config": {"recipes", "numerics", "comm", "optimizers", "data", "runlog"},
     "comm": {"numerics"},
     "optimizers": {"numerics"},
     "order": {"numerics"},
@@ -135,35 +135,45 @@ def test_the_page_lists_every_room_and_only_files_that_exist():
         assert any((folder / name).exists() for folder in folders), name
 
 
-def path_of(what):
-    """The files that the page lists of the path of an image or a gradient, and which of them import each other."""
+def paths_of_the_page():
+    """The tables of files that docs/dev/architecture.md numbers, by heading."""
     text = (PACKAGE.parent / "docs" / "dev" / "architecture.md").read_text()
-    section = text.split(f"The path of {what}")[1].split("\n#")[0]
-    path = [PACKAGE / name for name in re.findall(r"^\| \d+ \| `([\w/.]+)` \|", section, re.M)]
-    known = {name_of(file) for file in path}
-    edges = set()
-    for file in path:
-        for name in imported_names(ast.parse(file.read_text())):
-            target = name if name in known else name.rpartition(".")[0]
-            edges |= {(name_of(file), target), (target, name_of(file))} if target in known else set()
-    return [name_of(file) for file in path], edges
+    sections = re.split(r"^#+ ", text, flags=re.M)
+    found = {s.partition("\n")[0]: re.findall(r"^\| \d+ \| `([\w/]+\.py)` \|", s, re.M) for s in sections}
+    return {heading: files for heading, files in found.items() if files}
 
 
-def test_the_path_of_an_image_is_a_chain_of_files_that_import_each_other():
-    path, edges = path_of("an image")
-    assert len(path) == 12
-    reached, new = set(), {path[0]}
-    while new:
-        reached |= new
-        new = {target for source, target in edges if source in reached} - reached
-    assert reached == set(path)
+def joined(one, other):
+    """Whether one file imports the other, or names it to a registry."""
+    for path, target in ((one, other), (other, one)):
+        tree, name = ast.parse(path.read_text()), name_of(target)
+        texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        names = {*imported_names(tree), *texts}
+        if any(found == name or found.startswith((f"{name}.", f"{name}:")) for found in names):
+            return True
+    return False
 
 
-def test_each_file_of_the_path_of_a_gradient_imports_another_or_is_imported_by_one():
-    """They are no chain: the optimizer calls a communicator, and the update a rule, that it is given."""
-    path, edges = path_of("a gradient")
-    assert len(path) == 10
-    assert {source for source, target in edges if source != target} == set(path)
+@pytest.mark.parametrize("heading", paths_of_the_page())
+def test_the_files_of_a_path_import_each_other(heading):
+    """From the first file all others are reached: each imports one of them, is imported by one, or is named by one."""
+    first, *left = [PACKAGE / name for name in paths_of_the_page()[heading]]
+    reached = [first]
+    for file in reached:
+        found = [other for other in left if joined(file, other)]
+        reached += found
+        left = [other for other in left if other not in found]
+    assert not left, f"joined to no other file: {left}"
+    assert len(reached) <= 12
+
+
+def test_the_paths_of_the_page_are_there():
+    assert {
+        "The path of an image",
+        "The path of a gradient",
+        "The path of the command line",
+        "The path of an option",
+    } <= set(paths_of_the_page())
 
 
 def test_nothing_in_the_package_needs_the_checkout():

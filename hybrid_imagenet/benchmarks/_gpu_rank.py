@@ -19,7 +19,7 @@ from hybrid_imagenet import comm
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.comm.communicator import Communicator
-from hybrid_imagenet.config import Config, derived
+from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.errors import EXIT_OK
 from hybrid_imagenet.tools import command_line
 
@@ -36,10 +36,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--classes", type=command_line.positive, default=1000)
     parser.add_argument("--profiled", type=int, default=0, help="steps to profile; 0 for none")
     options = parser.parse_args(words[:place])
-    config = configuration.resolve(words[place + 1 :])
-    size = comm.placement().size
-    config = derived.settle(config, derived.workers(config, size))
-    settings = derived.communication(config, size)
+    config = configuration.resolve(words[place + 1 :], comm.placement().size)
+    settings = derived.communication(config)
     communicator = comm.start(settings, persistent_batch_norm=config.persistent_batch_norm)
     row = scaling.measure(config, communicator, options.steps, options.rounds, options.classes)
     if options.profiled:
@@ -51,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def profiled(config: Config, communicator: Communicator, steps: int, classes: int) -> dict[str, Any] | None:
+def profiled(config: RunConfig, communicator: Communicator, steps: int, classes: int) -> dict[str, Any] | None:
     """What the device did in a few steps, as `runlog.kernels` sums it up; None without a GPU."""
     from hybrid_imagenet.training import hardware
 

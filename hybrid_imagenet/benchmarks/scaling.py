@@ -31,7 +31,7 @@ if typing.TYPE_CHECKING:
     import tensorflow as tf
 
     from hybrid_imagenet.comm.communicator import Communicator
-    from hybrid_imagenet.config import Config
+    from hybrid_imagenet.config import RunConfig
 
 _MARK = "scaling-result "
 Row = dict[str, typing.Any]
@@ -161,8 +161,8 @@ def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
     from hybrid_imagenet import config as configuration
     from hybrid_imagenet.config import derived
 
-    config = configuration.resolve(flags)
-    settings = derived.communication(config, comm.placement().size)
+    config = configuration.resolve(flags, comm.placement().size)
+    settings = derived.communication(config)
     communicator = comm.start(settings, threads=options.threads)
     row = measure(config, communicator, options.steps, options.rounds, options.classes)
     if communicator.rank == 0:
@@ -171,7 +171,7 @@ def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
     return 0
 
 
-def measure(config: Config, communicator: Communicator, steps: int, rounds: int, classes: int) -> Row:
+def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: int, classes: int) -> Row:
     """Times training steps with and without the reduction of gradients; every rank calls it."""
     from hybrid_imagenet.training import hardware
 
@@ -227,7 +227,7 @@ def _gradients_stay(ranks: Communicator) -> Communicator:
 
 
 def training_step(
-    config: Config, everyone: Communicator, reducer: Communicator, precision: str, classes: int
+    config: RunConfig, everyone: Communicator, reducer: Communicator, precision: str, classes: int
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """A training step on a batch in memory whose gradients go through `reducer`, and a wait until all steps are done.
 

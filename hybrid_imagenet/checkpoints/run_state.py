@@ -25,9 +25,6 @@ class RunState:
       best_epoch: the epochs that were done when it was first had, fractional inside of an epoch; 0 before the first
         validation.
       hyper: the schedule's values of the last step; empty before the first.
-      running_loss: the running value of the training loss; None before the first look, or if it is not watched.
-      good_step: the newest step whose weights were found good.
-      rollbacks: how often the run has gone back to a checkpoint.
       stop: why the loop ends early: "", "preempted" or "target".
     """
 
@@ -40,9 +37,6 @@ class RunState:
     best_top1: float = 0.0
     best_epoch: float = 0
     hyper: dict[str, float] = dataclasses.field(default_factory=dict)
-    running_loss: float | None = None
-    good_step: int = 0
-    rollbacks: int = 0
     stop: str = ""
 
     def to_dict(self) -> dict[str, Any]:

@@ -160,13 +160,6 @@ class CheckpointStore(CheckpointFolder):
         """Returns the damaged files that this session and earlier ones have renamed."""
         return sorted(self.directory.glob(f"step-*.npz{_DAMAGED}*"))
 
-    def remove_after(self, step: int) -> None:
-        """Removes the checkpoints of later steps, to which the run must not go back."""
-        for path in self.paths():
-            if step_of(path) > step and self._is_good(path):
-                path.unlink(missing_ok=True)
-        self._tell()
-
     def _tell(self) -> None:
         while self._notes:
             self._report(self._notes.pop(0))

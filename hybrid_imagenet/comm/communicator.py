@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hybrid_imagenet.errors import EXIT_USAGE, SharedError, UserError
@@ -130,6 +131,16 @@ class Communicator(abc.ABC):
             if found is not None:
                 where = f"rank {rank} on {self.hosts[rank]}: " if rank else ""
                 raise SharedError(where + found[0], found[1])
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Ends all ranks with one message and exit code if a rank raises UserError inside; every rank calls it."""
+        found = None
+        try:
+            yield
+        except UserError as error:
+            found = error
+        self.agree(found)
 
     def barrier(self) -> None:
         """Returns when every rank has called it."""

@@ -1,6 +1,6 @@
-"""The configuration of a run: one frozen `Config`, put together from defaults, recipe, flag files and command line.
+"""The configuration of a run: one frozen `RunConfig`, made once by `resolve` from all that has a say in it.
 
-Each attribute of a `Config` is a flag of the same name. Fields are the flags that every run has, in groups (`run`,
+Each attribute of a `RunConfig` is a flag of the same name. Fields are the flags that every run has, in groups (`run`,
 `model`, `data`, `optimization`, `comm.settings`). `chosen` holds the options of the chosen optimizer, schedule and
 all-reduce algorithm (`choices`). `checks` holds the rules that involve several flags. Nothing here imports TensorFlow,
 so that `--help` and a wrong flag answer at once.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,13 +18,13 @@ from absl import flags as absl_flags
 
 from hybrid_imagenet import recipes
 from hybrid_imagenet.comm.settings import Communication
-from hybrid_imagenet.config import checks, choices, signatures
+from hybrid_imagenet.config import checks, choices, defaults, resumed, signatures
 from hybrid_imagenet.config.data import Data
 from hybrid_imagenet.config.model import Model
 from hybrid_imagenet.config.optimization import Optimization
 from hybrid_imagenet.config.options import (
-    AUTO,
     Option,
+    Origin,
     check_value,
     option,
     options_of,
@@ -38,22 +37,23 @@ from hybrid_imagenet.config.signatures import Argument
 from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError, without_secrets
 
-_log = logging.getLogger(__name__)
 GROUPS = (Run, Evaluation, Data, Model, Optimization, Communication)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(Communication, Optimization, Model, Data, Evaluation, Run):
-    """Every setting of a run; `resolve` and `from_values` make one.
+class RunConfig(Communication, Optimization, Model, Data, Evaluation, Run):
+    """Every setting of a run on a number of GPUs; `resolve` makes one.
 
     Attributes:
       chosen: the options of the chosen optimizer, schedule and algorithm; also attributes of the configuration.
-      origins: what set each value: default, recipe, flagfile or command line.
+      gpus: N, by which learning rates and batches go: those that all ranks stand for (--virtual_gpus).
+      origins: what set each value.
       dropped: notes on options that were given but that nothing chosen has.
     """
 
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    origins: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    gpus: int = 1
+    origins: Mapping[str, Origin] = dataclasses.field(default_factory=dict, compare=False, repr=False)
     dropped: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     if not typing.TYPE_CHECKING:  # a type checker shall find misspelled fields
@@ -65,6 +65,11 @@ class Config(Communication, Optimization, Model, Data, Evaluation, Run):
             except KeyError:
                 raise AttributeError(f"this configuration has no --{name}") from None
 
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return self.gpus // self.virtual_gpus
+
     def values(self) -> dict[str, Any]:
         """Every setting by flag, in the order of --help."""
         found: dict[str, Any] = {}
@@ -75,10 +80,15 @@ class Config(Communication, Optimization, Model, Data, Evaluation, Run):
                     found |= {option: self.chosen[option] for option in choice.options[found[name]]}
         return found
 
-    def replace(self, origins: Mapping[str, str], **changes: Any) -> Config:
+    def replace(self, origin: Origin, **changes: Any) -> RunConfig:
         """This configuration with other values, chosen options among them, and what set them."""
+        origins = {**self.origins, **dict.fromkeys(changes, origin)}
         chosen = {name: changes.pop(name, value) for name, value in self.chosen.items()}
-        return dataclasses.replace(self, **changes, chosen=chosen, origins={**self.origins, **origins})
+        return dataclasses.replace(self, **changes, chosen=chosen, origins=origins)
+
+    def changed(self, **changes: Any) -> RunConfig:
+        """This configuration as if these values stood on the command line, with the defaults that follow from them."""
+        return defaults.complete(self.replace(Origin.COMMAND_LINE, **changes))
 
     def shown(self) -> dict[str, Any]:
         """Returns the settings as they may be stored and sent: JSON-ready, without passwords and tokens."""
@@ -112,13 +122,15 @@ _BOUNDS = {name: argument.option for name, argument in COMMON.items()}
 _FREE = Option("")  # the bounds of an option come from the chosen optimizer, schedule or algorithm
 
 
-def resolve(arguments: Sequence[str], *, before: Sequence[str] = ()) -> Config:
-    """Builds the configuration from command-line arguments (without the program's name).
+def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] = ()) -> RunConfig:
+    """Builds the configuration of a run from command-line arguments (without the program's name).
 
-    Later sources win: default, recipe, flag file, command line.
+    Later sources win: default, the run that is resumed, recipe, flag file, command line. Then the defaults that follow
+    from batch, data and number of GPUs are worked out (`defaults`).
 
     Args:
       arguments: of the command line.
+      ranks: their number; --print_config_gpus goes before it.
       before: arguments that count as a flag file before them.
 
     Raises:
@@ -126,46 +138,35 @@ def resolve(arguments: Sequence[str], *, before: Sequence[str] = ()) -> Config:
     """
     from_files, from_command = _split_flagfiles(arguments)
     given = {
-        "flagfile": parse_arguments([*before, *from_files], KINDS),
-        "command line": parse_arguments(from_command, KINDS),
+        Origin.FLAGFILE: parse_arguments([*before, *from_files], KINDS),
+        Origin.COMMAND_LINE: parse_arguments(from_command, KINDS),
     }
-    recipe_text = given["command line"].get("recipe", given["flagfile"].get("recipe", Run.recipe))
-    recipe = recipes.load(recipe_text)
-    values: dict[str, Any] = dict(recipe.overrides)
-    origins = dict.fromkeys(values, f"recipe {recipe.name}")
+    recipe_text = given[Origin.COMMAND_LINE].get("recipe", given[Origin.FLAGFILE].get("recipe", Run.recipe))
+    values: dict[str, Any] = dict(recipes.load(recipe_text).overrides)
+    origins = dict.fromkeys(values, Origin.RECIPE)
     for name, value in values.items():
         check_value(name, value, _BOUNDS.get(name, _FREE))
     for origin, texts in given.items():
         for name, text in texts.items():
             values[name] = parse_value(name, text, KINDS[name], _BOUNDS.get(name, _FREE))
             origins[name] = origin
-    config = _build(values, origins)
+    config = _build(values, origins, ranks)
     checks.check(config)
-    return config
+    return defaults.complete(resumed.keep_choices(config, resumed.description(config)))
 
 
-def from_values(values: Mapping[str, Any]) -> Config:
-    """The configuration that `Config.to_json` has written, parsed.
-
-    Flags that no longer exist are ignored, with a warning.
-    """
-    gone = sorted(set(values) - set(OPTIONS))
-    if gone:
-        _log.warning("ignored, as this version has no such flags: %s", ", ".join(f"--{name}" for name in gone))
-    arguments = {k: tuple(value) if KINDS[k].repeated else value for k, value in values.items() if k in OPTIONS}
-    return _build(arguments, dict.fromkeys(arguments, "config.json"))
-
-
-def _build(values: dict[str, Any], origins: dict[str, str]) -> Config:
+def _build(values: dict[str, Any], origins: dict[str, Origin], ranks: int) -> RunConfig:
     selected = {choice.flag: values.get(choice.flag, COMMON[choice.flag].default) for choice in choices.CHOICES}
-    chosen, dropped = choices.settle(values, origins, selected)
+    chosen, dropped = choices.take(values, origins, selected)
     if values.get("augmentation", COMMON["augmentation"].default) == "auto":
         dataset = values.get("dataset", COMMON["dataset"].default)
         values["augmentation"] = registry.of(dataset).augmentation
-        if origins.get("augmentation", "default") == "default":
-            origins["augmentation"] = f"default for {dataset}"
-    origins = dict.fromkeys([*COMMON, *chosen], "default") | origins
-    return Config(**values, chosen=chosen, origins=origins, dropped=dropped)
+        if "augmentation" not in origins:
+            origins["augmentation"] = Origin.DATA
+    origins = dict.fromkeys([*COMMON, *chosen], Origin.DEFAULT) | origins
+    config = RunConfig(**values, chosen=chosen, origins=origins, dropped=dropped)
+    asked = config.print_config_gpus if config.print_config else None
+    return dataclasses.replace(config, gpus=asked or ranks * config.virtual_gpus)
 
 
 def _split_flagfiles(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -196,4 +197,4 @@ def _read_flagfile(path: str) -> list[str]:
         raise UserError(f"--flagfile={path}: cannot be read ({reason})") from None
 
 
-__all__ = ["AUTO", "COMMON", "GROUPS", "KINDS", "OPTIONS", "Config", "fields_of", "from_values", "option", "resolve"]
+__all__ = ["COMMON", "GROUPS", "KINDS", "OPTIONS", "Origin", "RunConfig", "fields_of", "option", "resolve"]

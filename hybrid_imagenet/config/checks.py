@@ -6,7 +6,7 @@ import dataclasses
 import typing
 
 from hybrid_imagenet.config.derived import batches, check_groups, sizes
-from hybrid_imagenet.config.options import AUTO
+from hybrid_imagenet.config.options import Origin
 from hybrid_imagenet.errors import UserError, counted
 from hybrid_imagenet.numerics import torus
 from hybrid_imagenet.numerics.decays import FIXED
@@ -14,16 +14,16 @@ from hybrid_imagenet.numerics.depths import WIDTH
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
 if typing.TYPE_CHECKING:
-    from hybrid_imagenet.config import Config
+    from hybrid_imagenet.config import RunConfig
 
 
-def check(config: Config) -> None:
+def check(config: RunConfig) -> None:
     """Applies every rule to a complete configuration."""
     for rule in RULES:
         rule(config)
 
 
-def _weights_are_averaged_once(config: Config) -> None:
+def _weights_are_averaged_once(config: RunConfig) -> None:
     if not OPTIMIZERS[config.optimizer].averages:
         return
     if config.ema_decay:
@@ -37,9 +37,9 @@ def _weights_are_averaged_once(config: Config) -> None:
         )
 
 
-def _warmup_fits(config: Config) -> None:
+def _warmup_fits(config: RunConfig) -> None:
     # A short trial of a recipe or flag file ends inside of its warmup, which is fine; asking for both is a mistake.
-    asked = config.origins.get("warmup_epochs") == "command line"
+    asked = config.origins.get("warmup_epochs") is Origin.COMMAND_LINE
     if asked and OPTIMIZERS[config.optimizer].bounded_warmup and config.warmup_epochs > config.epochs:
         raise UserError(
             f"--warmup_epochs={config.warmup_epochs:g} is longer than --epochs={config.epochs:g}: "
@@ -47,21 +47,13 @@ def _warmup_fits(config: Config) -> None:
         )
 
 
-def _dev_run_has_its_own_length(config: Config) -> None:
-    for name, unset in (("max_steps", None), ("resume", False), ("stop_at_top1", None)):
-        if config.fast_dev_run and getattr(config, name) != unset:
-            raise UserError(
-                f"--{name} does not go with --fast_dev_run, which makes a few steps of its own: leave it out"
-            )
-
-
-def _profile_has_a_first_and_a_last_step(config: Config) -> None:
+def _profile_has_a_first_and_a_last_step(config: RunConfig) -> None:
     steps = config.profile_steps
     if steps and (len(steps) != 2 or steps[0] > steps[1]):
         raise UserError(f"--profile_steps={','.join(map(str, steps))}: give the first and the last step, as in 10,20")
 
 
-def _allreduce_fits(config: Config) -> None:
+def _allreduce_fits(config: RunConfig) -> None:
     if config.compression == "bf16" and config.allreduce not in ("ring", "auto"):
         raise UserError(f"--compression=bf16 has its own exchange: omit --allreduce={config.allreduce} or use fp16")
     if config.engine == "tensorflow" and config.cycle_time_ms is not None:
@@ -77,7 +69,7 @@ def _allreduce_fits(config: Config) -> None:
             raise UserError(f"--torus_grid: {error}") from None
 
 
-def _schedule_is_possible(config: Config) -> None:
+def _schedule_is_possible(config: RunConfig) -> None:
     method = OPTIMIZERS[config.optimizer]
     if config.lr_schedule in (*FIXED, "mlperf") and (method.bounded_warmup or method.rate != "lr"):
         raise UserError(
@@ -89,17 +81,9 @@ def _schedule_is_possible(config: Config) -> None:
         raise UserError(f"--lr_steps={','.join(f'{e:g}' for e in steps)}: give the epochs in ascending order")
 
 
-def _batches_are_possible(config: Config) -> None:
-    if config.per_gpu_batch == AUTO and config.batch_schedule:
-        raise UserError("--per_gpu_batch=auto does not go with --batch_schedule, which builds on it: give a number")
-    if config.memory_limit_gb and config.per_gpu_batch != AUTO:
-        raise UserError(
-            f"--memory_limit_gb={config.memory_limit_gb:g} goes with --per_gpu_batch=auto only: leave it out"
-        )
-    # For `auto` any number shows what is wrong with the rest.
-    known = dataclasses.replace(config, per_gpu_batch=config.per_gpu_batch or 1)
+def _batches_are_possible(config: RunConfig) -> None:
     try:
-        schedule = batches(known)
+        schedule = batches(config)
     except ValueError as error:
         raise UserError(f"--batch_schedule: {error}") from None
     if config.sync_batch_norm and any(stage.accumulation > 1 for stage in schedule.stages):
@@ -109,7 +93,7 @@ def _batches_are_possible(config: Config) -> None:
         )
 
 
-def _normalization_groups_are_possible(config: Config) -> None:
+def _normalization_groups_are_possible(config: RunConfig) -> None:
     group, virtual = config.bn_group, config.virtual_gpus
     if config.sync_batch_norm and group > 1:
         raise UserError(f"--bn_group={group} does not go with --sync_batch_norm, which is one group: omit one")
@@ -120,12 +104,12 @@ def _normalization_groups_are_possible(config: Config) -> None:
         )
 
 
-def _average_has_a_decay(config: Config) -> None:
+def _average_has_a_decay(config: RunConfig) -> None:
     if config.ema_every > 1 and not config.ema_decay:
         raise UserError(f"--ema_every={config.ema_every} goes with --ema_decay only: add that, or omit it")
 
 
-def _random_batches_are_possible(config: Config) -> None:
+def _random_batches_are_possible(config: RunConfig) -> None:
     if not config.random_batch:
         return
     flag = f"--random_batch={config.random_batch}"
@@ -133,14 +117,12 @@ def _random_batches_are_possible(config: Config) -> None:
         raise UserError(f"{flag} needs --sync_batch_norm, which weights the moments of unequal batches: add it")
     if config.mixup or config.jit_compile:
         raise UserError(f"{flag} does not go with {'--mixup' if config.mixup else '--jit_compile'}: omit one")
-    if config.per_gpu_batch == AUTO:
-        raise UserError(f"{flag} does not go with --per_gpu_batch=auto: give a number")
     smallest = min(stage.per_gpu_batch for stage in batches(config).stages)
     if config.random_batch > smallest:
         raise UserError(f"{flag}: a GPU has a batch of {smallest} images; give at most that number")
 
 
-def _copies_are_of_a_url(config: Config) -> None:
+def _copies_are_of_a_url(config: RunConfig) -> None:
     if config.data_cache_dir and "://" not in (config.data_dir or ""):
         raise UserError(
             f"--data_cache_dir={config.data_cache_dir} is for copies of the files of a URL, and --data_dir is none: "
@@ -148,7 +130,7 @@ def _copies_are_of_a_url(config: Config) -> None:
         )
 
 
-def _decoder_has_work(config: Config) -> None:
+def _decoder_has_work(config: RunConfig) -> None:
     if config.decoder == "dali" and config.data_cache == "decoded":
         raise UserError(
             "--decoder=dali does not go with --data_cache=decoded, which leaves nothing to decode: use "
@@ -156,18 +138,16 @@ def _decoder_has_work(config: Config) -> None:
         )
 
 
-def _tuning_split_is_a_number_of_images(config: Config) -> None:
+def _tuning_split_is_a_number_of_images(config: RunConfig) -> None:
     if config.tuning_split >= 1 and not config.tuning_split.is_integer():
         raise UserError(
             f"--tuning_split={config.tuning_split:g}: give a whole number of images, or a fraction of them below 1"
         )
-    if not config.tuning_split and config.origins.get("eval_split") == "command line":
+    if not config.tuning_split and config.origins.get("eval_split") is Origin.COMMAND_LINE:
         raise UserError(f"--eval_split={config.eval_split} goes with --tuning_split only: leave it out")
 
 
-def _virtual_gpus_have_a_batch(config: Config) -> None:
-    if config.virtual_gpus > 1 and config.per_gpu_batch == AUTO:
-        raise UserError(f"--per_gpu_batch=auto does not go with --virtual_gpus={config.virtual_gpus}: give a number")
+def _virtual_gpus_have_a_batch(config: RunConfig) -> None:
     if config.virtual_gpus > 1 and config.model == "alexnet_bn":
         raise UserError(
             f"--virtual_gpus={config.virtual_gpus} does not go with --model=alexnet_bn, whose dropout is drawn for a "
@@ -175,7 +155,7 @@ def _virtual_gpus_have_a_batch(config: Config) -> None:
         )
 
 
-def _network_has_its_flags(config: Config) -> None:
+def _network_has_its_flags(config: RunConfig) -> None:
     for flag in ("blurpool", "eval_image_size"):
         if config.model == "alexnet_bn" and getattr(config, flag):
             raise UserError(f"--{flag} does not go with --model=alexnet_bn: leave it out, or choose a ResNet")
@@ -191,18 +171,18 @@ _BUILT_IN_MEANS = (
 )
 
 
-def _own_network_has_no_flags(config: Config) -> None:
+def _own_network_has_no_flags(config: RunConfig) -> None:
     if ":" not in config.model:
         return
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    asked = [name for name in _BUILT_IN_ONLY if config.origins.get(name) == "command line"]
+    asked = [name for name in _BUILT_IN_ONLY if config.origins.get(name) is Origin.COMMAND_LINE]
     for name in (*asked, *(name for name in _BUILT_IN_MEANS if getattr(config, name) != defaults[name])):
         raise UserError(
             f"--{name}={getattr(config, name)} is for the built-in networks: leave it out with --model={config.model}"
         )
 
 
-def _image_sizes_are_possible(config: Config) -> None:
+def _image_sizes_are_possible(config: RunConfig) -> None:
     try:
         sizes(config)
     except ValueError as error:
@@ -211,22 +191,22 @@ def _image_sizes_are_possible(config: Config) -> None:
         raise UserError("--image_size_schedule does not go with --model=alexnet_bn, whose input has one size")
 
 
-def check_data(config: Config, num_examples: int, world_size: int) -> None:
-    """Checks the batches of all epochs against the data set and the number of GPUs.
+def check_data(config: RunConfig, num_examples: int) -> None:
+    """Checks the batches of all epochs against the data set.
 
     Raises:
       UserError: if an update needs more images than an epoch has, or groups for normalization do not hold all GPUs.
     """
-    check_groups(config, world_size)
+    check_groups(config)
     for stage in batches(config).stages:
-        batch = stage.global_batch(world_size)
+        batch = stage.global_batch(config.gpus)
         if batch > num_examples:
             micro = f" x {stage.accumulation} micro-batches" if stage.accumulation > 1 else ""
             flag = f"batch_schedule={','.join(config.batch_schedule)}"
             if not stage.epoch:
                 flag = f"per_gpu_batch={config.per_gpu_batch}"
             raise UserError(
-                f"--{flag}: {stage.per_gpu_batch} images{micro} on {counted(world_size, 'GPU')} make a batch of "
+                f"--{flag}: {stage.per_gpu_batch} images{micro} on {counted(config.gpus, 'GPU')} make a batch of "
                 f"{batch} from epoch {stage.epoch} on, but there are {num_examples} training images: lower the batch"
             )
 
@@ -234,7 +214,6 @@ def check_data(config: Config, num_examples: int, world_size: int) -> None:
 RULES = (
     _weights_are_averaged_once,
     _warmup_fits,
-    _dev_run_has_its_own_length,
     _profile_has_a_first_and_a_last_step,
     _allreduce_fits,
     _schedule_is_possible,

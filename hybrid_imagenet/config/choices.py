@@ -12,14 +12,12 @@ from typing import Any
 
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.config import signatures
-from hybrid_imagenet.config.options import check_value
+from hybrid_imagenet.config.options import Origin, check_value
 from hybrid_imagenet.config.signatures import Argument
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.decays import SCHEDULES
 from hybrid_imagenet.optimizers import registry
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
-
-COMMAND_LINE = "command line"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +101,8 @@ def defaults(selected: Mapping[str, str]) -> dict[str, Any]:
     return {name: a.default for choice in CHOICES for name, a in choice.options[selected[choice.flag]].items()}
 
 
-def settle(
-    values: MutableMapping[str, Any], origins: MutableMapping[str, str], selected: Mapping[str, str]
+def take(
+    values: MutableMapping[str, Any], origins: MutableMapping[str, Origin], selected: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Takes the options of all that is selected out of `values`, with defaults for those not given.
 
@@ -132,11 +130,11 @@ def settle(
             elif name in values:
                 value, origin = values.pop(name), origins.pop(name)
                 owners = " or ".join(choice.owners(name))
-                if origin == COMMAND_LINE:
+                if origin is Origin.COMMAND_LINE:
                     raise UserError(
                         f"--{name} does not go with --{choice.flag}={here}: leave it out, or choose {owners}"
                     )
-                dropped[name] = f"{origin} has {value}, but --{choice.flag}={here} has no --{name}"
+                dropped[name] = f"{origin.value} has {value}, but --{choice.flag}={here} has no --{name}"
     return chosen, dropped
 
 

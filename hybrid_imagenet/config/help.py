@@ -145,7 +145,7 @@ def _described(entry: _Entry) -> str:
     form = (
         "|".join((*opt.choices, *(["MODULE:FUNCTION"] if opt.function else [])))
         if opt.choices
-        else kind.base.__name__ + (",..." if kind.repeated else "|auto" if opt.auto else "")
+        else kind.base.__name__ + (",..." if kind.repeated else "")
     )
     head = f"  --[no]{entry.name}" if kind.base is bool else f"  --{entry.name}={form}"
     unit = f", in {opt.unit}" if opt.unit else ""

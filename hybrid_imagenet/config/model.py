@@ -88,16 +88,6 @@ class Model:
     max_skipped_steps: int = option(
         50, "Stop after this many skipped steps in a row (non-finite gradients).", unit="steps", minimum=1
     )
-    divergence_factor: float | None = option(
-        None,
-        "Training has diverged also when its loss is above this multiple of its running value; default: only when "
-        "it is not finite or above 100 ln(classes).",
-        minimum=1,
-    )
-    rollback: int = option(
-        0, "At divergence return to the last good checkpoint, at most this many times; then stop.", minimum=0
-    )
-    rollback_lr_factor: float = option(0.1, "Factor on all learning rates after each rollback.", minimum=0, maximum=1)
     jit_compile: bool = option(
         False, "Compile forward and backward with XLA; gradients are then reduced after them, not beside them."
     )

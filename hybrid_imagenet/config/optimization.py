@@ -14,19 +14,10 @@ class Batch:
 
     per_gpu_batch: int = option(
         256,
-        "Images per GPU and micro-batch: what batch normalization sees. auto tries batches at the start and takes the "
-        "largest that fits the memory of every rank.",
+        "Images per GPU and micro-batch: what batch normalization sees.",
         unit="images",
         minimum=1,
-        auto=True,
         basic=True,
-    )
-    memory_limit_gb: float | None = option(
-        None,
-        "With --per_gpu_batch=auto, the memory of a rank's step; default the GPU's, or on CPUs 80 % of what the host "
-        "has free, divided by its ranks.",
-        unit="GB",
-        minimum=0.01,
     )
     virtual_gpus: int = option(
         1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import types
 import typing
@@ -14,7 +15,18 @@ from absl import flags
 from hybrid_imagenet.errors import UserError, did_you_mean
 
 _ALLOWED = (bool, int, float, str)
-AUTO = 0  # what a whole number that is still to be found holds
+
+
+class Origin(enum.Enum):
+    """What set a value, in the words of --print_config and config.json."""
+
+    DEFAULT = "default"
+    DATA = "default for the dataset"
+    BATCH = "MLPerf's table"
+    RUN = "the run's config.json"
+    RECIPE = "recipe"
+    FLAGFILE = "flagfile"
+    COMMAND_LINE = "command line"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +38,6 @@ class Option:
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
-    auto: bool = False
     above: float | None = None
     function: bool = False
     whole: bool = False
@@ -41,7 +52,6 @@ def option(
     choices: Sequence[str] = (),
     minimum: float | None = None,
     maximum: float | None = None,
-    auto: bool = False,
     above: float | None = None,
     function: bool = False,
     whole: bool = False,
@@ -50,14 +60,14 @@ def option(
     """Declares a dataclass field that is also a command-line flag of the same name.
 
     The flag's type is the field's annotation: `bool`, `int`, `float`, `str`, one of these `| None` (the empty
-    string means None), or `tuple[T, ...]` (comma-separated). With `auto` the word auto, which becomes `AUTO`, leaves a
-    whole number to be found when the program runs. With `function` a value MODULE:FUNCTION stands beside the choices.
+    string means None), or `tuple[T, ...]` (comma-separated). With `function` a value
+    MODULE:FUNCTION stands beside the choices.
     With `whole` a number that is whole is kept as one: 90 stays 90 where 0.5 is possible too. --help shows `basic`
     flags; --help=all shows the others too.
     """
     return dataclasses.field(
         default=default,
-        metadata={"option": Option(help, unit, tuple(choices), minimum, maximum, auto, above, function, whole, basic)},
+        metadata={"option": Option(help, unit, tuple(choices), minimum, maximum, above, function, whole, basic)},
     )
 
 
@@ -106,14 +116,11 @@ def parse_value(name: str, text: str, kind: ValueType, opt: Option) -> Any:
 
 def _parse_one(name: str, text: str, base: type, opt: Option) -> Any:
     value: Any
-    if opt.auto and text == "auto":
-        return AUTO
     try:
         value = _BOOLEANS[text.lower()] if base is bool else base(text)
     except (KeyError, ValueError):
         words = {bool: "true or false", int: "a whole number", float: "a number"}
-        or_auto = " or auto" if opt.auto else ""
-        raise UserError(f"--{name}={text}: give {words[base]}{or_auto}") from None
+        raise UserError(f"--{name}={text}: give {words[base]}") from None
     check_value(name, value, opt)
     return int(value) if opt.whole and value.is_integer() else value
 

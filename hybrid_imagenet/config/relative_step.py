@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hybrid_imagenet.config.derived import batches, gradient_factor, peak_epochs, schedule_arguments, settle
+from hybrid_imagenet.config.derived import batches, gradient_factor, peak_epochs, schedule_arguments
+from hybrid_imagenet.config.options import Origin
 from hybrid_imagenet.numerics import relative_step, schedules
 from hybrid_imagenet.numerics.decays import FIXED
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
 if TYPE_CHECKING:
-    from hybrid_imagenet.config import Config
+    from hybrid_imagenet.config import RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Peak:
     batch: int
 
 
-def at_step(config: Config, values: Mapping[str, float]) -> float | None:
+def at_step(config: RunConfig, values: Mapping[str, float]) -> float | None:
     """The relative step under the `learning_rate`, `momentum` and `phase` of a step; None where LARS is not all there.
 
     With LARC's clip it is the largest that the clip allows, eta c / (1 - momentum), whatever the rate is; LAMB's is
@@ -49,13 +50,12 @@ def at_step(config: Config, values: Mapping[str, float]) -> float | None:
     return relative_step.relative_step(rate, config.chosen["lars_eta"], momentum, gradient_factor(config, momentum))
 
 
-def peak(config: Config, workers: int) -> Peak | None:
+def peak(config: RunConfig) -> Peak | None:
     """The largest relative step at the beginning of an epoch or around the end of the warmup; None without one."""
-    config = settle(config, workers)
-    schedule, stages = schedules.create(**schedule_arguments(config, workers)), batches(config)
+    schedule, stages = schedules.create(**schedule_arguments(config)), batches(config)
     found = None
     for start in peak_epochs(config):
-        batch = stages.at(int(start)).global_batch(workers)
+        batch = stages.at(int(start)).global_batch(config.gpus)
         values = schedule(start, start, batch)
         step = at_step(config, values)
         if step is not None and (found is None or step > found.value):
@@ -63,15 +63,15 @@ def peak(config: Config, workers: int) -> Peak | None:
     return found
 
 
-def tuned(config: Config, batch: int) -> float:
+def tuned(config: RunConfig, batch: int) -> float:
     """The relative step that the configuration's method is known to train ImageNet with at a batch."""
     relative_rate = OPTIMIZERS[config.optimizer].relative_rate
     return relative_step.published_lamb(batch) if relative_rate else relative_step.tuned(batch)
 
 
-def line(config: Config, workers: int) -> str | None:
+def line(config: RunConfig) -> str | None:
     """Describes the peak of the relative step, beside the peak of tuned LARS, in one line; None without one."""
-    config, top = settle(config, workers), peak(config, workers)
+    top = peak(config)
     if top is None:
         return None
     if OPTIMIZERS[config.optimizer].relative_rate:
@@ -88,16 +88,16 @@ def line(config: Config, workers: int) -> str | None:
     handover = config.chosen.get("hybrid_handover")
     if handover:
         other = "reset" if handover == "continuous" else "continuous"
-        swapped = config.replace({}, hybrid_handover=other)
+        swapped = config.replace(Origin.COMMAND_LINE, hybrid_handover=other)
         names = "reset or rescale" if other == "reset" else other
         value = top.value * gradient_factor(swapped, top.momentum) / factor
         text += f"; --hybrid_handover={names} would make it {value:.2g}"
     return text
 
 
-def warning(config: Config, workers: int) -> str | None:
+def warning(config: RunConfig) -> str | None:
     """One line with a remedy where the peak is more than a factor of 4 from tuned LARS at its batch; else None."""
-    config, top = settle(config, workers), peak(config, workers)
+    top = peak(config)
     wanted = tuned(config, top.batch) if top else 0.0
     if top is None or top.value <= 0 or not relative_step.far_off(top.value, wanted):
         return None
@@ -113,7 +113,7 @@ def warning(config: Config, workers: int) -> str | None:
     )
 
 
-def remedy(config: Config, top: Peak, wanted: float) -> tuple[str, float]:
+def remedy(config: RunConfig, top: Peak, wanted: float) -> tuple[str, float]:
     """The flag, and its value, that turns the peak into `wanted`: the rate of LARS, else its trust coefficient.
 
     The rate of hybrid is also the rate of its warmup, and some schedules and LARC's clip have no use for --lr.

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from hybrid_imagenet.config import relative_step
 from hybrid_imagenet.config.checks import check_data
-from hybrid_imagenet.config.derived import base_batch, batches, decoupled_decay, schedule_arguments, settle, sizes
+from hybrid_imagenet.config.derived import base_batch, batches, decoupled_decay, schedule_arguments, sizes
+from hybrid_imagenet.config.options import Origin
 from hybrid_imagenet.errors import without_secrets
 from hybrid_imagenet.numerics import mlperf, schedules
 from hybrid_imagenet.numerics.decays import FIXED
@@ -16,7 +17,7 @@ from hybrid_imagenet.numerics.sampling import SampleOrder
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS, rule
 
 if TYPE_CHECKING:
-    from hybrid_imagenet.config import Config
+    from hybrid_imagenet.config import RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,23 +51,22 @@ class EpochPlan:
     image_size: int
 
 
-def plan(config: Config, num_examples: int, world_size: int) -> list[EpochPlan]:
-    """Every epoch of a run on `num_examples` images with `world_size` GPUs.
+def plan(config: RunConfig, num_examples: int) -> list[EpochPlan]:
+    """Every epoch of a run on `num_examples` images.
 
     Raises:
       UserError: if a batch does not fit the data set.
     """
-    config = settle(config, world_size)
-    check_data(config, num_examples, world_size)
-    schedule = schedules.create(**schedule_arguments(config, world_size))
+    check_data(config, num_examples)
+    schedule = schedules.create(**schedule_arguments(config))
     stages, order = batches(config), SampleOrder(num_examples, config.seed, config.remainder)
     pixels = sizes(config)
     rows = []
     length = RunLength(order, config.epochs, config.max_steps)
-    for span in length.spans(lambda epoch: stages.at(epoch).global_batch(world_size)):
+    for span in length.spans(lambda epoch: stages.at(epoch).global_batch(config.gpus)):
         epoch, cursor, steps = span.epoch, span.begin, span.steps
         stage = stages.at(epoch)
-        batch = stage.global_batch(world_size)
+        batch = stage.global_batch(config.gpus)
         last = order.advance(cursor, batch, steps - 1) if steps > 1 else cursor
         first = schedule(order.position(cursor), order.position(order.advance(cursor, batch)), batch)
         end = schedule(order.position(last), order.position(span.end), batch)
@@ -88,18 +88,17 @@ def plan(config: Config, num_examples: int, world_size: int) -> list[EpochPlan]:
     return rows
 
 
-def describe(config: Config, num_examples: int, world_size: int) -> str:
+def describe(config: RunConfig, num_examples: int) -> str:
     """The settings with what set each one, then learning rate, momentum, batch and steps of each epoch."""
-    config = settle(config, world_size)
     texts = {name: _text(value) for name, value in config.values().items()}
     width, value_width = max(map(len, texts)), max(map(len, texts.values()))
-    lines = [f"{name:<{width}}  {text:<{value_width}}  {config.origins[name]}" for name, text in texts.items()]
+    lines = [f"{name:<{width}}  {text:<{value_width}}  {_origin(config, name)}" for name, text in texts.items()]
     lines += [f"{name:<{width}}  not used: {note}" for name, note in config.dropped.items()]
-    rows = plan(config, num_examples, world_size)
-    lines += ["", f"{num_examples} training images, {world_size} GPUs, {sum(row.steps for row in rows)} steps"]
-    lines += [text for text in (relative_step.line(config, world_size),) if text]
-    lines += _worked_out(config, world_size)
-    lines += warnings(config, world_size)
+    rows = plan(config, num_examples)
+    lines += ["", f"{num_examples} training images, {config.gpus} GPUs, {sum(row.steps for row in rows)} steps"]
+    lines += [text for text in (relative_step.line(config),) if text]
+    lines += _worked_out(config)
+    lines += warnings(config)
     lines.append("")
     lines.append(
         f"{'epoch':>5}  {'phase':<8}  {'learning rate':>23}  {'AdaBound bounds':>21}  {'momentum':>8}  "
@@ -109,25 +108,25 @@ def describe(config: Config, num_examples: int, world_size: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def warnings(config: Config, world_size: int, *, imagenet: bool = True) -> list[str]:
+def warnings(config: RunConfig, *, imagenet: bool = True) -> list[str]:
     """One line with a remedy for each setting that is possible but probably not meant.
 
     The relative step of LARS is judged for runs on `imagenet` only, of which tuned ones are known.
     """
     found = [
-        relative_step.warning(config, world_size) if imagenet else None,
-        _warmup_that_does_not_rise(config, world_size),
+        relative_step.warning(config) if imagenet else None,
+        _warmup_that_does_not_rise(config),
         _masters_without_work(config),
     ]
     return [f"warning: {text}" for text in found if text]
 
 
-def _warmup_that_does_not_rise(config: Config, world_size: int) -> str | None:
+def _warmup_that_does_not_rise(config: RunConfig) -> str | None:
     method = OPTIMIZERS[config.optimizer]
-    start = settle(config, world_size).chosen.get("warmup_start_lr")
+    start = config.chosen.get("warmup_start_lr")
     if start is None or not config.warmup_epochs or method.rate != "lr" or config.lr_schedule in FIXED:
         return None
-    peak = schedules.create(**schedule_arguments(config, world_size)).peak
+    peak = schedules.create(**schedule_arguments(config)).peak
     if start <= peak:
         return None
     return (
@@ -136,7 +135,7 @@ def _warmup_that_does_not_rise(config: Config, world_size: int) -> str | None:
     )
 
 
-def _masters_without_work(config: Config) -> str | None:
+def _masters_without_work(config: RunConfig) -> str | None:
     full, threshold = 1024 * config.fusion_threshold_mb, config.chosen.get("size_switch_kb")
     if threshold is None or threshold > full:
         return None
@@ -147,16 +146,14 @@ def _masters_without_work(config: Config) -> str | None:
     )
 
 
-def _worked_out(config: Config, world_size: int) -> list[str]:
+def _worked_out(config: RunConfig) -> list[str]:
     """What follows from settings and batch together: the images of a normalization, decay beside the gradient."""
-    lines, batch = [], base_batch(config, world_size)
+    lines, batch = [], base_batch(config)
     if config.lr_schedule == "mlperf" and not config.sync_batch_norm:
         images, wanted = config.per_gpu_batch * config.bn_group, mlperf.at(batch).normalized_images
         lines.append(f"batch normalization over {images} images ({config.bn_group} GPUs); MLPerf's table has {wanted}")
     if config.chosen.get("decoupled_decay"):
-        lines.append(
-            f"decoupled decay {decoupled_decay(config, world_size):.3g} of the weights a step at batch {batch}"
-        )
+        lines.append(f"decoupled decay {decoupled_decay(config):.3g} of the weights a step at batch {batch}")
     return lines
 
 
@@ -170,6 +167,12 @@ def _row(row: EpochPlan) -> str:
         f"{row.epoch:>5}  {row.phase:<8}  {rates:>23}  {bounds:>21}  {row.momentum:>8.4f}  "
         f"{images:>9}  {row.global_batch:>7}  {row.steps:>6}  {row.image_size:>6}"
     )
+
+
+def _origin(config: RunConfig, name: str) -> str:
+    origin = config.origins[name]
+    which = {Origin.RECIPE: f" {config.recipe}", Origin.BATCH: f" at batch {base_batch(config)}"}
+    return origin.value + which.get(origin, "")
 
 
 def _text(value: object) -> str:

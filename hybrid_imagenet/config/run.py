@@ -47,11 +47,6 @@ class Run:
         unit="steps",
         minimum=1,
     )
-    fast_dev_run: bool = option(
-        False,
-        "Try everything in a few steps: training, validation (of 128 images), checkpoint, resume and report.",
-        basic=True,
-    )
     stop_at_top1: float | None = option(
         None, "Stop after the validation that reaches this top-1 accuracy (a fraction).", minimum=0, maximum=1
     )

@@ -9,7 +9,7 @@ import keras
 
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.errors import SharedError
-from hybrid_imagenet.training.callbacks.numeric_checks import checksum
+from hybrid_imagenet.training.numeric_checks import checksum
 
 
 def digest(variables: Sequence[keras.Variable]) -> str:

@@ -10,11 +10,11 @@ from hybrid_imagenet.comm import process
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.optimizer import DistributedOptimizer
 from hybrid_imagenet.models import normalization
-from hybrid_imagenet.training.callbacks import batch_norm
+from hybrid_imagenet.training.batch_norm import BatchNormStatistics
 
 
 class MergeBatchNormStatistics(keras.callbacks.Callback):
-    """Merges statistics of batch normalization before validation and at the end of epochs (`training.callbacks`).
+    """Merges statistics of batch normalization before validation and at the end of epochs (`training.batch_norm`).
 
     Sums of an accumulation that the end of an epoch interrupts become their mean over ranks. So what callbacks later
     in the list save on one rank is right for all.
@@ -35,10 +35,7 @@ class MergeBatchNormStatistics(keras.callbacks.Callback):
         ranks, found = process.communicator(), normalization.kept_statistics(self.model)
         known = [id(variable) for pair in found for variable in pair]
         if known != self._known:
-            self._known, self._statistics = (
-                known,
-                batch_norm.MergeBatchNormStatistics(ranks.allreduce_sum, ranks.size, found),
-            )
+            self._known, self._statistics = known, BatchNormStatistics(ranks.allreduce_sum, ranks.size, found)
         if known:
             self._statistics.synchronize()
         self._merged = True

@@ -19,7 +19,7 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.broadcast import broadcast_model, build, built_on, set_scalars
 from hybrid_imagenet.numerics.sampling import Cursor
-from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallback
+from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
 
 _LOCKS: dict[pathlib.Path, IO[bytes]] = {}  # of the folders that this process writes to
 
@@ -28,7 +28,7 @@ class Checkpoint(keras.callbacks.Callback):
     """Saves weights, optimizer state and position after epochs, and goes on from the newest good checkpoint.
 
     Files are written by rank 0 in the background, checksummed and replaced atomically, by the program's
-    `CheckpointCallback`; a damaged one is set aside and the one before is taken. Every rank has this callback, behind
+    `CheckpointSaver`; a damaged one is set aside and the one before is taken. Every rank has this callback, behind
     `default_callbacks()`. The folder need not be shared by all hosts.
     """
 
@@ -45,7 +45,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._directory = pathlib.Path(directory).expanduser().absolute()
         self._every_epochs, self._keep, self._resume = every_epochs, keep, resume
         self._state = RunState()
-        self._saver: CheckpointCallback | None = None
+        self._saver: CheckpointSaver | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restores the newest good checkpoint on all ranks, and lets `fit` begin with the epoch after it.
@@ -71,7 +71,7 @@ class Checkpoint(keras.callbacks.Callback):
         if meta:
             self.model._initial_epoch = self._state.finished_epochs
             broadcast_model(self.model, ranks)
-        self._saver = CheckpointCallback(
+        self._saver = CheckpointSaver(
             store=store,
             state=self._state,
             variables=self._variables,
@@ -96,12 +96,12 @@ class Checkpoint(keras.callbacks.Callback):
         self._state.step += self._done
         self._state.finished_epochs = epoch + 1
         self._state.closed_at, self._state.cursor = float(epoch + 1), Cursor(epoch + 1, 0)
-        self._saver.on_epoch_end(epoch, logs)
+        self._saver.after_epoch(epoch + 1, (logs or {}).get("val_top1"))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Saves what is not saved yet and waits for the disk."""
         assert self._saver is not None
-        self._saver.on_train_end(logs)
+        self._saver.finish()
         self.model._initial_epoch = None
         self._unlock()
 

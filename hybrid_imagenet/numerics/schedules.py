@@ -226,10 +226,3 @@ def create(
         scales_with_batch=lr_scaling != "none" and not decay.fixed,
         arguments=arguments,
     )
-
-
-def scaled(schedule: Schedule, factor: float) -> Schedule:
-    """The schedule with all learning rates times `factor`: of SGD, and the one at which the warmup's bounds close."""
-    if factor == 1.0:
-        return schedule
-    return dataclasses.replace(schedule, rate=lambda e: factor * schedule.rate(e), peak=factor * schedule.peak)

@@ -1,9 +1,8 @@
 """Writes and reads `metrics.jsonl`: one JSON object per line, from which every other log and report is made.
 
 A record has the key `kind`: `step` (every --log_every_steps steps), `epoch` (one per pass over the training set, with
-the validation's results when there was one), `diverged` (training was found to have diverged at this step, and ended),
-or `rollback` (training had diverged and went back to this step). Values that are not finite are written as null, as
-JSON has no word for them.
+the validation's results when there was one), or `diverged` (training was found to have diverged at this step, and
+ended). Values that are not finite are written as null, as JSON has no word for them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from hybrid_imagenet import files
 from hybrid_imagenet.errors import UserError
 
 KEYS: Mapping[str, str] = {
-    "kind": "`step`, `epoch`, `diverged` or `rollback`",
+    "kind": "`step`, `epoch` or `diverged`",
     "epoch": "epochs done (epoch records; 0.5 inside an epoch), or the epoch under way, from 1 (step records)",
     "step": "steps done since the start of the run",
     "position": "fractional epochs done",
@@ -70,13 +69,10 @@ KEYS: Mapping[str, str] = {
     "noise_scale": "gradient noise scale in images, if it is measured",
     "trust_ratios": "LARS trust ratio by layer",
     "relative_updates": "norm of the update over that of the weights by layer, in the last step of an epoch",
-    "diverged_step": "step at which training was found to have diverged (rollback records)",
-    "rollbacks": "rollbacks so far (rollback records)",
-    "learning_rate_factor": "factor on all learning rates from here on (rollback records)",
 }
 """What each key means. A record may hold other keys too; readers pass over those that they do not know."""
 
-KINDS = ("step", "epoch", "diverged", "rollback", "ranks")
+KINDS = ("step", "epoch", "diverged")
 
 
 def clean(value: Any) -> Any:

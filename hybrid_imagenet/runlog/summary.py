@@ -65,7 +65,7 @@ def summarize(
       after the first, whose start-up would distort it); `wall_seconds`, `world_size`, `images_per_epoch`,
       `skipped_steps`; `images_dropped`, the sum of `train_dropped`, `bad_records` behind them, and the last
       `val_dropped`; `gradient_elements`, `gradient_overflow`, `gradient_underflow` and `gradient_zeros`, sums over
-      the epochs (see `callbacks.costs.WireHealthLog`); `single_gpu_images_per_second`, `scaling_efficiency`;
+      the epochs (see `training.speed_monitor.GradientHealth`); `single_gpu_images_per_second`, `scaling_efficiency`;
       `time_by_cause`; and `targets`, a list with the criteria of Lu et al. for each target (see
       `target_criteria`).
     """

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.config.options import underscored
+from hybrid_imagenet.config.options import Origin, underscored
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.files import read_json
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.run import written
 
-_GIVEN = ("command line", "flagfile")  # origins of what a person has set; the rest follows from it
+_GIVEN = (Origin.COMMAND_LINE.value, Origin.FLAGFILE.value)  # of what a person has set; the rest follows from it
 _OF_ONE_START = ("run_dir", "resume", "max_steps", "print_config", "check_only")
 _SECRET = "***"
 

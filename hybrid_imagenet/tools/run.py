@@ -20,6 +20,7 @@ from pathlib import Path
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.comm.environment import openmpi_prefix
 from hybrid_imagenet.comm.startup import ENGINE_VARIABLE, engine_of
+from hybrid_imagenet.config import RunConfig
 from hybrid_imagenet.config.help import topic
 from hybrid_imagenet.config.options import underscored
 from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, UserError, counted, without_secrets
@@ -180,8 +181,8 @@ def _prepare_environment(options: argparse.Namespace) -> None:
     )  # the same on all hosts, or one of them says what it lacks
 
 
-def _what_runs(options: argparse.Namespace, flags: Sequence[str]) -> tuple[float, str, str]:
-    """--stall_timeout of the program, how it only answers ("here", "done" or not: ""), and what it trains.
+def _what_runs(options: argparse.Namespace, flags: Sequence[str]) -> tuple[float, str, RunConfig | None]:
+    """--stall_timeout of the program, how it only answers ("here", "done" or not: ""), and the run that it trains.
 
     What lies on the disk is checked here, once for all ranks, if rank 0 runs on this host; else rank 0 checks it.
 
@@ -189,19 +190,18 @@ def _what_runs(options: argparse.Namespace, flags: Sequence[str]) -> tuple[float
       UserError: for a run that would end before it trains.
     """
     if options.module != _MAIN or options.program:
-        return supervisor.stall_timeout(flags), "", ""
+        return supervisor.stall_timeout(flags), "", None
     if topic(flags) is not None or "--recipe=list" in flags:
-        return supervisor.stall_timeout(flags), "here", ""
-    config = configuration.resolve(flags)
+        return supervisor.stall_timeout(flags), "here", None
+    config = configuration.resolve(flags, options.np)
     stall = config.stall_timeout or supervisor.stall_timeout([])
     if config.print_config:
-        return stall, "here", ""
+        return stall, "here", config
     here = not options.script and hosts.is_local(options.hosts.partition(":")[0])
     if config.check_only or (here and not options.dry_run):
-        preflight.run(config, options.np, disk=here)
+        preflight.run(config, disk=here)
         os.environ[preflight.CHECKED_VARIABLE] = "1"
-    name = "" if config.progress == "none" else f"{config.model} on {config.dataset}"
-    return stall, "done" if config.check_only else "", name
+    return stall, "done" if config.check_only else "", config
 
 
 def _program(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
@@ -210,12 +210,10 @@ def _program(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
     return [sys.executable, *what, *flags]
 
 
-def _run(options: argparse.Namespace, flags: list[str], stall: float) -> int:
+def _run(options: argparse.Namespace, flags: list[str], stall: float, config: RunConfig | None) -> int:
     """Runs the job, again after losses; returns its exit code."""
-    trains = options.module == _MAIN and not options.program
     run_dir = None
-    if trains and (options.max_restarts or options.script):
-        config = configuration.resolve(flags)
+    if config is not None and (options.max_restarts or options.script):
         run_dir = run_directories.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
     own = [f"--run_dir={run_dir}"] if run_dir is not None else []
 
@@ -248,7 +246,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         options, flags = parse_arguments(arguments)
         program = _program(options, flags)
-        stall, answers, name = _what_runs(options, flags)
+        stall, answers, config = _what_runs(options, flags)
         _prepare_environment(options)
         command = launcher(options, program, hosts.parse(options.hosts), options.np)
     except UserError as error:
@@ -261,11 +259,11 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_OK
     if answers:
         return subprocess.run(program, check=False).returncode
-    if name:
-        where = options.script or options.hosts
-        print(f"starting {counted(options.np, 'rank')} ({where}): {name}", file=sys.stderr, flush=True)
+    if config is not None and config.progress != "none":
+        where, what = options.script or options.hosts, f"{config.model} on {config.dataset}"
+        print(f"starting {counted(options.np, 'rank')} ({where}): {what}", file=sys.stderr, flush=True)
     try:
-        code = _run(options, flags, stall)
+        code = _run(options, flags, stall, config)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

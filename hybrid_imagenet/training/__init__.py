@@ -1,1 +1,1 @@
-"""Builds the parts of a run and trains: session, loop, step, callbacks."""
+"""Builds the parts of a run and trains: trainer, loop, step, and what the records hold."""

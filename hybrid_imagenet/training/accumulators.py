@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -81,6 +81,11 @@ def _batch_sums(losses: tf.Tensor, logits: tf.Tensor, labels: tf.Tensor, weights
 def from_vector(vector: tf.Tensor) -> ClassificationSums:
     """Returns the sums in a float64 [4] tensor, such as an all-reduced `SumAccumulator.variable`."""
     return ClassificationSums(*vector.numpy().tolist())
+
+
+def over_ranks(own: ClassificationSums, allreduce_sum: Callable[[tf.Tensor, str], tf.Tensor]) -> ClassificationSums:
+    """Returns the sums over the examples of all ranks, in float64; every rank calls it."""
+    return from_vector(allreduce_sum(tf.constant(dataclasses.astuple(own), tf.float64), "train_sums"))
 
 
 def restore_sums(epoch_sums: Sequence[Sequence[float]], rank: int, size: int) -> ClassificationSums:

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet import __version__, models, optimizers
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import Config, derived
+from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.data import classes, dali, device, pipeline
 from hybrid_imagenet.data.registry import SPLITS, Request
 from hybrid_imagenet.data.sources.base import Source
@@ -30,10 +29,9 @@ from hybrid_imagenet.training.random_batch import RandomBatch
 from hybrid_imagenet.training.step import Batch, TrainStep
 
 _FIRST_LOSS_SCALE = 2.0**15
-_DEV_RUN_IMAGES = 128  # that --fast_dev_run validates
 
 
-def sources(config: Config) -> tuple[Source, Source]:
+def sources(config: RunConfig) -> tuple[Source, Source]:
     """Returns the images to train on and those to validate.
 
     With --tuning_split some training images are kept apart; they are validated unless --eval_split says otherwise.
@@ -45,8 +43,6 @@ def sources(config: Config) -> tuple[Source, Source]:
         Request.from_flags(config, split, memory_bytes=_half_memory(config)).open() for split in SPLITS
     )
     classes.check_splits(config.dataset, train.class_names, validation.class_names)
-    if config.fast_dev_run:
-        validation = Subset(validation, np.arange(min(_DEV_RUN_IMAGES, validation.num_examples)))
     if not config.tuning_split:
         return train, validation
     stays, held_out = tuning_split.split(derived.held_out(config, train.num_examples), train.num_examples, config.seed)
@@ -54,17 +50,17 @@ def sources(config: Config) -> tuple[Source, Source]:
     return rest, Subset(train, held_out) if validated_split(config) == "tuning" else validation
 
 
-def validated_split(config: Config) -> str:
+def validated_split(config: RunConfig) -> str:
     """Returns the images that are validated: `validation`, or `tuning` for those that --tuning_split keeps apart."""
     return config.eval_split if config.tuning_split else "validation"
 
 
-def by_name(config: Config, train: Source, validation: Source) -> dict[str, Source]:
+def by_name(config: RunConfig, train: Source, validation: Source) -> dict[str, Source]:
     """Returns the sources of a run by the names of what they hold."""
     return {"training": train, validated_split(config): validation}
 
 
-def check_window(config: Config, source: Source) -> None:
+def check_window(config: RunConfig, source: Source) -> None:
     """Raises UserError for a window of shards of a source that has none."""
     if config.shuffle_window and source.shard_sizes is None:
         raise UserError(
@@ -73,18 +69,18 @@ def check_window(config: Config, source: Source) -> None:
         )
 
 
-def sample_order(config: Config, source: Source) -> SampleOrder:
+def sample_order(config: RunConfig, source: Source) -> SampleOrder:
     """Returns the order of training examples."""
     return pipeline.order_of(source, config.shuffle_window or 0, config.seed, config.remainder)
 
 
-def model(config: Config, precision: str, num_classes: int, communicator: Communicator) -> keras.Model:
+def model(config: RunConfig, precision: str, num_classes: int, communicator: Communicator) -> keras.Model:
     """Returns the network, with the layers of --freeze out of training.
 
     Raises:
       UserError: if it cannot be built so.
     """
-    parts, together = derived.normalized_together(config, communicator.size)
+    parts, together = derived.normalized_together(config)
     network = models.create(
         config.model,
         num_classes,
@@ -116,14 +112,16 @@ def _statistics_over_ranks(communicator: Communicator, together: int) -> Callabl
     return communicator.allreduce_sum if together == communicator.size else communicator.allreduce_neighbors
 
 
-def schedule(config: Config, workers: int) -> schedules.Schedule:
+def schedule(config: RunConfig) -> schedules.Schedule:
     """Returns learning rate, momentum and bounds by fractional epoch."""
-    return schedules.create(**derived.schedule_arguments(config, workers))
+    return schedules.create(**derived.schedule_arguments(config))
 
 
-def optimizer(config: Config, precision: str, network: keras.Model, communicator: Communicator) -> DistributedOptimizer:
+def optimizer(
+    config: RunConfig, precision: str, network: keras.Model, communicator: Communicator
+) -> DistributedOptimizer:
     """Returns the update rule behind the reduction over ranks."""
-    inner = optimizers.create(**derived.optimizer_arguments(config, derived.workers(config, communicator.size)))
+    inner = optimizers.create(**derived.optimizer_arguments(config))
     inner.set_kinds(classify(network))
     return DistributedOptimizer(
         inner,
@@ -135,7 +133,7 @@ def optimizer(config: Config, precision: str, network: keras.Model, communicator
 
 
 def train_step(
-    config: Config,
+    config: RunConfig,
     precision: str,
     network: keras.Model,
     update: DistributedOptimizer,
@@ -158,7 +156,7 @@ def train_step(
     )
 
 
-def loss_scale(config: Config, precision: str) -> LossScale:
+def loss_scale(config: RunConfig, precision: str) -> LossScale:
     """Returns the loss scale that --loss_scale asks for.
 
     Raises:
@@ -175,7 +173,7 @@ def loss_scale(config: Config, precision: str) -> LossScale:
         raise UserError(f"--loss_scale={config.loss_scale}: give auto, dynamic or a positive number") from None
 
 
-def train_preprocess(config: Config, dtype: str) -> Callable[[Batch], tf.Tensor]:
+def train_preprocess(config: RunConfig, dtype: str) -> Callable[[Batch], tf.Tensor]:
     """Returns the device's part of the training augmentation."""
     sony = dataclasses.replace(
         augment.SONY, pad=config.augment_pad, brightness=config.augment_brightness, noise=config.augment_noise
@@ -185,7 +183,7 @@ def train_preprocess(config: Config, dtype: str) -> Callable[[Batch], tf.Tensor]
     return lambda batch: prepare(batch["image"], batch["seed"])
 
 
-def random_batch(config: Config, communicator: Communicator) -> RandomBatch | None:
+def random_batch(config: RunConfig, communicator: Communicator) -> RandomBatch | None:
     """What leaves images out of a rank's batches (--random_batch); None without it."""
     if not config.random_batch:
         return None
@@ -198,13 +196,13 @@ def evaluation_preprocess(dtype: str) -> Callable[[Batch], tf.Tensor]:
     return lambda batch: prepare(batch["image"])
 
 
-def check_decoder(config: Config) -> None:
+def check_decoder(config: RunConfig) -> None:
     """Raises UserError if the decoder that --decoder asks for does not run here."""
     if config.decoder == "dali":
         dali.check(dali.gpu_of(_ahead_device()))
 
 
-def host_options(config: Config, threads: int) -> pipeline.HostOptions:
+def host_options(config: RunConfig, threads: int) -> pipeline.HostOptions:
     """Returns how the host reads and decodes."""
     return pipeline.HostOptions(
         threads=config.data_threads or threads,
@@ -216,14 +214,14 @@ def host_options(config: Config, threads: int) -> pipeline.HostOptions:
     )
 
 
-def evaluation_crop(config: Config) -> float:
+def evaluation_crop(config: RunConfig) -> float:
     """Returns the side of the square that is evaluated, as a fraction of the shorter side."""
     if config.eval_crop is not None:
         return config.eval_crop
     return augment.evaluation_fraction(config.augmentation)
 
 
-def description(config: Config, source: Source) -> dict[str, Any]:
+def description(config: RunConfig, source: Source) -> dict[str, Any]:
     """Describes a run for its checkpoints, JSON-ready: all that is needed to use it without the run's flags."""
     return {
         "model": config.model,
@@ -246,6 +244,6 @@ def _ahead_device() -> str | None:
     return "/gpu:0" if tf.config.list_physical_devices("GPU") else None
 
 
-def _half_memory(config: Config) -> int:
+def _half_memory(config: RunConfig) -> int:
     """Returns bytes for reading ahead, and as many for row groups or the cache."""
     return int(config.data_memory_gb * 1e9 / 2)

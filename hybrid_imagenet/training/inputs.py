@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import Config, derived
+from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.bad_records import BadRecords
 from hybrid_imagenet.data.sources.base import Source
@@ -30,7 +30,7 @@ class TrainingData:
 
     def __init__(
         self,
-        config: Config,
+        config: RunConfig,
         source: Source,
         order: SampleOrder,
         communicator: Communicator,
@@ -60,7 +60,7 @@ class TrainingData:
 
     def global_batch(self, epoch: int) -> int:
         """Returns the images of all ranks per update."""
-        return self._stages.at(epoch).global_batch(derived.workers(self._config, self._ranks.size))
+        return self._stages.at(epoch).global_batch(self._config.gpus)
 
     def facts(self, epoch: int) -> dict[str, int]:
         """Returns the sizes that records tell."""

@@ -1,12 +1,11 @@
-"""Runs the training loop: walks the examples, calls the compiled step and drives Keras callbacks."""
+"""Runs the training loop: walks the examples, calls the compiled step, and says when what is done."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
-import keras
 import tensorflow as tf
 
 from hybrid_imagenet.checkpoints.run_state import RunState
@@ -18,7 +17,36 @@ from hybrid_imagenet.stages import START
 from hybrid_imagenet.training.accumulators import ClassificationSums
 from hybrid_imagenet.training.step import Batch, TrainStep
 
-BatchPlan = Callable[[int], tuple[int, int]]
+
+class Data(Protocol):
+    """The part of `inputs.TrainingData` that the loop uses."""
+
+    length: RunLength
+
+    def sizes(self, epoch: int) -> tuple[int, int]:
+        """Returns images per GPU and micro-batch, and micro-batches per step."""
+
+    def stream(self, cursor: Cursor, step: int = 0) -> Iterator[Batch]:
+        """Yields micro-batches of this rank from a cursor on."""
+
+
+class Events(Protocol):
+    """What the loop calls; epochs count from 0, positions are fractional epochs done."""
+
+    def step_begins(self, start: float, end: float, global_batch: int) -> None:
+        """Before a step over the fractional epochs `start` to `end`."""
+
+    def step_ends(self, position: float, record: dict[str, Any] | None, save: bool) -> None:
+        """After a step, with a record where metrics were fetched; `save` is a request for a checkpoint."""
+
+    def validates(self, position: float) -> bool:
+        """Whether to validate here."""
+
+    def validate(self) -> dict[str, Any]:
+        """Returns the results of a validation."""
+
+    def epoch_ends(self, epoch: int, record: dict[str, Any]) -> None:
+        """At the end of an epoch, or inside of one; the sums of its examples are `record["sums"]`."""
 
 
 class Loop:
@@ -35,83 +63,68 @@ class Loop:
         *,
         state: RunState,
         step: TrainStep,
-        length: RunLength,
-        batches: BatchPlan,
-        data: Callable[[Cursor, int], Iterator[Batch]],
-        validate: Callable[[], dict[str, float]],
-        validate_after: Callable[[float], bool],
+        data: Data,
         control: Control,
-        world_size: int,
+        gpus: int,
         log_every: int,
-        callbacks: Sequence[keras.callbacks.Callback],
+        events: Events,
     ):
         """Takes the assembled parts.
 
         Args:
           state: where to start; advanced in place.
           step: the compiled step.
-          length: where the run ends, in the order of examples.
-          batches: for an epoch, images per rank and micro-batch, and micro-batches per step.
-          data: micro-batches of this rank from a cursor on, before which so many steps lie.
-          validate: validates over all ranks; returns `val_loss`, `val_top1`, `val_top5`.
-          validate_after: whether to validate where so many fractional epochs are done.
+          data: the micro-batches, and where the run ends.
           control: requests to stop or save.
-          world_size: N.
+          gpus: N.
           log_every: steps between fetches.
-          callbacks: in the order in which they are called.
+          events: is told of each step and epoch.
         """
         self.state = state
         self.step = step
-        self._length = length
-        self._order = length.order
-        self._batches = batches
         self._data = data
-        self._validate = validate
-        self._validate_after = validate_after
+        self._order = data.length.order
         self._control = control
-        self._world_size = world_size
+        self._gpus = gpus
         self._log_every = log_every
-        self._callbacks = list(callbacks)
+        self._events = events
         self._meter = _Meter(state, log_every)
         self._compiled = False
 
     def run(self) -> None:
         """Trains from the state's cursor to the end, to the target, or to a request to stop."""
-        self._call("on_train_begin")
-        batches = self._data(self.state.cursor, self.state.step)
+        batches = self._data.stream(self.state.cursor, self.state.step)
         self._meter.restart(self.step.sums.read())
         while not (self._reached() and self._closed()) and not self.state.stop:
             self._epoch(self.state.finished_epochs, batches)
-        self._call("on_train_end", {"stop": self.state.stop})
 
     def _epoch(self, epoch: int, batches: Iterator[Batch]) -> None:
-        per_rank, micro_batches = self._batches(epoch)
-        global_batch = per_rank * micro_batches * self._world_size
+        images, micro_batches = self._data.sizes(epoch)
+        global_batch = images * micro_batches * self._gpus
         if micro_batches > 1:
             self.step.prepare_accumulation()
-        self._call("on_epoch_begin", epoch, {"global_batch": global_batch})
         while self.state.cursor.epoch == epoch and not self._reached() and not self.state.stop:
             start = self.state.cursor
-            if self._validate_after(self._order.position(start)):  # inside of an epoch
-                self._close(epoch)
+            if self._events.validates(self._order.position(start)):  # inside of an epoch
+                self._close(epoch, global_batch)
                 continue
             end = self._order.advance(start, global_batch)
-            span = {"start": self._order.position(start), "end": self._order.position(end)}
-            self._call("on_train_batch_begin", self.state.step, span)
+            position = self._order.position(end)
+            self._events.step_begins(self._order.position(start), position, global_batch)
             self._one_step(batches, micro_batches)
             self.state.cursor = end
             self.state.step += 1
             self.state.images += global_batch
-            self._after_step(span["end"])
+            self._after_step(epoch, global_batch, position)
         if not self.state.stop:
-            self._close(epoch)
+            self._close(epoch, global_batch)
 
     def _reached(self) -> bool:
-        return self._length.reached(self.state.cursor, self.state.step)
+        return self._data.length.reached(self.state.cursor, self.state.step)
 
     def _closed(self) -> bool:
         """Returns whether the epoch record at the end is made; a checkpoint may lie between a step and its record."""
-        return self.state.closed_at >= min(self._order.position(self.state.cursor), self._length.epochs)
+        return self.state.closed_at >= min(self._order.position(self.state.cursor), self._data.length.epochs)
 
     def _one_step(self, batches: Iterator[Batch], micro_batches: int) -> None:
         control = self._control.word()
@@ -129,47 +142,41 @@ class Loop:
         self._meter.waited += time.perf_counter() - began
         return batch
 
-    def _after_step(self, position: float) -> None:
-        logs: dict[str, Any] = {"position": position}
-        copies = self.step.copies
+    def _after_step(self, epoch: int, global_batch: int, position: float) -> None:
+        copies, record = self.step.copies, None
         copies.make(self.state.step, self._log_every)
         if self._meter.due():
             copies.open(self.state.step)
-            logs |= self._meter.record(ClassificationSums(*copies.read("sums").tolist()))
+            sums = ClassificationSums(*copies.read("sums").tolist())
+            record = {"epoch": epoch + 1, "global_batch": global_batch, "position": position}
+            record |= self._meter.record(sums)
         elif not self._compiled:
             self._meter.compiled()
         if not self._compiled:
             START.finish()
         self._compiled = True
         verdict = self._control.read(self.step.requests())
-        logs["save"] = verdict.save
         if verdict.stop:
             self.state.stop = "preempted"
-        self._call("on_train_batch_end", self.state.step, logs)
+        self._events.step_ends(position, record, verdict.save)
         copies.close()
 
-    def _close(self, epoch: int) -> None:
+    def _close(self, epoch: int, global_batch: int) -> None:
         """Makes an epoch record: of a whole epoch, or inside of one."""
         position, whole = self._order.position(self.state.cursor), self.state.cursor.epoch > epoch
-        logs: dict[str, Any] = {"epoch": epoch + 1 if whole else position, "step": self.state.step}
-        logs |= self._meter.epoch(self.step.sums.read())
+        record: dict[str, Any] = {"global_batch": global_batch, "epoch": epoch + 1 if whole else position}
+        record |= {"step": self.state.step, **self._meter.epoch(self.step.sums.read())}
         self.step.copies.forget()
         self.step.sums.reset()  # before what is saved at the end of the epoch: that is where the next one begins
-        if self._validate_after(position):
+        if self._events.validates(position):
             began = time.perf_counter()
-            self._call("on_test_begin")
-            logs |= self._validate()
-            self._call("on_test_end", logs)
-            logs["validation_seconds"] = time.perf_counter() - began
+            record |= self._events.validate()
+            record["validation_seconds"] = time.perf_counter() - began
         self._meter.lap()
         self.state.finished_epochs, self.state.closed_at = self.state.cursor.epoch, position
-        logs["seconds"] = self.state.seconds
-        self._call("on_epoch_end", epoch, logs)
+        record["seconds"] = self.state.seconds
+        self._events.epoch_ends(epoch, record)
         self._meter.restart(self.step.sums.read())
-
-    def _call(self, hook: str, *arguments: Any) -> None:
-        for callback in self._callbacks:
-            getattr(callback, hook)(*arguments)
 
 
 class _Meter:

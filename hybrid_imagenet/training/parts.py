@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,17 +13,16 @@ from hybrid_imagenet import comm
 from hybrid_imagenet.checkpoints import restore
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import Config, derived
+from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.models import normalization
-from hybrid_imagenet.resilience import preemption, rollback
+from hybrid_imagenet.resilience import preemption
 from hybrid_imagenet.resilience.watchdog import Watchdog
 from hybrid_imagenet.training import accumulators, build, hardware, loss_alarm, step
-from hybrid_imagenet.training.callbacks.averaged_weights import AveragedWeights
-from hybrid_imagenet.training.callbacks.batch_norm import MergeBatchNormStatistics, PreciseStatistics
-from hybrid_imagenet.training.callbacks.divergence import DivergenceGuard
-from hybrid_imagenet.training.callbacks.example_count import all_replaced
+from hybrid_imagenet.training.averaged_weights import AveragedWeights
+from hybrid_imagenet.training.batch_norm import BatchNormStatistics, PreciseStatistics
 from hybrid_imagenet.training.evaluation import Validation
+from hybrid_imagenet.training.example_count import all_replaced
 from hybrid_imagenet.training.inputs import TrainingData
 from hybrid_imagenet.training.losses import LOSSES
 from hybrid_imagenet.training.recorder import Recording
@@ -37,27 +37,20 @@ class Parts:
 
     def __init__(
         self,
-        config: Config,
+        config: RunConfig,
         communicator: Communicator,
         recording: Recording,
         precision: str,
         train_source: Source,
         validation_source: Source,
-        rollback: rollback.Rollback | None = None,
     ):
-        """Builds the parts; the same on every rank.
-
-        With `rollback` training continues from the last good checkpoint.
-        """
+        """Builds the parts; the same on every rank."""
         self.config = config
         self.communicator = communicator
         self.recording = recording
-        self.rollback = rollback
         self.validation_source = validation_source
         self.sources = build.by_name(config, train_source, validation_source)
         self.state = RunState()
-        self.restored_top1: float | None = None
-        self.divergence: DivergenceGuard | None = None  # of the restored state: made with the callbacks
         self.watchdog = Watchdog(
             communicator,
             config.stall_timeout,
@@ -67,8 +60,7 @@ class Parts:
         order = build.sample_order(config, train_source)
         self.data = TrainingData(config, train_source, order, communicator, options)
         self.model = build.model(config, precision, train_source.num_classes, communicator)
-        self.workers = derived.workers(config, communicator.size)
-        self.schedule = build.schedule(config, self.workers)
+        self.schedule = build.schedule(config)
         self.optimizer = build.optimizer(config, precision, self.model, communicator)
         compute = precision.removeprefix("mixed_")
         choose = build.random_batch(config, communicator)
@@ -101,16 +93,12 @@ class Parts:
         """Returns everything that training changes, by a stable name."""
         parts = {"model": self.model.variables, "optimizer": self.optimizer.variables}
         found = {f"{part}/{i:04d}/{v.path}": v for part, values in parts.items() for i, v in enumerate(values)}
-        averages = [pair for part in self.averaged for pair in part.variables.items()]
-        return found | {f"average/{i:04d}/{path}": v for i, (path, v) in enumerate(averages)}
+        averages = self.averaged.variables if self.averaged is not None else {}
+        return found | {f"average/{i:04d}/{path}": v for i, (path, v) in enumerate(averages.items())}
 
-    def synchronize(self) -> None:
-        """Readies the statistics for a checkpoint, or ends a run that has diverged; every rank calls it."""
-        if self.divergence is not None:
-            self.divergence.look()
-        self.statistics.synchronize()
-        for part in self.averaged:
-            part.refresh()
+    def validated_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Has the network hold the weights that are validated inside; every rank calls it."""
+        return self.averaged.in_place() if self.averaged is not None else contextlib.nullcontext()
 
     def checkpoint_meta(self) -> Mapping[str, Any]:
         """Returns a checkpoint's description beside the arrays; every rank calls it."""
@@ -129,8 +117,8 @@ class Parts:
         """Returns the images of all ranks per update at the present position."""
         return self.data.global_batch(self.state.cursor.epoch)
 
-    def _statistics(self, *, precise: bool) -> MergeBatchNormStatistics:
-        """Returns the callback that merges statistics of normalization over ranks, if `precise` measured anew."""
+    def _statistics(self, *, precise: bool) -> BatchNormStatistics:
+        """Returns what merges statistics of normalization over ranks, if `precise` measured anew."""
         layers, collect = normalization.kept_statistics(self.model), None
         if precise:
             collect = PreciseStatistics(
@@ -140,14 +128,14 @@ class Parts:
                 lambda: self.state.step,
             ).collect
         ranks = self.communicator
-        return MergeBatchNormStatistics(
+        return BatchNormStatistics(
             ranks.allreduce_sum, ranks.size, layers, collect, lambda: normalization.merge_parts(self.model)
         )
 
-    def _averaged(self) -> list[AveragedWeights]:
-        """Returns the averaged weights of --ema_decay, or those of the optimizer's method, if there are any."""
+    def _averaged(self) -> AveragedWeights | None:
+        """Returns the averaged weights of --ema_decay, or those of the optimizer's method; None without any."""
         average = self.optimizer.average or self.optimizer.inner.evaluated()
         if average is None:
-            return []
+            return None
         pairs, measure = normalization.statistics(self.model), self._statistics(precise=True).synchronize
-        return [AveragedWeights(self.model, average, pairs, measure, lambda: self.state.step)]
+        return AveragedWeights(self.model, average, pairs, measure, lambda: self.state.step)

@@ -16,14 +16,15 @@ from typing import Any
 
 from hybrid_imagenet.checkpoints import glance, metadata
 from hybrid_imagenet.comm.environment import placement
-from hybrid_imagenet.config import AUTO, Config, derived, own_network, this_host
+from hybrid_imagenet.config import RunConfig, derived, own_network, resumed
 from hybrid_imagenet.config.checks import check_data
 from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.runlog import run_dir
-from hybrid_imagenet.training import resumed_flags
 
+ELSEWHERE_VARIABLE = "HYBRID_IMAGENET_RANKS_ELSEWHERE"
+"""Set by the scripts for clusters, whose check runs on a host that may not train: it looks at no disk there."""
 CHECKED_VARIABLE = "HYBRID_IMAGENET_CHECKED"
 """Set in the environment of ranks whose launcher has checked what lies on the disk."""
 _SHAPE = {"model": "model", "model_width": "width", "stem": "stem"}
@@ -39,41 +40,39 @@ class Findings:
     warnings: list[str]
 
 
-def run(config: Config, ranks: int, *, disk: bool = True) -> None:
+def run(config: RunConfig, *, disk: bool = True) -> None:
     """Checks a run; prints warnings and, with --check_only, what was checked.
 
     Args:
       config: of the run.
-      ranks: their number.
       disk: whether to check what lies on the disk of this host.
 
     Raises:
       UserError: for the first thing that would end the run before it trains.
     """
-    found = check(config, ranks, disk=disk)
+    found = check(config, disk=disk)
     if config.check_only and placement().rank == 0:
-        found.warnings.extend(this_host.warnings(config))
         print("\n".join(found.checked))
     for text in found.warnings:
         print(f"warning: {text}", file=sys.stderr)
 
 
-def check(config: Config, ranks: int, *, disk: bool = True) -> Findings:
+def check(config: RunConfig, *, disk: bool = True) -> Findings:
     """Checks the flags of a run, and on rank 0 what lies on the disk; arguments and errors as for `run`."""
-    _check_flags(config, ranks)
+    _check_flags(config)
     found = Findings(["flags: they go together"], [])
-    if not disk or os.environ.get(this_host.ELSEWHERE_VARIABLE):
+    if not disk or os.environ.get(ELSEWHERE_VARIABLE):
         found.checked.append("not checked: what lies on the disk, as the ranks run on other hosts")
     elif placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
-        _check_disk(config, ranks, found)
+        _check_disk(config, found)
     return found
 
 
-def _check_flags(config: Config, ranks: int) -> None:
+def _check_flags(config: RunConfig) -> None:
     """Checks the batch against a dataset of known size, and looks for packages that flags ask for."""
     images = registry.of(config.dataset).images
-    if images is not None and config.per_gpu_batch != AUTO:
-        check_data(config, images - derived.held_out(config, images), derived.workers(config, ranks))
+    if images is not None:
+        check_data(config, images - derived.held_out(config, images))
     if config.decoder == "dali" and not _installed("nvidia.dali"):
         raise UserError("--decoder=dali: NVIDIA DALI is not installed: install nvidia-dali-cuda120 (the extra dali)")
     if config.tracker != "none" and not _installed(config.tracker):
@@ -87,28 +86,27 @@ def _installed(module: str) -> bool:
         return False
 
 
-def _check_disk(config: Config, ranks: int, found: Findings) -> None:
+def _check_disk(config: RunConfig, found: Findings) -> None:
     data = registry.look(registry.Request.from_flags(config))
     classes = "" if data.classes is None else f", {data.classes} classes"
     found.checked.append(f"dataset: {config.dataset}, {data.text}{classes}")
     file = own_network.locate(config.model) if ":" in config.model else None
     found.checked.append(f"model: {config.model}" + (f", in {file}" if file else ""))
-    recipe = "fast_dev_run" if config.fast_dev_run else config.recipe
-    path = run_dir.chosen(config.run_dir, recipe, config.dataset, resume=config.resume)
+    path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
     state = run_dir.check(path, resume=config.resume)
     found.checked.append(f"run directory: {path}, {state}")
     checkpoint = glance.newest(path / "checkpoints", metadata.check_run) if config.resume else None
     if checkpoint is not None:
         _check_resumed(config, checkpoint, data.classes)
         found.checked.append(f"checkpoint: {checkpoint.path}, of this model and optimizer")
-        found.warnings.extend(_moved_learning_rate(config, ranks, checkpoint.meta))
+        found.warnings.extend(_moved_learning_rate(config, checkpoint.meta))
     elif config.resume and not any(path.glob("checkpoints/step-*")):  # damaged ones are refused when they are read
         found.warnings.append(f"--resume: {path} holds no checkpoint yet, so training starts from the beginning")
     if checkpoint is None and config.init_from:
         _check_weights(config, found)
 
 
-def _check_resumed(config: Config, checkpoint: glance.Description, classes: int | None) -> None:
+def _check_resumed(config: RunConfig, checkpoint: glance.Description, classes: int | None) -> None:
     """Refuses a checkpoint of another network, optimizer or number of classes."""
     for flag, key in (_SHAPE | {"blurpool": "blurpool", "optimizer": "optimizer"}).items():
         before, now = checkpoint.meta.get(key), getattr(config, flag)
@@ -129,32 +127,29 @@ def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _moved_learning_rate(config: Config, ranks: int, meta: Mapping[str, Any]) -> list[str]:
+def _moved_learning_rate(config: RunConfig, meta: Mapping[str, Any]) -> list[str]:
     """A line if another --epochs than that of the run so far moves the learning rate where training continues."""
-    earlier = resumed_flags.description(config)
-    before = earlier.get("flags", {}).get("epochs")
-    if not isinstance(before, int | float) or config.per_gpu_batch == AUTO:
+    before = resumed.description(config).get("flags", {}).get("epochs")
+    if not isinstance(before, int | float):
         return []
-    workers = derived.workers(config, ranks)
-    now = derived.settle(resumed_flags.keep_choices(config, earlier), workers)
     cursor, images = meta["state"]["cursor"], meta.get("data", {}).get("training", {}).get("images")
     position = cursor["epoch"] + (cursor["offset"] / images if images else 0.0)
-    batch = derived.batches(now).at(cursor["epoch"]).global_batch(workers)
+    batch = derived.batches(config).at(cursor["epoch"]).global_batch(config.gpus)
 
     def rate(epochs: float) -> float:
-        arguments = derived.schedule_arguments(now.replace({"epochs": "run"}, epochs=epochs), workers)
+        arguments = derived.schedule_arguments(config.changed(epochs=epochs))
         return float(schedules.create(**arguments)(position, position, batch)["learning_rate"])
 
-    old, new = rate(before), rate(now.epochs)
-    if before == now.epochs or abs(new - old) <= _MOVED * max(old, new):
+    old, new = rate(before), rate(config.epochs)
+    if before == config.epochs or abs(new - old) <= _MOVED * max(old, new):
         return []
     return [
-        f"--epochs={now.epochs:g}, the run had {before:g}: the learning rate at epoch {position:.4g} becomes {new:.4g} "
-        f"instead of {old:.4g}"
+        f"--epochs={config.epochs:g}, the run had {before:g}: the learning rate at epoch {position:.4g} becomes "
+        f"{new:.4g} instead of {old:.4g}"
     ]
 
 
-def _check_weights(config: Config, found: Findings) -> None:
+def _check_weights(config: RunConfig, found: Findings) -> None:
     """Refuses weights (--init_from) of another network; functions of the user's are compared when they are built."""
     try:
         weights = glance.look(pathlib.Path(str(config.init_from)))

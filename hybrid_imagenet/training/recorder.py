@@ -18,11 +18,10 @@ from hybrid_imagenet import __version__, files
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.config import Config, derived, report
+from hybrid_imagenet.config import Origin, RunConfig, derived, report
 from hybrid_imagenet.data.directories import is_url
 from hybrid_imagenet.errors import UserError, counted, without_secrets
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
-from hybrid_imagenet.resilience.rollback import Rollback
 from hybrid_imagenet.runlog import jsonl, live, run_dir, standard_logs, summary, trackers
 from hybrid_imagenet.stages import command_start, on_terminal
 
@@ -38,25 +37,22 @@ class Recording:
       single_gpu_throughput: images per second of one GPU alone (--single_gpu_throughput), or None.
     """
 
-    def __init__(self, config: Config, rank: int, size: int, note: str = "", held: pathlib.Path | None = None):
+    def __init__(self, config: RunConfig, rank: int, size: int):
         """Creates or re-opens the run directory on rank 0.
 
         Args:
           config: names the directory, and what else is recorded and shown.
           rank: of this process.
           size: number of ranks.
-          note: shown when the run begins.
-          held: the directory of the run under way, when the ranks have changed.
 
         Raises:
           UserError: if it cannot be used.
         """
         self._config = config
-        self._note = note
         self.single_gpu_throughput = (
             summary.single_gpu_speed(config.single_gpu_throughput) if config.single_gpu_throughput else None
         )
-        self._directory = _open(config, held) if rank == 0 else None
+        self._directory = _open(config) if rank == 0 else None
         self.path = self._directory.path if self._directory is not None else None
         self._rank = rank
         self._handler: logging.Handler | None = None
@@ -96,37 +92,10 @@ class Recording:
             self.view.message(f"no checkpoint in {self._directory.path}: starting from the beginning")
         return checkpoint
 
-    def last_good_checkpoint(self, rollback: Rollback) -> Checkpoint | None:
-        """Returns the checkpoint to roll back to, on rank 0; None for the beginning. Later ones are removed."""
-        if self.store is None:
-            return None
-        self.store.remove_after(rollback.good_step)
-        return self.store.newest_good()
-
     def diverged(self, step: int, seconds: float, loss: float) -> None:
-        """Records that training has diverged; a rollback removes the record with those of the steps it goes back."""
+        """Records that training has diverged."""
         if self.writer is not None:
             self.writer.write({"kind": "diverged", "step": step, "seconds": seconds, "train_loss": loss})
-
-    def rolled_back(self, rollback: Rollback, step: int, factor: float) -> None:
-        """Records and shows a rollback to `step`, after which all learning rates are `factor` times the schedule's."""
-        if self.writer is None:
-            return
-        self.writer.write(
-            {
-                "kind": "rollback",
-                "step": step,
-                "seconds": rollback.seconds,
-                "train_loss": rollback.loss,
-                "diverged_step": rollback.step,
-                "rollbacks": rollback.count,
-                "learning_rate_factor": factor,
-            }
-        )
-        self.view.message(
-            f"training diverged at step {rollback.step} (loss {rollback.loss:.4g}): back to step {step}, "
-            f"learning rates times {factor:g}"
-        )
 
     def start(self, facts: Mapping[str, Any], info: Mapping[str, Any], state: RunState) -> None:
         """Writes config.json and opens metrics.jsonl.
@@ -145,22 +114,21 @@ class Recording:
             return
         self._meaning = {
             "epochs_planned": self._config.epochs,
-            "target_asked": self._config.origins.get("target_top1", "default") != "default",
+            "target_asked": self._config.origins["target_top1"] is not Origin.DEFAULT,
             "num_classes": facts.get("num_classes"),
             "gpus": facts.get("gpu", "none") != "none",
         }
         flags = self._config.shown()
         now = time.time()
-        workers = derived.workers(self._config, facts["world_size"])
         self._directory.write_json(
             "config.json",
             {
                 "flags": flags,
-                "origins": dict(self._config.origins),
+                "origins": {name: origin.value for name, origin in self._config.origins.items()},
                 "version": __version__,
                 "launched": command_start(now) - state.seconds,
                 "started": now - state.seconds,
-                "peak_learning_rate": derived.peak_learning_rate(self._config, workers),
+                "peak_learning_rate": derived.peak_learning_rate(self._config),
                 **facts,
             },
         )
@@ -178,8 +146,6 @@ class Recording:
                 f"{self.writer.path} has no records of {len(lost)} of the {state.finished_epochs} finished epochs "
                 f"(the first is {lost[0]}): summary and report are of the others; put the file back to have all"
             )
-        if self._note:
-            self.view.message(self._note)
         virtual = f"{self._config.virtual_gpus} virtual GPUs x " if self._config.virtual_gpus > 1 else ""
         self.view.message(
             f"{self._config.model}, {self._config.dataset} ({facts['train_images']} training and "
@@ -192,8 +158,23 @@ class Recording:
                 "epochs: SGD will not be reached"
             )
         imagenet = info.get("reference_batch") is not None
-        for text in report.warnings(self._config, workers, imagenet=imagenet):
+        for text in report.warnings(self._config, imagenet=imagenet):
             self.view.message(text)
+
+    def step(self, step: int, position: float, record: Mapping[str, Any] | None) -> None:
+        """Advances the view; writes and shows the record of a step whose metrics were fetched."""
+        if self.writer is None:
+            return
+        self.view.advance(step, position)
+        if record is not None:
+            self.writer.write({"kind": "step", **record})
+            self.view.step({"kind": "step", **record})
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """Writes and shows the record of an epoch."""
+        if self.writer is not None:
+            self.writer.write({"kind": "epoch", **record})
+            self.view.epoch({"kind": "epoch", **record})
 
     def finish(self, *, world_size: int, train_images: int, seconds: float, stop: str) -> None:
         """Closes metrics.jsonl, writes summary.json and the standard logs, and shows the summary."""
@@ -244,7 +225,7 @@ class Recording:
             self._handler = None
 
     def interrupt(self) -> None:
-        """Lets go of the run's files, so that another process can go on with them as rank 0."""
+        """Closes the run's files without a summary: training has diverged."""
         self.stop_logging()
         if self._directory is None:
             return
@@ -281,14 +262,12 @@ class _ToView(logging.Handler):
         self._view.message(record.getMessage(), self._rank or None)
 
 
-def _open(config: Config, held: pathlib.Path | None) -> run_dir.RunDirectory:
-    if held is not None:
-        return run_dir.RunDirectory(held, resume=True)
+def _open(config: RunConfig) -> run_dir.RunDirectory:
     path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
     return run_dir.RunDirectory(path, resume=config.resume)
 
 
-def _view_mode(config: Config, rank: int, size: int) -> str:
+def _view_mode(config: RunConfig, rank: int, size: int) -> str:
     """Resolves `auto` where a launcher stands between us and the user's terminal."""
     if rank:
         return "none"
@@ -297,7 +276,9 @@ def _view_mode(config: Config, rank: int, size: int) -> str:
     return config.progress
 
 
-def closing_lines(config: Config, run_dir: pathlib.Path, checkpoints: Sequence[pathlib.Path], stop: str) -> list[str]:
+def closing_lines(
+    config: RunConfig, run_dir: pathlib.Path, checkpoints: Sequence[pathlib.Path], stop: str
+) -> list[str]:
     """Returns where checkpoints lie, and the next commands.
 
     Args:
@@ -307,7 +288,7 @@ def closing_lines(config: Config, run_dir: pathlib.Path, checkpoints: Sequence[p
       stop: why it ended: "preempted", "target" or "".
     """
     found = [f"results: {run_dir}"]
-    if not checkpoints or config.fast_dev_run:
+    if not checkpoints:
         return found
     found[0] += f", newest checkpoint: {checkpoints[0].relative_to(run_dir)}"
     report = ["hybrid-imagenet", "report", str(run_dir)]

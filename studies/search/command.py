@@ -145,13 +145,13 @@ def flagfile(done: Sequence[Trial], command: str) -> str:
 
 def _run(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
-    config = configuration.resolve(arguments.flags)
+    config = configuration.resolve(arguments.flags, arguments.ranks)
     lists = arguments.lrs, arguments.relative_steps, arguments.warmups
-    found = trials.candidates(config, arguments.ranks, *lists)
+    found = trials.candidates(config, *lists)
     root = arguments.out.with_suffix(".trials")
 
     def train(candidate: Candidate, epochs: int) -> trial_runs.Result:
-        flags = trials.flags(config, arguments.ranks, candidate, epochs)
+        flags = trials.flags(config, candidate, epochs)
         cell = trial_runs.create(root, [*arguments.flags, *flags], arguments.ranks)
         return running.ensure(cell, running.run_process, arguments.launcher)[0]
 

@@ -6,8 +6,8 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from hybrid_imagenet.config import AUTO, Config, relative_step
-from hybrid_imagenet.config.derived import base_batch, settle
+from hybrid_imagenet.config import RunConfig, relative_step
+from hybrid_imagenet.config.derived import base_batch
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.decays import FIXED
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
@@ -34,8 +34,7 @@ class Candidate:
 
 
 def candidates(
-    config: Config,
-    workers: int,
+    config: RunConfig,
     rates: Sequence[float] = (),
     steps: Sequence[float] = (),
     warmups: Sequence[float] = (),
@@ -48,7 +47,6 @@ def candidates(
 
     Args:
       config: of the run.
-      workers: number of GPUs of each trial.
       rates: learning rates to try instead, for a run without LARS.
       steps: relative steps to try instead, for a run with LARS.
       warmups: values of --warmup_epochs to try instead.
@@ -58,28 +56,25 @@ def candidates(
     """
     if config.batch_schedule or config.image_size_schedule:
         raise UserError("--batch_schedule and --image_size_schedule count epochs of a whole run: search without them")
-    if config.per_gpu_batch == AUTO:
-        raise UserError("--per_gpu_batch=auto: the trials need one batch, give a number")
-    config = settle(config, workers)
     warmups = warmups or [config.warmup_epochs * factor for factor in _WARMUPS]
     fitting = dict.fromkeys(t for t in warmups if t <= config.epochs)
     if not fitting:
         raise UserError(f"--warmups: none lies within --epochs={config.epochs}; give shorter ones")
-    if relative_step.peak(config.replace({}, warmup_epochs=0.0), workers) is not None:
-        return _with_lars(config, workers, rates, steps, tuple(fitting))
+    if relative_step.peak(config.changed(warmup_epochs=0.0)) is not None:
+        return _with_lars(config, rates, steps, tuple(fitting))
     return _without_lars(config, rates, steps, tuple(fitting))
 
 
 def _with_lars(
-    config: Config, workers: int, rates: Sequence[float], steps: Sequence[float], warmups: Sequence[float]
+    config: RunConfig, rates: Sequence[float], steps: Sequence[float], warmups: Sequence[float]
 ) -> list[Candidate]:
     if rates:
         raise UserError("--lrs: with LARS or LAMB the search goes over its relative step; give --relative_steps")
-    steps = steps or [factor * relative_step.tuned(config, base_batch(config, workers)) for factor in _FACTORS]
+    steps = steps or [factor * relative_step.tuned(config, base_batch(config)) for factor in _FACTORS]
     found = []
     for step, warmup in itertools.product(dict.fromkeys(steps), warmups):
-        here = settle(config.replace({}, warmup_epochs=warmup), workers)
-        top = relative_step.peak(here, workers)
+        here = config.changed(warmup_epochs=warmup)
+        top = relative_step.peak(here)
         if top is None:
             raise UserError(
                 f"--warmups={warmup:g}: LARS does not run after it in {config.epochs} epochs; give shorter ones"
@@ -92,7 +87,7 @@ def _with_lars(
 
 
 def _without_lars(
-    config: Config, rates: Sequence[float], steps: Sequence[float], warmups: Sequence[float]
+    config: RunConfig, rates: Sequence[float], steps: Sequence[float], warmups: Sequence[float]
 ) -> list[Candidate]:
     if steps:
         raise UserError("--relative_steps: only LARS and LAMB have a relative step; give --lrs")
@@ -105,14 +100,13 @@ def _without_lars(
     return [Candidate("lr", *pair) for pair in itertools.product(dict.fromkeys(rates), warmups)]
 
 
-def flags(config: Config, workers: int, candidate: Candidate, epochs: int) -> list[str]:
+def flags(config: RunConfig, candidate: Candidate, epochs: int) -> list[str]:
     """The flags that train a candidate for some epochs, under the schedule of the whole run, compressed.
 
     With the share s = epochs / --epochs, T and the milestones are multiplied by s and kappa becomes kappa^(1/s), so
     that the rate at a given fraction of the run stays; poly and cosine end with the run anyway. One validation, at the
     end.
     """
-    config = settle(config, workers)
     share = epochs / config.epochs
     texts = [
         f"--{candidate.flag}={candidate.value!r}",

@@ -50,11 +50,11 @@ def arm(moment: str, number: int) -> None:
     import pathlib
 
     from hybrid_imagenet.checkpoints.store import CheckpointStore
-    from hybrid_imagenet.training.callbacks.batch_norm import MergeBatchNormStatistics
-    from hybrid_imagenet.training.callbacks.record_log import RecordLog
-    from hybrid_imagenet.training.callbacks.schedules import HyperparameterSchedule
+    from hybrid_imagenet.training.batch_norm import BatchNormStatistics
     from hybrid_imagenet.training.evaluation import Validation
+    from hybrid_imagenet.training.hyperparameters import Hyperparameters
     from hybrid_imagenet.training.loop import Loop
+    from hybrid_imagenet.training.recorder import Recording
 
     loops = []
     wrap(Loop, "run", before=loops.append)
@@ -82,15 +82,15 @@ def arm(moment: str, number: int) -> None:
     elif moment == "before rename":
         wrap(pathlib.Path, "replace", before=due_when_writing)
     elif moment == "in batch norm synchronization":  # the others wait in it
-        wrap(MergeBatchNormStatistics, "_merge", before=due)
+        wrap(BatchNormStatistics, "_merge", before=due)
     elif moment == "in validation":
         wrap(Validation, "run", before=lambda *_: loops[0].state.step >= number and threading.Timer(0.05, kill).start())
     elif moment == "after epoch checkpoint":
         wrap(CheckpointStore, "_write", after=due_when_finished)
     elif moment == "at phase switch":
-        wrap(HyperparameterSchedule, "on_train_batch_begin", after=due)
+        wrap(Hyperparameters, "set", after=due)
     else:
-        wrap(RecordLog, "on_epoch_end", **{moment.split()[0]: due})
+        wrap(Recording, "epoch", **{moment.split()[0]: due})
 
 
 def run() -> None:

@@ -115,7 +115,7 @@ def test_every_flag_of_an_optimizer_reaches_its_constructor_and_survives_a_round
     own = signatures.read(method.constructor)
     flags, values = flags_for({flag: a for flag, a in options.items() if a.name in own})
     batch = "--per_gpu_batch=128"  # decoupled decay is that of 256 images
-    arguments = derived.optimizer_arguments(config.resolve([f"--optimizer={name}", batch, *flags]), 2)
+    arguments = derived.optimizer_arguments(config.resolve([f"--optimizer={name}", batch, *flags], 2))
     optimizer = optimizers.create(**arguments)
     made = optimizer.get_config()
     assert {flag: made[options[flag].name] for flag in values} == values
@@ -145,7 +145,7 @@ def test_every_flag_of_a_schedule_changes_its_rates(name):
     base = ["--optimizer=sgd", f"--lr_schedule={name}", "--warmup_epochs=5"]
 
     def rates(*flags):
-        schedule = schedules.create(**derived.schedule_arguments(config.resolve([*base, *flags]), 2))
+        schedule = schedules.create(**derived.schedule_arguments(config.resolve([*base, *flags], 2)))
         return [schedule(e / 2, e / 2, 512)["learning_rate"] for e in range(180)]
 
     options = choices.schedule_options(name)
@@ -161,10 +161,10 @@ def test_every_other_option_of_an_optimizer_changes_the_schedule_or_the_rate(nam
 
     def evaluated(*flags):
         rate = f"--{OPTIMIZERS[name].rate}=0.2"  # above the default start of a linear warmup
-        resolved = config.resolve([f"--optimizer={name}", rate, *flags])
-        schedule = schedules.create(**derived.schedule_arguments(resolved, 2))
+        resolved = config.resolve([f"--optimizer={name}", rate, *flags], 2)
+        schedule = schedules.create(**derived.schedule_arguments(resolved))
         values = [tuple(schedule(e / 2, e / 2 + 0.25, 1024).values()) for e in range(40)]
-        return values, derived.optimizer_arguments(resolved, 2)
+        return values, derived.optimizer_arguments(resolved)
 
     assert options
     for flag in flags_for(options)[0]:
@@ -228,10 +228,10 @@ def test_an_option_of_something_else_is_refused_on_the_command_line(arguments, m
 def test_an_option_of_something_else_is_left_out_of_a_flag_file(tmp_path):
     flagfile = tmp_path / "some.flags"
     flagfile.write_text("--allreduce=torus\n--torus_grid=2x1\n")
-    resolved = config.resolve([f"--flagfile={flagfile}", "--allreduce=ring"])
+    resolved = config.resolve([f"--flagfile={flagfile}", "--allreduce=ring"], 2)
     assert "torus_grid" not in resolved.values()
     assert not hasattr(resolved, "torus_grid")
-    text = report.describe(resolved, 20000, 2)
+    text = report.describe(resolved, 20000)
     assert "torus_grid" in text
     assert "not used: flagfile has 2x1, but --allreduce=ring has no --torus_grid" in text
     assert config.resolve([f"--flagfile={flagfile}"]).torus_grid == "2x1"
@@ -240,18 +240,11 @@ def test_an_option_of_something_else_is_left_out_of_a_flag_file(tmp_path):
 def test_a_recipe_over_the_flag_file_of_another_method(monkeypatch):
     """As `launch/local.sh --recipe=hal` does."""
     monkeypatch.chdir(pathlib.Path(__file__).parents[2])
-    resolved = config.resolve(["--flagfile=flags/digits.flags", "--recipe=hal"])
+    resolved = config.resolve(["--flagfile=flags/digits.flags", "--recipe=hal"], 2)
     assert set(resolved.dropped) == {"lr_decay", "lars_eta"}
-    text = report.describe(resolved, 1500, 2)
+    text = report.describe(resolved, 1500)
     assert "not used: flagfile has 0.02, but --optimizer=sgd has no --lars_eta" in text
-    assert derived.optimizer_arguments(resolved, 2)["optimizer"] == "sgd"
-
-
-def test_a_flag_that_is_gone_is_ignored_with_a_line(caplog):
-    values = config.resolve(["--allreduce=torus"]).values() | {"old_flag": 3, "size_switch_kb": 256}
-    again = config.from_values(values)
-    assert again == config.resolve(["--allreduce=torus"])
-    assert "--old_flag" in caplog.text
+    assert derived.optimizer_arguments(resolved)["optimizer"] == "sgd"
 
 
 def test_help_names_options_with_their_owners():

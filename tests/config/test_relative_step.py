@@ -8,14 +8,14 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet import config, optimizers
-from hybrid_imagenet.config import derived, relative_step, report
+from hybrid_imagenet.config import Origin, derived, relative_step, report
 from hybrid_imagenet.numerics import schedules
 
 IMAGENET = 1_281_167
 
 
 def lines(*flags, gpus=24):
-    return report.describe(config.resolve(flags), IMAGENET, gpus).splitlines()
+    return report.describe(config.resolve(flags, gpus), IMAGENET).splitlines()
 
 
 def found(*flags, gpus=24):
@@ -35,12 +35,12 @@ def found(*flags, gpus=24):
 )
 def test_it_is_how_far_the_optimizer_moves_a_layer(flags):
     """300 updates with one and the same gradient, the weights put back after each."""
-    resolved = derived.settle(config.resolve(["--weight_decay=0", *flags]), 24)
+    resolved = config.resolve(["--weight_decay=0", *flags], 24)
     values = {"learning_rate": 2.4, "momentum": 0.9, "phase": 1.0, "lower_bound": 2.4, "upper_bound": 2.4}
     random = np.random.default_rng(1)
     start, gradient = (random.normal(size=(4, 5)).astype(np.float32) for _ in range(2))
     weights = keras.Variable(start)
-    optimizer = optimizers.create(**derived.optimizer_arguments(resolved, 24))
+    optimizer = optimizers.create(**derived.optimizer_arguments(resolved))
     optimizer.build([weights])
     optimizer.hyper.assign(values)
     for _ in range(300):
@@ -54,8 +54,8 @@ def test_without_lars_there_is_none():
     warm = {"learning_rate": 2.4, "momentum": 0.9, "phase": 0.0}
     assert relative_step.at_step(config.resolve([]), warm) is None
     for flags in (["--recipe=gradual_warmup"], ["--recipe=adabound"], ["--lars_variant=none"], ["--epochs=5"]):
-        resolved = config.resolve(flags)
-        assert relative_step.peak(resolved, 24) is None
+        resolved = config.resolve(flags, 24)
+        assert relative_step.peak(resolved) is None
         assert found(*flags) == []
 
 
@@ -107,10 +107,10 @@ def test_a_relative_step_far_from_the_tuned_one_is_a_warning_whose_remedy_helps(
 
 
 def test_the_peak_is_found_where_a_warmup_ends_within_an_epoch_and_where_the_batch_grows():
-    top = relative_step.peak(config.resolve(["--optimizer=lars", "--lr_schedule=poly", "--warmup_epochs=5.5"]), 24)
+    top = relative_step.peak(config.resolve(["--optimizer=lars", "--lr_schedule=poly", "--warmup_epochs=5.5"], 24))
     assert (top.epoch, top.learning_rate, top.batch) == (6, pytest.approx(2.4), 6144)
     flags = ["--optimizer=lars", "--lr_schedule=constant", "--warmup_epochs=1", "--batch_schedule=30:*2"]
-    top = relative_step.peak(config.resolve(flags), 24)
+    top = relative_step.peak(config.resolve(flags, 24))
     assert (top.epoch, top.learning_rate, top.batch) == (31, pytest.approx(4.8), 12288)
 
 
@@ -128,34 +128,33 @@ def test_the_peak_is_found_where_a_warmup_ends_within_an_epoch_and_where_the_bat
     "flags", [[], ["--hybrid_handover=reset"], ["--hybrid_ramp_epochs=3"], ["--lars_variant=larc"]]
 )
 def test_hybrid_has_the_tuned_step_at_its_batch_when_lars_has_come_in(gpus, step, flags):
-    resolved = derived.settle(config.resolve(flags), gpus)
-    assert relative_step.peak(resolved, gpus).value == pytest.approx(step, rel=2e-3)
-    assert resolved.origins["lars_eta"].startswith(f"MLPerf's table at batch {256 * gpus}: relative step ")
+    resolved = config.resolve(flags, gpus)
+    assert relative_step.peak(resolved).value == pytest.approx(step, rel=2e-3)
+    (line,) = [line for line in lines(*flags, gpus=gpus) if line.startswith("lars_eta ")]
+    assert line.endswith(f"MLPerf's table at batch {256 * gpus}")
     assert found(*flags, gpus=gpus)[1:] == []  # no warning
 
 
 def test_what_is_given_goes_before_the_tuned_step():
     for flags in (["--lars_eta=0.001"], ["--recipe=hybrid", "--lars_eta=0.001"]):
-        assert derived.settle(config.resolve(flags), 24).lars_eta == 0.001
-    for flag in ("--optimizer=lars", "--optimizer=sgd", "--per_gpu_batch=auto", "--lr=0", "--lars_variant=none"):
-        resolved = config.resolve([flag])
-        assert derived.settle(resolved, 24) == resolved
-    again = derived.settle(derived.settle(config.resolve([]), 24), 32)
-    assert again == derived.settle(config.resolve([]), 32)
+        assert config.resolve(flags, 24).lars_eta == 0.001
+    for flag in ("--optimizer=lars", "--optimizer=sgd", "--lr=0", "--lars_variant=none"):
+        assert Origin.BATCH not in config.resolve([flag], 24).origins.values()
+    assert config.resolve([], 24).lars_eta != config.resolve([], 32).lars_eta
 
 
 def test_the_clusters_of_the_paper_have_the_steps_of_their_batches():
     root = pathlib.Path(__file__).parents[2]
     for number, batch, step in ((1, 6144, 0.141), (2, 3072, 0.102)):
-        resolved = config.resolve([f"--flagfile={root}/flags/cluster{number}.flags"])
-        top = relative_step.peak(derived.settle(resolved, 24), 24)
+        resolved = config.resolve([f"--flagfile={root}/flags/cluster{number}.flags"], 24)
+        top = relative_step.peak(resolved)
         assert (top.batch, top.value) == (batch, pytest.approx(step, abs=6e-4))
 
 
 def test_while_lars_comes_in_there_is_no_relative_step():
-    resolved = derived.settle(config.resolve(["--hybrid_ramp_epochs=2"]), 24)
-    schedule = schedules.create(**derived.schedule_arguments(resolved, 24))
+    resolved = config.resolve(["--hybrid_ramp_epochs=2"], 24)
+    schedule = schedules.create(**derived.schedule_arguments(resolved))
     at = {e: relative_step.at_step(resolved, schedule(e, e + 0.01, 6144)) for e in (9.9, 10.0, 11.99, 12.0, 13.0)}
     assert [e for e, value in at.items() if value is None] == [9.9, 10.0, 11.99]
     assert at[13.0] == pytest.approx(0.9 * at[12.0])
-    assert relative_step.peak(resolved, 24).epoch == 13
+    assert relative_step.peak(resolved).epoch == 13

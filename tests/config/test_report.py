@@ -10,8 +10,8 @@ FLAGS = ["--epochs=6", "--warmup_epochs=3", "--per_gpu_batch=32"]
 def test_every_setting_appears_with_what_set_it(tmp_path):
     flagfile = tmp_path / "some.flags"
     flagfile.write_text("--seed=7\n")
-    resolved = config.resolve(["--recipe=hybrid_p40", f"--flagfile={flagfile}", *FLAGS])
-    lines = {line.split()[0]: line for line in report.describe(resolved, 1437, 2).splitlines() if line}
+    resolved = config.resolve(["--recipe=hybrid_p40", f"--flagfile={flagfile}", *FLAGS], 2)
+    lines = {line.split()[0]: line for line in report.describe(resolved, 1437).splitlines() if line}
     assert lines["precision"].split() == ["precision", "float32", "recipe", "hybrid_p40"]
     assert lines["seed"].split() == ["seed", "7", "flagfile"]
     assert lines["epochs"].split() == ["epochs", "6", "command", "line"]
@@ -21,7 +21,7 @@ def test_every_setting_appears_with_what_set_it(tmp_path):
 
 
 def test_the_table_gives_rate_momentum_batch_and_steps_of_each_epoch():
-    text = report.describe(config.resolve([*FLAGS, "--batch_schedule=2:*2,4:64x4"]), 1437, 2)
+    text = report.describe(config.resolve([*FLAGS, "--batch_schedule=2:*2,4:64x4"], 2), 1437)
     rows = text.split("\n\n")[-1].splitlines()[1:]
     assert rows[0].split() == ["1", "AdaBound", "0.2", "0.06829", "to", "643.09", "0.9000", "32", "64", "23", "224"]
     assert rows[3].split() == ["4", "SGD", "0.4", "0.9000", "64", "128", "11", "224"]
@@ -30,8 +30,8 @@ def test_the_table_gives_rate_momentum_batch_and_steps_of_each_epoch():
 
 @pytest.mark.parametrize("remainder", ["wrap", "drop"])
 def test_steps_are_those_of_a_walk_over_the_examples(remainder):
-    resolved = config.resolve([*FLAGS, f"--remainder={remainder}", "--batch_schedule=2:*2,4:64x4"])
-    rows = report.plan(resolved, 1437, 2)
+    resolved = config.resolve([*FLAGS, f"--remainder={remainder}", "--batch_schedule=2:*2,4:64x4"], 2)
+    rows = report.plan(resolved, 1437)
     offset, expected = 0, []
     for epoch in range(6):
         batch = 2 * (32 if epoch < 2 else 64 if epoch < 4 else 256)
@@ -47,14 +47,14 @@ def test_steps_are_those_of_a_walk_over_the_examples(remainder):
 
 
 def test_a_batch_larger_than_the_data_is_named():
-    resolved = config.resolve([*FLAGS, "--batch_schedule=3:512x2"])
-    checks.check_data(resolved, 2048, 2)
+    resolved = config.resolve([*FLAGS, "--batch_schedule=3:512x2"], 2)
+    checks.check_data(resolved, 2048)
     with pytest.raises(
         UserError, match=r"--batch_schedule=3:512x2: 512 images x 2 .*batch of 2048 from epoch 3 .*1437"
     ):
-        report.plan(resolved, 1437, 2)
+        report.plan(resolved, 1437)
     with pytest.raises(UserError, match=r"--per_gpu_batch=32: 32 images on 64 GPUs make a batch of 2048 from epoch 0"):
-        checks.check_data(resolved, 1437, 64)
+        checks.check_data(config.resolve([*FLAGS, "--batch_schedule=3:512x2"], 64), 1437)
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ def test_impossible_combinations_get_one_line(flags, words):
 
 
 def test_the_table_shows_the_size_of_images():
-    resolved = config.resolve([*FLAGS, "--image_size_schedule=0:128,2:160,4:224"])
-    assert [row.image_size for row in report.plan(resolved, 1437, 2)] == [128, 128, 160, 160, 224, 224]
-    assert report.describe(resolved, 1437, 2).splitlines()[-1].split()[-1] == "224"
+    resolved = config.resolve([*FLAGS, "--image_size_schedule=0:128,2:160,4:224"], 2)
+    assert [row.image_size for row in report.plan(resolved, 1437)] == [128, 128, 160, 160, 224, 224]
+    assert report.describe(resolved, 1437).splitlines()[-1].split()[-1] == "224"
 
 
 @pytest.mark.parametrize("flags", [["--optimizer=lamb"], ["--optimizer=muon"], ["--optimizer=schedule_free"]])
 def test_the_warmup_of_optimizers_with_small_rates_rises_to_them(flags):
-    rows = report.plan(config.resolve([*FLAGS, *flags, "--lr=0.02", "--lr_scaling=none"]), 1437, 2)
+    rows = report.plan(config.resolve([*FLAGS, *flags, "--lr=0.02", "--lr_scaling=none"], 2), 1437)
     rates = [row.learning_rate for row in rows]
     assert rates[0] == 0
     assert rates[:4] == sorted(set(rates[:4]))
@@ -104,8 +104,8 @@ def test_that_of_others_begins_where_it_did(optimizer):
 
 def test_a_warmup_that_begins_above_its_end_is_a_warning_whose_remedy_helps():
     low = ["--optimizer=sgd", "--lr=0.05", "--lr_scaling=none", *FLAGS]
-    (warning,) = report.warnings(config.resolve(low), 2)
+    (warning,) = report.warnings(config.resolve(low, 2))
     assert "--warmup_start_lr=0.1 is above the rate after the warmup, 0.05" in warning
-    assert warning in report.describe(config.resolve(low), 1437, 2)
+    assert warning in report.describe(config.resolve(low, 2), 1437)
     for flags in ([*low, "--warmup_start_lr=0"], [*low, "--lr=0.1"], [*low, "--warmup_epochs=0"]):
-        assert report.warnings(config.resolve(flags), 2) == []
+        assert report.warnings(config.resolve(flags, 2)) == []

@@ -3,6 +3,7 @@
 import pytest
 
 from hybrid_imagenet import config, recipes
+from hybrid_imagenet.config import Origin
 from hybrid_imagenet.errors import UserError
 from tests.support import fresh
 
@@ -13,11 +14,11 @@ def test_later_sources_win(tmp_path):
     outer = tmp_path / "outer.flags"
     outer.write_text(f"--flagfile={inner}\n--recipe=hal\n--momentum=0.8\n")
     resolved = config.resolve(["--flagfile", str(outer), "--epochs=30", "--nozero_last_gamma"])
-    assert (resolved.epochs, resolved.origins["epochs"]) == (30, "command line")
-    assert (resolved.seed, resolved.origins["seed"]) == (4, "flagfile")
-    assert (resolved.momentum, resolved.origins["momentum"]) == (0.8, "flagfile")
-    assert (resolved.per_gpu_batch, resolved.origins["per_gpu_batch"]) == (208, "recipe hal")
-    assert resolved.origins["image_size"] == "default"
+    assert (resolved.epochs, resolved.origins["epochs"]) == (30, Origin.COMMAND_LINE)
+    assert (resolved.seed, resolved.origins["seed"]) == (4, Origin.FLAGFILE)
+    assert (resolved.momentum, resolved.origins["momentum"]) == (0.8, Origin.FLAGFILE)
+    assert (resolved.per_gpu_batch, resolved.origins["per_gpu_batch"]) == (208, Origin.RECIPE)
+    assert resolved.origins["image_size"] is Origin.DEFAULT
     assert resolved.zero_last_gamma is False
 
 
@@ -116,4 +117,4 @@ def test_the_augmentation_follows_the_data_set_unless_it_is_given(arguments, kin
 
 
 def test_the_origin_of_the_augmentation_names_the_data_set():
-    assert config.resolve(["--dataset=digits"]).origins["augmentation"] == "default for digits"
+    assert config.resolve(["--dataset=digits"]).origins["augmentation"] is Origin.DATA

@@ -84,14 +84,14 @@ def specs(augmentation: str, image_size: int, batch: int, weighted: bool = False
 
 def resolved(*flags: str) -> Any:
     """The configuration of a small network, with more flags."""
-    return configuration.resolve([*SMALL, *flags])
+    return configuration.resolve([*SMALL, *flags], 2)
 
 
 def training(config: Any, ranks: str = "", precision: str = "mixed_float16") -> Iterator[tuple[str, Any]]:
     """The traced steps of a configuration: one update per batch, or the micro-batches and the update after them."""
     communicator: Any = SingleProcess(config.gradient_health_every_steps)
     if ranks:
-        communicator = Two(derived.communication(config, 2), ranks)
+        communicator = Two(derived.communication(config), ranks)
     network = build.model(config, precision, CLASSES, communicator)
     optimizer = build.optimizer(config, precision, network, communicator)
     choose = build.random_batch(config, communicator)

@@ -27,12 +27,12 @@ def through_fit(arguments: list, epochs: int) -> dict:
     from hybrid_imagenet.training.inputs import TrainingData
 
     with programs.ranks():
-        config = configuration.resolve(arguments)
+        config = configuration.resolve(arguments, hi.size())
         tf.config.experimental.enable_op_determinism()
         source, _ = build.sources(config)
         optimizer = hi.DistributedOptimizer(
-            optimizers.create(**derived.optimizer_arguments(config, hi.size())),
-            schedule=build.schedule(config, hi.size()),
+            optimizers.create(**derived.optimizer_arguments(config)),
+            schedule=build.schedule(config),
             loss_scale=float(config.loss_scale),
         )
         ranks = hi.communicator()
@@ -40,7 +40,7 @@ def through_fit(arguments: list, epochs: int) -> dict:
         data = TrainingData(config, source, order, ranks, build.host_options(config, 1))
         prepare = build.train_preprocess(config, "float32")
         # Ranks begin apart here: the broadcast has to do its part.
-        model = build.model(config.replace({}, seed=config.seed + ranks.rank), "float32", source.num_classes, ranks)
+        model = build.model(config.changed(seed=config.seed + ranks.rank), "float32", source.num_classes, ranks)
         model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         batches = data.stream(Cursor(0, 0))
 

@@ -1,4 +1,4 @@
-"""Loss scaling and skipped steps, without other ranks; training/callbacks/test_callbacks_on_ranks.py has those."""
+"""Loss scaling and skipped steps, without other ranks; tests/training/test_parts_on_ranks.py has those."""
 
 import keras
 import numpy as np

@@ -17,7 +17,7 @@ def train_recipe(name: str, folder: str) -> list:
         *(["--warmup_epochs=1"] if name in WARMUPS else []),
         *(["--image_size_schedule=0:12,1:16", "--eval_image_size=24", "--ema_every=2"] if name == "short" else []),
         *(["--batch_schedule=0:*1,1:*5/2"] if name == "flash_exp4" else []),
-    ])  # fmt: skip
+    ], comm.placement().size)  # fmt: skip
     c = comm.start(comm.Settings(allreduce=resolved.allreduce, compression=resolved.compression))
     outcome = train.run(resolved, c)
     return [outcome, sorted({b["algorithm"] for b in c.statistics()["buckets"]})]

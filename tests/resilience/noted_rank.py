@@ -17,7 +17,7 @@ def _noted(self, batches):
     batch = _next(self, batches)
     # Small files: a limit on the size of files that stands in for a full disk is for the program's own.
     with (_FOLDER / f"{_NAME}-{self.state.step // 100}").open("a") as file:
-        file.write(json.dumps([self.state.step, self._world_size, batch["label"].numpy().tolist()]) + "\n")
+        file.write(json.dumps([self.state.step, self._gpus, batch["label"].numpy().tolist()]) + "\n")
     return batch
 
 

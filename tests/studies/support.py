@@ -4,7 +4,6 @@ import json
 import pathlib
 
 from hybrid_imagenet import config
-from hybrid_imagenet.config import derived
 from studies import trial_runs
 
 
@@ -16,8 +15,8 @@ def curve(end, epochs=4):
 def finish(cell, accuracies, loss=0.5):
     """The files of a run that ended well with these accuracies by epoch."""
     cell.run_dir.mkdir(parents=True, exist_ok=True)
-    resolved = config.resolve([*cell.flags, f"--run_dir={cell.run_dir}"])
-    flags = json.loads(derived.settle(resolved, derived.workers(resolved, cell.ranks)).to_json())
+    resolved = config.resolve([*cell.flags, f"--run_dir={cell.run_dir}"], cell.ranks)
+    flags = json.loads(resolved.to_json())
     facts = {"world_size": cell.ranks, "train_images": 1500, "validation_images": 297, "num_classes": 10}
     facts |= {"tensorflow": "2.21.0", "keras": "3.15.0", "python": "3.11.7", "version": "0.1.0", "commit": "abc"}
     records = [

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet import config
-from hybrid_imagenet.config import derived, relative_step, report
+from hybrid_imagenet.config import relative_step, report
 from studies import batch_norm, questions
 from studies.command import STUDIES
 
@@ -13,8 +13,7 @@ TRAINING = 60_000 - questions.TUNING
 
 
 def settled(arm, point):
-    resolved = config.resolve([*STUDY.arguments(arm, 0), *point.flags])
-    return derived.settle(resolved, derived.workers(resolved, 1))
+    return config.resolve([*STUDY.arguments(arm, 0), *point.flags])
 
 
 ROWS = {arm.name: settled(arm, arm.points[1]) for arm in STUDY.arms}
@@ -33,7 +32,7 @@ def test_the_arms_are_the_rows_of_the_table():
 
 
 def test_random_batches_take_as_many_updates_from_as_many_images_at_the_same_rates():
-    plans = {name: report.plan(row, TRAINING, 12) for name, row in ROWS.items()}
+    plans = {name: report.plan(row, TRAINING) for name, row in ROWS.items()}
     steps = {name: sum(row.steps for row in plan) for name, plan in plans.items()}
     assert steps["last"] == steps["moving"] == steps["sync"] == 521
     assert steps["random"] == pytest.approx(521, abs=1)
@@ -50,6 +49,6 @@ def test_random_batches_take_as_many_updates_from_as_many_images_at_the_same_rat
 
 def test_every_row_is_tuned_over_the_same_relative_steps():
     for number in range(3):
-        found = {relative_step.peak(settled(arm, arm.points[number]), 12).value for arm in STUDY.arms}
+        found = {relative_step.peak(settled(arm, arm.points[number])).value for arm in STUDY.arms}
         assert max(found) == pytest.approx(min(found))
         assert max(found) == pytest.approx(float(STUDY.arms[0].points[number].label), rel=0.06)

@@ -30,10 +30,10 @@ def test_every_study_of_the_papers_is_there():
 @pytest.mark.parametrize(("study", "arm"), ARMS, ids=lambda x: x.name)
 def test_every_arm_can_be_run_with_every_seed(study, arm):
     for seed in range(5):
-        resolved = config.resolve(study.arguments(arm, seed))
+        resolved = config.resolve(study.arguments(arm, seed), 2)
         assert resolved.seed == seed
         assert resolved.target_top1 == (TARGET,)
-        plan = report.plan(resolved, DIGITS, 2)  # raises where a batch does not fit the data
+        plan = report.plan(resolved, DIGITS)  # raises where a batch does not fit the data
         assert len(plan) == EPOCHS
 
 
@@ -99,14 +99,14 @@ SONY = {  # Table 3: global batch at epochs 1, 31, 46 and 76 of 90
 
 @pytest.mark.parametrize("arm", SONY)
 def test_batches_of_s_are_scaled_down_by_one_factor(arm):
-    resolved = settings("batch_size_control", arm)
+    resolved = config.resolve(STUDIES["batch_size_control"].arguments(named("batch_size_control")[arm], 0), 2)
     schedule = derived.batches(resolved)
     for epoch, batch in zip((0, 30, 45, 75), SONY[arm], strict=True):
         at = epoch * EPOCHS / 90
         assert at == int(at)
         assert schedule.at(int(at)).global_batch(2) * SONY_SCALE == batch
     assert bool(resolved.label_smoothing) == (arm in ("exp2", "exp3", "exp4"))  # Table 3, LS
-    plan = report.plan(resolved, DIGITS, 2)
+    plan = report.plan(resolved, DIGITS)
     assert {round(row.momentum, 6) for row in plan} == {0.9}
     assert max(row.learning_rate for row in plan) <= 34.0
 

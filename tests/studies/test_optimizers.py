@@ -14,8 +14,7 @@ ARMS = {arm.name: arm for arm in STUDY.arms}
 
 
 def settled(arm, point, ranks=1, study=STUDY):
-    resolved = config.resolve([*study.arguments(arm, 0), *(point.flags if point else ())])
-    return derived.settle(resolved, derived.workers(resolved, ranks))
+    return config.resolve([*study.arguments(arm, 0), *(point.flags if point else ())], ranks)
 
 
 def test_every_optimizer_has_five_points_at_every_batch():
@@ -23,7 +22,7 @@ def test_every_optimizer_has_five_points_at_every_batch():
     for arm in STUDY.arms:
         found = [settled(arm, point) for point in arm.points]
         assert len({str(each.values()) for each in found}) == 5
-        assert {derived.base_batch(each, derived.workers(each, 1)) for each in found} == {arm.batch}
+        assert {derived.base_batch(each) for each in found} == {arm.batch}
         assert {(each.epochs, each.per_gpu_batch, each.warmup_epochs) for each in found} == {(16, 32, 3)}
 
 
@@ -56,7 +55,7 @@ def test_points_of_lamb_are_relative_steps_around_its_authors(batch):
     arm = ARMS[f"lamb_{batch}"]
     for point, factor in zip(arm.points, questions.FACTORS, strict=True):
         resolved = settled(arm, point)
-        top = relative_step.peak(resolved, derived.workers(resolved, 1))
+        top = relative_step.peak(resolved)
         assert top.value == pytest.approx(factor * relative_step.tuned(resolved, batch), rel=1e-3)
         assert float(point.label) == pytest.approx(top.value, rel=0.06)
 
@@ -71,7 +70,7 @@ def test_every_tuned_arm_is_trained_by_the_optimizer_that_it_is_called_after():
 def test_the_noise_scale_is_measured_over_two_ranks_at_the_same_batches():
     for arm, batch in zip(optimizers.GRADIENT_NOISE.arms, questions.BATCHES[:2], strict=True):
         resolved = settled(arm, None, ranks=2, study=optimizers.GRADIENT_NOISE)
-        assert derived.base_batch(resolved, derived.workers(resolved, 2)) == batch
+        assert derived.base_batch(resolved) == batch
         assert resolved.gradient_noise_scale
         same = settled(ARMS[f"nesterov_{batch}"], ARMS[f"nesterov_{batch}"].points[3])
         assert (same.lr, same.lr_schedule, same.momentum) == (resolved.lr, resolved.lr_schedule, resolved.momentum)

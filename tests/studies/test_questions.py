@@ -19,12 +19,7 @@ TRAINING = 50_000
 
 
 def settled(study, arm, *flags):
-    resolved = config.resolve([*study.arguments(arm, 0), *flags])
-    return derived.settle(resolved, derived.workers(resolved, 1))
-
-
-def workers(resolved):
-    return derived.workers(resolved, 1)
+    return config.resolve([*study.arguments(arm, 0), *flags])
 
 
 @pytest.mark.parametrize("study", TUNED, ids=lambda study: study.name)
@@ -39,9 +34,9 @@ def test_every_arm_has_the_same_budget(study):
 @pytest.mark.parametrize(("study", "arm", "point"), POINTS)
 def test_a_point_has_the_relative_step_that_it_is_called_after(study, arm, point):
     resolved = settled(study, arm, *point.flags)
-    top = relative_step.peak(resolved, workers(resolved))
+    top = relative_step.peak(resolved)
     if resolved.optimizer == "sgd":
-        rate = derived.rates(resolved, workers(resolved))["lr"]
+        rate = derived.rates(resolved)["lr"]
         assert float(point.label) == pytest.approx(rate / (1 - resolved.momentum), rel=6e-3)
         return
     rest = questions.KAPPA ** resolved.chosen.get("hybrid_ramp_epochs", 0)  # what is left when LARS is all there
@@ -59,7 +54,7 @@ def test_arms_train_as_long_on_the_images_that_are_left(study):
         flags = arm.points[0].flags if arm.points else ()
         resolved = settled(study, arm, *flags)
         images = 60_000 - derived.held_out(resolved, 60_000)
-        rows = report.plan(resolved, images, workers(resolved))
+        rows = report.plan(resolved, images)
         assert len(rows) == resolved.epochs
         assert sum(row.steps for row in rows) >= 195
 
@@ -70,7 +65,7 @@ def test_methods_are_compared_at_one_batch_from_the_same_virtual_gpus(batch):
     assert [arm.name.removesuffix(f"_{batch}") for arm in arms] == list(questions.METHODS)
     for arm in arms:
         resolved = settled(questions.ACCURACY_BY_BATCH, arm, *arm.points[0].flags)
-        assert derived.base_batch(resolved, workers(resolved)) == batch
+        assert derived.base_batch(resolved) == batch
         assert resolved.per_gpu_batch == questions.GPU_IMAGES
 
 
@@ -81,7 +76,7 @@ def test_the_two_warmups_end_in_the_same_training(batch, point):
     arms = {arm.name: arm for arm in study.arms}
     both = [settled(study, arms[f"{name}_{batch}"], *arms[f"{name}_{batch}"].points[point].flags)
             for name in ("adabound", "linear")]  # fmt: skip
-    bounded, linear = (schedules.create(**derived.schedule_arguments(c, workers(c))) for c in both)
+    bounded, linear = (schedules.create(**derived.schedule_arguments(c)) for c in both)
     for epoch in (3.0, 3.5, 7.2, 15.9):
         a, b = bounded(epoch, epoch + 0.1, batch), linear(epoch, epoch + 0.1, batch)
         assert relative_step.at_step(both[0], a) == pytest.approx(relative_step.at_step(both[1], b), rel=2e-3)

@@ -40,10 +40,9 @@ def test_the_parts_are_those_of_the_recipe():
 
 def test_all_train_as_long_at_one_batch_on_the_images_that_are_not_held_out():
     for resolved in ARMS.values():
-        gpus = derived.workers(resolved, 1)
-        assert derived.base_batch(resolved, gpus) == BATCH
+        assert derived.base_batch(resolved) == BATCH
         assert resolved.eval_split == "validation"
-        rows = report.plan(resolved, 60_000 - derived.held_out(resolved, 60_000), gpus)
+        rows = report.plan(resolved, 60_000 - derived.held_out(resolved, 60_000))
         assert (len(rows), sum(row.steps for row in rows)) == (16, 782)
         assert rows[-1].image_size == 28
 

@@ -23,7 +23,7 @@ def test_all_have_the_batch_and_the_step_of_hybrid_in_the_study_of_batches():
     theirs = config.resolve([*questions.BASE, *arm.flags, *point.flags, "--eval_split=validation"]).values()
     own = ARMS["all"].values()
     assert {name for name in own if own[name] != theirs[name]} == {"dataset", "data_cache"}
-    assert derived.base_batch(ARMS["all"], derived.workers(ARMS["all"], 1)) == questions.LARGE
+    assert derived.base_batch(ARMS["all"]) == questions.LARGE
 
 
 def test_windows_hold_more_and_fewer_batches_than_one_of_sixteen_shards_of_imagenet():

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet import config
-from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import build
 from tests.data import support, test_idx
@@ -74,11 +73,11 @@ def test_images_are_mixed_by_windows_of_shards_where_that_is_asked_for(tiny_data
 
 def test_files_at_a_url_are_mixed_by_windows_unless_another_is_given():
     flags = ["--dataset=webdataset", "--data_dir=https://host/set", "--data_cache_dir=/local"]
-    settled = derived.settle(config.resolve(flags), 1)
-    assert (settled.shuffle_window, settled.origins["shuffle_window"]) == (16, "a URL")
-    assert derived.settle(config.resolve([*flags, "--dataset=parquet"]), 1).shuffle_window == 4
-    assert derived.settle(config.resolve([*flags, "--shuffle_window=0"]), 1).shuffle_window == 0
-    assert derived.settle(config.resolve(["--data_dir=/local"]), 1).shuffle_window is None
+    settled = config.resolve(flags)
+    assert (settled.shuffle_window, settled.origins["shuffle_window"]) == (16, config.Origin.DATA)
+    assert config.resolve([*flags, "--dataset=parquet"]).shuffle_window == 4
+    assert config.resolve([*flags, "--shuffle_window=0"]).shuffle_window == 0
+    assert config.resolve(["--data_dir=/local"]).shuffle_window is None
 
 
 def test_a_window_goes_with_shards_only():

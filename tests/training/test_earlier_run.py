@@ -6,16 +6,14 @@ import re
 import pytest
 
 from hybrid_imagenet import config
-from hybrid_imagenet.config import derived
+from hybrid_imagenet.config import Origin
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.training import resumed_flags
 
 
 def resumed(tmp_path, flags, origins, *arguments):
     """The configuration of `arguments --resume`, over a config.json with these flags."""
     (tmp_path / "config.json").write_text(json.dumps({"flags": flags, "origins": origins}))
-    found = config.resolve([f"--run_dir={tmp_path}", "--resume", *arguments])
-    return resumed_flags.keep_choices(found, resumed_flags.description(found))
+    return config.resolve([f"--run_dir={tmp_path}", "--resume", *arguments], 24)
 
 
 OLD = {"optimizer": "hybrid", "lars_eta": 0.001, "hybrid_handover": "rescale", "momentum": 0.8, "lr": 7.0}
@@ -25,8 +23,7 @@ def test_options_that_nobody_sets_are_those_of_the_run(tmp_path):
     found = resumed(tmp_path, OLD, dict.fromkeys(OLD, "default"))
     assert (found.lars_eta, found.hybrid_handover, found.momentum) == (0.001, "rescale", 0.8)
     assert found.lr == 0.1  # not the optimizer's
-    assert derived.settle(found, 24).lars_eta == 0.001  # and the batch does not change it
-    assert found.origins["lars_eta"] == "the run's config.json"
+    assert found.origins["lars_eta"] is Origin.RUN  # and the batch does not change it
 
 
 def test_what_is_given_again_wins(tmp_path):
@@ -43,25 +40,36 @@ def test_the_order_of_images_is_that_of_the_run(tmp_path):
     assert resumed(tmp_path, {"optimizer": "sgd", "seed": 7}, {}, "--seed=0").seed == 0
     at_url = "--dataset=webdataset", "--data_dir=https://host/set", "--data_cache_dir=/local"
     kept = resumed(tmp_path, {"optimizer": "sgd", "shuffle_window": None}, {}, *at_url)  # it lay in a directory then
-    assert derived.settle(kept, 1).shuffle_window == 0
+    assert kept.shuffle_window == 0
 
 
 def test_what_followed_from_the_batch_does_so_again(tmp_path):
-    found = resumed(tmp_path, OLD, {"lars_eta": f"{derived.TABLE} at batch 512: relative step 0.0414"})
-    assert derived.settle(found, 24).lars_eta == derived.settle(config.resolve(["--hybrid_handover=rescale",
-                                                                 "--momentum=0.8"]), 24).lars_eta  # fmt: skip
+    found = resumed(tmp_path, OLD, {"lars_eta": Origin.BATCH.value})
+    assert found.lars_eta == config.resolve(["--hybrid_handover=rescale", "--momentum=0.8"], 24).lars_eta
 
 
 def test_another_or_no_description_changes_nothing(tmp_path):
-    begun = config.resolve([f"--run_dir={tmp_path}", "--resume"])
-    assert resumed_flags.keep_choices(begun, resumed_flags.description(begun)) is begun
+    begun = config.resolve([f"--run_dir={tmp_path}", "--resume"], 24)
+    assert Origin.RUN not in begun.origins.values()
     assert resumed(tmp_path, {"optimizer": "sgd", "momentum": 0.5}, {}) == begun
-    fresh = config.resolve([f"--run_dir={tmp_path}"])
-    assert resumed_flags.description(fresh) == {}
+    fresh = config.resolve([f"--run_dir={tmp_path}"], 24)
+    assert fresh.lars_eta == begun.lars_eta
+
+
+def test_all_ranks_have_what_rank_0_has_taken_over(tmp_path, monkeypatch):
+    first = resumed(tmp_path, OLD | {"seed": 7}, dict.fromkeys(OLD, "default"))
+    for name, value in {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    other = config.resolve([f"--run_dir={tmp_path}", "--resume"], 24)
+    assert Origin.RUN not in other.origins.values()
+    sent = []
+    assert config.resumed.shared(first, lambda own: sent.append(json.dumps(own)) or own) == first
+    same = config.resumed.shared(other, lambda own: json.loads(sent[0]))
+    assert (same, same.origins) == (first, first.origins)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"flags": {"seed": 7', '{"flags": 7}'])
 def test_an_empty_or_cut_description_is_refused(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'config.json'}: ")):
-        resumed_flags.description(config.resolve([f"--run_dir={tmp_path}", "--resume"]))
+        config.resolve([f"--run_dir={tmp_path}", "--resume"])

@@ -16,7 +16,7 @@ from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from hybrid_imagenet.resilience import preemption
 from hybrid_imagenet.training import build
-from hybrid_imagenet.training.session import Session
+from hybrid_imagenet.training.trainer import Trainer
 
 
 def test_factors_enlarge_the_batch_of_a_gpu_or_the_number_of_micro_batches():
@@ -82,11 +82,11 @@ def test_the_decay_of_moving_averages():
 def test_epochs_that_are_validated():
     resolved = config.resolve(["--epochs=12", "--eval_every_epochs=4", "--eval_offset_epochs=1", "--warmup_epochs=2"])
     length = RunLength(SampleOrder(10), resolved.epochs)
-    session = types.SimpleNamespace(config=resolved, data=types.SimpleNamespace(length=length))
+    parts = types.SimpleNamespace(config=resolved, data=types.SimpleNamespace(length=length))
 
     def validated(epoch):
-        session.state = RunState(Cursor(epoch, 0), closed_at=epoch - 1.0)
-        return Session._validate_after(session, float(epoch))
+        parts.state = RunState(Cursor(epoch, 0), closed_at=epoch - 1.0)
+        return Trainer(parts).validates(float(epoch))
 
     assert [epoch for epoch in range(1, 13) if validated(epoch)] == [5, 9, 12]
 

@@ -1,8 +1,8 @@
-"""What the loop hands to callbacks, and when."""
+"""What the loop says, and when."""
 
 import time
+import types
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -36,43 +36,52 @@ class Step:
         self.control = control
 
 
-class Notes(keras.callbacks.Callback):
-    """What each end of an epoch shows."""
+class Events:
+    """Keeps what the loop says; nothing is validated."""
 
-    def __init__(self, step):
-        super().__init__()
-        self.step, self.epochs = step, []
+    def __init__(self):
+        self.steps, self.epochs = [], []
 
-    def on_epoch_end(self, epoch, logs=None):
-        self.epochs.append((logs["sums"], self.step.sums.read()))
+    def step_begins(self, start, end, global_batch):
+        self.begun = start, end, global_batch
+
+    def step_ends(self, position, record, save):
+        self.steps.append(record)
+
+    def validates(self, position):
+        return False
+
+    def epoch_ends(self, epoch, record):
+        self.epochs.append(record)
 
 
-def run_loop(step, callback, log_every, *, state=None, examples=EXAMPLES, epochs=2, batch=(BATCH, 1), data=None):
+def run_loop(step, events, log_every, *, state=None, examples=EXAMPLES, epochs=2, batch=(BATCH, 1), data=None):
     """Trains without validation on the micro-batches of a list, zeros if there is none."""
     data = data or [{"image": tf.zeros([BATCH])}] * 100
     state = state or RunState()
     Loop(
         state=state,
         step=step,
-        length=RunLength(SampleOrder(examples, 0, "wrap"), epochs),
-        batches=lambda epoch: batch,
-        data=lambda cursor, step: iter(data),
-        validate=dict,
-        validate_after=lambda position: False,
+        data=types.SimpleNamespace(
+            length=RunLength(SampleOrder(examples, 0, "wrap"), epochs),
+            sizes=lambda epoch: batch,
+            stream=lambda cursor, step: iter(data),
+        ),
         control=Control(),
-        world_size=1,
+        gpus=1,
         log_every=log_every,
-        callbacks=[callback],
+        events=events,
     ).run()
     return state
 
 
 def test_what_is_saved_at_the_end_of_an_epoch_begins_the_next_one():
-    step = Step()
-    notes = Notes(step)
-    run_loop(step, notes, log_every=1)
+    step, found = Step(), []
+    events = Events()
+    events.epoch_ends = lambda epoch, record: found.append((record["sums"], step.sums.read()))
+    run_loop(step, events, log_every=1)
     empty = ClassificationSums(0.0, 0.0, 0.0, 0.0)
-    assert notes.epochs == [
+    assert found == [
         (ClassificationSums(6.0, 0.0, 0.0, 6.0), empty),
         (ClassificationSums(12.0, 0.0, 0.0, 6.0), empty),
     ]
@@ -81,28 +90,26 @@ def test_what_is_saved_at_the_end_of_an_epoch_begins_the_next_one():
 @pytest.mark.parametrize(("lag", "log_every", "told"), [(0, 3, [1.0, 2.0]), (2, 3, [1.0, 2.0]), (2, 4, [2.0])])
 def test_a_record_is_complete_whether_or_not_it_tells_of_two_steps_before(lag, log_every, told):
     """With four steps between records the copy of two steps before belongs to the epoch before: it is not used."""
-    records = []
-    keep = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: records.append((step, logs)))
-    run_loop(Step(lag), keep, log_every)
-    found = [(step, logs) for step, logs in records if "train_loss" in logs]
-    assert [logs["train_loss"] for _, logs in found] == told
+    events = Events()
+    run_loop(Step(lag), events, log_every)
+    found = [(step, record) for step, record in enumerate(events.steps, 1) if record is not None]
+    assert [record["train_loss"] for _, record in found] == told
     assert (
         [step for step, _ in found]
-        == [logs["step"] for _, logs in found]
+        == [record["step"] for _, record in found]
         == [log_every * n for n in (1, 2)][: len(told)]
     )
 
 
 def test_a_request_of_any_rank_ends_the_step_at_which_it_was_made():
-    step, seen = Step(), []
+    step, events = Step(), Events()
     step.requests = lambda: np.array([int(step.done == 2), 0])
-    keep = keras.callbacks.LambdaCallback(on_train_batch_end=lambda number, logs: seen.append(number))
-    assert run_loop(step, keep, log_every=20).stop == "preempted"
-    assert seen == [1, 2]
+    assert run_loop(step, events, log_every=20).stop == "preempted"
+    assert len(events.steps) == 2
 
 
 def test_the_first_record_of_a_session_tells_how_long_its_step_was_compiled():
-    step, records = Step(), []
+    step, events = Step(), Events()
     single = step.single
 
     def compiled(batch, control):
@@ -111,7 +118,7 @@ def test_the_first_record_of_a_session_tells_how_long_its_step_was_compiled():
         return single(batch, control)
 
     step.single = compiled
-    keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: records.append(logs))
-    run_loop(step, keep, log_every=20)
+    run_loop(step, events, log_every=20)
+    records = events.epochs
     assert 0.2 <= records[0]["train_start_seconds"] <= records[0]["train_seconds"]
     assert "train_start_seconds" not in records[1]

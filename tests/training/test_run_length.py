@@ -79,17 +79,6 @@ def test_a_run_that_stops_after_some_steps_goes_on_as_if_it_had_not(pools, tiny_
         assert [r[key] for r in found if r["epoch"] != 0.75] == [r[key] for r in wanted], key
 
 
-def test_everything_is_tried_in_a_few_steps(pools, tiny_data, tmp_path):
-    done = program.train_on(pools[2], tiny_data, tmp_path / "run", *SMALL, "--fast_dev_run")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == (
-        f"--fast_dev_run: trained, validated, saved, resumed and reported: {tmp_path}/run/report/index.html"
-    )
-    assert [(r["epoch"], r["step"]) for r in epoch_records(tmp_path / "run")] == [(0.75, 3), (1, 4), (1.25, 5)]
-    assert "resumed at epoch 0.750, step 3" in done.stdout
-    assert "Training report" in (tmp_path / "run" / "report" / "index.html").read_text()
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -102,8 +91,6 @@ def test_everything_is_tried_in_a_few_steps(pools, tiny_data, tmp_path):
         (["--checkpoint_every_epochs=0"], "--checkpoint_every_epochs=0: must be above 0"),
         (["--max_steps=0"], "--max_steps=0: must be at least 1"),
         (["--max_steps=1.5"], "--max_steps=1.5: give a whole number"),
-        (["--fast_dev_run", "--max_steps=9"], "--max_steps does not go with --fast_dev_run"),
-        (["--fast_dev_run", "--resume"], "--resume does not go with --fast_dev_run"),
     ],
 )
 def test_lengths_that_make_no_sense_are_refused_in_one_line(capsys, flags, message):

@@ -104,10 +104,10 @@ def test_the_parts_of_a_rank_read_what_its_gpus_would(data):
     ],
 )
 def test_groups_of_gpus_are_parts_of_a_rank_or_several_ranks(flags, ranks, expected):
-    resolved = config.resolve(flags)
-    assert derived.normalized_together(resolved, ranks) == expected
+    resolved = config.resolve(flags, ranks)
+    assert derived.normalized_together(resolved) == expected
     together = expected[1]
-    assert derived.communication(resolved, ranks).neighbors == (together if together < ranks else 1)
+    assert derived.communication(resolved).neighbors == (together if together < ranks else 1)
 
 
 @pytest.mark.parametrize(
@@ -123,13 +123,14 @@ def test_groups_that_are_refused(flags, message):
 
 
 def test_groups_must_hold_all_gpus():
-    resolved = config.resolve(["--bn_group=4", "--virtual_gpus=2"])
+    flags = ["--bn_group=4", "--virtual_gpus=2"]
+    resolved = config.resolve(flags, 3)
     message = "--bn_group=4: 6 GPUs do not make whole groups; give a divisor of 6"
     with pytest.raises(UserError, match=message):
-        derived.communication(resolved, 3)
+        derived.communication(resolved)
     with pytest.raises(UserError, match=message):
-        report.plan(resolved, 60000, 6)
-    assert derived.communication(resolved, 4).neighbors == 2
+        report.plan(resolved, 60000)
+    assert derived.communication(config.resolve(flags, 4)).neighbors == 2
 
 
 @pytest.mark.parametrize(
@@ -138,31 +139,30 @@ def test_groups_must_hold_all_gpus():
 )
 def test_xla_cannot_compile_sums_over_ranks(flags, ranks):
     message = rf"^{flags[0]} sums statistics over ranks in the pass that --jit_compile compiles.*omit one$"
-    resolved = config.resolve(["--jit_compile", *flags])
+    resolved = config.resolve(["--jit_compile", *flags], ranks)
     with pytest.raises(UserError, match=message):
-        derived.communication(resolved, ranks)
+        derived.communication(resolved)
     with pytest.raises(UserError, match=message):
-        report.plan(resolved, 60000, ranks * resolved.virtual_gpus)
-    derived.communication(config.resolve(flags), ranks)
+        report.plan(resolved, 60000)
+    derived.communication(config.resolve(flags, ranks))
 
 
 @pytest.mark.parametrize(
     "flags", [["--sync_batch_norm"], ["--virtual_gpus=2", "--sync_batch_norm"], ["--virtual_gpus=4", "--bn_group=2"]]
 )
 def test_xla_may_compile_what_one_rank_sums_by_itself(flags):
-    derived.communication(config.resolve(["--jit_compile", *flags]), 1)
+    derived.communication(config.resolve(["--jit_compile", *flags]))
 
 
 def test_rates_and_batches_go_by_all_gpus():
     flags = ["--dataset=fashion_mnist", "--per_gpu_batch=32"]
-    virtual_config, plain = (config.resolve([*flags, f"--virtual_gpus={v}"]) for v in (8, 1))
-    assert derived.workers(virtual_config, 3) == 24
-    virtual_plan = report.plan(virtual_config, 60000, derived.workers(virtual_config, 3))
-    assert virtual_plan == report.plan(plain, 60000, 24)
+    virtual_config, plain = (config.resolve([*flags, f"--virtual_gpus={v}"], ranks) for v, ranks in ((8, 3), (1, 24)))
+    assert virtual_config.gpus == 24
+    virtual_plan = report.plan(virtual_config, 60000)
+    assert virtual_plan == report.plan(plain, 60000)
     assert virtual_plan[0].global_batch == 768
 
 
-@pytest.mark.parametrize("flag", ["--per_gpu_batch=auto", "--model=alexnet_bn"])
-def test_what_does_not_go_with_virtual_gpus(flag):
+def test_what_does_not_go_with_virtual_gpus():
     with pytest.raises(UserError, match=r"--virtual_gpus=4"):
-        config.resolve(["--virtual_gpus=4", flag])
+        config.resolve(["--virtual_gpus=4", "--model=alexnet_bn"])

@@ -10,7 +10,7 @@ import numpy as np
 from hybrid_imagenet import comm, train
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.training.session import Session
+from hybrid_imagenet.training.trainer import Trainer
 
 BASE = (
     *(
@@ -57,16 +57,16 @@ LONG = {
 }
 
 
-class Kept(Session):
+class Kept(Trainer):
     """Remembers what training has come to."""
 
     result: ClassVar[dict[str, np.ndarray]] = {}
 
-    def run(self):
-        stop = super().run()
+    def finish(self):
+        stop, parts = super().finish(), self.parts
         # Keras numbers its variables' paths anew for each network of a process; the order is what counts.
-        Kept.result = {name.split("/")[0] + name.split("/")[1]: v.numpy() for name, v in self.variables().items()}
-        Kept.result["steps"] = np.array(self.state.step)
+        Kept.result = {name.split("/")[0] + name.split("/")[1]: v.numpy() for name, v in parts.variables().items()}
+        Kept.result["steps"] = np.array(parts.state.step)
         return stop
 
 
@@ -74,7 +74,7 @@ def final(data: str, folder: pathlib.Path, communicator: Communicator, flags, vi
     """The variables at the end of a run, by part and number."""
     run_dir = folder / "run"
     arguments = [*BASE, f"--data_dir={data}", f"--run_dir={run_dir}", f"--virtual_gpus={virtual}", *flags, *more]
-    train.run(configuration.resolve(arguments), communicator, Kept)
+    train.run(configuration.resolve(arguments, communicator.size), communicator, Kept)
     return Kept.result
 
 

@@ -53,10 +53,6 @@ def _about_training(run: Run) -> Iterator[Suggestion]:
         warmup = 2 * float(flags.get("warmup_epochs") or 0) or 5.0
         if warmup < epochs:
             yield Suggestion(f"--warmup_epochs={warmup:g}", "a longer warmup raises the learning rate more slowly")
-        if not flags.get("rollback"):
-            yield Suggestion(
-                "--rollback=2", "returns to the last good checkpoint with a lower learning rate, at most twice"
-            )
         return
     if (found := jump(run)) and fell(*found[:2]) and not flags.get("hybrid_ramp_epochs"):
         yield Suggestion("--hybrid_ramp_epochs=2", "accuracy fell where LARS took over; this lets it come in slowly")

@@ -60,10 +60,10 @@ def test_equal_accuracy_is_decided_by_the_loss_and_failures_are_told():
 def test_a_trial_has_the_schedule_of_the_run_compressed(flags):
     """Nine epochs instead of ninety; the exponential schedule steps at whole epochs, of the run and of the trial."""
     flags = [*flags, "--epochs=90"]
-    run = config.resolve(flags)
-    short = config.resolve([*flags, *trials.flags(run, 4, Candidate("lr", 0.3, run.warmup_epochs), 9)])
-    run = config.resolve([*flags, "--lr=0.3"])
-    whole, trial = (schedules.create(**derived.schedule_arguments(c, 4)) for c in (run, short))
+    run = config.resolve(flags, 4)
+    short = config.resolve([*flags, *trials.flags(run, Candidate("lr", 0.3, run.warmup_epochs), 9)], 4)
+    run = config.resolve([*flags, "--lr=0.3"], 4)
+    whole, trial = (schedules.create(**derived.schedule_arguments(c)) for c in (run, short))
     for epoch in range(0, 90, 10 if run.lr_schedule == "exponential" else 1):
         at, then = whole(epoch, epoch + 0.1, 1024), trial(epoch / 10, (epoch + 0.1) / 10, 1024)
         assert at["phase"] == then["phase"]
@@ -72,22 +72,21 @@ def test_a_trial_has_the_schedule_of_the_run_compressed(flags):
 
 def test_a_trial_of_mlperfs_table_keeps_the_peak_and_decay_of_the_run():
     flags = ["--recipe=mlperf_lars", "--per_gpu_batch=256"]
-    run = config.resolve(flags)
-    candidate = trials.candidates(run, 24)[0]
-    short = derived.settle(config.resolve([*flags, *trials.flags(run, 24, candidate, 11)]), 24)
-    whole = derived.settle(run, 24)
-    assert (short.epochs, whole.epochs, short.weight_decay) == (11, 43, whole.weight_decay)
+    run = config.resolve(flags, 24)
+    candidate = trials.candidates(run)[0]
+    short = config.resolve([*flags, *trials.flags(run, candidate, 11)], 24)
+    assert (short.epochs, run.epochs, short.weight_decay) == (11, 43, run.weight_decay)
     assert short.warmup_epochs == pytest.approx(candidate.warmup_epochs * 11 / 43)
-    assert relative_step.peak(short, 24).value == pytest.approx(candidate.relative_step)
+    assert relative_step.peak(short).value == pytest.approx(candidate.relative_step)
 
 
 def test_without_lars_rates_are_tried():
-    run = config.resolve([*SGD, "--lr=0.2", "--warmup_epochs=4", "--epochs=5"])
-    grid = trials.candidates(run, 2)
+    run = config.resolve([*SGD, "--lr=0.2", "--warmup_epochs=4", "--epochs=5"], 2)
+    grid = trials.candidates(run)
     assert {(c.flag, c.value) for c in grid} == {("lr", value) for value in (0.05, 0.1, 0.2, 0.4, 0.8)}
     assert {c.warmup_epochs for c in grid} == {2.0, 4.0}  # 6 epochs do not fit
     expected = [Candidate("lr", 1.0, 0.0), Candidate("lr", 1.0, 1.0)]
-    assert trials.candidates(run, 2, rates=(1.0,), warmups=(0.0, 1.0)) == expected
+    assert trials.candidates(run, rates=(1.0,), warmups=(0.0, 1.0)) == expected
 
 
 HYBRID = ["--hybrid_handover=continuous", "--per_gpu_batch=256", "--lr=0.1"]
@@ -105,16 +104,16 @@ HYBRID = ["--hybrid_handover=continuous", "--per_gpu_batch=256", "--lr=0.1"]
 )
 def test_with_lars_relative_steps_are_tried_around_the_tuned_one(flags, flag):
     """Each candidate's flags give the run the relative step that it is for, whatever sets the rate."""
-    run = config.resolve(flags)
-    grid = trials.candidates(run, 24)
+    run = config.resolve(flags, 24)
+    grid = trials.candidates(run)
     assert {c.flag for c in grid} == {flag}
     for candidate in grid:
         chosen = [f"--{flag}={candidate.value!r}", f"--warmup_epochs={candidate.warmup_epochs!r}"]
-        top = relative_step.peak(config.resolve([*flags, *chosen]), 24)
+        top = relative_step.peak(config.resolve([*flags, *chosen], 24))
         assert top.value == pytest.approx(candidate.relative_step)
     steps = sorted({c.relative_step for c in grid})
     assert steps == pytest.approx([0.105 * (6144 / 3264) ** 0.5 * factor for factor in (0.25, 0.5, 1, 2, 4)])
-    assert {c.relative_step for c in trials.candidates(run, 24, steps=(0.3,))} == {0.3}
+    assert {c.relative_step for c in trials.candidates(run, steps=(0.3,))} == {0.3}
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,6 @@ def test_with_lars_relative_steps_are_tried_around_the_tuned_one(flags, flag):
         (["--budget_epochs=9", "--warmups=5", "--", "--epochs=5"], "--warmups=5: LARS does not run after it"),
         (["--budget_epochs=9", "--", "--lars_eta=0"], "--lars_eta=0 make no step"),
         (["--budget_epochs=9", "--", "--recipe=adabound"], "--optimizer=adabound"),
-        (["--budget_epochs=9", "--", "--per_gpu_batch=auto"], "--per_gpu_batch=auto"),
         (["--budget_epochs=9", "--", "--batch_schedule=3:*2"], "--batch_schedule"),
         (["--budget_epochs=9", "--warmups=95"], "--warmups: none lies within --epochs=90"),
         (["--budget_epochs=9"], "15 candidates need 63 epochs"),
@@ -154,7 +152,7 @@ def test_a_real_search_on_two_ranks_writes_a_flag_file(tmp_path, capsys):
     assert program.main([*arguments, "--", *run, "--epochs=4"]) == 0
     chosen = config.resolve([*run, f"--flagfile={out}"])
     assert chosen.lars_eta == pytest.approx(0.1)  # lr * N is 0.2, and the velocity an average
-    assert (chosen.warmup_epochs, chosen.origins["lars_eta"]) == (1.0, "flagfile")
+    assert (chosen.warmup_epochs, chosen.origins["lars_eta"]) == (1.0, config.Origin.FLAGFILE)
     text = out.read_text()
     assert "# relative step 0.02, lars_eta 0.1, T 1, 1 epochs: top-1" in text
     assert "# relative step 1e+07, lars_eta 5e+07, T 1, 1 epochs:" in text

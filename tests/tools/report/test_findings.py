@@ -88,14 +88,14 @@ def test_a_target_that_may_lie_among_lost_records_is_not_called_missed(tmp_path)
 
 
 def test_a_diverged_run(tmp_path):
-    make_run(tmp_path / "run", epochs=2, finished=False, warmup_epochs=1, rollback=0)
+    make_run(tmp_path / "run", epochs=2, finished=False, warmup_epochs=1)
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "diverged", "step": 70, "seconds": 9.0, "train_loss": None}) + "\n")
     run = load.load(tmp_path / "run")
     found = findings.answers(run)
     assert found.verdict == findings.BAD
     assert found.outcome == "It diverged at step 70, after 2 of 12 epochs: the loss was not finite."
-    assert [s.change for s in suggestions(run)] == ["--lr=0.033", "--warmup_epochs=2", "--rollback=2"]
+    assert [s.change for s in suggestions(run)] == ["--lr=0.033", "--warmup_epochs=2", "--eval_every_epochs=2"]
     assert "diverged at step 70" in page.build([run], "t")
 
 
@@ -149,7 +149,7 @@ def test_each_cause_has_its_remedy(tmp_path, cause, flags, expected):
 @pytest.mark.parametrize(
     "change",
     ["--stop_at_top1=0.97", "--epochs=15", "--label_smoothing=0.1", "--mixup=0.2", "--batch_norm=precise", "--lr=0.2",
-     "--warmup_epochs=5", "--rollback=2", "--gradient_health_every_steps=10", "--allreduce=auto", "--seed=1",
+     "--warmup_epochs=5", "--gradient_health_every_steps=10", "--allreduce=auto", "--seed=1",
      "--precision=mixed_float16"],
 )  # fmt: skip
 def test_the_other_suggestions_are_flags_too(change):

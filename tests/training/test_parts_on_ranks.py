@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from tests.references.moments_reference import population_moments
-from tests.training.callbacks import programs
+from tests.training import parts_programs
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request, pools):
-    return pools[request.param].call(programs.skip_merge_and_compare)
+    return pools[request.param].call(parts_programs.skip_merge_and_compare)
 
 
 def test_a_step_is_taken_or_skipped_by_all_ranks_together(ranks):

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import keras
 import tensorflow as tf
 
 from hybrid_imagenet.runlog import profile
 
 
-class Profiler(keras.callbacks.Callback):
-    """Profiles some steps on rank 0 and says where their time went; the first of the callbacks.
+class Profiler:
+    """Profiles some steps on rank 0 and says where their time went.
 
     The trace for TensorBoard, `profile.txt` and `profile.json` go to one directory. A run that is resumed after the
     first of them writes none.
@@ -28,7 +26,6 @@ class Profiler(keras.callbacks.Callback):
         announce: Callable[[str], None],
     ):
         """Takes the first and the last of `steps`, from 1; `wait` returns when the device has finished its work."""
-        super().__init__()
         self._first, self._last = steps
         self._folder = folder
         self._wait = wait
@@ -36,9 +33,8 @@ class Profiler(keras.callbacks.Callback):
         self._running = False
         self._step: tf.profiler.experimental.Trace | None = None
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Starts before the first step; marks the beginning of each."""
-        number = batch + 1
+    def step_begins(self, number: int) -> None:
+        """Starts before the first step, from 1; marks the beginning of each."""
         if number == self._first:
             self._wait()
             self._running = self._attempt(lambda: tf.profiler.experimental.start(str(self._folder)))
@@ -46,23 +42,21 @@ class Profiler(keras.callbacks.Callback):
             self._step = tf.profiler.experimental.Trace(profile.STEP, step_num=number, _r=1)
             self._step.__enter__()
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def step_ends(self, number: int) -> None:
         """Marks the end of a step; writes the profile after the last."""
         if not self._running or self._step is None:
             return
-        if batch == self._last:
+        if number == self._last:
             self._wait()
         self._step.__exit__(None, None, None)
         self._step = None
-        if batch == self._last:
-            self._finish()
+        if number == self._last:
+            self.finish()
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Writes the profile of a run that ends before the last step."""
-        if self._running:
-            self._finish()
-
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Writes the profile, of a run that ends before the last step too."""
+        if not self._running:
+            return
         self._running = False
         self._attempt(tf.profiler.experimental.stop) and self._attempt(self._write)
 

@@ -1,3 +1,5 @@
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -12,14 +14,13 @@ from hybrid_imagenet.errors import NumericsError
 from hybrid_imagenet.models.normalization import BatchNormalization
 from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
-from hybrid_imagenet.training.accumulators import ClassificationSums
-from hybrid_imagenet.training.callbacks.batch_norm import PreciseStatistics
-from hybrid_imagenet.training.callbacks.checkpoint_saver import CheckpointCallback
-from hybrid_imagenet.training.callbacks.metric_average import MetricAverage
-from hybrid_imagenet.training.callbacks.numeric_checks import NumericsGuard, TrustRatioLog, WeightCheck
-from hybrid_imagenet.training.callbacks.schedules import HyperparameterSchedule
-from hybrid_imagenet.training.callbacks.target import BestAndTarget
+from hybrid_imagenet.training.accumulators import ClassificationSums, over_ranks
+from hybrid_imagenet.training.batch_norm import PreciseStatistics
+from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
+from hybrid_imagenet.training.hyperparameters import Hyperparameters
 from hybrid_imagenet.training.late_copies import LateCopies
+from hybrid_imagenet.training.numeric_checks import NumericsGuard, TrustRatios, WeightCheck
+from hybrid_imagenet.training.trainer import Trainer
 from tests.checkpoints import support
 from tests.references.moments_reference import population_moments
 
@@ -37,23 +38,15 @@ def test_the_schedule_sets_every_step():
 
     state = RunState()
     steps = {0.0: None, 1.0: 0.25}
-    callback = HyperparameterSchedule(schedule, inner, state, lambda values: steps[values["phase"]])
-    callback.on_epoch_begin(0, {"global_batch": 4})
-    callback.on_train_batch_begin(0, {"start": 0.5, "end": 1.0})
+    scheduled = Hyperparameters(schedule, inner, state, lambda values: steps[values["phase"]])
+    scheduled.set(0.5, 1.0, 4)
     assert (inner.hyper["learning_rate"], inner.hyper["phase"]) == (4.0, 0.0)
-    warm = {"train_loss": 1.0}
-    callback.on_train_batch_end(1, warm)
-    assert "relative_step" not in warm
-    callback.on_train_batch_begin(1, {"start": 1.0, "end": 1.5})
+    assert scheduled.values() == {"learning_rate": 4.0, "phase": 0.0}
+    scheduled.set(1.0, 1.5, 4)
     assert (inner.hyper["learning_rate"], inner.hyper["phase"]) == (6.0, 1.0)
-    record, unfetched = {"train_loss": 1.0}, {"position": 1.5}
-    callback.on_train_batch_end(2, record)
-    callback.on_train_batch_end(2, unfetched)
-    assert (record["learning_rate"], record["relative_step"]) == (6.0, 0.25)
-    assert "learning_rate" not in unfetched
-    resumed, at_epoch_end = HyperparameterSchedule(schedule, inner, RunState.from_dict(state.to_dict())), {}
-    resumed.on_epoch_end(0, at_epoch_end)
-    assert at_epoch_end == {"learning_rate": 6.0, "phase": 1.0}
+    assert scheduled.values() == {"learning_rate": 6.0, "phase": 1.0, "relative_step": 0.25}
+    resumed = Hyperparameters(schedule, inner, RunState.from_dict(state.to_dict()))
+    assert resumed.values() == {"learning_rate": 6.0, "phase": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -71,20 +64,17 @@ def test_trust_ratios_are_recorded_where_lars_runs(name, arguments, recorded):
     inner = optimizers.create(name, **arguments)
     variables = [keras.Variable(np.ones((2, 2), np.float32), name="kernel"), variable(1.0)]
     inner.build(variables)
-    log, warm, logs = TrustRatioLog(inner, variables), {}, {}
+    ratios = TrustRatios(inner, variables)
     inner.hyper.assign({"phase": 0.0})
-    log.on_epoch_end(0, warm)
+    assert ratios(0) == {}
     inner.hyper.assign({"phase": 1.0})
-    log.on_epoch_end(1, logs)
-    assert warm == {}
-    assert logs == ({"trust_ratios": {"kernel": 1.0}} if recorded else {})
+    assert ratios(1) == ({"trust_ratios": {"kernel": 1.0}} if recorded else {})
 
 
 def test_metric_average_divides_sums_of_all_ranks_once():
     others = np.array([10.0, 1.0, 2.0, 30.0])
-    logs = {"sums": ClassificationSums(2.0, 3.0, 4.0, 6.0)}
-    MetricAverage(lambda vector, name: vector + others).on_epoch_end(0, logs)
-    assert logs == {"train_loss": 12 / 36, "train_top1": 4 / 36, "train_top5": 6 / 36}
+    means = over_ranks(ClassificationSums(2.0, 3.0, 4.0, 6.0), lambda vector, name: vector + others).means("train")
+    assert means == {"train_loss": 12 / 36, "train_top1": 4 / 36, "train_top5": 6 / 36}
 
 
 def test_the_guard_stops_a_run_that_only_skips():
@@ -94,41 +84,43 @@ def test_the_guard_stops_a_run_that_only_skips():
     guard = NumericsGuard(optimizer, 3, LateCopies(optimizer.told(), 0).read)
     for step in (1, 2):
         optimizer.apply([tf.constant([1.0]), tf.constant([np.nan])])
-        record = {"train_loss": float("nan")}
-        guard.on_train_batch_end(step, record)
-        assert record["skipped_steps"] == step
+        assert guard.check(step, float("nan"))["skipped_steps"] == step
     optimizer.apply([tf.constant([1.0]), tf.constant([np.nan])])
-    guard.on_train_batch_end(3, {"position": 0.1})  # no fetch, no look
     with pytest.raises(NumericsError, match=r"step 3: the last 3 steps .*; in head, last"):
-        guard.on_train_batch_end(3, {"train_loss": float("nan")})
+        guard.check(3, float("nan"))
 
 
 def test_a_rank_whose_weights_differ_is_named():
     def checksum(*values):
         seen = []
-        WeightCheck(lambda own: seen.append(own) or [own], [variable(*values)]).on_epoch_end(0, {})
+        WeightCheck(lambda own: seen.append(own) or [own], [variable(*values)])(0)
         return seen[0]
 
     assert checksum(1.0, 2.0) == checksum(1.0, 2.0)
     assert checksum(1.0, 2.0) != checksum(1.0, np.nextafter(np.float32(2.0), np.float32(3.0)))
-    WeightCheck(lambda own: [own] * 4, [variable(1.0)]).on_epoch_end(0, {})
+    assert WeightCheck(lambda own: [own] * 4, [variable(1.0)])(0) == {}
     with pytest.raises(NumericsError, match="weights of rank 2 differ"):
-        WeightCheck(lambda own: [own, own, own + 1, own], [variable(1.0)]).on_epoch_end(0, {})
+        WeightCheck(lambda own: [own, own, own + 1, own], [variable(1.0)])(0)
 
 
 def test_best_and_target():
     state = RunState()
-    callback = BestAndTarget(state, 0.9)
-    for epoch, (top1, stop) in enumerate([(0.5, ""), (None, ""), (0.4, ""), (0.5, ""), (0.9, "target")]):
-        callback.on_epoch_end(epoch, {} if top1 is None else {"val_top1": top1})
+    for epochs, top1, stop in [(1, 0.5, ""), (3, 0.4, ""), (4, 0.5, ""), (5, 0.9, "target")]:
+        judge(state, top1, epochs, 0.9)
         assert state.stop == stop
         assert (state.best_top1, state.best_epoch) == ((0.9, 5) if stop else (0.5, 1))
-    BestAndTarget(first := RunState(), None).on_epoch_end(0, {"val_top1": 0.0})
+    judge(first := RunState(), 0.0, 1)
     assert first.best_epoch == 1
 
 
+def judge(state, top1, epochs, target=None):
+    """What a trainer does with the result of a validation."""
+    config = types.SimpleNamespace(stop_at_top1=target)
+    Trainer(types.SimpleNamespace(state=state, config=config))._judge(top1, epochs)
+
+
 def saver(store, state, weights, merged, **options):
-    return CheckpointCallback(
+    return CheckpointSaver(
         store=store,
         state=state,
         variables=lambda: {"w": weights},
@@ -147,10 +139,10 @@ def test_checkpoints_are_saved_when_due_and_once(tmp_path):
         for _ in range(4):
             state.step += 1
             weights.assign([float(state.step)])
-            callback.on_train_batch_end(state.step, {"save": state.step == 7})
+            callback.after_step(0.0, asked=state.step == 7)
         state.finished_epochs = state.closed_at = epoch + 1
-        callback.on_epoch_end(epoch)
-    callback.on_train_end()
+        callback.after_epoch(epoch + 1)
+    callback.finish()
     # Every third step, by request at 7, after epoch 2 (step 8) and after the last epoch (step 12, a second time).
     assert merged == [3, 6, 7, 8, 9, 12, 12]
     assert [p.name for p in store.paths()] == [f"step-{s:09d}.npz" for s in (12, 9, 8, 7, 6, 3)]
@@ -163,26 +155,20 @@ def test_each_best_epoch_is_saved_and_the_best_of_them_kept(tmp_path):
     state, merged = RunState(), []
     store = CheckpointStore(tmp_path, keep=1, keep_best=True)
     options = {"every_epochs": 5, "every_steps": None, "is_last": lambda done: done == 6}
-    best = BestAndTarget(state, None)
     callback = saver(store, state, variable(0.0), merged, **options, save_best=True)
     for epoch, top1 in enumerate([0.3, 0.2, 0.6, 0.6, 0.5, None]):
         state.step += 4
         state.finished_epochs, state.cursor = epoch + 1, Cursor(epoch + 1, 0)
-        logs = {} if top1 is None else {"val_top1": top1}
-        best.on_epoch_end(epoch, logs)
-        callback.on_epoch_end(epoch, logs)
-    callback.on_train_end()
+        if top1 is not None:
+            judge(state, top1, epoch + 1)
+        callback.after_epoch(epoch + 1, top1)
+    callback.finish()
     assert merged == [4, 12, 20, 24]  # the best so far after epochs 1 and 3, the fifth, the last
     assert [p.name for p in store.paths()] == ["step-000000024.npz", "step-000000012.npz"]
     assert store.best_good().meta["val_top1"] == 0.6
-    # A run that goes back begins with a checkpoint of where it starts, which is still the best.
-    again = saver(store, state, variable(0.0), [], **options, save_first=True, first_top1=0.7)
-    again.on_train_begin()
-    store.wait()
-    assert store.best_good().meta["val_top1"] == 0.7
     merged.clear()
     state.best_epoch, state.step = 7, 28
-    saver(store, state, variable(0.0), merged, **options).on_epoch_end(6, {"val_top1": 0.9})
+    saver(store, state, variable(0.0), merged, **options).after_epoch(7, 0.9)
     assert merged == []  # --nokeep_best
 
 

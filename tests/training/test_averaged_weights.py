@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from hybrid_imagenet.models import normalization
 from hybrid_imagenet.optimizers.average import WeightAverage
-from hybrid_imagenet.training.callbacks.averaged_weights import AveragedWeights
-from hybrid_imagenet.training.callbacks.batch_norm import MergeBatchNormStatistics, PreciseStatistics
+from hybrid_imagenet.training.averaged_weights import AveragedWeights
+from hybrid_imagenet.training.batch_norm import BatchNormStatistics, PreciseStatistics
 from tests.references.moments_reference import population_moments
 
 BATCHES = [np.random.default_rng(i).normal(size=(6, 4, 4, 3)).astype(np.float32) for i in range(3)]
@@ -34,33 +34,34 @@ def parts():
     normalization.layers_of(model).__next__().mode = "precise"
     forward = lambda batch: model(batch["image"], training=True)  # noqa: E731
     collect = PreciseStatistics(forward, pairs, batches, lambda: step[0]).collect
-    measure = MergeBatchNormStatistics(lambda tensor, name: tensor, 1, pairs, collect).synchronize
+    measure = BatchNormStatistics(lambda tensor, name: tensor, 1, pairs, collect).synchronize
     return model, AveragedWeights(model, average, pairs, measure, lambda: step[0]), calls, step
 
 
 def test_validation_sees_the_averages_with_statistics_of_their_own_and_leaves_no_trace(parts):
-    model, callback, calls, step = parts
+    model, averaged, calls, step = parts
     before = [v.numpy() for v in model.variables]
-    averages = {path: v.numpy() for path, v in callback.variables.items()}
-    callback.on_test_begin()
-    kernel = averages["conv/kernel"]
-    assert [v.path for v in model.trainable_variables] == list(averages)[:3]
-    for variable in model.trainable_variables:
-        np.testing.assert_array_equal(variable.numpy(), averages[variable.path])
-    mean, variance = normalization.statistics(model)[0]
-    outputs = np.concatenate([b @ kernel[0, 0] for b in BATCHES])
-    for channel in range(5):
-        parts_of = [part[..., channel].ravel().tolist() for part in np.split(outputs, 3)]
-        expected = population_moments(parts_of)
-        np.testing.assert_allclose([mean.numpy()[channel], variance.numpy()[channel]], expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(callback.variables[mean.path].numpy(), mean.numpy())
-    callback.on_test_end()
+    averages = {path: v.numpy() for path, v in averaged.variables.items()}
+    with averaged.in_place():
+        kernel = averages["conv/kernel"]
+        assert [v.path for v in model.trainable_variables] == list(averages)[:3]
+        for variable in model.trainable_variables:
+            np.testing.assert_array_equal(variable.numpy(), averages[variable.path])
+        mean, variance = normalization.statistics(model)[0]
+        outputs = np.concatenate([b @ kernel[0, 0] for b in BATCHES])
+        for channel in range(5):
+            parts_of = [part[..., channel].ravel().tolist() for part in np.split(outputs, 3)]
+            expected = population_moments(parts_of)
+            np.testing.assert_allclose(
+                [mean.numpy()[channel], variance.numpy()[channel]], expected, rtol=1e-5, atol=1e-6
+            )
+        np.testing.assert_array_equal(averaged.variables[mean.path].numpy(), mean.numpy())
     after = [v.numpy() for v in model.variables]
     assert len(after) == 6  # kernel, gamma, beta, both statistics, and the state of dropout
     for a, b in zip(before, after, strict=True):
         np.testing.assert_array_equal(a, b)
-    callback.refresh()
+    averaged.refresh()
     assert calls == [0]
     step[0] += 1
-    callback.refresh()
+    averaged.refresh()
     assert calls == [0, 1]

@@ -1,4 +1,4 @@
-"""A program that the tests of callbacks run on each rank."""
+"""A program that the tests of a run's parts run on each rank."""
 
 import numpy as np
 
@@ -37,24 +37,24 @@ def _statistics(c) -> list:
     import tensorflow as tf
 
     from hybrid_imagenet.models.normalization import BatchNormalization
-    from hybrid_imagenet.training.callbacks.batch_norm import MergeBatchNormStatistics
+    from hybrid_imagenet.training.batch_norm import BatchNormStatistics
 
     layer = BatchNormalization(mode="last")
     layer.build([None, None, None, 2])
     images = np.random.default_rng(c.rank).normal(c.rank, 1 + c.rank, (4, 3, 3, 2)).astype(np.float32)
     layer(tf.constant(images), training=True)
-    MergeBatchNormStatistics(c.allreduce_sum, c.size, [(layer.moving_mean, layer.moving_variance)]).on_test_begin()
+    BatchNormStatistics(c.allreduce_sum, c.size, [(layer.moving_mean, layer.moving_variance)]).synchronize()
     return [layer.moving_mean.numpy().tolist(), layer.moving_variance.numpy().tolist()]
 
 
 def _compared(c) -> str:
     import keras
 
-    from hybrid_imagenet.training.callbacks.numeric_checks import WeightCheck
+    from hybrid_imagenet.training.numeric_checks import WeightCheck
 
     v = keras.Variable(np.full(4, 1.0 + (c.rank == 1) * 1e-6, np.float32))
     try:
-        WeightCheck(c.allgather_object, [v]).on_epoch_end(0, {})
+        WeightCheck(c.allgather_object, [v])(0)
     except NumericsError as error:
         return str(error)
     return ""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
-
-import keras
 
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
@@ -13,7 +10,7 @@ from hybrid_imagenet.optimizers.base import GroupedOptimizer
 Schedule = Callable[[float, float, int], Mapping[str, float]]
 
 
-class HyperparameterSchedule(keras.callbacks.Callback):
+class Hyperparameters:
     """Sets learning rate, momentum, phase and the AdaBound bounds before every step.
 
     The schedule is a function of the fractional epochs at the start and the end of the step, which follow from the
@@ -35,35 +32,17 @@ class HyperparameterSchedule(keras.callbacks.Callback):
           state: of the run.
           relative_step: LARS's relative step under such values, None where LARS does not run; goes into the records.
         """
-        super().__init__()
         self._schedule = schedule
         self._optimizer = optimizer
         self._state = state
         self._relative_step = relative_step
-        self._global_batch = 0
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the epoch's global batch."""
-        self._global_batch = (logs or {})["global_batch"]
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Sets the values for the step that covers the fractional epochs logs["start"] to logs["end"]."""
-        span = logs or {}
-        self._state.hyper = dict(self._schedule(span["start"], span["end"], self._global_batch))
+    def set(self, start: float, end: float, global_batch: int) -> None:
+        """Sets the values for the step that covers these fractional epochs."""
+        self._state.hyper = dict(self._schedule(start, end, global_batch))
         self._optimizer.hyper.assign(self._state.hyper)
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the values to a step record."""
-        if logs and "train_loss" in logs:
-            self._record(logs)
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the values of the last step to the epoch's record."""
-        if logs is not None:
-            self._record(logs)
-
-    def _record(self, logs: dict[str, Any]) -> None:
-        logs.update(self._state.hyper)
-        step = self._relative_step(self._state.hyper)
-        if step is not None:
-            logs["relative_step"] = step
+    def values(self) -> dict[str, float]:
+        """The values of the last step, for a record."""
+        step = self._relative_step(self._state.hyper) if self._state.hyper else None
+        return self._state.hyper if step is None else {**self._state.hyper, "relative_step": step}

@@ -14,7 +14,7 @@ from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.numerics.run_length import passed
 
 
-class CheckpointCallback(keras.callbacks.Callback):
+class CheckpointSaver:
     """Saves at epoch ends and best epochs, every so many steps, when all ranks agree to, and when training ends early.
 
     Every rank calls it, because the statistics of batch normalization are merged first; rank 0 alone has a `store`.
@@ -32,8 +32,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         every_steps: int | None,
         is_last: Callable[[float], bool],
         save_best: bool = False,
-        save_first: bool = False,
-        first_top1: float | None = None,
+        begins_at: float = 0.0,
     ):
         """Takes what to save and when.
 
@@ -47,10 +46,8 @@ class CheckpointCallback(keras.callbacks.Callback):
           every_steps: also save after so many steps.
           is_last: whether training ends where so many epochs are done.
           save_best: also save each epoch whose validation is the best so far.
-          save_first: also save what training starts from.
-          first_top1: validation top-1 of what training starts from, if it is known.
+          begins_at: fractional epochs done where training continues.
         """
-        super().__init__()
         self._store = store
         self._state = state
         self._variables = variables
@@ -60,29 +57,15 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._every_steps = every_steps
         self._is_last = is_last
         self._save_best = save_best
-        self._save_first = save_first
-        self._first_top1 = first_top1
         self._saved = (state.step, state.closed_at)
-        self._position = state.closed_at  # at the last checkpoint that `every_epochs` asked for
-        self._begun = False
+        self._position = max(state.closed_at, begins_at)  # at the last checkpoint that `every_epochs` asked for
         self._seconds = 0.0
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Saves what training starts from, if asked to."""
-        if self._save_first:
-            self._saved = (-1, -1.0)
-            self.save(self._first_top1)
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        if not self._begun:
-            self._position = max(self._position, (logs or {}).get("start", 0.0))
-            self._begun = True
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        logs = logs or {}
-        due = bool(self._every_steps) and batch % (self._every_steps or 1) == 0
+    def after_step(self, position: float, *, asked: bool = False) -> None:
+        """Saves if that is due where this many fractional epochs are done, or `asked` for."""
+        due = bool(self._every_steps) and self._state.step % (self._every_steps or 1) == 0
         inside = self._state.cursor.epoch == self._state.finished_epochs  # a checkpoint at its end waits for validation
-        if due or logs.get("save") or (inside and self._passes(logs.get("position", 0.0))):
+        if due or asked or (inside and self._passes(position)):
             self.save()
 
     def _passes(self, position: float) -> bool:
@@ -92,15 +75,14 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._position = position
         return True
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        top1 = (logs or {}).get("val_top1")
-        done = (logs or {}).get("epoch", epoch + 1)
+    def after_epoch(self, done: float, top1: float | None = None) -> None:
+        """Saves if that is due after this many epochs, whose validation top-1 is `top1`."""
         best = self._save_best and top1 is not None and self._state.best_epoch == done
         due = self._passes(done)
         if best or due or self._is_last(done) or self._state.stop:
             self.save(top1)
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def finish(self) -> None:
         """Saves what is not saved yet and waits for the disk."""
         self.save()
         if self._store is not None:

@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 
 
-class RelativeUpdateLog(keras.callbacks.Callback):
-    """Adds `relative_updates`, |update| / |weights| of each kernel in the last step of an epoch.
+class RelativeUpdates:
+    """Gives `relative_updates`, |update| / |weights| of each kernel in the last step of an epoch.
 
     The update is what the step has changed, with momentum and weight decay: it means the same for every optimizer and
     phase. The kernels are copied before that step and compared after it, on their device; the host reads the ratios
@@ -20,7 +20,6 @@ class RelativeUpdateLog(keras.callbacks.Callback):
 
     def __init__(self, kernels: Sequence[keras.Variable]):
         """`kernels`: the weights of convolutions and dense layers."""
-        super().__init__()
         self._names = [kernel.path for kernel in kernels]
         self._copy = tf.function(lambda: [tf.identity(kernel.value) for kernel in kernels], autograph=False)
         self._compare = tf.function(
@@ -32,19 +31,19 @@ class RelativeUpdateLog(keras.callbacks.Callback):
         self._before: list[tf.Tensor] | None = None
         self._ratios: tf.Tensor | None = None
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Copies the kernels before the step in which an epoch ends: fractional epochs logs["start"] to logs["end"]."""
-        span = logs or {}
-        if self._names and math.floor(span["end"]) > math.floor(span["start"]):
+    def step_begins(self, start: float, end: float) -> None:
+        """Copies the kernels if an epoch ends in the step over the fractional epochs `start` to `end`."""
+        if self._names and math.floor(end) > math.floor(start):
             self._before = self._copy()
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def step_ends(self) -> None:
         """Compares them with what the step has made of them."""
         if self._before is not None:
             self._ratios, self._before = self._compare(self._before), None
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the ratios to the epoch's record."""
-        if logs is not None and self._ratios is not None:
-            logs["relative_updates"] = dict(zip(self._names, self._ratios.numpy().tolist(), strict=True))
-            self._ratios = None
+    def __call__(self, epoch: int) -> dict[str, Any]:
+        """Fetches the ratios; none inside of an epoch."""
+        if self._ratios is None:
+            return {}
+        ratios, self._ratios = self._ratios.numpy().tolist(), None
+        return {"relative_updates": dict(zip(self._names, ratios, strict=True))}

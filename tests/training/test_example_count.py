@@ -16,8 +16,8 @@ from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from hybrid_imagenet.training.accumulators import SumAccumulator
-from hybrid_imagenet.training.callbacks.example_count import ExampleCount, all_replaced
 from hybrid_imagenet.training.evaluation import Validation
+from hybrid_imagenet.training.example_count import ExampleCount, all_replaced
 from hybrid_imagenet.training.inputs import TrainingData
 from tests.data.support import MemorySource
 
@@ -32,7 +32,7 @@ class Ranks:
     def __init__(self, source, size, start=START, stored=None, *, remainder="wrap", limit=9):
         self.order = SampleOrder(N, seed=1, remainder=remainder)
         options = HostOptions(bad_records="skip", max_bad_records=limit, readers=1, prefetch=1)
-        chosen = config.resolve([*FLAGS, f"--remainder={remainder}"])
+        chosen = config.resolve([*FLAGS, f"--remainder={remainder}"], size)
         ranks = [types.SimpleNamespace(rank=rank, size=size) for rank in range(size)]
         self.data = [TrainingData(chosen, source, self.order, rank, options) for rank in ranks]
         self.cursor, self.batch = start, 4 * size
@@ -70,9 +70,7 @@ class Ranks:
         """The record of an epoch on each rank."""
 
         def act(data, gather):
-            record = {}
-            ExampleCount(data, RunState(self.cursor), gather).on_epoch_end(epoch, record)
-            return record
+            return ExampleCount(data, RunState(self.cursor), gather)(epoch)
 
         return self.on_each(act)
 
@@ -124,7 +122,7 @@ def test_the_limit_holds_over_all_ranks():
 
     def end(data, gather):
         with pytest.raises(UserError, match=r"--max_bad_records=2 .*offset 44000"):
-            ExampleCount(data, RunState(Cursor(1, 0)), gather).on_epoch_end(0, {})
+            ExampleCount(data, RunState(Cursor(1, 0)), gather)(0)
 
     ranks.on_each(end)
 

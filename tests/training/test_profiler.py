@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet.runlog import profile
-from hybrid_imagenet.training.callbacks.profiler import Profiler
+from hybrid_imagenet.training.profiler import Profiler
 
 
 def full(*_, **__):
@@ -32,9 +32,9 @@ def test_a_full_disk_does_not_end_training(tmp_path, monkeypatch, where):
     told = []
     profiler = Profiler([2, 3], tmp_path, lambda: None, told.append)
     for step in range(5):
-        profiler.on_train_batch_begin(step)
-        profiler.on_train_batch_end(step + 1)
-    profiler.on_train_end()
+        profiler.step_begins(step + 1)
+        profiler.step_ends(step + 1)
+    profiler.finish()
     [line] = told
     assert line.startswith(f"--profile_steps: no profile in {tmp_path}, training continues: ")
     assert where == "cut" or "No space left on device" in line

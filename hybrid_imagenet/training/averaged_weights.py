@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 
 import keras
 import tensorflow as tf
 
 from hybrid_imagenet.optimizers.average import WeightCopies
-from hybrid_imagenet.training.callbacks.batch_norm import Pairs
+from hybrid_imagenet.training.batch_norm import Pairs
 
 
-class AveragedWeights(keras.callbacks.Callback):
+class AveragedWeights:
     """Puts the averaged weights in place for each validation, and takes the trained ones back after it.
 
     The statistics of batch normalization are measured anew under the averaged weights, from training batches
@@ -41,7 +41,6 @@ class AveragedWeights(keras.callbacks.Callback):
           measure: measures the statistics anew for the weights in place, merged over ranks.
           step: the number of steps done; nothing is measured twice for the same weights.
         """
-        super().__init__()
         self._network = model
         self._average = average
         self._statistics = {v.path: v for pair in statistics for v in pair}
@@ -67,13 +66,14 @@ class AveragedWeights(keras.callbacks.Callback):
             self._own[path].assign(variable.value)
         self._leave()
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Has the network hold the averages and their statistics inside; every rank must call it."""
         self.refresh()
         self._enter()
         for path, variable in self._statistics.items():
             variable.assign(self._own[path].value)
-
-    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        yield
         self._leave()
 
     def _enter(self) -> None:

@@ -14,15 +14,15 @@ from hybrid_imagenet.numerics import moments
 Pairs = Sequence[tuple[keras.Variable, keras.Variable]]
 
 
-class MergeBatchNormStatistics(keras.callbacks.Callback):
-    """Merges the per-GPU statistics over all ranks, in float32, before every validation.
+class BatchNormStatistics:
+    """Merges the per-GPU statistics over all ranks, in float32, before every validation and checkpoint.
 
     With mu_i and var_i the statistics of the last iteration (or the moving averages) on rank i:
 
         mu = mean_i(mu_i),   var = max(mean_i(var_i + mu_i^2) - mu^2, 0)
 
     The means of squares are averaged, not the variances, which would leave out the variance between ranks. All layers
-    travel in one all-reduce. A checkpoint calls `synchronize` too. (Lu et al. §2.2.3-1; Mikami et al. §3.2.)
+    go into one all-reduce. (Lu et al. §2.2.3-1; Mikami et al. §3.2.)
     """
 
     def __init__(
@@ -38,17 +38,12 @@ class MergeBatchNormStatistics(keras.callbacks.Callback):
         `collect` is called first, to gather this rank's statistics where training has not left them
         (`PreciseStatistics`); `merge_parts` gives the virtual GPUs of this rank its merged statistics to go on from.
         """
-        super().__init__()
         self._allreduce_sum = allreduce_sum
         self._size = size
         self._statistics = list(statistics)
         self._collect = collect
         self._merge_parts = merge_parts
         self._graph = tf.function(self._merge, autograph=False)
-
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Merges the statistics before validation."""
-        self.synchronize()
 
     def synchronize(self) -> None:
         """Merges the statistics; every rank must call it."""

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet import optimizers
-from hybrid_imagenet.training.callbacks.relative_updates import RelativeUpdateLog
+from hybrid_imagenet.training.relative_updates import RelativeUpdates
 
 
 def train(log, inner, variables, epochs, steps):
@@ -13,13 +13,11 @@ def train(log, inner, variables, epochs, steps):
     records, seen = [], []
     for epoch in range(epochs):
         for step in range(steps):
-            log.on_train_batch_begin(step, {"start": epoch + step / steps, "end": epoch + (step + 1) / steps})
+            log.step_begins(epoch + step / steps, epoch + (step + 1) / steps)
             before = [v.numpy().copy() for v in variables]
             inner.apply([np.full(v.shape, 0.1 * (i + 1), np.float32) for i, v in enumerate(variables)])
-            log.on_train_batch_end(step, {})
-        record = {}
-        log.on_epoch_end(epoch, record)
-        records.append(record)
+            log.step_ends()
+        records.append(log(epoch))
         seen.append((before, [v.numpy().copy() for v in variables]))
     return records, seen
 
@@ -34,7 +32,7 @@ def test_the_ratio_is_that_of_the_last_step(name, phase):
     inner = optimizers.create(name, learning_rate=0.05)
     inner.build(variables)
     inner.hyper.assign({"phase": float(phase), "lower_bound": 0.0, "upper_bound": 1.0})
-    log = RelativeUpdateLog([variables[i] for i in inner.kernel_indices()])
+    log = RelativeUpdates([variables[i] for i in inner.kernel_indices()])
     records, seen = train(log, inner, variables, epochs=2, steps=3)
     for record, (before, after) in zip(records, seen, strict=True):
         wanted = [np.linalg.norm(b - a) / np.linalg.norm(b) for b, a in zip(before[:2], after[:2], strict=True)]
@@ -47,8 +45,7 @@ def test_the_ratio_is_that_of_the_last_step(name, phase):
 
 def test_what_was_not_measured_is_not_recorded():
     kernel = keras.Variable(np.ones((2, 2), np.float32), name="kernel")
-    log, record = RelativeUpdateLog([kernel]), {}
-    log.on_train_batch_begin(0, {"start": 0.0, "end": 0.5})
-    log.on_train_batch_end(0, {})
-    log.on_epoch_end(0, record)  # a validation inside of the epoch
-    assert record == {}
+    log = RelativeUpdates([kernel])
+    log.step_begins(0.0, 0.5)
+    log.step_ends()
+    assert log(0) == {}  # a validation inside of the epoch

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.training.inputs import TrainingData
 
 
-class ExampleCount(keras.callbacks.Callback):
-    """Adds `train_count`, `train_dropped` and `bad_records` to epoch records."""
+class ExampleCount:
+    """Gives `train_count`, `train_dropped` and `bad_records` of an epoch."""
 
     def __init__(self, data: TrainingData, state: RunState, gather: Callable[[Any], list[Any]]):
         """Takes the data, the run's position, and what gathers an object of every rank."""
-        super().__init__()
         self._data = data
         self._state = state
         self._gather = gather
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def __call__(self, epoch: int) -> dict[str, int]:
         """Adds up over ranks; every rank calls it.
 
         Raises:
@@ -30,10 +27,11 @@ class ExampleCount(keras.callbacks.Callback):
         data = self._data
         data.bad.share(self._gather(data.bad.pairs()))
         replaced = sum(number == epoch for number, _ in all_replaced(data, epoch, self._gather))
-        if logs is not None:
-            logs["train_count"] = data.images(epoch, self._state.cursor) - replaced
-            logs["train_dropped"] = replaced
-            logs["bad_records"] = len(data.bad.known)
+        return {
+            "train_count": data.images(epoch, self._state.cursor) - replaced,
+            "train_dropped": replaced,
+            "bad_records": len(data.bad.known),
+        }
 
 
 def all_replaced(data: TrainingData, epoch: int, gather: Callable[[Any], list[Any]]) -> list[list[int]]:

@@ -1,1 +1,0 @@
-"""Connects the parts of a run to Keras: thin callbacks around them."""

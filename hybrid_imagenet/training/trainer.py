@@ -1,0 +1,285 @@
+"""Trains a run on this rank, from the restored state to the summary."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hybrid_imagenet.checkpoints.archive import Checkpoint
+from hybrid_imagenet.checkpoints.restore import check_position, restore_arrays
+from hybrid_imagenet.checkpoints.run_state import RunState
+from hybrid_imagenet.config import relative_step
+from hybrid_imagenet.numerics import run_length
+from hybrid_imagenet.resilience.preemption import Control
+from hybrid_imagenet.resilience.stop_signals import REQUESTS
+from hybrid_imagenet.stages import START
+from hybrid_imagenet.training import accumulators, build, same_data, warm_start
+from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
+from hybrid_imagenet.training.divergence import DivergedError, DivergenceGuard
+from hybrid_imagenet.training.example_count import ExampleCount
+from hybrid_imagenet.training.hyperparameters import Hyperparameters
+from hybrid_imagenet.training.loop import Loop
+from hybrid_imagenet.training.numeric_checks import NoiseScale, NumericsGuard, TrustRatios, WeightCheck
+from hybrid_imagenet.training.parts import Parts
+from hybrid_imagenet.training.profiler import Profiler
+from hybrid_imagenet.training.relative_updates import RelativeUpdates
+from hybrid_imagenet.training.speed_monitor import Costs, GradientHealth
+
+Values = Callable[[int], Mapping[str, Any]]
+"""Gives values of an epoch, counted from 0, for its record; every rank calls it."""
+
+
+class Trainer:
+    """Restores a run, trains its epochs, and sums up; the loop calls it at each step and epoch.
+
+    Attributes:
+      parts: what it trains with.
+      saver: of checkpoints, once the run is restored.
+    """
+
+    def __init__(self, parts: Parts):
+        """Takes the parts of the run."""
+        self.parts = parts
+
+    def restore(self) -> None:
+        """Gives all ranks the state of the newest good checkpoint, else of --init_from, else of rank 0's start.
+
+        Raises:
+          UserError: on all ranks, if a checkpoint, file or directory cannot be used.
+        """
+        parts, lines = self.parts, list[str]()
+        parts.watchdog.start()
+        with parts.communicator.together():
+            checkpoint = parts.recording.find_checkpoint()
+            if checkpoint is None and parts.config.init_from and parts.communicator.rank == 0:
+                lines = warm_start.load(parts.config.init_from, parts.model)
+        self._share_position(checkpoint)
+        with parts.communicator.together():
+            if checkpoint is not None:
+                same_data.check_resumed(checkpoint, parts.sources)
+                restore_arrays(checkpoint, parts.variables())
+                check_position(checkpoint, parts.data.order)
+            parts.recording.start(parts.facts, self._info(), parts.state)
+        parts.communicator.broadcast_variables([v.value for v in parts.variables().values()])  # Lu et al. §2.2.3
+        self._prepare()
+        for line in (*(f"--init_from: {line}" for line in lines), *self._notes()):
+            parts.recording.announce(line)
+
+    def epochs(self) -> None:
+        """Trains to the end, to a target or to a request to stop, and saves.
+
+        Raises:
+          DivergedError: on all ranks; a record of the run says so.
+          UserError: for what training cannot survive.
+        """
+        parts = self.parts
+        START.begin("compiling the step")
+        REQUESTS.begin()
+        try:
+            self._loop.run()
+            self._divergence.look()
+            if self._profiler is not None:
+                self._profiler.finish()
+            self.saver.finish()
+        except DivergedError as error:
+            parts.recording.diverged(parts.state.step, parts.state.seconds, error.loss)
+            parts.recording.interrupt()
+            raise
+        finally:
+            REQUESTS.end()
+
+    def finish(self) -> str:
+        """Writes the summary; returns why the run ended: "" (all epochs), "target" or "preempted"."""
+        parts = self.parts
+        parts.watchdog.stop()
+        parts.recording.finish(
+            world_size=parts.communicator.size,
+            train_images=parts.data.source.num_examples,
+            seconds=parts.state.seconds,
+            stop=parts.state.stop,
+        )
+        return parts.state.stop
+
+    def close(self) -> None:
+        """Ends the watchdog and the log, also of a run that an error has ended."""
+        self.parts.watchdog.stop()
+        self.parts.recording.stop_logging()
+
+    # What the loop calls.
+
+    def step_begins(self, start: float, end: float, global_batch: int) -> None:
+        """Readies a step that covers the fractional epochs `start` to `end`."""
+        if self._profiler is not None:
+            self._profiler.step_begins(self.parts.state.step + 1)
+        self._hyperparameters.set(start, end, global_batch)
+        self._relative_updates.step_begins(start, end)
+
+    def step_ends(self, position: float, record: dict[str, Any] | None, save: bool) -> None:
+        """Completes a record, if metrics were fetched, and saves if it is due or `save` asks for it.
+
+        Raises:
+          NumericsError: if training has diverged, or only skips steps.
+        """
+        parts, step = self.parts, self.parts.state.step
+        self._relative_updates.step_ends()
+        if self._profiler is not None:
+            self._profiler.step_ends(step)
+        parts.watchdog.note(step)
+        if record is not None:
+            record |= self._hyperparameters.values()
+            record |= self._numerics.check(step, record["train_loss"])
+            self._divergence.look()
+        parts.recording.step(step, position, record)
+        self.saver.after_step(position, asked=save)
+
+    def validates(self, position: float) -> bool:
+        """Whether to validate where this many fractional epochs are done."""
+        config, state = self.parts.config, self.parts.state
+        if self.parts.data.length.reached(state.cursor, state.step):
+            return True
+        return run_length.passed(config.eval_every_epochs, config.eval_offset_epochs, state.closed_at, position)
+
+    def validate(self) -> dict[str, Any]:
+        """Returns the results of one pass over the validation images, and a description of these."""
+        parts = self.parts
+        self._divergence.look()
+        parts.statistics.synchronize()
+        with parts.validated_weights():
+            values = parts.validation.run(parts.watchdog.note)
+        if parts.validation.right is not None:
+            parts.recording.keep_image_results(parts.validation.right)
+        if parts.validation.start_seconds:
+            values["validation_start_seconds"] = parts.validation.start_seconds
+        return {"val_split": build.validated_split(parts.config), **values}
+
+    def epoch_ends(self, epoch: int, record: dict[str, Any]) -> None:
+        """Completes the record of an epoch, counted from 0, or of a part of one; saves; stops at a target."""
+        parts = self.parts
+        parts.watchdog.note()
+        self._divergence.look()
+        record |= self._hyperparameters.values()
+        record |= accumulators.over_ranks(record.pop("sums"), parts.communicator.allreduce_sum).means("train")
+        for values in self._epoch_values:
+            record |= values(epoch)
+        top1 = record.get("val_top1")
+        if top1 is not None:
+            self._judge(top1, record["epoch"])
+        parts.recording.epoch(record)
+        self.saver.after_epoch(record["epoch"], top1)
+
+    def _judge(self, top1: float, epochs: float) -> None:
+        """Keeps the best validation top-1, and stops after the validation that reaches --stop_at_top1."""
+        state, target = self.parts.state, self.parts.config.stop_at_top1
+        if top1 > state.best_top1 or not state.best_epoch:
+            state.best_top1, state.best_epoch = float(top1), epochs
+        if target is not None and top1 >= target:
+            state.stop = "target"
+
+    def _prepare(self) -> None:
+        """Makes what depends on the restored position, and lists the values of an epoch's record."""
+        parts, config, recording = self.parts, self.parts.config, self.parts.recording
+        optimizer, gather, step = parts.optimizer, parts.communicator.allgather_object, parts.step
+        weights = parts.model.trainable_variables
+        at_step = functools.partial(relative_step.at_step, config)
+        self._hyperparameters = Hyperparameters(parts.schedule, optimizer.inner, parts.state, at_step)
+        self._numerics = NumericsGuard(optimizer, config.max_skipped_steps, step.copies.read)
+        self._divergence = DivergenceGuard(
+            parts.state,
+            lambda: step.alarm.read(step.copies.read("alarm")),
+            gather,
+            step.alarm.highest,
+            lambda: step.copies.behind,
+        )
+        self._profiler = None
+        self._relative_updates = RelativeUpdates([weights[i] for i in optimizer.inner.kernel_indices()])
+        if config.profile_steps and recording.path is not None:
+            self._profiler = Profiler(
+                config.profile_steps, recording.path / "profile", step.sums.read, recording.announce
+            )
+        self.saver = CheckpointSaver(
+            store=recording.store,
+            state=parts.state,
+            variables=parts.variables,
+            description=parts.checkpoint_meta,
+            synchronize=self._synchronize,
+            every_epochs=config.checkpoint_every_epochs,
+            every_steps=config.checkpoint_every_steps,
+            is_last=lambda done: parts.data.length.reached(parts.state.cursor, parts.state.step),
+            save_best=config.keep_best,
+            begins_at=parts.data.order.position(parts.state.cursor),
+        )
+        noise = NoiseScale(optimizer, gather, parts.data.sizes_of_rank, recording.announce)
+        self._epoch_values: tuple[Values, ...] = (
+            parts.data.facts,
+            ExampleCount(parts.data, parts.state, gather),
+            lambda epoch: self._numerics.values(),
+            TrustRatios(optimizer.inner, weights),
+            self._relative_updates,
+            *([noise] if config.gradient_noise_scale else []),
+            WeightCheck(gather, weights),
+            Costs(parts.communicator, parts.data.source.io_statistics, self.saver.take_seconds),
+            GradientHealth(parts.communicator, recording.announce),
+        )
+        self._loop = Loop(
+            state=parts.state,
+            step=step,
+            data=parts.data,
+            control=Control(config.checkpoint_every_seconds if parts.communicator.rank == 0 else None),
+            gpus=config.gpus,
+            log_every=config.log_every_steps,
+            events=self,
+        )
+
+    def _synchronize(self) -> None:
+        """Readies the statistics for a checkpoint, or ends a run that has diverged; every rank calls it."""
+        self._divergence.look()
+        self.parts.statistics.synchronize()
+        if self.parts.averaged is not None:
+            self.parts.averaged.refresh()
+
+    def _share_position(self, checkpoint: Checkpoint | None) -> None:
+        """Gives every rank the restored position and sums; the variables follow."""
+        parts = self.parts
+        meta = parts.communicator.broadcast_object(checkpoint.meta if checkpoint else None)
+        if meta is None:
+            return
+        parts.state = RunState.from_dict(meta["state"])
+        if parts.state.hyper:
+            parts.optimizer.inner.hyper.assign(parts.state.hyper)
+        rank, size = parts.communicator.rank, parts.communicator.size
+        parts.data.restore_replaced(meta.get("replaced"))
+        parts.step.sums.restore(accumulators.restore_sums(meta["epoch_sums"], rank, size))
+        if len(meta["square_norms"]) == size:  # on other ranks the estimate of the epoch begins anew
+            parts.optimizer.square_norms.assign(meta["square_norms"][rank])
+
+    def _notes(self) -> list[str]:
+        """What the user should know of the data and of the position."""
+        parts = self.parts
+        found = list(dict.fromkeys(f"data: {note}" for source in parts.sources.values() for note in source.notes))
+        if parts.state.step:
+            start = parts.data.order.position(parts.state.cursor)
+            rate = parts.schedule(start, start, parts.global_batch())["learning_rate"]
+            found.append(f"resumed at epoch {start:.3f}, step {parts.state.step}, learning rate {rate:.4g}")
+        return found
+
+    def _info(self) -> dict[str, Any]:
+        """What the view shows before training begins, see `runlog.progress.Status`."""
+        parts, config = self.parts, self.parts.config
+        imagenet = config.model == "resnet50" and parts.data.source.num_classes == 1000
+        return {
+            "world_size": parts.communicator.size,
+            "gpus": parts.facts.get("gpu", "none") != "none",
+            "optimizer": config.optimizer,
+            "images_per_epoch": parts.data.source.num_examples,
+            "num_classes": parts.data.source.num_classes,
+            "steps_per_epoch": parts.data.order.batches_in_epoch(parts.global_batch()),
+            "global_batch": parts.global_batch(),
+            "reference_batch": parts.global_batch() if imagenet else None,
+            "step": parts.state.step,
+            "finished_epochs": parts.state.finished_epochs,
+            "epochs": parts.data.order.position(parts.state.cursor),
+            "ends_at": parts.data.length.ends_at(parts.data.global_batch),
+            "target": config.target_top1[0] if config.target_top1 else None,
+            "single_gpu_images_per_second": parts.recording.single_gpu_throughput,
+        }
