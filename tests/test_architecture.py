@@ -135,6 +135,9 @@ def test_the_page_lists_every_room_and_only_files_that_exist():
         assert any((folder / name).exists() for folder in folders), name
 
 
+GRADIENT = "The path of a gradient"
+
+
 def paths_of_the_page():
     """The tables of files that docs/dev/architecture.md numbers, by heading."""
     text = (PACKAGE.parent / "docs" / "dev" / "architecture.md").read_text()
@@ -154,7 +157,7 @@ def joined(one, other):
     return False
 
 
-@pytest.mark.parametrize("heading", paths_of_the_page())
+@pytest.mark.parametrize("heading", paths_of_the_page().keys() - {GRADIENT})
 def test_the_files_of_a_path_import_each_other(heading):
     """From the first file all others are reached: each imports one of them, is imported by one, or is named by one."""
     first, *left = [PACKAGE / name for name in paths_of_the_page()[heading]]
@@ -167,13 +170,16 @@ def test_the_files_of_a_path_import_each_other(heading):
     assert len(reached) <= 12
 
 
+def test_each_file_of_the_path_of_a_gradient_is_joined_to_another():
+    """They are no chain: the optimizer calls a communicator, and the update a rule, that it is given."""
+    files = [PACKAGE / name for name in paths_of_the_page()[GRADIENT]]
+    assert len(files) == 10
+    assert all(any(joined(file, other) for other in files if other != file) for file in files)
+
+
 def test_the_paths_of_the_page_are_there():
-    assert {
-        "The path of an image",
-        "The path of a gradient",
-        "The path of the command line",
-        "The path of an option",
-    } <= set(paths_of_the_page())
+    wanted = {f"The path of {what}" for what in ("an image", "the command line", "an option")}
+    assert {GRADIENT, *wanted} <= set(paths_of_the_page())
 
 
 def test_nothing_in_the_package_needs_the_checkout():
