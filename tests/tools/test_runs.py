@@ -59,9 +59,8 @@ def test_the_status_names_the_command_that_continues(tmp_path, capsys):
 def stored(*flags, ranks=1, hosts=("here",)):
     """config.json of a run with these flags."""
     settled = config.resolve(flags)
-    return {
-        "flags": settled.shown(), "origins": dict(settled.origins), "world_size": ranks, "hosts": list(hosts) * ranks
-    }  # fmt: skip
+    origins = {name: origin.value for name, origin in settled.origins.items()}
+    return {"flags": settled.shown(), "origins": origins, "world_size": ranks, "hosts": list(hosts) * ranks}
 
 
 GIVEN = (
