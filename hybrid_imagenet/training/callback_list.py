@@ -16,7 +16,6 @@ from hybrid_imagenet.training.callbacks.numeric_checks import NoiseScaleLog, Num
 from hybrid_imagenet.training.callbacks.profiler import Profiler
 from hybrid_imagenet.training.callbacks.progress_notes import NoteProgress
 from hybrid_imagenet.training.callbacks.record_log import EpochValues, RecordLog
-from hybrid_imagenet.training.callbacks.relative_updates import RelativeUpdateLog
 from hybrid_imagenet.training.callbacks.schedules import HyperparameterSchedule
 from hybrid_imagenet.training.callbacks.speed_monitor import Costs, WireHealthLog
 from hybrid_imagenet.training.callbacks.target import BestAndTarget
@@ -71,7 +70,7 @@ def in_order(parts: Parts) -> list[keras.callbacks.Callback]:
         NumericsGuard(parts.optimizer, config.max_skipped_steps, parts.step.copies.read),
         parts.divergence,
         TrustRatioLog(parts.optimizer.inner, parts.model.trainable_variables),
-        RelativeUpdateLog([parts.model.trainable_variables[i] for i in parts.optimizer.inner.kernel_indices()]),
+        parts.updates,
         *noise,
         WeightCheck(communicator.allgather_object, parts.model.trainable_variables),
         Costs(communicator, parts.data.source.io_statistics, checkpoints.take_seconds),

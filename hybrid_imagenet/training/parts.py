@@ -22,6 +22,7 @@ from hybrid_imagenet.training.callbacks.averaged_weights import AveragedWeights
 from hybrid_imagenet.training.callbacks.batch_norm import MergeBatchNormStatistics, PreciseStatistics
 from hybrid_imagenet.training.callbacks.divergence import DivergenceGuard
 from hybrid_imagenet.training.callbacks.example_count import all_replaced
+from hybrid_imagenet.training.callbacks.relative_updates import RelativeUpdateLog
 from hybrid_imagenet.training.evaluation import Validation
 from hybrid_imagenet.training.inputs import TrainingData
 from hybrid_imagenet.training.losses import LOSSES
@@ -75,6 +76,8 @@ class Parts:
         self.step = build.train_step(config, precision, self.model, self.optimizer, communicator, choose)
         self.statistics = self._statistics(precise=config.batch_norm == "precise")
         self.averaged = self._averaged()
+        kernels = self.optimizer.inner.kernel_indices()
+        self.updates = RelativeUpdateLog([self.model.trainable_variables[i] for i in kernels])
         self.validation = Validation(
             EvaluationStep(
                 self.model, build.evaluation_preprocess(compute), loss=LOSSES[config.loss], flip=config.eval_flip
@@ -102,7 +105,8 @@ class Parts:
         parts = {"model": self.model.variables, "optimizer": self.optimizer.variables}
         found = {f"{part}/{i:04d}/{v.path}": v for part, values in parts.items() for i, v in enumerate(values)}
         averages = [pair for part in self.averaged for pair in part.variables.items()]
-        return found | {f"average/{i:04d}/{path}": v for i, (path, v) in enumerate(averages)}
+        found |= {f"average/{i:04d}/{path}": v for i, (path, v) in enumerate(averages)}
+        return found | {"record/relative_updates": self.updates.ratios}
 
     def synchronize(self) -> None:
         """Readies the statistics for a checkpoint, or ends a run that has diverged; every rank calls it."""

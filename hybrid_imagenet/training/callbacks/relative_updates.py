@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 
@@ -16,21 +17,25 @@ class RelativeUpdateLog(keras.callbacks.Callback):
     The update is what the step has changed, with momentum and weight decay: it means the same for every optimizer and
     phase. The kernels are copied before that step and compared after it, on their device; the host reads the ratios
     with the epoch's other values.
+
+    Attributes:
+      ratios: of the last whole epoch, float32 [kernels]; part of a checkpoint, which may lie between an epoch's last
+        step and its record.
     """
 
     def __init__(self, kernels: Sequence[keras.Variable]):
         """`kernels`: the weights of convolutions and dense layers."""
         super().__init__()
         self._names = [kernel.path for kernel in kernels]
+        self.ratios = keras.Variable(np.zeros(len(kernels), np.float32), trainable=False, name="relative_updates")
         self._copy = tf.function(lambda: [tf.identity(kernel.value) for kernel in kernels], autograph=False)
-        self._compare = tf.function(
-            lambda before: tf.stack(
-                [tf.norm(kernel.value - old) / tf.norm(old) for kernel, old in zip(kernels, before, strict=True)]
-            ),
-            autograph=False,
-        )
+
+        def compare(before: list[tf.Tensor]) -> None:
+            pairs = zip(kernels, before, strict=True)
+            self.ratios.assign(tf.stack([tf.norm(kernel.value - old) / tf.norm(old) for kernel, old in pairs]))
+
+        self._compare = tf.function(compare, autograph=False)
         self._before: list[tf.Tensor] | None = None
-        self._ratios: tf.Tensor | None = None
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Copies the kernels before the step in which an epoch ends: fractional epochs logs["start"] to logs["end"]."""
@@ -41,10 +46,10 @@ class RelativeUpdateLog(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Compares them with what the step has made of them."""
         if self._before is not None:
-            self._ratios, self._before = self._compare(self._before), None
+            self._compare(self._before)
+            self._before = None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the ratios to the epoch's record."""
-        if logs is not None and self._ratios is not None:
-            logs["relative_updates"] = dict(zip(self._names, self._ratios.numpy().tolist(), strict=True))
-            self._ratios = None
+        """Adds the ratios to the record of a whole epoch, and not to that of a validation inside of one."""
+        if logs is not None and self._names and float(logs["epoch"]).is_integer():
+            logs["relative_updates"] = dict(zip(self._names, self.ratios.numpy().tolist(), strict=True))

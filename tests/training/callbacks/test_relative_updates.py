@@ -17,7 +17,7 @@ def train(log, inner, variables, epochs, steps):
             before = [v.numpy().copy() for v in variables]
             inner.apply([np.full(v.shape, 0.1 * (i + 1), np.float32) for i, v in enumerate(variables)])
             log.on_train_batch_end(step, {})
-        record = {}
+        record = {"epoch": epoch + 1}
         log.on_epoch_end(epoch, record)
         records.append(record)
         seen.append((before, [v.numpy().copy() for v in variables]))
@@ -38,17 +38,17 @@ def test_the_ratio_is_that_of_the_last_step(name, phase):
     records, seen = train(log, inner, variables, epochs=2, steps=3)
     for record, (before, after) in zip(records, seen, strict=True):
         wanted = [np.linalg.norm(b - a) / np.linalg.norm(b) for b, a in zip(before[:2], after[:2], strict=True)]
-        assert list(record) == ["relative_updates"]
+        assert list(record) == ["epoch", "relative_updates"]
         assert list(record["relative_updates"]) == [v.path for v in variables[:2]]
         np.testing.assert_allclose(list(record["relative_updates"].values()), wanted, rtol=1e-3)
         assert min(wanted) > 1e-6
-    assert records[0] != records[1]
+    assert records[0]["relative_updates"] != records[1]["relative_updates"]
 
 
 def test_what_was_not_measured_is_not_recorded():
     kernel = keras.Variable(np.ones((2, 2), np.float32), name="kernel")
-    log, record = RelativeUpdateLog([kernel]), {}
+    log, record = RelativeUpdateLog([kernel]), {"epoch": 0.5}
     log.on_train_batch_begin(0, {"start": 0.0, "end": 0.5})
     log.on_train_batch_end(0, {})
     log.on_epoch_end(0, record)  # a validation inside of the epoch
-    assert record == {}
+    assert record == {"epoch": 0.5}
