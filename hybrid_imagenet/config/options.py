@@ -98,6 +98,7 @@ def value_type(annotation: Any) -> ValueType:
     raise TypeError(f"no flag can hold a value of type {annotation!r}")
 
 
+_LARGEST = 1e15  # whole numbers up to here are exact in arithmetic with floating-point ones
 _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -137,8 +138,8 @@ def check_value(name: str, value: Any, opt: Option) -> None:
         own = ", or a function of your own as MODULE:FUNCTION" if opt.function else ""
         near = did_you_mean(str(value), opt.choices)
         raise UserError(f"--{name}={value}: choose one of {', '.join(opt.choices)}{own}{near}")
-    if isinstance(value, float) and value != value:
-        raise UserError(f"--{name}=nan: give a number")
+    if isinstance(value, (int, float)) and not abs(value) < _LARGEST:  # NaN too
+        raise UserError(f"--{name}={str(value)[:20]}: give a number of less than {_LARGEST:g}")
     if opt.above is not None and value <= opt.above:
         raise UserError(f"--{name}={value:g}: must be above {opt.above:g}")
     if opt.minimum is not None and value < opt.minimum:

@@ -46,7 +46,7 @@ def _watch(start: Stages, stall_timeout: float, rank: int) -> None:
         stage, since = start.stage
         seconds = time.monotonic() - since
         limit = max(_LEAST, stall_timeout * (_SLOW_FACTOR if stage in _SLOW else _FACTOR))
-        faulthandler.dump_traceback_later(limit - seconds + _NO_THREAD, exit=True)
+        faulthandler.dump_traceback_later(limit - seconds + _NO_THREAD, exit=True, file=2)
         if seconds > limit:
             where = next(iter(main_stack()), "unknown")
             end_with_line(

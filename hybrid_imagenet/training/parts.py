@@ -26,6 +26,7 @@ from hybrid_imagenet.training.example_count import all_replaced
 from hybrid_imagenet.training.inputs import TrainingData
 from hybrid_imagenet.training.losses import LOSSES
 from hybrid_imagenet.training.recorder import Recording
+from hybrid_imagenet.training.relative_updates import RelativeUpdates
 from hybrid_imagenet.training.step import EvaluationStep
 
 
@@ -67,6 +68,8 @@ class Parts:
         self.step = build.train_step(config, precision, self.model, self.optimizer, communicator, choose)
         self.statistics = self._statistics(precise=config.batch_norm == "precise")
         self.averaged = self._averaged()
+        kernels = self.optimizer.inner.kernel_indices()
+        self.updates = RelativeUpdates([self.model.trainable_variables[i] for i in kernels])
         self.validation = Validation(
             EvaluationStep(
                 self.model, build.evaluation_preprocess(compute), loss=LOSSES[config.loss], flip=config.eval_flip
@@ -94,7 +97,8 @@ class Parts:
         parts = {"model": self.model.variables, "optimizer": self.optimizer.variables}
         found = {f"{part}/{i:04d}/{v.path}": v for part, values in parts.items() for i, v in enumerate(values)}
         averages = self.averaged.variables if self.averaged is not None else {}
-        return found | {f"average/{i:04d}/{path}": v for i, (path, v) in enumerate(averages.items())}
+        found |= {f"average/{i:04d}/{path}": v for i, (path, v) in enumerate(averages.items())}
+        return found | {"record/relative_updates": self.updates.ratios}
 
     def validated_weights(self) -> contextlib.AbstractContextManager[None]:
         """Has the network hold the weights that are validated inside; every rank calls it."""

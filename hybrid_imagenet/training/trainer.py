@@ -23,7 +23,6 @@ from hybrid_imagenet.training.loop import Loop
 from hybrid_imagenet.training.numeric_checks import NoiseScale, NumericsGuard, TrustRatios, WeightCheck
 from hybrid_imagenet.training.parts import Parts
 from hybrid_imagenet.training.profiler import Profiler
-from hybrid_imagenet.training.relative_updates import RelativeUpdates
 from hybrid_imagenet.training.speed_monitor import Costs, GradientHealth
 
 Values = Callable[[int], Mapping[str, Any]]
@@ -113,7 +112,7 @@ class Trainer:
         if self._profiler is not None:
             self._profiler.step_begins(self.parts.state.step + 1)
         self._hyperparameters.set(start, end, global_batch)
-        self._relative_updates.step_begins(start, end)
+        self.parts.updates.step_begins(start, end)
 
     def step_ends(self, position: float, record: dict[str, Any] | None, save: bool) -> None:
         """Completes a record, if metrics were fetched, and saves if it is due or `save` asks for it.
@@ -122,7 +121,7 @@ class Trainer:
           NumericsError: if training has diverged, or only skips steps.
         """
         parts, step = self.parts, self.parts.state.step
-        self._relative_updates.step_ends()
+        parts.updates.step_ends()
         if self._profiler is not None:
             self._profiler.step_ends(step)
         parts.watchdog.note(step)
@@ -162,6 +161,7 @@ class Trainer:
         record |= accumulators.over_ranks(record.pop("sums"), parts.communicator.allreduce_sum).means("train")
         for values in self._epoch_values:
             record |= values(epoch)
+        record |= parts.updates.of_epoch(record["epoch"])
         top1 = record.get("val_top1")
         if top1 is not None:
             self._judge(top1, record["epoch"])
@@ -192,7 +192,6 @@ class Trainer:
             lambda: step.copies.behind,
         )
         self._profiler = None
-        self._relative_updates = RelativeUpdates([weights[i] for i in optimizer.inner.kernel_indices()])
         if config.profile_steps and recording.path is not None:
             self._profiler = Profiler(
                 config.profile_steps, recording.path / "profile", step.sums.read, recording.announce
@@ -215,7 +214,6 @@ class Trainer:
             ExampleCount(parts.data, parts.state, gather),
             lambda epoch: self._numerics.values(),
             TrustRatios(optimizer.inner, weights),
-            self._relative_updates,
             *([noise] if config.gradient_noise_scale else []),
             WeightCheck(gather, weights),
             Costs(parts.communicator, parts.data.source.io_statistics, self.saver.take_seconds),

@@ -17,7 +17,7 @@ def train(log, inner, variables, epochs, steps):
             before = [v.numpy().copy() for v in variables]
             inner.apply([np.full(v.shape, 0.1 * (i + 1), np.float32) for i, v in enumerate(variables)])
             log.step_ends()
-        records.append(log(epoch))
+        records.append(log.of_epoch(epoch + 1))
         seen.append((before, [v.numpy().copy() for v in variables]))
     return records, seen
 
@@ -48,4 +48,4 @@ def test_what_was_not_measured_is_not_recorded():
     log = RelativeUpdates([kernel])
     log.step_begins(0.0, 0.5)
     log.step_ends()
-    assert log(0) == {}  # a validation inside of the epoch
+    assert log.of_epoch(0.5) == {}  # a validation inside of the epoch
