@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from hybrid_imagenet.comm.environment import prefer_onednn
+from hybrid_imagenet.comm.startup import ENGINE_VARIABLE
 from hybrid_imagenet.resilience.stop_signals import REQUESTS, SIGNALS
 from tests.ranks import Pool
 from tests.support import program
@@ -79,6 +80,8 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Heeds --engine."""
     program.ENGINE = config.getoption("--engine")
+    if program.ENGINE != "horovod":
+        os.environ[ENGINE_VARIABLE] = program.ENGINE  # for programs of their own
 
 
 def pytest_collection_finish(session):

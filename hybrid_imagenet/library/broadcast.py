@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.optimizer import DistributedOptimizer
+
+_log = logging.getLogger(__name__)
 
 
 class BroadcastInitialState(keras.callbacks.Callback):
@@ -55,6 +58,9 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
             f"the model {model.name!r} lacks weights that its first step would make, other ones on each rank: give it "
             "an Input, or call it on one batch before fit"
         )
+    alone = [layer.name for layer in model._flatten_layers() if getattr(layer, "synchronized", False)]
+    if alone and ranks.size > 1 and ranks.rank == 0:
+        _log.warning("%s: synchronized=True does nothing here: each rank normalizes its own batch", ", ".join(alone))
     variables = list(model.weights)
     for optimizer in compiled_model.optimizers(model).values():
         build(model, optimizer, ranks)

@@ -45,6 +45,7 @@ class CompareRanks(keras.callbacks.Callback):
             **{
                 f"{name}.learning_rate": np.float32(optimizer.learning_rate)  # as precise as the step sees it
                 for name, optimizer in compiled_model.optimizers(self.model).items()
+                if hasattr(optimizer, "learning_rate")  # MultiOptimizer has none
             },
         }
         agreement.check(ranks, own, "after an epoch", _REMEDY)

@@ -278,7 +278,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             own = {
                 "weights": agreement.digest(self._trainable_variables),
                 "optimizer state": agreement.digest(state),
-                "learning rate": np.float32(self.learning_rate),
+                "learning rate": np.float32(getattr(self, "learning_rate", 0)),  # MultiOptimizer has none
             }
             agreement.check(ranks, own, "before the first step", _BROADCAST)
 

@@ -94,6 +94,7 @@ class Supervisor:
         stall: float = _DEFAULT_STALL,
         ssh_port: int | None = None,
         accept_new_host_keys: bool = False,
+        saves: bool = True,
     ):
         """Takes the launcher's words.
 
@@ -102,7 +103,9 @@ class Supervisor:
           stall: --stall_timeout of the program.
           ssh_port: port of sshd on the hosts, for mpirun; None leaves it to ssh's configuration.
           accept_new_host_keys: let ssh trust hosts that it does not know yet; a key that has changed is refused.
+          saves: the ranks save when they are asked to stop; a program of the user's own does not.
         """
+        self._saves = saves
         self._command = list(command)
         self._ssh = [*ssh_options(stall), *(["-p", str(ssh_port)] if ssh_port else [])]
         if accept_new_host_keys:
@@ -120,7 +123,8 @@ class Supervisor:
     def run(self) -> int:
         """Runs the launcher; returns the exit code."""
         adopt_orphans()
-        REQUESTS.begin(self._ask_to_stop, self._force, "the ranks are asked to save and end")
+        what = "save and end" if self._saves else "end"
+        REQUESTS.begin(self._ask_to_stop, self._force, f"the ranks are asked to {what}")
         try:
             self._child = child = subprocess.Popen(
                 self._command,
@@ -240,7 +244,7 @@ class Supervisor:
             if found := [each for each in told if each in good]:
                 return found[0]
         if REQUESTS.stop and code in _BY_SIGNAL:
-            print(UNSAVED, file=sys.stderr)
+            print(UNSAVED if self._saves else "stopped: what the program saved before is kept", file=sys.stderr)
             return REQUESTS.unsaved_code()
         if code == _CODE_SSH and not told and self._unknown:
             name = printable(self._unknown)

@@ -223,7 +223,11 @@ def _run(options: argparse.Namespace, flags: list[str], stall: float) -> int:
         program = [*_program(options, flags), *own, *(["--resume"] if resume and own else [])]
         command = launcher(options, program, slots, ranks)
         return supervisor.Supervisor(
-            command, stall=stall, ssh_port=options.ssh_port, accept_new_host_keys=options.accept_new_host_keys
+            command,
+            stall=stall,
+            ssh_port=options.ssh_port,
+            accept_new_host_keys=options.accept_new_host_keys,
+            saves=not options.program,
         )
 
     if not options.max_restarts and not options.script:

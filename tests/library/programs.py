@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -13,6 +14,7 @@ import numpy as np
 
 import hybrid_imagenet as hi
 from hybrid_imagenet.comm import process
+from hybrid_imagenet.comm.startup import ENGINE_VARIABLE
 from hybrid_imagenet.errors import SharedError, UserError
 from tests.library import models
 
@@ -31,21 +33,6 @@ def ranks() -> Iterator[None]:
         process.shutdown()
 
 
-@contextlib.contextmanager
-def pretended_gpu() -> Iterator[None]:
-    """A device that is there for those who ask which there are, as `compile(jit_compile="auto")` does."""
-    import tensorflow as tf
-
-    known = tf.config.list_physical_devices
-
-    def devices(kind=None):
-        found = list(known(kind))
-        return found if kind not in (None, "GPU") else [*found, mock.Mock(device_type="GPU")]
-
-    with mock.patch.object(tf.config, "list_physical_devices", devices):
-        yield
-
-
 def weights(model) -> list:
     return [w.astype(float).ravel().tolist() for w in model.get_weights()]
 
@@ -59,42 +46,17 @@ def message(call) -> str | None:
     return None
 
 
-def trained(cases: list) -> list:
-    """Trains each case with `fit`; ranks begin with different weights. Returns weights and facts by case."""
-    with ranks():
-        return [_trained(case) for case in cases]
+def compared(names: list[str], engine: str = "") -> list:
+    """What this rank has of programs of `test_cases`; `engine` connects the ranks."""
+    from tests.library import test_cases
+    from tests.library.places import on_rank
 
+    def one(name):
+        with ranks():
+            return on_rank(test_cases.PROGRAMS[name])
 
-def _trained(case: dict) -> dict:
-    import keras
-
-    keras.config.set_dtype_policy(case.get("policy", "float32"))
-    name = case["model"]
-    model = models.MODELS[name](3 + hi.rank())
-    steps = case.get("accumulate")
-    inner = models.optimizer(case, **({"gradient_accumulation_steps": steps} if steps else {}))
-    optimizer = hi.DistributedOptimizer(inner, compression="none")
-    compiled = {key: case[key] for key in ("run_eagerly", "steps_per_execution", "jit_compile") if key in case}
-    with pretended_gpu() if case.get("pretended_gpu") else contextlib.nullcontext():
-        models.compile_model(model, optimizer, **compiled)
-    x, y, sample_weight = hi.data.shard(models.data(name, hi.size()), hi.rank(), hi.size())
-    history = model.fit(
-        x,
-        y,
-        models.BATCH,
-        shuffle=False,
-        verbose=0,
-        sample_weight=sample_weight if case.get("weights") else None,
-        callbacks=hi.callbacks.default_callbacks(),
-    )
-    return {
-        "weights": weights(model),
-        "reductions": process.communicator().statistics().get("steps"),
-        "updates": int(optimizer.iterations.numpy()),
-        "same": model.optimizer is optimizer,
-        "jit": bool(model.jit_compile),
-        "history": {key: values[-1] for key, values in history.history.items()},
-    }
+    with mock.patch.dict(os.environ, {ENGINE_VARIABLE: engine} if engine else {}):
+        return [one(name) for name in names]
 
 
 def overflow() -> dict:
@@ -103,10 +65,9 @@ def overflow() -> dict:
 
     with ranks():
         keras.config.set_dtype_policy("mixed_float16")
-        model = models.plain(3)
         optimizer = hi.DistributedOptimizer("sgd")
-        models.compile_model(model, optimizer)
-        x, y, _ = models.data("plain", 1)
+        model = models.made(optimizer)
+        x, y = models.data(1)
         found = []
 
         class Look(keras.callbacks.Callback):
@@ -124,16 +85,14 @@ def overflow() -> dict:
 def refusals() -> dict:
     """What all ranks are told about what cannot work, and that it ends at once."""
     with ranks():
-        x, y, _ = models.data("plain", 1)
+        x, y = models.data(1)
 
-        def fit(callbacks=None, x=x, y=y, seed=3, make=models.plain, **compiled):
-            model = make(seed)
-            models.compile_model(model, hi.DistributedOptimizer("sgd"), **compiled)
+        def fit(callbacks=None, x=x, y=y, **made):
+            model = models.made(hi.DistributedOptimizer("sgd"), **made)
             model.fit(x, y, 4, verbose=0, callbacks=callbacks)
 
         short = slice(0, len(x) - 4 * hi.rank())
-        again = models.plain(3)
-        models.compile_model(again, hi.DistributedOptimizer("sgd"), jit_compile=True)
+        again = models.made(hi.DistributedOptimizer("sgd"), jit_compile=True)
         refused = message(lambda: again.fit(x, y, 4, verbose=0))
         again.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.default_callbacks())  # as the message says
         shown = io.StringIO()
@@ -153,11 +112,12 @@ def split() -> dict:
     """The operations of a training function that was made for a model whose step XLA compiles."""
     import tensorflow as tf
 
+    from tests.library import cases
+
     with ranks():
-        model = models.plain(3)
-        with pretended_gpu():
-            models.compile_model(model, hi.DistributedOptimizer("sgd"))
-        x, y, _ = models.data("plain", 1)
+        with cases.pretended_gpu():
+            model = models.made(hi.DistributedOptimizer("sgd"))
+        x, y = models.data(1)
         traced = []
         with mock.patch.object(hi.DistributedOptimizer, "take", autospec=True) as take:
             take.side_effect = lambda self, grads: traced.append(
@@ -184,7 +144,7 @@ def measured() -> dict:
             hi.optimizers.SGD(0.1), schedule=hi.schedules.polynomial(0.5, 2, warmup_epochs=1)
         )
         model.compile(optimizer, models.loss(), metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)])
-        x, y, _ = models.data("plain", 1)
+        x, y = models.data(1)
         share = slice(0, 10) if hi.rank() else slice(0, 12)  # three steps each, the last one of 2 and of 4
         seen = {"rates": [], "own": []}
 
@@ -224,9 +184,8 @@ def drifts() -> dict:
                 self.change(self.model)
 
     def fit(change):
-        model = models.plain(3)
-        models.compile_model(model, hi.DistributedOptimizer("sgd"))
-        x, y, _ = models.data("plain", 1)
+        model = models.made(hi.DistributedOptimizer("sgd"))
+        x, y = models.data(1)
         model.fit(x, y, models.BATCH, 4, 0, hi.callbacks.default_callbacks(Change(change)))
 
     changes = {
@@ -240,16 +199,21 @@ def drifts() -> dict:
 
 def rivals(folder: str) -> dict:
     """Two optimizers beside `compile`: what a run of four epochs ends with, and one that is begun again after two."""
+    import keras
+
+    from tests.library.published import Gan
+
     with ranks():
 
         def fit(epochs, seed, *callbacks):
             schedule = hi.schedules.polynomial(0.5, 4)
             inner = [hi.optimizers.SGD(0.1, momentum=0.9), hi.optimizers.SGD(0.1, momentum=0.9)]
             first = hi.DistributedOptimizer(inner[0], compression="none", schedule=schedule)
-            model = models.Rivals(seed)
+            keras.utils.set_random_seed(seed)
+            model = Gan(norm=True)
             second = hi.DistributedOptimizer(inner[1], compression="none", gradient_accumulation_steps=3)
             model.compile(first, second, jit_compile=True)
-            x, _, _ = hi.data.shard(models.data("plain", hi.size()), hi.rank(), hi.size())
+            x, _ = hi.data.shard(models.data(hi.size()), hi.rank(), hi.size())
             history = model.fit(
                 x, None, models.BATCH, epochs, 0, [*hi.callbacks.default_callbacks(), *callbacks], shuffle=False
             ).history
@@ -282,7 +246,7 @@ def vectors() -> dict:
         model = models.plain(3)
         metrics = [keras.metrics.F1Score(average=None, name="f1"), Largest()]
         model.compile(hi.DistributedOptimizer("sgd"), "mse", metrics=metrics)
-        x, y, _ = models.data("plain", 1)
+        x, y = models.data(1)
         share = slice(0, 10) if hi.rank() else slice(0, 12)
         x, y = x[share], np.eye(3, dtype=np.float32)[y[share]]
         history = model.fit(x, y, 4, 2, 0, hi.callbacks.default_callbacks(), validation_data=(x, y)).history

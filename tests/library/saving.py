@@ -9,13 +9,8 @@ import numpy as np
 
 import hybrid_imagenet as hi
 from tests.library import models
+from tests.library.models import made
 from tests.library.programs import ranks, weights
-
-
-def made(optimizer, seed=3):
-    model = models.plain(seed)
-    models.compile_model(model, optimizer)
-    return model
 
 
 def hybrid():
@@ -40,7 +35,7 @@ OPTIMIZERS = {"hybrid": hybrid, "adamw": adamw}
 
 
 def fit(model, epochs, begin=0, first_rank=(), more=()):
-    x, y, _ = hi.data.shard(models.data("plain", hi.size()), hi.rank(), hi.size())
+    x, y = hi.data.shard(models.data(hi.size()), hi.rank(), hi.size())
     callbacks = [*hi.callbacks.default_callbacks(*first_rank), *more]
     model.fit(x, y, models.BATCH, epochs, 0, callbacks, shuffle=False, initial_epoch=begin)
     return model

@@ -1,6 +1,6 @@
-"""`compile` and `fit` with the library's optimizer and callbacks: against Keras alone on the batches of all ranks."""
+"""`compile` and `fit` with the library's optimizer and callbacks: what they refuse, say and record."""
 
-from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -8,92 +8,7 @@ import pytest
 import hybrid_imagenet as hi
 from hybrid_imagenet.errors import UserError
 from tests.library import models, programs
-
-CORE = {
-    "plain": {"model": "plain"},
-    "XLA": {"model": "plain", "jit_compile": True},
-    "eager, accumulated": {"model": "plain", "run_eagerly": True, "accumulate": 2},
-    "rich": {"model": "rich", "weights": True},
-    "held": {"model": "held", "jit_compile": True},
-}
-HOWS = {
-    "auto": {},
-    "auto on a GPU": {"pretended_gpu": True},
-    "XLA": {"jit_compile": True},
-    "eager": {"run_eagerly": True},
-    "accumulated": {"accumulate": 2, "jit_compile": False},
-    "two per execution": {"steps_per_execution": 2},
-    "XLA, accumulated, two per execution": {"jit_compile": True, "accumulate": 2, "steps_per_execution": 2},
-}
-
-
-def case(model, how, policy="float32", inner="sgd"):
-    """A name and what it means; sample weights with several outputs."""
-    options = {"model": model, "policy": policy, "inner": inner, "weights": model == "rich"}
-    return f"{model}, {how}, {policy}, {inner}", options | HOWS[how]
-
-
-# Each feature once.
-ONCE = dict(
-    [
-        case("plain", "auto", inner="adamw"),
-        case("rich", "auto on a GPU", "mixed_float16"),
-        case("words", "XLA"),
-        case("own_step", "eager", "mixed_float16"),
-        case("plain", "accumulated", "mixed_float16"),
-        case("own_step", "two per execution"),
-        case("rich", "XLA, accumulated, two per execution"),
-    ]
-)
-# Each pair of model, way and policy; Keras's Adam leaves rows of an embedding alone that have no gradient.
-PAIRS = ONCE | dict(
-    [
-        case(model, how, ("float32", "mixed_float16")[(i + j) % 2])
-        for i, model in enumerate(models.MODELS)
-        for j, how in enumerate(HOWS)
-    ]
-    + [case(model, "auto", "mixed_float16", "adamw") for model in ("plain", "rich", "own_step", "held")]
-)
-
-
-def check(case, results):
-    """Weights as Keras's, the same on all ranks, and as many reductions as updates."""
-    expected = models.alone(case)
-    rough = case.get("policy") == "mixed_float16"
-    for result in results:
-        assert result["weights"] == results[0]["weights"]
-        assert result["same"]
-        assert result["updates"] == models.STEPS // case.get("accumulate", 1)
-        assert result["reductions"] == (result["updates"] if case["size"] > 1 else None)
-    if rough and case.get("inner") == "adamw":
-        return  # a rounded gradient near zero may turn Adam's step round
-    tolerance = 5e-3 if rough else 2e-5
-    for found, wanted in zip(results[0]["weights"], expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
-
-
-def run(call, cases, size):
-    named = {name: case | {"size": size} for name, case in cases.items()}
-    by_rank = call(programs.trained, list(named.values()))
-    for i, (name, case) in enumerate(named.items()):
-        try:
-            check(case, [results[i] for results in by_rank])
-        except AssertionError as error:
-            raise AssertionError(f"{name}: {error}") from error
-
-
-def here(function, *arguments):
-    return [function(*arguments)]
-
-
-def test_fit_of_two_ranks_is_that_of_keras_with_both_batches(pools):
-    run(pools[2].call, CORE, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("size", "cases"), [(1, ONCE), (2, PAIRS), (4, ONCE)], ids=["1", "2", "4"])
-def test_so_is_every_combination(pools, size, cases):
-    run(here if size == 1 else partial(pools[size].call, timeout=3600), cases, size)
+from tests.library.published import Distiller
 
 
 def test_an_overflow_on_one_rank_skips_the_step_on_both(pools):
@@ -273,12 +188,25 @@ def test_a_model_that_lacks_weights_is_refused_before_its_first_step():
     whole.fit(x, x[:, :3], verbose=0, callbacks=hi.callbacks.default_callbacks())
 
 
+def test_normalization_that_is_to_be_synchronized_and_is_not_gives_a_warning(caplog):
+    import keras
+
+    ranks = mock.Mock(size=2, rank=0, broadcast_object=lambda value: value)
+    for synchronized in (False, True):
+        assert not caplog.text
+        norm = keras.layers.BatchNormalization(synchronized=synchronized, name="bn")
+        model = keras.Sequential([keras.Input((6,)), norm])
+        model.compile(hi.DistributedOptimizer("sgd"), "mse")
+        hi.broadcast_model(model, ranks)
+    assert "bn: synchronized=True does nothing here" in caplog.text
+
+
 def test_kinds_of_variables_follow_from_layers_where_a_step_trains_some_of_them():
     import keras
     import tensorflow as tf
 
     norm = keras.Sequential([keras.Input((4,)), keras.layers.LayerNormalization(), keras.layers.Dense(2)])
-    model = models.Holder(models.plain(3), norm)
+    model = Distiller(models.plain(3), norm)
     optimizer = hi.DistributedOptimizer(hi.optimizers.LARS(), loss_scale=1)
     optimizer.attach(model)
     assert not optimizer.built
@@ -311,10 +239,9 @@ def test_a_schedule_and_another_callback_that_sets_the_learning_rate_are_refused
     import keras
 
     def fit(*callbacks):
-        model = models.plain(3)
-        schedule = hi.schedules.polynomial(0.5, 3)
-        models.compile_model(model, hi.DistributedOptimizer("sgd", schedule=schedule), run_eagerly=True)
-        x, y, _ = models.data("plain", 1)
+        optimizer = hi.DistributedOptimizer("sgd", schedule=hi.schedules.polynomial(0.5, 3))
+        model = models.made(optimizer, run_eagerly=True)
+        x, y = models.data(1)
         return model.fit(x, y, models.BATCH, 3, 0, [*hi.callbacks.default_callbacks(), *callbacks])
 
     fit()
