@@ -81,14 +81,12 @@ class Program:
 
 def run(program: Program, place: Place, seed: int = 3) -> dict[str, Any]:
     """Weights, state of optimizers and history of a program, ready for JSON."""
-    from hybrid_imagenet.library import compiled_model
-
     keras.utils.set_random_seed(seed)
     try:
         model, history = program.run(place)
     finally:
         keras.config.set_dtype_policy("float32")
-    optimizers = compiled_model.optimizers(model).values()
+    optimizers = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
     return {
         "weights": [_listed(v) for v in model.weights],
         "state": [_listed(v) for o in optimizers for v in o.variables],
