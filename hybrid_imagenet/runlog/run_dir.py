@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import json
 import os
 import pathlib
+import re
 import socket
 from typing import IO
 
 from hybrid_imagenet import files
 from hybrid_imagenet.errors import UserError
+
+# Two words of which one is probably a misspelling of the other: letters of the shorter one, and how alike they are.
+_LONG, _ALIKE = 5, 0.7
 
 
 class RunDirectory:
@@ -64,7 +69,8 @@ def check(path: pathlib.Path, *, resume: bool) -> str:
       What the directory is, for people.
 
     Raises:
-      UserError: as `RunDirectory`.
+      UserError: as `RunDirectory`; and if `resume` names a directory that does not exist, beside a run whose name it
+        misspells.
     """
     try:
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
@@ -73,6 +79,11 @@ def check(path: pathlib.Path, *, resume: bool) -> str:
         if not os.access(existing, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, f"{existing} cannot be written")
         if existing != path:
+            if resume and (meant := _misspelled(path)):
+                raise UserError(
+                    f"--run_dir={path} does not exist: did you mean {meant}? Create the directory if --resume is to "
+                    "start a new run there"
+                )
             return "new"
         if (path / "lock").exists():
             _acquire(path).close()
@@ -105,6 +116,30 @@ def _check_content(path: pathlib.Path, *, resume: bool) -> bool:
     if others and not holds_run:
         raise UserError(f"--run_dir={path} holds other files ({others[0]}): give a new or empty directory")
     return holds_run
+
+
+def _misspelled(path: pathlib.Path) -> pathlib.Path | None:
+    """Returns the run beside a missing directory whose name it probably misspells.
+
+    Names are compared word by word. Names that differ in a number, a short word or a whole word belong to different
+    runs: lars-2 and lars-3, adam and adamw, sgd-long and sgd-short.
+    """
+    if not path.parent.is_dir():
+        return None
+    runs = (place.parent for place in sorted(path.parent.glob("*/config.json")))
+    return next((run for run in runs if _similar(path.name, run.name)), None)
+
+
+def _similar(one: str, other: str) -> bool:
+    words, others = (re.findall(r"\d+|[^\W\d_]+", text.lower()) for text in (one, other))
+    if [word for word in words if word.isdigit()] != [word for word in others if word.isdigit()]:
+        return False
+    if "".join(words) == "".join(others):
+        return True
+    return len(words) == len(others) and all(
+        a == b or (min(len(a), len(b)) >= _LONG and difflib.SequenceMatcher(None, a, b).ratio() >= _ALIKE)
+        for a, b in zip(words, others, strict=True)
+    )
 
 
 def chosen(path: str | None, recipe: str, dataset: str, *, resume: bool = False) -> pathlib.Path:

@@ -73,6 +73,33 @@ def test_a_fifo_in_the_place_of_a_file_does_not_make_a_run_wait(tmp_path, name):
     assert name == "lock" or found == [f"--run_dir={tmp_path}: {name} is not a regular file; move it away"]
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("hybrid-digts", "hybrid-digits", True),
+        ("phtoos", "photos", True),
+        ("hybriddigits", "hybrid-digits", True),
+        ("Photos", "photos", True),
+        ("lars-2", "lars-3", False),
+        ("wd1e-4", "wd1e-5", False),
+        ("20240101", "20240102", False),
+        ("lr-1.0", "lr-10", False),
+        ("adam", "adamw", False),
+        ("sgd-long", "sgd-short", False),
+        ("photos-a", "photos-b", False),
+    ],
+)
+def test_a_resumed_run_that_is_not_there_may_be_a_misspelled_one(tmp_path, one, other, alike):
+    RunDirectory(tmp_path / other, resume=False).write_json("config.json", {})
+    if alike:
+        with pytest.raises(UserError, match=f"does not exist: did you mean .*{other}"):
+            run_dir.check(tmp_path / one, resume=True)
+    else:
+        assert run_dir.check(tmp_path / one, resume=True) == "new"
+    assert run_dir.check(tmp_path / one, resume=False) == "new"
+    assert not (tmp_path / one).exists()
+
+
 def test_a_check_finds_what_a_run_would_and_changes_nothing(tmp_path):
     held = RunDirectory(tmp_path / "held", resume=False)
     with pytest.raises(UserError, match="in use by another run"):
