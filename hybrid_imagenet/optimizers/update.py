@@ -161,7 +161,8 @@ class Update:
         )
         values = self._new(grad, kept, step, before)
         values = {name: tf.where(new["finite"], values[name], old) for name, old in kept.items()}
-        return new | values | {"ends": {name: layout.ends(values[name]) for name in kept}}
+        found = _without(new, "layers", "finite") | values  # a vector that comes out is a kernel more
+        return found | {"ends": {name: layout.ends(values[name]) for name in kept}}
 
     # Each variable by itself
 
