@@ -163,9 +163,9 @@ def test_a_signal_after_the_last_checkpoint_loses_no_result(data, tmp_path):
 
 def test_a_rank_that_is_no_number_is_one_line():
     env = program.environment() | {"OMPI_COMM_WORLD_RANK": "abc", "OMPI_COMM_WORLD_SIZE": "2"}
-    for flag, text in (("--dataset=digits", "OMPI_COMM_WORLD_RANK=abc"), ("--epoch=3", "epoch")):
+    for flag in ("--dataset=digits", "--epoch=3"):  # the number of ranks comes before the flags, which depend on it
         command = [sys.executable, "-m", "hybrid_imagenet.main", flag, "--augmentation=digits"]
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
         assert done.returncode == 2, done.stderr
-        assert text in done.stderr
+        assert "OMPI_COMM_WORLD_RANK=abc" in done.stderr
         assert done.stderr.count("\n") == 1

@@ -15,8 +15,7 @@ ARMS = {arm.name: arm for arm in HANDOVER.arms}
 
 def settled(arm, *flags):
     own = dataclasses.replace(ARMS[arm], flags=(*ARMS[arm].flags, *flags))
-    resolved = config.resolve(HANDOVER.arguments(own, 0))
-    return derived.settle(resolved, GPUS)
+    return config.resolve(HANDOVER.arguments(own, 0), 1)
 
 
 @pytest.mark.parametrize("each", ARMS["handover"].points, ids=lambda each: each.label)
@@ -28,11 +27,11 @@ def test_a_point_is_what_it_is_called(each):
     assert resolved.chosen["lars_eta"] == pytest.approx(step * base.chosen["lars_eta"], rel=1e-3)
     assert resolved.lr_schedule == ("exponential" if "kappa" in each.label else "poly")
     assert resolved.chosen["hybrid_ramp_epochs"] == float(each.label.rsplit(" ", 1)[1])
-    assert derived.base_batch(resolved, GPUS) == LARGE
+    assert derived.base_batch(resolved) == LARGE
 
 
 def test_the_default_is_the_cold_starts_best():
-    assert relative_step.peak(settled("default"), GPUS).value == pytest.approx(0.94, rel=0.01)
+    assert relative_step.peak(settled("default")).value == pytest.approx(0.94, rel=0.01)
     assert point(0.0, 1.0, "exponential", 0).flags[1:3] == ARMS["default"].flags[1:3]
     assert COLD_START == 16
 
