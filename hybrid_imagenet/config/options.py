@@ -138,14 +138,16 @@ def check_value(name: str, value: Any, opt: Option) -> None:
         own = ", or a function of your own as MODULE:FUNCTION" if opt.function else ""
         near = did_you_mean(str(value), opt.choices)
         raise UserError(f"--{name}={value}: choose one of {', '.join(opt.choices)}{own}{near}")
-    if isinstance(value, (int, float)) and not abs(value) < _LARGEST:  # NaN too
-        raise UserError(f"--{name}={str(value)[:20]}: give a number of less than {_LARGEST:g}")
+    if value != value:
+        raise UserError(f"--{name}=nan: give a number")
     if opt.above is not None and value <= opt.above:
         raise UserError(f"--{name}={value:g}: must be above {opt.above:g}")
     if opt.minimum is not None and value < opt.minimum:
         raise UserError(f"--{name}={value}: must be at least {opt.minimum:g}")
     if opt.maximum is not None and value > opt.maximum:
         raise UserError(f"--{name}={value}: must be at most {opt.maximum:g}")
+    if isinstance(value, (int, float)) and abs(value) > _LARGEST:
+        raise UserError(f"--{name}={str(value)[:20]}: must be at most {_LARGEST:g}")
 
 
 def underscored(word: str) -> str:

@@ -55,7 +55,7 @@ def test_a_run_that_stops_after_some_steps_goes_on_as_if_it_had_not(pools, tiny_
     first = program.train_on(pools[2], tiny_data, run_dir, *HALVES, "--max_steps=3")
     assert first.returncode == 0, first.stdout + first.stderr
     assert "after 0.75 of 1.5 epochs" in first.stdout
-    assert "--resume and without --max_steps=3" in first.stdout
+    assert "next: hybrid-imagenet resume " in first.stdout
     assert [(r["epoch"], r["step"]) for r in epoch_records(run_dir)] == [(0.5, 2), (0.75, 3)]
     again = program.train_on(pools[2], tiny_data, run_dir, *HALVES, "--max_steps=3", "--resume")
     assert again.returncode == 0, again.stdout + again.stderr
