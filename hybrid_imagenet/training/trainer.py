@@ -60,6 +60,7 @@ class Trainer:
                 restore_arrays(checkpoint, parts.variables())
                 check_position(checkpoint, parts.data.order)
             parts.recording.start(parts.facts, self._info(), parts.state)
+        REQUESTS.begin()  # before the ranks meet: once one says that it compiles, a signal saves on all of them
         parts.communicator.broadcast_variables([v.value for v in parts.variables().values()])  # Lu et al. §2.2.3
         self._prepare()
         for line in (*(f"--init_from: {line}" for line in lines), *self._notes()):
@@ -74,7 +75,6 @@ class Trainer:
         """
         parts = self.parts
         START.begin("compiling the step")
-        REQUESTS.begin()
         try:
             self._loop.run()
             self._divergence.look()
