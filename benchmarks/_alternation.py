@@ -55,7 +55,7 @@ class Alternation(Trainer):
     """Counts the loop's steps and takes the turns, after all else that a step has to do."""
 
     def __init__(self, parts: Parts, steps: int, rounds: int):
-        """Wraps the compiled step to tell the time inside of it."""
+        """Wraps the compiled step to time it."""
         super().__init__(parts)
         self.loop_seconds: list[float] = []
         self.bare_seconds: list[float] = []

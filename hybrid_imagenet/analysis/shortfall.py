@@ -135,7 +135,7 @@ def _of_one(alone: OneGpu) -> Iterator[Cause]:
         )
     idle = alone.profiled - alone.busy
     if alone.fetches >= _FETCHES:
-        # A copy takes microseconds, and the GPU then waits for the host to start anew.
+        # A copy takes microseconds, and the GPU then waits until the host starts more work.
         late = f"; calls return after {100 * alone.returned:.0f} % of a step" if alone.returned is not None else ""
         yield Cause(
             f"{alone.fetches:.1f} copies to the host a step, each of which waits for the GPU{late}",

@@ -209,7 +209,7 @@ def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: i
         "compression": config.compression,
         "step_seconds": step_seconds,
         "compute_seconds": compute_seconds,
-        "returned": statistics.median(returned),  # the part of the time in which the host was inside of calls
+        "returned": statistics.median(returned),  # fraction of the time that the host spent in calls
         "exposed_seconds": max(0.0, step_seconds - compute_seconds),
         "images_per_second": communicator.size * config.per_gpu_batch / step_seconds,
     }

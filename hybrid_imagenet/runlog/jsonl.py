@@ -68,7 +68,7 @@ KEYS: Mapping[str, str] = {
     "grad_norm": "Euclidean norm of the averaged, unscaled gradient",
     "noise_scale": "gradient noise scale in images, if it is measured",
     "trust_ratios": "LARS trust ratio by layer",
-    "relative_updates": "norm of the update over that of the weights by layer, in the last step of an epoch",
+    "relative_updates": "norm of the update divided by the norm of the weights, by layer, in the last step of an epoch",
 }
 """What each key means. A record may hold other keys too; readers pass over those that they do not know."""
 
