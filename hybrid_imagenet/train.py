@@ -7,7 +7,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.config import RunConfig, checks, resumed
+from hybrid_imagenet.config import RunConfig, checks, defaults
 from hybrid_imagenet.stages import START
 from hybrid_imagenet.training import build, hardware, same_data
 from hybrid_imagenet.training.parts import Parts
@@ -47,7 +47,7 @@ def parts_of(config: RunConfig, communicator: Communicator) -> Parts:
     if config.ranks != communicator.size:
         raise ValueError(f"a configuration for {config.ranks} ranks on {communicator.size}")
     START.begin("reading the data set")
-    config = resumed.shared(config, communicator.broadcast_object)
+    config = defaults.shared(config, communicator.broadcast_object)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
     with communicator.together():

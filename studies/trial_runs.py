@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.config import Origin, choices
+from hybrid_imagenet.config import Origin
+from hybrid_imagenet.config.flags import defaults as chosen_defaults
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, UserError
 from hybrid_imagenet.files import read_json
 from hybrid_imagenet.runlog import jsonl
@@ -108,7 +109,7 @@ def create(root: pathlib.Path, flags: Sequence[str], ranks: int) -> Cell:
 def resolved(flags: Sequence[str]) -> dict[str, Any]:
     """Those settings that differ from the defaults of the hybrid recipe and matter to the training."""
     config = configuration.resolve(flags)
-    plain = configuration.resolve(()).values() | choices.defaults(config.values())
+    plain = configuration.resolve(()).values() | chosen_defaults(config.values())
     follows = {name: plain[name] for name, origin in config.origins.items() if origin is Origin.BATCH}
     values, defaults = json.loads(json.dumps([config.values() | follows, plain | _NAMED_AFTER]))  # tuples become lists
     return {name: value for name, value in values.items() if value != defaults[name] and name not in WATCHING}

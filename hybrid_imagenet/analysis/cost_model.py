@@ -2,10 +2,9 @@
 
 Sending n bytes over a link takes alpha + n * beta seconds. On p ranks, n bytes of gradients take
 
-    ring              2 (p-1) a + 2 (p-1)/p n b
-    halving-doubling  2 log2(p) a + 2 (p-1)/p n b                               (p a power of two)
-    masters           2 (k-1) ai + 2 n bi + 2 (q-1) ae + 2 (q-1)/q n be         (groups of k, q = p/k; Jia et al.)
-    torus             2 (X-1) ah + 2 (X-1)/X n bh + 2 (Y-1) av + 2 (Y-1)/Y n/X bv      (X * Y = p; Mikami et al.)
+    ring      2 (p-1) a + 2 (p-1)/p n b
+    masters   2 (k-1) ai + 2 n bi + 2 (q-1) ae + 2 (q-1)/q n be         (groups of k, q = p/k; Jia et al.)
+    torus     2 (X-1) ah + 2 (X-1)/X n bh + 2 (Y-1) av + 2 (Y-1)/Y n/X bv      (X * Y = p; Mikami et al.)
 
 with a, b of the link inside a host (i), between hosts (e), along rows (h), along columns (v).
 """
@@ -13,14 +12,11 @@ with a, b of the link inside a host (i), between hosts (e), along rows (h), alon
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from hybrid_imagenet.numerics.torus import Grid, nearest_square
-
-ALGORITHMS = ("ring", "halving-doubling", "hierarchical", "masters", "torus", "size_switched")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,15 +41,6 @@ def ring(size: float, ranks: int, link: Link) -> float:
     if ranks == 1:
         return 0.0
     return 2 * (ranks - 1) * link.latency + 2 * (ranks - 1) / ranks * size * link.seconds_per_byte
-
-
-def halving_doubling(size: float, ranks: int, link: Link) -> float:
-    """Seconds by recursive halving and doubling; raises ValueError unless `ranks` is a power of two."""
-    if ranks & (ranks - 1):
-        raise ValueError(f"halving-doubling takes a power of two, not {ranks} ranks")
-    if ranks == 1:
-        return 0.0
-    return 2 * math.log2(ranks) * link.latency + 2 * (ranks - 1) / ranks * size * link.seconds_per_byte
 
 
 def masters(size: float, groups: int, group_size: int, inside: Link, between: Link) -> float:
@@ -108,40 +95,44 @@ class Topology:
         return self.along(grid.horizontal), vertical
 
 
-def allreduce(
-    algorithm: str, size: float, topology: Topology, grid: Grid | None = None, threshold: float = 256 * 1024
-) -> float:
-    """Seconds for an all-reduce of `size` bytes over a whole topology.
+Cost = Callable[[float, Topology, Grid | None, float], float]
+"""Seconds for an all-reduce over a whole topology, of
 
-    Args:
-      algorithm: one of ALGORITHMS. `hierarchical` is Horovod's: a torus whose rows are the hosts. `hybrid` sends
-        up to `threshold` bytes by masters and more by ring.
-      size: bytes on the wire per rank.
-      topology: the GPUs.
-      grid: of `torus`, by default the one nearest to a square; of `masters`, rows are the groups, by default hosts.
-      threshold: bytes, for `hybrid`.
+  size: bytes on the wire per rank,
+  topology: the GPUs,
+  grid: what --torus_grid says, if it is given,
+  threshold: bytes of --size_switch_kb.
 
-    Raises:
-      ValueError: for an unknown algorithm, or a number of ranks that it cannot take.
-    """
-    ranks, hosts = topology.ranks, Grid(topology.hosts, topology.local_size)
-    flat = topology.along(ranks)
-    if algorithm == "ring":
-        return ring(size, ranks, flat)
-    if algorithm == "halving-doubling":
-        return halving_doubling(size, ranks, flat)
-    if algorithm == "hierarchical":
-        return torus(size, hosts, *topology.torus_links(hosts))
-    if algorithm == "torus":
-        grid = grid or nearest_square(ranks)
-        return torus(size, grid, *topology.torus_links(grid))
-    if algorithm == "masters":
-        groups = grid or hosts
-        inner = topology.along(groups.horizontal)
-        return masters(size, groups.vertical, groups.horizontal, inner, flat)
-    if algorithm == "size_switched":
-        return allreduce("masters" if size < threshold else "ring", size, topology, grid)
-    raise ValueError(f"all-reduce {algorithm!r}: must be one of {', '.join(ALGORITHMS)}")
+`comm.settings` names that of each algorithm.
+"""
+
+
+def by_ring(size: float, topology: Topology, grid: Grid | None, threshold: float) -> float:
+    """`Cost` of one ring over all ranks."""
+    return ring(size, topology.ranks, topology.along(topology.ranks))
+
+
+def by_torus(size: float, topology: Topology, grid: Grid | None, threshold: float) -> float:
+    """`Cost` of a torus, by default on the grid nearest to a square."""
+    grid = grid or nearest_square(topology.ranks)
+    return torus(size, grid, *topology.torus_links(grid))
+
+
+def by_hierarchical(size: float, topology: Topology, grid: Grid | None, threshold: float) -> float:
+    """`Cost` of a torus whose rows are the hosts."""
+    return by_torus(size, topology, Grid(topology.hosts, topology.local_size), threshold)
+
+
+def by_masters(size: float, topology: Topology, grid: Grid | None, threshold: float) -> float:
+    """`Cost` of groups with masters, by default hosts."""
+    groups = grid or Grid(topology.hosts, topology.local_size)
+    inner = topology.along(groups.horizontal)
+    return masters(size, groups.vertical, groups.horizontal, inner, topology.along(topology.ranks))
+
+
+def by_size(size: float, topology: Topology, grid: Grid | None, threshold: float) -> float:
+    """`Cost` of masters below `threshold` bytes, else of the ring."""
+    return (by_masters if size < threshold else by_ring)(size, topology, grid, threshold)
 
 
 @dataclasses.dataclass(frozen=True)

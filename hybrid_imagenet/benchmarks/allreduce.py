@@ -22,9 +22,9 @@ from pathlib import Path
 
 from hybrid_imagenet import comm
 from hybrid_imagenet.analysis import cost_model
-from hybrid_imagenet.comm.settings import Compression
-from hybrid_imagenet.config import choices
+from hybrid_imagenet.comm.settings import ALGORITHMS, COMPRESSIONS, ENGINES
 from hybrid_imagenet.errors import UserError, counted
+from hybrid_imagenet.options import options_of
 from hybrid_imagenet.tools import command_line
 
 if typing.TYPE_CHECKING:
@@ -108,8 +108,8 @@ def _row(ranks: int, algorithm: str, compression: str, size: int, wire_bytes: in
 
 def _settings(options: argparse.Namespace, algorithm: str, compression: str) -> comm.Settings:
     given = {"torus_grid": options.torus_grid, "size_switch_kb": options.hybrid_kb}
-    own = choices.options_for("allreduce", algorithm, given)
-    return comm.Settings(allreduce=algorithm, compression=typing.cast(Compression, compression), options=own)
+    own = {name: given[name] for name in options_of(ALGORITHMS[algorithm].options)}
+    return comm.Settings(allreduce=algorithm, compression=compression, options=own)
 
 
 def _ours(
@@ -193,8 +193,6 @@ def table(rows: Sequence[dict[str, typing.Any]], communicator: Communicator) -> 
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    from hybrid_imagenet.comm.settings import ALGORITHMS, COMPRESSIONS, ENGINES
-
     parser = command_line.Parser("bench allreduce", (__doc__ or "").split("\n")[0])
     parser.add_argument("--sizes", default="4K,64K,1M,16M,64M", help="bytes of FP32 gradients, with K, M or G")
     parser.add_argument("--algorithms", default="mpi,ring", help=f"of mpi, {', '.join(ALGORITHMS)}")

@@ -71,7 +71,7 @@ class Choice:
 class Chooser(abc.ABC):
     """Names, for a value of --allreduce, the algorithm for each size of bucket.
 
-    A constructor takes `Ranks` first; its arguments with defaults are flags of the same name.
+    A constructor takes `Ranks` and the options that `comm.settings.ALGORITHMS` declares for it, by name.
     """
 
     @classmethod
@@ -112,7 +112,8 @@ def make(name: str, ranks: Ranks, **options: typing.Any) -> Chooser:
       UserError: if the algorithm needs hosts with equal numbers of ranks.
       ValueError: if a grid does not hold all ranks.
     """
-    made: Chooser = pkgutil.resolve_name(ALGORITHMS[name])(ranks, **options)
+    known = ALGORITHMS[name]
+    made: Chooser = pkgutil.resolve_name(known.constructor)(ranks, **vars(known.options(**options)))
     if isinstance(made, Algorithm):
         made.name = name
     return made
@@ -171,12 +172,8 @@ class Torus(OnGrid):
         grid = torus.parse_grid(text, len(hosts)) if text else torus.default_grid(hosts)
         return grid == _host_grid(hosts)
 
-    def __init__(self, ranks: Ranks, *, torus_grid: str | None = None) -> None:
+    def __init__(self, ranks: Ranks, *, torus_grid: str | None) -> None:
         """Makes the sets of ranks.
-
-        Args:
-          ranks: all of them.
-          torus_grid: rows x columns of GPUs, as VxH; default hosts x GPUs per host.
 
         Raises:
           ValueError: if the grid does not hold all ranks.
@@ -246,12 +243,8 @@ class Masters(OnGrid):
     Engines have no reduction to one rank. The sum in a group is an all-reduce, whose result only the master uses.
     """
 
-    def __init__(self, ranks: Ranks, *, torus_grid: str | None = None) -> None:
+    def __init__(self, ranks: Ranks, *, torus_grid: str | None) -> None:
         """Makes the sets of ranks.
-
-        Args:
-          ranks: all of them.
-          torus_grid: groups x GPUs per group, as VxH; default hosts x GPUs per host.
 
         Raises:
           ValueError: if the grid does not hold all ranks.

@@ -89,7 +89,9 @@ def _does_itself(settings: Settings, names: Sequence[str]) -> bool:
       settings: how gradients travel.
       names: the host of every rank.
     """
-    found: bool = pkgutil.resolve_name(ALGORITHMS[settings.allreduce]).rows_are_hosts(names, **settings.options)
+    found: bool = pkgutil.resolve_name(ALGORITHMS[settings.allreduce].constructor).rows_are_hosts(
+        names, **settings.options
+    )
     return found
 
 

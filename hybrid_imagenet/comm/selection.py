@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import pkgutil
 import statistics
 import time
 import typing
 from collections.abc import Callable, Sequence
-from typing import Annotated
 
 import tensorflow as tf
 
@@ -25,6 +23,7 @@ from hybrid_imagenet.comm.algorithms import (
 from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.fusion import WIRE_BYTES, Bucket
 from hybrid_imagenet.comm.settings import ALGORITHMS, Settings
+from hybrid_imagenet.options import options_of
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.communicator import Communicator
@@ -38,20 +37,7 @@ _log = logging.getLogger(__name__)
 class SizeSwitched(Chooser):
     """Sums small buckets by masters and large ones by the ring (Jia et al.)."""
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        *,
-        torus_grid: str | None = None,
-        size_switch_kb: Annotated[int, ">= 0", "KiB"] = 256,
-    ) -> None:
-        """Makes both.
-
-        Args:
-          ranks: all of them.
-          torus_grid: groups x GPUs per group, as VxH; default hosts x GPUs per host.
-          size_switch_kb: smaller buckets go by masters, others by the ring.
-        """
+    def __init__(self, ranks: Ranks, *, torus_grid: str | None, size_switch_kb: int) -> None:
         self._threshold = size_switch_kb * 1024
         self._small = make("masters", ranks, torus_grid=torus_grid)
         self._large = make("ring", ranks)
@@ -65,13 +51,7 @@ class SizeSwitched(Chooser):
 class Auto(Chooser):
     """Measures every algorithm that is of use on these ranks, at the sizes of the buckets."""
 
-    def __init__(self, ranks: Ranks, *, torus_grid: str | None = None) -> None:
-        """Makes the candidates.
-
-        Args:
-          ranks: all of them.
-          torus_grid: rows x columns of GPUs, as VxH; default hosts x GPUs per host.
-        """
+    def __init__(self, ranks: Ranks, *, torus_grid: str | None) -> None:
         self._communicator = typing.cast("Communicator", ranks.communicator)
         self._collectives = ranks.collectives
         self._candidates = candidates(ranks, {"torus_grid": torus_grid})
@@ -116,11 +96,11 @@ class Auto(Chooser):
 def candidates(ranks: Ranks, options: dict[str, typing.Any]) -> dict[str, Algorithm]:
     """Returns every algorithm that is of use on these ranks; one that coincides with an earlier one is left out."""
     found: dict[str, Algorithm] = {}
-    for name, target in ALGORITHMS.items():
-        cls = pkgutil.resolve_name(target)
+    for name, known in ALGORITHMS.items():
+        cls = pkgutil.resolve_name(known.constructor)
         if not issubclass(cls, Algorithm):
             continue
-        own = {key: value for key, value in options.items() if key in inspect.signature(cls).parameters}
+        own = {key: value for key, value in options.items() if key in options_of(known.options)}
         if cls.is_of_use(ranks, **own):
             made = typing.cast(Algorithm, make(name, ranks, **own))
             if all(made.sets != other.sets or not isinstance(made, type(other)) for other in found.values()):

@@ -1,25 +1,69 @@
-"""Defines the flags of communication in plain values, and the table of gradient-reduction algorithms."""
+"""Defines the flags of communication in plain values, and the tables of all-reduces and engines."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Any
 
-Compression = Literal["none", "fp16", "bf16"]
-Engine = Literal["auto", "horovod", "tensorflow"]
+from hybrid_imagenet.analysis import cost_model
+from hybrid_imagenet.analysis.cost_model import Cost
+from hybrid_imagenet.options import fault, option, options_of
+
+_GRID = "default hosts x GPUs per host."
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """An all-reduce without options."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GridOptions:
+    """Options of an all-reduce on a grid of ranks."""
+
+    torus_grid: str | None = option(None, f"Rows x columns of GPUs, as VxH; {_GRID}")
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupOptions:
+    """Options of an all-reduce by groups, which are the rows of a grid."""
+
+    torus_grid: str | None = option(None, f"Groups x GPUs per group, as VxH; {_GRID}")
+
+
+@dataclasses.dataclass(frozen=True)
+class SizeOptions(GroupOptions):
+    """Options of an all-reduce that depends on the size."""
+
+    size_switch_kb: int = option(256, "Smaller buckets go by masters, others by the ring.", unit="KiB", minimum=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class AllReduce:
+    """A value of --allreduce.
+
+    Attributes:
+      constructor: its class, as module:Class, called with `algorithms.Ranks` and the options.
+      options: the dataclass of its options.
+      cost: seconds that it takes, for the planner; None takes those of the ring.
+    """
+
+    constructor: str
+    options: type = NoOptions
+    cost: Cost | None = None
+
 
 ALGORITHMS = {
-    "ring": "hybrid_imagenet.comm.algorithms:Ring",
-    "torus": "hybrid_imagenet.comm.algorithms:Torus",
-    "hierarchical": "hybrid_imagenet.comm.algorithms:Hierarchical",
-    "masters": "hybrid_imagenet.comm.algorithms:Masters",
-    "size_switched": "hybrid_imagenet.comm.selection:SizeSwitched",
-    "auto": "hybrid_imagenet.comm.selection:Auto",
+    "ring": AllReduce("hybrid_imagenet.comm.algorithms:Ring", cost=cost_model.by_ring),
+    "torus": AllReduce("hybrid_imagenet.comm.algorithms:Torus", GridOptions, cost_model.by_torus),
+    "hierarchical": AllReduce("hybrid_imagenet.comm.algorithms:Hierarchical", cost=cost_model.by_hierarchical),
+    "masters": AllReduce("hybrid_imagenet.comm.algorithms:Masters", GroupOptions, cost_model.by_masters),
+    "size_switched": AllReduce("hybrid_imagenet.comm.selection:SizeSwitched", SizeOptions, cost_model.by_size),
+    "auto": AllReduce("hybrid_imagenet.comm.selection:Auto", GridOptions),
 }
-"""The class of each algorithm; the arguments of its constructor that have defaults are flags of the same name."""
-COMPRESSIONS = get_args(Compression)
-ENGINES: dict[Engine, str] = {
+COMPRESSIONS = ("none", "fp16", "bf16")
+ENGINES = {
     "horovod": "hybrid_imagenet.comm.horovod_engine:HorovodCommunicator",
     "tensorflow": "hybrid_imagenet.comm.tensorflow_engine:TensorFlowCommunicator",
 }
@@ -31,27 +75,36 @@ _WIRES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 @dataclasses.dataclass(frozen=True)
 class Communication:
-    """Communication.
+    """Communication."""
 
-    Attributes:
-      engine: what connects the ranks: Horovod, or TensorFlow's own collective operations; auto takes Horovod where it
-        is installed.
-      allreduce: how gradients are summed over GPUs; auto measures the others at the first step.
-      compression: type in which gradients are sent.
-      fp32_gradients: send gradients of variables whose names contain one of these texts in FP32.
-      fusion_threshold_mb: send a bucket of gradients once it holds this much; 0 sends each by itself.
-      cycle_time_ms: pause between Horovod's looks at its queue; default 0.2 with NCCL, else 1.
-      gradient_health_every_steps: steps between counts of gradient values that overflow or underflow, in computation
-        and in the exchange; 0 for never.
-    """
-
-    engine: Engine = "auto"
-    allreduce: str = "ring"
-    compression: Compression = "fp16"
-    fp32_gradients: tuple[str, ...] = ()
-    fusion_threshold_mb: Annotated[float, ">= 0", "MiB"] = 16.0
-    cycle_time_ms: Annotated[float | None, ">= 0.1", "ms"] = None
-    gradient_health_every_steps: Annotated[int, ">= 0", "steps"] = 100
+    engine: str = option(
+        "auto",
+        "What connects the ranks: Horovod, or TensorFlow's own collective operations; auto takes Horovod where it is "
+        "installed.",
+        choices=("auto", *ENGINES),
+    )
+    allreduce: str = option(
+        "ring",
+        "How gradients are summed over GPUs; auto measures the others at the first step.",
+        choices=tuple(ALGORITHMS),
+    )
+    compression: str = option("fp16", "Type in which gradients are sent.", choices=COMPRESSIONS)
+    fp32_gradients: tuple[str, ...] = option(
+        (), "Send gradients of variables whose names contain one of these texts in FP32."
+    )
+    fusion_threshold_mb: float = option(
+        16.0, "Send a bucket of gradients once it holds this much; 0 sends each by itself.", unit="MiB", minimum=0
+    )
+    cycle_time_ms: float | None = option(
+        None, "Pause between Horovod's looks at its queue; default 0.2 with NCCL, else 1.", unit="ms", minimum=0.1
+    )
+    gradient_health_every_steps: int = option(
+        100,
+        "Steps between counts of gradient values that overflow or underflow, in computation and in the exchange; 0 for "
+        "never.",
+        unit="steps",
+        minimum=0,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +126,10 @@ class Settings(Communication):
 
     def __post_init__(self) -> None:
         """Refuses what no choice of ranks could make work."""
-        if self.allreduce not in ALGORITHMS:
-            raise ValueError(f"allreduce={self.allreduce}: choose one of {', '.join(ALGORITHMS)}")
-        if self.engine != "auto" and self.engine not in ENGINES:
-            raise ValueError(f"engine={self.engine}: choose one of auto, {', '.join(ENGINES)}")
-        if self.compression not in COMPRESSIONS:
-            raise ValueError(f"compression={self.compression}: choose one of {', '.join(COMPRESSIONS)}")
+        for name in ("allreduce", "engine", "compression"):
+            value = getattr(self, name)
+            if reason := fault(value, options_of(Communication)[name]):
+                raise ValueError(f"{name}={value}: {reason}")
 
     @property
     def fusion_bytes(self) -> int:

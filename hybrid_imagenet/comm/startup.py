@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import Placement, configure_tensorflow, placement, prepare
-from hybrid_imagenet.comm.settings import ENGINES, Engine, Settings
+from hybrid_imagenet.comm.settings import ENGINES, Settings
 from hybrid_imagenet.comm.single_process import SingleProcess
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.torus import parse_grid
@@ -65,7 +65,7 @@ def ready(threads: int | None = None, *, persistent_batch_norm: bool = True) -> 
     return place
 
 
-def engine_of(asked: Engine) -> Engine:
+def engine_of(asked: str) -> str:
     """The engine that connects the ranks: the one that is asked for, or that the launcher has chosen for all hosts.
 
     Else Horovod where it is installed, and TensorFlow's own without it, or for ranks that TF_CONFIG describes.

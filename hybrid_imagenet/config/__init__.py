@@ -1,9 +1,8 @@
 """The configuration of a run: one frozen `RunConfig`, made once by `resolve` from all that has a say in it.
 
-Each attribute of a `RunConfig` is a flag of the same name. Fields are the flags that every run has, in groups (`run`,
-`model`, `data`, `optimization`, `comm.settings`). `chosen` holds the options of the chosen optimizer, schedule and
-all-reduce algorithm (`choices`). `checks` holds the rules that involve several flags. Nothing here imports TensorFlow,
-so that `--help` and a wrong flag answer at once.
+Each attribute of a `RunConfig` is a flag of the same name. `flags` declares them: those that every run has, in groups,
+and those of the chosen optimizer, schedule and all-reduce, which are in `chosen`. `checks` holds the rules that involve
+several flags. Nothing here imports TensorFlow, so that `--help` and a wrong flag answer at once.
 """
 
 from __future__ import annotations
@@ -18,26 +17,25 @@ from absl import flags as absl_flags
 
 from hybrid_imagenet import recipes
 from hybrid_imagenet.comm.settings import Communication
-from hybrid_imagenet.config import checks, choices, defaults, resumed, signatures
-from hybrid_imagenet.config.data import Data
-from hybrid_imagenet.config.model import Model
-from hybrid_imagenet.config.optimization import Optimization
-from hybrid_imagenet.config.options import (
-    Option,
-    Origin,
-    check_value,
-    option,
-    options_of,
-    parse_arguments,
-    parse_value,
-    value_type,
+from hybrid_imagenet.config import checks, defaults
+from hybrid_imagenet.config.flags import (
+    CHOICES,
+    COMMON,
+    GROUPS,
+    OPTIONS,
+    Data,
+    Evaluation,
+    Model,
+    Optimization,
+    Run,
+    owners,
 )
-from hybrid_imagenet.config.run import Evaluation, Run
-from hybrid_imagenet.config.signatures import Argument
 from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError, without_secrets
+from hybrid_imagenet.options import Option, Origin, check_value, parse_arguments, parse_value
 
-GROUPS = (Run, Evaluation, Data, Model, Optimization, Communication)
+# What is known of a flag before optimizer, schedule and all-reduce are: those of an option say its bounds.
+_FIRST = {name: COMMON.get(name, Option("", kind=known.kind)) for name, known in OPTIONS.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +73,8 @@ class RunConfig(Communication, Optimization, Model, Data, Evaluation, Run):
         found: dict[str, Any] = {}
         for name in COMMON:
             found[name] = getattr(self, name)
-            for choice in choices.CHOICES:
-                if choice.flag == name:
-                    found |= {option: self.chosen[option] for option in choice.options[found[name]]}
+            if name in CHOICES:
+                found |= {option: self.chosen[option] for option in CHOICES[name][found[name]]}
         return found
 
     def replace(self, origin: Origin, **changes: Any) -> RunConfig:
@@ -100,28 +97,6 @@ class RunConfig(Communication, Optimization, Model, Data, Evaluation, Run):
         return json.dumps(self.values(), indent=2, sort_keys=True)
 
 
-def fields_of(group: type) -> dict[str, Argument]:
-    """The flags of a group that every run has, by name."""
-    if group is Communication:
-        found = dict(signatures.read("hybrid_imagenet.comm.settings:Communication"))
-    else:
-        hints, defaults = typing.get_type_hints(group), {f.name: f.default for f in dataclasses.fields(group)}
-        found = {
-            name: Argument(name, value_type(hints[name]), defaults[name], opt)
-            for name, opt in options_of(group).items()
-        }
-    return found | {c.flag: c.selector(found[c.flag]) for c in choices.CHOICES if c.flag in found}
-
-
-COMMON = {name: argument for group in GROUPS for name, argument in fields_of(group).items()}
-"""The flags that every run has."""
-_ALL = COMMON | {name: owners[0].argument for name, owners in choices.OWNERS.items()}
-OPTIONS = {name: argument.option for name, argument in _ALL.items()}
-KINDS = {name: argument.kind for name, argument in _ALL.items()}
-_BOUNDS = {name: argument.option for name, argument in COMMON.items()}
-_FREE = Option("")  # the bounds of an option come from the chosen optimizer, schedule or algorithm
-
-
 def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] = ()) -> RunConfig:
     """Builds the configuration of a run from command-line arguments (without the program's name).
 
@@ -138,26 +113,25 @@ def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] =
     """
     from_files, from_command = _split_flagfiles(arguments)
     given = {
-        Origin.FLAGFILE: parse_arguments([*before, *from_files], KINDS),
-        Origin.COMMAND_LINE: parse_arguments(from_command, KINDS),
+        Origin.FLAGFILE: parse_arguments([*before, *from_files], _FIRST),
+        Origin.COMMAND_LINE: parse_arguments(from_command, _FIRST),
     }
     recipe_text = given[Origin.COMMAND_LINE].get("recipe", given[Origin.FLAGFILE].get("recipe", Run.recipe))
     values: dict[str, Any] = dict(recipes.load(recipe_text).overrides)
     origins = dict.fromkeys(values, Origin.RECIPE)
     for name, value in values.items():
-        check_value(name, value, _BOUNDS.get(name, _FREE))
+        check_value(name, value, _FIRST[name])
     for origin, texts in given.items():
         for name, text in texts.items():
-            values[name] = parse_value(name, text, KINDS[name], _BOUNDS.get(name, _FREE))
+            values[name] = parse_value(name, text, _FIRST[name])
             origins[name] = origin
     config = _build(values, origins, ranks)
     checks.check(config)
-    return defaults.complete(resumed.keep_choices(config, resumed.description(config)))
+    return defaults.complete(defaults.of_earlier_run(config, defaults.description(config)))
 
 
 def _build(values: dict[str, Any], origins: dict[str, Origin], ranks: int) -> RunConfig:
-    selected = {choice.flag: values.get(choice.flag, COMMON[choice.flag].default) for choice in choices.CHOICES}
-    chosen, dropped = choices.take(values, origins, selected)
+    chosen, dropped = _take_chosen(values, origins)
     if values.get("augmentation", COMMON["augmentation"].default) == "auto":
         dataset = values.get("dataset", COMMON["dataset"].default)
         values["augmentation"] = registry.of(dataset).augmentation
@@ -167,6 +141,32 @@ def _build(values: dict[str, Any], origins: dict[str, Origin], ranks: int) -> Ru
     config = RunConfig(**values, chosen=chosen, origins=origins, dropped=dropped)
     asked = config.print_config_gpus if config.print_config else None
     return dataclasses.replace(config, gpus=asked or ranks * config.virtual_gpus)
+
+
+def _take_chosen(values: dict[str, Any], origins: dict[str, Origin]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Takes the options of optimizer, schedule and all-reduce out of `values`, with defaults for those not given.
+
+    Returns:
+      The options of what is chosen, and a note on each option that was left out because what is chosen does not
+      have it.
+
+    Raises:
+      UserError: for such an option on the command line, or a value that is out of its bounds.
+    """
+    chosen: dict[str, Any] = {}
+    dropped: dict[str, str] = {}
+    for flag, by_value in CHOICES.items():
+        here = values.get(flag, COMMON[flag].default)
+        for name, known in by_value[here].items():
+            chosen[name] = values.pop(name, known.default)
+            check_value(name, chosen[name], known)
+        for name in [name for name in values if owners(flag, name)]:
+            value, origin = values.pop(name), origins.pop(name)
+            if origin is Origin.COMMAND_LINE:
+                others = " or ".join(owners(flag, name))
+                raise UserError(f"--{name} does not go with --{flag}={here}: leave it out, or choose {others}")
+            dropped[name] = f"{origin.value} has {value}, but --{flag}={here} has no --{name}"
+    return chosen, dropped
 
 
 def _split_flagfiles(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -197,4 +197,4 @@ def _read_flagfile(path: str) -> list[str]:
         raise UserError(f"--flagfile={path}: cannot be read ({reason})") from None
 
 
-__all__ = ["COMMON", "GROUPS", "KINDS", "OPTIONS", "Origin", "RunConfig", "fields_of", "option", "resolve"]
+__all__ = ["COMMON", "GROUPS", "OPTIONS", "Origin", "RunConfig", "resolve"]

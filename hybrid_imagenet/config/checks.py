@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.machinery
+import importlib.util
 import typing
 
 from hybrid_imagenet.config.derived import batches, check_groups, sizes
-from hybrid_imagenet.config.options import Origin
 from hybrid_imagenet.errors import UserError, counted
 from hybrid_imagenet.numerics import torus
-from hybrid_imagenet.numerics.decays import FIXED
 from hybrid_imagenet.numerics.depths import WIDTH
+from hybrid_imagenet.numerics.schedules import FIXED
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
+from hybrid_imagenet.options import Origin
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
@@ -209,6 +211,28 @@ def check_data(config: RunConfig, num_examples: int) -> None:
                 f"--{flag}: {stage.per_gpu_batch} images{micro} on {counted(config.gpus, 'GPU')} make a batch of "
                 f"{batch} from epoch {stage.epoch} on, but there are {num_examples} training images: lower the batch"
             )
+
+
+def own_network(target: str) -> str | None:
+    """Returns the file of the module in --model=MODULE:FUNCTION, which is not imported: it may need TensorFlow.
+
+    Raises:
+      UserError: if there is no such module.
+    """
+    first, *rest = target.partition(":")[0].split(".")
+    try:
+        spec = importlib.util.find_spec(first)
+        for name in rest:  # find_spec of a whole name would import the packages above it
+            first, inside = f"{first}.{name}", spec and spec.submodule_search_locations
+            spec = importlib.machinery.PathFinder.find_spec(first, list(inside)) if inside else None
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        raise UserError(
+            f"--model={target}: there is no such module; give MODULE:FUNCTION of a module in this directory or in "
+            "PYTHONPATH"
+        )
+    return spec.origin
 
 
 RULES = (

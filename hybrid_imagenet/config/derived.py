@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.comm.settings import Communication, Settings
-from hybrid_imagenet.config import choices, signatures
+from hybrid_imagenet.config.flags import options_for
 from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.numerics import batch_schedule, image_sizes, mlperf, schedules, tuning_split
 from hybrid_imagenet.numerics.batch_schedule import BatchSchedule
-from hybrid_imagenet.numerics.schedules import REFERENCE_BATCH, adam_rate, peak_rate
+from hybrid_imagenet.numerics.schedules import REFERENCE_BATCH, peak_rate
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
+from hybrid_imagenet.options import options_of
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
@@ -116,8 +116,8 @@ def rates(config: RunConfig) -> dict[str, float]:
     """Returns the peak of each learning rate by its flag: lr after linear scaling, and Adam's rate in AdaBound."""
     found = {"lr": peak_rate(config.lr, config.lr_scaling, config.gpus, base_batch(config))}
     if "adabound_lr" in config.chosen:
-        scaling = config.chosen["adabound_lr_scaling"]
-        found["adabound_lr"] = adam_rate(config.chosen["adabound_lr"], config.gpus, adabound_lr_scaling=scaling)
+        workers = config.gpus if config.chosen["adabound_lr_scaling"] else 1
+        found["adabound_lr"] = config.chosen["adabound_lr"] * workers
     return found
 
 
@@ -141,7 +141,7 @@ def schedule_arguments(config: RunConfig) -> dict[str, Any]:
     For --optimizer=adabound the scheduled rate is Adam's own; the rate of SGD, to which the bounds close, follows it.
     """
     method, values = OPTIMIZERS[config.optimizer], config.values()
-    flags = {name: values[name] for name in inspect.signature(schedules.create).parameters if name in values}
+    flags = {name: values[name] for name in schedules.FLAGS if name in values}
     worked_out: dict[str, Any] = {
         "epochs": schedule_end(config),
         "workers": config.gpus,
@@ -150,18 +150,18 @@ def schedule_arguments(config: RunConfig) -> dict[str, Any]:
     }
     if method.rate != "lr":
         worked_out |= {"lr": rates(config)[method.rate], "lr_scaling": "none"}
-    return flags | choices.options_for("lr_schedule", config.lr_schedule, config.chosen) | worked_out
+    return flags | options_for("lr_schedule", config.lr_schedule, config.chosen) | worked_out
 
 
 def optimizer_arguments(config: RunConfig) -> dict[str, Any]:
     """Arguments of `optimizers.create`: the chosen options by the names that the constructor has for them."""
     method, peaks = OPTIMIZERS[config.optimizer], rates(config)
-    options = choices.optimizer_options(config.optimizer)
-    known = {argument.name: config.chosen[flag] for flag, argument in options.items()}
-    known |= peaks | {"learning_rate": peaks[method.rate], "final_lr": peaks["lr"]}
+    arguments = {known.name: config.chosen[flag] for flag, known in options_of(method.options).items()}
+    worked_out = peaks | {"learning_rate": peaks[method.rate], "final_lr": peaks["lr"]}
     if config.chosen.get("decoupled_decay"):
-        known["weight_decay"] = decoupled_decay(config)
-    arguments = {name: known[name] for name in signatures.read(method.constructor) if name in known}
+        worked_out["weight_decay"] = decoupled_decay(config)
+    names = {field.name for field in dataclasses.fields(method.options)}
+    arguments |= {name: value for name, value in worked_out.items() if name in names}
     return {"optimizer": config.optimizer, **arguments}
 
 
@@ -184,7 +184,7 @@ def communication(config: RunConfig) -> Settings:
     _, together = normalized_together(config)
     return Settings(
         **values,
-        options=choices.options_for("allreduce", config.allreduce, config.chosen),
+        options=options_for("allreduce", config.allreduce, config.chosen),
         neighbors=together if together < config.ranks else 1,
         deterministic=config.deterministic,
     )

@@ -12,9 +12,9 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from hybrid_imagenet import config
-from hybrid_imagenet.config import choices
-from hybrid_imagenet.config.signatures import Argument
+from hybrid_imagenet.config.flags import CHOICES, owners
 from hybrid_imagenet.errors import UserError, did_you_mean
+from hybrid_imagenet.options import Option, options_of
 
 EXAMPLES = {
     "Handwritten digits, without a download": "hybrid-imagenet train --flagfile=flags/digits.flags",
@@ -47,11 +47,11 @@ class _Entry:
     """A flag; `owners` are the values of another flag that bring it."""
 
     name: str
-    argument: Argument
+    option: Option
     owners: tuple[str, ...] = ()
 
     def has(self, word: str) -> bool:
-        opt = self.argument.option
+        opt = self.option
         return word in self.name or word in opt.help.lower() or word in (*self.owners, *opt.choices)
 
 
@@ -84,7 +84,7 @@ def text(about: str = "") -> str:
         parts = [_USAGE, textwrap.fill(_INTRODUCTION, width()), ""]
         if about:
             return "\n".join([*parts, *_lines(groups.values())])
-        basic = [(title, [entry for entry in flags if entry.argument.option.basic]) for title, flags in groups.values()]
+        basic = [(title, [entry for entry in flags if entry.option.basic]) for title, flags in groups.values()]
         return "\n".join([*parts, *_examples(), *_lines(basic), _more(groups)])
     word = about.lower().lstrip("-").replace("-", "_")
     if word in groups:
@@ -100,7 +100,7 @@ def text(about: str = "") -> str:
 
 def entries(group: type) -> list[str]:
     """The flags that a dataclass declares, one text each."""
-    return [_described(_Entry(name, argument)) for name, argument in config.fields_of(group).items()]
+    return [_described(_Entry(name, argument)) for name, argument in options_of(group).items()]
 
 
 def _groups() -> dict[str, Block]:
@@ -108,15 +108,15 @@ def _groups() -> dict[str, Block]:
     found: dict[str, Block] = {}
     for group in config.GROUPS:
         title = (group.__doc__ or "").strip().splitlines()[0]
-        found[group.__name__.lower()] = title, [_Entry(*item) for item in config.fields_of(group).items()]
-    for choice in choices.CHOICES:
+        found[group.__name__.lower()] = title, [_Entry(*item) for item in options_of(group).items()]
+    for flag, by_value in CHOICES.items():
         listed = []
-        for name in choice.names():
+        for name in dict.fromkeys(name for options in by_value.values() for name in options):
             declared: dict[str, list[str]] = {}
-            for value in choice.owners(name):
-                declared.setdefault(_described(_Entry(name, choice.options[value][name])), []).append(value)
-            listed += [_Entry(name, choice.options[v[0]][name], tuple(v)) for v in declared.values()]
-        found[choice.flag] = f"Options of --{choice.flag}, each with the values that have it.", listed
+            for value in owners(flag, name):
+                declared.setdefault(_described(_Entry(name, by_value[value][name])), []).append(value)
+            listed += [_Entry(name, by_value[v[0]][name], tuple(v)) for v in declared.values()]
+        found[flag] = f"Options of --{flag}, each with the values that have it.", listed
     return found
 
 
@@ -141,7 +141,7 @@ def _lines(blocks: Iterable[Block]) -> list[str]:
 
 
 def _described(entry: _Entry) -> str:
-    kind, opt = entry.argument.kind, entry.argument.option
+    opt, kind = entry.option, entry.option.kind
     form = (
         "|".join((*opt.choices, *(["MODULE:FUNCTION"] if opt.function else [])))
         if opt.choices
@@ -150,7 +150,7 @@ def _described(entry: _Entry) -> str:
     head = f"  --[no]{entry.name}" if kind.base is bool else f"  --{entry.name}={form}"
     unit = f", in {opt.unit}" if opt.unit else ""
     owners = f"{', '.join(entry.owners)}; " if entry.owners else ""
-    body = f"{opt.help} ({owners}default {_shown(entry.argument.default)}{unit})"
+    body = f"{opt.help} ({owners}default {_shown(opt.default)}{unit})"
     return f"{_broken(head)}\n{textwrap.fill(body, width(), initial_indent=_INDENT, subsequent_indent=_INDENT)}"
 
 

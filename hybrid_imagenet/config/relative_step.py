@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hybrid_imagenet.config.derived import batches, gradient_factor, peak_epochs, schedule_arguments
-from hybrid_imagenet.config.options import Origin
 from hybrid_imagenet.numerics import relative_step, schedules
-from hybrid_imagenet.numerics.decays import FIXED
+from hybrid_imagenet.numerics.schedules import FIXED
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
+from hybrid_imagenet.options import Origin
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig

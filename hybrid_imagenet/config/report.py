@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from hybrid_imagenet.config import relative_step
 from hybrid_imagenet.config.checks import check_data
 from hybrid_imagenet.config.derived import base_batch, batches, decoupled_decay, schedule_arguments, sizes
-from hybrid_imagenet.config.options import Origin
 from hybrid_imagenet.errors import without_secrets
 from hybrid_imagenet.numerics import mlperf, schedules
-from hybrid_imagenet.numerics.decays import FIXED
 from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import SampleOrder
+from hybrid_imagenet.numerics.schedules import FIXED
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS, rule
+from hybrid_imagenet.options import Origin
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig

@@ -357,7 +357,7 @@ def _settings(compression: str, allreduce: str, more: Mapping[str, Any]) -> Sett
     fields["deterministic"] = is_op_determinism_enabled()
     options = {name: value for name, value in more.items() if name not in _FIELDS}
     try:
-        return Settings(allreduce=allreduce, compression=compression, options=options, **fields)  # type: ignore[arg-type]
+        return Settings(allreduce=allreduce, compression=compression, options=options, **fields)
     except ValueError as error:
         raise UserError(str(error)) from None
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
-Variant = Literal["you", "larc", "none"]
-EpsRule = Literal["add", "floor"]
-
-VARIANTS = get_args(Variant)
-EPS_RULES = get_args(EpsRule)
+VARIANTS = ("you", "larc", "none")
+EPS_RULES = ("add", "floor")
 
 
 def trust_ratio(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -11,6 +11,7 @@ import tensorflow as tf
 from hybrid_imagenet.numerics.bounds import adabound_bounds
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.formulas import BoundedAdam, adam_step_size
+from hybrid_imagenet.optimizers.registry import AdaBoundOptions
 from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
 
 _MOMENTS = ("first_moment", "second_moment", "largest_second_moment")
@@ -28,52 +29,13 @@ class AdaBound(GroupedOptimizer):
     With `amsbound` the running maximum of v takes its place.
     """
 
+    Options = AdaBoundOptions
     slots: tuple[str, ...] = _MOMENTS[:2]
 
-    def __init__(
-        self,
-        learning_rate: Annotated[float, "> 0"] = 1e-3,
-        *,
-        final_lr: float = 0.1,
-        gamma: Annotated[float, "> 0"] = 1e-3,
-        beta1: Annotated[float, "0 to 0.999999"] = 0.9,
-        beta2: Annotated[float, "0 to 0.999999"] = 0.999,
-        eps: Annotated[float, ">= 0"] = 1e-8,
-        amsbound: bool = False,
-        weight_decay: float = 0.0,
-        decay_all: bool = False,
-        name: str = "adabound",
-    ):
-        """See `GroupedOptimizer` for the common arguments.
-
-        Args:
-          learning_rate: learning rate alpha of Adam inside AdaBound.
-          final_lr: the rate of SGD, at which the bounds close.
-          gamma: how fast the bounds close, per step.
-          beta1: decay of the first moment.
-          beta2: decay of the second moment.
-          eps: added to sqrt(v).
-          amsbound: keep the largest second moment.
-          weight_decay: see the base.
-          decay_all: see the base.
-          name: of the optimizer.
-
-        Raises:
-          ValueError: for a learning rate that is not positive, since the final rate is scaled by it.
-        """
-        if learning_rate <= 0:
-            raise ValueError(f"learning_rate={learning_rate} must be positive")
-        super().__init__(learning_rate, momentum=beta1, weight_decay=weight_decay, decay_all=decay_all, name=name)
-        self.arguments: dict[str, Any] = {
-            "final_lr": final_lr,
-            "gamma": gamma,
-            "beta1": beta1,
-            "beta2": beta2,
-            "eps": eps,
-            "amsbound": amsbound,
-        }
-        self._rule = BoundedAdam(beta1, beta2, eps)
-        if amsbound:
+    def __init__(self, *values: Any, **options: Any):
+        super().__init__(*values, **options)
+        self._rule = BoundedAdam(self.options.beta1, self.options.beta2, self.options.eps)
+        if self.options.amsbound:
             self.slots = _MOMENTS
 
     def before(self, now: Before) -> dict[str, tf.Tensor]:
@@ -96,11 +58,6 @@ class AdaBound(GroupedOptimizer):
         return {name: value for name, value in zip((WEIGHTS, *_MOMENTS), new, strict=True) if value is not None}
 
     def _step_and_bounds(self, number: tf.Tensor, rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        a = self.arguments
-        final = rate * (a["final_lr"] / self._config["learning_rate"])
-        return adam_step_size(number, rate, a["beta1"], a["beta2"]), *adabound_bounds(number, final, a["gamma"])
-
-    def get_config(self) -> dict[str, Any]:
-        config = super().get_config() | self.arguments
-        config.pop("momentum")
-        return config
+        a = self.options
+        final = rate * (a.final_lr / a.learning_rate)
+        return adam_step_size(number, rate, a.beta1, a.beta2), *adabound_bounds(number, final, a.gamma)

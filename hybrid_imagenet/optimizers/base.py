@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -13,8 +14,10 @@ from hybrid_imagenet.optimizers.average import WeightCopies
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify_by_rank
 from hybrid_imagenet.optimizers.layout import pack_each
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS, Options
 from hybrid_imagenet.optimizers.rule import Before, Measured, Step
 from hybrid_imagenet.optimizers.update import Update
+from hybrid_imagenet.options import fault, options_of
 
 HYPER_NAMES = ("learning_rate", "momentum", "phase", "lower_bound", "upper_bound", "lars_share")
 
@@ -63,7 +66,7 @@ class Hyper:
 
 
 class GroupedOptimizer(keras.optimizers.Optimizer):
-    """Base of the optimizers: a subclass gives `slots` and `rule`, on values.
+    """Base of the optimizers: a subclass gives `Options`, `slots` and `rule`, on values.
 
     The rule runs once a step, for all variables as one long vector (`update`).
 
@@ -72,6 +75,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     unless `decay_all` is set (Jia et al.).
     """
 
+    Options: ClassVar[type[Options]] = Options
+    """The dataclass of the arguments, see `optimizers.registry`."""
     slots: tuple[str, ...] = ()
     """The kinds of state that `build` creates, one variable per trainable variable; an attribute for each."""
     scales_layers: bool = False
@@ -80,60 +85,37 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     phases: int = 1
     """Parts of a run with different rules, numbered from 0; `hyper["phase"]` says which one a step belongs to."""
 
-    def __init__(
-        self,
-        learning_rate: float,
-        *,
-        momentum: Annotated[float, "0 to 0.9999"] = 0.0,
-        weight_decay: Annotated[float, ">= 0", "basic"] = 0.0,
-        decay_all: bool = False,
-        decoupled_decay: bool = False,
-        name: str,
-    ):
-        """Sets the first values of the scalars; a schedule may replace them at each step.
+    def __init__(self, *values: Any, **options: Any):
+        """Takes the fields of `Options`: the learning rate and, where there is one, the momentum also by position.
 
-        Args:
-          learning_rate: the first value; for what it is worked out from, see `registry.Method.rate`.
-          momentum: momentum of SGD and LARS (Goyal et al.; the steps of Lu et al. show none, which is 0).
-          weight_decay: coupled L2 decay.
-          decay_all: decay biases and normalization parameters too (Jia et al. leave them out).
-          decoupled_decay: take weight_decay * rate / peak rate off the weights before each update, in place of decay in
-            the gradient (Loshchilov and Hutter); the flag --weight_decay is then that of 256 images, and follows the
-            batch.
-          name: of the optimizer.
+        They are the first values of the scalars; a schedule may replace them at each step.
 
         Raises:
-          ValueError: for a negative rate or decay, a momentum outside [0, 1], or a rate that is no number.
+          ValueError: for a value out of its bounds, or a learning rate that is no number.
         """
-        if not isinstance(learning_rate, (int, float)):
+        given: Any = self.Options(*values, **options)
+        if not isinstance(given.learning_rate, (int, float)):
             raise ValueError(
-                f"learning_rate={learning_rate!r}: give a number, and a schedule to DistributedOptimizer(schedule=...)"
+                f"learning_rate={given.learning_rate!r}: give a number, and a schedule to "
+                "DistributedOptimizer(schedule=...)"
             )
-        if learning_rate < 0 or weight_decay < 0 or not 0 <= momentum <= 1:
-            raise ValueError(
-                f"learning_rate={learning_rate} and weight_decay={weight_decay} must not be negative, "
-                f"momentum={momentum} must lie within 0 and 1"
-            )
-        bounds = {"lower_bound": learning_rate, "upper_bound": learning_rate}
-        hyper = Hyper(learning_rate=learning_rate, momentum=momentum, lars_share=1.0, **bounds)
+        if given.learning_rate < 0:
+            raise ValueError(f"learning_rate={given.learning_rate}: must not be negative")
+        for known in options_of(self.Options).values():
+            value = getattr(given, known.name)
+            if reason := fault(value, known):
+                raise ValueError(f"{known.name}={value}: {reason}")
+        rate, momentum = float(given.learning_rate), getattr(given, "momentum", 0.0)
+        hyper = Hyper(learning_rate=rate, momentum=momentum, lars_share=1.0, lower_bound=rate, upper_bound=rate)
+        name = given.name or next((n for n, m in OPTIMIZERS.items() if m.options is self.Options), None)
         super().__init__(learning_rate=lambda: hyper["learning_rate"], name=name)
-        self.hyper = hyper
-        self.decay = 0.0 if decoupled_decay else float(weight_decay)
-        self.decoupled = float(weight_decay) if decoupled_decay else 0.0
-        self._peak = float(learning_rate)
-        self.decay_all = decay_all
+        self.options, self.hyper = given, hyper
+        decoupled = getattr(given, "decoupled_decay", False)
+        self.decay = 0.0 if decoupled else float(given.weight_decay)
+        self.decoupled = float(given.weight_decay) if decoupled else 0.0
         self.kinds: list[ParameterKind] = []
         self.totals: list[keras.Variable] = []
         self._alone: Update | None = None  # of `apply`
-        self._config = {
-            "name": name,
-            "learning_rate": float(learning_rate),
-            "momentum": float(momentum),
-            "weight_decay": float(weight_decay),
-            "decay_all": decay_all,
-        }
-        if decoupled_decay:  # not every optimizer has it
-            self._config["decoupled_decay"] = True
 
     @property
     def learning_rate(self) -> float:
@@ -145,7 +127,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         self.hyper.assign({"learning_rate": float(value)})
 
     def get_config(self) -> dict[str, Any]:
-        return dict(self._config)
+        return dataclasses.asdict(self.options) | {"name": self.name}
 
     def set_kinds(self, kinds: Sequence[ParameterKind]) -> None:
         """Sets the kind of each trainable variable, in order; without it, vectors count as biases.
@@ -239,13 +221,14 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
     def decayed_indices(self) -> list[int]:
         """The variables that weight decay acts on."""
-        return [i for i, kind in enumerate(self.kinds) if self.decay_all or kind is ParameterKind.KERNEL]
+        return [i for i, kind in enumerate(self.kinds) if self.options.decay_all or kind is ParameterKind.KERNEL]
 
     def decay_share(self, hyper: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """The part of `decoupled`, which belongs to the peak rate, that this step takes off the weights (SGDW:
         Loshchilov and Hutter, arXiv 1711.05101, algorithm 1): decay follows the schedule, and no momentum.
         """
-        return hyper["learning_rate"] / self._peak if self._peak else tf.constant(0.0)
+        peak = self.options.learning_rate
+        return hyper["learning_rate"] / peak if peak else tf.constant(0.0)
 
     def kernel_indices(self) -> list[int]:
         """The variables that LARS scales: neither biases nor normalization parameters."""

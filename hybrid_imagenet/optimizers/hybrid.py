@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.numerics.trust_ratio import EpsRule, Variant
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.formulas import BoundedAdam, adam_step_size, momentum_values
 from hybrid_imagenet.optimizers.lars import TrustRatio
+from hybrid_imagenet.optimizers.registry import HybridOptions
 from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Measured, Step
-
-Handover = Literal["continuous", "reset", "rescale"]
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -50,81 +48,16 @@ class Hybrid(GroupedOptimizer):
     unless `decay_in_warmup` is set.
     """
 
+    Options = HybridOptions
     slots = ("first_moment", "second_moment")
     phases = 2
 
-    def __init__(
-        self,
-        learning_rate: float = 0.1,
-        momentum: float = 0.9,
-        *,
-        adabound_lr: Annotated[float, ">= 0"] = 1e-3,
-        adabound_beta1: Annotated[float, "0 to 0.999999"] = 0.9,
-        adabound_beta2: Annotated[float, "0 to 0.999999"] = 0.999,
-        adabound_eps: Annotated[float, ">= 0"] = 1e-8,
-        bias_correction: bool = True,
-        handover: Handover = "continuous",
-        lars_eta: Annotated[float, ">= 0"] = 0.001,
-        lars_eps: Annotated[float, ">= 0"] = 0.0,
-        lars_eps_rule: EpsRule = "add",
-        lars_variant: Variant = "you",
-        weight_decay: float = 0.0,
-        decay_in_warmup: bool = False,
-        decay_all: bool = False,
-        decoupled_decay: bool = False,
-        name: str = "hybrid",
-    ):
-        """See `GroupedOptimizer` for the common arguments. Those of AdaBound and LARS have their names in front.
-
-        Args:
-          learning_rate: the first value of a, and of P and both bounds until a schedule sets them.
-          momentum: of phase 1; 0 is the plain SGD that the steps of Lu et al. show.
-          adabound_lr: learning rate alpha of Adam inside AdaBound.
-          adabound_beta1: decay of the first moment.
-          adabound_beta2: decay of the second moment.
-          adabound_eps: added to sqrt(v).
-          bias_correction: correct Adam's step for bias (Lu et al. print none).
-          handover: the velocity at T; averaged on as AdaBound did, with no jump in the size of the update; zero; or as
-            if SGD with momentum had run before.
-          lars_eta: trust coefficient; of no paper. Runs of the program choose it by their batch (docs/methods.md).
-          lars_eps: guard of the ratio's denominator.
-          lars_eps_rule: add eps (MLPerf), or replace smaller denominators by it (Mikami et al.).
-          lars_variant: rates per layer; You et al., LARC's clip, or none.
-          weight_decay: see the base.
-          decay_in_warmup: decay in the AdaBound warmup too (Lu et al.: in SGD).
-          decay_all: see the base.
-          decoupled_decay: see the base.
-          name: of the optimizer.
-
-        Raises:
-          ValueError: for an unknown handover or a value out of range.
-        """
-        if handover not in get_args(Handover):
-            raise ValueError(f"handover={handover}: choose one of {', '.join(get_args(Handover))}")
-        super().__init__(
-            learning_rate,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            decay_all=decay_all,
-            decoupled_decay=decoupled_decay,
-            name=name,
-        )
-        self.ratio = TrustRatio(lars_variant, lars_eta, lars_eps, lars_eps_rule)
-        self.scales_layers = lars_variant != "none"
-        self._bounded = BoundedAdam(adabound_beta1, adabound_beta2, adabound_eps)
-        self.arguments: dict[str, Any] = {
-            "adabound_lr": adabound_lr,
-            "adabound_beta1": adabound_beta1,
-            "adabound_beta2": adabound_beta2,
-            "adabound_eps": adabound_eps,
-            "bias_correction": bias_correction,
-            "handover": handover,
-            "lars_eta": lars_eta,
-            "lars_eps": lars_eps,
-            "lars_eps_rule": lars_eps_rule,
-            "lars_variant": lars_variant,
-            "decay_in_warmup": decay_in_warmup,
-        }
+    def __init__(self, *values: Any, **options: Any):
+        super().__init__(*values, **options)
+        o = self.options
+        self.ratio = TrustRatio(o.lars_variant, o.lars_eta, o.lars_eps, o.lars_eps_rule)
+        self.scales_layers = o.lars_variant != "none"
+        self._bounded = BoundedAdam(o.adabound_beta1, o.adabound_beta2, o.adabound_eps)
 
     def build(self, variables: Any) -> None:
         """Creates the moments, and the counter of the steps of phase 1."""
@@ -134,23 +67,23 @@ class Hybrid(GroupedOptimizer):
         self._sgd_steps = self.add_variable(shape=(), dtype="int64", name="sgd_steps")
 
     def _step_size(self, number: tf.Tensor) -> tf.Tensor:
-        a = self.arguments
-        if a["bias_correction"]:
-            return adam_step_size(number, a["adabound_lr"], a["adabound_beta1"], a["adabound_beta2"])
-        return tf.constant(a["adabound_lr"], tf.float32)
+        a = self.options
+        if a.bias_correction:
+            return adam_step_size(number, a.adabound_lr, a.adabound_beta1, a.adabound_beta2)
+        return tf.constant(a.adabound_lr, tf.float32)
 
     def _carry_and_factor(self, sgd_steps: tf.Tensor, hyper: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the factors of the velocity and of the rate of phase 1."""
-        a, momentum = self.arguments, hyper["momentum"]
+        a, momentum = self.options, hyper["momentum"]
         # The first step turns the first moment into -u on the way: P, where both bounds meet, joins the factor.
-        begin: float = {"continuous": 1.0, "reset": 0.0, "rescale": 1.0 / (1.0 - a["adabound_beta1"])}[a["handover"]]
+        begin: float = {"continuous": 1.0, "reset": 0.0, "rescale": 1.0 / (1.0 - a.adabound_beta1)}[a.handover]
         carry = tf.where(tf.equal(sgd_steps, 0), -begin * hyper["lower_bound"] * momentum, momentum)
-        return carry, 1.0 - momentum if a["handover"] == "continuous" else tf.constant(1.0)
+        return carry, 1.0 - momentum if a.handover == "continuous" else tf.constant(1.0)
 
     def decay_share(self, hyper: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Returns that of the base in the phases that decay."""
         share = super().decay_share(hyper)
-        return share if self.arguments["decay_in_warmup"] else tf.where(hyper["phase"] > 0.5, share, 0.0)
+        return share if self.options.decay_in_warmup else tf.where(hyper["phase"] > 0.5, share, 0.0)
 
     def slots_in(self, phase: int) -> tuple[str, ...]:
         """Names a phase's slots: phase 1 keeps one moment."""
@@ -183,7 +116,7 @@ class Hybrid(GroupedOptimizer):
                 None,
                 grad,
                 unscale=step.unscale,
-                decay=step.decay if self.arguments["decay_in_warmup"] else 0.0,
+                decay=step.decay if self.options.decay_in_warmup else 0.0,
                 **step.before,
             )
             return {WEIGHTS: w, "first_moment": m, "second_moment": v}
@@ -197,6 +130,3 @@ class Hybrid(GroupedOptimizer):
             scaled_decay=step.scaled_decay,
         )
         return {WEIGHTS: w, "first_moment": m}
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | self.arguments

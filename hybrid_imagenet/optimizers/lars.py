@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.numerics.trust_ratio import (
-    EPS_RULES,
-    VARIANTS,
-    EpsRule,
-    Variant,
-    clip_ratio,
-    share_ratio,
-    trust_ratio,
-)
+from hybrid_imagenet.numerics.trust_ratio import clip_ratio, share_ratio, trust_ratio
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.formulas import momentum_values
+from hybrid_imagenet.optimizers.registry import LarsOptions
 from hybrid_imagenet.optimizers.rule import TRUST_RATIOS, WEIGHTS, Before, Measured, Step
 
 _WEIGHT_SUMS = "weight_square_sums"
@@ -37,14 +30,10 @@ class TrustRatio:
       eps_rule: `add` or `floor`, see `numerics.trust_ratio`.
     """
 
-    variant: Variant = "you"
+    variant: str = "you"
     eta: float = 0.001
     eps: float = 0.0
-    eps_rule: EpsRule = "add"
-
-    def __post_init__(self) -> None:
-        if self.variant not in VARIANTS or self.eps_rule not in EPS_RULES:
-            raise ValueError(f"no such LARS variant or eps rule: {self.variant}, {self.eps_rule}")
+    eps_rule: str = "add"
 
     def before(self, optimizer: GroupedOptimizer, now: Before) -> dict[str, tf.Tensor]:
         """Returns the values that `layers` needs of a step before its gradients are there."""
@@ -98,49 +87,14 @@ class LARS(GroupedOptimizer):
     Mikami et al., which replaces smaller denominators. All of it is float32.
     """
 
+    Options = LarsOptions
     slots = ("velocity",)
 
-    def __init__(
-        self,
-        learning_rate: float = 1.0,
-        momentum: float = 0.9,
-        *,
-        eta: Annotated[float, ">= 0"] = 0.001,
-        eps: Annotated[float, ">= 0"] = 0.0,
-        eps_rule: EpsRule = "add",
-        variant: Variant = "you",
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-        decay_all: bool = False,
-        decoupled_decay: bool = False,
-        name: str = "lars",
-    ):
-        """See `GroupedOptimizer` for the common arguments.
-
-        Args:
-          learning_rate: of biases and normalization; the layers' is a multiple of it.
-          momentum: see the base.
-          eta: trust coefficient (Mikami et al. state 0.01, LARC 0.02).
-          eps: guard of the ratio's denominator.
-          eps_rule: add eps (MLPerf), or replace smaller denominators by it (Mikami et al.).
-          variant: rates per layer; You et al., LARC's clip, or none.
-          nesterov: Nesterov's momentum in MLPerf's form.
-          weight_decay: see the base.
-          decay_all: see the base.
-          decoupled_decay: see the base.
-          name: of the optimizer.
-        """
-        super().__init__(
-            learning_rate,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            decay_all=decay_all,
-            decoupled_decay=decoupled_decay,
-            name=name,
-        )
-        self.ratio = TrustRatio(variant, eta, eps, eps_rule)
-        self.scales_layers = variant != "none"
-        self.nesterov = nesterov
+    def __init__(self, *values: Any, **options: Any):
+        super().__init__(*values, **options)
+        o = self.options
+        self.ratio = TrustRatio(o.variant, o.eta, o.eps, o.eps_rule)
+        self.scales_layers = o.variant != "none"
 
     def before(self, now: Before) -> dict[str, tf.Tensor]:
         """Computes the norms of the weights."""
@@ -160,15 +114,6 @@ class LARS(GroupedOptimizer):
             momentum=step.hyper["momentum"],
             unscale=step.unscale,
             scaled_decay=step.scaled_decay,
-            nesterov=self.nesterov,
+            nesterov=self.options.nesterov,
         )
         return {WEIGHTS: w, "velocity": u}
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {
-            "eta": self.ratio.eta,
-            "eps": self.ratio.eps,
-            "eps_rule": self.ratio.eps_rule,
-            "variant": self.ratio.variant,
-            "nesterov": self.nesterov,
-        }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
 
 import keras
 import tensorflow as tf
 
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.kinds import ParameterKind
+from hybrid_imagenet.optimizers.registry import MuonOptions
 from hybrid_imagenet.optimizers.rule import WEIGHTS, Step
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # Jordan et al.; singular values end between some 0.7 and 1.2
@@ -42,51 +42,22 @@ class Muon(GroupedOptimizer):
     authors orthogonalize in bfloat16, and leave the last layer to another method.
     """
 
+    Options = MuonOptions
     slots = ("velocity",)
-
-    def __init__(
-        self,
-        learning_rate: float = 0.02,
-        momentum: float = 0.95,
-        *,
-        nesterov: bool = True,
-        steps: Annotated[int, ">= 1"] = 5,
-        other_rate: Annotated[float, ">= 0"] = 1.0,
-        weight_decay: float = 0.0,
-        decay_all: bool = False,
-        name: str = "muon",
-    ):
-        """See `GroupedOptimizer` for the common arguments.
-
-        Args:
-          learning_rate: of kernels.
-          momentum: see the base.
-          nesterov: Nesterov's momentum.
-          steps: of Newton and Schulz in each update.
-          other_rate: learning rate of biases and normalization parameters, over that of kernels.
-          weight_decay: see the base.
-          decay_all: see the base.
-          name: of the optimizer.
-        """
-        super().__init__(learning_rate, momentum=momentum, weight_decay=weight_decay, decay_all=decay_all, name=name)
-        self.arguments: dict[str, Any] = {"nesterov": nesterov, "steps": steps, "other_rate": other_rate}
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
         """One step."""
         momentum, rate, g = step.hyper["momentum"], step.hyper["learning_rate"], step.unscale * grad
         velocity = momentum * values["velocity"] + g
-        direction = step.each(g + momentum * velocity if self.arguments["nesterov"] else velocity, self._direction)
+        direction = step.each(g + momentum * velocity if self.options.nesterov else velocity, self._direction)
         w = values[WEIGHTS]
         return {WEIGHTS: w - rate * (direction + step.decay * w), "velocity": velocity}
 
     def _direction(self, position: int, values: tf.Tensor) -> tf.Tensor:
         """The step of variable number `position`, over the learning rate, in its shape."""
         if self.kinds[position] is not ParameterKind.KERNEL or values.shape.rank < 2:
-            return self.arguments["other_rate"] * values
+            return self.options.other_rate * values
         outputs = values.shape[-1]
         inputs = math.prod(values.shape[:-1])
-        matrix = orthogonalized(tf.reshape(values, [inputs, outputs]), self.arguments["steps"])
+        matrix = orthogonalized(tf.reshape(values, [inputs, outputs]), self.options.steps)
         return math.sqrt(max(1.0, outputs / inputs)) * tf.reshape(matrix, values.shape)
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | self.arguments

@@ -1,23 +1,201 @@
-"""Lists the optimizers by name, in plain values: nothing here needs TensorFlow.
+"""Lists the optimizers by name, and declares their options; nothing here needs TensorFlow.
 
-A new optimizer is a class in a module of its own and a line in `OPTIMIZERS`. The arguments of its constructor that have
-defaults are its flags: `LARS(eta=...)` is --lars_eta. Those of the common base, and those that begin with the name of
-an optimizer, are flags under their own name.
+A new optimizer is a class in a module of its own, and here its line in `OPTIMIZERS`. Options of its own are fields of a
+frozen dataclass, which are arguments of the class too; those declared by `option` are flags. Help, checks and the
+configuration of a run are made from them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
-BASE = "hybrid_imagenet.optimizers.base:GroupedOptimizer"
-NO_FLAGS = frozenset({"learning_rate", "final_lr", "name"})
-"""Arguments that are worked out for a run, or that only tests and other programs set."""
-_SCHEDULES = "hybrid_imagenet.numerics.schedules"
-WARMUP, WARMUP_FROM_ZERO = (
-    f"hybrid_imagenet.numerics.decays:{name}" for name in ("gradual_warmup", "warmup_from_zero")
-)
-MOMENTUM = f"{_SCHEDULES}:momentum_at"
-BOUNDS, ADAM, RAMP = (f"{_SCHEDULES}:{name}" for name in ("warmup_bounds", "adam_rate", "lars_share"))
+from hybrid_imagenet.numerics.schedules import AdamScaling, BoundedWarmup, LinearWarmup, MomentumRule, WarmupFromZero
+from hybrid_imagenet.numerics.trust_ratio import EPS_RULES, VARIANTS
+from hybrid_imagenet.options import Option, option, options_of
+
+HANDOVERS = ("continuous", "reset", "rescale")
+_EPS = "Guard of the ratio's denominator."
+_EPS_RULE = "Add eps (MLPerf), or replace smaller denominators by it (Mikami et al.)."
+_VARIANT = "Rates per layer; You et al., LARC's clip, or none."
+
+
+def _momentum(default: float) -> Any:
+    words = "Momentum of SGD and LARS (Goyal et al.; the steps of Lu et al. show none, which is 0)."
+    return option(default, words, minimum=0, maximum=0.9999)
+
+
+def _decoupled_decay() -> Any:
+    return option(
+        False,
+        "Take weight_decay * rate / peak rate off the weights before each update, in place of decay in the gradient "
+        "(Loshchilov and Hutter); the flag --weight_decay is then that of 256 images, and follows the batch.",
+    )
+
+
+def _nesterov(flag: str) -> Any:
+    return option(False, "Nesterov's momentum in MLPerf's form.", flag=flag)
+
+
+def _beta(default: float, moment: str, flag: str = "") -> Any:
+    return option(default, f"Decay of the {moment} moment.", minimum=0, maximum=0.999999, flag=flag)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of every optimizer.
+
+    Attributes:
+      learning_rate: the first value; for what it is worked out from, see `Method.rate`.
+      weight_decay: coefficient of coupled L2 decay.
+      decay_all: decay biases and normalization parameters too.
+      name: of the optimizer; by default that of its class.
+    """
+
+    learning_rate: float = 0.1
+    _: dataclasses.KW_ONLY
+    weight_decay: float = option(0.0, "Coupled L2 decay.", minimum=0, basic=True)
+    decay_all: bool = option(False, "Decay biases and normalization parameters too (Jia et al. leave them out).")
+    name: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class SgdOptions(Options):
+    """Options of `sgd`."""
+
+    momentum: float = _momentum(0.9)
+    _: dataclasses.KW_ONLY
+    nesterov: bool = _nesterov("sgd_nesterov")
+    decoupled_decay: bool = _decoupled_decay()
+
+
+@dataclasses.dataclass(frozen=True)
+class LarsOptions(Options):
+    """Options of `lars`."""
+
+    learning_rate: float = 1.0
+    momentum: float = _momentum(0.9)
+    _: dataclasses.KW_ONLY
+    eta: float = option(0.001, "Trust coefficient (Mikami et al. state 0.01, LARC 0.02).", minimum=0, flag="lars_eta")
+    eps: float = option(0.0, _EPS, minimum=0, flag="lars_eps")
+    eps_rule: str = option("add", _EPS_RULE, choices=EPS_RULES, flag="lars_eps_rule")
+    variant: str = option("you", _VARIANT, choices=VARIANTS, flag="lars_variant")
+    nesterov: bool = _nesterov("lars_nesterov")
+    decoupled_decay: bool = _decoupled_decay()
+
+
+@dataclasses.dataclass(frozen=True)
+class HybridOptions(Options):
+    """Options of `hybrid`; those of AdaBound and LARS have their names in front.
+
+    Attributes:
+      adabound_eps: added to sqrt(v).
+    """
+
+    momentum: float = _momentum(0.9)
+    _: dataclasses.KW_ONLY
+    adabound_lr: float = option(1e-3, "Learning rate alpha of Adam inside AdaBound.", minimum=0)
+    adabound_beta1: float = _beta(0.9, "first")
+    adabound_beta2: float = _beta(0.999, "second")
+    adabound_eps: float = 1e-8
+    bias_correction: bool = option(
+        True, "Correct Adam's step for bias (Lu et al. print none).", flag="hybrid_bias_correction"
+    )
+    handover: str = option(
+        "continuous",
+        "The velocity at T; averaged on as AdaBound did, with no jump in the size of the update; zero; or as if SGD "
+        "with momentum had run before.",
+        choices=HANDOVERS,
+        flag="hybrid_handover",
+    )
+    lars_eta: float = option(
+        0.001,
+        "Trust coefficient; of no paper. Runs of the program choose it by their batch (docs/methods.md).",
+        minimum=0,
+    )
+    lars_eps: float = option(0.0, _EPS, minimum=0)
+    lars_eps_rule: str = option("add", _EPS_RULE, choices=EPS_RULES)
+    lars_variant: str = option("you", _VARIANT, choices=VARIANTS)
+    decay_in_warmup: bool = option(
+        False, "Decay in the AdaBound warmup too (Lu et al.: in SGD).", flag="hybrid_decay_in_warmup"
+    )
+    decoupled_decay: bool = _decoupled_decay()
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaBoundOptions(Options):
+    """Options of `adabound`.
+
+    Attributes:
+      final_lr: the rate of SGD, at which the bounds close.
+      eps: added to sqrt(v).
+      amsbound: keep the largest second moment.
+    """
+
+    learning_rate: float = option(1e-3, "Learning rate alpha of Adam inside AdaBound.", above=0, flag="adabound_lr")
+    _: dataclasses.KW_ONLY
+    final_lr: float = 0.1
+    gamma: float = option(1e-3, "How fast the bounds close, per step.", above=0, flag="adabound_gamma")
+    beta1: float = _beta(0.9, "first", "adabound_beta1")
+    beta2: float = _beta(0.999, "second", "adabound_beta2")
+    eps: float = 1e-8
+    amsbound: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class LambOptions(Options):
+    """Options of `lamb`.
+
+    Attributes:
+      learning_rate: the relative step of each layer; of biases and normalization, the rate of Adam.
+      beta1: decay of the first moment.
+      beta2: decay of the second moment.
+      eps: added to sqrt(v).
+      bias_correction: divide the moments as shown; without it a warmup does the same (You et al., appendix).
+    """
+
+    learning_rate: float = 0.01
+    _: dataclasses.KW_ONLY
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6
+    bias_correction: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleFreeOptions(Options):
+    """Options of `schedule_free`.
+
+    Attributes:
+      beta: how close to the average x gradients are taken; 1 is at it.
+    """
+
+    learning_rate: float = 1.0
+    _: dataclasses.KW_ONLY
+    beta: float = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class MuonOptions(Options):
+    """Options of `muon`.
+
+    Attributes:
+      nesterov: Nesterov's momentum.
+      steps: of Newton and Schulz in each update.
+    """
+
+    learning_rate: float = 0.02
+    momentum: float = _momentum(0.95)
+    _: dataclasses.KW_ONLY
+    nesterov: bool = True
+    steps: int = 5
+    other_rate: float = option(
+        1.0,
+        "Learning rate of biases and normalization parameters, over that of kernels.",
+        minimum=0,
+        flag="muon_other_rate",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,67 +204,73 @@ class Method:
 
     Attributes:
       constructor: its class, as module:Class.
+      options: the dataclass of its options.
       phases: the update rule in each phase of the schedule; with two, the first is a warmup with closing bounds.
-      also: functions whose keyword arguments with defaults are options of a run with this optimizer too.
-      rate: the flag that is scheduled, and is the constructor's `learning_rate` at its peak.
+      also: dataclasses of the options that a run with this optimizer has too.
+      rate: the flag that is scheduled, and is `learning_rate` at its peak.
       averages: whether it has weights of its own to validate (`GroupedOptimizer.evaluated`).
       relative_rate: whether the rate is how far a layer moves in an update, as a part of its norm.
       weight_decay: of a run without --weight_decay; the class itself decays nothing unless told, as Keras's do.
-      constants: arguments of the constructor that no paper, recipe or page asks to change: they are no flags.
     """
 
     constructor: str
+    options: type[Options]
     phases: tuple[str, ...]
-    also: tuple[str, ...] = (WARMUP, MOMENTUM)
+    also: tuple[type, ...] = (LinearWarmup, MomentumRule)
     rate: str = "lr"
     averages: bool = False
     relative_rate: bool = False
     weight_decay: float = 1e-4
-    constants: frozenset[str] = frozenset()
 
     @property
     def bounded_warmup(self) -> bool:
         """Whether a warmup with closing bounds comes first."""
         return len(self.phases) > 1
 
+    @property
+    def flags(self) -> Mapping[str, Option]:
+        """The options by flag: its own, and of what else a run with it evaluates."""
+        found = {flag: known for cls in (self.options, *self.also) for flag, known in options_of(cls).items()}
+        return found | {"weight_decay": dataclasses.replace(found["weight_decay"], default=self.weight_decay)}
+
 
 OPTIMIZERS = {
     "hybrid": Method(
         "hybrid_imagenet.optimizers.hybrid:Hybrid",
+        HybridOptions,
         ("AdaBound", "SGD"),
-        (BOUNDS, RAMP, MOMENTUM, ADAM),
-        constants=frozenset({"adabound_eps"}),
+        (BoundedWarmup, MomentumRule, AdamScaling),
     ),
     "adabound": Method(
         "hybrid_imagenet.optimizers.adabound:AdaBound",
+        AdaBoundOptions,
         ("AdaBound",),
-        (WARMUP, ADAM),
+        (LinearWarmup, AdamScaling),
         rate="adabound_lr",
-        constants=frozenset({"eps", "amsbound"}),
     ),
-    "sgd": Method("hybrid_imagenet.optimizers.sgd:SGD", ("SGD",)),
-    "lars": Method("hybrid_imagenet.optimizers.lars:LARS", ("LARS",)),
+    "sgd": Method("hybrid_imagenet.optimizers.sgd:SGD", SgdOptions, ("SGD",)),
+    "lars": Method("hybrid_imagenet.optimizers.lars:LARS", LarsOptions, ("LARS",)),
     "lamb": Method(
         "hybrid_imagenet.optimizers.lamb:LAMB",
+        LambOptions,
         ("LAMB",),
-        (WARMUP_FROM_ZERO,),
+        (WarmupFromZero,),
         relative_rate=True,
         weight_decay=0.01,
-        constants=frozenset({"beta1", "beta2", "eps", "bias_correction"}),
     ),
     "schedule_free": Method(
         "hybrid_imagenet.optimizers.schedule_free:ScheduleFreeSGD",
+        ScheduleFreeOptions,
         ("schedule-free SGD",),
-        (WARMUP_FROM_ZERO,),
+        (WarmupFromZero,),
         averages=True,
-        constants=frozenset({"beta"}),
     ),
     "muon": Method(
         "hybrid_imagenet.optimizers.muon:Muon",
+        MuonOptions,
         ("Muon",),
-        (WARMUP_FROM_ZERO, MOMENTUM),
+        (WarmupFromZero, MomentumRule),
         weight_decay=0.01,
-        constants=frozenset({"nesterov", "steps"}),
     ),
 }
 
@@ -95,20 +279,3 @@ def rule(optimizer: str, phase: float) -> str:
     """The name of the update rule that an optimizer follows in a phase, as AdaBound, SGD or LARS."""
     phases = OPTIMIZERS[optimizer].phases
     return phases[-1] if phase else phases[0]
-
-
-def no_flags(optimizer: str) -> frozenset[str]:
-    """The constructor's arguments that are no flags."""
-    return NO_FLAGS | OPTIMIZERS[optimizer].constants
-
-
-def rate_argument(optimizer: str) -> str | None:
-    """The constructor's argument that is an option although it is worked out: the rate, where a flag of its own is."""
-    return "learning_rate" if OPTIMIZERS[optimizer].rate != "lr" else None
-
-
-def flag(optimizer: str, argument: str, common: frozenset[str]) -> str:
-    """The flag of a constructor's argument; `common` are the arguments of the base."""
-    if argument in common or argument.startswith(tuple(f"{name}_" for name in OPTIMIZERS)):
-        return argument
-    return OPTIMIZERS[optimizer].rate if argument == "learning_rate" else f"{optimizer}_{argument}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from hybrid_imagenet.optimizers.average import WeightCopies
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.registry import ScheduleFreeOptions
 from hybrid_imagenet.optimizers.rule import TOTALS, WEIGHTS, Before, Step
 
 
@@ -44,33 +45,19 @@ class ScheduleFreeSGD(GroupedOptimizer):
     steps count as much as those at its peak.
     """
 
+    Options = ScheduleFreeOptions
     slots = ("fast",)
 
-    def __init__(
-        self,
-        learning_rate: float = 1.0,
-        *,
-        beta: Annotated[float, "0.01 to 1"] = 0.9,
-        weight_decay: float = 0.0,
-        decay_all: bool = False,
-        name: str = "schedule_free",
-    ):
-        """See `GroupedOptimizer` for the common arguments.
-
-        Args:
-          learning_rate: of z.
-          beta: how close to the average x gradients are taken; 1 is at it.
-          weight_decay: see the base.
-          decay_all: see the base.
-          name: of the optimizer.
+    def __init__(self, *values: Any, **options: Any):
+        """Takes the fields of `Options`.
 
         Raises:
           ValueError: for a beta that is not above 0, where x could not be told from y and z.
         """
-        if not 0 < beta <= 1:
-            raise ValueError(f"beta={beta} must lie above 0 and not above 1")
-        super().__init__(learning_rate, weight_decay=weight_decay, decay_all=decay_all, name=name)
-        self.beta = beta
+        super().__init__(*values, **options)
+        self.beta = self.options.beta
+        if not 0 < self.beta <= 1:
+            raise ValueError(f"beta={self.beta} must lie above 0 and not above 1")
 
     def build(self, variables: Any) -> None:
         """Creates z, the sum of the weights w, and the largest learning rate."""
@@ -99,8 +86,3 @@ class ScheduleFreeSGD(GroupedOptimizer):
     def evaluated(self) -> WeightCopies:
         """The average x."""
         return _Average(self)
-
-    def get_config(self) -> dict[str, Any]:
-        config = super().get_config() | {"beta": self.beta}
-        config.pop("momentum")
-        return config

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.formulas import classical_values, momentum_values
+from hybrid_imagenet.optimizers.registry import SgdOptions
 from hybrid_imagenet.optimizers.rule import WEIGHTS, Step
 
 
@@ -21,39 +22,8 @@ class SGD(GroupedOptimizer):
     With Nesterov (MLPerf reference):  v = m v - lr g;  w += m v - lr g.
     """
 
+    Options = SgdOptions
     slots = ("velocity",)
-
-    def __init__(
-        self,
-        learning_rate: float = 0.1,
-        momentum: float = 0.9,
-        *,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-        decay_all: bool = False,
-        decoupled_decay: bool = False,
-        name: str = "sgd",
-    ):
-        """See `GroupedOptimizer` for the common arguments.
-
-        Args:
-          learning_rate: of all variables.
-          momentum: see the base.
-          nesterov: Nesterov's momentum in MLPerf's form.
-          weight_decay: see the base.
-          decay_all: see the base.
-          decoupled_decay: see the base.
-          name: of the optimizer.
-        """
-        super().__init__(
-            learning_rate,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            decay_all=decay_all,
-            decoupled_decay=decoupled_decay,
-            name=name,
-        )
-        self.nesterov = nesterov
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
         """One step."""
@@ -63,11 +33,8 @@ class SGD(GroupedOptimizer):
             "unscale": step.unscale,
         }
         w, u = values[WEIGHTS], values["velocity"]
-        if self.nesterov:
+        if self.options.nesterov:
             w, u = momentum_values(w, u, grad, scaled_decay=step.scaled_decay, nesterov=True, **common)
         else:
             w, u = classical_values(w, u, grad, decay=step.decay, **common)
         return {WEIGHTS: w, "velocity": u}
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"nesterov": self.nesterov}

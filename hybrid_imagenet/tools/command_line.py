@@ -16,7 +16,6 @@ from hybrid_imagenet import comm
 from hybrid_imagenet.checkpoints import glance
 from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.config.help import width
-from hybrid_imagenet.config.options import underscored
 from hybrid_imagenet.errors import (
     EXIT_FAILURE,
     EXIT_STALLED,
@@ -26,6 +25,7 @@ from hybrid_imagenet.errors import (
     printable,
     without_secrets,
 )
+from hybrid_imagenet.options import underscored
 from hybrid_imagenet.resilience import interrupts
 
 if TYPE_CHECKING:

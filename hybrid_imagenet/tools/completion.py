@@ -40,7 +40,7 @@ def script(commands: Iterable[str]) -> str:
     flags, values = [], []
     for name, option in config.OPTIONS.items():
         known = (*recipes.names(), "list") if name == "recipe" else option.choices
-        boolean = config.KINDS[name].base is bool
+        boolean = option.kind.base is bool
         flags += [f"--{name}", f"--no{name}"] if boolean else [f"--{name}="]
         if known:
             values.append(f"""{" " * 16}"{name} "*=*) words="{" ".join(known)}" ;;""")

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.config.options import Origin, underscored
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.files import read_json
+from hybrid_imagenet.options import Origin, underscored
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.run import written
 

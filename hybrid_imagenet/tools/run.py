@@ -22,8 +22,8 @@ from hybrid_imagenet.comm.environment import openmpi_prefix
 from hybrid_imagenet.comm.startup import ENGINE_VARIABLE, engine_of
 from hybrid_imagenet.config import RunConfig
 from hybrid_imagenet.config.help import topic
-from hybrid_imagenet.config.options import underscored
 from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, UserError, counted, without_secrets
+from hybrid_imagenet.options import underscored
 from hybrid_imagenet.resilience import discovery, supervisor
 from hybrid_imagenet.resilience.exit_code import JOB_VARIABLE
 from hybrid_imagenet.resilience.restarts import Policy, Restarts

@@ -16,8 +16,8 @@ from typing import Any
 
 from hybrid_imagenet.checkpoints import glance, metadata
 from hybrid_imagenet.comm.environment import placement
-from hybrid_imagenet.config import RunConfig, derived, own_network, resumed
-from hybrid_imagenet.config.checks import check_data
+from hybrid_imagenet.config import RunConfig, defaults, derived
+from hybrid_imagenet.config.checks import check_data, own_network
 from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import schedules
@@ -90,7 +90,7 @@ def _check_disk(config: RunConfig, found: Findings) -> None:
     data = registry.look(registry.Request.from_flags(config))
     classes = "" if data.classes is None else f", {data.classes} classes"
     found.checked.append(f"dataset: {config.dataset}, {data.text}{classes}")
-    file = own_network.locate(config.model) if ":" in config.model else None
+    file = own_network(config.model) if ":" in config.model else None
     found.checked.append(f"model: {config.model}" + (f", in {file}" if file else ""))
     path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
     state = run_dir.check(path, resume=config.resume)
@@ -129,7 +129,7 @@ def _word(value: object) -> str:
 
 def _moved_learning_rate(config: RunConfig, meta: Mapping[str, Any]) -> list[str]:
     """A line if another --epochs than that of the run so far moves the learning rate where training continues."""
-    before = resumed.description(config).get("flags", {}).get("epochs")
+    before = defaults.description(config).get("flags", {}).get("epochs")
     if not isinstance(before, int | float):
         return []
     cursor, images = meta["state"]["cursor"], meta.get("data", {}).get("training", {}).get("images")

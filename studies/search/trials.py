@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hybrid_imagenet.config import RunConfig, relative_step
 from hybrid_imagenet.config.derived import base_batch
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.decays import FIXED
+from hybrid_imagenet.numerics.schedules import FIXED
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of --lr, or of the relative step of tuned LARS

@@ -3,7 +3,7 @@ from fractions import Fraction
 
 import pytest
 
-from hybrid_imagenet.numerics import decays, plain_schedules, schedules
+from hybrid_imagenet.numerics import plain_schedules, schedules
 from tests.references import schedules_reference as reference
 from tests.references.optimizers_reference import lu_bounds
 
@@ -46,7 +46,7 @@ def test_every_schedule_equals_its_oracle_around_every_epoch_boundary(case):
         assert rate(schedule, step) == pytest.approx(float(oracle(Fraction(step, STEPS))), rel=1e-9, abs=1e-12), step
 
 
-@pytest.mark.parametrize("exponent", decays.EXPONENTS)
+@pytest.mark.parametrize("exponent", schedules.EXPONENTS)
 def test_hybrid_schedule_in_all_three_readings(exponent):
     schedule = create("exponential", warmup_epochs=10, bounded_warmup=True, lr_decay_exponent=exponent)
     for step in boundaries():
@@ -156,7 +156,7 @@ def test_that_of_a_model_of_ones_own_rises_to_any_peak(peak):
     assert [schedule(e, e, 1)["learning_rate"] for e in (0, 1, 2)] == pytest.approx([0, peak / 2, peak])
 
 
-@pytest.mark.parametrize("name", decays.SCHEDULES)
+@pytest.mark.parametrize("name", schedules.SCHEDULES)
 def test_rates_stay_finite_to_the_last_step_and_beyond(name):
     for bounded in (False, True):
         schedule = create(name, epochs=10, warmup_epochs=10, bounded_warmup=bounded)

@@ -17,17 +17,6 @@ def ring(size, ranks, latency, per_byte):
     return time
 
 
-def halving_doubling(size, ranks, latency, per_byte):
-    """Partners exchange halves of what is left until each has one p-th; then the way back."""
-    rounds, part = [], size
-    span = ranks
-    while span > 1:
-        part /= 2
-        rounds.append(part)
-        span //= 2
-    return sum(message(part, latency, per_byte) for part in rounds + rounds[::-1])
-
-
 def masters(size, groups, group_size, inside, between):
     """Reduce along a chain of the group's members, ring over the masters, broadcast along the chain.
 

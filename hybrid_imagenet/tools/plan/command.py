@@ -7,7 +7,8 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from hybrid_imagenet.analysis.cost_model import ALGORITHMS, Link
+from hybrid_imagenet.analysis.cost_model import Link
+from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.config.help import entries
 from hybrid_imagenet.errors import EXIT_OK, UserError
 from hybrid_imagenet.runlog.summary import duration
@@ -85,8 +86,7 @@ def _row(setting: settings.Settings, hosts: int) -> Prediction:
 
 
 def _all(setting: settings.Settings, hosts: int) -> list[Way]:
-    # Training offers these; halving-doubling is here for comparison with what others have measured.
-    offered = [name for name in ALGORITHMS if name != "halving-doubling"]
+    offered = [name for name, known in ALGORITHMS.items() if known.cost is not None]
     return ways(setting.cluster.topology(hosts), offered, _fusion(setting))
 
 
@@ -118,6 +118,8 @@ def _lines(
             f"the median, {100 * fit.largest_error:.0f} % at most"
         )
     lines += _beyond_gradients(setting)
+    if setting.algorithm != "auto" and ALGORITHMS[setting.algorithm].cost is None:
+        lines.append(f"no cost formula is known for {setting.algorithm}: it is taken to cost what the ring does")
     target = "target" if plan.epochs_to_target is not None else "to 75.9 %"
     lines += ["", f"{'GPUs':>6} {'batch':>8} {'step ms':>8} {'comm ms':>8} {'exposed':>8} {'eff.':>7} {'images/s':>11} "
               f"{f'{plan.epochs} epochs':>13} {target:>13}  exchange"]  # fmt: skip

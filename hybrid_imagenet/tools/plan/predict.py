@@ -8,8 +8,9 @@ import math
 from collections.abc import Sequence
 
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.analysis.cost_model import Topology, allreduce
+from hybrid_imagenet.analysis.cost_model import Topology, by_ring
 from hybrid_imagenet.analysis.step_time import BACKWARD_SHARE, Exchange, Layer, exchange
+from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.numerics.torus import PUBLISHED_GRIDS, Grid, nearest_square
 
 MIB = 2**20
@@ -135,7 +136,7 @@ def _traffic(job: Job, topology: Topology, way: Way) -> Exchange:
 
 
 def _cost(way: Way, topology: Topology, size: float) -> float:
-    return allreduce(way.algorithm, size, topology, way.grid, way.threshold)
+    return (ALGORITHMS[way.algorithm].cost or by_ring)(size, topology, way.grid, way.threshold)
 
 
 def ways(topology: Topology, algorithms: Sequence[str], fusion: Sequence[float]) -> list[Way]:

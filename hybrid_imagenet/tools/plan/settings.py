@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import typing
 from collections.abc import Sequence
 from typing import Any
 
-from hybrid_imagenet.analysis.cost_model import ALGORITHMS, Fit, fit_ring
+from hybrid_imagenet.analysis.cost_model import Fit, fit_ring
 from hybrid_imagenet.analysis.criteria import IMAGENET_TRAIN_IMAGES
-from hybrid_imagenet.config.options import Option, option, options_of, parse_arguments, parse_value, value_type
+from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.torus import Grid, parse_grid
+from hybrid_imagenet.options import option, options_of, parse_arguments, parse_value
 from hybrid_imagenet.tools.plan.clusters import CLUSTERS, INSIDE, LINKS, Cluster, own_speed, parse_link
 from hybrid_imagenet.tools.plan.layers import MODELS, layers_of
 from hybrid_imagenet.tools.plan.predict import MIB, Job, Way
@@ -27,7 +27,7 @@ class Plan:
     cluster: str = option("h1", "Described cluster; other flags change parts of it.", choices=tuple(CLUSTERS))
     hosts: int | None = option(None, "Hosts.", minimum=1, maximum=1_000_000)
     gpus_per_host: int | None = option(None, "GPUs per host.", minimum=1, maximum=1024)
-    allreduce: str = option("auto", "All-reduce; auto takes the fastest.", choices=(*ALGORITHMS, "auto"))
+    allreduce: str = option("auto", "All-reduce; auto takes the fastest.", choices=tuple(ALGORITHMS))
     torus_grid: str | None = option(None, "Rows x columns of GPUs for --allreduce=torus, as VxH.")
     size_switch_kb: int = option(
         256, "With --allreduce=size_switched, smaller buckets go by masters.", unit="KiB", minimum=0
@@ -63,18 +63,15 @@ class Plan:
     json: str | None = option(None, "Also write the predictions to this file.")
 
 
-OPTIONS: dict[str, Option] = options_of(Plan)
-
-
 def parse(arguments: Sequence[str]) -> Plan:
     """Reads the command line.
 
     Raises:
       UserError: one line that names the flag, its value and the remedy.
     """
-    kinds = {name: value_type(hint) for name, hint in typing.get_type_hints(Plan).items() if name in OPTIONS}
-    texts = parse_arguments(arguments, kinds)
-    return Plan(**{name: parse_value(name, text, kinds[name], OPTIONS[name]) for name, text in texts.items()})
+    options = options_of(Plan)
+    texts = parse_arguments(arguments, options)
+    return Plan(**{name: parse_value(name, text, options[name]) for name, text in texts.items()})
 
 
 @dataclasses.dataclass(frozen=True)

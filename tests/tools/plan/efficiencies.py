@@ -6,8 +6,8 @@ import math
 import statistics
 
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.analysis.cost_model import allreduce
 from hybrid_imagenet.analysis.step_time import BACKWARD_SHARE, gradients
+from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.tools.plan.clusters import CLUSTERS
 from hybrid_imagenet.tools.plan.layers import layers_of
 from hybrid_imagenet.tools.plan.predict import (
@@ -63,7 +63,7 @@ def predicted(row):
         step = best(job, topology, ways(topology, OFFERED, [mb * MIB for mb in FUSION_CHOICES_MB])).step_seconds
     else:
         grid = published_grid(row.gpus) if row.algorithm == "torus" else None
-        cost = functools.partial(allreduce, row.algorithm, topology=topology, grid=grid)
+        cost = functools.partial(ALGORITHMS[row.algorithm].cost, topology=topology, grid=grid, threshold=256 * 1024)
         exposed = statistics.fmean(
             exposed_by_cycle(job.layers, BACKWARD_SHARE * compute, row.wire_bytes, cost, phase / 4)
             for phase in range(4)

@@ -1,0 +1,445 @@
+"""Declares the flags: those that every run has, in groups, and those that come with what is chosen.
+
+An optimizer, a schedule and an all-reduce bring the options that their registries declare for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from hybrid_imagenet.comm.settings import ALGORITHMS, Communication
+from hybrid_imagenet.data import registry
+from hybrid_imagenet.numerics.depths import DEPTHS, STEMS, WIDTH
+from hybrid_imagenet.numerics.schedules import SCALINGS, SCHEDULES
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS
+from hybrid_imagenet.options import Option, option, options_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Run and results."""
+
+    recipe: str = option(
+        "hybrid", "Named set of defaults, one per published method; `list` prints them all.", basic=True
+    )
+    run_dir: str | None = option(None, "Directory for results; default runs/<recipe>-<dataset>.", basic=True)
+    print_config: bool = option(
+        False, "Print every setting, what set it, and the schedule by epoch; then exit.", basic=True
+    )
+    print_config_gpus: int | None = option(
+        None, "Number of GPUs for --print_config; default those started.", unit="GPUs", minimum=1
+    )
+    check_only: bool = option(
+        False,
+        "Check flags, data, run directory and checkpoint, print what was checked, and exit: 0 if the run can start, "
+        "else 2 with one line.",
+        basic=True,
+    )
+    resume: bool = option(
+        False,
+        "Continue the run in --run_dir from its newest good checkpoint; without a run there, start one.",
+        basic=True,
+    )
+    epochs: float = option(
+        90,
+        "Passes over the training set, which schedules span; 0.5 is half a pass.",
+        unit="epochs",
+        above=0,
+        maximum=1e6,
+        whole=True,
+        basic=True,
+    )
+    max_steps: int | None = option(
+        None,
+        "Stop after this many steps of the run, with a validation and a checkpoint. Schedules still span --epochs.",
+        unit="steps",
+        minimum=1,
+    )
+    stop_at_top1: float | None = option(
+        None, "Stop after the validation that reaches this top-1 accuracy (a fraction).", minimum=0, maximum=1
+    )
+    seed: int = option(0, "Seed of initialization, data order and augmentation.", minimum=0, basic=True)
+    deterministic: bool = option(False, "Bitwise repeatable runs; slower.")
+    log_every_steps: int = option(
+        20, "Steps between fetches of the training metrics from the device.", unit="steps", minimum=1
+    )
+    stall_timeout: float = option(
+        300.0,
+        "End the job after this time without progress; a hung rank is named before. 0 disables.",
+        unit="s",
+        minimum=0,
+    )
+    progress: str = option(
+        "auto",
+        "How rank 0 shows progress: a live area on a terminal, plain lines elsewhere.",
+        choices=("auto", "live", "plain", "none"),
+    )
+    tensorboard: bool = option(False, "Write TensorBoard events to RUN_DIR/tensorboard.", basic=True)
+    profile_steps: tuple[int, ...] = option(
+        (), "First and last step to profile, as in 10,20: a trace and a table of times in RUN_DIR/profile.", minimum=1
+    )
+    tracker: str = option(
+        "none", "Also send metrics to this experiment tracker, if installed.", choices=("none", "wandb", "mlflow")
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Evaluation and checkpoints."""
+
+    eval_every_epochs: float = option(
+        1, "Epochs between validations; 0.5 is twice in each.", unit="epochs", above=0, maximum=1e6, whole=True
+    )
+    eval_offset_epochs: float = option(
+        0,
+        "Epochs after which --eval_every_epochs counts. With an interval of 4 and an offset of 3, epochs 7, 11, ...",
+        unit="epochs",
+        minimum=0,
+        maximum=1e6,
+        whole=True,
+    )
+    eval_batch: int | None = option(None, "Validation images per GPU and step; default the training batch.", minimum=1)
+    eval_image_size: int | None = option(
+        None, "Side of validation images; default --image_size.", unit="pixels", minimum=8
+    )
+    eval_flip: bool = option(
+        False, "Validate by the mean of the scores of an image and of its mirror image; twice the work."
+    )
+    save_image_results: bool = option(
+        False, "Write which images the last validation got right, to RUN_DIR/image_results.npy: bool, one per image."
+    )
+    target_top1: tuple[float, ...] = option(
+        (0.75, 0.759),
+        "Top-1 fractions whose epoch and time are reported.",
+        minimum=0,
+        maximum=1,
+        basic=True,
+    )
+    single_gpu_throughput: str | None = option(
+        None, "Images per second of one GPU alone, or a run directory with one rank: the measure of scaling efficiency."
+    )
+    checkpoint_every_epochs: float = option(
+        1, "Epochs between checkpoints; 0.5 is twice in each.", unit="epochs", above=0, maximum=1e6, whole=True
+    )
+    checkpoint_every_steps: int | None = option(None, "Also save after this many steps.", unit="steps", minimum=1)
+    checkpoint_every_seconds: float | None = option(None, "Also save after this time.", unit="s", minimum=1)
+    keep_checkpoints: int = option(2, "Newest good checkpoints that stay on disk.", minimum=1)
+    keep_best: bool = option(True, "Save each best epoch, and keep the one with the best validation top-1 too.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Data and augmentation."""
+
+    dataset: str = option(
+        "imagenet2012",
+        f"{registry.HELP}.",
+        basic=True,
+    )
+    data_dir: str | None = option(
+        None,
+        f"Where the dataset is (TFDS data_dir, shard directory or image tree); for {registry.AT_URLS} also a URL such "
+        "as https://host/path, with --data_cache_dir for copies of its files.",
+        basic=True,
+    )
+    storage_timeout: float = option(
+        120.0,
+        "End the run after a URL has failed for this time; until then retry.",
+        unit="s",
+        minimum=0,
+    )
+    shuffle_window: int | None = option(
+        None,
+        "Mix the images of this many shards (files) at a time, the shards in a new order each epoch; 0 mixes "
+        "all images. Default 0; for a URL 16, or 4 Parquet files.",
+        unit="shards",
+        minimum=0,
+    )
+    val_fraction: float = option(
+        0.0,
+        "With --dataset=folder and no directory of validation images: validate this part of each class, always the "
+        "same images, and train on the others.",
+        minimum=0,
+        maximum=0.9,
+        basic=True,
+    )
+    tuning_split: float = option(
+        0.0,
+        "Keep this many training images (below 1: this part) for tuning: drawn by --seed, never trained on, and "
+        "validated instead of the validation images.",
+        unit="images",
+        minimum=0,
+    )
+    eval_split: str = option(
+        "tuning",
+        "With --tuning_split: validate the images kept for tuning, or, for the final report, the validation images.",
+        choices=("tuning", "validation"),
+    )
+    augmentation: str = option(
+        "auto",
+        "Training augmentation; shift (flips and whole-pixel shifts) is for small images. auto follows the dataset: "
+        "digits for digits and other characters, shift for small pictures, else alexnet.",
+        choices=("auto", "none", "alexnet", "inception", "sony", "digits", "shift"),
+        basic=True,
+    )
+    augment_pad: int = option(
+        0,
+        "Black border of --augmentation=sony on each side, in pixels of a stored image of 320.",
+        unit="pixels",
+        minimum=0,
+        maximum=320,
+    )
+    augment_brightness: float = option(
+        0.0, "Largest brightness offset of --augmentation=sony, for pixels in [0, 1].", minimum=0, maximum=1
+    )
+    augment_noise: float = option(
+        0.0, "Largest deviation of the pixel noise of --augmentation=sony, in [0, 1].", minimum=0, maximum=1
+    )
+    eval_crop: float | None = option(
+        None,
+        "Side of the central square that is evaluated, as a fraction of the shorter side; default 0.875 (224 of "
+        "256), or 1 with --augmentation=digits or shift.",
+        minimum=0.05,
+        maximum=1,
+    )
+    num_examples: int | None = option(None, "Training images of a synthetic set; default ImageNet's.", minimum=1)
+    num_classes: int | None = option(
+        None, "Classes of files that do not name them, in a manifest, labels.txt or metadata.", minimum=1
+    )
+    decoder: str = option(
+        "tensorflow",
+        "What decodes JPEGs: TensorFlow, or NVIDIA DALI (on the GPU where there is one; needs the extra dali).",
+        choices=("tensorflow", "dali"),
+    )
+    data_threads: int | None = option(
+        None, "Decoding threads per rank; default the machine's cores divided by its ranks.", minimum=1
+    )
+    data_memory_gb: float = option(
+        4.0,
+        "Bound on the memory for reading and decoding ahead (half) and for row groups or the cache (half), per rank.",
+        unit="GB",
+        minimum=0.01,
+    )
+    data_cache: str = option(
+        "none",
+        "Keep images in memory after they were first read (half of --data_memory_gb): encoded as they are, or decoded "
+        "to pixels (no decoding later, about five times the room).",
+        choices=("none", "encoded", "decoded"),
+    )
+    data_cache_dir: str | None = option(
+        None,
+        "Local directory for copies of the files of a URL, shared by the ranks of a machine and by later runs.",
+    )
+    bad_records: str = option(
+        "fail",
+        "What a record that cannot be read or decoded does: end the run, or be counted, logged and replaced.",
+        choices=("fail", "skip"),
+    )
+    max_bad_records: int = option(100, "Bad records of all ranks above which the run ends.", minimum=0)
+    remainder: str = option(
+        "wrap",
+        "What a last, partial batch of an epoch becomes: filled up from the next epoch (every example exactly once "
+        "per epoch), or dropped.",
+        choices=("wrap", "drop"),
+    )
+    loss: str = option(
+        "softmax",
+        "Cross-entropy over all classes together, or for each class by itself (binary), summed.",
+        choices=("softmax", "sigmoid"),
+    )
+    label_smoothing: float = option(
+        0.0, "Probability moved from the true label to all labels.", minimum=0, maximum=1, basic=True
+    )
+    mixup: float = option(0.0, "alpha of mixup; 0 for none (Zhang et al. take 0.2 on ImageNet).", minimum=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Model and precision."""
+
+    model: str = option(
+        "resnet50",
+        "Network; or MODULE:FUNCTION, called with num_classes and image_size, which returns a Keras model that gives "
+        "logits.",
+        choices=(*DEPTHS, "alexnet_bn"),
+        function=True,
+        basic=True,
+    )
+    init_from: str | None = option(
+        None,
+        "Start with the weights of a checkpoint, a run, or a file of torchvision or keras.applications; where the "
+        "number of classes differs, the last layer starts with random weights.",
+        basic=True,
+    )
+    freeze: tuple[str, ...] = option(
+        (), "Do not train layers whose names start with one of these; their statistics stay too."
+    )
+    model_width: int = option(
+        WIDTH, "Channels of a ResNet's first stage; each later stage has twice as many.", unit="channels", minimum=1
+    )
+    stem: str = option(
+        "imagenet",
+        "First layer of a ResNet: 7x7 with stride 2 and a pooling, or for small images 3x3, also with stride 2.",
+        choices=STEMS,
+    )
+    blurpool: bool = option(
+        False, "Blur the features of a ResNet before each stride (Zhang 2019): less aliasing for some time."
+    )
+    image_size: int = option(224, "Side of the square network input.", unit="pixels", minimum=8, basic=True)
+    image_size_schedule: tuple[str, ...] = option(
+        (),
+        "Size of training images by epoch: entries EPOCH:PIXELS, epochs counted from 0, as in 0:128,18:160,28:224; "
+        "validation is at --image_size, or --eval_image_size, throughout.",
+    )
+    initializer: str = option(
+        "kaiming", "Convolution weights (Lu et al. §2.2.3, Table 3.5).", choices=("kaiming", "xavier", "gaussian")
+    )
+    zero_last_gamma: bool = option(True, "Start the last BN scale of each residual block at 0 (Lu et al., Table 3.6).")
+    batch_norm: str = option(
+        "last",
+        "Statistics used for inference: of the last iteration, averaged over all GPUs (Lu et al.), a moving "
+        "average, or precise ones from frozen weights.",
+        choices=("last", "moving", "precise"),
+    )
+    sync_batch_norm: bool = option(False, "Training statistics over all GPUs in every step (Lu et al., Table 3.4).")
+    bn_group: int = option(
+        1,
+        "Training statistics over this many neighbouring GPUs: 1 is each by itself, all of them is --sync_batch_norm.",
+        unit="GPUs",
+        minimum=1,
+    )
+    batch_norm_momentum: float = option(0.9, "Decay of the moving average.", minimum=0, maximum=1)
+    batch_norm_epsilon: float = option(1e-5, "Added to the variance.", minimum=0)
+    persistent_batch_norm: bool = option(
+        True,
+        "On GPUs, normalize in the layout of the convolutions with cuDNN's kernels of one pass, whose sums vary in "
+        "order; never with --deterministic.",
+    )
+    fuse_relu_gradients: bool = option(
+        False,
+        "On GPUs in FP16, have TensorFlow fuse the gradients of ReLU and normalization; not seen on a GPU yet, so "
+        "`bench gpu` tries it beside the step without.",
+    )
+    precise_batch_norm_batches: int = option(16, "Batches per GPU behind precise statistics.", minimum=1)
+    precision: str = option(
+        "auto",
+        "Compute type; auto is mixed_float16 on a GPU, mixed_bfloat16 on a CPU with BF16 instructions, else float32.",
+        choices=("auto", "float32", "mixed_float16", "mixed_bfloat16"),
+        basic=True,
+    )
+    loss_scale: str = option(
+        "auto", "dynamic, a number, or auto: dynamic under mixed_float16, else 1 (dynamic begins at 2**15)."
+    )
+    max_skipped_steps: int = option(
+        50, "Stop after this many skipped steps in a row (non-finite gradients).", unit="steps", minimum=1
+    )
+    jit_compile: bool = option(
+        False, "Compile forward and backward with XLA; gradients are then reduced after them, not beside them."
+    )
+    recompute: bool = option(
+        False, "Compute activations inside residual blocks again in the backward pass: less memory, a slower step."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimization:
+    """Batch, optimizer and schedules."""
+
+    per_gpu_batch: int = option(
+        256,
+        "Images per GPU and micro-batch: what batch normalization sees.",
+        unit="images",
+        minimum=1,
+        basic=True,
+    )
+    virtual_gpus: int = option(
+        1,
+        "GPUs that each rank stands for: it reads as many batches, normalizes each by itself, and learning rates go by "
+        "their number.",
+        unit="GPUs",
+        minimum=1,
+    )
+    random_batch: int = option(
+        0,
+        "Each GPU uses a random number of its images at each step, this many to --per_gpu_batch, and leaves the others "
+        "out; gradients and moments are weighted by count, rates stay (Lu et al., Table 3.4, first row). 0 uses all. "
+        "Needs --sync_batch_norm.",
+        unit="images",
+        minimum=0,
+    )
+    gradient_accumulation_steps: int = option(1, "Micro-batches per update, reduced once.", minimum=1, basic=True)
+    batch_schedule: tuple[str, ...] = option(
+        (),
+        "Batch by epoch (Mikami et al., Table 3): flash_exp1 to flash_exp4, or entries EPOCH:IMAGES, "
+        "EPOCH:IMAGESxACCUMULATION or EPOCH:*FACTOR; images are per GPU, epochs count from 0, factors refer to the "
+        "first batch.",
+    )
+    batch_growth: str = option(
+        "per_gpu",
+        "What a factor of --batch_schedule enlarges: the batch of a GPU, or the number of micro-batches.",
+        choices=("per_gpu", "accumulation"),
+    )
+    optimizer: str = option("hybrid", "Update rule.", choices=tuple(OPTIMIZERS), basic=True)
+    ema_decay: float = option(
+        0.0,
+        "Keep an exponential moving average of the weights with this decay, and validate it; 0 for none. It is ramped "
+        "up: (1 + t) / (10 + t) after t updates, if that is less.",
+        minimum=0,
+        maximum=0.999999,
+    )
+    ema_every: int = option(
+        1,
+        "Steps between two updates of the average of --ema_decay.",
+        unit="steps",
+        minimum=1,
+    )
+    gradient_noise_scale: bool = option(
+        False, "Estimate how large a batch pays from the gradients of the ranks (McCandlish et al.), once per epoch."
+    )
+    lr: float = option(0.1, "Learning rate before --lr_scaling.", minimum=0, basic=True)
+    lr_scaling: str = option(
+        "workers",
+        "Linear scaling: lr * N (Lu et al.), lr * B / 256 (Goyal et al.), or none.",
+        choices=SCALINGS,
+    )
+    lr_schedule: str = option(
+        "exponential",
+        "Learning rate after the warmup; sony_a and sony_b fix it throughout, mlperf is MLPerf's table by batch.",
+        choices=tuple(SCHEDULES),
+        basic=True,
+    )
+    warmup_epochs: float = option(
+        10.0, "T: epochs of the AdaBound or linear warmup.", unit="epochs", minimum=0, basic=True
+    )
+
+
+GROUPS = (Run, Evaluation, Data, Model, Optimization, Communication)
+COMMON = {name: known for group in GROUPS for name, known in options_of(group).items()}
+"""The flags that every run has."""
+CHOICES: Mapping[str, Mapping[str, Mapping[str, Option]]] = {
+    "optimizer": {name: method.flags for name, method in OPTIMIZERS.items()},
+    "lr_schedule": {name: options_of(decay) for name, decay in SCHEDULES.items()},
+    "allreduce": {name: options_of(known.options) for name, known in ALGORITHMS.items()},
+}
+"""The flags that come with each value of a flag that selects code."""
+OPTIONS = COMMON | {
+    name: known for values in CHOICES.values() for options in values.values() for name, known in options.items()
+}
+"""All flags; of one that several values of a flag bring, the declaration of the last."""
+
+
+def owners(flag: str, name: str) -> list[str]:
+    """The values of a flag that bring an option."""
+    return [value for value, options in CHOICES[flag].items() if name in options]
+
+
+def defaults(selected: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of the options that come with the values of these flags, those of `CHOICES` among them."""
+    return {name: known.default for flag in CHOICES for name, known in CHOICES[flag][selected[flag]].items()}
+
+
+def options_for(flag: str, value: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that belong to one value of a flag, out of all that are chosen."""
+    return {name: chosen[name] for name in CHOICES[flag][value]}

@@ -1,0 +1,169 @@
+"""Options that come with what is chosen: declared once, refused or left out elsewhere, handed over by name."""
+
+import pathlib
+
+import pytest
+
+from hybrid_imagenet import config, optimizers
+from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.config import checks, derived, flags, report
+from hybrid_imagenet.config import help as flag_help
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS
+from hybrid_imagenet.options import options_of
+
+OTHERS = {  # a value of each type that is not the default
+    bool: lambda default: not default,
+    float: lambda default: default / 2 or 0.25,
+    str: lambda default: "2x1",
+    int: lambda default: default + 1,
+}
+
+
+def another(option):
+    """A value within the bounds that is not the default."""
+    if option.choices:
+        return next(c for c in option.choices if c != option.default)
+    return (1.0, 2.0) if option.kind.repeated else OTHERS[option.kind.base](option.default)
+
+
+def flags_for(options):
+    texts = {flag: another(option) for flag, option in options.items()}
+    return [f"--{n}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for n, v in texts.items()], texts
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_flag_of_an_optimizer_reaches_its_constructor_and_survives_a_round_trip(name):
+    own = options_of(OPTIMIZERS[name].options)
+    arguments, values = flags_for(own)
+    batch = "--per_gpu_batch=128"  # decoupled decay is that of 256 images
+    given = derived.optimizer_arguments(config.resolve([f"--optimizer={name}", batch, *arguments], 2))
+    optimizer = optimizers.create(**given)
+    made = optimizer.get_config()
+    assert {flag: made[own[flag].name] for flag in values} == values
+    assert {key: made[key] for key in given if key != "optimizer"} == {
+        k: v for k, v in given.items() if k != "optimizer"
+    }
+    assert type(optimizer).from_config(made).get_config() == made
+
+
+def test_a_class_decays_nothing_unless_told_and_a_run_does():
+    for name, method in OPTIMIZERS.items():
+        assert optimizers.create(name).get_config()["weight_decay"] == 0.0
+        assert config.resolve([f"--optimizer={name}"]).weight_decay == method.weight_decay > 0
+
+
+@pytest.mark.parametrize("name", schedules.SCHEDULES)
+def test_every_flag_of_a_schedule_changes_its_rates(name):
+    base = ["--optimizer=sgd", f"--lr_schedule={name}", "--warmup_epochs=5"]
+
+    def rates(*given):
+        schedule = schedules.create(**derived.schedule_arguments(config.resolve([*base, *given], 2)))
+        return [schedule(e / 2, e / 2, 512)["learning_rate"] for e in range(180)]
+
+    for flag in flags_for(flags.CHOICES["lr_schedule"][name])[0]:
+        assert rates(flag) != rates(), flag
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_other_option_of_an_optimizer_changes_the_schedule_or_the_rate(name):
+    own = options_of(OPTIMIZERS[name].options)
+    options = {flag: option for flag, option in OPTIMIZERS[name].flags.items() if flag not in own}
+
+    def evaluated(*given):
+        rate = f"--{OPTIMIZERS[name].rate}=0.2"  # above the default start of a linear warmup
+        resolved = config.resolve([f"--optimizer={name}", rate, *given], 2)
+        schedule = schedules.create(**derived.schedule_arguments(resolved))
+        values = [tuple(schedule(e / 2, e / 2 + 0.25, 1024).values()) for e in range(40)]
+        return values, derived.optimizer_arguments(resolved)
+
+    assert options
+    for flag in flags_for(options)[0]:
+        assert evaluated(flag) != evaluated(), flag
+
+
+def test_the_settings_of_communication_are_flags():
+    values = ["--allreduce=size_switched", "--size_switch_kb=3", "--deterministic", "--fp32_gradients=a,b"]
+    expected = Settings(
+        allreduce="size_switched",
+        fp32_gradients=("a", "b"),
+        options={"torus_grid": None, "size_switch_kb": 3},
+        deterministic=True,
+    )
+    assert derived.communication(config.resolve(values)) == expected
+
+
+def test_each_option_has_one_selecting_flag_one_type_and_a_help_text():
+    names = [name for values in flags.CHOICES.values() for name in {n for options in values.values() for n in options}]
+    assert len(names) == len(set(names))
+    assert not set(names) & set(config.COMMON)
+    for values in flags.CHOICES.values():
+        for options in values.values():
+            for name, option in options.items():
+                assert option.help
+                assert option.kind == config.OPTIONS[name].kind
+
+
+REFUSED = [
+    (["--sgd_nesterov"], "--sgd_nesterov does not go with --optimizer=hybrid: leave it out, or choose sgd"),
+    (["--optimizer=sgd", "--lars_eta=0.1"], "--lars_eta does not go with --optimizer=sgd: .* choose hybrid or lars"),
+    (["--optimizer=adabound", "--momentum=0.8"], "--momentum does not go with --optimizer=adabound"),
+    (["--optimizer=adabound", "--adabound_lr=0"], "--adabound_lr=0: must be above 0"),
+    (["--optimizer=adabound", "--adabound_gamma=0"], "--adabound_gamma=0: must be above 0"),
+    (["--lr_steps=3"], "--lr_steps does not go with --lr_schedule=exponential: leave it out, or choose step"),
+    (["--recipe=hal", "--lr_decay=0.8"], "--lr_decay does not go with --lr_schedule=step"),
+    (["--lars_eps_rule=ceiling"], "--lars_eps_rule=ceiling: choose one of add, floor"),
+    (["--torus_grid=2x2"], "--torus_grid does not go with --allreduce=ring: leave it out, or choose torus"),
+    (["--allreduce=torus", "--size_switch_kb=1"], "--size_switch_kb does not go with --allreduce=torus"),
+    (["--allreduce=size_switched", "--size_switch_kb=-1"], "--size_switch_kb=-1: must be at least 0"),
+    (["--engine=tensorflow", "--cycle_time_ms=2"], "--cycle_time_ms=2 is Horovod's and does not go with"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+def test_an_option_of_something_else_is_refused_on_the_command_line(arguments, message):
+    with pytest.raises(UserError, match=message):
+        config.resolve(arguments)
+
+
+def test_an_option_of_something_else_is_left_out_of_a_flag_file(tmp_path):
+    flagfile = tmp_path / "some.flags"
+    flagfile.write_text("--allreduce=torus\n--torus_grid=2x1\n")
+    resolved = config.resolve([f"--flagfile={flagfile}", "--allreduce=ring"], 2)
+    assert "torus_grid" not in resolved.values()
+    assert not hasattr(resolved, "torus_grid")
+    text = report.describe(resolved, 20000)
+    assert "torus_grid" in text
+    assert "not used: flagfile has 2x1, but --allreduce=ring has no --torus_grid" in text
+    assert config.resolve([f"--flagfile={flagfile}"]).torus_grid == "2x1"
+
+
+def test_a_recipe_over_the_flag_file_of_another_method(monkeypatch):
+    """As `launch/local.sh --recipe=hal` does."""
+    monkeypatch.chdir(pathlib.Path(__file__).parents[2])
+    resolved = config.resolve(["--flagfile=flags/digits.flags", "--recipe=hal"], 2)
+    assert set(resolved.dropped) == {"lr_decay", "lars_eta"}
+    text = report.describe(resolved, 1500)
+    assert "not used: flagfile has 0.02, but --optimizer=sgd has no --lars_eta" in text
+    assert derived.optimizer_arguments(resolved)["optimizer"] == "sgd"
+
+
+def test_help_names_options_with_their_owners():
+    text = " ".join(flag_help.text("all").split())
+    assert "--torus_grid=str Rows x columns of GPUs, as VxH; default hosts x GPUs per host. (torus, auto;" in text
+    assert "others by the ring. (size_switched; default 256, in KiB)" in text
+
+
+@pytest.mark.parametrize(
+    "target", ["no_such_module_anywhere:net", "own_package.absent:net", "own_package.nets.deeper:net", ":net"]
+)
+def test_a_module_of_ones_own_is_found_without_importing_it(target, tmp_path, monkeypatch):
+    folder = tmp_path / "own_package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise RuntimeError('imported')")
+    (folder / "nets.py").write_text("import no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert checks.own_network("own_package.nets:small") == str(folder / "nets.py")
+    with pytest.raises(UserError, match=f"--model={target}: there is no such module; give MODULE:FUNCTION"):
+        checks.own_network(target)
