@@ -61,21 +61,26 @@ class Options:
 
 
 @dataclasses.dataclass(frozen=True)
-class SgdOptions(Options):
-    """Options of `sgd`."""
+class MomentumOptions(Options):
+    """Options of an optimizer with momentum."""
 
     momentum: float = _momentum(0.9)
+
+
+@dataclasses.dataclass(frozen=True)
+class SgdOptions(MomentumOptions):
+    """Options of `sgd`."""
+
     _: dataclasses.KW_ONLY
     nesterov: bool = _nesterov("sgd_nesterov")
     decoupled_decay: bool = _decoupled_decay()
 
 
 @dataclasses.dataclass(frozen=True)
-class LarsOptions(Options):
+class LarsOptions(MomentumOptions):
     """Options of `lars`."""
 
     learning_rate: float = 1.0
-    momentum: float = _momentum(0.9)
     _: dataclasses.KW_ONLY
     eta: float = option(0.001, "Trust coefficient (Mikami et al. state 0.01, LARC 0.02).", minimum=0, flag="lars_eta")
     eps: float = option(0.0, _EPS, minimum=0, flag="lars_eps")
@@ -86,14 +91,13 @@ class LarsOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class HybridOptions(Options):
+class HybridOptions(MomentumOptions):
     """Options of `hybrid`; those of AdaBound and LARS have their names in front.
 
     Attributes:
       adabound_eps: added to sqrt(v).
     """
 
-    momentum: float = _momentum(0.9)
     _: dataclasses.KW_ONLY
     adabound_lr: float = option(1e-3, "Learning rate alpha of Adam inside AdaBound.", minimum=0)
     adabound_beta1: float = _beta(0.9, "first")
@@ -177,7 +181,7 @@ class ScheduleFreeOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class MuonOptions(Options):
+class MuonOptions(MomentumOptions):
     """Options of `muon`.
 
     Attributes:

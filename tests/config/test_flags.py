@@ -40,11 +40,10 @@ def test_every_flag_of_an_optimizer_reaches_its_constructor_and_survives_a_round
     batch = "--per_gpu_batch=128"  # decoupled decay is that of 256 images
     given = derived.optimizer_arguments(config.resolve([f"--optimizer={name}", batch, *arguments], 2))
     optimizer = optimizers.create(**given)
+    assert given.pop("optimizer") == optimizer.name == name
     made = optimizer.get_config()
     assert {flag: made[own[flag].name] for flag in values} == values
-    assert {key: made[key] for key in given if key != "optimizer"} == {
-        k: v for k, v in given.items() if k != "optimizer"
-    }
+    assert {key: made[key] for key in given} == given
     assert type(optimizer).from_config(made).get_config() == made
 
 
