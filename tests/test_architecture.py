@@ -12,8 +12,8 @@ from hybrid_imagenet.__main__ import COMMANDS
 from tests.support import fresh
 
 PACKAGE = pathlib.Path(hybrid_imagenet.__file__).parent
-# What each room may import of the package besides itself, the errors, the files, the options, the stages of a start and XLA; the top
-# level is listed too.
+# What each room may import of the package besides itself and what all may import (errors, files, options, the stages of
+# a start, XLA); the top level is listed too.
 ALLOWED = {
     "errors": set(),
     "options": set(),

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hybrid_imagenet.comm.settings import Communication, Settings
 from hybrid_imagenet.config.flags import options_for
 from hybrid_imagenet.errors import SharedError, UserError
-from hybrid_imagenet.numerics import batch_schedule, image_sizes, mlperf, schedules, tuning_split
-from hybrid_imagenet.numerics.batch_schedule import BatchSchedule
+from hybrid_imagenet.numerics import mlperf, schedules, splits, stages
 from hybrid_imagenet.numerics.schedules import REFERENCE_BATCH, peak_rate
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import options_of
@@ -19,13 +18,13 @@ if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
 
 
-def batches(config: RunConfig) -> BatchSchedule:
+def batches(config: RunConfig) -> stages.BatchSchedule:
     """The batch by epoch.
 
     Raises:
       ValueError: for a --batch_schedule that cannot be read.
     """
-    return batch_schedule.parse(
+    return stages.parse_batches(
         config.batch_schedule,
         config.per_gpu_batch,
         config.gradient_accumulation_steps,
@@ -34,13 +33,13 @@ def batches(config: RunConfig) -> BatchSchedule:
     )
 
 
-def sizes(config: RunConfig) -> image_sizes.ImageSizes:
+def sizes(config: RunConfig) -> stages.ImageSizes:
     """The size of training images by epoch.
 
     Raises:
       ValueError: for an --image_size_schedule that cannot be read.
     """
-    return image_sizes.parse(config.image_size_schedule, config.image_size)
+    return stages.parse_sizes(config.image_size_schedule, config.image_size)
 
 
 def evaluation_size(config: RunConfig) -> int:
@@ -88,7 +87,7 @@ def held_out(config: RunConfig, num_examples: int) -> int:
       UserError: if nothing would be left to train on, or to tune on.
     """
     try:
-        return tuning_split.held_out(config.tuning_split, num_examples)
+        return splits.held_out(config.tuning_split, num_examples)
     except ValueError as error:
         raise UserError(f"--tuning_split={config.tuning_split:g}: {error}") from None
 

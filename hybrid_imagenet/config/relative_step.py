@@ -10,7 +10,6 @@ from hybrid_imagenet.config.derived import batches, gradient_factor, peak_epochs
 from hybrid_imagenet.numerics import relative_step, schedules
 from hybrid_imagenet.numerics.schedules import FIXED
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
-from hybrid_imagenet.options import Origin
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
@@ -80,19 +79,11 @@ def line(config: RunConfig) -> str | None:
     factor = gradient_factor(config, top.momentum)
     rate = "" if config.chosen["lars_variant"] == "larc" else f"rate {top.learning_rate:.4g} x "
     eta = config.chosen["lars_eta"]
-    text = (
+    return (
         f"relative step {top.value:.2g} in epoch {top.epoch} ({rate}eta {eta:.4g} x gradient factor "
         f"{factor:.4g} / (1 - momentum {top.momentum:.4g})); tuned LARS has {tuned(config, top.batch):.2g} at "
         f"batch {top.batch}"
     )
-    handover = config.chosen.get("hybrid_handover")
-    if handover:
-        other = "reset" if handover == "continuous" else "continuous"
-        swapped = config.replace(Origin.COMMAND_LINE, hybrid_handover=other)
-        names = "reset or rescale" if other == "reset" else other
-        value = top.value * gradient_factor(swapped, top.momentum) / factor
-        text += f"; --hybrid_handover={names} would make it {value:.2g}"
-    return text
 
 
 def warning(config: RunConfig) -> str | None:

@@ -56,21 +56,8 @@ class NoiseScale:
         return max(0.0, self.noise / self.signal)
 
 
-def steps_saved(noise_scale: float, batch: int, factor: float = 2.0) -> float:
-    """The fraction of updates that a batch `factor` times as large saves: steps ~ 1 + noise_scale / batch (2.3)."""
-    return 1.0 - (1.0 + noise_scale / (factor * batch)) / (1.0 + noise_scale / batch)
-
-
 def advice(noise_scale: float | None, batch: int) -> str:
-    """One line on whether a larger batch would pay."""
+    """One line on whether a larger batch would pay: the steps to a loss go by 1 + noise scale / batch (2.3)."""
     if noise_scale is None:
         return f"gradient noise scale not known yet; batch {batch}"
-    saved = steps_saved(noise_scale, batch)
-    facts = (
-        f"gradient noise scale {noise_scale:.0f} images, batch {batch}: twice the batch saves {saved:.0%} of the steps"
-    )
-    if noise_scale >= 2 * batch:
-        return f"{facts}; a larger batch pays"
-    if noise_scale >= batch / 2:
-        return f"{facts}; the batch is near the point where it stops to pay"
-    return f"{facts}; a smaller batch would do"
+    return f"gradient noise scale {noise_scale:.0f} images, batch {batch}: larger batches pay up to the noise scale"

@@ -57,45 +57,17 @@ def hybrid(
       epochs: length of the run.
       warmup_epochs: T.
       momentum: of SGD.
-      decay: of SGD's learning rate: a name in `numerics.decays.SCHEDULES`.
+      decay: of SGD's learning rate: a name in `numerics.schedules.SCHEDULES`.
       options: of the decay and the bounds (`adabound_beta2`, `adabound_bound_time`).
     """
-    return _create(decay, peak, epochs, warmup_epochs, momentum, bounded_warmup=True, **options)
+    warmup = {"warmup_epochs": warmup_epochs, "bounded_warmup": True}
+    return _create(decay, peak, epochs, momentum=momentum, **warmup, **options)
 
 
-def _after_warmup(
-    decay: str,
-    peak: float,
-    epochs: float,
-    *,
-    warmup_epochs: float = 0.0,
-    warmup_start_lr: float = 0.0,
-    momentum: float = 0.9,
-    **options: Any,
-) -> Schedule:
-    start = {"warmup_start_lr": float(warmup_start_lr)}
-    return _create(decay, peak, epochs, warmup_epochs, momentum, bounded_warmup=False, **start, **options)
+def _after_warmup(decay: str, peak: float, epochs: float, *, warmup_start_lr: float = 0.0, **options: Any) -> Schedule:
+    return _create(decay, peak, epochs, warmup_start_lr=float(warmup_start_lr), **options)
 
 
-def _create(
-    decay: str,
-    peak: float,
-    epochs: float,
-    warmup_epochs: float,
-    momentum: float,
-    *,
-    bounded_warmup: bool,
-    **options: Any,
-) -> Schedule:
-    return schedules.create(
-        lr_schedule=decay,
-        lr=float(peak),
-        epochs=epochs,
-        workers=1,
-        base_batch=1,
-        lr_scaling="none",
-        warmup_epochs=warmup_epochs,
-        bounded_warmup=bounded_warmup,
-        momentum=momentum,
-        **options,
-    )
+def _create(decay: str, peak: float, epochs: float, **options: Any) -> Schedule:
+    peak_rate = {"lr": float(peak), "lr_scaling": "none", "workers": 1, "base_batch": 1}
+    return schedules.create(lr_schedule=decay, epochs=epochs, **peak_rate, **options)

@@ -17,7 +17,7 @@ from hybrid_imagenet.data.registry import SPLITS, Request
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.data.sources.subset import Subset
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import augment, schedules, tuning_split
+from hybrid_imagenet.numerics import augment, schedules, splits
 from hybrid_imagenet.numerics.sampling import SampleOrder
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
@@ -45,7 +45,7 @@ def sources(config: RunConfig) -> tuple[Source, Source]:
     classes.check_splits(config.dataset, train.class_names, validation.class_names)
     if not config.tuning_split:
         return train, validation
-    stays, held_out = tuning_split.split(derived.held_out(config, train.num_examples), train.num_examples, config.seed)
+    stays, held_out = splits.split(derived.held_out(config, train.num_examples), train.num_examples, config.seed)
     rest = Subset(train, stays, train.notes)
     return rest, Subset(train, held_out) if validated_split(config) == "tuning" else validation
 

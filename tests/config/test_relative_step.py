@@ -59,14 +59,13 @@ def test_without_lars_there_is_none():
         assert found(*flags) == []
 
 
-def test_the_line_names_its_parts_the_tuned_step_and_the_other_handover():
+def test_the_line_names_its_parts_and_the_tuned_step():
     assert found("--hybrid_handover=continuous", "--lars_eta=0.058") == [
         "relative step 0.14 in epoch 11 (rate 2.4 x eta 0.058 x gradient factor 0.1 / (1 - momentum 0.9)); "
-        "tuned LARS has 0.14 at batch 6144; --hybrid_handover=reset or rescale would make it 1.4"
+        "tuned LARS has 0.14 at batch 6144"
     ]
     (line,) = found("--hybrid_handover=reset", "--lars_eta=0.0058")
     assert line.startswith("relative step 0.14 in epoch 11 (rate 2.4 x eta 0.0058 x gradient factor 1 /")
-    assert line.endswith("--hybrid_handover=continuous would make it 0.014")
     (line,) = found("--recipe=mlperf_lars", gpus=1024)
     assert line.startswith("relative step 0.35 in epoch 17 (rate 21.2 x eta 0.001 ")
     assert "handover" not in line

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from hybrid_imagenet.numerics.noise_scale import NoiseScale, advice, estimate, steps_saved
+from hybrid_imagenet.numerics.noise_scale import NoiseScale, advice, estimate
 from tests.references.noise_scale_reference import expected_squares, simple_noise_scale
 
 POPULATION = np.array([[1.0, 0.0], [3.0, 1.0], [2.0, -2.0]])
@@ -40,17 +40,3 @@ def test_no_answer_where_the_gradient_drowns_in_noise():
 def test_one_rank_alone_shows_no_noise():
     with pytest.raises(ValueError, match="two different sizes"):
         estimate(1.0, 1.0, 32, 32)
-
-
-def test_steps_saved_at_the_critical_batch():
-    assert steps_saved(1000, 1000) == pytest.approx(0.25)  # (1 + 1/2) / (1 + 1) of the steps are left
-    assert steps_saved(1e9, 10) == pytest.approx(0.5, abs=1e-6)
-    assert steps_saved(0, 10) == 0
-
-
-@pytest.mark.parametrize(("batch", "words"), [(100, "a larger batch pays"), (900, "near the point"), (9000, "smaller")])
-def test_advice(batch, words):
-    line = advice(1000.0, batch)
-    assert words in line
-    assert f"batch {batch}" in line
-    assert "\n" not in line

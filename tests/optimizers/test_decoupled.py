@@ -59,4 +59,3 @@ def test_it_is_kept_in_the_configuration(name):
     again = type(made).from_config(made.get_config())
     assert again.decoupled == 0.5
     assert again.decay == 0.0
-    assert "decoupled_decay" not in optimizers.create(name).get_config()

@@ -16,7 +16,7 @@ from hybrid_imagenet.data import listing
 from hybrid_imagenet.data.registry import Glance, Request
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import class_split
+from hybrid_imagenet.numerics import splits
 
 SUFFIXES = frozenset({".jpeg", ".jpg", ".png", ".bmp", ".gif"})
 # Of images, and of archives that may hold some, which are not read; "" is a file without a suffix.
@@ -45,7 +45,7 @@ class FolderSource(Source):
     Args:
       directory: holds `train` and `val`, or with `val_fraction` the class directories themselves, or `train` alone.
       split: "train" or "validation".
-      val_fraction: the part of each class that is validated instead of trained on (`numerics.class_split`).
+      val_fraction: the part of each class that is validated instead of trained on (`numerics.splits.of_class`).
 
     Raises:
       UserError: for a directory without classes or images, or a validation class that training does not have.
@@ -137,7 +137,7 @@ def _images_by_class(directory: Path) -> list[str]:
 
 
 def _part(files: list[str], fraction: float, split: str) -> list[str]:
-    held_out = class_split.held_out(len(files), fraction)
+    held_out = splits.of_class(len(files), fraction)
     return [file for file, away in zip(files, held_out, strict=True) if away == (split == "validation")]
 
 

@@ -1,6 +1,8 @@
 import pytest
 
-from hybrid_imagenet.numerics.batch_schedule import PRESETS, BatchSchedule, Stage, parse
+from hybrid_imagenet.numerics import stages
+from hybrid_imagenet.numerics.stages import PRESETS, BatchSchedule, Stage
+from hybrid_imagenet.numerics.stages import parse_batches as parse
 
 
 def batches(name, workers, per_gpu_batch, **arguments):
@@ -23,13 +25,13 @@ def test_the_four_experiments(name, workers, images, expected, growth):
 
 
 def test_accumulation_keeps_micro_batches_at_or_under_the_first_size():
-    stages = parse(("30:*2", "45:*5/2", "75:*7/2"), 16, growth="accumulation").stages
-    assert [(s.per_gpu_batch, s.accumulation) for s in stages] == [(16, 1), (16, 2), (10, 4), (14, 4)]
+    found = parse(("30:*2", "45:*5/2", "75:*7/2"), 16, growth="accumulation").stages
+    assert [(s.per_gpu_batch, s.accumulation) for s in found] == [(16, 1), (16, 2), (10, 4), (14, 4)]
 
 
 def test_no_worker_of_experiment_4_has_more_than_32_images_at_a_time():
-    stages = parse(("flash_exp4",), 16, growth="accumulation").stages
-    assert [(s.per_gpu_batch, s.accumulation) for s in stages] == [(16, 1), (16, 2), (20, 2), (28, 2)]
+    found = parse(("flash_exp4",), 16, growth="accumulation").stages
+    assert [(s.per_gpu_batch, s.accumulation) for s in found] == [(16, 1), (16, 2), (20, 2), (28, 2)]
     doubled = parse(("flash_exp4",), 8, accumulation=2, growth="accumulation").stages
     assert [(s.per_gpu_batch, s.accumulation) for s in doubled] == [(8, 2), (8, 4), (10, 4), (14, 4)]
 
@@ -87,4 +89,28 @@ def test_micro_batches_must_divide_the_batch():
 
 
 def test_presets_start_at_epoch_0():
-    assert all(stages[0] == (0, 1, 1) for stages in PRESETS.values())
+    assert all(preset[0] == (0, 1, 1) for preset in PRESETS.values())
+
+
+def test_sizes_by_epoch():
+    sizes = stages.parse_sizes(["0:128", "18:160", "28:224"], 224)
+    assert [sizes.at(e) for e in (0, 17, 18, 27, 28, 89)] == [128, 128, 160, 160, 224, 224]
+    assert [stages.parse_sizes(["3:32"], 48).at(e) for e in (0, 2, 3)] == [48, 48, 32]
+    assert stages.parse_sizes([], 224).at(7) == 224
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        (["0:128", "0:160"], "epoch 0 follows 0"),
+        (["5:128", "3:160"], "epoch 3 follows 5"),
+        (["0:0"], "at least 8"),
+        (["0:-5"], "EPOCH:PIXELS"),
+        (["128"], "EPOCH:PIXELS"),
+        (["1.5:128"], "EPOCH:PIXELS"),
+    ],
+)
+def test_impossible_sizes_are_named(entries, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        stages.parse_sizes(entries, 224)
+    assert "\n" not in str(caught.value)

@@ -1,7 +1,8 @@
-"""Reads and evaluates batch schedules: batch-size control (Mikami et al. §2.1) with gradient accumulation.
+"""Reads schedules of the batch and of the size of training images, which change at given epochs.
 
-A worker takes `accumulation` micro-batches of `per_gpu_batch` images per update. Batch normalization sees the
-micro-batch; learning rate and momentum follow the global batch.
+Batches follow Mikami et al. §2.1 (batch-size control). A worker takes `accumulation` micro-batches of `per_gpu_batch`
+images per update. Batch normalization sees the micro-batch; learning rate and momentum follow the global batch. Small
+images first cost less (Howard, fast.ai at DAWNBench, 2018).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ They are factors because the paper changes the number of workers and we do not. 
 images each is 34816, 69632, 87040 and 121856 images; experiment 3 goes from 55296 to 65536, so the first batch of a
 worker must be a multiple of 27. No worker has more than 32 images in the paper, which two micro-batches keep to.
 """
+_SIZE = re.compile(r"(\d+):(\d+)")
 _ENTRY = re.compile(r"(\d+):(?:(\d+)(?:x(\d+))?|\*(\d+(?:\.\d+)?(?:/\d+)?))")
 
 
@@ -56,7 +58,7 @@ class BatchSchedule:
         return [stage for stage in self.stages if stage.epoch <= epoch][-1]
 
 
-def parse(
+def parse_batches(
     entries: Sequence[str],
     per_gpu_batch: int,
     accumulation: int = 1,
@@ -87,9 +89,7 @@ def parse(
         stages = [_stage(entry, first, growth) for entry in entries]
     if not stages or stages[0].epoch > 0:
         stages.insert(0, first)
-    for before, after in itertools.pairwise(stages):
-        if after.epoch <= before.epoch:
-            raise ValueError(f"epoch {after.epoch} follows {before.epoch}: give the epochs in ascending order")
+    _check_ascending([stage.epoch for stage in stages])
     return BatchSchedule(tuple(s for s in stages if epochs is None or s.epoch < epochs))
 
 
@@ -138,3 +138,48 @@ def _enlarged(
     least = -(-total // first.per_gpu_batch) if accumulation is None else accumulation * first.accumulation
     micro_batches = next(k for k in range(least, total + 1) if total % k == 0)
     return Stage(epoch, total // micro_batches, micro_batches)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageSizes:
+    """(first epoch, counted from 0; pixels) of each stage, in ascending order of epochs, the first at epoch 0."""
+
+    stages: tuple[tuple[int, int], ...]
+
+    def at(self, epoch: int) -> int:
+        """The side of the network's input, in pixels, in an epoch counted from 0."""
+        return [pixels for first, pixels in self.stages if first <= epoch][-1]
+
+
+def parse_sizes(entries: Sequence[str], image_size: int, minimum: int = 8) -> ImageSizes:
+    """Reads a schedule.
+
+    Args:
+      entries: EPOCH:PIXELS each; none at all gives `image_size` throughout.
+      image_size: pixels before the first entry, where that is not at epoch 0.
+      minimum: the least number of pixels.
+
+    Raises:
+      ValueError: one line that names the entry.
+    """
+    stages = [_size(entry, minimum) for entry in entries]
+    if not stages or stages[0][0] > 0:
+        stages.insert(0, (0, image_size))
+    _check_ascending([epoch for epoch, _ in stages])
+    return ImageSizes(tuple(stages))
+
+
+def _size(entry: str, minimum: int) -> tuple[int, int]:
+    match = _SIZE.fullmatch(entry)
+    if match is None:
+        raise ValueError(f"{entry!r}: give EPOCH:PIXELS, as in 0:128,18:160,28:224")
+    epoch, pixels = (int(text) for text in match.groups())
+    if pixels < minimum:
+        raise ValueError(f"{entry!r}: an image needs at least {minimum} pixels")
+    return epoch, pixels
+
+
+def _check_ascending(epochs: Sequence[int]) -> None:
+    for before, after in itertools.pairwise(epochs):
+        if after <= before:
+            raise ValueError(f"epoch {after} follows {before}: give the epochs in ascending order")
