@@ -180,7 +180,9 @@ def test_each_file_of_the_path_of_a_gradient_is_joined_to_another():
 
 def test_the_paths_of_the_page_are_there():
     wanted = {f"The path of {what}" for what in ("an image", "the command line", "an option")}
-    assert {GRADIENT, *wanted} <= set(paths_of_the_page())
+    found = paths_of_the_page()
+    assert {GRADIENT, *wanted} <= set(found)
+    assert len(found["The path of an option"]) == 7
 
 
 def test_nothing_in_the_package_needs_the_checkout():

@@ -4,6 +4,7 @@ Nothing that it makes is committed. It reads sources and `--help`, so that Tenso
 """
 
 import ast
+import dataclasses
 import posixpath
 import re
 import subprocess
@@ -89,7 +90,6 @@ def api():
 
     groups = {
         "hi": [f"hybrid_imagenet.{home}:{name}" for name, home in sorted(hybrid_imagenet._HOMES.items())],
-        "hi.optimizers": [method.constructor for method in OPTIMIZERS.values()],
         "hi.schedules": list(exported("schedules.py")),
         "hi.callbacks": list(exported("callbacks.py")),
         "hi.data": ["hybrid_imagenet.data.rank_shards:shard"],
@@ -98,7 +98,21 @@ def api():
     for group, names in groups.items():
         parts.append(f"## {group}\n")
         parts += [entry(group, *name.split(":")) for name in names]
+    parts.append("## hi.optimizers\n")
+    parts += [optimizer(method) for method in OPTIMIZERS.values()]
     return "\n".join(parts)
+
+
+def optimizer(method):
+    """Returns the heading, arguments and docstring of an optimizer, whose arguments are its options."""
+    module, name = method.constructor.split(":")
+    tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
+    text = next(ast.get_docstring(node) for node in tree.body if getattr(node, "name", "") == name)
+    from hybrid_imagenet.options import options_of
+
+    helps = {known.name: known.help for known in options_of(method.options).values()}
+    rows = [f"{f.name}={f.default!r}".ljust(32) + helps.get(f.name, "") for f in dataclasses.fields(method.options)]
+    return "\n".join([f"### hi.optimizers.{name}\n\n```text", text, "", *(row.rstrip() for row in rows), "```\n"])
 
 
 def exported(file):

@@ -44,9 +44,3 @@ def test_variance_that_rounding_makes_negative_is_clamped():
     square = np.nextafter(np.square(mean), np.float32(0))
     assert square - np.square(mean) < 0
     assert moments.biased_variance(mean, square) == 0
-
-
-def test_one_part_is_kept():
-    mean, variance = merge([[1.5, -2.0]], [[0.25, 9.0]])
-    np.testing.assert_array_equal(mean, [1.5, -2.0])
-    np.testing.assert_array_equal(variance, [0.25, 9.0])

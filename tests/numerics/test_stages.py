@@ -1,7 +1,7 @@
 import pytest
 
 from hybrid_imagenet.numerics import stages
-from hybrid_imagenet.numerics.stages import PRESETS, BatchSchedule, Stage
+from hybrid_imagenet.numerics.stages import BatchSchedule, Stage
 from hybrid_imagenet.numerics.stages import parse_batches as parse
 
 
@@ -86,10 +86,6 @@ def test_impossible_entries_are_named(entries, images, words):
 def test_micro_batches_must_divide_the_batch():
     with pytest.raises(ValueError, match="cannot be split into 3"):
         parse(("1:*1/9",), 3, accumulation=3)
-
-
-def test_presets_start_at_epoch_0():
-    assert all(preset[0] == (0, 1, 1) for preset in PRESETS.values())
 
 
 def test_sizes_by_epoch():

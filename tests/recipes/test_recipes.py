@@ -138,9 +138,10 @@ def test_sony_experiments_follow_the_batch():
 
 @pytest.mark.parametrize("row", mlperf_reference.ROWS, ids=lambda row: f"{row[0]:.0f}")
 def test_mlperf_lars_is_a_row_of_mlperfs_table(row):
-    """On as many GPUs as make the batch of a row, --print_config and the schedule have that row's numbers."""
-    batch, _, lr, warmup, momentum, decay, end, *_ = row
-    resolved = config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"], int(batch) // 16)
+    """On as many GPUs as make the batch of a row: its numbers, its normalization, a validation where the target is."""
+    batch, target, lr, warmup, momentum, decay, end, *_, span = row
+    gpus = int(batch) // 16
+    resolved = config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"], gpus)
     assert (resolved.lr, resolved.warmup_epochs, resolved.momentum) == (lr, warmup, momentum)
     assert (resolved.weight_decay, resolved.epochs) == (decay, round(end))
     arguments = derived.schedule_arguments(resolved)
@@ -149,8 +150,17 @@ def test_mlperf_lars_is_a_row_of_mlperfs_table(row):
     rates = [schedule(e, e, int(batch))["learning_rate"] for e in (0.0, warmup / 2, warmup, arguments["epochs"])]
     assert rates == pytest.approx([0, lr / 2, lr, 0])
     assert derived.optimizer_arguments(resolved)["weight_decay"] == decay
-    text = report.describe(config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"], int(batch) // 16), IMAGENET)
+    every, offset = resolved.eval_every_epochs, resolved.eval_offset_epochs
+    assert every == 4 and offset in range(4)
+    seen = [e for e in range(1, resolved.epochs + 1) if run_length.passed(every, offset, e - 1, e)]
+    assert math.ceil(target) in seen
+    assert gpus % resolved.bn_group == 0
+    assert 0.5 < 16 * resolved.bn_group / span < 2
+    assert derived.communication(resolved).neighbors == resolved.bn_group
+    text = report.describe(resolved, IMAGENET)
     assert f"MLPerf's table at batch {batch:.0f}" in next(x for x in text.splitlines() if x.startswith("momentum "))
+    assert f"batch normalization over {16 * resolved.bn_group} images" in text
+    assert f"MLPerf's table has {span:.0f}" in text
 
 
 def test_what_is_set_wins_over_mlperfs_table_and_another_number_of_gpus_has_another_row():
@@ -159,18 +169,7 @@ def test_what_is_set_wins_over_mlperfs_table_and_another_number_of_gpus_has_anot
     assert (at_1632.epochs, at_1632.weight_decay, at_1632.lr) == (10, 3e-4, 7.4)
     assert at_1632.origins["epochs"] is config.Origin.COMMAND_LINE
     assert config.resolve(given, 1024).momentum == 0.94
-
-
-@pytest.mark.parametrize("row", mlperf_reference.ROWS, ids=lambda row: f"{row[0]:.0f}")
-def test_mlperf_lars_validates_every_4_epochs_and_in_the_one_of_the_target(row):
-    gpus = int(row[0]) // 16
-    resolved = config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"], gpus)
-    every, offset = resolved.eval_every_epochs, resolved.eval_offset_epochs
-    assert every == 4 and offset in range(4)
-    seen = [e for e in range(1, resolved.epochs + 1) if run_length.passed(every, offset, e - 1, e)]
-    assert math.ceil(row[1]) in seen
-    own = ["--recipe=mlperf_lars", "--per_gpu_batch=16", "--eval_offset_epochs=1"]
-    assert config.resolve(own, gpus).eval_offset_epochs == 1
+    assert config.resolve([*given, "--eval_offset_epochs=1"], 51).eval_offset_epochs == 1
 
 
 def test_short_is_the_published_configuration_of_mosaicml():
@@ -198,20 +197,6 @@ def test_decoupled_decay_follows_the_batch(gpus, decay):
     assert (optimizer.decoupled, optimizer.decay) == (pytest.approx(decay), 0.0)
     lines = report.describe(resolved, IMAGENET).splitlines()
     assert f"decoupled decay {decay:.3g} of the weights a step at batch {256 * gpus}" in lines
-
-
-@pytest.mark.parametrize("row", mlperf_reference.ROWS, ids=lambda row: f"{row[0]:.0f}")
-def test_mlperf_lars_normalizes_nearly_as_many_images_as_the_reference(row):
-    gpus, span = int(row[0]) // 16, row[-1]
-    resolved = config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"], gpus)
-    assert gpus % resolved.bn_group == 0
-    assert 0.5 < 16 * resolved.bn_group / span < 2
-    assert derived.communication(config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"], gpus)).neighbors == (
-        resolved.bn_group
-    )
-    text = report.describe(resolved, IMAGENET)
-    assert f"batch normalization over {16 * resolved.bn_group} images" in text
-    assert f"MLPerf's table has {span:.0f}" in text
 
 
 @pytest.mark.parametrize(
