@@ -56,11 +56,6 @@ class Hyper:
         with tf.device("CPU:0"):
             return self._variable.read_value()
 
-    def read(self) -> dict[str, tf.Tensor]:
-        """The scalars by name, as tensors on the CPU; inside a graph they are read at every execution."""
-        with tf.device("CPU:0"):
-            return dict(zip(self.names, tf.unstack(self.vector()), strict=True))
-
     def __getitem__(self, name: str) -> float:
         return float(self._values[self._index[name]])
 
