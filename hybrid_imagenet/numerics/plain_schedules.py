@@ -69,5 +69,5 @@ def _after_warmup(decay: str, peak: float, epochs: float, *, warmup_start_lr: fl
 
 
 def _create(decay: str, peak: float, epochs: float, **options: Any) -> Schedule:
-    peak_rate = {"lr": float(peak), "lr_scaling": "none", "workers": 1, "base_batch": 1}
+    peak_rate: dict[str, Any] = {"lr": float(peak), "lr_scaling": "none", "workers": 1, "base_batch": 1}
     return schedules.create(lr_schedule=decay, epochs=epochs, **peak_rate, **options)

@@ -102,8 +102,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                 raise ValueError(f"{known.name}={value}: {reason}")
         rate, momentum = float(given.learning_rate), getattr(given, "momentum", 0.0)
         hyper = Hyper(learning_rate=rate, momentum=momentum, lars_share=1.0, lower_bound=rate, upper_bound=rate)
-        known = f"{type(self).__module__}:{type(self).__name__}"
-        name = given.name or next((name for name, m in OPTIMIZERS.items() if m.constructor == known), None)
+        constructor = f"{type(self).__module__}:{type(self).__name__}"
+        name = given.name or next((name for name, m in OPTIMIZERS.items() if m.constructor == constructor), None)
         super().__init__(learning_rate=lambda: hyper["learning_rate"], name=name)
         self.options, self.hyper = given, hyper
         decoupled = getattr(given, "decoupled_decay", False)
