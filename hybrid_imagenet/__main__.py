@@ -22,7 +22,7 @@ COMMANDS = {
     "evaluate": ("hybrid_imagenet.tools.evaluate", "loss, top-1 and top-5 of a trained network on a dataset"),
     "predict": ("hybrid_imagenet.tools.predict", "the most probable classes of images"),
     "export": (
-        "hybrid_imagenet.tools.export.command",
+        "hybrid_imagenet.tools.export",
         "convert a network: ONNX, Keras, SavedModel, torchvision",
     ),
     "data": ("hybrid_imagenet.tools.data.command", "prepare, check or show a dataset"),

@@ -13,10 +13,9 @@ import pytest
 from PIL import Image
 
 from hybrid_imagenet import __main__, config
-from hybrid_imagenet.tools import evaluate, predict, run, runs
+from hybrid_imagenet.tools import evaluate, export, predict, run, runs
 from hybrid_imagenet.tools.data import command as data
 from hybrid_imagenet.tools.doctor import command as doctor
-from hybrid_imagenet.tools.export import command as export
 from hybrid_imagenet.tools.plan import settings as plan
 from hybrid_imagenet.tools.report import command as report
 from studies.search import command as search

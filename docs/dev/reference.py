@@ -92,7 +92,7 @@ def api():
         "hi": [f"hybrid_imagenet.{home}:{name}" for name, home in sorted(hybrid_imagenet._HOMES.items())],
         "hi.schedules": list(exported("schedules.py")),
         "hi.callbacks": list(exported("callbacks.py")),
-        "hi.data": ["hybrid_imagenet.data.rank_shards:shard"],
+        "hi.data": ["hybrid_imagenet.data:shard"],
     }
     parts = ["# API\n\nGenerated from signatures and docstrings. [The library](../library.md) is the guide.\n"]
     for group, names in groups.items():

@@ -2,7 +2,7 @@
 
 Each implementation runs in a process that is warmed up first. Then they take turns, a few steps each, so that other
 load on the machine slows all of them. The figure is the median over the rounds. --recompute adds two variants that
-compute activations again (`models.recompute`): on the same batch and on twice as many images. --through=fit compares
+compute activations again (`models.resnet`): on the same batch and on twice as many images. --through=fit compares
 the program's own step with one of `model.fit`, with LARS. A call of `fit` has a start-up time, so each turn calls it
 for one step and for several more; a step is the difference over the number of further steps. From a checkout,
 `python -m benchmarks step` also runs other frameworks' implementations.

@@ -12,11 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet import __version__, files, models
-from hybrid_imagenet.checkpoints import archive, glance, metadata
-from hybrid_imagenet.checkpoints.store import CheckpointFolder
+from hybrid_imagenet.checkpoints import archive, store
 from hybrid_imagenet.data import device
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.models.weights import applications, torchvision
+from hybrid_imagenet.models import torchvision
 from hybrid_imagenet.numerics.augment import EVALUATION_FRACTION
 from hybrid_imagenet.numerics.depths import WIDTH
 
@@ -36,9 +35,7 @@ class Trained:
       image_size: pixels.
       crop_fraction: side of the central square that it looks at, as a fraction of an image's shorter side.
       batch_norm_epsilon: added to variances.
-      stride_in_1x1, width, stem, blurpool: see `models.create`.
-      pixel_mean: subtracted from RGB pixels in [0, 1].
-      pixel_deviation: what the difference is divided by.
+      width, stem, blurpool: see `models.create`.
       averaged: whether they are averages over the last steps (--ema_decay).
       precision: the compute type of the run; empty where it is not known. Weights are float32 in any.
       weights: float32 arrays by path of the variable; left out where they come from another rank.
@@ -50,12 +47,9 @@ class Trained:
     image_size: int
     crop_fraction: float
     batch_norm_epsilon: float
-    stride_in_1x1: bool = False
     width: int = WIDTH
     stem: str = "imagenet"
     blurpool: bool = False
-    pixel_mean: tuple[float, ...] = device.MEAN
-    pixel_deviation: tuple[float, ...] = device.DEVIATION
     averaged: bool = False
     precision: str = ""
     weights: Mapping[str, np.ndarray] | None = dataclasses.field(default=None, repr=False, compare=False)
@@ -83,7 +77,6 @@ class Trained:
             self.image_size,
             precision=precision,
             batch_norm_epsilon=self.batch_norm_epsilon,
-            stride_in_1x1=self.stride_in_1x1,
             width=self.width,
             stem=self.stem,
             blurpool=self.blurpool,
@@ -105,16 +98,8 @@ class Trained:
         return value
 
     def preprocess(self, images: tf.Tensor, dtype: str = "float32") -> tf.Tensor:
-        """Prepares pixels of 0 to 255, [b, s, s, 3], as the network's input in `dtype`."""
-        if (self.pixel_mean, self.pixel_deviation) == (device.MEAN, device.DEVIATION):
-            return device.normalize(images, dtype)  # exactly as in training
-        scale, offset = self.pixel_affine()
-        return tf.cast(tf.cast(images, tf.float32) * scale + offset, dtype)
-
-    def pixel_affine(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns scale and offset, float32 [3], that take pixels of 0 to 255 to the network's input."""
-        deviation, mean = np.array(self.pixel_deviation), np.array(self.pixel_mean)
-        return (1 / (255 * deviation)).astype(np.float32), (-mean / deviation).astype(np.float32)
+        """Prepares pixels of 0 to 255, [b, s, s, 3], as the network's input in `dtype`: exactly as in training."""
+        return device.normalize(images, dtype)
 
     def save(self, path: pathlib.Path) -> None:
         """Writes a checkpoint without an optimizer's state; raises OSError if that fails."""
@@ -124,15 +109,13 @@ class Trained:
         archive.write(path, arrays, {**description, "num_classes": len(self.class_names), "version": __version__})
 
 
-def load(path: pathlib.Path, report: Report, *, bgr: bool = True, weights: str = "auto", best: bool = False) -> Trained:
+def load(path: pathlib.Path, report: Report, *, weights: str = "auto", best: bool = False) -> Trained:
     """Reads a network.
 
     Args:
       path: a checkpoint (.npz); the directory of a run, for its newest good checkpoint; or weights of torchvision's
-        ResNets (.safetensors, .pth) or keras.applications' (.h5).
+        ResNets (.safetensors, .pth).
       report: receives a line about each damaged checkpoint that was passed over.
-      bgr: whether weights of keras.applications are for its own preprocessing (mode "caffe"); if not, they are for
-        ImageNet's means and deviations (mode "torch").
       weights: of a checkpoint: `ema`, the averaged ones, which validation saw; `trained`, the last step's weights; or
         `auto`, the averaged ones where there are any.
       best: of a run: the checkpoint with the best validation top-1, not the newest.
@@ -141,12 +124,12 @@ def load(path: pathlib.Path, report: Report, *, bgr: bool = True, weights: str =
       UserError: if there is no such file, or it holds no network that is known, or no such weights.
     """
     path = path.expanduser()
-    glance.look(path)
+    store.look(path)
     if path.is_dir():
         return _from_run(path, report, weights, best)
     if best:
         raise UserError(f"--best: {path} is a file; give the directory of a run, or leave the flag out")
-    if path.suffix not in glance.FOREIGN_SUFFIXES:
+    if path.suffix not in store.FOREIGN_SUFFIXES:
         try:
             return _from_checkpoint(archive.read(path), weights)
         except archive.DamagedCheckpointError as error:
@@ -155,15 +138,14 @@ def load(path: pathlib.Path, report: Report, *, bgr: bool = True, weights: str =
             raise UserError(f"{path}: {error.strerror}; give a file that can be read") from None
     if weights == "ema":
         raise UserError(f"--weights=ema: {path} holds one set of weights only; leave the flag out")
-    if path.suffix == ".h5":
-        return _from_applications(path, bgr)
     model, arrays = torchvision.read(path)
-    return _foreign(path, model, arrays, torchvision.EPSILON)
+    classes = tuple(str(number) for number in range(len(arrays["logits/bias"])))
+    return Trained(str(path), model, classes, _IMAGENET_SIZE, EVALUATION_FRACTION, torchvision.EPSILON, weights=arrays)
 
 
 def _from_run(path: pathlib.Path, report: Report, weights: str, best: bool) -> Trained:
     for directory in (path / "checkpoints", path):
-        folder = CheckpointFolder(directory, report)
+        folder = store.CheckpointFolder(directory, report)
         found = folder.best_good() if best else folder.newest_good()
         if found is not None:
             return _from_checkpoint(found, weights)
@@ -188,7 +170,6 @@ def _from_checkpoint(source: archive.Checkpoint, which: str) -> Trained:
     values["averaged"] = averaged or bool(meta.get("averaged"))
     values.setdefault("precision", str(_description_of_run(source.path).get("precision", "")))
     try:
-        metadata.check_network(meta)
         return dataclasses.replace(Trained.from_description(values), weights=weights)
     except (TypeError, ValueError) as error:
         raise UserError(f"{source.path}: does not describe a network ({error}); give another checkpoint") from None
@@ -203,19 +184,3 @@ def _description_of_run(path: pathlib.Path) -> Mapping[str, Any]:
     """Returns the config.json beside a run's checkpoints; empty where there is none."""
     described = path.parent.parent / "config.json"
     return files.read_json(described) if described.exists() else {}
-
-
-def _from_applications(path: pathlib.Path, bgr: bool) -> Trained:
-    model, weights = applications.read(path, bgr=bgr)
-    network = dataclasses.replace(_foreign(path, model, weights, applications.EPSILON), stride_in_1x1=True)
-    if not bgr:
-        return network
-    return dataclasses.replace(
-        network, pixel_mean=applications.PIXEL_MEAN, pixel_deviation=applications.PIXEL_DEVIATION
-    )
-
-
-def _foreign(path: pathlib.Path, model: str, weights: Mapping[str, np.ndarray], epsilon: float) -> Trained:
-    """Returns a network of a file that holds only weights: numbers for classes, and ImageNet's usual preparation."""
-    classes = tuple(str(number) for number in range(len(weights["logits/bias"])))
-    return Trained(str(path), model, classes, _IMAGENET_SIZE, EVALUATION_FRACTION, epsilon, weights=weights)

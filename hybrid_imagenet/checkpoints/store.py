@@ -1,4 +1,4 @@
-"""Keeps the newest good checkpoints of a run and its best one, and sets damaged ones aside."""
+"""Finds checkpoints, keeps the newest good ones of a run and its best one, and sets damaged ones aside."""
 
 from __future__ import annotations
 
@@ -7,34 +7,105 @@ import os
 import pathlib
 import re
 import threading
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from hybrid_imagenet.checkpoints import archive, metadata
+from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.checkpoints.archive import Arrays, Checkpoint, DamagedCheckpointError, NewerCheckpointError
+from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.errors import UserError
 
 _NAME = re.compile(r"step-(\d{9})\.npz")
 _DAMAGED = ".damaged"
+FOREIGN_SUFFIXES = (".safetensors", ".pth", ".pt")
+_FORMS = "a checkpoint (step-*.npz), the directory of a run, or weights (.safetensors, .pth)"
 _Found = TypeVar("_Found")
 Report = Callable[[str], None]
-Check = Callable[[Mapping[str, Any]], None]
+Check = Callable[[Mapping[str, Any]], object]
+
+
+class Description(NamedTuple):
+    """Where a checkpoint lies, and what it says of the run that wrote it; empty for files of other libraries."""
+
+    path: pathlib.Path
+    meta: Mapping[str, Any]
+
+
+def look(path: pathlib.Path) -> Description:
+    """Reads the description of a checkpoint, or of the newest readable one of a run, without its arrays.
+
+    Args:
+      path: a checkpoint, the directory of a run, or a file of weights.
+
+    Raises:
+      UserError: if there is no such file, or nothing there is a checkpoint.
+    """
+    path = path.expanduser()
+    if path.is_dir():
+        found = newest(path / "checkpoints") or newest(path)
+        if found is None:
+            raise UserError(f"{path}: holds no usable checkpoint (checkpoints/step-*.npz); give another run")
+        return found
+    if not path.exists():
+        raise UserError(f"{path}: no such file or directory; give {_FORMS}")
+    if path.suffix in FOREIGN_SUFFIXES:
+        return Description(path, {})
+    if path.suffix == ".keras":
+        raise UserError(f"{path}: a model that Keras has saved: load it with keras.saving.load_model, or give {_FORMS}")
+    if path.is_file() and not zipfile.is_zipfile(path):
+        raise UserError(f"{path}: not a checkpoint, or one that is cut short; give {_FORMS}")
+    try:
+        return Description(path, archive.read_meta(path))
+    except DamagedCheckpointError as error:
+        raise UserError(f"{error}; give {_FORMS}") from None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give a file that can be read") from None
+
+
+def newest(directory: pathlib.Path, check: Check | None = None) -> Description | None:
+    """Returns the description of the newest checkpoint in a directory that can be used; None without one.
+
+    Args:
+      directory: need not exist.
+      check: raises ValueError for a description that lacks what the checkpoint is needed for.
+    """
+    for path in CheckpointFolder(directory, lambda _: None).paths():
+        try:
+            meta = archive.read_meta(path)
+            if check is not None:
+                check(meta)
+            return Description(path, meta)
+        except (DamagedCheckpointError, OSError, ValueError):  # set aside, and reported, when the run starts
+            continue
+    return None
+
+
+def check_run(meta: Mapping[str, Any]) -> None:
+    """Checks that a run can continue from a checkpoint: its checksums have told that nothing was altered.
+
+    Args:
+      meta: the description in a checkpoint.
+
+    Raises:
+      ValueError: naming what is missing, or of the form of another version.
+    """
+    try:
+        RunState.from_dict(meta["state"])
+        for name in ("epoch_sums", "square_norms"):
+            if not isinstance(meta[name], list) or len(meta[name]) != meta["world_size"]:
+                raise ValueError(f"{name} has no row for each of {meta['world_size']} ranks")
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"its description is not that of a run ({' '.join(str(error).split())})") from None
 
 
 class CheckpointFolder:
     """Finds checkpoints in a directory and changes nothing there: it may belong to a run under way."""
 
-    def __init__(self, directory: pathlib.Path, report: Report, check: Check = metadata.check_network):
-        """Takes the directory.
-
-        Args:
-          directory: need not exist.
-          report: receives a line about each checkpoint that cannot be used.
-          check: raises ValueError for a description that lacks what the checkpoint is needed for.
-        """
+    def __init__(self, directory: pathlib.Path, report: Report):
+        """Takes a directory, which need not exist, and what receives a line about each unusable checkpoint."""
         self.directory = directory
         self._report = report
-        self._check = check
 
     def paths(self) -> list[pathlib.Path]:
         """Returns all paths that bear the name of a checkpoint, newest first."""
@@ -70,15 +141,7 @@ class CheckpointFolder:
             return None
 
     def _read(self, path: pathlib.Path) -> Checkpoint:
-        return self._verified(path, arrays=True)
-
-    def _verified(self, path: pathlib.Path, *, arrays: bool) -> Checkpoint:
-        checkpoint = archive.read(path, arrays=arrays)
-        try:
-            self._check(checkpoint.meta)
-        except ValueError as error:
-            raise DamagedCheckpointError(f"{path}: {error}") from None
-        return checkpoint
+        return archive.read(path)
 
     def _reject(self, path: pathlib.Path, error: Exception) -> None:
         self._report(f"checkpoint passed over: {error}")
@@ -107,7 +170,7 @@ class CheckpointStore(CheckpointFolder):
           keep_best: the one with the highest validation top-1 of its own (`val_top1`) stays too.
           report: receives a line about each file that is set aside; called by the thread that owns the store.
         """
-        super().__init__(directory, report, metadata.check_run)
+        super().__init__(directory, report)
         self.keep = keep
         self._keep_best = keep_best
         self._known: dict[pathlib.Path, _Known] = {}
@@ -196,15 +259,17 @@ class CheckpointStore(CheckpointFolder):
 
         def verify(path: pathlib.Path) -> bool:
             known = self._known.get(path)
-            return (known is not None and known.signature == _signature(path)) or bool(
-                self._verified(path, arrays=False)
-            )
+            return (known is not None and known.signature == _signature(path)) or bool(self._read(path, arrays=False))
 
         return bool(self._attempt(path, verify))
 
-    def _verified(self, path: pathlib.Path, *, arrays: bool) -> Checkpoint:
+    def _read(self, path: pathlib.Path, *, arrays: bool = True) -> Checkpoint:
         signature = _signature(path)
-        checkpoint = super()._verified(path, arrays=arrays)
+        checkpoint = archive.read(path, arrays=arrays)
+        try:
+            check_run(checkpoint.meta)
+        except ValueError as error:
+            raise DamagedCheckpointError(f"{path}: {error}") from None
         step = checkpoint.meta["state"]["step"]
         if step != step_of(path):
             raise DamagedCheckpointError(f"{path}: it holds step {step}")

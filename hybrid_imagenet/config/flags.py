@@ -269,8 +269,8 @@ class Model:
     )
     init_from: str | None = option(
         None,
-        "Start with the weights of a checkpoint, a run, or a file of torchvision or keras.applications; where the "
-        "number of classes differs, the last layer starts with random weights.",
+        "Start with the weights of a checkpoint, a run, or a file of torchvision; where the number of classes differs, "
+        "the last layer starts with random weights.",
         basic=True,
     )
     freeze: tuple[str, ...] = option(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from hybrid_imagenet.data.registry import SPLITS, Request
 from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.errors import UserError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 __all__ = ["SPLITS", "Request", "Source", "open_source", "shard"]
 
@@ -22,10 +28,67 @@ def open_source(name: str, data_dir: str | None = None, split: str = "train", **
     return Request(name, data_dir, split, **options).open()
 
 
-def __getattr__(name: str) -> Any:
-    """Imports `shard` at its first use: it needs TensorFlow, which sources do not."""
-    if name != "shard":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
+def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"] = "drop") -> Any:
+    """Every `size`-th element, from number `rank` on; shuffle and batch after it, or before it with one seed for all.
 
-    return importlib.import_module(f"{__name__}.rank_shards").shard
+    Args:
+      data: a `tf.data.Dataset`, or arrays in any nesting of tuples, lists and dictionaries that have one length.
+      rank: of this process, from 0.
+      size: number of processes.
+      remainder: `drop` leaves out the last elements that are too few for all ranks, so that all make as many steps;
+        `keep` gives them to the first ranks, so that a validation sees each element once.
+
+    Returns:
+      The share, in the same form.
+
+    Raises:
+      UserError: for a rank that does not exist, data of another kind, arrays of different lengths, or fewer elements
+        than ranks.
+    """
+    import tensorflow as tf  # which sources do not need
+
+    if not 0 <= rank < size or remainder not in ("drop", "keep"):
+        raise UserError(f"rank={rank}, size={size}, remainder={remainder}: give 0 <= rank < size, and drop or keep")
+    if isinstance(data, tf.data.Dataset):
+        return _shard_of_dataset(data, rank, size, remainder)
+    arrays = tf.nest.flatten(data)
+    other = next((type(x).__name__ for x in arrays if not (hasattr(x, "__array__") and x.shape)), None)
+    if other is not None:
+        raise UserError(
+            f"a {other} cannot be shared out: give arrays (numpy.asarray of a list) or a tf.data.Dataset; make a "
+            "generator or a PyDataset on each rank, of the rank's share of the examples"
+        )
+    lengths = {len(array) for array in arrays}
+    if len(lengths) != 1:
+        raise UserError(f"arrays of different lengths ({', '.join(map(str, sorted(lengths)))}): give them one length")
+    count = lengths.pop()
+    _check_count(count, size)
+    end = count // size * size if remainder == "drop" else count
+    return tf.nest.map_structure(lambda array: np.asarray(array)[rank:end:size], data)
+
+
+def _shard_of_dataset(data: tf.data.Dataset, rank: int, size: int, remainder: str) -> tf.data.Dataset:
+    import tensorflow as tf
+
+    count = int(data.cardinality())
+    if count >= 0:
+        _check_count(count, size)
+        data = data.take(count // size * size) if remainder == "drop" else data
+    elif remainder == "drop" and count == tf.data.UNKNOWN_CARDINALITY:
+        # Only whole rounds of elements, one for each rank, of which this rank takes its own.
+        rounds = data.window(size, drop_remainder=True)
+        return rounds.flat_map(lambda *parts: _together(parts).skip(rank).take(1))
+    return data.shard(size, rank)
+
+
+def _together(parts: Any) -> tf.data.Dataset:
+    """Returns the elements of one round, which `window` takes apart into a data set for each component."""
+    import tensorflow as tf
+
+    found = parts[0] if len(parts) == 1 else parts
+    return found if isinstance(found, tf.data.Dataset) else tf.data.Dataset.zip(found)
+
+
+def _check_count(count: int, size: int) -> None:
+    if count < size:
+        raise UserError(f"{count} elements for {size} ranks: give at least one for each")

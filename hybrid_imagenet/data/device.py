@@ -14,6 +14,9 @@ from hybrid_imagenet.numerics import augment as ranges
 # Channel means and deviations of ImageNet's training images, for pixels in [0, 1].
 MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)
+# What takes pixels of 0 to 255 to the network's input.
+SCALE = (1.0 / (255.0 * np.array(DEVIATION))).astype(np.float32)
+OFFSET = (-np.array(MEAN) / np.array(DEVIATION)).astype(np.float32)
 
 
 def normalize(images: tf.Tensor, dtype: tf.DType | str = tf.float32) -> tf.Tensor:
@@ -21,9 +24,7 @@ def normalize(images: tf.Tensor, dtype: tf.DType | str = tf.float32) -> tf.Tenso
 
     Computed in FP32, then cast to `dtype`.
     """
-    scale = 1.0 / (255.0 * np.array(DEVIATION))
-    offset = -np.array(MEAN) / np.array(DEVIATION)
-    return tf.cast(tf.cast(images, tf.float32) * scale.astype(np.float32) + offset.astype(np.float32), dtype)
+    return tf.cast(tf.cast(images, tf.float32) * SCALE + OFFSET, dtype)
 
 
 def uniforms(seeds: tf.Tensor, count: int, start: int = ranges.DEVICE_STREAM) -> tf.Tensor:

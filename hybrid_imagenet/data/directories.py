@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from hybrid_imagenet.data.listing import SPLIT_NAMES
 from hybrid_imagenet.data.sources.base import IoCounter, read_at
@@ -63,9 +62,10 @@ class Directory:
         """Returns bytes of a file; fewer only at its end. Raises as `path`."""
         return read_at(str(self.path(name)), offset, length, self.io)
 
-    def opened(self, name: str) -> BinaryIO:
-        """Opens a file of which little is read, without a copy."""
-        return self.path(name).open("rb")
+    def tail(self, name: str, length: int) -> bytes:
+        """Returns the last bytes of a file, all of a shorter one, without a copy; raises as `path`."""
+        path = self.path(name)
+        return read_at(str(path), max(0, path.stat().st_size - length), length, self.io)
 
     def index_path(self, name: str) -> Path | None:
         """Returns where the index of a copy is kept, as long as the copy is; None for a local file."""

@@ -51,7 +51,6 @@ SOURCES = {
     "tfrecord": SourceType("tfrecord"),
     "webdataset": SourceType("webdataset", url_window=16),
     "parquet": SourceType("parquet", url_window=4),
-    "huggingface": SourceType("huggingface", "save_to_disk"),
     "idx": SourceType("idx", augmentation="digits"),
     "fashion_mnist": SourceType("idx", "IDX files or TFDS", directory=False, augmentation="shift", images=60_000),
     "digits": SourceType("digits", directory=False, augmentation="digits", images=1500),
@@ -170,7 +169,7 @@ class Request:
         source: Source = self._module().open_split(self)
         if self.cache == "none" or source.ready or source.side is not None:  # the last has all pixels in memory
             return source
-        from hybrid_imagenet.data.cache import CachedSource
+        from hybrid_imagenet.data.sources.derived import CachedSource
 
         return CachedSource(source, self.cache, self.memory_bytes)
 

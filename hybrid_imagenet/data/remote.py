@@ -7,19 +7,18 @@ import contextlib
 import fcntl
 import functools
 import hashlib
-import io
 import itertools
 import logging
 import os
 import queue
-import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hybrid_imagenet.data.directories import SUBDIRECTORIES, Directory
+from hybrid_imagenet.data.sources.base import IoCounter, read_at
 from hybrid_imagenet.errors import StorageError, UserError, without_secrets
 
 T = TypeVar("T")
@@ -28,11 +27,8 @@ _PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before the next try; the last on
 _SHORTEST = 10.0  # seconds that a request may always take
 _BLOCK = 8 << 20  # bytes of one request: what is lost when a connection breaks
 _SMALLEST = 64 << 10  # bytes of one request after others have failed
-_FOOTER = 64 << 10  # bytes of one request where little is read
 _FETCHING = 4  # files that a rank copies ahead at the same time
 _LOOKUPS = 16  # files about which a rank asks at the same time
-_TOUCHED = 30.0  # seconds after which the use of a copy is noted again
-_ABANDONED = 86400.0  # seconds after which a part of a file that nobody has written to is removed
 # What file systems tell of a file that differs when its content does, the most certain first.
 _VERSIONS = (
     *("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "xet_hash", "blob_id"),
@@ -52,8 +48,8 @@ class RemoteDirectory(Directory):
 
     A request that fails is made again for `timeout` seconds, where it had stopped. A copy has its name only when it is
     complete; the name tells the size and the version (ETag, checksum or date) that the server gave the file. So a file
-    that has changed at the URL is copied again at the next start, and one that changes during a copy is refused. When
-    the file system of the copies is full to nine tenths, those that were not used for the longest time make room.
+    that has changed at the URL is copied again at the next start, and one that changes during a copy is refused. Copies
+    stay until the user removes them.
 
     Args:
       url: of the directory.
@@ -81,7 +77,7 @@ class RemoteDirectory(Directory):
             raise UserError(f"--data_cache_dir={copies}: cannot be written ({error.strerror or error})") from None
         self._known: dict[str, _Known] = {}
         self._ranges = False  # whether the server is known to send parts of files
-        self._used: dict[str, float] = {}
+        self._copied = IoCounter()  # reads of copies, which say nothing about the server
         self._ahead: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._asked: Sequence[str] = ()
         self._threads: list[threading.Thread] = []
@@ -112,25 +108,17 @@ class RemoteDirectory(Directory):
         copy = self._copy(name)
         while not self._is_there(name, copy):
             self._fetch(name, copy, wait=True)
-        now = time.monotonic()
-        if now - self._used.get(name, 0.0) > _TOUCHED:
-            self._used[name] = now
-            with contextlib.suppress(OSError):
-                os.utime(copy)
         return copy
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        while True:
-            path = self.path(name)
-            try:
-                with path.open("rb", buffering=0) as file:
-                    # Not kept open: the space of a copy that made room is free only when nobody holds it.
-                    return os.pread(file.fileno(), length, offset)
-            except FileNotFoundError:
-                pass  # another rank has removed the copy to make room since we looked: it is copied again
+        return read_at(str(self.path(name)), offset, length, self._copied)
 
-    def opened(self, name: str) -> BinaryIO:
-        return io.BufferedReader(_Parts(functools.partial(self._block, name), self._about(name).size), _FOOTER)
+    def tail(self, name: str, length: int) -> bytes:
+        size = self._about(name).size
+        start, parts = max(0, size - length), b""
+        while start + len(parts) < size:
+            parts += self._block(name, start + len(parts), size)
+        return parts
 
     def index_path(self, name: str) -> Path | None:
         return _index_of(self._copy(name))
@@ -214,7 +202,6 @@ class RemoteDirectory(Directory):
                 if self._is_there(name, copy):
                     part.unlink()
                     return
-                self._make_room(size)
                 file.truncate(0)  # what an earlier run left may never have reached the disk
                 while file.tell() < size:
                     file.write(self._block(name, file.tell(), size))
@@ -226,7 +213,9 @@ class RemoteDirectory(Directory):
         except OSError as error:
             if isinstance(error, FileNotFoundError) and error.filename is None:
                 raise  # not at the URL
-            raise UserError(f"{copy}: cannot be written ({error.strerror or error})") from None
+            raise UserError(
+                f"{copy}: cannot be written ({error.strerror or error}); free space, or give another --data_cache_dir"
+            ) from None
 
     def _block(self, name: str, start: int, end: int) -> bytes:
         """Returns the bytes [start, end) of a file, or the first of them: `_BLOCK` or fewer, at least one.
@@ -252,53 +241,6 @@ class RemoteDirectory(Directory):
         content = self._ask(block, self.where(name), patience=1.0 if self._ranges else max(1.0, size / _BLOCK))
         self.io.add(len(content), 1, time.perf_counter() - started)
         return content
-
-    def _make_room(self, size: int) -> None:
-        """Removes the copies that were not used for the longest time until a file fits."""
-        for copy in self._oldest_first():
-            usage = shutil.disk_usage(self._copies)
-            if usage.free - size > usage.total // 10:
-                return
-            with contextlib.suppress(OSError):
-                copy.unlink()
-                _index_of(copy).unlink(missing_ok=True)
-
-    def _oldest_first(self) -> list[Path]:
-        used, now = [], time.time()
-        for path in self._copies.rglob("*"):
-            with contextlib.suppress(OSError):
-                time_used = path.stat().st_mtime
-                part = path.name.startswith(".") and path.suffix == ".part" and now - time_used > _ABANDONED
-                if part or (path.is_file() and not path.name.startswith(".") and path.suffix != ".npz"):
-                    used.append((time_used, path))
-        return [path for _, path in sorted(used)]
-
-
-class _Parts(io.RawIOBase):
-    """A file of known size whose parts are asked for one by one."""
-
-    def __init__(self, block: Callable[[int, int], bytes], size: int) -> None:
-        self._block, self._size, self._position = block, size, 0
-
-    def readinto(self, buffer: Any) -> int:
-        end = min(self._position + len(buffer), self._size)
-        content = self._block(self._position, end)[: end - self._position] if end > self._position else b""
-        buffer[: len(content)] = content
-        self._position += len(content)
-        return len(content)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
 
 
 def _file_system(url: str) -> tuple[Any, str]:
@@ -345,13 +287,12 @@ class Retries:
     """Makes requests again that fail; safe to use from several threads.
 
     Args:
-      timeout: seconds after a first failure without any success in which a request is made again.
+      timeout: seconds after its first failure in which a request is made again.
     """
 
     def __init__(self, timeout: float) -> None:
-        """Nothing has failed yet."""
         self._timeout = timeout
-        self._failing_since: float | None = None  # of all threads
+        self._failing = False  # in any thread: one line tells of it
 
     def __call__(self, request: Callable[[], T], where: str, patience: float = 1.0) -> T:
         """Returns what a request returns.
@@ -376,20 +317,17 @@ class Retries:
                 first = first or time.monotonic()
                 self._wait(where, error, first, tries)
             else:
-                self._failing_since = None
+                self._failing = False
                 return result
         raise AssertionError
 
     def _wait(self, where: str, error: Exception, first: float, tries: int) -> None:
         """Waits before the next try; raises StorageError when there is to be none."""
-        now = time.monotonic()
         reason = " ".join(str(error.__cause__ or error).split())[:200] or type(error).__name__
-        since = self._failing_since
-        if since is None:
-            since = self._failing_since = first
+        if not self._failing:
+            self._failing = True
             _log.warning(without_secrets(f"{where}: {reason}; trying again for {self._timeout:g} seconds"))
-        # What another thread has waited for in vain counts: the next one in its place must not wait as long again.
-        left = self._timeout - (now - min(first, since))
+        left = self._timeout - (time.monotonic() - first)
         if left <= 0 and tries:
             raise StorageError(
                 f"{where}: has failed for --storage_timeout={self._timeout:g} seconds ({reason}); start again with "

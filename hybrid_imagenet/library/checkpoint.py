@@ -11,8 +11,7 @@ from typing import IO, Any
 import keras
 
 from hybrid_imagenet import files
-from hybrid_imagenet.checkpoints.restore import restore_arrays
-from hybrid_imagenet.checkpoints.run_state import RunState
+from hybrid_imagenet.checkpoints.run_state import RunState, restore_arrays
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.comm import Communicator, process
 from hybrid_imagenet.errors import UserError

@@ -5,8 +5,7 @@ from __future__ import annotations
 import keras
 
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.models import initializers
-from hybrid_imagenet.models.blocks import Builder
+from hybrid_imagenet.models.blocks import Builder, convolution_initializer, layer_seed
 
 MINIMUM_SIZE = 63  # below it pool5 would have no output
 _DROPOUT = 0.5
@@ -49,9 +48,9 @@ def _hidden(builder: Builder, x: keras.KerasTensor, name: str) -> keras.KerasTen
     x = keras.layers.Dense(
         _HIDDEN,
         activation="relu",
-        kernel_initializer=initializers.convolution(builder.initializer, builder.seed, name),
+        kernel_initializer=convolution_initializer(builder.initializer, builder.seed, name),
         dtype=builder.precision,
         name=name,
     )(x)
-    seed = initializers.layer_seed(builder.seed, f"{name}_dropout")
+    seed = layer_seed(builder.seed, f"{name}_dropout")
     return keras.layers.Dropout(_DROPOUT, seed=seed, dtype=builder.precision, name=f"{name}_dropout")(x)

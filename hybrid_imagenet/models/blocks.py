@@ -1,19 +1,20 @@
-"""Builds the layers of the networks with the settings they share."""
+"""Builds the layers of the networks with the settings they share, each with initial weights of its own stream."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.models import initializers
-from hybrid_imagenet.models.blur import BlurPool
-from hybrid_imagenet.models.layers import Conv2D
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.models.layers import BlurPool, Conv2D
 from hybrid_imagenet.models.normalization import BatchNormalization
 
 _COLOURS = 3
+CLASSIFIER_STDDEV = 0.01  # Goyal et al. §5.1; the other papers say nothing about the classifier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,6 @@ class Builder:
     batch_norm_epsilon: float
     seed: int
     sync_allreduce: Callable[[tf.Tensor, str], tf.Tensor] | None
-    stride_in_1x1: bool = False
     parts: int = 1
     blurpool: bool = False
     initial_bias: float = 0.0
@@ -54,7 +54,7 @@ class Builder:
             strides=stride,
             pad=kernel // 2 if pad is None else pad,
             use_bias=False,
-            kernel_initializer=initializers.convolution(self.initializer, self.seed, name),
+            kernel_initializer=convolution_initializer(self.initializer, self.seed, name),
             dtype=self.precision,
             name=name,
         )(x)
@@ -88,8 +88,38 @@ class Builder:
         """The classifier on [b, c]: FP32 throughout, so that softmax and loss see full precision."""
         return keras.layers.Dense(
             num_classes,
-            kernel_initializer=initializers.classifier(self.seed, "logits"),
+            kernel_initializer=classifier_initializer(self.seed, "logits"),
             bias_initializer=keras.initializers.Constant(self.initial_bias),
             dtype="float32",
             name="logits",
         )(x)
+
+
+def layer_seed(seed: int, layer: str) -> int:
+    """A 31-bit seed that depends on the run's seed and the layer's name only, not on the order of construction."""
+    digest = hashlib.blake2b(f"{seed}/{layer}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") & 0x7FFFFFFF
+
+
+def convolution_initializer(kind: str, seed: int, layer: str) -> keras.initializers.Initializer:
+    """The initializer of a convolution kernel (Lu et al. §2.2.3 and Table 3.5).
+
+    `kaiming` is N(0, 2 / fan_in), not truncated (He et al. 2015); `xavier` is uniform with variance
+    2 / (fan_in + fan_out) (Glorot and Bengio 2010); `gaussian` is N(0, 1) as Lu et al. print it.
+
+    Raises:
+      UserError: for another kind.
+    """
+    stream = layer_seed(seed, layer)
+    if kind == "kaiming":
+        return keras.initializers.VarianceScaling(2.0, "fan_in", "untruncated_normal", seed=stream)
+    if kind == "xavier":
+        return keras.initializers.GlorotUniform(seed=stream)
+    if kind == "gaussian":
+        return keras.initializers.RandomNormal(0.0, 1.0, seed=stream)
+    raise UserError(f"--initializer={kind}: choose one of kaiming, xavier, gaussian")
+
+
+def classifier_initializer(seed: int, layer: str) -> keras.initializers.Initializer:
+    """The initializer of the last layer: N(0, 0.01^2) as in Goyal et al. §5.1."""
+    return keras.initializers.RandomNormal(0.0, CLASSIFIER_STDDEV, seed=layer_seed(seed, layer))

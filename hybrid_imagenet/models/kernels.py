@@ -1,4 +1,4 @@
-"""Convolutions in the form that oneDNN runs fastest on a CPU; a GPU gets the plain operation.
+"""Convolutions in the form that oneDNN runs fastest on a CPU, and fewer kernels to start on a GPU.
 
 All forms compute the same sums. What each is for was measured on AVX512-BF16 (see docs/dev/performance-log.md):
 
@@ -14,14 +14,20 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
+import keras
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+from hybrid_imagenet import xla
 
 _FEW_CHANNELS = 64  # with fewer, nine products are no faster than oneDNN's kernel gradient at stride 2 either
 _MANY_CHANNELS = 256  # from here on nine products beat the BF16 kernel gradient at stride 1
 _elsewhere = contextvars.ContextVar("for_gpu", default=False)
+_held: contextvars.ContextVar[Mapping[int, tf.Tensor] | None] = contextvars.ContextVar("kernels", default=None)
+_PAIR = (1, 2, 2, 4)  # cuDNN's kernels want a multiple of four channels, a variance more than one pixel
 
 
 @contextlib.contextmanager
@@ -137,3 +143,66 @@ def _kernel_gradient_3x3(padded: tf.Tensor, dy: tf.Tensor, stride: int) -> tf.Te
             inputs = tf.slice(cells, begin, [-1, rows, 1, columns, 1, channels])
             products.append(tf.matmul(tf.reshape(inputs, [-1, channels]), outputs, transpose_a=True))
     return tf.reshape(tf.stack(products), [3, 3, channels, filters])
+
+
+def cast_value(kernel: keras.Variable) -> tf.Tensor:
+    """Returns a layer's kernel in its compute type."""
+    found = (_held.get() or {}).get(id(kernel))
+    return tf.convert_to_tensor(kernel) if found is None else found
+
+
+@contextlib.contextmanager
+def cast_together(kernels: Sequence[tuple[keras.Variable, str]]) -> Iterator[Mapping[int, tf.Tensor]]:
+    """Casts kernels in one pass over them: on a GPU each cast of its own is a kernel to start.
+
+    Inside, `cast_value` gives parts of the one vector, which are yielded by the variable's identity. A gradient is to
+    be taken for these parts: it does not reach the variables.
+
+    Args:
+      kernels: variables with the compute type of their layers; may be none.
+    """
+    found: dict[int, tf.Tensor] = {}
+    for dtype in sorted({dtype for _, dtype in kernels}):
+        found |= _cast([kernel for kernel, wanted in kernels if wanted == dtype], dtype)
+    token = _held.set(found)
+    try:
+        yield found
+    finally:
+        _held.reset(token)
+
+
+def _cast(kernels: Sequence[keras.Variable], dtype: str) -> dict[int, tf.Tensor]:
+    def joined(*values: tf.Tensor) -> tf.Tensor:
+        return tf.cast(tf.concat([tf.reshape(value, [-1]) for value in values], 0), dtype)
+
+    # Parts that begin and end at multiples of 64 bytes are views, not copies.
+    parts = tf.split(xla.on_gpu(joined)(*(k.value for k in kernels)), [math.prod(k.shape) for k in kernels])
+    return {id(k): tf.reshape(part, k.shape) for k, part in zip(kernels, parts, strict=True)}
+
+
+def shapes_first(losses: tf.Tensor, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the losses, unchanged, behind a normalization and ReLU of a few numbers of the first layer's gradient.
+
+    This gets Grappler to fuse the gradient of a ReLU into that of the normalization before it, on GPUs in FP16. cuDNN
+    does both in one kernel, and TensorFlow's graph optimizer (the remapper) puts both in. It walks the graph from its
+    end and needs shapes, which it infers only when it meets a forward pair. By then it has passed all gradients: 49
+    ReLU gradients of a ResNet-50 stay, each of which reads and writes every activation once more. A forward pair behind
+    the last gradient makes it infer shapes first.
+
+    Args:
+      losses: float32 [b].
+      gradients: of the variables from the first layer on; the first is computed last, so this comes after all.
+    """
+    numbers = tf.reshape(tf.reshape(gradients[0], [-1])[: math.prod(_PAIR)], _PAIR)
+    nothing = tf.zeros([0])
+    normal = tf.raw_ops.FusedBatchNormV3(
+        x=tf.cast(numbers, tf.float16),
+        scale=tf.ones(_PAIR[-1:]),
+        offset=tf.zeros(_PAIR[-1:]),
+        mean=nothing,
+        variance=nothing,
+        data_format="NHWC",
+        is_training=True,
+    )
+    with tf.control_dependencies([tf.nn.relu(normal.y)]):
+        return tf.identity(losses)

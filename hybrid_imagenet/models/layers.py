@@ -1,4 +1,4 @@
-"""Convolution and pooling with padding that is the same on all sides, as the published ResNet results use it.
+"""Convolution, pooling and blur with padding that is the same on all sides, as the published ResNet results use it.
 
 TensorFlow's `same` pads a strided window on the far side only when the input is even, which shifts the features by a
 pixel against the reference implementations, so that their weights would not carry over.
@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.models import cast_once, kernels
+from hybrid_imagenet.models import kernels
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -26,7 +26,7 @@ class Conv2D(keras.layers.Conv2D):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Convolves [b, h, w, c] to [b, (h + 2 pad - k) // stride + 1, ..., filters]."""
-        outputs = kernels.conv2d(inputs, cast_once.value(self.kernel), self.strides[0], self.pad)
+        outputs = kernels.conv2d(inputs, kernels.cast_value(self.kernel), self.strides[0], self.pad)
         if self.use_bias:
             outputs = tf.nn.bias_add(outputs, self.bias)
         return outputs
@@ -74,3 +74,31 @@ class MaxPool2D(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         own = {"pool_size": self.pool_size, "strides": self.strides, "pad": self.pad}
         return super().get_config() | own
+
+
+@keras.saving.register_keras_serializable(package="hybrid_imagenet")
+class BlurPool(keras.layers.Layer):
+    """Convolves each channel of [b, h, w, c] with [1 2 1] x [1 2 1] / 16, with a stride (Zhang, arXiv 1904.11486, 3.2).
+
+    [1 2 1] is [1 1] * [1 1], so two means over 2 x 2 pixels do it, which every device has a fast kernel for. At the
+    border the outermost pixels are repeated: a constant stays one.
+    """
+
+    def __init__(self, strides: int, **kwargs: Any) -> None:
+        """`strides` in pixels, the same for height and width."""
+        super().__init__(**kwargs)
+        self.strides = strides
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Blurs [b, h, w, c] to [b, (h - 1) // strides + 1, ..., c]."""
+        padded = tf.pad(inputs, [[0, 0], [1, 1], [1, 1], [0, 0]], "SYMMETRIC")
+        once = tf.nn.avg_pool2d(padded, 2, 1, "VALID")
+        return tf.nn.avg_pool2d(once, 2, self.strides, "VALID")
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
+        batch, height, width, channels = input_shape
+        sides = (None if side is None else (side - 1) // self.strides + 1 for side in (height, width))
+        return (batch, *sides, channels)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"strides": self.strides}

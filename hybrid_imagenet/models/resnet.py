@@ -5,12 +5,16 @@ Depths, widths and stems, also those for small images, are in `numerics.depths`.
 
 from __future__ import annotations
 
-import keras
+import itertools
+from collections.abc import Sequence
+from typing import Any
 
+import keras
+import tensorflow as tf
+
+from hybrid_imagenet.models import normalization
 from hybrid_imagenet.models.blocks import Builder
-from hybrid_imagenet.models.blur import BlurPool
-from hybrid_imagenet.models.layers import MaxPool2D
-from hybrid_imagenet.models.recompute import RecomputingModel
+from hybrid_imagenet.models.layers import BlurPool, MaxPool2D
 from hybrid_imagenet.numerics.depths import BASIC, DEPTHS, WIDTH
 
 _EXPANSION = 4
@@ -56,11 +60,10 @@ def build(
 
 
 def _bottleneck(builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str) -> keras.KerasTensor:
-    """1x1 down, 3x3 (with the stride, unless told otherwise), 1x1 up to four times the width, plus the shortcut."""
+    """1x1 down, 3x3 (which carries the stride), 1x1 up to four times the width, plus the shortcut."""
     shortcut = _shortcut(builder, x, _EXPANSION * width, stride, name)
-    first, second = (stride, 1) if builder.stride_in_1x1 else (1, stride)
-    y = builder.conv_norm_relu(x, width, 1, stride=first, name=f"{name}_1")
-    y = builder.conv_norm_relu(y, width, 3, stride=second, name=f"{name}_2")
+    y = builder.conv_norm_relu(x, width, 1, name=f"{name}_1")
+    y = builder.conv_norm_relu(y, width, 3, stride=stride, name=f"{name}_2")
     y = builder.conv(y, _EXPANSION * width, 1, name=f"{name}_3_conv")
     return _join(builder, y, shortcut, name, "3")
 
@@ -88,3 +91,56 @@ def _join(
     y = builder.norm(y, name=f"{name}_{last}_bn", last=True)
     y = keras.layers.Add(dtype=builder.precision, name=f"{name}_add")([y, shortcut])
     return builder.relu(y, name=f"{name}_relu")
+
+
+@keras.saving.register_keras_serializable(package="hybrid_imagenet")
+class RecomputingModel(keras.Model):
+    """A functional model whose forward pass in training keeps only the activations between segments.
+
+    The layers, their names and the inference pass are as in the plain functional model.
+    """
+
+    def cut(self, boundaries: Sequence[keras.KerasTensor]) -> RecomputingModel:
+        """Names the tensors, in order, that are kept; what lies between two of them is computed again. Returns self."""
+        ends = [self.input, *boundaries, self.output]
+        segments = [keras.Model(a, b) for a, b in itertools.pairwise(ends)]
+        # In a closure, because Keras would count the layers of an attribute a second time.
+        self._run = lambda x: _run_segments(segments, x)
+        return self
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
+        """Runs the model; in training, with recomputation."""
+        if training and hasattr(self, "_run"):
+            return self._run(inputs)
+        return super().call(inputs, training=training, mask=mask)
+
+
+def _run_segments(segments: Sequence[keras.Model], x: tf.Tensor) -> tf.Tensor:
+    """Runs the segments: the first (stem) and the last (classifier) keep activations, the blocks between do not."""
+    x = segments[0](x, training=True)
+    for segment in segments[1:-1]:
+        x = recompute(segment, x)
+    return segments[-1](x, training=True)
+
+
+def recompute(segment: keras.Model, inputs: tf.Tensor) -> tf.Tensor:
+    """`segment(inputs)` in training, with its activations computed again for the gradient.
+
+    The second pass leaves the kept batch normalization statistics alone, so that a moving average moves once.
+    """
+
+    @tf.custom_gradient
+    def run(x: tf.Tensor) -> tuple:
+        def gradient(dy: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> tuple:
+            with tf.GradientTape() as tape, normalization.statistics_kept():
+                # Waiting for dy puts the second pass where it is needed and keeps it from being merged with the first.
+                with tf.control_dependencies([dy]):
+                    again = tf.identity(x)
+                tape.watch(again)
+                outputs = segment(again, training=True)
+            dx, *rest = tape.gradient(outputs, [again, *variables], output_gradients=dy)
+            return dx, rest
+
+        return segment(x, training=True), gradient
+
+    return run(inputs)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybrid_imagenet import comm
-from hybrid_imagenet.checkpoints import glance
+from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.config.help import width
 from hybrid_imagenet.errors import (
@@ -114,7 +114,7 @@ def add_network(parser: argparse.ArgumentParser) -> None:
         metavar="CHECKPOINT",
         type=pathlib.Path,
         help="a checkpoint (step-*.npz), a run's directory (its newest good checkpoint), or weights of torchvision "
-        "(.safetensors, .pth) or keras.applications (.h5)",
+        "(.safetensors, .pth)",
     )
     parser.add_argument(
         "--weights",
@@ -134,12 +134,6 @@ def add_network(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="one name per line (default: the checkpoint's)",
     )
-    parser.add_argument(
-        "--pixels",
-        choices=("caffe", "torch"),
-        default="caffe",
-        help="preprocessing that weights of keras.applications were made for (%(default)s)",
-    )
 
 
 def check_network(arguments: argparse.Namespace) -> Mapping[str, Any]:
@@ -150,16 +144,14 @@ def check_network(arguments: argparse.Namespace) -> Mapping[str, Any]:
     """
     if arguments.class_names and not arguments.class_names.is_file():
         raise UserError(f"--class_names={arguments.class_names}: cannot be read (no such file)")
-    return glance.look(arguments.checkpoint).meta
+    return store.look(arguments.checkpoint).meta
 
 
 def load_network(path: pathlib.Path, arguments: argparse.Namespace) -> Trained:
     """Reads the network that the arguments of `add_network` describe; raises UserError."""
     from hybrid_imagenet.checkpoints import pretrained
 
-    network = pretrained.load(
-        path, _warn, bgr=arguments.pixels == "caffe", weights=arguments.weights, best=arguments.best
-    )
+    network = pretrained.load(path, _warn, weights=arguments.weights, best=arguments.best)
     changes: dict[str, Any] = {}
     if arguments.image_size:
         changes["image_size"] = arguments.image_size

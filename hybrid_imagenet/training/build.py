@@ -12,10 +12,10 @@ import tensorflow as tf
 from hybrid_imagenet import __version__, models, optimizers
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
-from hybrid_imagenet.data import classes, dali, device, pipeline
+from hybrid_imagenet.data import dali, device, listing, pipeline
 from hybrid_imagenet.data.registry import SPLITS, Request
 from hybrid_imagenet.data.sources.base import Source
-from hybrid_imagenet.data.sources.subset import Subset
+from hybrid_imagenet.data.sources.derived import Subset
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import augment, schedules, splits
 from hybrid_imagenet.numerics.sampling import SampleOrder
@@ -42,7 +42,7 @@ def sources(config: RunConfig) -> tuple[Source, Source]:
     train, validation = (
         Request.from_flags(config, split, memory_bytes=_half_memory(config)).open() for split in SPLITS
     )
-    classes.check_splits(config.dataset, train.class_names, validation.class_names)
+    listing.check_splits(config.dataset, train.class_names, validation.class_names)
     if not config.tuning_split:
         return train, validation
     stays, held_out = splits.split(derived.held_out(config, train.num_examples), train.num_examples, config.seed)
@@ -99,7 +99,6 @@ def model(config: RunConfig, precision: str, num_classes: int, communicator: Com
         parts=parts,
         recompute=config.recompute,
         sync_allreduce=_statistics_over_ranks(communicator, together),
-        stride_in_1x1=warm_start.strides_in_1x1(config.init_from),
     )
     warm_start.freeze(network, config.freeze)
     return network
@@ -232,7 +231,6 @@ def description(config: RunConfig, source: Source) -> dict[str, Any]:
         "stem": config.stem,
         "blurpool": config.blurpool,
         "batch_norm_epsilon": config.batch_norm_epsilon,
-        "stride_in_1x1": warm_start.strides_in_1x1(config.init_from),
         "crop_fraction": evaluation_crop(config),
         "optimizer": config.optimizer,
         "version": __version__,

@@ -25,7 +25,9 @@ class ExampleCount:
           UserError: on all ranks, if they have found more than --max_bad_records bad records together.
         """
         data = self._data
-        data.bad.share(self._gather(data.bad.pairs()))
+        ranks = self._gather([data.bad.pairs(), max(data.source.labels_seen, default=-1)])
+        data.bad.share(bad for bad, _ in ranks)
+        data.check_class_list(epoch, self._state.cursor, max(largest for _, largest in ranks))
         replaced = sum(number == epoch for number, _ in all_replaced(data, epoch, self._gather))
         return {
             "train_count": data.images(epoch, self._state.cursor) - replaced,

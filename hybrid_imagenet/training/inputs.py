@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,11 +11,14 @@ from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.bad_records import BadRecords
+from hybrid_imagenet.data.listing import surplus
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from hybrid_imagenet.training.step import Batch
+
+_log = logging.getLogger(__name__)
 
 
 class TrainingData:
@@ -47,6 +51,7 @@ class TrainingData:
         self.bad = BadRecords(source, options.bad_records, options.max_bad_records)
         self._stream: pipeline.Batches | None = None
         self._start = Cursor()
+        self._list_checked = False
 
     def sizes(self, epoch: int) -> tuple[int, int]:
         """Returns images per GPU and micro-batch, and micro-batches per update, in an epoch counted from 0."""
@@ -88,6 +93,21 @@ class TrainingData:
             return cursor.offset
         offset = self._start.offset if epoch == self._start.epoch else 0
         return self.source.num_examples - self.order.left_out(self.global_batch(epoch), offset)
+
+    def check_class_list(self, epoch: int, cursor: Cursor, largest: int) -> None:
+        """Warns once, on rank 0, if a list of classes names more than a whole epoch has shown.
+
+        Args:
+          epoch: the one that was read.
+          cursor: where training stands.
+          largest: label that any rank has read.
+        """
+        whole = self.images(epoch, cursor) > self.source.num_examples - self.global_batch(epoch)
+        if self.source.class_list is None or self._list_checked or not whole:
+            return
+        self._list_checked = True
+        if self._ranks.rank == 0 and largest + 1 < self.source.num_classes:
+            _log.warning("data: %s", surplus(self.source.class_list, self.source.num_classes, largest))
 
     def replaced(self, epoch: int) -> list[tuple[int, int]]:
         """Returns (epoch, example) of those that others replaced on this rank, in this epoch and later ones."""

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet import comm
-from hybrid_imagenet.checkpoints import restore
+from hybrid_imagenet.checkpoints import run_state
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
@@ -110,7 +110,7 @@ class Parts:
         return {
             **build.description(self.config, self.data.source),
             "world_size": self.communicator.size,
-            "order": restore.described(self.data.order),
+            "order": run_state.described(self.data.order),
             "data": {name: source.identity for name, source in self.sources.items()},
             "epoch_sums": self.communicator.allgather_object([sums.loss, sums.top1, sums.top5, sums.count]),
             "replaced": all_replaced(self.data, self.state.finished_epochs, self.communicator.allgather_object),

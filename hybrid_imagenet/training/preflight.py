@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from hybrid_imagenet.checkpoints import glance, metadata
+from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import RunConfig, defaults, derived
 from hybrid_imagenet.config.checks import check_data, own_network
@@ -95,7 +95,7 @@ def _check_disk(config: RunConfig, found: Findings) -> None:
     path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
     state = run_dir.check(path, resume=config.resume)
     found.checked.append(f"run directory: {path}, {state}")
-    checkpoint = glance.newest(path / "checkpoints", metadata.check_run) if config.resume else None
+    checkpoint = store.newest(path / "checkpoints", store.check_run) if config.resume else None
     if checkpoint is not None:
         _check_resumed(config, checkpoint, data.classes)
         found.checked.append(f"checkpoint: {checkpoint.path}, of this model and optimizer")
@@ -106,7 +106,7 @@ def _check_disk(config: RunConfig, found: Findings) -> None:
         _check_weights(config, found)
 
 
-def _check_resumed(config: RunConfig, checkpoint: glance.Description, classes: int | None) -> None:
+def _check_resumed(config: RunConfig, checkpoint: store.Description, classes: int | None) -> None:
     """Refuses a checkpoint of another network, optimizer or number of classes."""
     for flag, key in (_SHAPE | {"blurpool": "blurpool", "optimizer": "optimizer"}).items():
         before, now = checkpoint.meta.get(key), getattr(config, flag)
@@ -152,7 +152,7 @@ def _moved_learning_rate(config: RunConfig, meta: Mapping[str, Any]) -> list[str
 def _check_weights(config: RunConfig, found: Findings) -> None:
     """Refuses weights (--init_from) of another network; functions of the user's are compared when they are built."""
     try:
-        weights = glance.look(pathlib.Path(str(config.init_from)))
+        weights = store.look(pathlib.Path(str(config.init_from)))
     except UserError as error:
         raise UserError(f"--init_from={error}") from None
     before = {flag: weights.meta[key] for flag, key in _SHAPE.items() if key in weights.meta}

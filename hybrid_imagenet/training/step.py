@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hybrid_imagenet.models import cast_once, layers, normalization, relu_gradients
-from hybrid_imagenet.models.recompute import RecomputingModel
+from hybrid_imagenet.models import kernels, layers, normalization
+from hybrid_imagenet.models.resnet import RecomputingModel
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.training import loss_alarm
 from hybrid_imagenet.training.accumulators import SumAccumulator
@@ -110,7 +110,7 @@ class TrainStep:
           parts: GPUs that a batch stands for, one after the other; images are mixed within each one's.
           jit_compile: compile forward and backward with XLA; the reduction stays outside and does not overlap.
           choose: leaves out images of a batch; returns the others, and the weight of this rank's mean loss.
-          fuse_relu_gradients: see `models.relu_gradients`; of use on GPUs in FP16.
+          fuse_relu_gradients: see `models.kernels.shapes_first`; of use on GPUs in FP16.
         """
         self.model = model
         self.optimizer = optimizer
@@ -192,7 +192,7 @@ class TrainStep:
         self, images: tf.Tensor, labels: tf.Tensor, share: tf.Tensor, weight: tf.Tensor | None
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         with (
-            cast_once.together(self._kernels) as cast,
+            kernels.cast_together(self._kernels) as cast,
             normalization.statistics_together() if has_gpu() else contextlib.nullcontext(),
             tf.GradientTape(watch_accessed_variables=False) as tape,
         ):
@@ -202,7 +202,7 @@ class TrainStep:
             losses, scaled = on_gpu(self._objective)(logits, labels, share, weight)
         gradients = tape.gradient(scaled, sources)
         if self._fuse_relu_gradients:
-            losses = relu_gradients.shapes_first(losses, gradients)
+            losses = kernels.shapes_first(losses, gradients)
         return losses, logits, gradients
 
     def _objective(

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hybrid_imagenet.checkpoints.archive import Checkpoint
-from hybrid_imagenet.checkpoints.restore import check_position, restore_arrays
-from hybrid_imagenet.checkpoints.run_state import RunState
+from hybrid_imagenet.checkpoints.run_state import RunState, check_position, restore_arrays
 from hybrid_imagenet.config import relative_step
 from hybrid_imagenet.numerics import run_length
 from hybrid_imagenet.resilience.preemption import Control

@@ -5,16 +5,9 @@ from __future__ import annotations
 import pathlib
 
 import keras
-import numpy as np
 
 from hybrid_imagenet.checkpoints import pretrained
-from hybrid_imagenet.data import device
 from hybrid_imagenet.errors import UserError
-
-
-def strides_in_1x1(path: str | None) -> bool:
-    """Returns whether a file's network strides in the first convolution of a block, as keras.applications' do."""
-    return path is not None and path.endswith(".h5")
 
 
 def freeze(network: keras.Model, prefixes: tuple[str, ...]) -> None:
@@ -37,9 +30,6 @@ def freeze(network: keras.Model, prefixes: tuple[str, ...]) -> None:
 
 def load(path: str, network: keras.Model) -> list[str]:
     """Gives a network the weights of a file, but for a head of another number of classes.
-
-    Weights made for other pixel means and deviations are turned into ones for this program's: the first convolution's
-    are scaled channel by channel.
 
     Args:
       path: as for `checkpoints.pretrained.load`.
@@ -67,24 +57,10 @@ def load(path: str, network: keras.Model) -> list[str]:
                 f"give a file of the same network (that is {trained.model}, width {trained.width}, stem {trained.stem})"
             )
         fresh.append(variable.path)
-    first = next(v for v in network.weights if len(v.shape) == 4)
     for variable in network.weights:
-        if variable.path in head and fresh:
-            continue  # all of the head or none of it
-        value = found[variable.path]
-        if variable is first:
-            value = value * _for_our_pixels(trained)[:, None]
-        variable.assign(value)
+        if not (variable.path in head and fresh):  # all of the head or none of it
+            variable.assign(found[variable.path])
     lines.append(f"weights of {trained.origin} ({trained.model}, {len(trained.class_names)} classes)")
     if fresh:
         lines.append(f"the last layer begins anew, for another number of classes: {', '.join(fresh)}")
     return lines
-
-
-def _for_our_pixels(trained: pretrained.Trained) -> np.ndarray:
-    """Returns the factor on each input channel of the first convolution, float32 [3].
-
-    A network that sees (x - m) / s gives the same for (x - m) / d with kernels multiplied by d / s. The means of all
-    files are those of ImageNet, to rounding.
-    """
-    return (np.array(device.DEVIATION) / np.array(trained.pixel_deviation)).astype(np.float32)

@@ -1,3 +1,5 @@
+import io
+import json
 import os
 import random
 import threading
@@ -83,10 +85,8 @@ HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (4000000000000, 1000),
         header(HUGE) + bytes(16),
         header("{'descr': '<f4', 'fortran_order': False, 'shape': (-2, -2), }\n") + bytes(16),
         header("{'descr': '<f4', 'fortran_order': False, 'shape': (5,), }\n") + bytes(16),
-        header("{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }\n") + bytes(16),
         header("{'descr': '|O', 'fortran_order': False, 'shape': (2,), }\n") + bytes(16),
         header("(" * 5000 + "\n") + bytes(16),
-        header("-" * 9000 + "1\n") + bytes(16),
         header("not a dictionary\n") + bytes(16),
         header("{'descr': '<f4'") + bytes(16),
         b"\x93NUMPY\x03\x00",
@@ -120,13 +120,6 @@ def test_compressed_members_are_refused_unread(path):
         archive.read(path)
 
 
-def test_pickles_are_refused(path):
-    with path.open("wb") as file:
-        np.savez(file, meta=np.array([{"format": 1}], dtype=object))
-    with pytest.raises(DamagedCheckpointError):
-        archive.read(path)
-
-
 def test_a_later_format_is_told_from_damage(path):
     archive.write(path, ARRAYS, {**meta(5), "format": 2})
     with pytest.raises(NewerCheckpointError, match="format 2, this version reads 1"):
@@ -149,3 +142,41 @@ def test_what_is_no_file_is_told_at_once(path, make):
     thread.start()
     thread.join(10)
     assert found == [f"{path}: not a regular file"]
+
+
+def array(value) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, value, allow_pickle=True)
+    return buffer.getvalue()
+
+
+def described(value) -> bytes:
+    return array(np.frombuffer(json.dumps(value).encode(), np.uint8))
+
+
+EMPTY = described({"format": 1, "arrays": []})
+ONE = described({"format": 1, "arrays": ["a"]})
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {},
+        {"meta.npy": b""},
+        {"meta.npy": array(np.array(7))},
+        {"meta.npy": described([])},
+        {"meta.npy": described({"format": 1})},
+        {"meta.npy": ONE},
+        {"meta.npy": described({"format": 1, "arrays": 5})},
+        {"meta.npy": ONE, "array/a.npy": array(np.array([print], object))},
+        {"meta.npy": ONE, "array/a": b"raw"},
+        {"../../escape.npy": array(np.array(1)), "meta.npy": EMPTY},
+    ],
+)
+def test_archives_that_are_no_checkpoints(path, members):
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    with pytest.raises(DamagedCheckpointError, match="step-000000005"):
+        archive.read(path)
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet.checkpoints import archive
-from hybrid_imagenet.checkpoints.store import CheckpointFolder, CheckpointStore
+from hybrid_imagenet.checkpoints.store import CheckpointFolder, CheckpointStore, look
 from hybrid_imagenet.errors import UserError
 from tests.checkpoints.support import ARRAYS, meta
 
@@ -90,9 +90,9 @@ def test_what_is_no_file_stops_neither_a_resume_nor_a_save(folder, make):
     "changes",
     [
         {"state": [1, 2]},
-        {"state": {"step": "many"}},
+        {"state": meta(8)["state"] | {"rollbacks": 0}},
         {"epoch_sums": {"loss": 1.0}},
-        {"epoch_sums": []},
+        {"square_norms": []},
         {"state": {**meta(4)["state"]}},  # of another step than its name says
     ],
 )
@@ -183,3 +183,31 @@ def test_writing_happens_beside_training(folder, monkeypatch):
     release.set()
     store.wait()
     assert [p.name for p in store.paths()] == [name(1)]
+
+
+def test_the_newest_readable_checkpoint_of_a_run_is_described(folder):
+    folder.mkdir()
+    for step in (1, 2):
+        archive.write(folder / name(step), {"x": np.zeros(1)}, {"model": f"resnet{step}"})
+    (folder / name(3)).write_bytes(b"cut short")
+    for path in (folder.parent, folder):
+        assert look(path).meta["model"] == "resnet2"
+    assert look(folder / name(1)).meta["model"] == "resnet1"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("none", "no such file"),
+        ("text", "not a checkpoint"),
+        ("folder", "holds no usable checkpoint"),
+        ("model.keras", "a model that Keras has saved: load it with keras.saving.load_model"),
+    ],
+)
+def test_what_is_no_checkpoint_is_named_for_what_it_is(tmp_path, name, text):
+    for file in ("text", "model.keras", "weights.pth"):
+        (tmp_path / file).write_text("hello")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match=text):
+        look(tmp_path / name)
+    assert look(tmp_path / "weights.pth").meta == {}

@@ -70,26 +70,6 @@ def write_parquet(directory, split, pairs, shards=2, names=CLASSES):
         parquet.write_table(table, directory / f"{split}-{shard:05d}-of-{shards:05d}.parquet", row_group_size=3)
 
 
-def write_huggingface(directory, splits, shards=2):
-    """Saves {split: pairs} with Hugging Face's own package."""
-    import datasets
-
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
-    saved = datasets.DatasetDict(
-        {
-            split: datasets.Dataset.from_dict(
-                {
-                    "image": [{"bytes": image, "path": None} for image, _ in pairs],
-                    "label": [label for _, label in pairs],
-                },
-                features=features,
-            )
-            for split, pairs in splits.items()
-        }
-    )
-    saved.save_to_disk(directory, num_shards=dict.fromkeys(splits, shards))
-
-
 def as_cls(number, image, label):
     """A sample of a WebDataset whose label is a file of its own."""
     return {"__key__": f"{label}/{number:05d}", "jpg": image, "cls": label}

@@ -3,8 +3,8 @@ import pytest
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data import pipeline
-from hybrid_imagenet.data.cache import CachedSource
 from hybrid_imagenet.data.sources.base import BadRecord
+from hybrid_imagenet.data.sources.derived import CachedSource
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from tests.data.support import MemorySource
 from tests.data.test_sources import cache, make  # noqa: F401

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hybrid_imagenet import data
-from hybrid_imagenet.data import classes
+from hybrid_imagenet.data import listing
 from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.errors import UserError
 from tests.data import support, test_idx, test_webdataset
@@ -121,7 +121,7 @@ def test_text_labels_and_other_columns_of_parquet_files_get_one_line(tmp_path):
 )
 def test_validation_has_the_classes_of_training(validation, message):
     if message is None:
-        classes.check_splits("folder", ("cat", "dog"), validation)
+        listing.check_splits("folder", ("cat", "dog"), validation)
         return
     with pytest.raises(UserError, match=f"--dataset=folder: training and validation .*{message}"):
-        classes.check_splits("folder", ("cat", "dog"), validation)
+        listing.check_splits("folder", ("cat", "dog"), validation)

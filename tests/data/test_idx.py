@@ -10,7 +10,7 @@ from PIL import Image
 from hybrid_imagenet import data
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources import idx
-from hybrid_imagenet.data.sources.subset import Subset
+from hybrid_imagenet.data.sources.derived import Subset
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from hybrid_imagenet.tools.data import command

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet.data import mixing, pipeline
-from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
+from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.numerics.shard_order import ShardOrder
 from tests.data.support import MemorySource
 
@@ -18,13 +18,16 @@ def test_the_expected_number_is_that_of_drawing():
     assert mixing.expected(counts, 16) == pytest.approx(np.mean([len(set(row)) for row in drawn]), rel=0.02)
 
 
-def test_a_window_over_sorted_files_is_measured():
+def test_a_window_over_sorted_files_is_told_with_the_remedy():
     labels = np.arange(1000 * 100) // 100  # a thousand classes in a hundred files
-    found = [mixing.measured(ShardOrder([1000] * 100, window), labels)[0] for window in (1, 16, 100)]
-    assert found[0] < 15
-    assert 120 < found[1] < 155  # 160 classes in a window
-    assert found[2] == pytest.approx(226, rel=0.05)
-    assert mixing.measured(SampleOrder(len(labels)), labels)[1] == pytest.approx(226, abs=0.5)
+    lines = {}
+    for window in (1, 16, 100):
+        first = ShardOrder([1000] * 100, window).at(0, np.arange(mixing.FIRST))
+        lines[window] = mixing.complaint(labels[first], np.full(1000, 100), window)
+    assert "256 consecutive training images hold 10 classes on average, 226 if all were mixed" in lines[1]
+    assert "give more than --shuffle_window=1 (0 mixes all)" in lines[1]
+    assert lines[16] is None  # some 140 of the 160 classes in a window
+    assert lines[100] is None
 
 
 class Sorted(MemorySource):

@@ -1,11 +1,8 @@
 import collections
 import io
-import json
 import logging
 import random
 import struct
-import subprocess
-import sys
 import threading
 import time
 
@@ -15,10 +12,11 @@ import tensorflow as tf
 from PIL import Image
 
 from hybrid_imagenet.data import images, pipeline
+from hybrid_imagenet.data.bad_records import BadRecords, UsableExamples
 from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
-from tests.data import recorder, support
+from tests.data import support
 from tests.data.support import MemorySource
 from tests.references import augment_reference
 
@@ -37,7 +35,7 @@ def train(source, order, start, sizes, rank, size, epochs=1, **options):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 3])
 def test_an_epoch_on_several_ranks_sees_each_of_1003_examples_exactly_once(size):
     order = SampleOrder(N, seed=2)
     per_rank = [labels(train(SOURCE, order, Cursor(), (16, 2), rank, size)) for rank in range(size)]
@@ -125,9 +123,7 @@ def test_pixels_depend_on_neither_the_number_of_ranks_nor_of_threads():
     assert not set(alone["seed"].numpy()[:, 0]) & set(other_epoch["seed"].numpy()[:, 0])
 
 
-@pytest.mark.parametrize(
-    ("n", "size", "batch"), [(1, 4, 3), (12, 3, 4), (13, 3, 4), (100, 2, 7), (5, 1, 8), (31, 4, 8)]
-)
+@pytest.mark.parametrize(("n", "size", "batch"), [(1, 4, 3), (13, 3, 4), (31, 4, 8)])
 def test_evaluation_counts_each_image_once_in_the_same_number_of_steps(n, size, batch):
     source = MemorySource(n)
     counts, steps = collections.Counter(), set()
@@ -236,16 +232,7 @@ def test_jpegs_of_every_color_space_decode_to_what_pillow_sees(mode):
     assert np.abs(decoded(content, (6, 4, 32, 32), 20) - expected).mean() < 4
 
 
-def test_a_png_named_jpeg_decodes():
-    content = support.png(5, 40, 48)
-    pixels = np.asarray(Image.open(io.BytesIO(content))).astype(float)
-    np.testing.assert_allclose(
-        decoded(content, (6, 4, 32, 32), 20), augment_reference.resize(pixels[6:38, 4:36], 20, 20), atol=0.51
-    )
-    np.testing.assert_array_equal(decoded(content, (1, 2, 20, 20), 20), pixels[1:21, 2:22])
-
-
-@pytest.mark.parametrize("extent", [(64, 64), (70, 100), (200, 128), (260, 300)])
+@pytest.mark.parametrize("extent", [(70, 100), (260, 300)])
 def test_reduced_decoding_stays_close_to_a_full_decode_with_area_averaging(extent):
     content = support.jpeg(7, 280, 320)
     height, width = extent
@@ -289,33 +276,6 @@ def test_bytes_after_the_end_of_an_image_do_no_harm(content):
     np.testing.assert_array_equal(
         decoded(trailing, (0, 0, height, width), 16), decoded(content, (0, 0, height, width), 16)
     )
-
-
-def test_probe_tells_height_and_width():
-    assert images.probe(support.jpeg(0, 31, 57)) == (images.JPEG, 31, 57)
-    assert images.probe(support.png(0, 31, 57)) == (images.OTHER, 31, 57)
-
-
-@pytest.mark.parametrize("remainder", ["wrap", pytest.param("drop", marks=pytest.mark.slow)])
-def test_a_killed_process_goes_on_with_exactly_the_rest(remainder, tmp_path):
-    record = tmp_path / "steps.jsonl"
-    command = [sys.executable, "-m", "tests.data.recorder", str(record), remainder]
-    killed = subprocess.Popen(command)
-    stop = random.Random(0).randrange(5, 60)
-    deadline = time.monotonic() + 90
-    while not record.exists() or record.read_bytes().count(b"\n") < stop:
-        assert killed.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    killed.kill()
-    killed.wait()
-    recorder.main(record, remainder)
-    lines = [json.loads(line) for line in record.read_text().splitlines()]
-    starts = [line["start"] for line in lines]
-    assert 0 < starts.index(1) < len(starts) - 1
-    seen = [label for line in lines for label in line["labels"]]
-    expected = SampleOrder(N, seed=6, remainder=remainder)
-    assert seen == expected.take(Cursor(), N - N % 10 if remainder == "drop" else 1010)[0].tolist()
 
 
 def test_read_ahead_is_bounded_by_memory():
@@ -364,3 +324,11 @@ def test_records_of_a_batch_are_read_at_the_same_time_in_the_same_order(reads, m
     elements = train(source, SampleOrder(64, seed=3), Cursor(), (32, 1), 0, 1, readers=1, reads=reads)
     assert np.concatenate(labels(elements)).tolist() == SampleOrder(64, seed=3).at(0, np.arange(64)).tolist()
     assert source.most in most
+
+
+def test_pipelines_share_their_reading_threads():
+    before = sum(thread.name.startswith("reads") for thread in threading.enumerate())
+    for _ in range(5):  # as many pipelines as a run of some epochs has
+        reader = UsableExamples(SOURCE, BadRecords(SOURCE, "fail", 0), reads=4)
+        assert len(reader.read(np.arange(8))[0]) == 8
+    assert sum(thread.name.startswith("reads") for thread in threading.enumerate()) <= before + 4

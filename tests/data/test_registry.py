@@ -49,7 +49,6 @@ def test_the_augmentation_follows_the_name(name, augmentation):
         ("tfrecord", "holds no train shards"),
         ("webdataset", "holds no train tar files"),
         ("parquet", "holds no train Parquet files"),
-        ("huggingface", "holds no train split"),
         ("idx", "has no train-images-idx3-ubyte"),
     ],
 )

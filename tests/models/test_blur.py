@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from hybrid_imagenet import models
-from hybrid_imagenet.models.blur import BlurPool
+from hybrid_imagenet.models.layers import BlurPool
 from tests.references.short_reference import blurred
 
 

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.models import cast_once, layers
+from hybrid_imagenet.models import kernels as forms
+from hybrid_imagenet.models import layers
 
 
 def network():
@@ -23,7 +24,7 @@ def test_outputs_and_gradients_are_the_same():
     with tf.GradientTape() as tape:
         expected = model(images)
     wanted = tape.gradient(expected, [k.value for k, _ in kernels])
-    with cast_once.together(kernels) as cast, tf.GradientTape() as tape:
+    with forms.cast_together(kernels) as cast, tf.GradientTape() as tape:
         sources = [cast[id(k)] for k, _ in kernels]
         tape.watch(sources)
         outputs = model(images)
@@ -37,9 +38,9 @@ def test_afterwards_layers_cast_by_themselves():
     model = network()
     kernels = layers.cast_kernels(model)
     images = tf.ones([1, 8, 8, 3])
-    with cast_once.together(kernels):
+    with forms.cast_together(kernels):
         before = model(images)
     kernels[0][0].assign(tf.zeros_like(kernels[0][0]))
     assert np.abs(model(images) - before).max() > 0
-    with cast_once.together([]) as cast:
+    with forms.cast_together([]) as cast:
         assert not cast

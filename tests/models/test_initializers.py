@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet import models
-from hybrid_imagenet.models import initializers
+from hybrid_imagenet.models.blocks import convolution_initializer
 
 SHAPE = (3, 3, 64, 128)
 FAN_IN, FAN_OUT = 9 * 64, 9 * 128
@@ -13,14 +13,14 @@ FAN_IN, FAN_OUT = 9 * 64, 9 * 128
     [("kaiming", np.sqrt(2 / FAN_IN)), ("xavier", np.sqrt(2 / (FAN_IN + FAN_OUT))), ("gaussian", 1.0)],
 )
 def test_mean_and_standard_deviation(kind, stddev):
-    values = np.asarray(initializers.convolution(kind, 1, "layer")(SHAPE))
+    values = np.asarray(convolution_initializer(kind, 1, "layer")(SHAPE))
     count = values.size
     assert abs(values.mean()) < 5 * stddev / np.sqrt(count)
     assert abs(values.std() / stddev - 1) < 5 / np.sqrt(count)
 
 
 def test_kaiming_is_a_gaussian_and_not_truncated():
-    values = np.asarray(initializers.convolution("kaiming", 1, "layer")(SHAPE)) / np.sqrt(2 / FAN_IN)
+    values = np.asarray(convolution_initializer("kaiming", 1, "layer")(SHAPE)) / np.sqrt(2 / FAN_IN)
     assert abs(np.mean(np.abs(values) > 2) - 0.0455) < 0.005  # a truncated one has none beyond 2 deviations
     assert abs(np.mean(values**4) - 3) < 0.1
     assert np.abs(values).max() > 3.5

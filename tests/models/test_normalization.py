@@ -6,8 +6,7 @@ import tensorflow as tf
 
 from hybrid_imagenet import models
 from hybrid_imagenet.models import normalization
-from hybrid_imagenet.models.normalization import BatchNormalization
-from hybrid_imagenet.models.synchronized import normalize_over_ranks
+from hybrid_imagenet.models.normalization import BatchNormalization, normalize_over_ranks
 from tests.references.moments_reference import merged
 
 EPSILON = 1e-3

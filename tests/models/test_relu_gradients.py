@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet.models.relu_gradients import shapes_first
+from hybrid_imagenet.models.kernels import shapes_first
 
 
 @pytest.mark.parametrize("number", [0.5, 1e30, float("nan")])

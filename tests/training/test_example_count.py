@@ -20,6 +20,7 @@ from hybrid_imagenet.training.evaluation import Validation
 from hybrid_imagenet.training.example_count import ExampleCount, all_replaced
 from hybrid_imagenet.training.inputs import TrainingData
 from tests.data.support import MemorySource
+from tests.support import program
 
 N = 60
 START = Cursor()
@@ -150,3 +151,34 @@ def test_validation_counts_what_it_drops():
     for _ in range(2):  # the same again: counts do not add up over passes
         results = validation.run()
         assert (results["val_count"], results["val_dropped"]) == (57, 3)
+
+
+class Listed(MemorySource):
+    """Images of sixty classes, of which a file lists more."""
+
+    def __init__(self, listed):
+        super().__init__(N)
+        self.num_classes, self.class_list = listed, "labels.txt"
+
+    def read_one(self, index):
+        image, label = super().read_one(index)
+        return image, self._checked_label(index, label)
+
+
+@pytest.mark.parametrize(("listed", "told"), [(N, 0), (N + 9, 1)])
+def test_a_list_with_more_classes_than_the_images_of_all_ranks_have_is_told_once(listed, told, caplog):
+    ranks = Ranks(Listed(listed), 2)
+    for epoch in range(2):
+        ranks.train(8 if epoch == 0 else 7)
+        ranks.end(epoch)
+    lines = [record.message for record in caplog.records if "labels.txt" in record.message]
+    assert lines == ["data: labels.txt: lists 69 classes, but no training image has a label above 59"] * told
+
+
+def test_training_on_shards_tells_of_a_list_with_too_many_classes(tmp_path):
+    place = program.make_data(tmp_path / "set")
+    (place / "labels.txt").write_text("ant\nbee\ncat\ndog\neel\n")
+    done = program.train_here(place, tmp_path / "run", "--epochs=2", "--warmup_epochs=0")
+    assert done.returncode == 0, done.stderr
+    line = f"{place / 'labels.txt'}: lists 5 classes, but no training image has a label above 3"
+    assert (done.stdout + done.stderr).count(line) == 1

@@ -168,8 +168,8 @@ def test_no_command_loads_tensorflow_to_refuse_what_a_listing_shows(here, monkey
         ("hybrid_imagenet.tools.predict", [run, notes]),
         ("hybrid_imagenet.tools.evaluate", [run, "--dataset=digts"]),
         ("hybrid_imagenet.tools.evaluate", [notes, "--dataset=digits"]),
-        ("hybrid_imagenet.tools.export.command", [run, f"--to={here}/x.onx"]),
-        ("hybrid_imagenet.tools.export.command", [notes, f"--to={here}/x.onnx"]),
+        ("hybrid_imagenet.tools.export", [run, f"--to={here}/x.onx"]),
+        ("hybrid_imagenet.tools.export", [notes, f"--to={here}/x.onnx"]),
     )
     assert codes == [2] * 8
     assert not loaded & fresh.FRAMEWORKS

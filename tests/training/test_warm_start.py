@@ -23,11 +23,11 @@ def network(classes, seed, **changes):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A network for five classes whose input is prepared as keras.applications prepare it, and its file."""
+    """A network for five classes, and its file."""
     source = network(5, 1)
     weights = {v.path: v.numpy() for v in source.weights}
     names = tuple("abcde")
-    made = Trained("here", "resnet8", names, 16, 0.875, 1e-5, width=4, pixel_deviation=(1 / 255,) * 3, weights=weights)
+    made = Trained("here", "resnet8", names, 16, 0.875, 1e-5, width=4, weights=weights)
     path = tmp_path_factory.mktemp("trained") / "source.npz"
     made.save(path)
     return made, path

@@ -81,6 +81,8 @@ class Source(abc.ABC):
       side: all images are squares of so many pixels, which `read_pixels` gives without decoding; None where not.
       notes: what is not read, or read on an assumption, one line for each kind.
       shard_sizes: examples in each file, int64 [s], in the order of their numbers; None where files do not matter.
+      class_list: the file that names the classes, where it cannot be compared with the labels before they are read.
+      labels_seen: the labels that were read, with a `class_list`.
       listing: names of the files in their order, relative to the directory of the data set, so that they are the same
         on all hosts; empty where there are none.
     """
@@ -93,10 +95,12 @@ class Source(abc.ABC):
     notes: tuple[Note, ...] = ()
     shard_sizes: npt.NDArray[np.int64] | None = None
     listing: Sequence[str] = ()
+    class_list: str | None = None
 
     def __init__(self) -> None:
         """Starts the counters."""
         self.io = IoCounter()
+        self.labels_seen: set[int] = set()
 
     @abc.abstractmethod
     def read_one(self, index: int) -> tuple[bytes, int]:
@@ -140,6 +144,8 @@ class Source(abc.ABC):
     def _checked_label(self, index: int, label: int) -> int:
         if not 0 <= label < self.num_classes:
             raise BadRecord(*self.locate(index), f"label {label} is not one of {self.num_classes} classes")
+        if self.class_list is not None:
+            self.labels_seen.add(label)
         return label
 
 

@@ -113,11 +113,8 @@ def _split_directory(directory: Path, split: str) -> Path:
     found = listing.of_split(str(directory), split, lambda word: [word] if (directory / word).is_dir() else [])
     if not found:
         missing = f"--data_dir={directory}: has no directory {' or '.join(listing.SPLIT_NAMES[split])}"
-        flat = _images_by_class(directory) if split == "train" else []
-        if flat or split == "validation":
-            some = ", ".join([*flat[:3], *(["..."] if len(flat) > 3 else [])])
-            what = f" but {len(flat)} of images ({some})" if flat else ""
-            missing += f"{what}: add --val_fraction=0.2 to validate a fifth of the images of each class"
+        if split == "validation" or any(entry.is_dir() for entry in directory.iterdir()):
+            missing += ": add --val_fraction=0.2 to validate a fifth of the images of each class"
         raise UserError(missing)
     return directory / found[0]
 
@@ -128,12 +125,6 @@ def _whole(directory: Path) -> Path:
         if (directory / name).is_dir() and (directory / "train").is_dir():
             raise UserError(f"--val_fraction: {directory / name} holds validation images already: leave it out")
     return directory / "train" if (directory / "train").is_dir() else directory
-
-
-def _images_by_class(directory: Path) -> list[str]:
-    """Returns the directories in `directory` that hold images."""
-    with os.scandir(directory) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and _images(Path(entry.path))[0])
 
 
 def _part(files: list[str], fraction: float, split: str) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hybrid_imagenet.data import classes, images
+from hybrid_imagenet.data import images, listing
 from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.registry import Glance, Request
 from hybrid_imagenet.data.sources import tfds
@@ -172,11 +172,11 @@ def _find(directory: Path, *names: str) -> Path:
 def _class_names(directory: Path) -> tuple[tuple[str, ...], tuple[Note, ...]]:
     """Returns the classes that `labels.txt` lists, else numbers up to the largest training label."""
     largest = int(read(_find(directory, "train-labels-idx1-ubyte")).max(initial=0))
-    place = directory / classes.LIST
+    place = directory / listing.LABELS
     if not place.is_file():
-        return classes.numbered(directory, largest + 1), ()
-    names = classes.listed(place, place.read_text("utf-8"))
-    return names, classes.against_labels(place, names, largest)
+        return listing.numbered_classes(directory, largest + 1), ()
+    names = listing.listed_classes(place, place.read_text("utf-8"))
+    return names, listing.check_labels(place, names, largest)
 
 
 def _shape(array: npt.NDArray[np.uint8]) -> str:

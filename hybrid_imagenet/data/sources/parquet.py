@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import io
 import json
 import re
 import threading
@@ -14,15 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from hybrid_imagenet.data import classes, listing
+from hybrid_imagenet.data import listing
 from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.registry import Glance, Request
-from hybrid_imagenet.data.sources import columns
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.errors import UserError
 
 _FOOTERS = 16  # that are read at the same time
+_FOOTER = 64 << 10  # bytes of most, which one request gets
+_LONGEST = 1 << 30
+_IMAGE = ("image", "img", "jpg")
+_LABEL = ("label", "labels", "cls", "fine_label")
 
 
 def find(request: Request) -> Glance:
@@ -77,7 +81,7 @@ class ParquetSource(Source):
         self._cache_bytes = cache_bytes
         self._cached = 0
         self._lock = threading.Lock()
-        self.class_names = self._class_names(footers) or classes.numbered(directory.location, num_classes)
+        self.class_names = self._class_names(footers) or listing.numbered_classes(directory.location, num_classes)
         self.num_classes = len(self.class_names)
 
     def locate(self, index: int) -> tuple[str, int]:
@@ -111,7 +115,11 @@ class ParquetSource(Source):
         file = int(np.searchsorted(self._first_group, group, "right")) - 1
         started = time.perf_counter()
         number = group - int(self._first_group[file])
-        with _open(self._directory, self._files[file], self._footers[file]) as opened:
+        path = self._directory.path(self._files[file])
+        with (
+            _explained(self._directory, self._files[file]),
+            _package().ParquetFile(path, metadata=self._footers[file]) as opened,
+        ):
             table = opened.read_row_group(number, columns=[self._image, self._label]).select([self._image, self._label])
             size = self._footers[file].row_group(number).total_byte_size
         if not self._directory.remote:
@@ -132,7 +140,7 @@ class ParquetSource(Source):
             return None
         first, expected = next(iter(told.items()))
         for file, found in told.items():
-            if differs := classes.difference(expected, found):
+            if differs := listing.class_difference(expected, found):
                 raise UserError(
                     f"{self._directory.where(first)} and {file} name different classes ({differs}): write them again "
                     "with the same list of classes"
@@ -169,23 +177,27 @@ def _columns(directory: Directory, files: Sequence[str], footers: Sequence[Any])
     """Returns the names of the image and the label column.
 
     Raises:
-      UserError: if a file has other columns, or labels that are no class numbers.
+      UserError: if a file lacks one, has other columns than the first, or labels that are no class numbers.
     """
     import pyarrow
 
-    found = []
+    found: list[tuple[str, str]] = []
     for file, footer in zip(files, footers, strict=True):
-        schema = footer.schema.to_arrow_schema()
-        found.append(columns.choose(directory.where(file), schema.names))
-        kind = schema.field(found[-1][1]).type
-        if not pyarrow.types.is_integer(kind):
+        place, schema = directory.where(file), footer.schema.to_arrow_schema()
+        image, label = (next((name for name in known if name in schema.names), None) for known in (_IMAGE, _LABEL))
+        if image is None or label is None:
             raise UserError(
-                f"{directory.where(file)}: column {found[-1][1]} holds {kind}, not class numbers: write these instead"
+                f"{place}: needs an image column ({', '.join(_IMAGE)}) and a label column ({', '.join(_LABEL)}), has "
+                f"{', '.join(schema.names) or 'none'}"
             )
+        found.append((image, label))
+        kind = schema.field(label).type
+        if not pyarrow.types.is_integer(kind):
+            raise UserError(f"{place}: column {label} holds {kind}, not class numbers: write these instead")
         if found[-1] != found[0]:
             raise UserError(
-                f"{directory.where(file)}: its columns are {' and '.join(found[-1])}, those of {files[0]} "
-                f"{' and '.join(found[0])}: give all files the same"
+                f"{place}: its columns are {image} and {label}, those of {files[0]} {' and '.join(found[0])}: give all "
+                "files the same"
             )
     return found[0]
 
@@ -197,25 +209,15 @@ def _footers(directory: Directory, names: Sequence[str]) -> list[Any]:
         directory.look_up(names)
 
     def footer(name: str) -> Any:
-        with _explained(directory, name), directory.opened(name) as file:
-            return parquet.read_metadata(file)
+        with _explained(directory, name):
+            tail = directory.tail(name, _FOOTER)
+            length = int.from_bytes(tail[-8:-4], "little") + 8  # of the metadata, which stand before it
+            if len(tail) < length < _LONGEST:
+                tail = directory.tail(name, length)
+            return parquet.read_metadata(io.BytesIO(tail))
 
     with concurrent.futures.ThreadPoolExecutor(min(_FOOTERS, len(names))) as pool:
         return list(pool.map(footer, names))
-
-
-def _open(directory: Directory, name: str, footer: Any) -> Any:
-    """Opens a file of which row groups are read; its footer is not read again."""
-    parquet = _package()
-    while True:
-        path = directory.path(name)
-        with _explained(directory, name):
-            try:
-                return parquet.ParquetFile(path, metadata=footer)
-            except FileNotFoundError:
-                if not directory.remote:
-                    raise
-                # Another rank has removed the copy since, to make room: it is copied again.
 
 
 @contextlib.contextmanager

@@ -1,13 +1,14 @@
 """Reads and writes TFRecord shards: TensorFlow's ImageNet layout, the plain TFDS form, and what `data prepare` writes.
 
 A TFRecord is: length (uint64), masked CRC-32C of the length, payload, masked CRC-32C of the payload, all little-endian.
-The payload is a tf.train.Example. Neither needs TensorFlow here.
+The payload is a tf.train.Example. TensorFlow is imported at the first of these, not to find the shards.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -19,11 +20,10 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from hybrid_imagenet import files
-from hybrid_imagenet.data import classes, listing
+from hybrid_imagenet.data import listing
 from hybrid_imagenet.data.registry import Glance, Request
 from hybrid_imagenet.data.sources.base import BadRecord, Source, read_at
 from hybrid_imagenet.errors import UserError
@@ -154,6 +154,8 @@ def open_split(request: Request) -> Source:
     if manifest is None:
         source = ShardSource(shards, names)
         source.notes = listing.of_no_split(str(directory), *_by_word(directory))
+        if (directory / listing.LABELS).is_file():
+            source.class_list = str(directory / listing.LABELS)
         return source
     entry = manifest["splits"].get(split)
     if entry is None:
@@ -172,10 +174,10 @@ def open_split(request: Request) -> Source:
 def _class_names(request: Request, manifest: Mapping[str, Any] | None) -> tuple[str, ...]:
     if manifest is not None:
         return tuple(manifest["class_names"])
-    place = request.directory / classes.LIST
+    place = request.directory / listing.LABELS
     if place.is_file():
-        return classes.listed(place, place.read_text("utf-8", "replace"))
-    return classes.numbered(request.directory, request.num_classes)
+        return listing.listed_classes(place, place.read_text("utf-8", "replace"))
+    return listing.numbered_classes(request.directory, request.num_classes)
 
 
 def find_shards(directory: Path, split: str) -> tuple[Path, ...]:
@@ -263,26 +265,14 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
         return None
     try:
         manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        _check_manifest(manifest)
+        if not isinstance(manifest["class_names"], list):
+            raise TypeError("class_names is no list")
+        for split, entry in manifest["splits"].items():
+            if sum(int(shard["num_examples"]) for shard in entry["shards"]) != entry["num_examples"]:
+                raise ValueError(f"num_examples of {split} is not the sum of its shards")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: is not a readable manifest ({error!r}); prepare the data set again") from None
     return manifest
-
-
-def _check_manifest(manifest: dict[str, Any]) -> None:
-    """Raises ValueError, KeyError, TypeError or AttributeError if what readers use is missing or of another kind."""
-    names = manifest["class_names"]
-    shards = [shard for entry in manifest["splits"].values() for shard in entry["shards"]]
-    numbers = [entry["num_examples"] for entry in manifest["splits"].values()]
-    numbers += [shard[key] for shard in shards for key in ("bytes", "num_examples")]
-    sums = [shard["crc32c"] for shard in shards]
-    if not isinstance(names, list) or not all(isinstance(text, str) for text in [*names, *sums]):
-        raise TypeError("class_names and crc32c hold texts")
-    if not all(type(number) is int for number in numbers):
-        raise TypeError("num_examples and bytes hold whole numbers")
-    for split, entry in manifest["splits"].items():
-        if sum(shard["num_examples"] for shard in entry["shards"]) != entry["num_examples"]:
-            raise ValueError(f"num_examples of {split} is not the sum of its shards")
 
 
 class RecordError(ValueError):
@@ -328,51 +318,17 @@ def header_length(header: bytes) -> int:
     return length
 
 
-def _example_class() -> Any:
-    """Returns the message class of tf.train.Example, described here so that no reader has to import TensorFlow."""
-    field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
+@functools.cache
+def _example() -> Any:
+    """Returns the message class of tf.train.Example."""
+    import tensorflow as tf
 
-    def message(name: str, *fields: tuple[str, int, int, str | None], repeated: bool = False) -> Any:
-        added = file.message_type.add(name=name)
-        for title, number, kind, type_name in fields:
-            added.field.add(
-                name=title,
-                number=number,
-                type=kind,
-                type_name=type_name and f".tensorflow.{type_name}",
-                label=field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL,
-            )
-        return added
-
-    message("BytesList", ("value", 1, field.TYPE_BYTES, None), repeated=True)
-    message("FloatList", ("value", 1, field.TYPE_FLOAT, None), repeated=True)
-    message("Int64List", ("value", 1, field.TYPE_INT64, None), repeated=True)
-    lists = (("bytes_list", "BytesList"), ("float_list", "FloatList"), ("int64_list", "Int64List"))
-    kinds = [(name, number, field.TYPE_MESSAGE, kind) for number, (name, kind) in enumerate(lists, 1)]
-    feature = message("Feature", *kinds)
-    feature.oneof_decl.add(name="kind")
-    for part in feature.field:
-        part.oneof_index = 0
-    features = message("Features", ("feature", 1, field.TYPE_MESSAGE, "Features.FeatureEntry"), repeated=True)
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    entry.field.add(name="key", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
-    entry.field.add(
-        name="value", number=2, type=field.TYPE_MESSAGE, type_name=".tensorflow.Feature", label=field.LABEL_OPTIONAL
-    )
-    message("Example", ("features", 1, field.TYPE_MESSAGE, "Features"))
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
-
-
-_Example = _example_class()
+    return tf.train.Example
 
 
 def encode_example(features: Mapping[str, bytes | int]) -> bytes:
     """Returns a serialized tf.train.Example with one value per feature: bytes or a 64-bit integer."""
-    example = _Example()
+    example = _example()()
     for key, value in features.items():
         if isinstance(value, bytes):
             example.features.feature[key].bytes_list.value.append(value)
@@ -389,7 +345,7 @@ def decode_example(payload: bytes, wanted: Iterable[str]) -> dict[str, bytes | i
       RecordError: if the bytes are not an Example.
     """
     try:
-        feature = _Example.FromString(payload).features.feature
+        feature = _example().FromString(payload).features.feature
     except DecodeError as error:
         raise RecordError(f"the record is not an Example ({error})") from None
     values: dict[str, bytes | int] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,12 +22,6 @@ _CHUNK = 512
 _BLOCK = 1 << 24
 
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    first: int
-    last: int
-
-
 def check(request: Request, workers: int, window: int = 0) -> Iterator[Note]:
     """Yields a line for each fault, with file, place and reason, and for what else is worth knowing.
 
@@ -45,21 +38,24 @@ def check(request: Request, workers: int, window: int = 0) -> Iterator[Note]:
         if manifest is not None:
             entry = manifest["splits"][request.split]
             yield from map(Note, _against_manifest(source.files, entry["shards"]))
-            yield from map(Note, _left_out(directory / tfrecord.MANIFEST, request.split, entry))
-    parts = [_Part(first, min(first + _CHUNK, source.num_examples)) for first in range(0, source.num_examples, _CHUNK)]
+            for kind, lines in (("", entry.get("notes", [])), ("left out ", entry.get("bad_records", []))):
+                for line in lines:
+                    known = f"{kind}when the set was prepared: {json.dumps(line)[1:-1]}"
+                    yield Note(f"{directory / tfrecord.MANIFEST}: {request.split}: {known}")
+    parts = [range(source.num_examples)[first : first + _CHUNK] for first in range(0, source.num_examples, _CHUNK)]
     progress = parallel.Progress(f"{request.split} records", source.num_examples)
     labels = np.full(source.num_examples, -1, np.int64)
     for part, (faults, found) in parallel.run(_check_part, request, parts, workers):
-        progress.add(part.last - part.first)
-        labels[part.first : part.last] = found
+        progress.add(len(part))
+        labels[part] = found
         yield from map(Note, faults)
     yield from _of_labels(source, labels, request.split, window)
 
 
-def _check_part(source: Source, part: _Part) -> tuple[list[str], list[int]]:
+def _check_part(source: Source, part: range) -> tuple[list[str], list[int]]:
     """Returns the faults of some records, and their labels; -1 for one that cannot be read."""
     faults, labels = [], []
-    for index in range(part.first, part.last):
+    for index in part:
         label = -1
         try:
             content, label = source.read_one(index)
@@ -82,16 +78,9 @@ def _of_labels(source: Source, labels: npt.NDArray[np.int64], split: str, window
         first = source.class_names[empty[0]]
         yield Note(f"{len(empty)} of {len(counts)} classes have no training image, the first is {first}", False)
     if window and source.shard_sizes is not None:
-        found, wanted = mixing.measured(ShardOrder(source.shard_sizes, window), labels)
-        yield Note(mixing.complaint(found, wanted, window), mixing.is_bad(found, wanted))
-
-
-def _left_out(manifest: Path, split: str, promised: dict[str, Any]) -> Iterator[str]:
-    """Tells what `data prepare` has left out."""
-    for note in promised.get("notes", []):
-        yield f"{manifest}: {split}: when the set was prepared: {json.dumps(note)[1:-1]}"
-    for bad in promised.get("bad_records", []):
-        yield f"{manifest}: {split}: left out when the set was prepared: {json.dumps(bad)[1:-1]}"
+        first = ShardOrder(source.shard_sizes, window).at(0, np.arange(min(mixing.FIRST, len(labels))))
+        if line := mixing.complaint(labels[first], counts, window):
+            yield Note(line)
 
 
 def _against_manifest(files: Sequence[Path], promised: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hybrid_imagenet import data
 from hybrid_imagenet.comm.quiet import import_tensorflow
-from hybrid_imagenet.data import classes, directories, registry
+from hybrid_imagenet.data import directories, listing, registry
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE
 from hybrid_imagenet.numerics.augment import AUGMENTATIONS
 from hybrid_imagenet.tools import command_line
@@ -90,7 +90,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
     if arguments.split is None:
         train, validation = (registry.Request.from_flags(arguments, split).open() for split in data.SPLITS)
-        classes.check_splits(arguments.dataset, train.class_names, validation.class_names)
+        listing.check_splits(arguments.dataset, train.class_names, validation.class_names)
     window = arguments.shuffle_window
     if window is None:
         at_url = directories.is_url(arguments.data_dir or "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import concurrent.futures.process
-import contextlib
 import multiprocessing
 import os
 import signal
@@ -12,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 from hybrid_imagenet.data import Request, Source
 from hybrid_imagenet.errors import UserError
@@ -57,8 +56,9 @@ def run(
     with concurrent.futures.ProcessPoolExecutor(
         min(workers, len(tasks)), mp_context=context, initializer=_start, initargs=(request,)
     ) as pool:
-        with _interrupts_blocked():  # in the workers for good: this process ends them
-            futures = {pool.submit(_call, function, task): task for task in tasks}
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # in the workers for good: this process ends them
+        futures = {pool.submit(_call, function, task): task for task in tasks}
+        signal.signal(signal.SIGINT, handler)
         try:
             for future in concurrent.futures.as_completed(futures):
                 yield futures[future], future.result()
@@ -72,44 +72,22 @@ def run(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Blocks Ctrl-C, also in processes that are started inside."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 class Progress:
-    """A bar on a terminal, a line per tenth elsewhere."""
+    """Prints a line for each tenth of the images."""
 
-    def __init__(self, title: str, total: int, stream: TextIO | None = None) -> None:
+    def __init__(self, title: str, total: int) -> None:
         self._title = title
         self._total = max(1, total)
-        self._stream = stream or sys.stderr
-        self._terminal = self._stream.isatty()
         self._done = 0
-        self._shown = -1
         self._started = time.monotonic()
 
     def add(self, count: int) -> None:
         """Counts `count` more images."""
-        if not count:
-            return
-        self._done += count
         tenth = 10 * self._done // self._total
-        if not self._terminal and tenth == self._shown:
+        self._done += count
+        if 10 * self._done // self._total == tenth:
             return
-        self._shown = tenth
         rate = self._done / max(1e-9, time.monotonic() - self._started)
         left = (self._total - self._done) / max(rate, 1e-9)
         text = f"{self._title}: {self._done} of {self._total} images, {rate:.0f}/s, {left:.0f} s left"
-        if self._terminal:
-            filled = 30 * self._done // self._total
-            end = "\n" if self._done >= self._total else ""
-            self._stream.write(f"\r[{'#' * filled}{'.' * (30 - filled)}] {text}\x1b[K{end}")
-        else:
-            self._stream.write(text + "\n")
-        self._stream.flush()
+        print(text, file=sys.stderr, flush=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import io
+import itertools
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ import numpy as np
 
 from hybrid_imagenet import files
 from hybrid_imagenet.comm.quiet import import_tensorflow
-from hybrid_imagenet.data import SPLITS, Request, classes, directories, images
+from hybrid_imagenet.data import SPLITS, Request, directories, images, listing
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 from hybrid_imagenet.errors import UserError, without_secrets
@@ -69,7 +69,7 @@ def prepare(request: Request, target: Path, settings: Settings, workers: int = 1
     """
     requests = {split: dataclasses.replace(request, split=split) for split in SPLITS}
     opened = {split: one.open() for split, one in requests.items()}
-    classes.check_splits(request.name, opened["train"].class_names, opened["validation"].class_names)
+    listing.check_splits(request.name, opened["train"].class_names, opened["validation"].class_names)
     with _locked(target):
         _claim(target, _receipt_of(request, opened, settings))
         manifest: dict[str, Any] = {
@@ -115,17 +115,12 @@ def _locked(target: Path) -> Iterator[None]:
         if not state.exists():
             _check_empty(target)
         state.mkdir(exist_ok=True)
-        file = (state / "lock").open("ab")
+        with files.lock(state):
+            yield
+    except BlockingIOError:
+        raise UserError(f"--to={target}: another data prepare writes there: wait until it ends") from None
     except OSError as error:
         raise UserError(f"--to={target}: cannot be written ({error.strerror or error})") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"--to={target}: another data prepare writes there: wait until it ends") from None
-        except OSError as error:
-            _log.warning("%s: cannot be locked (%s); start no second data prepare there", target, error.strerror)
-        yield
 
 
 def _check_empty(target: Path) -> None:
@@ -135,22 +130,19 @@ def _check_empty(target: Path) -> None:
 
 def _claim(target: Path, receipt: dict[str, Any]) -> None:
     """Notes the source and the settings in the target, or checks that an interrupted call had the same."""
-    try:
-        state = target / _STATE / "settings.json"
-        if state.exists():
-            before, now = json.loads(state.read_text()), json.loads(json.dumps(receipt))
-            other = [key for key in now if before.get(key) != now[key]]
-            if other:
-                raise UserError(
-                    f"--to={target}: holds the beginning of a set with other {other[0]} ({before.get(other[0])}, now "
-                    f"{now[other[0]]}); give the same command to continue, or remove the directory"
-                )
-        else:
-            _check_empty(target)
-            with files.replacing(state) as temporary:
-                temporary.write_text(json.dumps(receipt))
-    except OSError as error:
-        raise UserError(f"--to={target}: cannot be written ({error.strerror or error})") from None
+    state = target / _STATE / "settings.json"
+    if not state.exists():
+        _check_empty(target)
+        with files.replacing(state) as temporary:
+            temporary.write_text(json.dumps(receipt))
+        return
+    before, now = files.read_json(state), json.loads(json.dumps(receipt))
+    for key in now:
+        if before.get(key) != now[key]:
+            raise UserError(
+                f"--to={target}: holds the beginning of a set with other {key} ({before.get(key)}, now {now[key]}); "
+                "give the same command to continue, or remove the directory"
+            )
 
 
 def _write_split(request: Request, source: Source, target: Path, settings: Settings, workers: int) -> dict[str, Any]:
@@ -163,18 +155,16 @@ def _write_split(request: Request, source: Source, target: Path, settings: Setti
     ]
     for note in source.notes:
         _log.warning("%s", note)
-    dropped = _Dropped(settings.max_bad)
     progress = parallel.Progress(f"{split} shards", source.num_examples)
-    todo = []
-    for task in tasks:
-        bad = _finished(task)
-        if bad is None:
-            todo.append(task)
-        else:
-            dropped.add(bad)
-            progress.add(task.last - task.first)
-    for task, bad in parallel.run(_write_shard, request, todo, workers):
-        dropped.add(bad)
+    finished = {task: bad for task in tasks if (bad := _finished(task)) is not None}
+    todo = [task for task in tasks if task not in finished]
+    dropped = 0
+    for task, bad in itertools.chain(finished.items(), parallel.run(_write_shard, request, todo, workers)):
+        for line in bad:
+            dropped += 1
+            _log.warning("left out (%d so far): %s", dropped, line)
+            if dropped > settings.max_bad:
+                raise UserError(f"more than --max_bad_records={settings.max_bad} bad records; the last: {line}")
         progress.add(task.last - task.first)
     receipts = [json.loads(_receipt(target / shard).read_text()) for shard in names]
     _write_index(target / f"{split}.index.npz", receipts)
@@ -187,22 +177,6 @@ def _write_split(request: Request, source: Source, target: Path, settings: Setti
         "notes": [str(note) for note in source.notes if note.fault],
         "shards": receipts,
     }
-
-
-class _Dropped:
-    """Tells what is left out of a split as it becomes known, and fails when it is too much."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._count = 0
-
-    def add(self, records: Sequence[str]) -> None:
-        """Adds the bad records of a shard."""
-        for line in records:
-            self._count += 1
-            _log.warning("left out (%d so far): %s", self._count, line)
-            if self._count > self._limit:
-                raise UserError(f"more than --max_bad_records={self._limit} bad records; the last: {line}")
 
 
 def _write_index(path: Path, receipts: Sequence[dict[str, Any]]) -> None:
@@ -268,6 +242,7 @@ def _write_shard(source: Source, task: _Shard) -> list[str]:
 
 def _record(source: Source, index: int, settings: Settings) -> bytes:
     """One framed Example with the keys of TensorFlow's ImageNet scripts."""
+    import_tensorflow()
     content, label = source.read_one(index)
     file, offset = source.locate(index)
     try:
@@ -312,7 +287,6 @@ def reduced(content: bytes, kind: int, height: int, width: int, shorter: int, qu
     if kind == images.JPEG:
         if min(height, width) <= shorter:
             return content, height, width
-        import_tensorflow()  # images that are copied do without it
         images.verify(content)
     picture = images.picture(content)
     scale = min(1.0, shorter / min(height, width))

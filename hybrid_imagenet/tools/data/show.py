@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.data import device, pipeline
 from hybrid_imagenet.data.sources.base import Source
-from hybrid_imagenet.data.sources.subset import Subset
+from hybrid_imagenet.data.sources.derived import Subset
 from hybrid_imagenet.numerics import augment
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 

@@ -27,7 +27,7 @@ def run(*arguments):
     return program.main([*arguments, "--workers=1"])
 
 
-@pytest.mark.parametrize("form", ["imagenet", "folder", "parquet", "huggingface"])
+@pytest.mark.parametrize("form", ["imagenet", "folder", "parquet"])
 def test_prepared_shards_hold_what_the_source_held(form, tmp_path, capsys):
     name = make(form, tmp_path / "from")
     target = str(tmp_path / "to")
@@ -332,9 +332,8 @@ def test_check_measures_how_a_window_mixes_and_names_classes_without_images(tmp_
     assert run(*place, "--split=train") == 0
     out = capsys.readouterr().out
     assert "note: 1 of 21 classes have no training image, the first is 20" in out
-    assert "consecutive" not in out
     assert run(*place, "--split=train", "--shuffle_window=20") == 0
-    assert "note: 256 consecutive training images hold 20 classes on average, 20 if" in capsys.readouterr().out
+    assert "consecutive" not in out + capsys.readouterr().out
     assert run(*place, "--shuffle_window=1") == 2
     out = capsys.readouterr().out
     assert re.search(r"hold [78] classes on average, 20 if all were mixed: .* more than --shuffle_window=1 ", out)

@@ -17,9 +17,8 @@ from PIL import Image
 from hybrid_imagenet import models
 from hybrid_imagenet.checkpoints import archive, pretrained
 from hybrid_imagenet.errors import EXIT_USAGE, UserError
-from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.export import command as program
-from hybrid_imagenet.tools.export import targets
+from hybrid_imagenet.tools import command_line, export_forms
+from hybrid_imagenet.tools import export as program
 from tests.tools.export.support import CLASSES, assert_close, network, pixels, reference
 
 
@@ -93,11 +92,11 @@ def test_alexnet(tmp_path):
     alexnet = pretrained.Trained("alexnet", "alexnet_bn", ("a", "b", "c"), 64, 0.875, 1e-5, weights=weights)
     images = pixels(2, 64)
     path = tmp_path / "network.keras"
-    program.export(alexnet, targets.find(path), path)
+    program.export(alexnet, export_forms.of(path), path)
     expected = model(alexnet.preprocess(images), training=False).numpy()
     np.testing.assert_allclose(keras.saving.load_model(path)(images).numpy(), expected, rtol=0, atol=1e-4)
     with pytest.raises(UserError, match="torchvision has no alexnet_bn"):
-        program.export(alexnet, targets.find(tmp_path / "x.pth"), tmp_path / "x.pth")
+        program.export(alexnet, export_forms.of(tmp_path / "x.pth"), tmp_path / "x.pth")
 
 
 def test_a_narrow_network_for_small_images_keeps_its_form(tmp_path):
@@ -109,11 +108,13 @@ def test_a_narrow_network_for_small_images_keeps_its_form(tmp_path):
     images = pixels(2, 16)
     expected = model(small.preprocess(images), training=False).numpy()
     for name in ("network.keras", "network.npz"):
-        program.export(small, targets.find(tmp_path / name), tmp_path / name)
+        program.export(small, export_forms.of(tmp_path / name), tmp_path / name)
     np.testing.assert_allclose(keras.saving.load_model(tmp_path / "network.keras")(images), expected, atol=1e-5)
-    np.testing.assert_array_equal(targets.outputs(pretrained.load(tmp_path / "network.npz", print))(images), expected)
+    np.testing.assert_array_equal(
+        export_forms.outputs(pretrained.load(tmp_path / "network.npz", print))(images), expected
+    )
     with pytest.raises(UserError, match="torchvision has no resnet8 with --model_width=4 and --stem=3x3_stride2"):
-        program.export(small, targets.find(tmp_path / "x.pth"), tmp_path / "x.pth")
+        program.export(small, export_forms.of(tmp_path / "x.pth"), tmp_path / "x.pth")
 
 
 def test_blurs_become_keras_own_layers(tmp_path):
@@ -125,23 +126,25 @@ def test_blurs_become_keras_own_layers(tmp_path):
     images = pixels(2, 16)
     expected = model(blurred.preprocess(images), training=False).numpy()
     for name in ("network.keras", "network.npz"):
-        program.export(blurred, targets.find(tmp_path / name), tmp_path / name)
+        program.export(blurred, export_forms.of(tmp_path / name), tmp_path / name)
     loaded = keras.saving.load_model(tmp_path / "network.keras")
     assert {type(layer).__module__.split(".")[0] for layer in loaded._flatten_layers()} == {"keras"}
     np.testing.assert_allclose(loaded(images), expected, atol=1e-5)
-    np.testing.assert_array_equal(targets.outputs(pretrained.load(tmp_path / "network.npz", print))(images), expected)
+    np.testing.assert_array_equal(
+        export_forms.outputs(pretrained.load(tmp_path / "network.npz", print))(images), expected
+    )
     with pytest.raises(UserError, match="torchvision has no resnet8 with --blurpool"):
-        program.export(dataclasses.replace(blurred, width=64), targets.find(tmp_path / "x.pth"), tmp_path / "x.pth")
+        program.export(dataclasses.replace(blurred, width=64), export_forms.of(tmp_path / "x.pth"), tmp_path / "x.pth")
 
 
 def test_a_file_that_disagrees_is_not_kept(tmp_path):
     def write(weights, path):
         spoiled = dict(weights.weights)
         spoiled["logits/bias"] = spoiled["logits/bias"] + 0.01
-        targets.find(path).write(dataclasses.replace(weights, weights=spoiled), path)
+        export_forms.of(path).write(dataclasses.replace(weights, weights=spoiled), path)
 
     path = tmp_path / "wrong.npz"
-    target = dataclasses.replace(targets.find(path), write=write)
+    target = dataclasses.replace(export_forms.of(path), write=write)
     with pytest.raises(UserError, match=r"outputs of .* differ"):
         program.export(network(tmp_path), target, path)
     assert [p.name for p in tmp_path.iterdir()] == ["resnet18.safetensors"]
@@ -195,7 +198,6 @@ def test_the_best_of_a_run(tmp_path):
         (["empty", "--to=x.onnx"], "empty: holds no usable checkpoint"),
         (["damaged.npz", "--to=x.onnx"], "damaged.npz: not a checkpoint, or one that is cut short"),
         (["weights.npz", "--to=x.onnx", "--best"], "--best: weights.npz is a file"),
-        (["epsilon.npz", "--to=x.onnx"], "does not describe a network (batch_norm_epsilon is -1"),
         (["meta.npz", "--to=x.onnx"], "does not describe a network"),
         (["weights.npz", "--to=x.tflite"], "--to=x.tflite: the name must end in one of: .keras (Keras), .onnx"),
         (["weights.npz", "--to=weights.npz"], "--to=weights.npz: exists already"),
@@ -216,7 +218,6 @@ def test_bad_input_is_one_line(stored, tmp_path, monkeypatch, capsys, arguments,
     (tmp_path / "damaged.npz").write_bytes(stored.read_bytes()[:-1000])
     (tmp_path / "two.txt").write_text("a\nb\n")
     archive.write(tmp_path / "meta.npz", {}, {"model": "resnet18"})
-    archive.write(tmp_path / "epsilon.npz", {}, {"model": "resnet18", "batch_norm_epsilon": -1})
     assert program.main(arguments) == EXIT_USAGE
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ")

@@ -8,8 +8,8 @@ from safetensors.numpy import load_file, save_file
 
 from hybrid_imagenet.checkpoints import pretrained
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.tools.export import command as program
-from hybrid_imagenet.tools.export import targets
+from hybrid_imagenet.tools import export as program
+from hybrid_imagenet.tools import export_forms
 from tests.references import torchvision_reference
 from tests.tools.export.support import assert_close, network, pixels, reference, tensors
 
@@ -17,7 +17,7 @@ from tests.tools.export.support import assert_close, network, pixels, reference,
 @pytest.mark.parametrize(("name", "size"), [("resnet18", 32), ("resnet50", 64)])
 def test_imported_weights_give_torchvisions_outputs(tmp_path, name, size):
     images = pixels(1, size)
-    assert_close(targets.outputs(network(tmp_path, name, size))(images), reference(images, name))
+    assert_close(export_forms.outputs(network(tmp_path, name, size))(images), reference(images, name))
 
 
 @pytest.mark.parametrize("name", ["resnet34", "resnet101"])
@@ -29,7 +29,7 @@ def test_every_depth_is_recognized(tmp_path, name):
 
 def test_exported_weights_are_what_was_imported(tmp_path):
     path = tmp_path / "again.safetensors"
-    program.export(network(tmp_path), targets.find(path), path)
+    program.export(network(tmp_path), export_forms.of(path), path)
     again, expected = load_file(path), tensors()
     assert set(again) == set(expected)
     for key, value in expected.items():
@@ -40,9 +40,9 @@ def test_exported_weights_are_what_was_imported(tmp_path):
 def test_another_epsilon_is_taken_up_by_the_variance(tmp_path):
     path = tmp_path / "again.safetensors"
     original = network(tmp_path, batch_norm_epsilon=1e-2)
-    program.export(original, targets.find(path), path)
+    program.export(original, export_forms.of(path), path)
     images = pixels(2)
-    assert_close(targets.outputs(original)(images), reference(images, weights=load_file(path)))
+    assert_close(export_forms.outputs(original)(images), reference(images, weights=load_file(path)))
 
 
 def test_a_file_of_another_network_is_refused(tmp_path):
@@ -63,12 +63,12 @@ def test_pytorch_itself_agrees(tmp_path):
     torch.save(module.state_dict(), tmp_path / "resnet50.pth")
     loaded = network(tmp_path, "resnet50", 64, weights=pretrained.load(tmp_path / "resnet50.pth", print).weights)
     images = pixels(1, 64)
-    assert_close(targets.outputs(loaded)(images), reference(images, "resnet50"))
+    assert_close(export_forms.outputs(loaded)(images), reference(images, "resnet50"))
     normal = torch.from_numpy(loaded.preprocess(images).numpy().transpose(0, 3, 1, 2).copy())
     with torch.no_grad():
         assert_close(module(normal).numpy(), reference(images, "resnet50"))
         path = tmp_path / "again.pth"
-        program.export(loaded, targets.find(path), path)
+        program.export(loaded, export_forms.of(path), path)
         other = torchvision_reference.torch_network(torch, 7)
         other.load_state_dict(torch.load(path, weights_only=True))
         np.testing.assert_array_equal(other(normal).numpy(), module(normal).numpy())

@@ -2,7 +2,8 @@
 
 torchvision's networks equal this package's (v1.5: the stride in the 3x3 convolution; padding on all sides;
 epsilon 1e-5; images normalized by ImageNet's means and deviations), so weights carry over unchanged. Only the order of
-axes differs: PyTorch's kernels are [out, in, k, k], its classifier [classes, features].
+axes differs: PyTorch's kernels are [out, in, k, k], its classifier [classes, features]. Weights are dictionaries from
+the path of a Keras variable (`stem_conv/kernel`) to a float32 array.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.models.weights.layers import CLASSIFIER, NORM_VARIABLES, Weights, units
-from hybrid_imagenet.numerics.depths import DEPTHS
+from hybrid_imagenet.numerics.depths import BASIC, DEPTHS
 
 EPSILON = 1e-5
-_NORM = dict(zip(NORM_VARIABLES, ("weight", "bias", "running_mean", "running_var"), strict=True))
+Weights = Mapping[str, np.ndarray]
+_NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
 _COUNTER = "num_batches_tracked"
 _WRAPPERS = ("state_dict", "model")  # under which training programs keep the weights beside other things
 
@@ -34,18 +35,28 @@ def read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
     for model in DEPTHS:
         if set(_names(model)) == set(tensors):
             return model, {here: _from_torch(tensors[there]) for there, here in _names(model).items()}
-    raise UserError(f"{path}: does not hold the weights of torchvision's {', '.join(DEPTHS)}{_example(tensors)}")
+    example = f" (its first tensor is {min(tensors)})" if tensors else " (it is empty)"
+    raise UserError(f"{path}: does not hold the weights of torchvision's {', '.join(DEPTHS)}{example}")
 
 
-def write(path: Path, model: str, weights: Weights) -> None:
-    """Writes the weights of a ResNet with epsilon 1e-5 for `load_state_dict`.
+def write(path: Path, model: str, weights: Weights, epsilon: float) -> None:
+    """Writes the weights of a ResNet for `load_state_dict`.
+
+    Variances take up the difference between `epsilon` and torchvision's. One may then be slightly negative; the sum of
+    both is what it was.
 
     Raises:
       UserError: if the library for the kind of file is missing.
     """
-    tensors = {there: _to_torch(weights[here]) for there, here in _names(model).items()}
-    for unit in units(model):
-        tensors[f"{unit.torchvision[1]}.{_COUNTER}"] = np.array(0, np.int64)
+    shift = np.float64(epsilon) - EPSILON
+    tensors = {}
+    for there, here in _names(model).items():
+        value = np.asarray(weights[here])
+        if shift and here.endswith("/moving_variance"):
+            value = (value + shift).astype(np.float32)
+        tensors[there] = _to_torch(value)
+        if there.endswith(".running_var"):
+            tensors[there.replace("running_var", _COUNTER)] = np.array(0, np.int64)
     if path.suffix == ".safetensors":
         _safetensors(path).numpy.save_file(tensors, path)
         return
@@ -54,13 +65,25 @@ def write(path: Path, model: str, weights: Weights) -> None:
 
 
 def _names(model: str) -> dict[str, str]:
-    """Paths of variables by the names that torchvision gives them."""
+    """Returns the paths of variables by the names that torchvision gives them."""
     names = {}
-    for unit in units(model):
-        conv, norm = unit.torchvision
-        names[f"{conv}.weight"] = f"{unit.here}_conv/kernel"
-        names |= {f"{norm}.{there}": f"{unit.here}_bn/{here}" for here, there in _NORM.items()}
-    return names | {"fc.weight": f"{CLASSIFIER}/kernel", "fc.bias": f"{CLASSIFIER}/bias"}
+    for (conv, norm), here in _units(model).items():
+        names[f"{conv}.weight"] = f"{here}_conv/kernel"
+        names |= {f"{norm}.{there}": f"{here}_bn/{own}" for there, own in _NORM.items()}
+    return names | {"fc.weight": "logits/kernel", "fc.bias": "logits/bias"}
+
+
+def _units(model: str) -> dict[tuple[str, str], str]:
+    """Returns the prefix of each convolution and its normalization by their names in torchvision."""
+    found = {("conv1", "bn1"): "stem"}
+    for stage, count in enumerate(DEPTHS[model], start=1):
+        for block in range(count):
+            there, here = f"layer{stage}.{block}", f"stage{stage}_block{block + 1}"
+            if block == 0 and (stage > 1 or model not in BASIC):
+                found[f"{there}.downsample.0", f"{there}.downsample.1"] = f"{here}_shortcut"
+            for number in range(1, 3 if model in BASIC else 4):
+                found[f"{there}.conv{number}", f"{there}.bn{number}"] = f"{here}_{number}"
+    return found
 
 
 def _from_torch(value: np.ndarray) -> np.ndarray:
@@ -113,10 +136,6 @@ def _torch(path: Path) -> Any:
     except ImportError:
         raise UserError(f"{path.suffix} files need PyTorch; install torch, or use .safetensors") from None
     return torch
-
-
-def _example(tensors: Mapping[str, np.ndarray]) -> str:
-    return f" (its first tensor is {sorted(tensors)[0]})" if tensors else " (it is empty)"
 
 
 def _line(error: Exception) -> str:

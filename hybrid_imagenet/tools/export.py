@@ -10,16 +10,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, did_you_mean
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.export import forms
 
 if TYPE_CHECKING:
     from hybrid_imagenet.checkpoints.pretrained import Trained
-    from hybrid_imagenet.tools.export.targets import Target
+    from hybrid_imagenet.tools.export_forms import Form
 
 TOLERANCE = 1e-4  # of the largest logit, or of 1 if that is larger
 _BATCHES = (3, 1)  # two sizes, so that a fixed batch would show
+TITLES = {
+    ".keras": "Keras",
+    ".onnx": "ONNX",
+    ".safetensors": "torchvision",
+    ".pth": "torchvision",
+    ".npz": "a checkpoint without an optimizer",
+    "": "a directory with a TensorFlow SavedModel",
+}
+"""The forms in which a network is written, by the suffix of the file; `export_forms.FORMS` has their functions."""
 
 
 def _parser() -> command_line.Parser:
@@ -30,8 +38,8 @@ def _parser() -> command_line.Parser:
         metavar="FILE",
         type=pathlib.Path,
         required=True,
-        help="new file; its suffix tells the form: .keras, .onnx, .safetensors or .pth (torchvision), .weights.h5 "
-        "(keras.applications), .npz (checkpoint), none (directory with a SavedModel)",
+        help="new file; its suffix tells the form: .keras, .onnx, .safetensors or .pth (torchvision), "
+        ".npz (checkpoint), none (directory with a SavedModel)",
     )
     return parser
 
@@ -43,17 +51,21 @@ def _run(argv: Sequence[str]) -> None:
         raise UserError(f"--to={target_path}: exists already; give a new name")
     if not target_path.parent.is_dir():
         raise UserError(f"--to={target_path}: there is no directory {target_path.parent}; create it")
-    title = forms.FORMS[forms.find(target_path)]
+    if target_path.suffix not in TITLES:
+        forms = ", ".join(f"{suffix or 'no suffix'} ({title})" for suffix, title in TITLES.items())
+        near = did_you_mean(target_path.suffix, TITLES)
+        raise UserError(f"--to={target_path}: the name must end in one of: {forms}{near}")
     command_line.check_network(arguments)
     command_line.start_alone("export")
-    from hybrid_imagenet.tools.export import targets
+    from hybrid_imagenet.tools import export_forms
 
     network = command_line.load_network(arguments.checkpoint, arguments)
-    difference = export(network, targets.find(target_path), target_path)
+    difference = export(network, export_forms.of(target_path), target_path)
+    title = TITLES[target_path.suffix]
     print(f"wrote {target_path} ({title}); outputs differ by at most {difference:.1e} of the largest logit")
 
 
-def export(network: Trained, target: Target, path: pathlib.Path) -> float:
+def export(network: Trained, form: Form, path: pathlib.Path) -> float:
     """Writes a network, runs what was written, and compares the outputs on random images.
 
     The file has its name only once it has passed; before, it is a hidden file beside it.
@@ -67,8 +79,8 @@ def export(network: Trained, target: Target, path: pathlib.Path) -> float:
     """
     temporary = path.with_name(f".{os.getpid()}-{path.name}")
     try:
-        target.write(network, temporary)
-        difference = _difference(network, target, temporary)
+        form.write(network, temporary)
+        difference = _difference(network, form, temporary)
         if not difference <= TOLERANCE:  # a NaN must not pass
             raise UserError(
                 f"--to={path}: outputs of the file differ by {difference:.1e} of the largest logit; "
@@ -85,10 +97,10 @@ def export(network: Trained, target: Target, path: pathlib.Path) -> float:
     return difference
 
 
-def _difference(network: Trained, target: Target, path: pathlib.Path) -> float:
-    from hybrid_imagenet.tools.export import targets
+def _difference(network: Trained, form: Form, path: pathlib.Path) -> float:
+    from hybrid_imagenet.tools import export_forms
 
-    original, written = targets.outputs(network), target.open(network, path)
+    original, written = export_forms.outputs(network), form.open(network, path)
     differences = []
     for batch in _BATCHES:
         shape = (batch, network.image_size, network.image_size, 3)
