@@ -80,26 +80,6 @@ def readable(read: Callable[[], T]) -> T | None:
         return None
 
 
-def remembered(path: Path, read: Callable[[Path], T], make: Callable[[], T], write: Callable[[Path, T], object]) -> T:
-    """Returns what a cache file holds; without a readable one, makes it again and writes it.
-
-    Args:
-      path: the file; its directory is made.
-      read: returns what the file holds; may raise anything for one that is damaged.
-      make: computes what the file should hold; its errors are raised.
-      write: writes it to another path than `path`, which is moved there.
-    """
-    found = readable(lambda: read(path))
-    if found is not None:
-        return found
-    made = make()
-    with contextlib.suppress(OSError):  # a read-only or full cache costs only the next making
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            write(temporary, made)
-    return made
-
-
 def cache_root() -> Path:
     """Returns where generated data and indices are kept: $XDG_CACHE_HOME/hybrid_imagenet, by default under ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")

@@ -4,7 +4,6 @@ import os
 import pathlib
 import threading
 
-import numpy as np
 import pytest
 
 from hybrid_imagenet import files
@@ -49,36 +48,6 @@ def test_several_may_write_one_file_at_once(tmp_path):
         thread.join()
     assert target.read_text() in {str(number) * 1000 for number in range(4)}
     assert list(tmp_path.iterdir()) == [target]
-
-
-def load(path):
-    with np.load(path) as found:
-        return found["values"].tolist()
-
-
-def save(path, values):
-    with path.open("wb") as file:
-        np.savez(file, values=values)
-
-
-def test_a_cache_file_is_made_again_whatever_its_damage(tmp_path):
-    path, made = tmp_path / "deep" / "index.npz", []
-    call = lambda: files.remembered(path, load, lambda: made.append(1) or [1, 2], save)  # noqa: E731
-    assert [call(), call()] == [[1, 2], [1, 2]]
-    assert len(made) == 1
-    whole = path.read_bytes()
-    damaged = [b"", b"PK\x03\x04", b"{", *(whole[:size] for size in range(0, len(whole), 7))]
-    for place in range(len(whole)):
-        damaged.append(whole[:place] + bytes([whole[place] ^ 0x21]) + whole[place + 1 :])
-    for content in damaged:
-        path.write_bytes(content)
-        assert call() == [1, 2]
-        assert load(path) == [1, 2]
-
-
-def test_a_cache_that_cannot_be_written_costs_only_the_time(tmp_path):
-    (tmp_path / "file").touch()
-    assert files.remembered(tmp_path / "file" / "index", load, lambda: 5, save) == 5
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])

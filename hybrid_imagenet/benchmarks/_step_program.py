@@ -19,7 +19,6 @@ def main() -> None:
         width=options["width"],
         stem=options["stem"],
         precision=options["precision"],
-        recompute=options.get("recompute", False),
     )
     images, labels = batch_of(options)
     step = training_step(model, images, labels, model.input.dtype)

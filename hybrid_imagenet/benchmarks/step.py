@@ -1,8 +1,7 @@
 """`bench step`: throughput of a ResNet's training step, in images per second.
 
 Each implementation runs in a process that is warmed up first. Then they take turns, a few steps each, so that other
-load on the machine slows all of them. The figure is the median over the rounds. --recompute adds two variants that
-compute activations again (`models.resnet`): on the same batch and on twice as many images. --through=fit compares
+load on the machine slows all of them. The figure is the median over the rounds. --through=fit compares
 the program's own step with one of `model.fit`, with LARS. A call of `fit` has a start-up time, so each turn calls it
 for one step and for several more; a step is the difference over the number of further steps. From a checkout,
 `python -m benchmarks step` also runs other frameworks' implementations.
@@ -31,7 +30,6 @@ from hybrid_imagenet.tools import command_line
 
 OURS = "hybrid"
 _PROGRAM, _FIT = (f"hybrid_imagenet.benchmarks._step_{name}" for name in ("program", "fit"))
-VARIANTS = {"recompute": 1, "recompute_twice": 2}  # with recomputation: the batch as a multiple of the others'
 SETTINGS = ("batch", "image_size", "precision", "threads", "model", "width", "stem", "num_classes")
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -132,7 +130,6 @@ def parse(argv: Sequence[str], peers: Mapping[str, str]) -> argparse.Namespace:
     if peers:
         parser.add_argument("--peers", default="keras,torch", help=f"comma-separated: {', '.join(peers)}")
         parser.add_argument("--torch_python", help="interpreter that has PyTorch (default: this one)")
-    parser.add_argument("--recompute", action="store_true", help="also ours with recomputed activations")
     parser.add_argument("--through", choices=("fit",), help="compare a step of model.fit with the program's, no peers")
     parser.add_argument("--json", help="file for the result")
     return parser.parse_args(argv)
@@ -160,9 +157,6 @@ def main(argv: Sequence[str], peers: Mapping[str, str] | None = None) -> int:
             implementations.append(implementation)
             if "skipped" in implementation.description:
                 print(f"{name}: skipped, {implementation.description['skipped']}")
-        for name, factor in VARIANTS.items() if options.recompute else ():
-            changed = settings | {"recompute": True, "batch": factor * options.batch}
-            implementations.append(Implementation(name, sys.executable, changed))
         if options.through:
             for name, through in ((OURS, "program"), ("fit", "fit")):
                 changed = settings | {"through": through}
@@ -194,18 +188,15 @@ def _compared(options: argparse.Namespace, peers: Mapping[str, str]) -> dict[str
 def summarize(running: Sequence[Implementation], settings: dict[str, Any]) -> dict[str, Any]:
     """The result as a JSON object: our figures at the top, the others under `peers` with our advantage as `ratio`.
 
-    Under `variants` stands ours with recomputation: `cost` is its processor time per image over the plain step's,
-    `memory` its peak over the plain step's, `time` its step over the plain one. `fit` is one of them.
+    Under `variants` stands a step of `fit`: `cost` is its processor time over the plain step's, `time` its own.
     """
     results = {c.name: c.result() for c in running}
     ours = results.pop(OURS)
-    variants = {name: results.pop(name) for name in (*VARIANTS, "fit") if name in results}
+    variants = {name: results.pop(name) for name in ("fit",) if name in results}
     for peer in results.values():
         peer["ratio"] = ours["images_per_second"] / peer["images_per_second"]
     for row in variants.values():
-        per_image = row["cpu_seconds_per_step"] / row["batch"]
-        row["cost"] = per_image / (ours["cpu_seconds_per_step"] / ours["batch"])
-        row["memory"] = row["peak_bytes"] / ours["peak_bytes"]
+        row["cost"] = row["cpu_seconds_per_step"] / ours["cpu_seconds_per_step"]
         row["time"] = row["seconds_per_step"] / ours["seconds_per_step"]
     return {
         "benchmark": "step",
@@ -236,10 +227,8 @@ def print_table(report: dict[str, Any]) -> None:
     for name, row in {"ours": report, **report["peers"], **report["variants"]}.items():
         ratio = f"ours is {row['ratio']:.2f} times as fast" if "ratio" in row else ""
         if "cost" in row:
-            ratio = f"batch {row['batch']}: {row['cost']:.2f} x the time per image, {row['memory']:.2f} x the memory"
-            if name == "fit":
-                ratio = f"{row['time']:.3f} x the time of the program's step, {row['cost']:.3f} x its processor time; "
-                ratio += f"{row['start_seconds']:.3f} s before the first step"
+            ratio = f"{row['time']:.3f} x the time of the program's step, {row['cost']:.3f} x its processor time; "
+            ratio += f"{row['start_seconds']:.3f} s before the first step"
         print(
             f"{name:>15} {row['images_per_second']:8.2f} images/s {row['cpu_seconds_per_step']:7.3f} core-s/step "
             f"{row['peak_bytes'] / 2**30:6.2f} GiB peak  {ratio}"

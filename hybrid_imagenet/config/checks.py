@@ -168,7 +168,7 @@ def _network_has_its_flags(config: RunConfig) -> None:
 
 _BUILT_IN_ONLY = ("model_width", "stem", "initializer", "zero_last_gamma", "batch_norm")
 _BUILT_IN_MEANS = (
-    *("sync_batch_norm", "bn_group", "recompute", "virtual_gpus", "image_size_schedule", "ema_decay"),
+    *("sync_batch_norm", "bn_group", "virtual_gpus", "image_size_schedule", "ema_decay"),
     *("blurpool", "eval_image_size"),
 )
 

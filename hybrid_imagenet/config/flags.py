@@ -338,9 +338,6 @@ class Model:
     jit_compile: bool = option(
         False, "Compile forward and backward with XLA; gradients are then reduced after them, not beside them."
     )
-    recompute: bool = option(
-        False, "Compute activations inside residual blocks again in the backward pass: less memory, a slower step."
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,8 +65,9 @@ class Directory:
 
     def tail(self, name: str, length: int) -> bytes:
         """Returns the last bytes of a file, all of a shorter one, without a copy; raises as `path`."""
-        path = self.path(name)
-        return read_at(str(path), max(0, path.stat().st_size - length), length, self.io)
+        with self.path(name).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - length))
+            return file.read()
 
     def index_path(self, name: str) -> Path | None:
         """Returns where the index of a copy is kept, as long as the copy is; None for a local file."""

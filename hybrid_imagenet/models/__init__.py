@@ -35,7 +35,6 @@ def create(
     blurpool: bool = False,
     initial_bias: float = 0.0,
     parts: int = 1,
-    recompute: bool = False,
 ) -> keras.Model:
     """Builds a network that maps images to class scores.
 
@@ -57,7 +56,6 @@ def create(
       blurpool: blur before strides (see `layers.BlurPool`); ResNets only.
       initial_bias: score of every class at the start, before the weights of the classifier act.
       parts: equal parts of a training batch that are normalized each by itself.
-      recompute: compute the activations inside residual blocks again in the backward pass instead of keeping them.
 
     Returns:
       A functional model from [b, image_size, image_size, 3], normalized, in the compute type of `precision`, to
@@ -92,12 +90,10 @@ def create(
         initial_bias=initial_bias,
     )
     if name == "alexnet_bn":
-        if recompute:
-            raise UserError("--recompute: alexnet_bn has no residual blocks; leave it out")
         if image_size is None:
             raise UserError("--image_size_schedule: alexnet_bn takes images of one size only; choose a ResNet")
         return alexnet.build(builder, num_classes, image_size)
-    return resnet.build(builder, name, num_classes, image_size, width=width, stem=stem, recompute=recompute)
+    return resnet.build(builder, name, num_classes, image_size, width=width, stem=stem)
 
 
 def _of_user(target: str, num_classes: int, image_size: int | None, precision: str) -> keras.Model:

@@ -19,18 +19,7 @@ from hybrid_imagenet.numerics import moments
 
 MODES = ("last", "moving", "precise")
 
-_kept: contextvars.ContextVar[bool] = contextvars.ContextVar("statistics_kept", default=False)
 _waiting: contextvars.ContextVar[list[_Batch] | None] = contextvars.ContextVar("statistics_waiting", default=None)
-
-
-@contextlib.contextmanager
-def statistics_kept() -> Iterator[None]:
-    """Inside, training passes normalize by their batch as ever but do not touch the kept statistics."""
-    token = _kept.set(True)
-    try:
-        yield
-    finally:
-        _kept.reset(token)
 
 
 @contextlib.contextmanager
@@ -116,16 +105,14 @@ class BatchNormalization(keras.layers.BatchNormalization):
             )
             batch = _Batch(self, mean, variance)
         waiting = _waiting.get()
-        if waiting is not None and not _kept.get():
+        if waiting is not None:
             waiting.append(batch)
-        elif not _kept.get():
+        else:
             _keep([batch])
         return outputs
 
     def _keep_parts(self, means: tf.Tensor, variances: tf.Tensor) -> None:
         """Updates the kept statistics by those of the parts of a batch, FP32 [parts, c] each."""
-        if _kept.get():
-            return
         if self.apart is not None:
             old_means = self.moving_mean + self.apart[0]
             old_variances = self.moving_variance + self.apart[1]

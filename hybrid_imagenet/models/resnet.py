@@ -5,14 +5,8 @@ Depths, widths and stems, also those for small images, are in `numerics.depths`.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from typing import Any
-
 import keras
-import tensorflow as tf
 
-from hybrid_imagenet.models import normalization
 from hybrid_imagenet.models.blocks import Builder
 from hybrid_imagenet.models.layers import BlurPool, MaxPool2D
 from hybrid_imagenet.numerics.depths import BASIC, DEPTHS, WIDTH
@@ -28,13 +22,11 @@ def build(
     *,
     width: int = WIDTH,
     stem: str = "imagenet",
-    recompute: bool = False,
 ) -> keras.Model:
     """The network `name`: [b, image_size, image_size, 3] to logits [b, num_classes].
 
     The first stage has `width` channels, each later one twice those before. The stem is that for ImageNet, 7x7 with
     stride 2 and a pooling, or for small images a 3x3 convolution (He et al. 2015, 4.2), also with stride 2.
-    With `recompute`, training keeps the activations between residual blocks only.
     """
     block = _basic if name in BASIC else _bottleneck
     image = builder.images(image_size)
@@ -45,18 +37,13 @@ def build(
             x = BlurPool(2, dtype=builder.precision, name="stem_pool_blur")(x)
     else:
         x = builder.conv_norm_relu(image, width, 3, stride=2 if stem == "3x3_stride2" else 1, name="stem")
-    boundaries = [x]
     for stage, count in enumerate(DEPTHS[name], start=1):
         for index in range(count):
             stride = 2 if index == 0 and stage > 1 else 1
             x = block(builder, x, width * 2 ** (stage - 1), stride, f"stage{stage}_block{index + 1}")
-            boundaries.append(x)
     # The mean over pixels is taken in FP32, like all sums over many values.
     x = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(x)
-    logits = builder.logits(x, num_classes)
-    if recompute:
-        return RecomputingModel(image, logits, name=name).cut(boundaries)
-    return keras.Model(image, logits, name=name)
+    return keras.Model(image, builder.logits(x, num_classes), name=name)
 
 
 def _bottleneck(builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str) -> keras.KerasTensor:
@@ -91,56 +78,3 @@ def _join(
     y = builder.norm(y, name=f"{name}_{last}_bn", last=True)
     y = keras.layers.Add(dtype=builder.precision, name=f"{name}_add")([y, shortcut])
     return builder.relu(y, name=f"{name}_relu")
-
-
-@keras.saving.register_keras_serializable(package="hybrid_imagenet")
-class RecomputingModel(keras.Model):
-    """A functional model whose forward pass in training keeps only the activations between segments.
-
-    The layers, their names and the inference pass are as in the plain functional model.
-    """
-
-    def cut(self, boundaries: Sequence[keras.KerasTensor]) -> RecomputingModel:
-        """Names the tensors, in order, that are kept; what lies between two of them is computed again. Returns self."""
-        ends = [self.input, *boundaries, self.output]
-        segments = [keras.Model(a, b) for a, b in itertools.pairwise(ends)]
-        # In a closure, because Keras would count the layers of an attribute a second time.
-        self._run = lambda x: _run_segments(segments, x)
-        return self
-
-    def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
-        """Runs the model; in training, with recomputation."""
-        if training and hasattr(self, "_run"):
-            return self._run(inputs)
-        return super().call(inputs, training=training, mask=mask)
-
-
-def _run_segments(segments: Sequence[keras.Model], x: tf.Tensor) -> tf.Tensor:
-    """Runs the segments: the first (stem) and the last (classifier) keep activations, the blocks between do not."""
-    x = segments[0](x, training=True)
-    for segment in segments[1:-1]:
-        x = recompute(segment, x)
-    return segments[-1](x, training=True)
-
-
-def recompute(segment: keras.Model, inputs: tf.Tensor) -> tf.Tensor:
-    """`segment(inputs)` in training, with its activations computed again for the gradient.
-
-    The second pass leaves the kept batch normalization statistics alone, so that a moving average moves once.
-    """
-
-    @tf.custom_gradient
-    def run(x: tf.Tensor) -> tuple:
-        def gradient(dy: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> tuple:
-            with tf.GradientTape() as tape, normalization.statistics_kept():
-                # Waiting for dy puts the second pass where it is needed and keeps it from being merged with the first.
-                with tf.control_dependencies([dy]):
-                    again = tf.identity(x)
-                tape.watch(again)
-                outputs = segment(again, training=True)
-            dx, *rest = tape.gradient(outputs, [again, *variables], output_gradients=dy)
-            return dx, rest
-
-        return segment(x, training=True), gradient
-
-    return run(inputs)

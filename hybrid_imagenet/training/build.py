@@ -97,7 +97,6 @@ def model(config: RunConfig, precision: str, num_classes: int, communicator: Com
         blurpool=config.blurpool,
         initial_bias=initial_bias(config.loss, num_classes),
         parts=parts,
-        recompute=config.recompute,
         sync_allreduce=_statistics_over_ranks(communicator, together),
     )
     warm_start.freeze(network, config.freeze)

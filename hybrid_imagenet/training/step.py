@@ -12,7 +12,6 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hybrid_imagenet.models import kernels, layers, normalization
-from hybrid_imagenet.models.resnet import RecomputingModel
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.training import loss_alarm
 from hybrid_imagenet.training.accumulators import SumAccumulator
@@ -124,8 +123,7 @@ class TrainStep:
         self._parts = parts
         self._choose = choose
         self._fuse_relu_gradients = fuse_relu_gradients
-        # XLA fuses casts by itself; where activations are computed again, gradients go to variables only.
-        one_by_one = jit_compile or isinstance(model, RecomputingModel) or not has_gpu()
+        one_by_one = jit_compile or not has_gpu()  # XLA fuses casts by itself
         self._kernels = [] if one_by_one else layers.cast_kernels(model)
         self._accumulators: list[tf.Variable] = []
         with tf.device("CPU:0"):

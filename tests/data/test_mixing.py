@@ -24,7 +24,7 @@ def test_a_window_over_sorted_files_is_told_with_the_remedy():
     for window in (1, 16, 100):
         first = ShardOrder([1000] * 100, window).at(0, np.arange(mixing.FIRST))
         lines[window] = mixing.complaint(labels[first], np.full(1000, 100), window)
-    assert "256 consecutive training images hold 10 classes on average, 226 if all were mixed" in lines[1]
+    assert "256 consecutive training images hold 12 classes on average, 226 if all were mixed" in lines[1]
     assert "give more than --shuffle_window=1 (0 mixes all)" in lines[1]
     assert lines[16] is None  # some 140 of the 160 classes in a window
     assert lines[100] is None

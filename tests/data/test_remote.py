@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet import data
-from hybrid_imagenet.data import pipeline, remote, tar_index
+from hybrid_imagenet.data import pipeline, remote
+from hybrid_imagenet.data.sources import webdataset as tar_index
 from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.errors import EXIT_STALLED, StorageError, UserError
 from hybrid_imagenet.numerics.sampling import Cursor

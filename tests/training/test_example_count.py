@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet import config
+from hybrid_imagenet import config, data
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.data.pipeline import HostOptions
@@ -19,8 +19,8 @@ from hybrid_imagenet.training.accumulators import SumAccumulator
 from hybrid_imagenet.training.evaluation import Validation
 from hybrid_imagenet.training.example_count import ExampleCount, all_replaced
 from hybrid_imagenet.training.inputs import TrainingData
+from tests.data import support
 from tests.data.support import MemorySource
-from tests.support import program
 
 N = 60
 START = Cursor()
@@ -153,32 +153,15 @@ def test_validation_counts_what_it_drops():
         assert (results["val_count"], results["val_dropped"]) == (57, 3)
 
 
-class Listed(MemorySource):
-    """Images of sixty classes, of which a file lists more."""
-
-    def __init__(self, listed):
-        super().__init__(N)
-        self.num_classes, self.class_list = listed, "labels.txt"
-
-    def read_one(self, index):
-        image, label = super().read_one(index)
-        return image, self._checked_label(index, label)
-
-
-@pytest.mark.parametrize(("listed", "told"), [(N, 0), (N + 9, 1)])
-def test_a_list_with_more_classes_than_the_images_of_all_ranks_have_is_told_once(listed, told, caplog):
-    ranks = Ranks(Listed(listed), 2)
+@pytest.mark.parametrize(("names", "told"), [("ant bee cat dog", 0), ("ant bee cat dog eel", 1)])
+def test_training_on_shards_tells_once_of_a_list_with_more_classes_than_all_images_have(names, told, tmp_path, caplog):
+    pictures = [support.jpeg(number, 12, 16) for number in range(8)]
+    support.write_shards(tmp_path, "train", [(pictures[number % 8], number % 4) for number in range(N)])
+    place = tmp_path / "labels.txt"
+    place.write_text("\n".join(names.split()))
+    ranks = Ranks(data.open_source("tfrecord", str(tmp_path)), 2)
     for epoch in range(2):
         ranks.train(8 if epoch == 0 else 7)
         ranks.end(epoch)
     lines = [record.message for record in caplog.records if "labels.txt" in record.message]
-    assert lines == ["data: labels.txt: lists 69 classes, but no training image has a label above 59"] * told
-
-
-def test_training_on_shards_tells_of_a_list_with_too_many_classes(tmp_path):
-    place = program.make_data(tmp_path / "set")
-    (place / "labels.txt").write_text("ant\nbee\ncat\ndog\neel\n")
-    done = program.train_here(place, tmp_path / "run", "--epochs=2", "--warmup_epochs=0")
-    assert done.returncode == 0, done.stderr
-    line = f"{place / 'labels.txt'}: lists 5 classes, but no training image has a label above 3"
-    assert (done.stdout + done.stderr).count(line) == 1
+    assert lines == [f"data: {place}: lists 5 classes, but no training image has a label above 3"] * told

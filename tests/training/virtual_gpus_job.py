@@ -49,7 +49,7 @@ LONG = {
     ),
     "lars, moving, averaged": (
         *("--optimizer=lars", "--batch_norm=moving", "--lr_schedule=poly", "--warmup_epochs=1", "--ema_decay=0.8"),
-        *("--lars_variant=larc", "--recompute", "--label_smoothing=0.1"),
+        *("--lars_variant=larc", "--label_smoothing=0.1"),
     ),
     "schedule-free": ("--optimizer=schedule_free", "--lr=0.02", "--lr_schedule=constant", "--warmup_epochs=1"),
     "muon": ("--optimizer=muon", "--lr_scaling=none", "--lr=0.02", "--lr_schedule=poly", "--warmup_epochs=1"),

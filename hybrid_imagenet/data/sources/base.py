@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from hybrid_imagenet import files
 from hybrid_imagenet.data.listing import Note
 
+Index = TypeVar("Index")
 _CHUNK = 1 << 16  # names that are joined at a time
 _COMPARED = ("class names", "sizes of shards", "file names")
 _OPEN_FILES = 512  # below the usual limit of 1,024 descriptors per process
@@ -185,3 +188,34 @@ def read_at(path: str, offset: int, length: int, counter: IoCounter) -> bytes:
         data += more
     counter.add(len(data), operations, time.perf_counter() - started)
     return data
+
+
+def remembered(path: Path, kind: type[Index], make: Callable[[], Index]) -> Index:
+    """Returns the index that a cache file holds; without a readable one, makes it again and writes it.
+
+    Args:
+      path: the file; its directory is made.
+      kind: a dataclass of arrays; it may refuse those of another version.
+      make: computes what the file should hold; its errors are raised.
+    """
+    found = files.readable(lambda: load_index(path, kind))
+    if found is not None:
+        return found
+    made = make()
+    with contextlib.suppress(OSError):  # a read-only or full cache costs only the next making
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.replacing(path) as temporary:
+            write_index(temporary, made)
+    return made
+
+
+def load_index(path: Path, kind: type[Index]) -> Index:
+    """Returns the dataclass of arrays in a file; may raise anything for one that is damaged."""
+    with np.load(path) as stored:
+        return kind(**stored)
+
+
+def write_index(path: Path, index: Any) -> None:
+    """Writes a dataclass of arrays to a file."""
+    with path.open("wb") as file:
+        np.savez(file, **vars(index))

@@ -1,14 +1,13 @@
 """Reads and writes TFRecord shards: TensorFlow's ImageNet layout, the plain TFDS form, and what `data prepare` writes.
 
 A TFRecord is: length (uint64), masked CRC-32C of the length, payload, masked CRC-32C of the payload, all little-endian.
-The payload is a tf.train.Example. TensorFlow is imported at the first of these, not to find the shards.
+The payload is a tf.train.Example. Neither needs TensorFlow here.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -20,12 +19,13 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError
 
 from hybrid_imagenet import files
 from hybrid_imagenet.data import listing
 from hybrid_imagenet.data.registry import Glance, Request
-from hybrid_imagenet.data.sources.base import BadRecord, Source, read_at
+from hybrid_imagenet.data.sources.base import BadRecord, Source, load_index, read_at, remembered
 from hybrid_imagenet.errors import UserError
 
 MANIFEST = "manifest.json"
@@ -167,7 +167,7 @@ def open_split(request: Request) -> Source:
         )
     index = None
     if [path.stat().st_size for path in shards] == [shard["bytes"] for shard in entry["shards"]]:
-        index = files.readable(lambda: _read_index(directory / f"{split}.index.npz"))
+        index = files.readable(lambda: load_index(directory / f"{split}.index.npz", ShardIndex))
     return ShardSource(shards, names, expected=entry["num_examples"], index=index)
 
 
@@ -202,18 +202,7 @@ def _by_word(directory: Path) -> tuple[list[str], Callable[[str], list[str]]]:
 def index_of(shards: Sequence[Path]) -> ShardIndex:
     """Returns the index of some shards, from the cache if they have not changed since they were scanned."""
     place = files.cached_index("tfrecord", _INDEX_VERSION, of=shards)
-    return files.remembered(place, _read_index, lambda: _scan_all(shards), write_index)
-
-
-def _read_index(path: Path) -> ShardIndex:
-    with np.load(path) as stored:
-        return ShardIndex(stored["shard"], stored["offset"], stored["length"])
-
-
-def write_index(path: Path, index: ShardIndex) -> None:
-    """Writes an index to a file."""
-    with path.open("wb") as file:
-        np.savez(file, shard=index.shard, offset=index.offset, length=index.length)
+    return remembered(place, ShardIndex, lambda: _scan_all(shards))
 
 
 def _scan_all(shards: Sequence[Path]) -> ShardIndex:
@@ -318,17 +307,33 @@ def header_length(header: bytes) -> int:
     return length
 
 
-@functools.cache
-def _example() -> Any:
-    """Returns the message class of tf.train.Example."""
-    import tensorflow as tf
-
-    return tf.train.Example
+# The messages of TensorFlow's example.proto and feature.proto, so that no reader has to import TensorFlow.
+_PROTO = """
+name: "example.proto" package: "tensorflow" syntax: "proto3"
+message_type { name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
+message_type { name: "FloatList" field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED } }
+message_type { name: "Int64List" field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
+message_type { name: "Feature" oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 type: TYPE_MESSAGE type_name: ".tensorflow.BytesList" oneof_index: 0 }
+  field { name: "float_list" number: 2 type: TYPE_MESSAGE type_name: ".tensorflow.FloatList" oneof_index: 0 }
+  field { name: "int64_list" number: 3 type: TYPE_MESSAGE type_name: ".tensorflow.Int64List" oneof_index: 0 } }
+message_type { name: "Features"
+  field { name: "feature" number: 1 type: TYPE_MESSAGE label: LABEL_REPEATED
+    type_name: ".tensorflow.Features.FeatureEntry" }
+  nested_type { name: "FeatureEntry" options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
+    field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".tensorflow.Feature" label: LABEL_OPTIONAL } } }
+message_type { name: "Example"
+  field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".tensorflow.Features" } }
+"""
+_pool = descriptor_pool.DescriptorPool()
+_pool.Add(text_format.Parse(_PROTO, descriptor_pb2.FileDescriptorProto()))
+_Example = message_factory.GetMessageClass(_pool.FindMessageTypeByName("tensorflow.Example"))
 
 
 def encode_example(features: Mapping[str, bytes | int]) -> bytes:
     """Returns a serialized tf.train.Example with one value per feature: bytes or a 64-bit integer."""
-    example = _example()()
+    example = _Example()
     for key, value in features.items():
         if isinstance(value, bytes):
             example.features.feature[key].bytes_list.value.append(value)
@@ -345,7 +350,7 @@ def decode_example(payload: bytes, wanted: Iterable[str]) -> dict[str, bytes | i
       RecordError: if the bytes are not an Example.
     """
     try:
-        feature = _example().FromString(payload).features.feature
+        feature = _Example.FromString(payload).features.feature
     except DecodeError as error:
         raise RecordError(f"the record is not an Example ({error})") from None
     values: dict[str, bytes | int] = {}

@@ -21,7 +21,7 @@ from hybrid_imagenet.data import listing
 from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.registry import Glance, Request
-from hybrid_imagenet.data.sources.base import BadRecord, Source
+from hybrid_imagenet.data.sources.base import BadRecord, Source, remembered
 from hybrid_imagenet.errors import UserError
 
 _INFO = "_info.json"
@@ -32,7 +32,6 @@ IMAGES = ("jpg", "jpeg", "png", "bmp", "gif")
 _LABELS = ("cls", "json")
 _VERSION = 3  # of the rules by which samples are found
 _UNKNOWN = -1
-_COLUMNS = ("begin", "offset", "length", "label")
 _LONGEST_LABEL = 1 << 20  # bytes of a label's file
 _LARGEST_LABEL = 2**31 - 1
 _Row = tuple[int, int, int, int]  # begin, offset, length and label of a sample
@@ -247,6 +246,12 @@ class TarIndex:
     offset: npt.NDArray[np.int64]
     length: npt.NDArray[np.int64]
     label: npt.NDArray[np.int64]
+    version: int = _VERSION
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for samples that were found by other rules."""
+        if self.version != _VERSION:
+            raise ValueError(f"version {self.version} of the rules")
 
 
 def load(path: Path, stored: Path | None) -> TarIndex:
@@ -260,19 +265,7 @@ def load(path: Path, stored: Path | None) -> TarIndex:
       OSError, ValueError: as `scan`.
     """
     stored = stored or files.cached_index("tar", _VERSION, of=[path])
-    return files.remembered(stored, _read, lambda: scan(path), _write)
-
-
-def _read(stored: Path) -> TarIndex:
-    with np.load(stored) as found:
-        if found["version"] != _VERSION:
-            raise ValueError("found by other rules")
-        return TarIndex(**{name: found[name] for name in _COLUMNS})
-
-
-def _write(stored: Path, index: TarIndex) -> None:
-    with stored.open("wb") as file:
-        np.savez(file, allow_pickle=False, version=_VERSION, **{name: getattr(index, name) for name in _COLUMNS})
+    return remembered(stored, TarIndex, lambda: scan(path))
 
 
 def scan(path: Path) -> TarIndex:
@@ -305,8 +298,7 @@ def scan(path: Path) -> TarIndex:
         except tarfile.TarError as error:
             raise ValueError(f"offset {end}: {error}; restore the file") from None
         _check_end(file, -(-end // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
-    columns = np.array(rows, np.int64).reshape(-1, len(_COLUMNS)).T.copy()
-    return TarIndex(**dict(zip(_COLUMNS, columns, strict=True)))
+    return TarIndex(*np.array(rows, np.int64).reshape(-1, 4).T.copy())
 
 
 def _check_end(file: BinaryIO, place: int) -> None:

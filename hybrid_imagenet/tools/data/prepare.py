@@ -20,7 +20,7 @@ from hybrid_imagenet import files
 from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.data import SPLITS, Request, directories, images, listing
 from hybrid_imagenet.data.sources import tfrecord
-from hybrid_imagenet.data.sources.base import BadRecord, Source
+from hybrid_imagenet.data.sources.base import BadRecord, Source, write_index
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.tools.data import parallel
 
@@ -186,7 +186,7 @@ def _write_index(path: Path, receipts: Sequence[dict[str, Any]]) -> None:
     numbers = np.repeat(np.arange(len(receipts)), [len(starts) for starts in offsets])
     with files.replacing(path) as temporary:
         index = tfrecord.ShardIndex(numbers, np.concatenate(offsets), np.concatenate(lengths))
-        tfrecord.write_index(temporary, index)
+        write_index(temporary, index)
 
 
 def _finished(task: _Shard) -> list[str] | None:
@@ -242,7 +242,6 @@ def _write_shard(source: Source, task: _Shard) -> list[str]:
 
 def _record(source: Source, index: int, settings: Settings) -> bytes:
     """One framed Example with the keys of TensorFlow's ImageNet scripts."""
-    import_tensorflow()
     content, label = source.read_one(index)
     file, offset = source.locate(index)
     try:
@@ -287,6 +286,7 @@ def reduced(content: bytes, kind: int, height: int, width: int, shorter: int, qu
     if kind == images.JPEG:
         if min(height, width) <= shorter:
             return content, height, width
+        import_tensorflow()  # images that are copied do without it
         images.verify(content)
     picture = images.picture(content)
     scale = min(1.0, shorter / min(height, width))

@@ -17,7 +17,6 @@ from PIL import Image
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data.sources import tfrecord
-from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools.data import command as program
 from tests.data import support
 from tests.data.test_sources import cache, flipped, make  # noqa: F401
@@ -27,7 +26,7 @@ def run(*arguments):
     return program.main([*arguments, "--workers=1"])
 
 
-@pytest.mark.parametrize("form", ["imagenet", "folder", "parquet"])
+@pytest.mark.parametrize("form", ["folder", "parquet"])
 def test_prepared_shards_hold_what_the_source_held(form, tmp_path, capsys):
     name = make(form, tmp_path / "from")
     target = str(tmp_path / "to")
@@ -41,18 +40,12 @@ def test_prepared_shards_hold_what_the_source_held(form, tmp_path, capsys):
         expected_images, expected_labels = before.read(range(before.num_examples))
         assert images == expected_images
         assert labels.tolist() == expected_labels.tolist()
+        scanned = tfrecord.index_of(after.files)
+        for column in ("shard", "offset", "length"):
+            np.testing.assert_array_equal(getattr(after.index, column), getattr(scanned, column))
     names = sorted(path.name for path in (tmp_path / "to").iterdir() if path.name[0] == "t")
     assert names == [*(f"train-{number:05d}-of-00004" for number in range(4)), "train.index.npz"]
     assert run("check", "--dataset=tfrecord", f"--data_dir={target}") == 0
-
-
-def test_the_written_index_is_that_of_a_scan(tmp_path):
-    make("folder", tmp_path / "from")
-    run("prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}", "--per_shard=5")
-    prepared = data.open_source("tfrecord", str(tmp_path / "to"))
-    scanned = tfrecord.index_of(prepared.files)
-    for name in ("shard", "offset", "length"):
-        np.testing.assert_array_equal(getattr(prepared.index, name), getattr(scanned, name))
 
 
 def test_larger_images_are_reduced_and_odd_ones_converted(tmp_path):
@@ -93,8 +86,7 @@ def test_bad_images_end_the_preparation_or_are_left_out_and_listed(tmp_path, cap
     assert "1 faults" in out
 
 
-@pytest.mark.parametrize("promised", [False, True])
-@pytest.mark.parametrize("damage", ["cut", "length", "cut between records"])
+@pytest.mark.parametrize(("promised", "damage"), [(False, "cut"), (True, "cut between records")])
 def test_prepare_never_certifies_what_a_damaged_shard_has_lost(damage, promised, tmp_path, capsys):
     """Without a manifest a file that is cut between two records looks whole, whoever reads it."""
     source, target = tmp_path / "from", tmp_path / "to"
@@ -104,23 +96,14 @@ def test_prepare_never_certifies_what_a_damaged_shard_has_lost(damage, promised,
     else:
         make("imagenet", source)
     path = source / "train-00001-of-00002"
-    offsets, _, _ = tfrecord.scan(path)
-    content = path.read_bytes()
-    at = int(offsets[4])
-    cut = {"cut": at + 50, "length": None, "cut between records": at}[damage]
-    path.write_bytes(content[:cut] if cut else content[:at] + bytes([content[at] ^ 1]) + content[at + 1 : -1])
+    at = int(tfrecord.scan(path)[0][4])
+    path.write_bytes(path.read_bytes()[: at if promised else at + 50])
     capsys.readouterr()
     for policy in ("fail", "skip"):
         place = f"--data_dir={source}", f"--to={target}"
-        code = run("prepare", "--from=tfrecord", *place, f"--bad_records={policy}")
-        lines = capsys.readouterr().err.splitlines()
-        if damage == "cut between records" and not promised:
-            assert code == 0
-            return
-        assert code == 2
-        assert len(lines) == 1
-        wanted = "hold 11 records" if damage == "cut between records" else f"{path}, offset {at}: "
-        assert wanted in lines[0]
+        assert run("prepare", "--from=tfrecord", *place, f"--bad_records={policy}") == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert ("hold 11 records, the manifest says 14" if promised else f"{path}, offset {at}: ") in line
         assert not (target / "manifest.json").exists()
 
 
@@ -155,15 +138,6 @@ def test_check_reports_each_fault_with_file_and_offset(tmp_path, capsys):
     assert f"{path}, offset {offsets[4]}: the record header is truncated" in capsys.readouterr().err
 
 
-def test_check_decodes_the_images_of_any_source(tmp_path, capsys):
-    make("folder", tmp_path)
-    bad = next((tmp_path / "train" / "n02").iterdir())
-    content = bad.read_bytes()
-    bad.write_bytes(content[: content.index(b"\xff\xc0") + 10] + b"\xff\xd9")
-    assert run("check", "--dataset=folder", f"--data_dir={tmp_path}") == 2
-    assert f"{bad}, offset 0: the image does not decode" in capsys.readouterr().out
-
-
 def test_check_finds_images_that_the_decoder_covers_up_or_that_claim_too_many_pixels(tmp_path, capfd):
     """The PNG is 48 KB of zeros that claim 20,000 x 20,000 pixels; the JPEG keeps its end marker."""
     make("folder", tmp_path)
@@ -190,18 +164,8 @@ def test_check_finds_images_that_the_decoder_covers_up_or_that_claim_too_many_pi
     assert f"{gray}, offset 0: the JPEG is corrupt" in capfd.readouterr().err
 
 
-def test_a_wrong_count_against_the_manifest_is_refused(tmp_path):
-    make("folder", tmp_path / "from")
-    run("prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}")
-    path = tmp_path / "to" / "train-00000-of-00001"
-    offsets, _, _ = tfrecord.scan(path)
-    path.write_bytes(path.read_bytes()[: offsets[-1]])
-    with pytest.raises(UserError, match="hold 13 records, the manifest says 14"):
-        data.open_source("tfrecord", str(tmp_path / "to"))
-
-
 def test_a_killed_preparation_goes_on_where_it_stopped(tmp_path):
-    pictures = [support.png(number, 80, 80) for number in range(20)]  # slower than JPEGs, which would need TensorFlow
+    pictures = [support.png(number, 80, 80) for number in range(20)]
     support.write_folder(tmp_path / "from", "train", [(pictures[n % 20], n % 3) for n in range(750)])
     support.write_folder(tmp_path / "from", "validation", support.tiny("validation"))
     command = [
@@ -230,19 +194,10 @@ def test_a_killed_preparation_goes_on_where_it_stopped(tmp_path):
     assert not [path for path in (tmp_path / "to").iterdir() if path.name.startswith((".", "prepare"))]
 
 
-def test_a_target_that_holds_something_else_is_left_alone(tmp_path, capsys):
-    make("folder", tmp_path / "from")
-    (tmp_path / "to").mkdir()
-    (tmp_path / "to" / "letter.txt").write_text("dear")
-    assert run("prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}") == 2
-    assert "is not empty" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("augmentation", ["alexnet", "digits", "sony"])
-def test_a_contact_sheet_shows_each_image_in_every_variant(augmentation, tmp_path):
+def test_a_contact_sheet_shows_each_image_in_every_variant(tmp_path):
     make("folder", tmp_path)
     out = tmp_path / "sheet.png"
-    arguments = ["--count=3", "--variants=4", "--image_size=14", f"--augmentation={augmentation}", f"--out={out}"]
+    arguments = ["--count=3", "--variants=4", "--image_size=14", "--augmentation=alexnet", f"--out={out}"]
     assert run("show", "--dataset=folder", f"--data_dir={tmp_path}", *arguments) == 0
     sheet = np.asarray(Image.open(out))
     assert sheet.shape == (3 * 16, 5 * 16, 3)
@@ -266,7 +221,14 @@ def test_only_the_source_that_an_interrupted_preparation_read_continues_it(tmp_p
         )
         return code, capsys.readouterr().err
 
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / "letter.txt").write_text("dear")
+    assert "is not empty" in prepared("a")[1]
+    (tmp_path / "to" / "letter.txt").unlink()
     assert prepared("a")[0] == 2
+    with (tmp_path / "to" / "prepare-state" / "lock").open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert "another data prepare writes there" in prepared("a")[1]
     code, err = prepared("b")
     assert code == 2
     assert f"holds the beginning of a set with other directory ({tmp_path / 'a'}, now {tmp_path / 'b'})" in err
@@ -281,17 +243,6 @@ def test_only_the_source_that_an_interrupted_preparation_read_continues_it(tmp_p
     bad.write_bytes(whole)
     assert prepared("a")[0] == 0
     assert data.open_source("tfrecord", str(tmp_path / "to")).num_examples == 14
-
-
-def test_two_preparations_do_not_write_into_one_target(tmp_path, capsys):
-    make("folder", tmp_path / "from")
-    arguments = ["prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}"]
-    (tmp_path / "to" / "prepare-state").mkdir(parents=True)
-    with (tmp_path / "to" / "prepare-state" / "lock").open("ab") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        assert run(*arguments) == 2
-    assert "another data prepare writes there" in capsys.readouterr().err
-    assert run(*arguments) == 0
     assert not (tmp_path / "to" / "prepare-state").exists()
 
 
