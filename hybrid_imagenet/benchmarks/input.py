@@ -121,7 +121,7 @@ def _ours(
     while (seconds := time.perf_counter() - start) < arguments.seconds:
         next(elements)
         images += arguments.batch
-    read = source.io_statistics() - before
+    read = source.io_statistics().since(before)
     row = _row(f"hybrid_imagenet: {title}", images, seconds, time.process_time() - cpu, arguments.threads)
     return row | {
         "bytes_per_second": read.bytes_read / seconds,

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet import __version__, files, models
+from hybrid_imagenet import __version__, models
 from hybrid_imagenet.checkpoints import archive, store
 from hybrid_imagenet.data import device
 from hybrid_imagenet.errors import UserError
@@ -168,7 +168,6 @@ def _from_checkpoint(source: archive.Checkpoint, which: str) -> Trained:
     wanted = {f.name for f in dataclasses.fields(Trained)} - {"origin", "weights"}
     values = {name: meta[name] for name in wanted & set(meta)} | {"origin": str(source.path)}
     values["averaged"] = averaged or bool(meta.get("averaged"))
-    values.setdefault("precision", str(_description_of_run(source.path).get("precision", "")))
     try:
         return dataclasses.replace(Trained.from_description(values), weights=weights)
     except (TypeError, ValueError) as error:
@@ -178,9 +177,3 @@ def _from_checkpoint(source: archive.Checkpoint, which: str) -> Trained:
 def _part(source: archive.Checkpoint, prefix: str) -> dict[str, np.ndarray]:
     """Returns the arrays of one part of a checkpoint, by path of the variable."""
     return {name.split("/", 2)[-1]: value for name, value in source.arrays.items() if name.startswith(prefix)}
-
-
-def _description_of_run(path: pathlib.Path) -> Mapping[str, Any]:
-    """Returns the config.json beside a run's checkpoints; empty where there is none."""
-    described = path.parent.parent / "config.json"
-    return files.read_json(described) if described.exists() else {}

@@ -157,7 +157,6 @@ class Decoder:
 
 
 def _pipeline(batch: int, side: int, threads: int, gpu: int | None) -> Any:
-    """Builds a DALI pipeline that gives uint8 [k, side, side, 3] on the host."""
     from nvidia.dali import fn, pipeline_def, types
 
     @pipeline_def(

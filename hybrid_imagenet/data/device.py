@@ -107,7 +107,6 @@ def one_pass(function: Callable[..., tf.Tensor], augmentation: str) -> Callable[
 
 
 def _flip(images: tf.Tensor, uniform: tf.Tensor) -> tf.Tensor:
-    """Mirrors the images whose number (float32 [b]) is below one half."""
     return tf.where(uniform[:, None, None, None] < 0.5, tf.reverse(images, [2]), images)
 
 

@@ -32,7 +32,6 @@ class Note:
     fault: bool = True
 
     def __str__(self) -> str:
-        """Returns the line."""
         return self.text
 
 
@@ -40,7 +39,6 @@ class Skipped:
     """Counts the files that a listing does not read, by the reason."""
 
     def __init__(self) -> None:
-        """Starts with none."""
         self._found: dict[tuple[str, bool], list[str]] = {}
 
     def add(self, reason: str, name: str, *, fault: bool = True) -> None:

@@ -220,7 +220,6 @@ class Batches:
         bad: BadRecords | None = None,
         watch: mixing.Watch | None = None,
     ) -> None:
-        """See `training` and `evaluation`; `watch` is shown the labels that are read."""
         self.bad = bad or BadRecords(source, options.bad_records, options.max_bad_records)
         self.wait_seconds = 0.0
         self._watch = watch

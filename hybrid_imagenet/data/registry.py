@@ -177,7 +177,6 @@ class Request:
         return importlib.import_module(f"hybrid_imagenet.data.sources.{of(self.name).module}")
 
     def _check(self) -> None:
-        """Raises UserError for a directory or URL that is missing, or does not go with the data set."""
         kind = of(self.name)
         if self.val_fraction and kind.module != "folder":
             raise UserError(

@@ -63,7 +63,6 @@ class RemoteDirectory(Directory):
     remote = True
 
     def __init__(self, url: str, copies: Path, timeout: float) -> None:
-        """Opens no connection yet."""
         super().__init__(url)
         if "?" in url or "#" in url:
             raise UserError(f"--data_dir={url}: give the URL of a directory, without a query")
@@ -154,7 +153,6 @@ class RemoteDirectory(Directory):
         return self._known[name]
 
     def _answer(self, name: str) -> _Known:
-        """Asks the server about a file."""
         info = self._ask(lambda: self._files.info(self._at(name)), self.where(name))
         if info.get("size") is None:
             raise UserError(f"{self.where(name)}: the server does not tell its size")

@@ -12,7 +12,7 @@ _DROPOUT = 0.5
 _HIDDEN = 4096
 
 
-def build(builder: Builder, num_classes: int, image_size: int) -> keras.Model:
+def build(builder: Builder, num_classes: int, image_size: int | None) -> keras.Model:
     """AlexNet-BN: [b, image_size, image_size, 3] to logits [b, num_classes].
 
     The five convolutions of Krizhevsky et al. (2012) without groups, batch normalization in place of local response
@@ -22,7 +22,7 @@ def build(builder: Builder, num_classes: int, image_size: int) -> keras.Model:
     Raises:
       UserError: if the image is too small for the three poolings.
     """
-    if image_size < MINIMUM_SIZE:
+    if image_size is None or image_size < MINIMUM_SIZE:
         raise UserError(f"--image_size={image_size}: alexnet_bn needs at least {MINIMUM_SIZE} pixels")
     image = builder.images(image_size)
     x = builder.conv_norm_relu(image, 96, 11, stride=4, pad=2, name="stage1")
@@ -44,7 +44,6 @@ def _pool(builder: Builder, x: keras.KerasTensor, name: str) -> keras.KerasTenso
 
 
 def _hidden(builder: Builder, x: keras.KerasTensor, name: str) -> keras.KerasTensor:
-    """A fully connected layer with ReLU and dropout."""
     x = keras.layers.Dense(
         _HIDDEN,
         activation="relu",

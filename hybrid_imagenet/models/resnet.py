@@ -56,7 +56,6 @@ def _bottleneck(builder: Builder, x: keras.KerasTensor, width: int, stride: int,
 
 
 def _basic(builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str) -> keras.KerasTensor:
-    """3x3 (which carries the stride), 3x3, plus the shortcut."""
     shortcut = _shortcut(builder, x, width, stride, name)
     y = builder.conv_norm_relu(x, width, 3, stride=stride, name=f"{name}_1")
     y = builder.conv(y, width, 3, name=f"{name}_2_conv")

@@ -118,7 +118,6 @@ def _open_saved_model(_: Trained, path: pathlib.Path) -> Outputs:
 
 
 def _write_onnx(network: Trained, path: pathlib.Path) -> None:
-    """Keras' own conversion by tf2onnx; then names for output and batch, which it leaves to chance."""
     onnx = _onnx_module("onnx")
     _onnx_module("tf2onnx")
     signature = tf.TensorSpec((None, network.image_size, network.image_size, 3), tf.float32, name="image")
@@ -138,7 +137,6 @@ def _write_onnx(network: Trained, path: pathlib.Path) -> None:
 
 
 def _onnx_properties(network: Trained) -> dict[str, str]:
-    """What one needs to know to run the file; the values of ONNX's metadata are texts."""
     return {
         "class_names": json.dumps(network.class_names),
         "image_size": str(network.image_size),

@@ -109,6 +109,7 @@ class Parts:
         sums = self.step.sums.read()
         return {
             **build.description(self.config, self.data.source),
+            "precision": self.facts["precision"],
             "world_size": self.communicator.size,
             "order": run_state.described(self.data.order),
             "data": {name: source.identity for name, source in self.sources.items()},

@@ -49,7 +49,7 @@ def test_records(tmp_path, counts):
         path = tmp_path / f"train-{number:05d}"
         path.write_bytes(damaged(b"".join(parts), generator))
         try:
-            source = tfrecord.ShardSource((path,), ("a", "b", "c"), index=tfrecord._scan_all((path,)))
+            source = tfrecord.ShardSource((path,), ("a", "b", "c"), index=tfrecord.scan_all((path,)))
         except UserError as error:
             assert str(path) in str(error) or str(tmp_path) in str(error)
             counts.refused += 1

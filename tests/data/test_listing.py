@@ -20,8 +20,6 @@ def of(split, *names):
     [
         (["train-00000-of-00003", "train-00002-of-00003"], "1 of 3 train files are missing, the first is number 1"),
         (["train-00000-of-00001", "train-00000-of-00002"], "several sets .* train-00000-of-00001 and train-00000-of-"),
-        (["a-train-00000-of-00001", "b-train-00000-of-00001"], "a-train-00000-of-00001 and b-train-00000-of-00001"),
-        (["train-00000-of-00001", "train.parquet"], "several sets"),
         (["train/0.tar", "train-0.tar"], "several sets .* train-0.tar and train/0.tar: keep one"),
         (["train-00000-of-00001-aa.parquet", "train-00000-of-00001-bb.parquet"], "are the same part of a set"),
     ],
@@ -81,13 +79,6 @@ def test_images_that_a_tree_has_in_other_forms_or_deeper_are_counted(tmp_path):
     assert len(found) == len(expected)
     assert any(note.endswith("the first is n01/a.webp") for note in found)
     assert data.open_source("folder", str(tmp_path)).num_examples == 14
-
-
-def test_a_tree_without_images_in_forms_that_are_read_says_what_it_has(tmp_path):
-    (tmp_path / "train" / "n01").mkdir(parents=True)
-    (tmp_path / "train" / "n01" / "a.webp").touch()
-    with pytest.raises(UserError, match=r"hold no images .*1 skipped, .webp is not read"):
-        data.open_source("folder", str(tmp_path))
 
 
 @pytest.mark.parametrize("form", ["imagenet", "parquet"])

@@ -5,7 +5,6 @@ import tarfile
 
 import numpy as np
 import pytest
-import webdataset
 
 from hybrid_imagenet import data, files
 from hybrid_imagenet.data import pipeline
@@ -55,15 +54,6 @@ def test_images_and_labels_are_those_that_the_package_wrote(form, info, tmp_path
         file, offset = source.locate(4)
         with tarfile.open(file) as archive:
             assert offset in [member.offset for member in archive]
-
-
-def test_the_package_reads_the_same_samples(tmp_path):
-    directory = write(tmp_path / "set")
-    files = sorted(map(str, directory.glob("*-train-*.tar")))
-    theirs = [(s["jpg"], int(s["cls"])) for s in webdataset.WebDataset(files, shardshuffle=False)]
-    source = data.open_source("webdataset", str(directory))
-    images, labels = source.read(range(source.num_examples))
-    assert list(zip(images, labels.tolist(), strict=True)) == theirs
 
 
 def test_class_names_and_directories_of_splits(tmp_path):
@@ -118,8 +108,6 @@ def test_the_whole_extension_decides_what_a_file_of_a_sample_is(tmp_path):
         ([("1.jpg", b"x"), ("1.bbox.json", b'{"label": 1}')], "lacks a label"),
         ([("1.jpg", b"x"), ("1.cls", b"1" + b"0" * 20)], "lacks a label"),
         ([("1.jpg", b"x"), ("1.cls", b"cat")], "lacks a label"),
-        ([("1.jpg", b"x"), ("1.cls", b"-1")], "lacks a label"),
-        ([("1.jpg", b"x"), ("1.json", b'{"label": true}')], "lacks a label"),
         ([("1.jpg", b"x"), ("1.cls", b"3")], "label 3 is not one of 2 classes"),
     ],
 )
@@ -158,27 +146,19 @@ def test_tar_files_that_were_joined_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("info", [False, True])
-def test_a_cut_file_is_refused(info, tmp_path):
+def test_a_cut_or_damaged_file_is_refused(info, tmp_path):
     directory = write(tmp_path / "set")
     if info:
         support.write_info(directory)
     path = directory / "tiny-train-0001.tar"
     begin = tar_index.scan(path).begin
     whole = path.read_bytes()
-    for size in (begin[1] + 700, begin[2] + 1, begin[2] + 2048 + 100):
-        path.write_bytes(whole[:size])
+    at = begin[2] + 10
+    damaged = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]  # a header, with which the file must not end unseen
+    for content in (whole[: begin[1] + 700], whole[: begin[2] + 1], whole[: begin[2] + 2048 + 100], damaged):
+        path.write_bytes(content)
         with pytest.raises(UserError, match=r"0001.tar: offset \d+: .*restore"):
             data.open_source("webdataset", str(directory))
-
-
-def test_a_damaged_header_does_not_end_a_file_unseen(tmp_path):
-    directory = write(tmp_path / "set")
-    path = directory / "tiny-train-0001.tar"
-    content = bytearray(path.read_bytes())
-    content[tar_index.scan(path).begin[2] + 10] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(UserError, match="the header of a file is damaged"):
-        data.open_source("webdataset", str(directory))
 
 
 def test_the_index_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
@@ -202,9 +182,6 @@ def test_the_index_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        (lambda d: d.rmdir(), "no such directory"),
-        (lambda d: None, "holds no train tar files"),
-        (lambda d: (d / "train-0.tar.gz").touch(), "unpack it to a .tar"),
         (lambda d: (d / "train-0.tar").touch(), "offset 0: .*empty file"),
         (lambda d: (d / "train-0.tar").write_bytes(bytes(10240)), "hold no samples"),
         (lambda d: (d / "_info.json").write_text('{"splits": {}}'), "does not list the files of train"),

@@ -33,12 +33,12 @@ def test_classifier_is_gaussian_with_deviation_001_and_zero_bias():
 
 
 def test_seeds_repeat_and_differ_by_layer():
-    first = models.create("resnet18", 4, 32, seed=5)
-    again = models.create("resnet18", 4, 32, seed=5)
-    other = models.create("resnet18", 4, 32, seed=6)
+    first = models.create("resnet10", 4, 32, seed=5)
+    again = models.create("resnet10", 4, 32, seed=5)
+    other = models.create("resnet10", 4, 32, seed=6)
     for a, b, c in zip(first.variables, again.variables, other.variables, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
         if a.ndim > 1 and "bias" not in a.name:
             assert not np.array_equal(a.numpy(), c.numpy())
-    kernels = [first.get_layer(f"stage1_block{i}_{j}_conv").kernel.numpy() for i in (1, 2) for j in (1, 2)]
+    kernels = [first.get_layer(f"stage1_block1_{j}_conv").kernel.numpy() for j in (1, 2)]
     assert all(not np.array_equal(kernels[0], k) for k in kernels[1:])

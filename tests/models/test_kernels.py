@@ -3,13 +3,14 @@
 import collections
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from hybrid_imagenet import models
-from hybrid_imagenet.models import kernels
+from hybrid_imagenet.models import kernels, layers
 
-HALF = {"mixed_float16": tf.float16, "mixed_bfloat16": tf.bfloat16}
+HALF = {"mixed_float16": tf.float16}
 
 
 def traced_nodes(precision, name="resnet50"):
@@ -30,7 +31,7 @@ def traced_nodes(precision, name="resnet50"):
     return graph.get_operations(), convolutions
 
 
-@pytest.fixture(scope="module", params=HALF)
+@pytest.fixture(scope="module", params=["mixed_float16"])
 def traced(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "on_cpu", lambda: False)
@@ -98,3 +99,60 @@ def test_no_layout_changes_and_no_padding_in_a_pass_of_its_own(traced):
 def test_float32_has_no_casts_between_float_types():
     operations, _ = traced_nodes("float32", "resnet18")
     assert not [op for op in of_type(operations, "Cast") if op.get_attr("SrcT").is_floating]
+
+
+def network():
+    policy = keras.dtype_policies.DTypePolicy("mixed_float16")
+    x = images = keras.Input((8, 8, 3))
+    for number, filters in enumerate((32, 5, 4)):
+        x = layers.Conv2D(filters, 3, pad=1, dtype=policy, use_bias=number == 1, trainable=number != 1)(x)
+    return keras.Model(images, layers.Conv2D(2, 1, dtype="float32")(x))
+
+
+def test_outputs_and_gradients_are_the_same():
+    model = network()
+    images = tf.constant(np.random.default_rng(0).normal(size=(2, 8, 8, 3)), tf.float32)
+    held = layers.cast_kernels(model)
+    assert [(k.shape, dtype) for k, dtype in held] == [((3, 3, 3, 32), "float16"), ((3, 3, 5, 4), "float16")]
+    with tf.GradientTape() as tape:
+        expected = model(images)
+    wanted = tape.gradient(expected, [k.value for k, _ in held])
+    with kernels.cast_together(held) as cast, tf.GradientTape() as tape:
+        sources = [cast[id(k)] for k, _ in held]
+        tape.watch(sources)
+        outputs = model(images)
+    np.testing.assert_array_equal(outputs, expected)
+    for found, gradient in zip(tape.gradient(outputs, sources), wanted, strict=True):
+        assert found.dtype == tf.float16
+        np.testing.assert_array_equal(tf.cast(found, tf.float32), gradient)
+
+
+def test_afterwards_layers_cast_by_themselves():
+    model = network()
+    held = layers.cast_kernels(model)
+    images = tf.ones([1, 8, 8, 3])
+    with kernels.cast_together(held):
+        before = model(images)
+    held[0][0].assign(tf.zeros_like(held[0][0]))
+    assert np.abs(model(images) - before).max() > 0
+    with kernels.cast_together([]) as cast:
+        assert not cast
+
+
+@pytest.mark.parametrize("number", [0.5, 1e30, float("nan")])
+def test_losses_stay_what_they_are_whatever_the_gradient(number):
+    losses = tf.constant([0.25, 3.0])
+    found = tf.function(lambda: kernels.shapes_first(losses, [tf.fill([3, 3, 3, 8], number)]))()
+    np.testing.assert_array_equal(found, losses)
+
+
+def test_the_pair_lies_behind_the_first_gradient_and_before_the_losses():
+    specs = (tf.TensorSpec([2]), tf.TensorSpec([3, 3, 3, 8]))
+    graph = (
+        tf.function(lambda losses, gradient: kernels.shapes_first(losses, [gradient]))
+        .get_concrete_function(*specs)
+        .graph
+    )
+    relu = next(op for op in graph.get_operations() if op.type == "Relu")
+    assert any(relu in op.control_inputs for op in graph.get_operations() if op.type == "Identity")
+    assert relu.inputs[0].op.type == "FusedBatchNormV3"

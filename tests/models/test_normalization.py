@@ -144,7 +144,7 @@ def test_inference_uses_the_kept_statistics_and_leaves_them():
 
 
 def test_frozen_statistics_normalize_each_image_by_itself():
-    model = models.create("resnet18", 3, 32, zero_last_gamma=False)
+    model = models.create("resnet8", 3, 32, width=8, zero_last_gamma=False)
     layers = list(normalization.layers_of(model))
     for layer in layers:
         layer.trainable = False

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet import config, data
+from hybrid_imagenet import config
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.data import Request
 from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
@@ -159,7 +160,7 @@ def test_training_on_shards_tells_once_of_a_list_with_more_classes_than_all_imag
     support.write_shards(tmp_path, "train", [(pictures[number % 8], number % 4) for number in range(N)])
     place = tmp_path / "labels.txt"
     place.write_text("\n".join(names.split()))
-    ranks = Ranks(data.open_source("tfrecord", str(tmp_path)), 2)
+    ranks = Ranks(Request("tfrecord", str(tmp_path)).open(), 2)
     for epoch in range(2):
         ranks.train(8 if epoch == 0 else 7)
         ranks.end(epoch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import os
@@ -12,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,43 +29,36 @@ class BadRecord(Exception):  # noqa: N818 - it names the record, not the error
     """A record that cannot be used: its file, its place there (bytes, or a row number) and the reason."""
 
     def __init__(self, file: str, offset: int, reason: str) -> None:
-        """Keeps the three parts; the message is one line of them."""
         super().__init__(f"{file}, offset {offset}: {reason}")
         self.file = file
         self.offset = offset
         self.reason = reason
 
 
-@dataclasses.dataclass(frozen=True)
-class IoStatistics:
+class IoStatistics(NamedTuple):
     """Counts what has been read from storage since the source was opened."""
 
     bytes_read: int = 0
     operations: int = 0
     seconds: float = 0.0  # time inside read calls, summed over threads
 
-    def __sub__(self, earlier: IoStatistics) -> IoStatistics:
+    def since(self, earlier: IoStatistics) -> IoStatistics:
         """Returns what was read since `earlier`."""
-        return IoStatistics(
-            self.bytes_read - earlier.bytes_read, self.operations - earlier.operations, self.seconds - earlier.seconds
-        )
+        return IoStatistics(*(now - before for now, before in zip(self, earlier, strict=True)))
 
 
 class IoCounter:
     """Adds up reads from several threads."""
 
     def __init__(self) -> None:
-        """Starts at zero."""
         self._lock = threading.Lock()
         self._total = IoStatistics()
 
     def add(self, bytes_read: int, operations: int, seconds: float) -> None:
         """Counts some read operations."""
         with self._lock:
-            total = self._total
-            self._total = IoStatistics(
-                total.bytes_read + bytes_read, total.operations + operations, total.seconds + seconds
-            )
+            read, done, took = self._total
+            self._total = IoStatistics(read + bytes_read, done + operations, took + seconds)
 
     def total(self) -> IoStatistics:
         """Returns the sums so far."""
@@ -101,7 +93,6 @@ class Source(abc.ABC):
     class_list: str | None = None
 
     def __init__(self) -> None:
-        """Starts the counters."""
         self.io = IoCounter()
         self.labels_seen: set[int] = set()
 

@@ -27,7 +27,6 @@ class Subset(Source):
         indices: npt.NDArray[np.int64],
         notes: tuple[Note, ...] = (),
     ) -> None:
-        """Reads nothing yet."""
         super().__init__()
         self._source, self._indices = source, indices
         self.num_examples = len(indices)

@@ -52,7 +52,6 @@ class FolderSource(Source):
     """
 
     def __init__(self, directory: Path, split: str, val_fraction: float = 0.0) -> None:
-        """Lists the files, without opening them."""
         super().__init__()
         root, self.class_names, skipped = _find(directory, split, val_fraction)
         self.num_classes = len(self.class_names)
@@ -133,7 +132,6 @@ def _part(files: list[str], fraction: float, split: str) -> list[str]:
 
 
 def _classes(root: Path, skipped: listing.Skipped | None = None) -> list[str]:
-    """Returns the class directories; counts what else lies beside them."""
     names = []
     with os.scandir(root) as entries:
         for entry in entries:

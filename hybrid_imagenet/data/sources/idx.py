@@ -68,7 +68,6 @@ class IdxSource(Source):
     """
 
     def __init__(self, directory: Path, split: str, class_names: tuple[str, ...] | None = None) -> None:
-        """Reads the split."""
         super().__init__()
         self._file, labels_file = _files(directory, split)
         self.listing = [self._file.name.removesuffix(".gz")]
@@ -155,7 +154,6 @@ def _candidates(directory: Path, *names: str) -> list[Path]:
 
 
 def _files(directory: Path, split: str) -> tuple[Path, Path]:
-    """Returns the files of images and of labels of a split; raises UserError for one that is missing."""
     prefix = _PREFIXES[split]
     images_file = _find(directory, f"{prefix}-images-idx3-ubyte", f"{prefix}-images-idx4-ubyte")
     return images_file, _find(directory, f"{prefix}-labels-idx1-ubyte")

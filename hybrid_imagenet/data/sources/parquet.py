@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 import contextlib
+import functools
 import io
 import json
 import re
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -59,7 +58,6 @@ class ParquetSource(Source):
     """
 
     def __init__(self, directory: Directory, split: str, num_classes: int | None, cache_bytes: int) -> None:
-        """Reads the files' footers."""
         super().__init__()
         self._directory = directory
         self.io = directory.io
@@ -77,10 +75,8 @@ class ParquetSource(Source):
         if not self.num_examples:
             raise UserError(f"{directory.location}: its {split} Parquet files hold no rows")
         self.shard_sizes = np.diff(self._group_starts[self._first_group])
-        self._cache: collections.OrderedDict[int, tuple[Any, int]] = collections.OrderedDict()
-        self._cache_bytes = cache_bytes
-        self._cached = 0
-        self._lock = threading.Lock()
+        largest = max(f.row_group(number).total_byte_size for f in footers for number in range(f.num_row_groups))
+        self._row_group = functools.lru_cache(max(1, cache_bytes // max(1, largest)))(self._read_row_group)
         self.class_names = self._class_names(footers) or listing.numbered_classes(directory.location, num_classes)
         self.num_classes = len(self.class_names)
 
@@ -107,29 +103,15 @@ class ParquetSource(Source):
             raise BadRecord(*self.locate(index), "holds no image bytes or no label")
         return content, self._checked_label(index, label)
 
-    def _row_group(self, group: int) -> Any:
-        with self._lock:
-            if group in self._cache:
-                self._cache.move_to_end(group)
-                return self._cache[group][0]
+    def _read_row_group(self, group: int) -> Any:
         file = int(np.searchsorted(self._first_group, group, "right")) - 1
-        started = time.perf_counter()
         number = group - int(self._first_group[file])
-        path = self._directory.path(self._files[file])
-        with (
-            _explained(self._directory, self._files[file]),
-            _package().ParquetFile(path, metadata=self._footers[file]) as opened,
-        ):
+        name, footer = self._files[file], self._footers[file]
+        path, started = self._directory.path(name), time.perf_counter()
+        with _explained(self._directory, name), _package().ParquetFile(path, metadata=footer) as opened:
             table = opened.read_row_group(number, columns=[self._image, self._label]).select([self._image, self._label])
-            size = self._footers[file].row_group(number).total_byte_size
         if not self._directory.remote:
-            self.io.add(size, 1, time.perf_counter() - started)
-        with self._lock:
-            if group not in self._cache:
-                self._cache[group] = (table, table.nbytes)
-                self._cached += table.nbytes
-            while self._cached > self._cache_bytes and len(self._cache) > 1:
-                self._cached -= self._cache.popitem(last=False)[1][1]
+            self.io.add(footer.row_group(number).total_byte_size, 1, time.perf_counter() - started)
         return table
 
     def _class_names(self, footers: Sequence[Any]) -> tuple[str, ...] | None:

@@ -52,7 +52,6 @@ class SyntheticSource(Source):
 
 
 def _photograph(seed: int) -> bytes:
-    """Draws smooth shapes with fine noise, which compress about as photographs do."""
     from PIL import Image
 
     generator = np.random.default_rng(seed)

@@ -69,7 +69,6 @@ def _builder(name: str, data_dir: Path | None) -> Any:
 
 
 def _features(name: str, info: Any) -> tuple[Keys, tuple[str, ...]]:
-    """Returns the names of the image and label features, and the class names."""
     import tensorflow_datasets as tfds
 
     features = info.features

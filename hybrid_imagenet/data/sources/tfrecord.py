@@ -91,7 +91,6 @@ class ShardSource(Source):
         expected: int | None = None,
         index: ShardIndex | None = None,
     ) -> None:
-        """Loads or builds the index."""
         super().__init__()
         self.files = files
         self.index = index or index_of(files)
@@ -202,10 +201,11 @@ def _by_word(directory: Path) -> tuple[list[str], Callable[[str], list[str]]]:
 def index_of(shards: Sequence[Path]) -> ShardIndex:
     """Returns the index of some shards, from the cache if they have not changed since they were scanned."""
     place = files.cached_index("tfrecord", _INDEX_VERSION, of=shards)
-    return remembered(place, ShardIndex, lambda: _scan_all(shards))
+    return remembered(place, ShardIndex, lambda: scan_all(shards))
 
 
-def _scan_all(shards: Sequence[Path]) -> ShardIndex:
+def scan_all(shards: Sequence[Path]) -> ShardIndex:
+    """Returns the index of some shards; raises UserError for damaged ones."""
     with concurrent.futures.ThreadPoolExecutor(min(16, len(shards))) as pool:
         scans = list(pool.map(scan, shards))
     damaged = [f"{path}, {damage}" for path, (_, _, damage) in zip(shards, scans, strict=True) if damage]

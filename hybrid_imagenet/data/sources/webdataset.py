@@ -73,7 +73,6 @@ class WebDatasetSource(Source):
     """
 
     def __init__(self, directory: Directory, split: str, num_classes: int | None) -> None:
-        """Finds the files and counts their samples."""
         super().__init__()
         self._directory = directory
         self.io = directory.io
@@ -126,7 +125,6 @@ class WebDatasetSource(Source):
         return file, int(index - (self._ends[file] - self._sizes[file]))
 
     def _load(self, number: int) -> TarIndex:
-        """Returns the index of a file, after it was checked."""
         name = self._files[number]
         try:
             index = load(self._directory.path(name), self._directory.index_path(name))
@@ -142,7 +140,6 @@ class WebDatasetSource(Source):
         return index
 
     def _scan_all(self) -> list[int]:
-        """Returns the samples in each file."""
         numbers = list(range(len(self._files)))
         self._directory.prefetch(self._files)
         # Each process of a machine begins elsewhere, and finds what the others have stored by then.
@@ -210,7 +207,6 @@ def _listed(directory: Directory, split: str) -> _Files | None:
 
 
 def _found(directory: Directory, split: str) -> _Files:
-    """Returns the files of a split by their names."""
     names, place = directory.names(), directory.location
     named = listing.with_word(names, ".tar")
     found = listing.of_split(place, split, named)

@@ -9,7 +9,7 @@ import io
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +167,8 @@ def _write_split(request: Request, source: Source, target: Path, settings: Setti
                 raise UserError(f"more than --max_bad_records={settings.max_bad} bad records; the last: {line}")
         progress.add(task.last - task.first)
     receipts = [json.loads(_receipt(target / shard).read_text()) for shard in names]
-    _write_index(target / f"{split}.index.npz", receipts)
+    with files.replacing(target / f"{split}.index.npz") as temporary:
+        write_index(temporary, tfrecord.scan_all([target / shard for shard in names]))
     bad = [line for receipt in receipts for line in receipt.pop("bad_records")]
     return {
         "num_examples": sum(receipt["num_examples"] for receipt in receipts),
@@ -177,16 +178,6 @@ def _write_split(request: Request, source: Source, target: Path, settings: Setti
         "notes": [str(note) for note in source.notes if note.fault],
         "shards": receipts,
     }
-
-
-def _write_index(path: Path, receipts: Sequence[dict[str, Any]]) -> None:
-    """Writes where each record lies, which the receipts then hold no more."""
-    offsets = [np.array(receipt.pop("offsets"), np.int64) for receipt in receipts]
-    lengths = [np.diff(starts, append=r["bytes"]) for starts, r in zip(offsets, receipts, strict=True)]
-    numbers = np.repeat(np.arange(len(receipts)), [len(starts) for starts in offsets])
-    with files.replacing(path) as temporary:
-        index = tfrecord.ShardIndex(numbers, np.concatenate(offsets), np.concatenate(lengths))
-        write_index(temporary, index)
 
 
 def _finished(task: _Shard) -> list[str] | None:
@@ -208,12 +199,11 @@ def _receipt(shard: Path) -> Path:
 
 
 def _write_shard(source: Source, task: _Shard) -> list[str]:
-    """Writes one shard and then its receipt: counts, checksum and where each record begins; returns what is bad."""
+    """Writes one shard and then its receipt: counts and checksum; returns what is bad."""
     path = Path(task.target)
-    offsets: list[int] = []
     bad: list[str] = []
     checksum = google_crc32c.Checksum()
-    at = 0
+    size = 0
     with files.replacing(path) as temporary, temporary.open("wb") as file:
         for index in range(task.first, task.last):
             try:
@@ -225,15 +215,13 @@ def _write_shard(source: Source, task: _Shard) -> list[str]:
                 continue
             file.write(record)
             checksum.update(record)
-            offsets.append(at)
-            at += len(record)
+            size += len(record)
     receipt = {
         "file": path.name,
-        "num_examples": len(offsets),
-        "bytes": at,
+        "num_examples": task.last - task.first - len(bad),
+        "bytes": size,
         "crc32c": checksum.hexdigest().decode(),
         "bad_records": bad,
-        "offsets": offsets,
     }
     with files.replacing(_receipt(path)) as temporary:
         temporary.write_text(json.dumps(receipt))
@@ -241,7 +229,6 @@ def _write_shard(source: Source, task: _Shard) -> list[str]:
 
 
 def _record(source: Source, index: int, settings: Settings) -> bytes:
-    """One framed Example with the keys of TensorFlow's ImageNet scripts."""
     content, label = source.read_one(index)
     file, offset = source.locate(index)
     try:
