@@ -173,18 +173,6 @@ def test_a_failed_write_is_told_and_leaves_the_earlier_ones(folder, monkeypatch)
     assert store.newest_good().path.name == name(3)
 
 
-def test_writing_happens_beside_training(folder, monkeypatch):
-    store = CheckpointStore(folder, keep=2)
-    release = threading.Event()
-    original = archive.write
-    monkeypatch.setattr(archive, "write", lambda *a: (release.wait(20), original(*a)))
-    store.save(1, ARRAYS, meta(1))
-    assert store.paths() == []
-    release.set()
-    store.wait()
-    assert [p.name for p in store.paths()] == [name(1)]
-
-
 def test_the_newest_readable_checkpoint_of_a_run_is_described(folder):
     folder.mkdir()
     for step in (1, 2):

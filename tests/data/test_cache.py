@@ -1,13 +1,11 @@
 import numpy as np
 import pytest
 
-from hybrid_imagenet import data
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources.base import BadRecord
 from hybrid_imagenet.data.sources.derived import CachedSource
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from tests.data.support import MemorySource
-from tests.data.test_sources import cache, make  # noqa: F401
 
 
 def pixels(source):
@@ -40,11 +38,3 @@ def test_a_cache_stays_within_its_bound():
 def test_what_does_not_decode_is_a_bad_record():
     with pytest.raises(BadRecord, match="memory, offset 5000: the image does not decode"):
         CachedSource(MemorySource(40, undecodable={5}), "decoded", 1 << 30).read_one(5)
-
-
-def test_opening_with_a_cache(tmp_path):
-    make("folder", tmp_path / "set")
-    source = data.open_source("folder", str(tmp_path / "set"), cache="decoded")
-    for _ in range(2):
-        source.read(range(14))
-    assert source.io_statistics().operations == 14

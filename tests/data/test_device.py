@@ -110,7 +110,3 @@ def test_digits_move_a_little_and_never_flip():
     assert (middle > 17).all()
     assert middle.std() > 0.3
     assert got.shape == (16, 33, 33, 3)
-
-
-def test_evaluation_and_none_change_only_the_scale():
-    np.testing.assert_array_equal(device.augment(IMAGES, SEEDS, "none"), device.normalize(IMAGES))

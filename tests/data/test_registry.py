@@ -73,13 +73,6 @@ def test_a_folder_tells_its_classes_and_images_stay_unread(tmp_path):
     look("folder", tmp_path, ("train",))
 
 
-def test_files_of_both_splits_are_needed(tmp_path):
-    (tmp_path / "train-000000.tar").touch()
-    look("webdataset", tmp_path, ("train",))
-    with pytest.raises(UserError, match="holds no validation tar files"):
-        look("webdataset", tmp_path)
-
-
 def test_a_url_is_not_asked(tmp_path):
     found = look("parquet", "https://ann:hunter2@no-such-host.invalid/x", cache_dir=str(tmp_path))
     assert found.classes is None

@@ -254,10 +254,13 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
         return None
     try:
         manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        if not isinstance(manifest["class_names"], list):
-            raise TypeError("class_names is no list")
-        for split, entry in manifest["splits"].items():
-            if sum(int(shard["num_examples"]) for shard in entry["shards"]) != entry["num_examples"]:
+        names, splits = manifest["class_names"], manifest["splits"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise TypeError("class_names is no list of texts")
+        for split, entry in splits.items():
+            rows = [(shard["num_examples"], shard["bytes"], shard["crc32c"]) for shard in entry["shards"]]
+            counts, sizes, _ = zip(*rows, strict=True)
+            if not all(type(number) is int for number in (*counts, *sizes)) or sum(counts) != entry["num_examples"]:
                 raise ValueError(f"num_examples of {split} is not the sum of its shards")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: is not a readable manifest ({error!r}); prepare the data set again") from None
