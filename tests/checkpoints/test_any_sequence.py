@@ -129,7 +129,7 @@ class Run:
 REPLACE, RENAME, UNLINK, SYNC = pathlib.Path.replace, pathlib.Path.rename, pathlib.Path.unlink, os.fsync
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(events=st.lists(EVENTS, min_size=4, max_size=16))
 def test_the_newest_good_checkpoint_is_always_restored(events):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

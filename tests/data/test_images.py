@@ -29,7 +29,7 @@ def deep_png(shape, seed=0):
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("channels", [1, 4])
 def test_images_of_16_bits_are_prepared_and_cached_as_training_reads_them(channels, tmp_path):
     import tensorflow as tf
 
