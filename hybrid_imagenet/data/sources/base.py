@@ -44,7 +44,8 @@ class IoStatistics(NamedTuple):
 
     def since(self, earlier: IoStatistics) -> IoStatistics:
         """Returns what was read since `earlier`."""
-        return IoStatistics(*(now - before for now, before in zip(self, earlier, strict=True)))
+        read, done, took = earlier
+        return IoStatistics(self.bytes_read - read, self.operations - done, self.seconds - took)
 
 
 class IoCounter:
