@@ -9,6 +9,7 @@ ImageNet in Four Minutes* (arXiv 1807.11205); the NCSA HAL benchmark; Goyal et a
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from hybrid_imagenet.numerics import mlperf
 
@@ -176,10 +177,55 @@ def reference_epochs(global_batch: int) -> float | None:
 
 
 @dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A GPU whose training speed is published: its name and compute capability."""
+
+    title: str
+    capability: tuple[int, int]
+
+    def arithmetic(self, precision: str) -> str:
+        """The kind of arithmetic (see `GpuSpeed`) in which it computes a precision of the program.
+
+        TensorFlow computes FP32 convolutions as TF32 where the GPU can. cuDNN computes in FP32 on a P40, whose FP16
+        runs at 1/64 of it.
+
+        Raises:
+          ValueError: for mixed_bfloat16 on a GPU without it.
+        """
+        if precision == "mixed_bfloat16" and self.capability < (8, 0):
+            raise ValueError(f"{self.title} has no BF16: take mixed_float16, or float32 on a P40")
+        if precision == "float32":
+            return "tf32" if self.capability >= (8, 0) else "fp32"
+        return "fp16" if self.capability >= (7, 0) else "fp32"
+
+
+GPUS = {
+    "p40": Gpu("Tesla P40", (6, 1)),
+    "v100": Gpu("V100 SXM2", (7, 0)),
+    "a100": Gpu("A100 SXM 40 GB", (8, 0)),
+    "a100-80": Gpu("A100 SXM 80 GB", (8, 0)),
+    "h100": Gpu("H100 SXM", (9, 0)),
+    "l40s": Gpu("L40S", (8, 9)),
+    "h200": Gpu("H200 SXM", (9, 0)),
+}
+
+
+def recognize(name: str, memory_mib: float) -> str | None:
+    """The key in GPUS of a device by its name in nvidia-smi and its memory; None for one that is not there.
+
+    Variants with a slower bus, such as `NVIDIA A100-PCIE-40GB`, count as the GPU, whose speed they come near.
+    """
+    found = re.search(r"\b(P40|V100|H200|H100|L40S|A100)\b", name)
+    if found is None:
+        return None
+    return "a100-80" if found[1] == "A100" and memory_mib > 50_000 else found[1].lower()
+
+
+@dataclasses.dataclass(frozen=True)
 class GpuSpeed:
     """A published training speed of ResNet-50 at 224 pixels.
 
-    `gpu` is a name of `gpu_models`; `precision` is `fp16` (mixed), `tf32` or `fp32`; `images_per_second` is of one GPU,
+    `gpu` is a key of `GPUS`; `precision` is `fp16` (mixed), `tf32` or `fp32`; `images_per_second` is of one GPU,
     alone or, with `gpus` above 1, as one of that many.
     """
 
@@ -235,7 +281,7 @@ the logs in mlcommons/training_results_v2.1 and _v4.0 print."""
 
 
 def speeds(gpu: str, precision: str) -> list[GpuSpeed]:
-    """Returns the published speeds of a GPU (a key of `gpu_models.GPUS`) in an arithmetic, without our own."""
+    """Returns the published speeds of a GPU (a key of `GPUS`) in an arithmetic, without our own."""
     return [s for s in GPU_SPEEDS if (s.gpu, s.precision) == (gpu, precision) and s.source != OWN]
 
 

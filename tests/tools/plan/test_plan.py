@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hybrid_imagenet.analysis import gpu_models, published
+from hybrid_imagenet.analysis import published
 from hybrid_imagenet.numerics.torus import Grid
 from hybrid_imagenet.tools.plan import command as program
 from hybrid_imagenet.tools.plan import settings
@@ -208,7 +208,7 @@ def test_the_gpus_of_today_have_clusters_at_mlperfs_speed(gpu, capsys):
     speed = next(s for s in published.speeds(gpu, "fp16") if s.source.startswith("MLPerf"))
     assert program.main([f"--cluster={gpu}", f"--per_gpu_batch={speed.batch}"]) == 0
     text = capsys.readouterr().out
-    title = gpu_models.GPUS[gpu].title
+    title = published.GPUS[gpu].title
     assert f" x {CLUSTERS[gpu].local_size} {title}, batch {speed.batch} per GPU, {speed.images_per_second:.0f} " in text
     assert speed.source in text
     assert ("--speed=own" in text) == (gpu == "h100")
