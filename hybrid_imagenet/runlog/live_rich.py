@@ -6,16 +6,12 @@ import contextlib
 import os
 import shutil
 import socket
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TextIO, cast
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
 
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderableType, RenderHook
-from rich.control import Control
-from rich.file_proxy import FileProxy
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -46,7 +42,9 @@ class LiveView:
     """Shows two bars and a few values, redrawn in place at most four times a second, in the caller's thread."""
 
     def __init__(self, stream: TextIO, total_epochs: float, *, clock: Callable[[], float]):
-        self._screen = Area(stream)
+        self._stream = stream
+        self._console = Console(file=stream, force_terminal=True, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._total_epochs = total_epochs
         self._clock = clock
         self._last_drawn = float("-inf")
@@ -75,9 +73,9 @@ class LiveView:
         """Takes an epoch record and leaves its row above the area."""
         self._status.epoch_done(record)
         if not self._in_table:
-            self._screen.print(Text(self._table.head()))
+            self._print(self._table.head())
         self._in_table = True
-        self._screen.print(Text(self._table.row(record)))
+        self._print(self._table.row(record))
         self._draw(now=True)
 
     def message(self, text: str, rank: int | None = None) -> None:
@@ -86,23 +84,29 @@ class LiveView:
         if line is not None:
             self._in_table = False
             with START.quiet():
-                self._screen.print(Text(line, style="yellow"))
+                self._print(line, "yellow")
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
         """Removes the area and prints the summary."""
-        self._screen.close()
+        self._live.stop()
         self._open = False
         for line in self._messages.repeated():
-            self._screen.print(Text(line, style="yellow"))
-        if summary is not None:
-            for line in summaries.lines(summary):
-                self._screen.print(Text(line))
+            self._print(line, "yellow")
+        for line in [] if summary is None else summaries.lines(summary):
+            self._print(line)
+
+    def _print(self, line: str, style: str = "") -> None:
+        self._console.size = size(self._stream)
+        self._console.print(Text(line, style=style))
 
     def _draw(self, *, now: bool = False) -> None:
         if not self._open or (not now and self._clock() - self._last_drawn < _REFRESH_SECONDS):
             return
         self._last_drawn = self._clock()
-        self._screen.draw(self._area())
+        self._console.size = size(self._stream)
+        if not self._live.is_started:
+            self._live.start()  # what others print appears above the area from here on
+        self._live.update(self._area(), refresh=True)
 
     def _area(self) -> Group:
         status = self._status
@@ -138,89 +142,6 @@ class LiveView:
             ("speed", status.rate_text()),
             ("phase", status.phase_text()),
             ("target", status.target_text()),
-            ("reference", status.reference_text()),
             ("trouble", status.trouble_text()),
         ]
         return [(name, text) for name, text in rows if text]
-
-
-class Area(RenderHook):
-    """Keeps lines at the bottom of a terminal, drawn in place whatever size it takes meanwhile,
-    below everything that is printed through `console`, standard output or standard error.
-
-    Attributes:
-      console: prints above the lines.
-    """
-
-    def __init__(self, stream: TextIO):
-        self._stream = stream
-        self.console = Console(file=stream, force_terminal=True, highlight=False)
-        self._content: RenderableType | None = None
-        self._widths: list[int] = []  # cells of the lines that stand on the terminal
-        self._before: tuple[TextIO, TextIO] | None = None
-        self._fit()
-
-    def draw(self, content: RenderableType) -> None:
-        """Shows the content in place of what was shown."""
-        if self._before is None:
-            self._before = sys.stdout, sys.stderr
-            sys.stdout, sys.stderr = (cast(TextIO, FileProxy(self.console, file)) for file in self._before)
-            self.console.push_render_hook(self)
-            self.console.show_cursor(False)
-        self._content = content
-        self.print()
-
-    def print(self, *above: RenderableType) -> None:
-        """Prints above the lines, and draws these anew."""
-        self._fit()
-        self.console.print(*(above or (Control(),)))
-
-    def close(self) -> None:
-        if self._before is None:
-            return
-        self._content = None
-        self.print()
-        self.console.pop_render_hook()
-        self.console.show_cursor(True)
-        sys.stdout, sys.stderr = self._before
-        self._before = None
-
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Puts what is printed in the place of the lines, and the lines below it."""
-        return [self._erase(), *renderables, _Lines(self._content, self._widths)]
-
-    def _fit(self) -> None:
-        self.console.size = size(self._stream)
-
-    def _erase(self) -> Control:
-        """Erases the lines from the last, where the cursor stands, upwards.
-
-        A terminal that has become narrower has broken each line that does not fit into several.
-        """
-        columns, height = self.console.size
-        rows = min(sum(max(1, -(-width // columns)) for width in self._widths), height)
-        up = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
-        return Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2), *(up * max(rows - 1, 0)))
-
-
-class _Lines:
-    """Renders the content without a line break at its end, and notes the widths of its lines."""
-
-    def __init__(self, content: RenderableType | None, widths: list[int]):
-        self._content = content
-        self._widths = widths
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        self._widths.clear()
-        if self._content is None:
-            return
-        lines = console.render_lines(self._content, options.update(height=None), pad=False)[: console.size.height - 1]
-        self._widths += [_cells(line) for line in lines]
-        for number, line in enumerate(lines):
-            if number:
-                yield Segment.line()
-            yield from line
-
-
-def _cells(line: Iterable[Segment]) -> int:
-    return sum(cell_len(segment.text) for segment in line if not segment.control)

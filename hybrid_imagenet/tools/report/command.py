@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.report import findings, load, page, serve, suggestions
+from hybrid_imagenet.tools.report import findings, load, page, serve
 
 _PORT = 8600
 
@@ -57,7 +57,7 @@ def text(run: load.Run) -> Iterator[str]:
     yield from filter(None, (found.outcome, found.compared, run.following))
     yield "What held it back:"
     yield from (f"- {line}" for line in found.held_back)
-    changes = suggestions.suggestions(run)
+    changes = findings.suggestions(run)
     if changes:
         yield "What to try next:"
         yield from (f"- {change.change}: {change.why}" for change in changes)
