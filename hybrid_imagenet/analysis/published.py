@@ -132,7 +132,6 @@ class Efficiency:
     algorithm: str
     printed: float
     images_per_second: float | None = None
-    sync_batch_norm: bool = False
     yardstick: float | None = None
 
 
@@ -146,7 +145,6 @@ EFFICIENCIES = (
     Efficiency("Lu et al., 3.2.2", "h1", 24, 128, "fp32", 4, "ring", 0.977, 17773),
     Efficiency("Lu et al., 3.2.2", "h2", 24, 128, "fp32", 4, "ring", 0.912, 6456),
     Efficiency("Lu et al., 3.2.2", "h2", 24, 128, "fp32", 2, "ring", 0.94, 6903),
-    Efficiency("Lu et al., 3.2.3", "h1", 24, 256, "fp16", 2, "ring", 0.965, sync_batch_norm=True),
     Efficiency("Mikami et al., Table 6", "abci", 1024, 32, "fp16", 2, "torus", 0.8475, 556522),
     Efficiency("Mikami et al., Table 6", "abci", 2048, 32, "fp16", 2, "torus", 0.8310, 1091357),
     Efficiency("Mikami et al., Table 6", "abci", 3456, 32, "fp16", 2, "torus", 0.7408, 1641853),

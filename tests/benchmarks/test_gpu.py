@@ -7,7 +7,7 @@ import pytest
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.benchmarks import gpu
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.tools.doctor.findings import FAIL, PASS, WARN, Finding
+from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN, Finding
 
 A100 = {"name": "NVIDIA A100-SXM4-40GB", "memory.total": "40960", "index": "0"}
 GOOD = [Finding(PASS, "GPUs", "one for each rank"), Finding(PASS, "NCCL inside a", "P2P")]
