@@ -83,30 +83,11 @@ RESULTS = (
     Result("MLPerf 4.0, NVIDIA", "3,584 H100", 3584, 57344, 77, 0.183 * 60, 0.759),
 )
 
-COMPARED = (
-    Result("Mikami et al., Table 1: He et al.", "8 P100, Caffe", 8, 256, None, 29 * 3600, 0.753),
-    Result("Mikami et al., Table 1: Goyal et al.", "256 P100, Caffe2", 256, 8192, None, 3600, 0.763),
-    Result("Mikami et al., Table 1: Smith et al.", "full TPU pod", None, 16384, None, 30 * 60, 0.761),
-    Result("Mikami et al., Table 1: Akiba et al.", "1024 P100, Chainer", 1024, 32768, None, 15 * 60, 0.749),
-    Result("Mikami et al., Table 1: Jia et al.", "2048 P40, TensorFlow", 2048, 65536, None, 6.6 * 60, 0.758),
-    Result("Mikami et al., Table 1: Ying et al.", "1024 TPU v3", 1024, 32768, None, 2.2 * 60, 0.763),
-    Result("Mikami et al., Table 1: Ying et al.", "1024 TPU v3", 1024, 65536, None, 1.8 * 60, 0.752),
-    Result("Mikami et al., Table 1: this work", "3456 V100", 3456, 55296, None, 2.0 * 60, 0.7529),
-    Result("Mikami et al., Table 2: Goyal et al.", "256 P100, Ethernet 50G", 256, efficiency=0.90),
-    Result("Mikami et al., Table 2: Akiba et al.", "1024 P100, InfiniBand FDR", 1024, efficiency=0.80),
-    Result("Mikami et al., Table 2: Jia et al.", "1024 P40, Ethernet 100G", 1024, efficiency=0.879),
-    Result("Mikami et al., Table 2: this work", "1024 V100, 2 x InfiniBand EDR", 1024, efficiency=0.8475),
-)
-"""Mikami et al., Tables 1 and 2: what they compare themselves with. Epochs are not printed there."""
-
 JIA_ABLATION = {"none": 0.606, "LARS": 0.719}
 """Jia et al.: top-1 of ResNet-50 at batch 65536 without LARS, and with it while biases and normalization decay too.
 
 Without that decay it meets the baseline, for which no number is printed at this place.
 """
-JIA_SINGLE_NODE = {"fp32": 172.0, "mixed": 218.0}
-"""Jia et al.: images per second of ResNet-50 by precision, printed as a speed-up of 1.26."""
-
 LU_SINGLE_V100 = {("fp16", 128): 1377.0, ("fp16", 256): 1542.0, ("fp32", 128): 758.0}
 """Lu et al., Table 3.2: images per second of one V100 by precision and batch."""
 LU_SINGLE_P40 = 295.0

@@ -111,15 +111,16 @@ class PlainView:
         """Writes a row if the last one is old enough."""
         self._status.step(record)
         now = self._clock()
-        if self._line_seconds is None or now - self._last_line < self._line_seconds:
-            return
-        self._row(record)
+        if self._line_seconds is not None and now - self._last_line >= self._line_seconds:
+            self._row(record)
+            self._new_notes()
 
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Writes the epoch's row, and below it what is new."""
         self._status.epoch_done(record)
         if self._line_seconds is not None:
             self._row(record)
+            self._new_notes()
 
     def _row(self, record: Mapping[str, Any]) -> None:
         self._last_line = self._clock()
@@ -127,6 +128,8 @@ class PlainView:
             self._write(self._table.head())
         self._in_table = True
         self._write(self._table.row(record))
+
+    def _new_notes(self) -> None:
         for name, note in self._status.notes().items():
             if note != self._notes.get(name):
                 self._write(f"{'':10} {note}")
@@ -137,17 +140,17 @@ class PlainView:
         line = self._messages.line(text, rank)
         if line is not None:
             self._in_table = False
-            self._write(line)
+            self._write(line, "yellow")
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
         """Writes who else sent a message, and the summary."""
         for line in self._messages.repeated():
-            self._write(line)
+            self._write(line, "yellow")
         if summary is not None and self._line_seconds is not None:
             for line in summaries.lines(summary):
                 self._write(line)
 
-    def _write(self, line: str) -> None:
+    def _write(self, line: str, style: str = "") -> None:
         with START.quiet():
             self._stream.write(line + "\n")
             self._stream.flush()

@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hybrid_imagenet.runlog import summary as summaries
-from hybrid_imagenet.runlog.progress import EpochTable, Messages, Status, accuracies
+from hybrid_imagenet.runlog.live import PlainView
+from hybrid_imagenet.runlog.progress import accuracies
 from hybrid_imagenet.stages import START
 
 _REFRESH_SECONDS = 0.25
@@ -38,30 +39,26 @@ def size(stream: TextIO) -> tuple[int, int]:
     return shutil.get_terminal_size()
 
 
-class LiveView:
+class LiveView(PlainView):
     """Shows two bars and a few values, redrawn in place at most four times a second, in the caller's thread."""
 
     def __init__(self, stream: TextIO, total_epochs: float, *, clock: Callable[[], float]):
-        self._stream = stream
+        """Shows nothing before the first step."""
         self._console = Console(file=stream, force_terminal=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._total_epochs = total_epochs
-        self._clock = clock
         self._last_drawn = float("-inf")
-        self._messages = Messages()
-        self._status = Status({}, total_epochs)
-        self._open = self._in_table = False
+        super().__init__(stream, total_epochs, line_seconds=0.0, clock=clock)
+        self._open = False
 
     def run_started(self, info: Mapping[str, Any]) -> None:
         """Opens the status area with the first step; what others print appears above it then."""
-        self._status = Status(info, self._total_epochs)
-        self._table = EpochTable(self._status)
-        self._in_table = False  # its head stands above the rows, again after a message
+        super().run_started(info)
+        self._in_table = False
         self._open = True
 
     def advance(self, step: int, position: float | None = None) -> None:
         """Moves the bars."""
-        self._status.advance(step, position)
+        super().advance(step, position)
         self._draw()
 
     def step(self, record: Mapping[str, Any]) -> None:
@@ -72,32 +69,19 @@ class LiveView:
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Takes an epoch record and leaves its row above the area."""
         self._status.epoch_done(record)
-        if not self._in_table:
-            self._print(self._table.head())
-        self._in_table = True
-        self._print(self._table.row(record))
+        self._row(record)
         self._draw(now=True)
-
-    def message(self, text: str, rank: int | None = None) -> None:
-        """Prints the message above the area unless it was printed before."""
-        line = self._messages.line(text, rank)
-        if line is not None:
-            self._in_table = False
-            with START.quiet():
-                self._print(line, "yellow")
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
         """Removes the area and prints the summary."""
         self._live.stop()
         self._open = False
-        for line in self._messages.repeated():
-            self._print(line, "yellow")
-        for line in [] if summary is None else summaries.lines(summary):
-            self._print(line)
+        super().run_finished(summary)
 
-    def _print(self, line: str, style: str = "") -> None:
-        self._console.size = size(self._stream)
-        self._console.print(Text(line, style=style))
+    def _write(self, line: str, style: str = "") -> None:
+        with START.quiet():
+            self._console.size = size(self._stream)
+            self._console.print(Text(line, style=style))
 
     def _draw(self, *, now: bool = False) -> None:
         if not self._open or (not now and self._clock() - self._last_drawn < _REFRESH_SECONDS):

@@ -188,7 +188,7 @@ def time_by_cause(
     }
     losses = {name: float(sum(parts)) for name, parts in causes.items() if parts}
     ideal = images / (gpus * single_gpu_rate) if single_gpu_rate else None
-    return {loss.name: loss.seconds for loss in criteria.waterfall(wall_seconds, ideal, losses)}
+    return criteria.waterfall(wall_seconds, ideal, losses)
 
 
 def _steps(epochs: Sequence[Record]) -> list[int]:
