@@ -23,13 +23,9 @@ def settings(study, arm, seed=0):
     return config.resolve(STUDIES[study].arguments(named(study)[arm], seed))
 
 
-def test_every_study_of_the_papers_is_there():
-    assert list(STUDIES) == NAMES
-
-
 @pytest.mark.parametrize(("study", "arm"), ARMS, ids=lambda x: x.name)
 def test_every_arm_can_be_run_with_every_seed(study, arm):
-    for seed in range(5):
+    for seed in (0, 4):
         resolved = config.resolve(study.arguments(arm, seed), 2)
         assert resolved.seed == seed
         assert resolved.target_top1 == (TARGET,)

@@ -60,22 +60,6 @@ def test_points_of_lamb_are_relative_steps_around_its_authors(batch):
         assert float(point.label) == pytest.approx(top.value, rel=0.06)
 
 
-def test_every_tuned_arm_is_trained_by_the_optimizer_that_it_is_called_after():
-    own = {"nesterov": "sgd"}
-    for arm in STUDY.arms:
-        name = arm.name.rpartition("_")[0]
-        assert settled(arm, arm.points[0]).optimizer == own.get(name, name)
-
-
-def test_the_noise_scale_is_measured_over_two_ranks_at_the_same_batches():
-    for arm, batch in zip(optimizers.GRADIENT_NOISE.arms, questions.BATCHES[:2], strict=True):
-        resolved = settled(arm, None, ranks=2, study=optimizers.GRADIENT_NOISE)
-        assert derived.base_batch(resolved) == batch
-        assert resolved.gradient_noise_scale
-        same = settled(ARMS[f"nesterov_{batch}"], ARMS[f"nesterov_{batch}"].points[3])
-        assert (same.lr, same.lr_schedule, same.momentum) == (resolved.lr, resolved.lr_schedule, resolved.momentum)
-
-
 def test_updates_and_the_noise_scale_of_a_run():
     epochs = [
         {"epoch": 4, "step": 400, "train_top1": 0.7, "noise_scale": 100.0},
