@@ -38,11 +38,7 @@ def usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
     head = "usage: hybrid-imagenet COMMAND [arguments]   (or: python -m hybrid_imagenet COMMAND ...)"
-    ends = [
-        "hybrid-imagenet COMMAND --help describes the arguments of a command.",
-        "source <(hybrid-imagenet completion) lets bash complete commands and the flags of training.",
-    ]
-    return "\n".join([head, "", *lines, "", *ends])
+    return "\n".join([head, "", *lines, "", "hybrid-imagenet COMMAND --help describes the arguments of a command."])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,11 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_OK if words else EXIT_USAGE
     if words[0] == "--version":
         print(__version__)
-        return EXIT_OK
-    if words == ["completion"]:
-        from hybrid_imagenet.tools import completion
-
-        print(completion.script(COMMANDS), end="")
         return EXIT_OK
     name, *rest = words
     if name not in COMMANDS:

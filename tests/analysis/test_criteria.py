@@ -63,12 +63,6 @@ def test_cluster_2_times_are_not_those_of_its_throughput(table, from_throughput)
     assert math.floor(seconds(epochs, 17773, 758) / 60) == printed
 
 
-@pytest.mark.parametrize("table", ["3.8", "3.9"])
-@pytest.mark.parametrize("cluster", [0, 1])
-def test_printed_gpu_minutes_are_printed_minutes_times_24(table, cluster):
-    assert h.PRINTED_GPU_MINUTES[table][cluster] == 24 * h.PRINTED_MINUTES[table][cluster]
-
-
 @pytest.mark.parametrize("paper", ["S", "[35]", "J"])
 def test_tables_3_10_and_3_11(paper):
     printed, minutes, gpus, efficiency, common = h.COMPARED[paper]

@@ -54,21 +54,6 @@ def test_remaining_time_leaves_compilation_out():
     assert status.remaining_seconds() == pytest.approx(3 * 22)
 
 
-def test_so_it_does_where_an_epoch_is_shorter_than_the_fetches_are_apart():
-    status = Status(INFO, total_epochs=5)
-    first = {"images_per_second": 20.0, "train_seconds": 50.0, "train_start_seconds": 40.0, "validation_seconds": 0.0}
-    status.epoch_done(epoch_record(1, 0.5) | first)
-    assert status.remaining_seconds() == pytest.approx(4 * 10)
-
-
-def test_remaining_time_ends_where_the_run_does():
-    status = Status({**INFO, "ends_at": 1.5}, total_epochs=90)
-    status.step(step_record(5))
-    assert status.remaining_seconds() == pytest.approx(10)
-    status.epoch_done(epoch_record(1.5, 0.5, validation_seconds=0.0))
-    assert (status.epoch, status.position, status.remaining_seconds()) == (2, 1.5, 0.0)
-
-
 def test_resumed_run_starts_where_it_stood():
     status = Status({**INFO, "step": 30, "epochs": 3}, total_epochs=5)
     assert (status.epoch, status.steps_done, status.position) == (4, 30, 3)
@@ -153,13 +138,6 @@ def test_trouble_is_shown_when_there_is_some():
     assert "waiting for data 25 % of the time, 2 steps skipped" in stream.getvalue()
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.02, None), (0.099, None), (0.1, "waiting for data 10 % of the time")])
-def test_waiting_for_data_is_trouble_from_a_tenth_on(share, text):
-    status = Status(INFO, 5)
-    status.step(step_record(1, data_wait_fraction=share))
-    assert status.trouble_text() == text
-
-
 @pytest.mark.parametrize("mode", ["plain", "none"])
 def test_messages_are_no_commands_for_the_terminal(mode):
     stream = io.StringIO()
@@ -181,16 +159,6 @@ def test_messages_appear_once_with_their_rank(mode):
     assert text.count("rank 3: slow disk") == 1
     assert text.count("also from rank 5: slow disk") == 1
     assert text.count("own remark") == 1
-
-
-def test_quiet_mode_shows_nothing_else():
-    stream = io.StringIO()
-    view = live.make_view("none", stream, 5)
-    view.run_started(INFO)
-    view.step(step_record(1))
-    view.epoch(epoch_record(1, 0.5))
-    view.run_finished(summary.summarize([epoch_record(1, 0.5)], world_size=4, images_per_epoch=1000))
-    assert stream.getvalue() == ""
 
 
 @pytest.mark.parametrize("columns", ["30", "200"])

@@ -74,8 +74,6 @@ def with_gpus(nvidia_smi, tmp_path, name):
     ("name", "cudnn", "level", "text"),
     [
         ("V100", "9.10.2.21", PASS, "compute capability 7.0"),
-        ("V100", "9.28.0.33", FAIL, "capability 7.0 is not supported by cuDNN 9.28"),
-        ("P40", "9.10.2.21", PASS, "compute capability 6.1, 7.0"),
         ("P40", "9.28.0.33", FAIL, "b: GPU 0 (Tesla P40): compute capability 6.1 is not supported by cuDNN 9.28"),
         ("B200", "9.28.0.33", FAIL, "b: GPU 0 (NVIDIA B200): compute capability 10.0 has no kernels"),
     ],

@@ -68,13 +68,6 @@ def test_a_run_that_was_stopped_goes_on_and_is_not_judged(tmp_path):
     assert f"<p>To continue it: <code>hybrid-imagenet resume {path}</code></p>" in page.build([run], "t")
 
 
-def test_a_target_that_may_lie_among_lost_records_is_not_called_missed(tmp_path):
-    run = load.load(make_run(tmp_path / "run", target_top1=[0.9]))
-    run.summary["lost_epochs"] = [1, 2]
-    found = findings.answers(run)
-    assert found.verdict == findings.OPEN and "Records of 2 epochs are missing" in found.outcome
-
-
 def test_a_diverged_run(tmp_path):
     make_run(tmp_path / "run", epochs=2, finished=False, warmup_epochs=1)
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
@@ -132,24 +125,6 @@ def test_each_cause_has_its_remedy(tmp_path, cause, flags, expected):
     for suggestion in found:  # every flag is one of the program's, with a value that it takes
         if suggestion.change.startswith("--"):
             config.resolve([suggestion.change])
-
-
-@pytest.mark.parametrize(
-    "change",
-    ["--stop_at_top1=0.97", "--epochs=15", "--label_smoothing=0.1", "--mixup=0.2", "--batch_norm=precise", "--lr=0.2",
-     "--warmup_epochs=5", "--gradient_health_every_steps=10", "--allreduce=auto", "--seed=1",
-     "--precision=mixed_float16"],
-)  # fmt: skip
-def test_the_other_suggestions_are_flags_too(change):
-    config.resolve([change])
-
-
-def test_there_are_at_most_three_suggestions(tmp_path):
-    run = changed(load.load(make_run(tmp_path / "run", target_top1=[0.9])), eval_every_epochs=1, compression="none")
-    whole = run.summary["wall_seconds"]
-    causes = dict.fromkeys(("input", "exposed communication", "evaluation", "checkpoints"), 0.2 * whole)
-    run.summary["time_by_cause"] = causes
-    assert len(suggestions(run)) == 3
 
 
 def test_of_several_runs_the_best_and_the_first_are_named(runs):
