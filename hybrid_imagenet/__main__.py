@@ -17,8 +17,8 @@ COMMANDS = {
     "run": ("hybrid_imagenet.tools.run", "start training, or a script, on several ranks and hosts"),
     "resume": ("hybrid_imagenet.tools.resume", "continue a run with its own flags, or with others"),
     "runs": ("hybrid_imagenet.tools.runs", "list runs with their state and results; compare the flags of two"),
-    "status": ("hybrid_imagenet.tools.status", "how a run stands, and how to continue or stop it"),
-    "stop": ("hybrid_imagenet.tools.stop", "ask a run to save and stop"),
+    "status": ("hybrid_imagenet.tools.runs:status", "how a run stands, and how to continue or stop it"),
+    "stop": ("hybrid_imagenet.tools.runs:stop", "ask a run to save and stop"),
     "evaluate": ("hybrid_imagenet.tools.evaluate", "loss, top-1 and top-5 of a trained network on a dataset"),
     "predict": ("hybrid_imagenet.tools.predict", "the most probable classes of images"),
     "export": (
@@ -62,11 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {name}: no such command; choose one of {', '.join(COMMANDS)}{near}", file=sys.stderr)
         return EXIT_USAGE
     try:
-        module = importlib.import_module(COMMANDS[name][0])
+        where, _, function = COMMANDS[name][0].partition(":")
+        module = importlib.import_module(where)
     except ModuleNotFoundError as missing:
         print(without_environment(missing), file=sys.stderr)
         return EXIT_USAGE
-    return int(module.main(rest) or 0)
+    return int(getattr(module, function or "main")(rest) or 0)
 
 
 def process(words: Sequence[str]) -> int:

@@ -84,10 +84,6 @@ def _parser(peer: Path | None) -> argparse.ArgumentParser:
             choices=("", "horovod"),
             help="horovod: also ResNet-50 of legacy Keras with Horovod's optimizer for it, same batch and threads",
         )
-        parser.add_argument("--peer_precision", default="float32", help="of the peer (%(default)s, as it comes)")
-        parser.add_argument(
-            "--peer_compression", default="none", choices=("none", "fp16"), help="of the peer's gradients"
-        )
     parser.add_argument("--timeout", type=float, default=1800, help="seconds that a job may take")
     parser.add_argument("--json", help="file for the rows")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -119,8 +115,8 @@ def _peer(script: Path, ranks: int, options: argparse.Namespace, flags: Sequence
     settings = {
         "batch": config.per_gpu_batch,
         "image_size": config.image_size,
-        "precision": options.peer_precision,
-        "compression": options.peer_compression,
+        "precision": "float32",  # as it comes
+        "compression": "none",
         "threads": options.threads or max(1, len(os.sched_getaffinity(0)) // ranks),
         **{name: getattr(options, name) for name in ("steps", "rounds", "classes")},
     }

@@ -1,15 +1,4 @@
-"""Shows a run on rank 0: one status area on a terminal, plain lines with a rate limit elsewhere.
-
-A view is fed with the plain dictionaries that go into metrics.jsonl:
-
-    view = make_view("auto", sys.stdout, total_epochs=90)
-    view.run_started({"world_size": 24, "images_per_epoch": 1281167, "steps_per_epoch": 209, ...})
-    view.advance(step, position)          # after every step; cheap
-    view.step(record)                     # when a step record was made
-    view.epoch(record)
-    view.message("2 ranks have another driver", rank=3)
-    view.run_finished(summary)
-"""
+"""Shows a run on rank 0: one status area on a terminal, plain lines with a rate limit elsewhere."""
 
 from __future__ import annotations
 
