@@ -77,8 +77,6 @@ RESULTS = (
     Result("MLPerf 4.0, Dell", "8 H100", 8, 3200, 35, 13.16 * 60, 0.759),
     Result("MLPerf 4.0, NVIDIA", "8 H200", 8, 3200, 35, 12.03 * 60, 0.759),
     Result("MLPerf 4.0, NVIDIA", "64 H100", 64, 3200, 35, 2.505 * 60, 0.759),
-    Result("MLPerf 3.0 to 4.0", "512 H100", 512, None, None, 0.503 * 60, 0.759),
-    Result("MLPerf 3.0 to 4.0", "768 H100", 768, None, None, 0.369 * 60, 0.759),
     Result("MLPerf 4.0, NVIDIA", "2,528 H100", 2528, 40448, 68, 0.228 * 60, 0.759),
     Result("MLPerf 4.0, NVIDIA", "3,584 H100", 3584, 57344, 77, 0.183 * 60, 0.759),
 )

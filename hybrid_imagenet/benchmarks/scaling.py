@@ -168,11 +168,8 @@ def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
     from hybrid_imagenet.config import derived
 
     config = configuration.resolve(flags, comm.placement().size)
-    communicator = comm.start(
-        derived.communication(config),
-        threads=options.threads,
-        persistent_batch_norm=config.persistent_batch_norm,
-    )
+    settings, persistent = derived.communication(config), config.persistent_batch_norm
+    communicator = comm.start(settings, threads=options.threads, persistent_batch_norm=persistent)
     row = measure(config, communicator, options.steps, options.rounds, options.classes)
     if communicator.rank == 0:
         print(_MARK + json.dumps(row), flush=True)

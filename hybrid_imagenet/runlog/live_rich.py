@@ -43,7 +43,6 @@ class LiveView(PlainView):
     """Shows two bars and a few values, redrawn in place at most four times a second, in the caller's thread."""
 
     def __init__(self, stream: TextIO, total_epochs: float, *, clock: Callable[[], float]):
-        """Shows nothing before the first step."""
         self._console = Console(file=stream, force_terminal=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._last_drawn = float("-inf")

@@ -183,7 +183,6 @@ class EpochTable:
     """Writes records as rows of one table of at most 80 columns."""
 
     def __init__(self, status: Status):
-        """`status` knows the length of the run and its classes."""
         self._status = status
         self._columns = [column for column in _COLUMNS if status.top5 or column[0] != "val top-5"]
 

@@ -46,12 +46,6 @@ def test_efficiency_of_published_throughputs():
     assert "97.5%" in text and "20.0" in text
 
 
-def test_efficiency_from_a_first_job_of_several_ranks():
-    rows = [row(4, 400.0), row(8, 600.0)]
-    scaling.add_efficiency(rows)
-    assert rows[1]["efficiency"] == pytest.approx(0.75)
-
-
 @pytest.mark.parametrize("text", ["", "0", "2,1", "1,1", "a"])
 def test_numbers_of_ranks(text):
     with pytest.raises(UserError, match="increasing whole numbers"):
@@ -90,13 +84,6 @@ def test_a_peer_that_is_not_installed_is_skipped_with_a_message(tmp_path, capsys
         peer = scaling._job(words, 1, options)
     scaling.print_peers([row(1, 100.0)], [peer])
     assert "hybrid_imagenet[peers]" in capsys.readouterr().out
-
-
-def test_a_peer_is_compared_with_the_job_of_as_many_ranks(capsys):
-    peers = [{"ranks": n, "precision": "float32", "images_per_second": rate} for n, rate in ((1, 50.0), (2, 100.0))]
-    scaling.print_peers([row(1, 100.0), row(2, 150.0)], peers)
-    assert [peer["ratio"] for peer in peers] == [2.0, 1.5]
-    assert "1.50 times as fast" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -130,14 +130,6 @@ def test_what_is_new_stands_below_its_row_once_and_the_head_again_after_a_messag
     assert "top-5" not in lines[0]  # of three classes it tells nothing
 
 
-def test_trouble_is_shown_when_there_is_some():
-    stream = io.StringIO()
-    view = live.make_view("plain", stream, 5)
-    view.run_started(INFO)
-    view.step(step_record(1, data_wait_fraction=0.25, skipped_steps=2))
-    assert "waiting for data 25 % of the time, 2 steps skipped" in stream.getvalue()
-
-
 @pytest.mark.parametrize("mode", ["plain", "none"])
 def test_messages_are_no_commands_for_the_terminal(mode):
     stream = io.StringIO()

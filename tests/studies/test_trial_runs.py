@@ -1,6 +1,5 @@
 import json
 
-import numpy as np
 import pytest
 
 from hybrid_imagenet.errors import UserError
@@ -97,16 +96,6 @@ def test_a_broken_or_unfinished_cell_is_run_again(cell, damage):
     assert result.summary["val_top1"] == 0.8
 
 
-def test_a_run_that_was_watched_otherwise_is_kept(cell):
-    running.ensure(cell, Runner())
-    path = cell.run_dir / "config.json"
-    content = json.loads(path.read_text())
-    content["flags"] |= {"gradient_health_every_steps": 3, "keep_checkpoints": 9, "a_flag_of_former_times": 1}
-    del content["flags"]["lr_decay"]
-    path.write_text(json.dumps(content))
-    assert trial_runs.read(cell).status == trial_runs.FINISHED
-
-
 def test_a_failed_cell_says_why_and_is_tried_again(cell):
     result, ran = running.ensure(cell, Runner(code=1, accuracies=()))
     assert ran
@@ -132,14 +121,3 @@ def test_foreign_files_are_left_alone(cell):
     with pytest.raises(UserError, match="holds other files"):
         running.ensure(cell, Runner())
     assert (cell.run_dir / "thesis.txt").exists()
-
-
-def test_which_images_were_right_is_read_where_a_run_kept_it(tmp_path):
-    cell = trial_runs.create(tmp_path, FLAGS, 2)
-    finish(cell, [0.5, 0.75])
-    ended(cell)
-    assert trial_runs.read(cell).right is None
-    np.save(cell.run_dir / "image_results.npy", np.array([True, False, True, True]))
-    assert trial_runs.read(cell).right.tolist() == [True, False, True, True]
-    (cell.run_dir / "image_results.npy").write_bytes(b"damaged")
-    assert trial_runs.read(cell).right is None

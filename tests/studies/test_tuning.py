@@ -74,12 +74,6 @@ def test_the_best_point_of_each_arm_is_reported_on_other_images_with_other_seeds
     assert (tmp_path / "small.md").read_text() == page
 
 
-def test_where_all_points_diverge_the_first_stands(tmp_path):
-    trials = tuning.plan(STUDY, tmp_path, 1)
-    choices = tuning.choose(STUDY, trials, {t.cell: trial_runs.Result(trial_runs.DIVERGED) for t in trials})
-    assert [(c.point.label, c.top1, c.missing) for c in choices] == [("low", (None, None), 0)] * 2
-
-
 @pytest.mark.parametrize("status", [trial_runs.MISSING, trial_runs.FAILED])
 def test_an_arm_with_fewer_tuning_runs_than_the_others_is_not_reported(tmp_path, status):
     trials = tuning.plan(STUDY, tmp_path, 1)

@@ -23,7 +23,6 @@ class UnreachableError(Exception):
     """A host that gives no facts; the message says why, and `remedy` what to do."""
 
     def __init__(self, message: str, remedy: str):
-        """`message` says what is wrong, `remedy` what to do."""
         super().__init__(message)
         self.remedy = remedy
 

@@ -113,15 +113,8 @@ def _interfaces(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def _rdma(root: Path) -> list[dict[str, Any]]:
-    return [
-        {
-            "device": port.parent.parent.name,
-            "active": "ACTIVE" in (_read(port / "state") or ""),
-            "link": _read(port / "link_layer"),
-            "rate": _read(port / "rate"),
-        }
-        for port in sorted((root / "sys/class/infiniband").glob("*/ports/*"))
-    ]
+    ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
+    return [{"device": p.parent.parent.name, "active": "ACTIVE" in (_read(p / "state") or "")} for p in ports]
 
 
 def _gpus() -> list[dict[str, str]]:

@@ -74,19 +74,17 @@ def _outcome(run: Run) -> tuple[str, str]:
     best_words = f"the best top-1 is {percent(best)}, in epoch {summary.get('best_epoch') or '?'}"
     ended = "" if done == planned else f" after {done:g}{of} epochs"
     ended += "" if run.state == state.FINISHED else f", {run.state}"
-    asked = run.targets if run.target_asked or run.imagenet else []
-    if not asked:
+    goals = _goals(run)
+    if not goals:
         signs = [text for text in (overfitting(run), _input_bound(run)) if text]
         verdict = BAD if signs else GOOD if run.state == state.FINISHED else OPEN
         said = signs or ["No overfitting, and input kept up."]
         return verdict, " ".join([f"{best_words[0].upper()}{best_words[1:]}{ended}.", *said])
-    goals = {goal["target"]: goal for goal in summary.get("targets", []) if goal["metric"] == "val_top1"}
-    reached = [goals[t] for t in asked if t in goals and goals[t].get("epochs") is not None]
-    missed = [t for t in asked if t not in goals or goals[t].get("epochs") is None]
+    missed = [target for target, goal in goals.items() if goal.get("epochs") is None]
     words = [
-        f"Target {percent(goal['target'])} top-1 reached in epoch {goal['epochs']:g}{of}, after "
-        f"{duration(goal['seconds'])}"
-        for goal in reached
+        f"Target {percent(target)} top-1 reached in epoch {goal['epochs']:g}{of}, after {duration(goal['seconds'])}"
+        for target, goal in goals.items()
+        if target not in missed
     ]
     words += [
         f"target {percent(target)} top-1 not reached, {100 * (target - best):.2f} points off" for target in missed
@@ -97,6 +95,12 @@ def _outcome(run: Run) -> tuple[str, str]:
     lost = summary.get("lost_epochs")
     text += f" Records of {len(lost)} epochs are missing." if lost else ""
     return BAD if run.state == state.FINISHED and not lost else OPEN, text[0].upper() + text[1:]
+
+
+def _goals(run: Run) -> dict[float, dict[str, Any]]:
+    """The top-1 targets that count, each with its entry of the summary; an empty one where there is none."""
+    found = {goal["target"]: goal for goal in run.summary.get("targets", []) if goal["metric"] == "val_top1"}
+    return {target: found.get(target, {}) for target in run.targets if run.target_asked or run.imagenet}
 
 
 def overfitting(run: Run) -> str:
@@ -263,16 +267,15 @@ def _about_training(run: Run) -> Iterator[Suggestion]:
     if steps and skipped > _SKIPPED * steps:
         why = f"{skipped} of {steps} steps were skipped for gradients that were not finite; counts where they overflow"
         yield Suggestion("--gradient_health_every_steps=10", why)
-    asked = run.targets if run.target_asked or run.imagenet else []
-    goals = {goal["target"]: goal for goal in summary.get("targets", []) if goal["metric"] == "val_top1"}
-    reached = [goals.get(target, {}).get("epochs") for target in asked]
+    goals = _goals(run)
+    reached = [goal.get("epochs") for goal in goals.values()]
     if run.state != state.FINISHED or not epochs:
         return
-    if not asked or None in reached:
+    if not goals or None in reached:
         yield from _missed(run, epochs)
     elif max(reached) <= _EARLY * epochs and not flags.get("stop_at_top1"):
         why = f"the target came in epoch {max(reached):g} of {epochs:g}; the run then ends there"
-        yield Suggestion(f"--stop_at_top1={max(asked):g}", why)
+        yield Suggestion(f"--stop_at_top1={max(goals):g}", why)
 
 
 def _missed(run: Run, epochs: float) -> Iterator[Suggestion]:

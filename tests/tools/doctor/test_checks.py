@@ -85,8 +85,7 @@ def test_probe_reads_interfaces_and_adapters_of_a_host(tmp_path):
     write("sys/class/net/ens2/operstate", "down\n")
     write("sys/class/net/ens2/mtu", "1500\n")
     write("sys/class/net/ens2/speed", "-1\n")
-    for name, value in (("state", "4: ACTIVE"), ("link_layer", "Ethernet"), ("rate", "40 Gb/sec (4X QDR)")):
-        write(f"sys/class/infiniband/mlx5_0/ports/1/{name}", value)
+    write("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
     write("sys/module/nvidia_peermem/version", "1")
     (tmp_path / "dev/shm").mkdir(parents=True)
     facts = probe.facts({}, tmp_path)
@@ -94,7 +93,7 @@ def test_probe_reads_interfaces_and_adapters_of_a_host(tmp_path):
         "ens1": {"up": True, "mtu": 9000, "mbit_s": 40000},
         "ens2": {"up": False, "mtu": 1500, "mbit_s": None},
     }
-    assert facts["rdma"] == [{"device": "mlx5_0", "active": True, "link": "Ethernet", "rate": "40 Gb/sec (4X QDR)"}]
+    assert facts["rdma"] == [{"device": "mlx5_0", "active": True}]
     assert facts["peer_memory"] is True
     assert facts["shared_memory_gb"] > 0
 

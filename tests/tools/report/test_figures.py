@@ -77,12 +77,3 @@ def test_a_diverged_or_failed_run_does_not_stretch_the_axes_of_the_others(tmp_pa
             for p in line.split()
         ]
         assert min(heights) >= 10 and max(heights) <= svg.HEIGHT - 44
-
-
-def test_every_axis_names_what_it_shows(runs):
-    from hybrid_imagenet.tools.report import page
-
-    for chart in (chart for group in page.charts(load.load_all(runs)).values() for chart in group):
-        assert chart.x_label and chart.y_label
-    drawing = svg.stacked_bars("t", [("run", {"input": 2.0})], "minutes", {"input": 1})
-    assert 'class="axis mid">minutes<' in drawing

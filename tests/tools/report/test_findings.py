@@ -107,8 +107,6 @@ CAUSES = [
         {"compression": "fp16", "gradient_accumulation_steps": 2},
         ["--gradient_accumulation_steps=4"],
     ),
-    ("evaluation", {"eval_every_epochs": 2}, ["--eval_every_epochs=4"]),
-    ("checkpoints", {"checkpoint_every_epochs": 1}, ["--checkpoint_every_epochs=2"]),
     ("slowest rank", {}, ["hybrid-imagenet doctor"]),
 ]
 

@@ -1,4 +1,3 @@
-import json
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
@@ -84,32 +83,6 @@ def test_criteria_table_shows_runs_and_papers(tmp_path):
     assert two[1:6] == ["top-1 75.00 %", "2", "64", "10", "0.1000"]
     h = next(row for row in rows if row[0] == "Lu et al., Table 3.8: cluster 1, to 75 % top-1")
     assert h[4:10] == ["32", "0.0312", "18 min 00 s", "36,082", "97.50 %", "7 h 12 min"]
-
-
-def test_overview_tells_what_was_dropped(runs):
-    run = load.load(runs[0])
-    run.summary.update({"images_dropped": None, "val_dropped": None})
-    told = load.load(runs[0])
-    told.summary.update({"images_dropped": 8, "val_dropped": 3})
-    head, *rows = (
-        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)
-        for row in re.findall(r"<tr>(.*?)</tr>", tables.overview([run, told]))
-    )
-    assert head[-1] == "images dropped"
-    assert [row[-1] for row in rows] == [tables.DASH, "8 + 3 in validation"]
-    assert "images dropped" not in tables.overview([run])  # a column without anything to tell is omitted
-
-
-def test_a_diverged_run_keeps_the_table_in_shape(tmp_path):
-    make_run(tmp_path / "run", epochs=2, finished=False)
-    for loss, words in ((8.9e30, "8.9e+30 in training"), (None, "not finite")):
-        with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"kind": "diverged", "step": 70, "seconds": 9.0, "train_loss": loss}) + "\n")
-        text = tables.overview([load.load(tmp_path / "run")])
-        assert ">diverged<" in text and words in text
-    run = load.load(make_run(tmp_path / "high", epochs=2))
-    run.summary["val_loss"] = 123456789.123
-    assert "1.235e+08" in tables.overview([run])
 
 
 def test_differences_between_runs(runs):
