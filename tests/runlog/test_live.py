@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from hybrid_imagenet.runlog import live, live_rich, summary
+from hybrid_imagenet.runlog import live, summary
 from hybrid_imagenet.runlog.progress import Status
 from tests.support import fresh
 
@@ -198,14 +198,14 @@ def test_ranks_ask_the_launchers_terminal_for_its_size(monkeypatch):
     master, slave = pty.openpty()
     try:
         expected = os.get_terminal_size(slave)
-        monkeypatch.setenv(live_rich.VARIABLE, f"{socket.gethostname()}:{os.ttyname(slave)}")
-        assert live_rich.size(io.StringIO()) == expected != (51, 22)
-        monkeypatch.setenv(live_rich.VARIABLE, "another.host:/dev/pts/0")
-        assert live_rich.size(io.StringIO()) == (51, 22)
+        monkeypatch.setenv(live.VARIABLE, f"{socket.gethostname()}:{os.ttyname(slave)}")
+        assert live.size(io.StringIO()) == expected != (51, 22)
+        monkeypatch.setenv(live.VARIABLE, "another.host:/dev/pts/0")
+        assert live.size(io.StringIO()) == (51, 22)
     finally:
         os.close(master)
         os.close(slave)
 
 
 def test_views_start_without_tensorflow():
-    assert fresh.loaded_by("hybrid_imagenet.runlog.live_rich") == set()
+    assert fresh.loaded_by("hybrid_imagenet.runlog.live") == set()
