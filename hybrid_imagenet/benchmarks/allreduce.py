@@ -11,6 +11,7 @@ candidates take turns, so that what else the machine does strikes all alike. The
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 import statistics
@@ -23,7 +24,6 @@ from hybrid_imagenet import comm
 from hybrid_imagenet.analysis import cost_model
 from hybrid_imagenet.comm.settings import ALGORITHMS, COMPRESSIONS, ENGINES
 from hybrid_imagenet.errors import UserError, counted
-from hybrid_imagenet.options import options_of
 from hybrid_imagenet.tools import command_line
 
 if typing.TYPE_CHECKING:
@@ -102,7 +102,8 @@ def _row(ranks: int, algorithm: str, compression: str, size: int, wire_bytes: in
 
 
 def _settings(options: argparse.Namespace, algorithm: str, compression: str) -> comm.Settings:
-    own = {name: value for name in options_of(ALGORITHMS[algorithm].options) if (value := getattr(options, name, None))}
+    own = dataclasses.asdict(ALGORITHMS[algorithm].options())
+    own |= {name: options.torus_grid for name in own if name == "torus_grid"}
     return comm.Settings(allreduce=algorithm, compression=compression, options=own)
 
 
