@@ -17,8 +17,8 @@ COMMANDS = {
     "run": ("hybrid_imagenet.tools.run", "start training, or a script, on several ranks and hosts"),
     "resume": ("hybrid_imagenet.tools.resume", "continue a run with its own flags, or with others"),
     "runs": ("hybrid_imagenet.tools.runs", "list runs with their state and results; compare the flags of two"),
-    "status": ("hybrid_imagenet.tools.status", "how a run stands, and how to continue or stop it"),
-    "stop": ("hybrid_imagenet.tools.stop", "ask a run to save and stop"),
+    "status": ("hybrid_imagenet.tools.runs:status", "how a run stands, and how to continue or stop it"),
+    "stop": ("hybrid_imagenet.tools.runs:stop", "ask a run to save and stop"),
     "evaluate": ("hybrid_imagenet.tools.evaluate", "loss, top-1 and top-5 of a trained network on a dataset"),
     "predict": ("hybrid_imagenet.tools.predict", "the most probable classes of images"),
     "export": (
@@ -38,11 +38,7 @@ def usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
     head = "usage: hybrid-imagenet COMMAND [arguments]   (or: python -m hybrid_imagenet COMMAND ...)"
-    ends = [
-        "hybrid-imagenet COMMAND --help describes the arguments of a command.",
-        "source <(hybrid-imagenet completion) lets bash complete commands and the flags of training.",
-    ]
-    return "\n".join([head, "", *lines, "", *ends])
+    return "\n".join([head, "", *lines, "", "hybrid-imagenet COMMAND --help describes the arguments of a command."])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,22 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] == "--version":
         print(__version__)
         return EXIT_OK
-    if words == ["completion"]:
-        from hybrid_imagenet.tools import completion
-
-        print(completion.script(COMMANDS), end="")
-        return EXIT_OK
     name, *rest = words
     if name not in COMMANDS:
         near = did_you_mean(name, COMMANDS)
         print(f"error: {name}: no such command; choose one of {', '.join(COMMANDS)}{near}", file=sys.stderr)
         return EXIT_USAGE
     try:
-        module = importlib.import_module(COMMANDS[name][0])
+        where, _, function = COMMANDS[name][0].partition(":")
+        module = importlib.import_module(where)
     except ModuleNotFoundError as missing:
         print(without_environment(missing), file=sys.stderr)
         return EXIT_USAGE
-    return int(module.main(rest) or 0)
+    return int(getattr(module, function or "main")(rest) or 0)
 
 
 def process(words: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Computes the time of an all-reduce by the alpha-beta model, for one link and for hosts with several GPUs.
+"""Computes the time of an all-reduce by the alpha-beta model, and how much of a step's backpropagation hides.
 
 Sending n bytes over a link takes alpha + n * beta seconds. On p ranks, n bytes of gradients take
 
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-
-import numpy as np
 
 from hybrid_imagenet.numerics.torus import Grid, nearest_square
 
@@ -135,36 +133,79 @@ def by_size(size: float, topology: Topology, grid: Grid | None, threshold: float
     return (by_masters if size < threshold else by_ring)(size, topology, grid, threshold)
 
 
+BACKWARD_SHARE = 2 / 3
+"""Backpropagation's share of a step's computation: twice the work of the forward pass."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Fit:
-    """A link fitted to measured all-reduces, and the median and largest relative error of the fit."""
+class Layer:
+    """A layer: a kernel with what follows it.
 
-    link: Link
-    median_error: float
-    largest_error: float
-    points: int
+    Attributes:
+      parameters: of all of it.
+      operations: multiply-adds of one image's forward pass.
+    """
+
+    parameters: int
+    operations: int
 
 
-def fit_ring(sizes: Sequence[float], seconds: Sequence[float], ranks: int) -> Fit:
-    """Fits latency and bandwidth of a ring to measurements, by least squares of the relative error, both >= 0.
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """The exchange of a step's gradients.
+
+    Attributes:
+      seconds: of communication in all.
+      exposed: seconds by which it outlasts backpropagation.
+      buckets: bytes of each bucket, in the order sent.
+    """
+
+    seconds: float
+    exposed: float
+    buckets: tuple[int, ...]
+
+
+def exchange(
+    layers: Sequence[Layer],
+    backward_seconds: float,
+    element_bytes: int,
+    fusion_bytes: float,
+    cost: Callable[[float], float],
+) -> Exchange:
+    """Sends buckets of fixed size as backpropagation, from the last layer to the first, makes gradients.
+
+    A bucket is sent once it holds `fusion_bytes`, the last one when the first layer is done; one bucket is under way
+    at a time.
 
     Args:
-      sizes: bytes.
-      seconds: for each size, positive.
-      ranks: p.
-
-    Raises:
-      ValueError: with fewer than two sizes, fewer than two ranks, or a time that is not positive.
+      layers: from input to output.
+      backward_seconds: of one step.
+      element_bytes: bytes per gradient element in the all-reduce.
+      fusion_bytes: threshold of a bucket; 0 sends each layer by itself.
+      cost: seconds for an all-reduce of N bytes.
     """
-    n, t = np.asarray(sizes, np.float64), np.asarray(seconds, np.float64)
-    if ranks < 2 or len(set(sizes)) < 2 or not (t > 0).all():
-        raise ValueError(f"{len(set(sizes))} sizes on {ranks} ranks: needs two sizes, two ranks and positive times")
-    columns = np.stack([np.full(len(n), 2.0 * (ranks - 1)), 2 * (ranks - 1) / ranks * n], axis=1) / t[:, None]
-    scale = np.linalg.norm(columns, axis=0)
-    solution = np.linalg.lstsq(columns / scale, np.ones(len(n)), rcond=None)[0] / scale
-    for other, negative in ((0, 1), (1, 0)):  # with two unknowns, the bound solution leaves out the negative one
-        if solution[negative] < 0:
-            solution[negative] = 0.0
-            solution[other] = columns[:, other].sum() / (columns[:, other] ** 2).sum()
-    errors = np.abs(columns @ solution - 1)
-    return Fit(Link(*map(float, solution)), float(np.median(errors)), float(errors.max()), len(n))
+    free, held, busy = 0.0, 0, 0.0
+    ready = gradients(layers, backward_seconds, element_bytes)
+    buckets = []
+    for number, (moment, size) in enumerate(ready, 1):
+        held += size
+        if held >= fusion_bytes or number == len(ready):
+            seconds = cost(held)
+            free = max(free, moment) + seconds
+            busy += seconds
+            buckets.append(held)
+            held = 0
+    return Exchange(busy, max(free - backward_seconds, 0.0), tuple(buckets))
+
+
+def gradients(layers: Sequence[Layer], backward_seconds: float, element_bytes: int) -> list[tuple[float, int]]:
+    """Computes the second at which each layer's gradient is ready, and its bytes, in the order of backpropagation.
+
+    Backpropagation spends its time on the layers in proportion to their operations.
+    """
+    total = sum(layer.operations for layer in layers)
+    elapsed, found = 0, []
+    for layer in reversed(layers):
+        elapsed += layer.operations
+        found.append((backward_seconds * elapsed / total, layer.parameters * element_bytes))
+    return found

@@ -22,8 +22,6 @@ from hybrid_imagenet.numerics import mlperf
 
 IMAGENET_TRAIN_IMAGES = mlperf.TRAIN_IMAGES
 """Images in ImageNet's training set (ILSVRC 2012)."""
-ROUNDED_TRAIN_IMAGES = 1_280_000
-"""The round figure that Lu et al. compute its times with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,23 +106,7 @@ def actual_average_single_gpu_seconds(
     return actual_training_seconds(epochs_to_target, single_gpu_images_per_second, 1, efficiency, images_per_epoch)
 
 
-def rescaled_gpu_seconds(seconds: float, gpus: int, efficiency: float, common_efficiency: float) -> float:
-    """GPU seconds that a published run would have taken at another scaling efficiency.
-
-    Lu et al. compare runs of unlike size so (Tables 3.10 and 3.11): time * GPUs * efficiency / common efficiency.
-    """
-    return seconds * gpus * efficiency / _positive("common_efficiency", common_efficiency)
-
-
-@dataclasses.dataclass(frozen=True)
-class Loss:
-    """One step down from ideal scaling: its name and the seconds that it cost."""
-
-    name: str
-    seconds: float
-
-
-def waterfall(wall_seconds: float, ideal_seconds: float | None, losses: Mapping[str, float]) -> list[Loss]:
+def waterfall(wall_seconds: float, ideal_seconds: float | None, losses: Mapping[str, float]) -> dict[str, float]:
     """Divides the time of a run by cause; the parts add up to `wall_seconds`.
 
     Args:
@@ -137,11 +119,10 @@ def waterfall(wall_seconds: float, ideal_seconds: float | None, losses: Mapping[
       `computation`, then the losses in the order given, then `other`: what no measurement accounts for. It is
       negative where the run did better than its ideal, for example after a slow 1-GPU measurement.
     """
-    known = [Loss(name, seconds) for name, seconds in losses.items()]
-    rest = wall_seconds - sum(loss.seconds for loss in known)
+    rest = wall_seconds - sum(losses.values())
     if ideal_seconds is None:
-        return [Loss("computation and other", rest), *known]
-    return [Loss("computation", ideal_seconds), *known, Loss("other", rest - ideal_seconds)]
+        return {"computation and other": rest, **losses}
+    return {"computation": ideal_seconds, **losses, "other": rest - ideal_seconds}
 
 
 def _positive(name: str, value: float) -> float:

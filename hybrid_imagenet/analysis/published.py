@@ -9,6 +9,7 @@ ImageNet in Four Minutes* (arXiv 1807.11205); the NCSA HAL benchmark; Goyal et a
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from hybrid_imagenet.numerics import mlperf
 
@@ -76,36 +77,15 @@ RESULTS = (
     Result("MLPerf 4.0, Dell", "8 H100", 8, 3200, 35, 13.16 * 60, 0.759),
     Result("MLPerf 4.0, NVIDIA", "8 H200", 8, 3200, 35, 12.03 * 60, 0.759),
     Result("MLPerf 4.0, NVIDIA", "64 H100", 64, 3200, 35, 2.505 * 60, 0.759),
-    Result("MLPerf 3.0 to 4.0", "512 H100", 512, None, None, 0.503 * 60, 0.759),
-    Result("MLPerf 3.0 to 4.0", "768 H100", 768, None, None, 0.369 * 60, 0.759),
     Result("MLPerf 4.0, NVIDIA", "2,528 H100", 2528, 40448, 68, 0.228 * 60, 0.759),
     Result("MLPerf 4.0, NVIDIA", "3,584 H100", 3584, 57344, 77, 0.183 * 60, 0.759),
 )
-
-COMPARED = (
-    Result("Mikami et al., Table 1: He et al.", "8 P100, Caffe", 8, 256, None, 29 * 3600, 0.753),
-    Result("Mikami et al., Table 1: Goyal et al.", "256 P100, Caffe2", 256, 8192, None, 3600, 0.763),
-    Result("Mikami et al., Table 1: Smith et al.", "full TPU pod", None, 16384, None, 30 * 60, 0.761),
-    Result("Mikami et al., Table 1: Akiba et al.", "1024 P100, Chainer", 1024, 32768, None, 15 * 60, 0.749),
-    Result("Mikami et al., Table 1: Jia et al.", "2048 P40, TensorFlow", 2048, 65536, None, 6.6 * 60, 0.758),
-    Result("Mikami et al., Table 1: Ying et al.", "1024 TPU v3", 1024, 32768, None, 2.2 * 60, 0.763),
-    Result("Mikami et al., Table 1: Ying et al.", "1024 TPU v3", 1024, 65536, None, 1.8 * 60, 0.752),
-    Result("Mikami et al., Table 1: this work", "3456 V100", 3456, 55296, None, 2.0 * 60, 0.7529),
-    Result("Mikami et al., Table 2: Goyal et al.", "256 P100, Ethernet 50G", 256, efficiency=0.90),
-    Result("Mikami et al., Table 2: Akiba et al.", "1024 P100, InfiniBand FDR", 1024, efficiency=0.80),
-    Result("Mikami et al., Table 2: Jia et al.", "1024 P40, Ethernet 100G", 1024, efficiency=0.879),
-    Result("Mikami et al., Table 2: this work", "1024 V100, 2 x InfiniBand EDR", 1024, efficiency=0.8475),
-)
-"""Mikami et al., Tables 1 and 2: what they compare themselves with. Epochs are not printed there."""
 
 JIA_ABLATION = {"none": 0.606, "LARS": 0.719}
 """Jia et al.: top-1 of ResNet-50 at batch 65536 without LARS, and with it while biases and normalization decay too.
 
 Without that decay it meets the baseline, for which no number is printed at this place.
 """
-JIA_SINGLE_NODE = {"fp32": 172.0, "mixed": 218.0}
-"""Jia et al.: images per second of ResNet-50 by precision, printed as a speed-up of 1.26."""
-
 LU_SINGLE_V100 = {("fp16", 128): 1377.0, ("fp16", 256): 1542.0, ("fp32", 128): 758.0}
 """Lu et al., Table 3.2: images per second of one V100 by precision and batch."""
 LU_SINGLE_P40 = 295.0
@@ -131,7 +111,6 @@ class Efficiency:
     algorithm: str
     printed: float
     images_per_second: float | None = None
-    sync_batch_norm: bool = False
     yardstick: float | None = None
 
 
@@ -145,7 +124,6 @@ EFFICIENCIES = (
     Efficiency("Lu et al., 3.2.2", "h1", 24, 128, "fp32", 4, "ring", 0.977, 17773),
     Efficiency("Lu et al., 3.2.2", "h2", 24, 128, "fp32", 4, "ring", 0.912, 6456),
     Efficiency("Lu et al., 3.2.2", "h2", 24, 128, "fp32", 2, "ring", 0.94, 6903),
-    Efficiency("Lu et al., 3.2.3", "h1", 24, 256, "fp16", 2, "ring", 0.965, sync_batch_norm=True),
     Efficiency("Mikami et al., Table 6", "abci", 1024, 32, "fp16", 2, "torus", 0.8475, 556522),
     Efficiency("Mikami et al., Table 6", "abci", 2048, 32, "fp16", 2, "torus", 0.8310, 1091357),
     Efficiency("Mikami et al., Table 6", "abci", 3456, 32, "fp16", 2, "torus", 0.7408, 1641853),
@@ -176,10 +154,55 @@ def reference_epochs(global_batch: int) -> float | None:
 
 
 @dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A GPU whose training speed is published: its name and compute capability."""
+
+    title: str
+    capability: tuple[int, int]
+
+    def arithmetic(self, precision: str) -> str:
+        """The kind of arithmetic (see `GpuSpeed`) in which it computes a precision of the program.
+
+        TensorFlow computes FP32 convolutions as TF32 where the GPU can. cuDNN computes in FP32 on a P40, whose FP16
+        runs at 1/64 of it.
+
+        Raises:
+          ValueError: for mixed_bfloat16 on a GPU without it.
+        """
+        if precision == "mixed_bfloat16" and self.capability < (8, 0):
+            raise ValueError(f"{self.title} has no BF16: take mixed_float16, or float32 on a P40")
+        if precision == "float32":
+            return "tf32" if self.capability >= (8, 0) else "fp32"
+        return "fp16" if self.capability >= (7, 0) else "fp32"
+
+
+GPUS = {
+    "p40": Gpu("Tesla P40", (6, 1)),
+    "v100": Gpu("V100 SXM2", (7, 0)),
+    "a100": Gpu("A100 SXM 40 GB", (8, 0)),
+    "a100-80": Gpu("A100 SXM 80 GB", (8, 0)),
+    "h100": Gpu("H100 SXM", (9, 0)),
+    "l40s": Gpu("L40S", (8, 9)),
+    "h200": Gpu("H200 SXM", (9, 0)),
+}
+
+
+def recognize(name: str, memory_mib: float) -> str | None:
+    """The key in GPUS of a device by its name in nvidia-smi and its memory; None for one that is not there.
+
+    Variants with a slower bus, such as `NVIDIA A100-PCIE-40GB`, count as the GPU, whose speed they come near.
+    """
+    found = re.search(r"\b(P40|V100|H200|H100|L40S|A100)\b", name)
+    if found is None:
+        return None
+    return "a100-80" if found[1] == "A100" and memory_mib > 50_000 else found[1].lower()
+
+
+@dataclasses.dataclass(frozen=True)
 class GpuSpeed:
     """A published training speed of ResNet-50 at 224 pixels.
 
-    `gpu` is a name of `gpu_models`; `precision` is `fp16` (mixed), `tf32` or `fp32`; `images_per_second` is of one GPU,
+    `gpu` is a key of `GPUS`; `precision` is `fp16` (mixed), `tf32` or `fp32`; `images_per_second` is of one GPU,
     alone or, with `gpus` above 1, as one of that many.
     """
 
@@ -235,7 +258,7 @@ the logs in mlcommons/training_results_v2.1 and _v4.0 print."""
 
 
 def speeds(gpu: str, precision: str) -> list[GpuSpeed]:
-    """Returns the published speeds of a GPU (a key of `gpu_models.GPUS`) in an arithmetic, without our own."""
+    """Returns the published speeds of a GPU (a key of `GPUS`) in an arithmetic, without our own."""
     return [s for s in GPU_SPEEDS if (s.gpu, s.precision) == (gpu, precision) and s.source != OWN]
 
 

@@ -1,11 +1,55 @@
-"""Implementation: this package's ResNet."""
+"""Implementation: this package's ResNet, and the step that both TensorFlow implementations run.
+
+Forward, loss in FP32, backward, SGD with momentum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from hybrid_imagenet import models
 from hybrid_imagenet.benchmarks._step_protocol import serve, settings
-from hybrid_imagenet.benchmarks._step_tensorflow import batch_of, limit_threads, training_step
+
+
+def limit_threads(options: dict[str, Any]) -> None:
+    """Gives TensorFlow `threads` threads inside an operation."""
+    tf.config.threading.set_intra_op_parallelism_threads(options["threads"])
+
+
+def batch_of(options: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Normalized images, float32 [b, s, s, 3], and labels, int32 [b]."""
+    generator = tf.random.Generator.from_seed(0)
+    batch, size = options["batch"], options["image_size"]
+    images = generator.normal([batch, size, size, 3])
+    return images, generator.uniform([batch], 0, options["num_classes"], tf.int32)
+
+
+def training_step(model: keras.Model, images: tf.Tensor, labels: tf.Tensor, input_type: str) -> Callable[[int], float]:
+    """A function that runs a number of steps and returns the last loss."""
+    optimizer = keras.optimizers.SGD(1e-3, momentum=0.9)
+    optimizer.build(model.trainable_variables)
+    variables = [variable.value for variable in model.trainable_variables]
+
+    @tf.function
+    def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            logits = tf.cast(model(tf.cast(images, input_type), training=True), tf.float32)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+            loss = tf.reduce_mean(losses)
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    def run(steps: int) -> float:
+        for _ in range(steps):
+            loss = step(images, labels)
+        return float(loss)
+
+    return run
 
 
 def main() -> None:
@@ -25,4 +69,5 @@ def main() -> None:
     serve(step, name="hybrid_imagenet", version=f"tensorflow {tf.__version__}, keras {keras.__version__}")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -11,10 +11,10 @@ candidates take turns, so that what else the machine does strikes all alike. The
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 import statistics
-import sys
 import time
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,6 @@ from hybrid_imagenet import comm
 from hybrid_imagenet.analysis import cost_model
 from hybrid_imagenet.comm.settings import ALGORITHMS, COMPRESSIONS, ENGINES
 from hybrid_imagenet.errors import UserError, counted
-from hybrid_imagenet.options import options_of
 from hybrid_imagenet.tools import command_line
 
 if typing.TYPE_CHECKING:
@@ -39,16 +38,12 @@ Key = tuple[str, str, str]  # engine, algorithm, compression
 
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmark; rank 0 prints the table and writes the JSON."""
-    try:
-        options = _parse(argv)
-        engines = _start(options)
-        communicator = next(iter(engines.values()))
-        if communicator.size == 1:
-            raise UserError("allreduce needs at least two ranks: start with horovodrun -np 2 (or more) python -m ...")
-        rows = measure(engines, options)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    options = _parse(argv)
+    engines = _start(options)
+    communicator = next(iter(engines.values()))
+    if communicator.size == 1:
+        raise UserError("allreduce needs at least two ranks: start with horovodrun -np 2 (or more) python -m ...")
+    rows = measure(engines, options)
     if communicator.rank == 0:
         if options.json:
             Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
@@ -107,15 +102,15 @@ def _row(ranks: int, algorithm: str, compression: str, size: int, wire_bytes: in
 
 
 def _settings(options: argparse.Namespace, algorithm: str, compression: str) -> comm.Settings:
-    given = {"torus_grid": options.torus_grid, "size_switch_kb": options.hybrid_kb}
-    own = {name: given[name] for name in options_of(ALGORITHMS[algorithm].options)}
+    own = dataclasses.asdict(ALGORITHMS[algorithm].options())
+    own |= {name: options.torus_grid for name in own if name == "torus_grid"}
     return comm.Settings(allreduce=algorithm, compression=compression, options=own)
 
 
 def _ours(
     communicator: ConnectedRanks, options: argparse.Namespace, algorithm: str, compression: str, size: int
 ) -> tuple[Run, int]:
-    """A function that reduces `size` bytes of FP32 in `options.tensors` tensors, and the bytes that travel."""
+    """A function that reduces `size` bytes of FP32, and the bytes that travel."""
     import tensorflow as tf
 
     from hybrid_imagenet.comm.communicator import travelling
@@ -123,20 +118,19 @@ def _ours(
     from hybrid_imagenet.comm.selection import Selector
 
     wire = _WIRES[compression]
-    elements = max(size // 4, options.tensors)
-    counts = [elements // options.tensors + (i < elements % options.tensors) for i in range(options.tensors)]
+    elements = size // 4
     wire_bytes = elements * WIRE_BYTES[wire]
-    bucket = Bucket(tuple(range(len(counts))), tuple(counts), wire, wire_bytes)
+    bucket = Bucket((0,), (elements,), wire, wire_bytes)
     selector = Selector(communicator, _settings(options, algorithm, compression), communicator.collectives)
     chosen = selector.select([bucket])[0].algorithm
 
     @tf.function(autograph=False)
-    def reduce(tensors: list[tf.Tensor]) -> tf.Tensor:
-        return chosen.sum(travelling(tensors, 1, wire), f"benchmark_{algorithm}_{wire}_{size}")[0]
+    def reduce(tensor: tf.Tensor) -> tf.Tensor:
+        return chosen.sum(travelling([tensor], 1, wire), f"benchmark_{algorithm}_{wire}_{size}")[0]
 
-    tensors = [tf.ones([count]) for count in counts]
-    traced = reduce.get_concrete_function(tensors)
-    return lambda: traced(*tensors).numpy(), wire_bytes
+    tensor = tf.ones([elements])
+    traced = reduce.get_concrete_function(tensor)
+    return lambda: traced(tensor).numpy(), wire_bytes
 
 
 def _plain_mpi(size: int) -> Run:
@@ -199,8 +193,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--compression", default="none,fp16", help=f"of {', '.join(COMPRESSIONS)}")
     parser.add_argument("--engines", default="horovod", help=f"of {', '.join(ENGINES)}, which take turns")
     parser.add_argument("--torus_grid", help="rows x columns, VxH")
-    parser.add_argument("--hybrid_kb", type=int, default=256, help="threshold of hybrid in KiB")
-    parser.add_argument("--tensors", type=int, default=1, help="tensors into which a size is divided")
     parser.add_argument("--seconds", type=float, default=5.0, help="time to spend on each size")
     parser.add_argument("--json", help="file for the rows")
     options = parser.parse_args(argv)
@@ -212,8 +204,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
             if text not in known:
                 raise UserError(f"--{name}={text}: choose from {', '.join(known)}")
         setattr(options, name, given)
-    if options.tensors < 1:
-        raise UserError(f"--tensors={options.tensors}: give at least 1")
     if not (options.sizes and options.algorithms and options.compression and options.engines):
         raise UserError("--sizes, --algorithms, --compression and --engines each need at least one value")
     return options

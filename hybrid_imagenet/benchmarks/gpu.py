@@ -1,13 +1,11 @@
-"""`benchmarks gpu`: the first run on GPUs as a ladder, with a report to attach to a bug report.
+"""`bench gpu`: the speed of one GPU, of a host and of a cluster, beside what is published; a report for a bug report.
 
     hybrid-imagenet bench gpu                               # this host
     hybrid-imagenet bench gpu -H node1:8,node2:8 -- --precision=mixed_float16 --dataset=tfrecord --data_dir=/data
 
-Looks at the hosts as the doctor does, then times and profiles training steps on one GPU, times them on all GPUs of the
-first host and of all hosts, and measures how fast a host reads images. It says by which cause the speed falls short of
-the fastest that is published for the GPU, and shows the limit of its memory beside it. Words after `--` are flags of
-the training program.
-docs/first-gpu-run.md tells what each rung should print.
+Looks at the hosts as the doctor does, then times training steps on one GPU, on all GPUs of the first host and of all
+hosts (`bench scaling` measures them), and how fast a host reads images. Words after `--` are flags of the training
+program. docs/first-gpu-run.md tells what each rung should print.
 """
 
 from __future__ import annotations
@@ -16,53 +14,39 @@ import argparse
 import dataclasses
 import datetime
 import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.analysis import gpu_models, published, shortfall
-from hybrid_imagenet.benchmarks import _gpu_jobs, _gpu_report
+from hybrid_imagenet.analysis import published
+from hybrid_imagenet.benchmarks import scaling
+from hybrid_imagenet.comm import nccl_log
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError, without_secrets
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.doctor import command as doctor
-from hybrid_imagenet.tools.doctor.findings import FAIL, WARN, Finding
+from hybrid_imagenet.tools.doctor.checks import PASS
 
 _BATCHES = {"p40": 128}  # images per GPU, as in the publications; 256 on the others
+_ENOUGH = 0.9  # of the published speed; published figures differ by as much
+_NOTICED = 0.05  # of a step
 _NO_GPU = "no host has a GPU: only the doctor's part was done; --allow_cpu goes on with CPU figures"
 Row = dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Tools:
-    """How the ladder measures; each may be replaced in a test.
-
-    Attributes:
-      examine: the facts of hosts by name, and the doctor's findings, for its command line.
-      measure: the result of a job of so many ranks on hosts (HOST:SLOTS,...), with some steps profiled.
-      input_rate: images per second that this host reads, for the flags of the training program.
-    """
-
-    examine: Callable[[Sequence[str]], tuple[Mapping[str, Any], list[Finding]]]
-    measure: Callable[[int, str, int, Sequence[str]], Row]
-    input_rate: Callable[[Sequence[str]], float]
-
-
 def main(argv: Sequence[str]) -> int:
-    """Climbs the ladder, prints the report and writes it to --out."""
-    words = list(argv)
-    place = words.index("--") if "--" in words else len(words)
-    options = _parse(words[:place])
-    tools = Tools(
-        examine=lambda arguments: doctor.examine(doctor.parse_arguments(arguments)),
-        measure=lambda ranks, hosts, profiled, flags: _gpu_jobs.measure(ranks, hosts, profiled, flags, options),
-        input_rate=_gpu_jobs.input_rate,
-    )
-    report = climb(options, words[place + 1 :], tools, _say)
-    _write(report, Path(options.out))
-    print(_gpu_report.summary(report))
-    print(f"report: {options.out}/report.md")
+    """Measures, prints the report and writes it to --out."""
+    words, flags = scaling.split(argv)
+    options = _parse(words)
+    report = climb(options, flags)
+    text = "\n".join(_lines(report))
+    _write(report, text, Path(options.out))
+    print(text)
+    print(f"report: {options.out}/report.json")
     if report["error"]:
         print(f"error: {report['error']}", file=sys.stderr)
         return EXIT_USAGE
@@ -81,75 +65,66 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", default="gpu-report", help="directory for the report (%(default)s)")
     parser.add_argument("--steps", type=command_line.positive, default=20, help="steps per round (%(default)s)")
     parser.add_argument("--rounds", type=command_line.positive, default=3, help="rounds that count (%(default)s)")
-    parser.add_argument("--profiled", type=command_line.positive, default=5, help="steps to profile (%(default)s)")
     parser.add_argument("--classes", type=command_line.positive, default=1000, help="of the network (%(default)s)")
     parser.add_argument("--timeout", type=float, default=900, help="seconds that a job may take (%(default)s)")
     parser.add_argument("--allow_cpu", action="store_true", help="go on without GPUs, with two ranks on the CPU")
     parser.add_argument("--no_input", action="store_true", help="leave out the rate of reading")
+    parser.set_defaults(threads=None)
     return parser.parse_args(list(words))
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
-def climb(options: argparse.Namespace, flags: Sequence[str], tools: Tools, say: Callable[[str], None]) -> Row:
+def climb(options: argparse.Namespace, flags: Sequence[str]) -> Row:
     """Measures rung after rung until one fails; the result is a JSON object whose `error` says what ended it."""
     report: Row = {
         "benchmark": "gpu", "date": datetime.date.today().isoformat(), "hosts": options.hosts,
-        "flags": list(map(without_secrets, flags)),
-        "facts": {}, "findings": [], "rungs": {}, "input_rate": None, "expected": None, "expected_from": "",
-        "published": [], "reached": [], "limit": None, "causes": [], "fused": None, "error": "",
+        "flags": list(map(without_secrets, flags)), "facts": {}, "findings": [], "rungs": {}, "input_rate": None,
+        "expected": None, "expected_from": "", "reached": [], "fused": None, "notes": [], "error": "",
     }  # fmt: skip
     try:
         configuration.resolve(_with_defaults(flags, None))
-        _climb(report, options, flags, tools, say)
+        _climb(report, options, flags)
     except UserError as error:
         report["error"] = str(error)
     return report
 
 
-def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str], tools: Tools, say: Callable) -> None:
-    say("1. the doctor")
-    arguments = ["-H", options.hosts, *([f"--ssh_port={options.ssh_port}"] if options.ssh_port else [])]
-    arguments += [f"--network_interfaces={options.interface}"] if options.interface else []
-    facts, findings = tools.examine(arguments)
+def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str]) -> None:
+    print("1. the doctor", flush=True)
+    facts, findings = doctor.examine(doctor.parse_arguments(["-H", options.hosts, *_network(options)]))
     report["facts"], report["findings"] = dict(facts), [dataclasses.asdict(finding) for finding in findings]
-    for finding in findings:
-        if finding.level == FAIL:
-            say(f"   fail  {finding.check}: {finding.message} -> {finding.remedy}")
     first, slots = _slots(options.hosts, facts)
-    gpu = next(iter(facts[first]["gpus"]), None) if first else None
+    gpu = next(iter(facts[first]["gpus"]), None)
     if gpu is None and not options.allow_cpu:
         raise UserError(_NO_GPU)
-    key = gpu_models.recognize(gpu["name"], float(gpu["memory.total"] or 0)) if gpu else None
+    key = published.recognize(gpu["name"], float(gpu["memory.total"] or 0)) if gpu else None
     flags = _with_defaults(flags, key)
-    report["flags"], report["gpu"] = list(map(without_secrets, flags)), key
-    say(f"2. one GPU{'' if gpu else ' (no GPU: CPU figures)'}")
-    report["rungs"]["one GPU"] = tools.measure(1, f"{first}:1", options.profiled, flags)
+    report["flags"] = list(map(without_secrets, flags))
+    print(f"2. one GPU{'' if gpu else ' (no GPU: CPU figures)'}", flush=True)
+    report["rungs"]["one GPU"] = alone = measure(1, f"{first}:1", flags, options)
     _expect(report, key)
-    if gpu and report["rungs"]["one GPU"]["precision"] == "mixed_float16":
-        say("   the same with --fuse_relu_gradients")
-        report["fused"] = _tried(tools, f"{first}:1", [*flags, "--fuse_relu_gradients"])
+    if gpu and alone["precision"] == "mixed_float16":
+        print("   the same with --fuse_relu_gradients", flush=True)
+        try:
+            fused = measure(1, f"{first}:1", [*flags, "--fuse_relu_gradients"], options)
+            report["fused"] = fused["images_per_second"]
+        except UserError as error:
+            report["fused"] = str(error)
     if slots[first] > 1:
-        say(f"3. one host: {slots[first]} ranks")
-        report["rungs"]["one host"] = tools.measure(slots[first], f"{first}:{slots[first]}", 0, flags)
+        print(f"3. one host: {slots[first]} ranks", flush=True)
+        report["rungs"]["one host"] = measure(slots[first], f"{first}:{slots[first]}", flags, options)
     if len(slots) > 1:
-        text = ",".join(f"{name}:{count}" for name, count in slots.items())
-        say(f"4. the cluster: {sum(slots.values())} ranks on {len(slots)} hosts")
-        report["rungs"]["cluster"] = tools.measure(sum(slots.values()), text, 0, flags)
+        print(f"4. the cluster: {sum(slots.values())} ranks on {len(slots)} hosts", flush=True)
+        everywhere = ",".join(f"{name}:{count}" for name, count in slots.items())
+        report["rungs"]["cluster"] = measure(sum(slots.values()), everywhere, flags, options)
     if not options.no_input:
-        say("5. input")
-        report["input_rate"] = tools.input_rate(flags)
-    report["causes"] = [dataclasses.asdict(cause) for cause in _causes(report)]
+        print("5. input", flush=True)
+        report["input_rate"] = input_rate(flags)
+    report["notes"] = list(_notes(report))
 
 
-def _tried(tools: Tools, place: str, flags: Sequence[str]) -> float | str:
-    """Images per second with flags that a GPU may refuse, or why it does."""
-    try:
-        return float(tools.measure(1, place, 0, flags)["images_per_second"])
-    except UserError as error:
-        return str(error)
+def _network(options: argparse.Namespace) -> list[str]:
+    port = [f"--ssh_port={options.ssh_port}"] if options.ssh_port else []
+    return port + ([f"--network_interfaces={options.interface}"] if options.interface else [])
 
 
 def _slots(text: str, facts: Mapping[str, Any]) -> tuple[str, dict[str, int]]:
@@ -166,9 +141,45 @@ def _slots(text: str, facts: Mapping[str, Any]) -> tuple[str, dict[str, int]]:
 
 def _with_defaults(flags: Sequence[str], gpu: str | None) -> list[str]:
     """The flags, with ResNet-50 on made images and the publications' batch in front."""
-    batch = _BATCHES.get(gpu or "", 256)
     precision = ["--precision=float32"] if gpu == "p40" else []
-    return ["--dataset=synthetic_tensors", f"--per_gpu_batch={batch}", *precision, *flags]
+    return ["--dataset=synthetic_tensors", f"--per_gpu_batch={_BATCHES.get(gpu or '', 256)}", *precision, *flags]
+
+
+def measure(ranks: int, hosts: str, flags: Sequence[str], options: argparse.Namespace) -> Row:
+    """What `bench scaling` measures on some ranks, with NCCL's `transport` between several.
+
+    Raises:
+      UserError: if the job fails or takes longer than --timeout.
+    """
+    launcher: list[str] = []
+    if ranks > 1 or not hosts.startswith("localhost:"):
+        launcher = ["-m", "hybrid_imagenet", "run", "-np", str(ranks), "-H", hosts, *_network(options)]
+        launcher += ["--module=hybrid_imagenet.benchmarks", "--"]
+    words = [sys.executable, *(launcher or ["-m", "hybrid_imagenet.benchmarks"]), *scaling.worker(options, flags)]
+    row, said = scaling.launch(words, ranks, options.timeout, os.environ | {"NCCL_DEBUG": "INFO"})
+    return row | ({"transport": str(nccl_log.read(said))} if ranks > 1 else {})
+
+
+def input_rate(flags: Sequence[str]) -> float:
+    """Images per second that this host reads and decodes with all its cores: of --dataset, or of made photographs.
+
+    Raises:
+      UserError: if the benchmark of input fails.
+    """
+    config = configuration.resolve(flags)
+    command = [sys.executable, "-m", "hybrid_imagenet.benchmarks", "input", "--seconds=5"]
+    if not config.dataset.startswith("synthetic"):
+        command += [f"--source={config.dataset}", f"--data_dir={config.data_dir}"]
+        command += [f"--data_cache_dir={config.data_cache_dir}"] if config.data_cache_dir else []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "input.json"
+        size = f"--image_size={config.image_size}"
+        done = subprocess.run([*command, size, f"--json={path}"], capture_output=True, text=True, timeout=900)
+        if done.returncode:
+            raise UserError(f"the benchmark of input failed: {scaling.reason(done.stderr)}")
+        rows = json.loads(path.read_text())["rows"]
+    shards = [row for row in rows if row["name"].endswith(": shards")] or rows
+    return float(shards[0]["images_per_second"])
 
 
 def _expect(report: Row, key: str | None) -> None:
@@ -179,75 +190,87 @@ def _expect(report: Row, key: str | None) -> None:
     row = report["rungs"]["one GPU"]
     if key is None:
         return
-    gpu = gpu_models.GPUS[key]
     try:
-        kind = gpu_models.arithmetic(gpu, row["precision"])
+        kind = published.GPUS[key].arithmetic(row["precision"])
     except ValueError as error:
         raise UserError(f"--precision={row['precision']}: {error}") from None
     if row["image_size"] != 224 or row["model"] != "resnet50":
         return
-    speeds = published.speeds(key, kind)
-    report["published"] = [dataclasses.asdict(speed) for speed in speeds]
     report["reached"] = [dataclasses.asdict(speed) for speed in published.own_speeds(key, kind)]
-    report["limit"] = gpu.memory_limit if kind == "fp16" else None
+    speeds = published.speeds(key, kind)
     if speeds:
         fastest = max([s for s in speeds if s.gpus == 1] or speeds, key=lambda speed: speed.images_per_second)
         report["expected"], report["expected_from"] = fastest.images_per_second, fastest.source
 
 
-def _causes(report: Row) -> list[shortfall.Cause]:
+def _notes(report: Row) -> Iterator[str]:
+    """What falls short: one GPU of the published speed, several of as many alone, reading of what they take."""
     rungs = report["rungs"]
-    if not rungs["one GPU"].get("profile"):
-        return []  # a CPU's step is not of this ladder's making
-    return shortfall.causes(
-        report["expected"],
-        _one(rungs["one GPU"], report["gpu"]),
-        _together(rungs.get("one host"), report["findings"], "inside"),
-        _together(rungs.get("cluster"), report["findings"], "from"),
-        report["input_rate"],
+    alone = rungs["one GPU"]
+    rate, expected = alone["images_per_second"], report["expected"]
+    if expected and rate < _ENOUGH * expected:
+        yield (
+            f"one GPU has {100 * rate / expected:.0f} % of the published speed: clocks (nvidia-smi -q -d PERFORMANCE), "
+            "--persistent_batch_norm, cores of the host; --profile_steps of training shows a step in TensorBoard"
+        )
+    for name, row in list(rungs.items())[1:]:
+        shared = row["compute_seconds"] - alone["step_seconds"]
+        if shared > _NOTICED * alone["step_seconds"]:
+            yield f"{name}: {1e3 * shared:.1f} ms lost before any communication: power, cooling, cores of the host"
+        if row["exposed_seconds"] > _NOTICED * alone["step_seconds"]:
+            ways = [f["remedy"] for f in report["findings"] if f["check"].startswith("NCCL") and f["level"] != PASS]
+            remedy = next(iter(ways), "hybrid-imagenet plan tells what this network allows; --allreduce=auto")
+            exposed = f"{name}: {1e3 * row['exposed_seconds']:.1f} ms of communication that nothing hides"
+            yield f"{exposed}; {row['transport']} -> {remedy}"
+    largest = list(rungs.values())[-1]
+    needed = largest["images_per_second"] / largest["hosts"]
+    if report["input_rate"] is not None and report["input_rate"] < needed:
+        yield (
+            f"input: a host decodes {report['input_rate']:,.0f} images/s and its ranks take {needed:,.0f}: more cores, "
+            "shards made with --resize (docs/input.md)"
+        )
+
+
+def _lines(report: Row) -> Iterator[str]:
+    """The report as text: the doctor's complaints, a row for each rung, the published speed, and what falls short."""
+    for found in report["findings"]:
+        if found["level"] != PASS:
+            yield f"{found['level']}  {found['check']}: {found['message']} -> {found['remedy']}"
+    rungs = report["rungs"]
+    if not rungs:
+        return
+    alone = rungs["one GPU"]
+    yield (
+        f"{alone['model']}, {alone['image_size']} px, {alone['precision']}, batch {alone['batch_per_rank']} per rank, "
+        f"{alone['gpu'] or 'CPU'}"
     )
+    yield f"{'':9}{'ranks':>6}{'step ms':>9}{'exposed ms':>12}{'images/s':>11}{'of so many alone':>18}"
+    for name, row in rungs.items():
+        share = row["images_per_second"] / (alone["images_per_second"] * row["ranks"])
+        yield (
+            f"{name:9}{row['ranks']:6}{1e3 * row['step_seconds']:9.1f}{1e3 * row['exposed_seconds']:12.1f}"
+            f"{row['images_per_second']:11,.1f}{100 * share:16.1f} %"
+        )
+    if report["expected"]:
+        yield f"published: {report['expected']:,.0f} images/s ({report['expected_from']})"
+    for before in report["reached"]:
+        yield f"this program before: {before['images_per_second']:,.0f} at batch {before['batch']}"
+    if isinstance(report["fused"], str):
+        yield f"--fuse_relu_gradients does not run on this GPU: {report['fused']}"
+    elif report["fused"] is not None:
+        ratio = report["fused"] / alone["images_per_second"]
+        yield f"with --fuse_relu_gradients {report['fused']:,.1f} images/s: {ratio:.3f} times as fast"
+    if report["input_rate"] is not None:
+        yield f"input: a host reads and decodes {report['input_rate']:,.0f} images/s"
+    yield from report["notes"]
+    if report["expected"] and not report["notes"] and not report["error"]:
+        yield "the speed is as expected"
 
 
-def _one(row: Row, key: str | None) -> shortfall.OneGpu:
-    profile = row["profile"]
-    kinds: dict[str, float] = {}
-    for kernel in profile["kernels"]:
-        kinds[kernel["kind"]] = kinds.get(kernel["kind"], 0.0) + kernel["milliseconds"]
-    return shortfall.OneGpu(
-        images=row["batch_per_rank"],
-        step=1e3 * row["step_seconds"],
-        profiled=profile["step"],
-        busy=profile["busy"],
-        kinds=kinds,
-        launches=profile["launches"],
-        layout=profile["layout"],
-        tensor_cores=profile["tensor_cores"],
-        wants_tensor_cores=key not in (None, "p40") and row["precision"] != "float32",
-        slowed=row.get("slowed", ""),
-        fetches=profile["fetches"],
-        returned=row.get("returned"),
-    )
-
-
-def _together(row: Row | None, findings: Sequence[Mapping[str, str]], where: str) -> shortfall.Together | None:
-    """A rung of several ranks, with what the doctor found about NCCL there."""
-    if row is None:
-        return None
-    bad = [f for f in findings if f["check"].startswith(f"NCCL {where} ") and f["level"] in (WARN, FAIL)]
-    return shortfall.Together(
-        ranks=row["ranks"],
-        hosts=row["hosts"],
-        step=1e3 * row["step_seconds"],
-        compute=1e3 * row["compute_seconds"],
-        transport=row.get("transport", "NCCL said nothing"),
-        warning=bad[0]["remedy"] if bad else "",
-    )
-
-
-def _write(report: Row, folder: Path) -> None:
+def _write(report: Row, text: str, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        (folder / "report.md").write_text(_gpu_report.markdown(report), encoding="utf-8")
+        (folder / "report.txt").write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--out={folder}: cannot be written ({error.strerror})") from None

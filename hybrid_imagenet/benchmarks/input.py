@@ -24,7 +24,7 @@ from typing import Any
 from hybrid_imagenet import data
 from hybrid_imagenet.benchmarks import _photographs
 from hybrid_imagenet.comm.quiet import import_tensorflow
-from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError
+from hybrid_imagenet.errors import EXIT_OK, UserError
 from hybrid_imagenet.tools import command_line
 
 _WARM_UP = 3  # batches
@@ -38,11 +38,7 @@ def main(argv: list[str], peers: Mapping[str, Path] | None = None) -> int:
       peers: the scripts of other libraries' pipelines, by name.
     """
     arguments = _parse(argv, peers or {})
-    try:
-        rows = list(_measure_all(arguments, peers or {}))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
+    rows = list(_measure_all(arguments, peers or {}))
     if arguments.json:
         report = {"machine": _machine(), "threads": arguments.threads, "batch": arguments.batch, "rows": rows}
         Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hybrid_imagenet.errors import UserError, counted
@@ -44,28 +44,24 @@ def main(argv: Sequence[str], peer: Path | None = None) -> int:
       argv: the command line.
       peer: the script of another implementation to run beside ours, one rank of a job.
     """
-    words, flags = _split(argv)
+    words, flags = split(argv)
     options = _parser(peer).parse_args(words)
-    try:
-        if options.worker:
-            return _worker(options, flags)
-        counts = _counts(options.ranks)
-        rows = [_job(ranks, options, flags) for ranks in counts]
-        peers = [_peer(peer, ranks, options, flags) for ranks in counts] if peer and options.peers else []
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    if options.worker:
+        return _worker(options, flags)
+    counts = _counts(options.ranks)
+    ours = ["-m", "hybrid_imagenet.benchmarks", *worker(options, flags)]
+    rows = [_job(ours, ranks, options) for ranks in counts]
+    peers = [_job(_peer(peer, ranks, options, flags), ranks, options) for ranks in counts if peer and options.peers]
     add_efficiency(rows)
     print(table(rows))
     print_peers(rows, peers)
     if options.json:
         Path(options.json).write_text(json.dumps(rows + peers, indent=1) + "\n")
-    if options.plot:
-        plot(rows, options.plot)
     return 0
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before `--`, and the flags of the training program after it."""
     words = list(argv)
     place = words.index("--") if "--" in words else len(words)
     return words[:place], words[place + 1 :]
@@ -88,13 +84,8 @@ def _parser(peer: Path | None) -> argparse.ArgumentParser:
             choices=("", "horovod"),
             help="horovod: also ResNet-50 of legacy Keras with Horovod's optimizer for it, same batch and threads",
         )
-        parser.add_argument("--peer_precision", default="float32", help="of the peer (%(default)s, as it comes)")
-        parser.add_argument(
-            "--peer_compression", default="none", choices=("none", "fp16"), help="of the peer's gradients"
-        )
     parser.add_argument("--timeout", type=float, default=1800, help="seconds that a job may take")
     parser.add_argument("--json", help="file for the rows")
-    parser.add_argument("--plot", help="PNG file of throughput over ranks")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser
 
@@ -109,51 +100,66 @@ def _counts(text: str) -> list[int]:
     return counts
 
 
-def _job(ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> Row:
-    """Runs one job of ours and returns what its rank 0 measured."""
-    command = ["-m", "hybrid_imagenet.benchmarks", "scaling", "--worker"]
-    command += [f"--{name}={getattr(options, name)}" for name in ("steps", "rounds", "classes")]
-    command += [f"--threads={options.threads}"] if options.threads else []
-    return _launch([*command, "--", *flags], ranks, options)
+def worker(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
+    """The words after `python -m hybrid_imagenet.benchmarks` that make a process one rank of a job."""
+    words = [f"--{name}={getattr(options, name)}" for name in ("steps", "rounds", "classes")]
+    words += [f"--threads={options.threads}"] if options.threads else []
+    return ["scaling", "--worker", *words, "--", *flags]
 
 
-def _peer(script: Path, ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> Row:
-    """Runs one job of the peer, with as many threads per rank as ours takes on one host."""
+def _peer(script: Path, ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
+    """The words after `python` of a rank of the peer, with as many threads per rank as ours takes on one host."""
     from hybrid_imagenet import config as configuration
 
     config = configuration.resolve(flags)
     settings = {
         "batch": config.per_gpu_batch,
         "image_size": config.image_size,
-        "precision": options.peer_precision,
-        "compression": options.peer_compression,
+        "precision": "float32",  # as it comes
+        "compression": "none",
         "threads": options.threads or max(1, len(os.sched_getaffinity(0)) // ranks),
         **{name: getattr(options, name) for name in ("steps", "rounds", "classes")},
     }
-    return _launch([str(script), json.dumps(settings)], ranks, options)
+    return [str(script), json.dumps(settings)]
 
 
-def _launch(arguments: Sequence[str], ranks: int, options: argparse.Namespace) -> Row:
-    """Runs Python with these arguments on some ranks and returns what rank 0 prints as its result.
+def _job(arguments: Sequence[str], ranks: int, options: argparse.Namespace) -> Row:
+    """What rank 0 prints of some ranks of Python with these arguments."""
+    launcher = shlex.split(options.launcher.format(ranks=ranks)) if ranks > 1 else []
+    return launch([*launcher, sys.executable, *arguments], ranks, options.timeout)[0]
+
+
+def launch(
+    command: Sequence[str], ranks: int, timeout: float, environment: Mapping[str, str] | None = None
+) -> tuple[Row, str]:
+    """Runs a job; returns what its rank 0 prints as its result, and all that its ranks print.
 
     Raises:
       UserError: if it cannot be started, fails or takes too long.
     """
-    command = shlex.split(options.launcher.format(ranks=ranks)) if ranks > 1 else []
-    command += [sys.executable, *arguments]
+    job = f"the job of {counted(ranks, 'rank')}"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout)
-    except FileNotFoundError:
-        raise UserError(f"--launcher={options.launcher}: {command[0]} is not installed") from None
-    except subprocess.TimeoutExpired:
-        raise UserError(f"{counted(ranks, 'rank')} took more than --timeout={options.timeout:g} s") from None
-    marked = done.stdout.partition(_MARK)[2]
-    if done.returncode or not marked:
-        reason = (done.stderr or done.stdout).strip().splitlines()[-8:]
-        raise UserError(
-            f"the job of {counted(ranks, 'rank')} failed (exit code {done.returncode}): " + " | ".join(reason)
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
-    return json.JSONDecoder().raw_decode(marked)[0]  # horovodrun may put more on the line after it
+        said, _ = process.communicate(timeout=timeout)
+    except FileNotFoundError:
+        raise UserError(f"{job}: {command[0]} is not installed; give another --launcher") from None
+    except subprocess.TimeoutExpired:
+        process.terminate()  # a launcher ends its ranks
+        process.communicate()
+        raise UserError(f"{job} took more than --timeout={timeout:g} s") from None
+    marked = said.partition(_MARK)[2]
+    if process.returncode or not marked:
+        raise UserError(f"{job} failed (exit code {process.returncode}): {reason(said)}")
+    return json.JSONDecoder().raw_decode(marked)[0], said  # a launcher may put more on the line after it
+
+
+def reason(said: str) -> str:
+    """The lines of a failed job that tell most: its errors, else its last ones; in one line."""
+    lines = [line.strip() for line in said.splitlines() if line.strip() and "NCCL INFO" not in line]
+    errors = [line for line in lines if "error:" in line.lower() or "Error" in line or "NCCL WARN" in line]
+    return " | ".join((errors or lines)[-3:])[:600] or "it said nothing"
 
 
 def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
@@ -162,8 +168,8 @@ def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
     from hybrid_imagenet.config import derived
 
     config = configuration.resolve(flags, comm.placement().size)
-    settings = derived.communication(config)
-    communicator = comm.start(settings, threads=options.threads)
+    settings, persistent = derived.communication(config), config.persistent_batch_norm
+    communicator = comm.start(settings, threads=options.threads, persistent_batch_norm=persistent)
     row = measure(config, communicator, options.steps, options.rounds, options.classes)
     if communicator.rank == 0:
         print(_MARK + json.dumps(row), flush=True)
@@ -173,14 +179,16 @@ def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
 
 def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: int, classes: int) -> Row:
     """Times training steps with and without the reduction of gradients; every rank calls it."""
+    import tensorflow as tf
+
     from hybrid_imagenet.training import hardware
 
     precision = hardware.choose_precision(config.precision, config.model)
+    gpus = tf.config.get_visible_devices("GPU")
     steps_to_time = [training_step(config, communicator, communicator, precision, classes)]
     if communicator.size > 1:
         steps_to_time.append(training_step(config, communicator, _gradients_stay(communicator), precision, classes))
     samples: list[list[float]] = [[] for _ in steps_to_time]
-    returned: list[float] = []
     for number in range(rounds + 1):  # the first traces and does not count
         for (step, wait), seconds in zip(steps_to_time, samples, strict=True):
             step()
@@ -189,18 +197,16 @@ def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: i
             start = time.perf_counter()
             for _ in range(steps):
                 step()
-            called = time.perf_counter() - start
             wait()
             if number:
                 seconds.append((time.perf_counter() - start) / steps)
-                if seconds is samples[0]:
-                    returned.append(called / (time.perf_counter() - start))
     everyone = communicator.allgather_object([statistics.median(seconds) for seconds in samples])
     step_seconds = max(rank[0] for rank in everyone)
     compute_seconds = max(rank[-1] for rank in everyone)
     return {
         "ranks": communicator.size,
         "hosts": len(set(communicator.hosts)),
+        "gpu": tf.config.experimental.get_device_details(gpus[0]).get("device_name") if gpus else None,
         "model": config.model,
         "precision": precision,
         "image_size": config.image_size,
@@ -209,7 +215,6 @@ def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: i
         "compression": config.compression,
         "step_seconds": step_seconds,
         "compute_seconds": compute_seconds,
-        "returned": statistics.median(returned),  # fraction of the time that the host spent in calls
         "exposed_seconds": max(0.0, step_seconds - compute_seconds),
         "images_per_second": communicator.size * config.per_gpu_batch / step_seconds,
     }
@@ -293,21 +298,3 @@ def print_peers(rows: Sequence[Row], peers: Sequence[Row]) -> None:
             f"Horovod with legacy Keras, {peer['precision']}, {counted(peer['ranks'], 'rank')}: "
             f"{peer['images_per_second']:.1f} images/s; ours is {peer['ratio']:.2f} times as fast"
         )
-
-
-def plot(rows: Sequence[Row], path: str) -> None:
-    """Throughput over ranks beside ideal scaling, as in Lu et al., Figures 3.5 to 3.7."""
-    from matplotlib.figure import Figure
-
-    ranks = [row["ranks"] for row in rows]
-    base = rows[0]["images_per_second"] / rows[0]["ranks"]
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(ranks, [base * n for n in ranks], "--", color="gray", label="ideal")
-    axes.plot(ranks, [row["images_per_second"] for row in rows], "o-", label="measured")
-    for row in rows:
-        place = (row["ranks"], row["images_per_second"])
-        axes.annotate(f"{100 * row['efficiency']:.1f} %", place, textcoords="offset points", xytext=(4, -12))
-    axes.set(xlabel="ranks", ylabel="images per second", xticks=ranks, xlim=(0, 1.15 * max(ranks)), ylim=(0, None))
-    axes.legend()
-    figure.savefig(path, dpi=150)

@@ -1,10 +1,8 @@
 """`bench step`: throughput of a ResNet's training step, in images per second.
 
 Each implementation runs in a process that is warmed up first. Then they take turns, a few steps each, so that other
-load on the machine slows all of them. The figure is the median over the rounds. --through=fit compares
-the program's own step with one of `model.fit`, with LARS. A call of `fit` has a start-up time, so each turn calls it
-for one step and for several more; a step is the difference over the number of further steps. From a checkout,
-`python -m benchmarks step` also runs other frameworks' implementations.
+load on the machine slows all of them. The figure is the median over the rounds. From a checkout, `python -m benchmarks
+step` also runs other frameworks' implementations.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from hybrid_imagenet.numerics.depths import DEPTHS, STEMS, WIDTH
 from hybrid_imagenet.tools import command_line
 
 OURS = "hybrid"
-_PROGRAM, _FIT = (f"hybrid_imagenet.benchmarks._step_{name}" for name in ("program", "fit"))
+_PROGRAM = "hybrid_imagenet.benchmarks._step_program"
 SETTINGS = ("batch", "image_size", "precision", "threads", "model", "width", "stem", "num_classes")
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -42,7 +40,7 @@ class Implementation:
         self.batch = settings["batch"]
         environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS=str(settings["threads"]))
         environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # a GPU's memory is for all implementations
-        if module in (_PROGRAM, _FIT):  # as our programs set it; the others run as they come
+        if module == _PROGRAM:  # as our program sets it; the others run as they come
             prefer_onednn(environment)
             gpus.prefer_fast_kernels(environment)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
@@ -55,7 +53,6 @@ class Implementation:
             env=environment,
         )
         self.rounds: list[float] = []
-        self.starts: list[float] = []
         self.cpu_rounds: list[float] = []
         self.peak_bytes = 0
         self.description = self._answer()
@@ -69,25 +66,13 @@ class Implementation:
 
     def run(self, steps: int) -> None:
         """Runs some steps and keeps the seconds per step."""
-        seconds, cpu_seconds = self._timed(steps)
-        self.rounds.append(seconds / steps)
-        self.cpu_rounds.append(cpu_seconds / steps)
-
-    def run_apart(self, steps: int) -> None:
-        """Runs one step, then one more than `steps`; keeps the seconds per step, and those before the first."""
-        one, cpu_one = self._timed(1)
-        more, cpu_more = self._timed(steps + 1)
-        self.rounds.append((more - one) / steps)
-        self.cpu_rounds.append((cpu_more - cpu_one) / steps)
-        self.starts.append(one - self.rounds[-1])
-
-    def _timed(self, steps: int) -> tuple[float, float]:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{steps}\n")
         self.process.stdin.flush()
         answer = self._answer()
         self.peak_bytes = max(self.peak_bytes, answer["peak_bytes"])
-        return answer["seconds"], answer["cpu_seconds"]
+        self.rounds.append(answer["seconds"] / steps)
+        self.cpu_rounds.append(answer["cpu_seconds"] / steps)
 
     def end(self) -> None:
         """Lets the process finish, or kills it."""
@@ -101,8 +86,7 @@ class Implementation:
     def result(self) -> dict[str, Any]:
         """The measured figures."""
         median = statistics.median(self.rounds)
-        start = {"start_seconds": statistics.median(self.starts)} if self.starts else {}
-        return start | {
+        return {
             "batch": self.batch,
             "images_per_second": self.batch / median,
             "seconds_per_step": median,
@@ -123,14 +107,13 @@ def parse(argv: Sequence[str], peers: Mapping[str, str]) -> argparse.Namespace:
     parser.add_argument("--stem", default="imagenet", choices=STEMS, help="first layers")
     parser.add_argument("--num_classes", type=int, default=1000, help="classes")
     parser.add_argument("--precision", default="mixed_bfloat16", choices=("float32", "mixed_float16", "mixed_bfloat16"))
-    parser.add_argument("--steps", type=int, help="steps per turn; by default 3, with --through 50")
+    parser.add_argument("--steps", type=int, default=3, help="steps per turn")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each implementation")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads per implementation")
     parser.set_defaults(peers="", torch_python=sys.executable)
     if peers:
         parser.add_argument("--peers", default="keras,torch", help=f"comma-separated: {', '.join(peers)}")
         parser.add_argument("--torch_python", help="interpreter that has PyTorch (default: this one)")
-    parser.add_argument("--through", choices=("fit",), help="compare a step of model.fit with the program's, no peers")
     parser.add_argument("--json", help="file for the result")
     return parser.parse_args(argv)
 
@@ -147,7 +130,6 @@ def main(argv: Sequence[str], peers: Mapping[str, str] | None = None) -> int:
     """
     options = parse(argv, peers or {})
     settings = {key: getattr(options, key) for key in SETTINGS}
-    steps = options.steps or (50 if options.through else 3)
     implementations: list[Implementation] = []
     try:
         for name, module in _compared(options, peers or {}).items():
@@ -157,14 +139,10 @@ def main(argv: Sequence[str], peers: Mapping[str, str] | None = None) -> int:
             implementations.append(implementation)
             if "skipped" in implementation.description:
                 print(f"{name}: skipped, {implementation.description['skipped']}")
-        if options.through:
-            for name, through in ((OURS, "program"), ("fit", "fit")):
-                changed = settings | {"through": through}
-                implementations.append(Implementation(name, sys.executable, changed, _FIT))
         running = [c for c in implementations if "skipped" not in c.description]
         for _ in range(options.rounds):
             for implementation in running:
-                (implementation.run_apart if options.through else implementation.run)(steps)
+                implementation.run(options.steps)
     finally:
         for implementation in implementations:
             implementation.end()
@@ -176,9 +154,7 @@ def main(argv: Sequence[str], peers: Mapping[str, str] | None = None) -> int:
 
 
 def _compared(options: argparse.Namespace, peers: Mapping[str, str]) -> dict[str, str]:
-    """The modules to run by name, ours first; none where a step of `fit` is compared."""
-    if options.through:
-        return {}
+    """The modules to run by name, ours first."""
     chosen = list(filter(None, options.peers.split(",")))
     if unknown := set(chosen) - set(peers):
         raise UserError(f"--peers={options.peers}: {', '.join(sorted(unknown))} is none of {', '.join(peers)}")
@@ -186,24 +162,16 @@ def _compared(options: argparse.Namespace, peers: Mapping[str, str]) -> dict[str
 
 
 def summarize(running: Sequence[Implementation], settings: dict[str, Any]) -> dict[str, Any]:
-    """The result as a JSON object: our figures at the top, the others under `peers` with our advantage as `ratio`.
-
-    Under `variants` stands a step of `fit`: `cost` is its processor time over the plain step's, `time` its own.
-    """
+    """The result as a JSON object: our figures at the top, the others under `peers` with our advantage as `ratio`."""
     results = {c.name: c.result() for c in running}
     ours = results.pop(OURS)
-    variants = {name: results.pop(name) for name in ("fit",) if name in results}
     for peer in results.values():
         peer["ratio"] = ours["images_per_second"] / peer["images_per_second"]
-    for row in variants.values():
-        row["cost"] = row["cpu_seconds_per_step"] / ours["cpu_seconds_per_step"]
-        row["time"] = row["seconds_per_step"] / ours["seconds_per_step"]
     return {
         "benchmark": "step",
         **settings,
         **ours,
         "peers": results,
-        "variants": variants,
         "machine": f"{platform.machine()}, {processor()}, {os.cpu_count()} cores",
         "date": datetime.date.today().isoformat(),
     }
@@ -224,11 +192,8 @@ def print_table(report: dict[str, Any]) -> None:
         f"batch {report['batch']}, {report['image_size']} px, {report['precision']}, {report['threads']} threads: "
         f"{report['machine']}"
     )
-    for name, row in {"ours": report, **report["peers"], **report["variants"]}.items():
+    for name, row in {"ours": report, **report["peers"]}.items():
         ratio = f"ours is {row['ratio']:.2f} times as fast" if "ratio" in row else ""
-        if "cost" in row:
-            ratio = f"{row['time']:.3f} x the time of the program's step, {row['cost']:.3f} x its processor time; "
-            ratio += f"{row['start_seconds']:.3f} s before the first step"
         print(
             f"{name:>15} {row['images_per_second']:8.2f} images/s {row['cpu_seconds_per_step']:7.3f} core-s/step "
             f"{row['peak_bytes'] / 2**30:6.2f} GiB peak  {ratio}"

@@ -78,7 +78,7 @@ class Run:
     )
     tensorboard: bool = option(False, "Write TensorBoard events to RUN_DIR/tensorboard.", basic=True)
     profile_steps: tuple[int, ...] = option(
-        (), "First and last step to profile, as in 10,20: a trace and a table of times in RUN_DIR/profile.", minimum=1
+        (), "First and last step to profile, as in 10,20: a trace for TensorBoard in RUN_DIR/profile.", minimum=1
     )
     tracker: str = option(
         "none", "Also send metrics to this experiment tracker, if installed.", choices=("none", "wandb", "mlflow")

@@ -16,7 +16,7 @@ from hybrid_imagenet.optimizers.layout import Layout, Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.optimizers.update import Update
 
-UPDATE_SCOPE = "optimizer_update"  # metrics.profile finds the update's operations by it
+UPDATE_SCOPE = "optimizer_update"  # a profile shows the update's operations under it
 
 
 class GradientReducer(Protocol):

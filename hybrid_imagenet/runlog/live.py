@@ -1,28 +1,26 @@
-"""Shows a run on rank 0: one status area on a terminal, plain lines with a rate limit elsewhere.
-
-A view is fed with the plain dictionaries that go into metrics.jsonl:
-
-    view = make_view("auto", sys.stdout, total_epochs=90)
-    view.run_started({"world_size": 24, "images_per_epoch": 1281167, "steps_per_epoch": 209, ...})
-    view.advance(step, position)          # after every step; cheap
-    view.step(record)                     # when a step record was made
-    view.epoch(record)
-    view.message("2 ranks have another driver", rank=3)
-    view.run_finished(summary)
-"""
+"""Shows a run on rank 0: one status area on a terminal, plain lines with a rate limit elsewhere."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from hybrid_imagenet.runlog import summary as summaries
-from hybrid_imagenet.runlog.progress import EpochTable, Messages, Status
+from hybrid_imagenet.runlog.progress import EpochTable, Messages, Status, accuracies
 from hybrid_imagenet.stages import START
 
+if TYPE_CHECKING:
+    from rich.console import Group
+
 MODES = ("auto", "live", "plain", "none")
+_REFRESH_SECONDS = 0.25
+VARIABLE = "HYBRID_IMAGENET_TERMINAL"
+"""HOST:DEVICE of the terminal that the launcher writes to, 0 if it writes to none."""
 
 
 class View(Protocol):
@@ -72,9 +70,6 @@ def make_view(
     if mode == "auto":
         mode = "live" if _is_terminal(stream) else "plain"
     if mode == "live":
-        # rich takes a tenth of a second to import, which a run without a terminal need not wait for.
-        from hybrid_imagenet.runlog.live_rich import LiveView
-
         return LiveView(stream, total_epochs, clock=clock)
     return PlainView(stream, total_epochs, line_seconds=line_seconds if mode == "plain" else None, clock=clock)
 
@@ -111,15 +106,16 @@ class PlainView:
         """Writes a row if the last one is old enough."""
         self._status.step(record)
         now = self._clock()
-        if self._line_seconds is None or now - self._last_line < self._line_seconds:
-            return
-        self._row(record)
+        if self._line_seconds is not None and now - self._last_line >= self._line_seconds:
+            self._row(record)
+            self._new_notes()
 
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Writes the epoch's row, and below it what is new."""
         self._status.epoch_done(record)
         if self._line_seconds is not None:
             self._row(record)
+            self._new_notes()
 
     def _row(self, record: Mapping[str, Any]) -> None:
         self._last_line = self._clock()
@@ -127,6 +123,8 @@ class PlainView:
             self._write(self._table.head())
         self._in_table = True
         self._write(self._table.row(record))
+
+    def _new_notes(self) -> None:
         for name, note in self._status.notes().items():
             if note != self._notes.get(name):
                 self._write(f"{'':10} {note}")
@@ -137,17 +135,133 @@ class PlainView:
         line = self._messages.line(text, rank)
         if line is not None:
             self._in_table = False
-            self._write(line)
+            self._write(line, "yellow")
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
         """Writes who else sent a message, and the summary."""
         for line in self._messages.repeated():
-            self._write(line)
+            self._write(line, "yellow")
         if summary is not None and self._line_seconds is not None:
             for line in summaries.lines(summary):
                 self._write(line)
 
-    def _write(self, line: str) -> None:
+    def _write(self, line: str, style: str = "") -> None:
         with START.quiet():
             self._stream.write(line + "\n")
             self._stream.flush()
+
+
+def size(stream: TextIO) -> tuple[int, int]:
+    """Returns columns and lines of the launcher's terminal where it told its own, else of the stream's."""
+    host, _, device = os.environ.get(VARIABLE, "").partition(":")
+    with contextlib.suppress(OSError, ValueError):
+        if device and host == socket.gethostname():
+            descriptor = os.open(device, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+            try:
+                return os.get_terminal_size(descriptor)
+            finally:
+                os.close(descriptor)
+        return os.get_terminal_size(stream.fileno())
+    return shutil.get_terminal_size()
+
+
+class LiveView(PlainView):
+    """Shows two bars and a few values, redrawn in place at most four times a second, in the caller's thread."""
+
+    def __init__(self, stream: TextIO, total_epochs: float, *, clock: Callable[[], float]):
+        # rich takes a tenth of a second to import, which a run without a terminal need not wait for.
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=stream, force_terminal=True, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._last_drawn = float("-inf")
+        super().__init__(stream, total_epochs, line_seconds=0.0, clock=clock)
+        self._open = False
+
+    def run_started(self, info: Mapping[str, Any]) -> None:
+        """Opens the status area with the first step; what others print appears above it then."""
+        super().run_started(info)
+        self._in_table = False
+        self._open = True
+
+    def advance(self, step: int, position: float | None = None) -> None:
+        """Moves the bars."""
+        super().advance(step, position)
+        self._draw()
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Takes a step record."""
+        self._status.step(record)
+        self._draw()
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """Takes an epoch record and leaves its row above the area."""
+        self._status.epoch_done(record)
+        self._row(record)
+        self._draw(now=True)
+
+    def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
+        """Removes the area and prints the summary."""
+        self._live.stop()
+        self._open = False
+        super().run_finished(summary)
+
+    def _write(self, line: str, style: str = "") -> None:
+        from rich.text import Text
+
+        with START.quiet():
+            self._console.size = size(self._stream)
+            self._console.print(Text(line, style=style))
+
+    def _draw(self, *, now: bool = False) -> None:
+        if not self._open or (not now and self._clock() - self._last_drawn < _REFRESH_SECONDS):
+            return
+        self._last_drawn = self._clock()
+        self._console.size = size(self._stream)
+        if not self._live.is_started:
+            self._live.start()  # what others print appears above the area from here on
+        self._live.update(self._area(), refresh=True)
+
+    def _area(self) -> Group:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        status = self._status
+        bars = Table.grid(padding=(0, 1), expand=True)
+        bars.add_column(no_wrap=True)
+        bars.add_column(ratio=1)
+        bars.add_column(justify="right", no_wrap=True)
+        left = status.remaining_seconds()
+        bars.add_row(
+            f"epoch {status.epoch}/{self._total_epochs:g}",
+            ProgressBar(total=status.ends_at, completed=status.position),
+            "" if left is None else f"{summaries.duration(left)} left",
+        )
+        bars.add_row(
+            f"step {status.steps_done}",
+            ProgressBar(total=1.0, completed=status.epoch_fraction),
+            f"{100 * status.epoch_fraction:.0f} %",
+        )
+        values = Table.grid(padding=(0, 2))
+        values.add_column(style="dim", no_wrap=True)
+        values.add_column()
+        for name, text in self._rows():
+            values.add_row(name, Text(text, style="red" if name == "trouble" else ""))
+        return Group(bars, values)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        status = self._status
+        train = ", ".join(f"{word} {text}" for word, text in accuracies(status.values, "train"))
+        validation = ", ".join(f"{word} {text}" for word, text in accuracies(status.values, "val", top5=status.top5))
+        rows = [
+            ("training", train),
+            ("validation", validation),
+            ("speed", status.rate_text()),
+            ("phase", status.phase_text()),
+            ("target", status.target_text()),
+            ("trouble", status.trouble_text()),
+        ]
+        return [(name, text) for name, text in rows if text]

@@ -6,9 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hybrid_imagenet.analysis import forecast
 from hybrid_imagenet.errors import counted, printable
-from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.optimizers import registry
 from hybrid_imagenet.runlog.summary import duration
 
@@ -32,8 +30,7 @@ class Status:
             `images_per_epoch`, `world_size`, `step`, `epochs` and `validated` (done before this session; the last holds
             pairs of an epoch and its top-1),
             `gpus` (false where ranks have none), `single_gpu_images_per_second`, `target` (a top-1 fraction),
-            `num_classes`, `global_batch`, `optimizer` (hybrid if not told), `reference_batch` (global batch if MLPerf's
-            reference applies: ResNet-50 on ImageNet).
+            `num_classes`, `optimizer` (hybrid if not told).
           total_epochs: planned.
         """
         self.info = dict(info)
@@ -46,9 +43,7 @@ class Status:
         self._rate: float | None = None  # without the start of a session, in which the step is compiled
         self._epochs_here = 0
         self._validation: float | None = None  # the shortest: the first one is compiled
-        self._validated: list[tuple[float, float]] = []
-        self._forecast: forecast.Forecast | None = None
-        self._reference: forecast.Forecast | None = None
+        self._met: float | None = None  # the first epoch that reached the target
         for epoch, top1 in info.get("validated") or ():
             self._validation_done(epoch, top1)
 
@@ -86,16 +81,9 @@ class Status:
             self._validation_done(record["epoch"], record["val_top1"])
 
     def _validation_done(self, epoch: float, top1: float) -> None:
-        self._validated.append((epoch, top1))
-        self._forecast = self._forecast_for(self.info.get("target"))
-        if self.info.get("reference_batch"):
-            self._reference = self._forecast_for(mlperf.TARGET)
-
-    def _forecast_for(self, target: float | None) -> forecast.Forecast | None:
-        if target is None:
-            return None
-        epochs, values = zip(*self._validated, strict=True)
-        return forecast.forecast(epochs, values, target, self.total_epochs)
+        target = self.info.get("target")
+        if self._met is None and target is not None and top1 >= target:
+            self._met = epoch
 
     @property
     def top5(self) -> bool:
@@ -125,27 +113,8 @@ class Status:
         return rate / (single * self.info["world_size"]) if single and rate else None
 
     def target_text(self) -> str | None:
-        """Forecasts when the target will be met, with a band; None while no forecast can be made."""
-        if self._forecast is None:
-            return None
-        name, best = f"top-1 {100 * self.info['target']:.1f} %", self._forecast.epochs
-        if best is None:
-            return f"{name} not before epoch {self.total_epochs:g}"
-        if best <= self.position:
-            return f"{name} met in epoch {best:.0f}"
-        high = "later" if self._forecast.high is None else f"{self._forecast.high:.0f}"
-        each = self.seconds_per_epoch()
-        when = "" if each is None else f", in {duration((best - self.position) * each)}"
-        return f"{name} at epoch {best:.0f} ({self._forecast.low or best:.0f} to {high}){when}"
-
-    def reference_text(self) -> str | None:
-        """Returns the distance to MLPerf's reference convergence."""
-        batch = self.info.get("reference_batch")
-        result = forecast.gate(batch, self._reference) if batch else None
-        if result is None or result.verdict == "open":
-            return None
-        ahead = "" if result.ahead_epochs is None else f" by {abs(result.ahead_epochs):.1f} epochs"
-        return f"MLPerf reference {result.reference_epochs:.1f} epochs: {result.verdict}{ahead}"
+        """Returns the target and the epoch that met it; None before."""
+        return None if self._met is None else f"top-1 {100 * self.info['target']:.1f} % met in epoch {self._met:.0f}"
 
     def rate_text(self) -> str | None:
         """Returns images per second in all, per GPU or rank, and the scaling efficiency."""
@@ -159,11 +128,11 @@ class Status:
         return text if efficiency is None or size == 1 else f"{text}, efficiency {100 * efficiency:.1f} %"
 
     def notes(self) -> dict[str, str]:
-        """Returns what stands below a row when it is new: the rule of the updates, forecasts and trouble."""
+        """Returns what stands below a row when it is new: the rule of the updates, the target and trouble."""
         phase = self.values.get("phase")
         rule = None if phase is None else registry.rule(self.info.get("optimizer", "hybrid"), phase)
-        found = {"phase": rule and f"phase: {rule}", "target": self.target_text(), "reference": self.reference_text()}
-        return {name: text for name, text in (found | {"trouble": self.trouble_text()}).items() if text}
+        found = {"phase": rule and f"phase: {rule}", "target": self.target_text(), "trouble": self.trouble_text()}
+        return {name: text for name, text in found.items() if text}
 
     def phase_text(self) -> str | None:
         """Returns phase, learning rate and, under AdaBound, both bounds."""
@@ -214,7 +183,6 @@ class EpochTable:
     """Writes records as rows of one table of at most 80 columns."""
 
     def __init__(self, status: Status):
-        """`status` knows the length of the run and its classes."""
         self._status = status
         self._columns = [column for column in _COLUMNS if status.top5 or column[0] != "val top-5"]
 

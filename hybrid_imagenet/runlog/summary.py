@@ -16,7 +16,7 @@ from hybrid_imagenet.runlog.jsonl import clean
 Record = Mapping[str, Any]
 
 TOP5_TARGET = 0.93
-"""DAWNBench's target: 93 % top-5."""
+"""Lu et al.'s second target."""
 _CRITERIA = (
     "epochs",
     "seconds",
@@ -55,19 +55,7 @@ def summarize(
       facts: further entries that are stored as they are.
 
     Returns:
-      JSON-ready values. Accuracies are fractions, times are in seconds, what is not known is None:
-      `val_top1`, `val_top5`, `val_loss`, `train_loss`, `train_top1` of the last epoch that has them; `val_split`,
-      the images that these speak of (`validation` or `tuning`);
-      `best_val_top1`, `best_epoch`; `epochs` (finished), `steps`;
-      `lost_epochs`, finished ones without a record: the file was deleted or cut, and all results are of the others;
-      `target` and `epochs_to_target`;
-      `images_per_second` (all images / all training seconds), `steady_images_per_second` (median over the epochs
-      after the first, whose start-up would distort it); `wall_seconds`, `world_size`, `images_per_epoch`,
-      `skipped_steps`; `images_dropped`, the sum of `train_dropped`, `bad_records` behind them, and the last
-      `val_dropped`; `gradient_elements`, `gradient_overflow`, `gradient_underflow` and `gradient_zeros`, sums over
-      the epochs (see `training.speed_monitor.GradientHealth`); `single_gpu_images_per_second`, `scaling_efficiency`;
-      `time_by_cause`; and `targets`, a list with the criteria of Lu et al. for each target (see
-      `target_criteria`).
+      JSON-ready values under the keys that docs/logs.md explains; what is not known is None.
     """
     records = list(records)
     epochs = [r for r in records if r.get("kind") == "epoch"]
@@ -188,7 +176,7 @@ def time_by_cause(
     }
     losses = {name: float(sum(parts)) for name, parts in causes.items() if parts}
     ideal = images / (gpus * single_gpu_rate) if single_gpu_rate else None
-    return {loss.name: loss.seconds for loss in criteria.waterfall(wall_seconds, ideal, losses)}
+    return criteria.waterfall(wall_seconds, ideal, losses)
 
 
 def _steps(epochs: Sequence[Record]) -> list[int]:

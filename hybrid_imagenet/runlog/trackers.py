@@ -119,10 +119,9 @@ class WithSinks:
 
 
 class TensorBoard:
-    """Writes event files for TensorBoard. The `tensorboard` package need not be installed to write them."""
+    """Writes event files for TensorBoard, whose package need not be installed; the first record makes the directory."""
 
     def __init__(self, directory: str):
-        """Writes into a directory, which is made on the first record."""
         import tensorflow as tf
 
         self._tf = tf

@@ -75,7 +75,6 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports a mistake in one line, with the nearest name, and takes --flag-name for --flag_name."""
 
     def __init__(self, program: str = "", description: str | None = None, **more: Any) -> None:
-        """`program` is the command's name; `more` goes to argparse."""
         more.setdefault("prog", f"hybrid-imagenet {program}")
         super().__init__(description=description, allow_abbrev=False, formatter_class=_Layout, **more)
 

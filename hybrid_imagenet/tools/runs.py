@@ -1,4 +1,4 @@
-"""`hybrid-imagenet runs [DIR]`: the runs in a directory as a table, or the flags in which two runs differ."""
+"""`hybrid-imagenet runs [DIR]`, `status RUN` and `stop RUN`: runs as a table, how one stands, and asking it to stop."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Sequence
 
 from hybrid_imagenet.errors import UserError, printable
 from hybrid_imagenet.runlog import state
+from hybrid_imagenet.runlog.summary import duration
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.report import load
+from hybrid_imagenet.tools.report import findings, load
 from hybrid_imagenet.tools.report.tables import DASH, number, percent, text
 
 _HEAD = ("run", "recipe", "data", "state", "top-1", "epochs", "images/s", "when")
 _RIGHT = ("top-1", "epochs", "images/s")
+_LOOK_SECONDS = 0.5
 
 
 def _parser() -> command_line.Parser:
@@ -67,6 +69,44 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(forms).format(*line).rstrip() for line in lines)
 
 
+def _directory(program: str, description: str, arguments: Sequence[str]) -> pathlib.Path:
+    """The argument of a command on one run."""
+    parser = command_line.Parser(program, description)
+    parser.add_argument("run", metavar="RUN", type=pathlib.Path, help="the directory of a run")
+    return pathlib.Path(parser.parse_args(arguments).run)
+
+
+def _status(arguments: Sequence[str]) -> None:
+    print(_standing(_directory("status", "Says how a run stands, and how to continue or stop it.", arguments)))
+
+
+def _stop(arguments: Sequence[str]) -> None:
+    directory = _directory("stop", "Asks a run on this host to save and stop, and waits until it has.", arguments)
+    state.stop(directory)
+    while state.lock_holder(directory) is not None:
+        time.sleep(_LOOK_SECONDS)
+    print(_standing(directory))
+
+
+def _standing(directory: pathlib.Path) -> str:
+    """The state of a run, its results so far, and the command that continues or stops it."""
+    run = load.load(directory)
+    last = max((record.get("step") or 0 for record in (*run.steps, *run.epochs)), default=0)
+    age = duration(max(time.time() - state.last_write(directory), 0.0))
+    found = [f"{directory}: {run.state}, step {last}, last record {age} ago", findings.answers(run).outcome]
+    return "\n".join([*found, *filter(None, [run.following])])
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; returns the exit code (see `hybrid_imagenet.errors`)."""
+    """Runs `runs`; returns the exit code (see `hybrid_imagenet.errors`)."""
     return command_line.run(_run, arguments)
+
+
+def status(arguments: Sequence[str]) -> int:
+    """Runs `status`; returns the exit code."""
+    return command_line.run(_status, arguments)
+
+
+def stop(arguments: Sequence[str]) -> int:
+    """Runs `stop`; returns the exit code."""
+    return command_line.run(_stop, arguments)

@@ -12,7 +12,6 @@ from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.resilience.preemption import Control
-from hybrid_imagenet.runlog import profile
 from hybrid_imagenet.stages import START
 from hybrid_imagenet.training.accumulators import ClassificationSums
 from hybrid_imagenet.training.step import Batch, TrainStep
@@ -137,7 +136,7 @@ class Loop:
 
     def _next(self, batches: Iterator[Batch]) -> Batch:
         began = time.perf_counter()
-        with tf.profiler.experimental.Trace(profile.WAIT):
+        with tf.profiler.experimental.Trace("next_batch"):
             batch = next(batches)
         self._meter.waited += time.perf_counter() - began
         return batch

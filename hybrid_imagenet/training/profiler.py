@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from hybrid_imagenet.runlog import profile
-
 
 class Profiler:
-    """Profiles some steps on rank 0 and says where their time went.
-
-    The trace for TensorBoard, `profile.txt` and `profile.json` go to one directory. A run that is resumed after the
-    first of them writes none.
-    """
+    """Writes a trace of some steps on rank 0, which TensorBoard shows; a run resumed after the first writes none."""
 
     def __init__(
         self,
@@ -39,7 +32,7 @@ class Profiler:
             self._wait()
             self._running = self._attempt(lambda: tf.profiler.experimental.start(str(self._folder)))
         if self._running:
-            self._step = tf.profiler.experimental.Trace(profile.STEP, step_num=number, _r=1)
+            self._step = tf.profiler.experimental.Trace("train", step_num=number, _r=1)
             self._step.__enter__()
 
     def step_ends(self, number: int) -> None:
@@ -58,20 +51,14 @@ class Profiler:
         if not self._running:
             return
         self._running = False
-        self._attempt(tf.profiler.experimental.stop) and self._attempt(self._write)
-
-    def _write(self) -> None:
-        summary = profile.summarize(profile.read(self._folder))
-        text = profile.table(summary, self._first)
-        (self._folder / "profile.txt").write_text(text + "\n")
-        (self._folder / "profile.json").write_text(json.dumps({"first": self._first, **summary}, indent=1) + "\n")
-        self._announce(text)
+        if self._attempt(tf.profiler.experimental.stop):
+            self._announce(f"profile of steps {self._first} to {self._last}: tensorboard --logdir={self._folder}")
 
     def _attempt(self, call: Callable[[], object]) -> bool:
         """Makes a call; a profile that fails, as on a full disk, is reported and does not end training."""
         try:
             call()
-        except Exception as error:  # TensorFlow's, the system's, or a parser's of a file that is cut short
+        except Exception as error:  # TensorFlow's or the system's
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             self._announce(f"--profile_steps: no profile in {self._folder}, training continues: {reason}")
             return False

@@ -22,8 +22,8 @@ from hybrid_imagenet.config import Origin, RunConfig, derived, report
 from hybrid_imagenet.data.directories import is_url
 from hybrid_imagenet.errors import UserError, counted, without_secrets
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
-from hybrid_imagenet.runlog import jsonl, live, run_dir, standard_logs, summary, trackers
-from hybrid_imagenet.stages import command_start, on_terminal
+from hybrid_imagenet.runlog import jsonl, live, run_dir, summary, trackers
+from hybrid_imagenet.stages import on_terminal
 
 
 class Recording:
@@ -119,15 +119,13 @@ class Recording:
             "gpus": facts.get("gpu", "none") != "none",
         }
         flags = self._config.shown()
-        now = time.time()
         self._directory.write_json(
             "config.json",
             {
                 "flags": flags,
                 "origins": {name: origin.value for name, origin in self._config.origins.items()},
                 "version": __version__,
-                "launched": command_start(now) - state.seconds,
-                "started": now - state.seconds,
+                "started": time.time() - state.seconds,
                 "peak_learning_rate": derived.peak_learning_rate(self._config),
                 **facts,
             },
@@ -157,8 +155,7 @@ class Recording:
                 f"all {self._config.epochs:g} epochs lie inside of the warmup of {self._config.warmup_epochs:g} "
                 "epochs: SGD will not be reached"
             )
-        imagenet = info.get("reference_batch") is not None
-        for text in report.warnings(self._config, imagenet=imagenet):
+        for text in report.warnings(self._config, imagenet=bool(info.get("imagenet"))):
             self.view.message(text)
 
     def step(self, step: int, position: float, record: Mapping[str, Any] | None) -> None:
@@ -177,7 +174,7 @@ class Recording:
             self.view.epoch({"kind": "epoch", **record})
 
     def finish(self, *, world_size: int, train_images: int, seconds: float, stop: str) -> None:
-        """Closes metrics.jsonl, writes summary.json and the standard logs, and shows the summary."""
+        """Closes metrics.jsonl, writes summary.json, and shows the summary."""
         if self._directory is None or self.writer is None:
             return
         self.writer.close()
@@ -193,7 +190,6 @@ class Recording:
             **self._meaning,
         )
         self._directory.write_json("summary.json", values)
-        standard_logs.write(self._directory.path)
         self.view.run_finished(values)
         if self.store is not None:
             self.store.wait()

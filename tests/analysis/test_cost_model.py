@@ -1,12 +1,9 @@
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import nnls
 
 from hybrid_imagenet.analysis import cost_model
-from hybrid_imagenet.analysis.cost_model import Link, Topology
-from hybrid_imagenet.analysis.step_time import Layer, exchange
+from hybrid_imagenet.analysis.cost_model import Layer, Link, Topology, exchange
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.numerics.torus import Grid
 from tests.references import cost_model_reference as reference
@@ -78,35 +75,6 @@ def test_algorithms_on_a_cluster():
     assert at["masters"] == pytest.approx(reference.masters(size, 3, 8, inside, between))
     assert at["size_switched"] == at["ring"]
     assert small["size_switched"] == small["masters"]
-
-
-@given(st.floats(1e-7, 1e-3), st.floats(1e-12, 1e-8), st.integers(2, 64))
-def test_fit_recovers_the_link(latency, per_byte, ranks):
-    sizes = [4.0**k for k in range(4, 15)]
-    fit = cost_model.fit_ring(sizes, [reference.ring(n, ranks, latency, per_byte) for n in sizes], ranks)
-    assert fit.link.latency == pytest.approx(latency, rel=1e-5)
-    assert fit.link.seconds_per_byte == pytest.approx(per_byte, rel=1e-5)
-    assert fit.largest_error < 1e-6
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_fit_is_the_least_squares_solution_with_both_constants_positive(seed):
-    rng = np.random.default_rng(seed)
-    sizes = 10.0 ** rng.uniform(2, 8, 6)
-    seconds = 10.0 ** rng.uniform(-5, -1, 6)  # no ring at all: one of the constants often wants to be negative
-    fit = cost_model.fit_ring(list(sizes), list(seconds), 4)
-    columns = np.stack([6 / seconds, 1.5 * sizes / seconds], axis=1)
-    norms = np.linalg.norm(columns, axis=0)
-    expected = nnls(columns / norms, np.ones(6))[0] / norms
-    assert [fit.link.latency, fit.link.seconds_per_byte] == pytest.approx(list(expected), rel=1e-6, abs=1e-18)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "seconds", "ranks"), [([1, 2], [1, 2], 1), ([1, 1], [1, 2], 2), ([1, 2], [1, 0], 2), ([], [], 2)]
-)
-def test_fit_refuses_what_cannot_be_fitted(sizes, seconds, ranks):
-    with pytest.raises(ValueError, match="needs two sizes"):
-        cost_model.fit_ring(sizes, seconds, ranks)
 
 
 # Backpropagation takes 6 s: the last layer 3 s, the middle 2 s, the first 1 s.

@@ -63,21 +63,15 @@ def test_cluster_2_times_are_not_those_of_its_throughput(table, from_throughput)
     assert math.floor(seconds(epochs, 17773, 758) / 60) == printed
 
 
-@pytest.mark.parametrize("table", ["3.8", "3.9"])
-@pytest.mark.parametrize("cluster", [0, 1])
-def test_printed_gpu_minutes_are_printed_minutes_times_24(table, cluster):
-    assert h.PRINTED_GPU_MINUTES[table][cluster] == 24 * h.PRINTED_MINUTES[table][cluster]
-
-
 @pytest.mark.parametrize("paper", ["S", "[35]", "J"])
 def test_tables_3_10_and_3_11(paper):
     printed, minutes, gpus, efficiency, common = h.COMPARED[paper]
-    computed = criteria.rescaled_gpu_seconds(60 * minutes, gpus, efficiency, common) / 60
+    computed = minutes * gpus * efficiency / common
     assert computed == pytest.approx(printed, abs=1)
 
 
 def test_table_3_10_takes_two_minutes_for_122_seconds():
-    assert criteria.rescaled_gpu_seconds(122, 3456, 0.7408, 0.975) / 60 == pytest.approx(5339, abs=1)
+    assert pytest.approx(5339, abs=1) == 122 * 3456 * 0.7408 / 0.975 / 60
 
 
 def test_order_of_magnitude_over_the_p40_rests_on_the_wrong_time():
@@ -97,8 +91,6 @@ def test_published_results_hold_the_printed_numbers():
     assert two.seconds == 20 * 3600 + 36 * 60 + 51
     assert two.seconds / sixty_four.seconds == pytest.approx(18.2, abs=0.05)
     assert two.seconds / sixty_four.seconds / 32 == pytest.approx(0.57, abs=0.005)
-    single = published.JIA_SINGLE_NODE
-    assert math.floor(100 * single["mixed"] / single["fp32"]) == 126
     assert round(100 * (published.JIA_ABLATION["LARS"] - published.JIA_ABLATION["none"]), 1) == 11.3
 
 
@@ -118,18 +110,6 @@ def test_table_6_of_mikami_et_al_does_not_belong_to_the_runs_of_table_5():
         assert 90 * h.IMAGES / runs[gpus].seconds == pytest.approx(implied, rel=2e-3)
         assert rates[gpus] > 1.7 * implied
         assert runs[gpus].images_per_second is None and runs[gpus].efficiency is None
-
-
-def test_the_comparison_of_mikami_et_al_agrees_with_the_papers_own_rows():
-    own = {r.source: r for r in published.RESULTS}
-    compared = {(r.source, r.batch): r for r in published.COMPARED}
-    assert len(published.COMPARED) == 12
-    for name, batch in (("Goyal et al.", 8192), ("Jia et al.", 65536)):
-        row = compared[f"Mikami et al., Table 1: {name}", batch]
-        assert (row.gpus, row.seconds, row.top1) == (own[name].gpus, own[name].seconds, own[name].top1)
-    ours = own["Mikami et al., Table 5, exp. 2"]
-    row = compared["Mikami et al., Table 1: this work", 55296]
-    assert (row.gpus, row.top1, round(ours.seconds / 60, 1)) == (ours.gpus, ours.top1, row.seconds / 60)
 
 
 def test_sony_efficiencies_are_relative_to_one_node():
@@ -165,11 +145,9 @@ def test_first_record_that_reaches_a_target():
 
 def test_waterfall_adds_up():
     parts = criteria.waterfall(100, 60, {"input": 10, "evaluation": 5})
-    assert [(p.name, p.seconds) for p in parts] == [
-        ("computation", 60), ("input", 10), ("evaluation", 5), ("other", 25)
-    ]  # fmt: skip
-    assert sum(p.seconds for p in criteria.waterfall(100, None, {"input": 10})) == 100
-    assert criteria.waterfall(100, 120, {})[-1].seconds == -20
+    assert parts == {"computation": 60, "input": 10, "evaluation": 5, "other": 25}
+    assert sum(criteria.waterfall(100, None, {"input": 10}).values()) == 100
+    assert criteria.waterfall(100, 120, {})["other"] == -20
 
 
 @pytest.mark.parametrize("bad", [0, -1, float("nan")])

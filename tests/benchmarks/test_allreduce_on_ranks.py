@@ -9,7 +9,7 @@ from tests.support import program
 
 def test_rows_for_every_choice(pools, tmp_path):
     target = tmp_path / "rows.json"
-    words = ["allreduce", "--sizes=4K,1M", "--algorithms=mpi,ring,torus", "--compression=none,fp16", "--tensors=3"]
+    words = ["allreduce", "--sizes=4K,1M", "--algorithms=mpi,ring,torus", "--compression=none,fp16"]
     done = program.run_on(pools[2], "hybrid_imagenet.benchmarks.__main__", *words, f"--json={target}")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(target.read_text())

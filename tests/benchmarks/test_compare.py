@@ -3,7 +3,6 @@ import json
 import pytest
 
 from benchmarks import compare
-from hybrid_imagenet.errors import UserError
 
 OLD = {
     "benchmark": "step",
@@ -32,27 +31,9 @@ def test_a_slower_machine_is_not_taken_for_a_slower_program():
     assert gains(changed(images_per_second=10.0, peers=peers))["images_per_second"] == 1.0
 
 
-def test_rows_of_a_list_go_by_their_names():
-    old = {"rows": [{"name": "a", "images_per_second": 1.0}, {"name": "b", "images_per_second": 2.0}]}
-    new = {"rows": [{"name": "b", "images_per_second": 1.0}]}
-    assert gains(new, old) == {"rows/b/images_per_second": 0.5}
-
-
 @pytest.mark.parametrize(("rate", "code"), [(19.5, 0), (18.0, 1), (30.0, 0)])
 def test_exit_code(tmp_path, capsys, rate, code):
     for name, report in (("old", OLD), ("new", changed(images_per_second=rate))):
         (tmp_path / name).write_text(json.dumps(report))
     assert compare.main([str(tmp_path / "old"), str(tmp_path / "new")]) == code
     assert ("WORSE" in capsys.readouterr().out) == bool(code)
-
-
-def test_what_cannot_be_compared_is_named(tmp_path):
-    with pytest.raises(UserError, match="batch is 16 in one file and 8"):
-        compare.compare(OLD, changed(batch=8))
-    with pytest.raises(UserError, match="no measure in common"):
-        compare.compare({"a": 1}, {"a": 2})
-    with pytest.raises(UserError, match="No such file"):
-        compare.load(str(tmp_path / "absent"))
-    (tmp_path / "text").write_text("no")
-    with pytest.raises(UserError, match="not a JSON file"):
-        compare.load(str(tmp_path / "text"))

@@ -1,5 +1,9 @@
 """Numbers of ranks, efficiency and failures of the scaling benchmark."""
 
+import contextlib
+import io
+import json
+import sys
 import types
 from unittest import mock
 
@@ -42,32 +46,33 @@ def test_efficiency_of_published_throughputs():
     assert "97.5%" in text and "20.0" in text
 
 
-def test_efficiency_from_a_first_job_of_several_ranks():
-    rows = [row(4, 400.0), row(8, 600.0)]
-    scaling.add_efficiency(rows)
-    assert rows[1]["efficiency"] == pytest.approx(0.75)
-
-
-@pytest.mark.parametrize("text", ["", "0", "2,1", "1,1", "a", "-1"])
+@pytest.mark.parametrize("text", ["", "0", "2,1", "1,1", "a"])
 def test_numbers_of_ranks(text):
     with pytest.raises(UserError, match="increasing whole numbers"):
         scaling._counts(text)
 
 
-def test_a_launcher_that_is_not_there(capsys):
-    assert scaling.main(["--ranks=2", "--launcher=/nowhere/run {ranks}"]) == 2
-    assert "/nowhere/run is not installed" in capsys.readouterr().err
-
-
-def test_a_job_that_fails_says_why(capsys):
-    assert scaling.main(["--ranks=1", "--", "--no_such_flag=1"]) == 2
-    assert "the job of 1 rank failed" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("command", "seconds", "message"),
+    [
+        (["/nowhere/run"], 9, "/nowhere/run is not installed"),
+        (
+            [sys.executable, "-c", "raise SystemExit('error: no')"],
+            9,
+            r"the job of 2 ranks failed \(exit code 1\): error",
+        ),
+        (["sleep", "60"], 0.1, r"more than --timeout=0\.1 s"),
+    ],
+)
+def test_a_job_that_fails_says_why(command, seconds, message):
+    with pytest.raises(UserError, match=message):
+        scaling.launch(command, 2, seconds)
 
 
 def test_what_a_launcher_puts_around_a_result_is_left_out():
     lines = ["[1,1]<stdout>:first", '[1,0]<stdout>:scaling-result {"ranks": 2}[1,0]<stdout>:', "[1,1]<stdout>:{}"]
     program = f"print(*{lines}, sep=chr(10))"
-    assert scaling._launch(["-c", program], 1, scaling._parser(None).parse_args([])) == {"ranks": 2}
+    assert scaling.launch([sys.executable, "-c", program], 2, 9)[0] == {"ranks": 2}
 
 
 def test_a_peer_that_is_not_installed_is_skipped_with_a_message(tmp_path, capsys):
@@ -75,23 +80,27 @@ def test_a_peer_that_is_not_installed_is_skipped_with_a_message(tmp_path, capsys
     options = scaling._parser(PEERS["scaling"]).parse_args([])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        peer = scaling._peer(PEERS["scaling"], 1, options, ["--image_size=32", "--per_gpu_batch=2"])
+        words = scaling._peer(PEERS["scaling"], 1, options, ["--image_size=32", "--per_gpu_batch=2"])
+        peer = scaling._job(words, 1, options)
     scaling.print_peers([row(1, 100.0)], [peer])
     assert "hybrid_imagenet[peers]" in capsys.readouterr().out
 
 
-def test_a_peer_is_compared_with_the_job_of_as_many_ranks(capsys):
-    peers = [{"ranks": n, "precision": "float32", "images_per_second": rate} for n, rate in ((1, 50.0), (2, 100.0))]
-    scaling.print_peers([row(1, 100.0), row(2, 150.0)], peers)
-    assert [peer["ratio"] for peer in peers] == [2.0, 1.5]
-    assert "1.50 times as fast" in capsys.readouterr().out
+@pytest.mark.slow
+def test_ranks_measure_themselves(pools):
+    flags = ["--dataset=synthetic_tensors", "--model=resnet8", "--model_width=4", "--image_size=8", "--per_gpu_batch=4"]
+    first, second = pools[2].call(run_rank, ["--worker", "--steps=1", "--rounds=1", "--classes=10", "--", *flags])
+    found = json.loads(first.partition(scaling._MARK)[2])
+    assert (found["ranks"], found["model"], found["gpu"], second) == (2, "resnet8", None, "")
+    assert found["compute_seconds"] > 0 and found["step_seconds"] > 0
 
 
-def test_the_plot_is_a_picture(tmp_path):
-    rows = [row(1, 100.0), row(2, 190.0)]
-    scaling.add_efficiency(rows)
-    scaling.plot(rows, str(tmp_path / "scaling.png"))
-    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+def run_rank(words):
+    """The rank of a job, in a rank of the pool: its output."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        scaling.main(words)
+    return output.getvalue()
 
 
 def test_the_step_that_is_timed_is_the_one_that_the_flags_ask_for():

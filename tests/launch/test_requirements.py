@@ -18,7 +18,6 @@ DISTRIBUTIONS = {
     "PIL": "pillow",
     "absl": "absl-py",
     "google_crc32c": "google-crc32c",
-    "mlperf_logging": "mlperf-logging",
     "pyarrow": "pyarrow",
     "sklearn": "scikit-learn",
     "tensorflow_datasets": "tensorflow-datasets",

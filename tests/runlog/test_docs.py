@@ -13,11 +13,11 @@ TEXT = (pathlib.Path(__file__).parents[2] / "docs" / "logs.md").read_text()
 def test_every_key_and_tag_is_documented():
     rows = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", TEXT.split("## summary.json")[0], re.M))
     assert rows == dict(KEYS)
-    tags = dict(re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", TEXT.split("## Standard logs")[1], re.M))
+    tags = dict(re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", TEXT.split("## TensorBoard")[1], re.M))
     assert tags == dict(TAGS)
 
 
 def test_every_key_of_the_summary_is_documented():
-    part = TEXT.split("## summary.json")[1].split("## Standard logs")[0]
+    part = TEXT.split("## summary.json")[1].split("## TensorBoard")[0]
     result = summary.summarize([], world_size=1, images_per_epoch=1)
     assert set(result) <= set(re.findall(r"`([a-z_0-9]+)`", part))

@@ -1,5 +1,8 @@
 import io
+import os
+import pty
 import re
+import socket
 
 import pytest
 
@@ -51,21 +54,6 @@ def test_remaining_time_leaves_compilation_out():
     assert status.remaining_seconds() == pytest.approx(3 * 22)
 
 
-def test_so_it_does_where_an_epoch_is_shorter_than_the_fetches_are_apart():
-    status = Status(INFO, total_epochs=5)
-    first = {"images_per_second": 20.0, "train_seconds": 50.0, "train_start_seconds": 40.0, "validation_seconds": 0.0}
-    status.epoch_done(epoch_record(1, 0.5) | first)
-    assert status.remaining_seconds() == pytest.approx(4 * 10)
-
-
-def test_remaining_time_ends_where_the_run_does():
-    status = Status({**INFO, "ends_at": 1.5}, total_epochs=90)
-    status.step(step_record(5))
-    assert status.remaining_seconds() == pytest.approx(10)
-    status.epoch_done(epoch_record(1.5, 0.5, validation_seconds=0.0))
-    assert (status.epoch, status.position, status.remaining_seconds()) == (2, 1.5, 0.0)
-
-
 def test_resumed_run_starts_where_it_stood():
     status = Status({**INFO, "step": 30, "epochs": 3}, total_epochs=5)
     assert (status.epoch, status.steps_done, status.position) == (4, 30, 3)
@@ -89,35 +77,19 @@ def test_phase(values, text):
     assert status.phase_text() == text
 
 
-@pytest.mark.parametrize(("optimizer", "name"), [("adabound", "AdaBound"), ("sgd", "SGD"), ("lars", "LARS")])
-def test_each_optimizer_is_called_by_its_name(optimizer, name):
-    status = Status({**INFO, "optimizer": optimizer}, 5)
-    status.values = {"phase": 1.0, "learning_rate": 0.1}
-    assert status.phase_text() == f"{name}, learning rate 0.1"
-
-
 def test_ranks_without_a_gpu_are_not_called_one():
     status = Status({**INFO, "gpus": False}, 5)
     status.step(step_record(1))
     assert status.rate_text().startswith("100 images/s (25.0 per rank)")
 
 
-def test_target_and_reference_come_from_the_forecast():
-    status = Status({**INFO, "target": 0.75, "reference_batch": 4096}, total_epochs=60)
-    for epoch in range(1, 21):
-        status.epoch_done(epoch_record(epoch, 0.80 - 0.6 * 0.93**epoch))
-    # 0.80 - 0.6 * 0.93^e meets 0.75 at 34.2 and 0.759 at 37.0; the reference at batch 4096 is 40.
-    assert re.match(r"top-1 75.0 % at epoch 34 \(3\d to 3\d\), in 2 min \d\d s", status.target_text())
-    assert re.match(r"MLPerf reference 40.0 epochs: ahead by (2.9|3.0|3.1) epochs", status.reference_text())
-    status.epoch_done(epoch_record(21, 0.76))
-    assert status.target_text() == "top-1 75.0 % met in epoch 21"
-
-
-def test_a_target_that_was_met_before_a_resume_stays_met_in_that_epoch():
-    status = Status({**INFO, "target": 0.75, "epochs": 12, "validated": [(10, 0.7), (11, 0.76), (12, 0.74)]}, 90)
-    assert status.target_text() == "top-1 75.0 % met in epoch 11"
-    status.epoch_done(epoch_record(13, 0.77))
-    assert status.target_text() == "top-1 75.0 % met in epoch 11"
+def test_the_epoch_that_met_the_target_stays_also_after_a_resume():
+    status = Status({**INFO, "target": 0.75, "validated": [(10, 0.7)]}, 90)
+    assert status.target_text() is None
+    status.epoch_done(epoch_record(11, 0.76))
+    again = Status({**INFO, "target": 0.75, "epochs": 12, "validated": [(10, 0.7), (11, 0.76), (12, 0.74)]}, 90)
+    again.epoch_done(epoch_record(13, 0.77))
+    assert status.target_text() == again.target_text() == "top-1 75.0 % met in epoch 11"
 
 
 def test_plain_lines_are_limited_but_no_epoch_is_left_out():
@@ -158,21 +130,6 @@ def test_what_is_new_stands_below_its_row_once_and_the_head_again_after_a_messag
     assert "top-5" not in lines[0]  # of three classes it tells nothing
 
 
-def test_trouble_is_shown_when_there_is_some():
-    stream = io.StringIO()
-    view = live.make_view("plain", stream, 5)
-    view.run_started(INFO)
-    view.step(step_record(1, data_wait_fraction=0.25, skipped_steps=2))
-    assert "waiting for data 25 % of the time, 2 steps skipped" in stream.getvalue()
-
-
-@pytest.mark.parametrize(("share", "text"), [(0.02, None), (0.099, None), (0.1, "waiting for data 10 % of the time")])
-def test_waiting_for_data_is_trouble_from_a_tenth_on(share, text):
-    status = Status(INFO, 5)
-    status.step(step_record(1, data_wait_fraction=share))
-    assert status.trouble_text() == text
-
-
 @pytest.mark.parametrize("mode", ["plain", "none"])
 def test_messages_are_no_commands_for_the_terminal(mode):
     stream = io.StringIO()
@@ -196,17 +153,7 @@ def test_messages_appear_once_with_their_rank(mode):
     assert text.count("own remark") == 1
 
 
-def test_quiet_mode_shows_nothing_else():
-    stream = io.StringIO()
-    view = live.make_view("none", stream, 5)
-    view.run_started(INFO)
-    view.step(step_record(1))
-    view.epoch(epoch_record(1, 0.5))
-    view.run_finished(summary.summarize([epoch_record(1, 0.5)], world_size=4, images_per_epoch=1000))
-    assert stream.getvalue() == ""
-
-
-@pytest.mark.parametrize("columns", ["30", "80", "200"])
+@pytest.mark.parametrize("columns", ["30", "200"])
 def test_status_area_shows_the_values_and_redraws_in_place(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setenv("LINES", "30")
@@ -223,7 +170,8 @@ def test_status_area_shows_the_values_and_redraws_in_place(monkeypatch, columns)
     drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()[before:])
     for part in ("epoch 1/5", "step 5", "50 %", "100 images/s", "AdaBound", "waiting for"):
         assert part in drawn
-    assert "\x1b[" in stream.getvalue()[before:]
+    print("from a callback")
+    assert "from a callback" in stream.getvalue()  # above the area
     view.epoch(epoch_record(1, 0.5))
     view.run_finished(summary.summarize([epoch_record(1, 0.5)], world_size=4, images_per_epoch=1000))
     assert "top-1 75.00 %: not reached" in " ".join(stream.getvalue().split())
@@ -244,5 +192,20 @@ def test_auto_takes_the_area_on_a_terminal_only(monkeypatch):
         live.make_view("fancy", io.StringIO(), 5)
 
 
+def test_ranks_ask_the_launchers_terminal_for_its_size(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "51")
+    monkeypatch.setenv("LINES", "22")
+    master, slave = pty.openpty()
+    try:
+        expected = os.get_terminal_size(slave)
+        monkeypatch.setenv(live.VARIABLE, f"{socket.gethostname()}:{os.ttyname(slave)}")
+        assert live.size(io.StringIO()) == expected != (51, 22)
+        monkeypatch.setenv(live.VARIABLE, "another.host:/dev/pts/0")
+        assert live.size(io.StringIO()) == (51, 22)
+    finally:
+        os.close(master)
+        os.close(slave)
+
+
 def test_views_start_without_tensorflow():
-    assert fresh.loaded_by("hybrid_imagenet.runlog.live_rich") == set()
+    assert fresh.loaded_by("hybrid_imagenet.runlog.live") == set()

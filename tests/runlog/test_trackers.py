@@ -3,12 +3,18 @@
 import io
 import re
 import resource
+import sys
+import types
 
 import pytest
 import tensorflow as tf
 
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.runlog import live, trackers
+
+STEP = {"kind": "step", "epoch": 1, "step": 5, "train_loss": 1.0, "learning_rate": 0.1, "upper_bound": None,
+        "trust_ratios": {"conv1": 0.01, "fc": None}}  # fmt: skip
+EPOCH = {"kind": "epoch", "epoch": 1, "step": 10, "train_loss": 0.9, "val_top1": 0.5, "val_top5": 0.6, "val_loss": 1.1}
 
 
 class Sink:
@@ -93,3 +99,50 @@ def test_the_view_shows_the_same_beside_sinks():
         texts.append(stream.getvalue())
     assert texts[0] == texts[1]
     assert re.search(r" 0\.\d+/2 .*\n +1/2 (.*\n)+rank 1: remark", texts[0])
+
+
+def events(directory):
+    from tensorflow.core.util import event_pb2
+
+    (path,) = directory.iterdir()
+    found = []
+    for item in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+        event = event_pb2.Event.FromString(item)
+        found += [(event.step, value.tag, tf.make_ndarray(value.tensor), value.metadata.plugin_data.plugin_name)
+                  for value in event.summary.value]  # fmt: skip
+    return found
+
+
+def test_tensorboard_files_hold_scalars_under_documented_tags(tmp_path):
+    board = trackers.TensorBoard(str(tmp_path / "tb"))
+    board.log(trackers.scalars(STEP), STEP["step"])
+    board.log(trackers.scalars(EPOCH), EPOCH["step"])
+    board.close()
+    found = events(tmp_path / "tb")
+    scalars = {(s, tag): float(v) for s, tag, v, plugin in found if plugin == "scalars"}
+    assert scalars == {
+        (5, "train/loss"): 1.0,
+        (5, "optimizer/learning_rate"): pytest.approx(0.1),
+        (5, "trust_ratio/conv1"): pytest.approx(0.01),
+        (5, "learning_rate/conv1"): pytest.approx(0.001),
+        (10, "epoch/train/loss"): pytest.approx(0.9),
+        (10, "validation/loss"): pytest.approx(1.1),
+        (10, "validation/top1"): 0.5,
+        (10, "validation/top5"): pytest.approx(0.6),
+    }
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_trackers_get_config_values_and_end(monkeypatch, name):
+    calls = []
+    functions = ("init", "start_run", "log", "log_params", "log_metrics", "finish", "end_run")
+    module = types.SimpleNamespace(**{f: lambda *args, f=f, **named: calls.append((f, args, named)) for f in functions})
+    monkeypatch.setitem(sys.modules, name, module)
+    tracker = trackers.Tracker(name, "run-1", {"lr": 0.1})
+    tracker.log(trackers.scalars(EPOCH), 10)
+    tracker.close()
+    assert "lr" in str(calls[0]) + str(calls[1])
+    (logged,) = [call for call in calls if call[0] in ("log", "log_metrics")]
+    assert logged[1][0]["validation/top1"] == 0.5
+    assert logged[2] == {"step": 10}
+    assert calls[-1][0] == {"wandb": "finish", "mlflow": "end_run"}[name]

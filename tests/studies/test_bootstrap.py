@@ -35,8 +35,3 @@ def test_equal_runs_leave_no_difference():
     right = np.random.default_rng(3).random((3, 50)) < 0.5
     assert bootstrap.interval(right, right) == (0.0, 0.0)
     assert bootstrap.interval(right, ~right, seed=4) == bootstrap.interval(right, ~right, seed=4)
-
-
-def test_rows_must_match():
-    with pytest.raises(ValueError, match=r"\(2, 5\) and \(3, 5\)"):
-        bootstrap.interval(np.ones((2, 5)), np.ones((3, 5)))

@@ -4,7 +4,7 @@ from hybrid_imagenet import config
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.config import derived, report
 from studies import trial_runs
-from studies.base import BASE, EPOCHS, TARGET
+from studies.base import EPOCHS, TARGET
 from studies.definitions import SONY_SCALE, STUDIES
 
 NAMES = [
@@ -23,13 +23,9 @@ def settings(study, arm, seed=0):
     return config.resolve(STUDIES[study].arguments(named(study)[arm], seed))
 
 
-def test_every_study_of_the_papers_is_there():
-    assert list(STUDIES) == NAMES
-
-
 @pytest.mark.parametrize(("study", "arm"), ARMS, ids=lambda x: x.name)
 def test_every_arm_can_be_run_with_every_seed(study, arm):
-    for seed in range(5):
+    for seed in (0, 4):
         resolved = config.resolve(study.arguments(arm, seed), 2)
         assert resolved.seed == seed
         assert resolved.target_top1 == (TARGET,)
@@ -109,21 +105,3 @@ def test_batches_of_s_are_scaled_down_by_one_factor(arm):
     plan = report.plan(resolved, DIGITS)
     assert {round(row.momentum, 6) for row in plan} == {0.9}
     assert max(row.learning_rate for row in plan) <= 34.0
-
-
-def test_studies_share_the_base(tmp_path):
-    """The paper's own method is one cell for all studies on H."""
-    own = {
-        trial_runs.create(tmp_path, STUDIES[study].arguments(STUDIES[study].arms[0], 0), 2).directory
-        for study in NAMES[:5]
-    }
-    assert len(own) == 1
-    assert own == {trial_runs.create(tmp_path, [*BASE, "--seed=0"], 2).directory}
-    reference = STUDIES["batch_size_control"]
-    smoothing = STUDIES["label_smoothing"]
-    shared = [
-        (reference.arguments(reference.arms[0], 1), smoothing.arguments(smoothing.arms[0], 1)),
-        (reference.arguments(reference.arms[2], 1), smoothing.arguments(smoothing.arms[1], 1)),
-    ]
-    for first, second in shared:
-        assert trial_runs.create(tmp_path, first, 2).directory == trial_runs.create(tmp_path, second, 2).directory

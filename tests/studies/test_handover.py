@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from hybrid_imagenet import config
-from hybrid_imagenet.config import derived, relative_step
+from hybrid_imagenet.config import derived
 from studies import tuning
-from studies.handover import COLD_START, GPUS, HANDOVER, point
+from studies.handover import GPUS, HANDOVER
 from studies.questions import LARGE
 
 ARMS = {arm.name: arm for arm in HANDOVER.arms}
@@ -28,30 +28,6 @@ def test_a_point_is_what_it_is_called(each):
     assert resolved.lr_schedule == ("exponential" if "kappa" in each.label else "poly")
     assert resolved.chosen["hybrid_ramp_epochs"] == float(each.label.rsplit(" ", 1)[1])
     assert derived.base_batch(resolved) == LARGE
-
-
-def test_the_default_is_the_cold_starts_best():
-    assert relative_step.peak(settled("default")).value == pytest.approx(0.94, rel=0.01)
-    assert point(0.0, 1.0, "exponential", 0).flags[1:3] == ARMS["default"].flags[1:3]
-    assert COLD_START == 16
-
-
-def test_a_best_point_at_an_end_of_what_was_varied_is_open():
-    points = {each.label: each for each in ARMS["handover"].points}
-
-    def ends(label):
-        return tuning.Choice(ARMS["handover"], points[label], ()).at_the_end
-
-    assert not ends("a N, step x 0.5, poly, ramp 0")
-    assert not ends("a N, step x 0.25, poly, ramp 0")
-    assert ends("a N, step x 1, poly, ramp 0") and ends("a N, step x 0.125, poly, ramp 0")
-    assert ends("2 a N, step x 0.5, poly, ramp 0") and ends("a sqrt(N), step x 0.5, poly, ramp 0")
-
-
-def test_rivals_are_reported_on_the_test_images_every_epoch():
-    for name in ("default", "lars", "nesterov"):
-        resolved = settled(name)
-        assert (resolved.eval_split, resolved.eval_every_epochs) == ("validation", 1)
 
 
 def test_several_seeds_choose_by_their_mean(tmp_path):

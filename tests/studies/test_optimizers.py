@@ -6,8 +6,7 @@ import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.config import derived, relative_step
-from studies import optimizers, questions, results, tuning
-from studies.trial_runs import FINISHED, Result
+from studies import optimizers, questions, tuning
 
 STUDY = optimizers.OPTIMIZERS_BY_BATCH
 ARMS = {arm.name: arm for arm in STUDY.arms}
@@ -58,33 +57,3 @@ def test_points_of_lamb_are_relative_steps_around_its_authors(batch):
         top = relative_step.peak(resolved)
         assert top.value == pytest.approx(factor * relative_step.tuned(resolved, batch), rel=1e-3)
         assert float(point.label) == pytest.approx(top.value, rel=0.06)
-
-
-def test_every_tuned_arm_is_trained_by_the_optimizer_that_it_is_called_after():
-    own = {"nesterov": "sgd"}
-    for arm in STUDY.arms:
-        name = arm.name.rpartition("_")[0]
-        assert settled(arm, arm.points[0]).optimizer == own.get(name, name)
-
-
-def test_the_noise_scale_is_measured_over_two_ranks_at_the_same_batches():
-    for arm, batch in zip(optimizers.GRADIENT_NOISE.arms, questions.BATCHES[:2], strict=True):
-        resolved = settled(arm, None, ranks=2, study=optimizers.GRADIENT_NOISE)
-        assert derived.base_batch(resolved) == batch
-        assert resolved.gradient_noise_scale
-        same = settled(ARMS[f"nesterov_{batch}"], ARMS[f"nesterov_{batch}"].points[3])
-        assert (same.lr, same.lr_schedule, same.momentum) == (resolved.lr, resolved.lr_schedule, resolved.momentum)
-
-
-def test_updates_and_the_noise_scale_of_a_run():
-    epochs = [
-        {"epoch": 4, "step": 400, "train_top1": 0.7, "noise_scale": 100.0},
-        {"epoch": 8, "step": 800, "train_top1": 0.8, "noise_scale": 500.0},
-        {"epoch": 12, "step": 1200, "noise_scale": 700.0},
-    ]
-    run = Result(FINISHED, epochs=epochs)
-    assert results.value(run, "updates", 0.9) == pytest.approx(600)
-    assert results.value(Result(FINISHED, epochs=epochs[:1]), "updates", 0.9) is None
-    assert results.value(run, "early_noise", 0.9) == 100.0
-    assert results.value(run, "late_noise", 0.9) == 600.0
-    assert results.value(Result(FINISHED, epochs=[{"epoch": 1, "step": 1}]), "late_noise", 0.9) is None

@@ -3,8 +3,8 @@
 import pytest
 
 from hybrid_imagenet import config
-from hybrid_imagenet.config import derived, relative_step, report
-from hybrid_imagenet.numerics import mlperf, schedules
+from hybrid_imagenet.config import derived, relative_step
+from hybrid_imagenet.numerics import schedules
 from studies import questions
 from studies.questions import QUESTIONS
 
@@ -45,20 +45,6 @@ def test_a_point_has_the_relative_step_that_it_is_called_after(study, arm, point
     assert float(point.label) * rest == pytest.approx(top.value, rel=0.06)
 
 
-@pytest.mark.parametrize("study", QUESTIONS.values(), ids=lambda study: study.name)
-def test_arms_train_as_long_on_the_images_that_are_left(study):
-    claims = {claim.first for claim in study.claims} | {claim.second for claim in study.claims}
-    assert claims <= {arm.name for arm in study.arms}
-    assert not any(claim.by_paper for claim in study.claims)
-    for arm in study.arms:
-        flags = arm.points[0].flags if arm.points else ()
-        resolved = settled(study, arm, *flags)
-        images = 60_000 - derived.held_out(resolved, 60_000)
-        rows = report.plan(resolved, images)
-        assert len(rows) == resolved.epochs
-        assert sum(row.steps for row in rows) >= 195
-
-
 @pytest.mark.parametrize("batch", questions.BATCHES)
 def test_methods_are_compared_at_one_batch_from_the_same_virtual_gpus(batch):
     arms = [arm for arm in questions.ACCURACY_BY_BATCH.arms if arm.batch == batch]
@@ -70,7 +56,7 @@ def test_methods_are_compared_at_one_batch_from_the_same_virtual_gpus(batch):
 
 
 @pytest.mark.parametrize("batch", questions.BATCHES[1:])
-@pytest.mark.parametrize("point", range(5))
+@pytest.mark.parametrize("point", [0, 4])
 def test_the_two_warmups_end_in_the_same_training(batch, point):
     study = questions.WARMUP_METHOD
     arms = {arm.name: arm for arm in study.arms}
@@ -94,9 +80,3 @@ def test_readings_differ_from_the_first_in_one_coordinate():
         values = config.resolve(study.arguments(arm, 0, arm.points[1].flags)).values()
         changed = {name for name in base if base[name] != values[name]} - {"lars_eta"}
         assert len(changed) == 1, (arm.name, changed)
-
-
-def test_a_tuning_range_holds_the_tuned_step_and_goes_beyond_it_on_both_sides():
-    assert min(questions.FACTORS) < 1 < max(questions.FACTORS)
-    labels = [point.label for point in questions.hybrid_points(4096, questions.FACTORS)]
-    assert f"{mlperf.tuned_step(4096):.2g}" in labels

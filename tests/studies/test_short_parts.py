@@ -3,8 +3,7 @@
 import pytest
 
 from hybrid_imagenet import config, recipes
-from hybrid_imagenet.config import derived, report
-from studies.short_parts import BATCH, PARTS, SHORT_PARTS
+from studies.short_parts import PARTS, SHORT_PARTS
 
 FLAGS = {
     "softmax": {"loss"},
@@ -38,21 +37,7 @@ def test_the_parts_are_those_of_the_recipe():
         assert ARMS["short"].values()[name] == overrides[name]
 
 
-def test_all_train_as_long_at_one_batch_on_the_images_that_are_not_held_out():
-    for resolved in ARMS.values():
-        assert derived.base_batch(resolved) == BATCH
-        assert resolved.eval_split == "validation"
-        rows = report.plan(resolved, 60_000 - derived.held_out(resolved, 60_000))
-        assert (len(rows), sum(row.steps for row in rows)) == (16, 782)
-        assert rows[-1].image_size == 28
-
-
 def test_both_kinds_of_decay_take_as_much_off_the_weights():
     decoupled, coupled = ARMS["short"], ARMS["coupled"]
     assert decoupled.weight_decay == pytest.approx(coupled.lr * coupled.weight_decay / (1 - coupled.momentum))
     assert coupled.lr_scaling == "none"
-
-
-def test_every_claim_is_about_two_arms():
-    assert {name for claim in SHORT_PARTS.claims for name in (claim.first, claim.second)} == set(ARMS)
-    assert not any(claim.by_paper for claim in SHORT_PARTS.claims)

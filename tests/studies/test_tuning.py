@@ -74,20 +74,6 @@ def test_the_best_point_of_each_arm_is_reported_on_other_images_with_other_seeds
     assert (tmp_path / "small.md").read_text() == page
 
 
-def test_a_dry_run_says_what_follows_the_tuning(trained, tmp_path, capsys):
-    assert program.main(["small", f"--out={tmp_path}", "--dry_run", "--seeds=5"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5
-    assert lines[-1] == "# then the best point of each arm with seeds 0 to 4: 10 runs"
-    assert not trained
-
-
-def test_where_all_points_diverge_the_first_stands(tmp_path):
-    trials = tuning.plan(STUDY, tmp_path, 1)
-    choices = tuning.choose(STUDY, trials, {t.cell: trial_runs.Result(trial_runs.DIVERGED) for t in trials})
-    assert [(c.point.label, c.top1, c.missing) for c in choices] == [("low", (None, None), 0)] * 2
-
-
 @pytest.mark.parametrize("status", [trial_runs.MISSING, trial_runs.FAILED])
 def test_an_arm_with_fewer_tuning_runs_than_the_others_is_not_reported(tmp_path, status):
     trials = tuning.plan(STUDY, tmp_path, 1)
@@ -101,34 +87,6 @@ def test_an_arm_with_fewer_tuning_runs_than_the_others_is_not_reported(tmp_path,
     assert not tuning.untuned(b, range(2))
     assert any("3 of these 4 runs are there" in line for line in tuning.lines(choices))
     assert "| A | low: 50.00 %; high: - | not tuned yet |" in tuning.lines(choices)
-
-
-def test_some_arms_first_and_the_page_says_what_is_missing(trained, tmp_path, capsys):
-    place = ["--", "--data_dir=/of/mine"]
-    assert program.main(["small", f"--out={tmp_path}", "--ranks=1", "--seeds=2", "--arms=b", *place]) == 0
-    assert {v.momentum for v in trained} == {0.8}
-    assert len(trained) == 4
-    assert capsys.readouterr().out.splitlines()[0].startswith("small: 4 runs, 0 of them there; ")
-    page = (tmp_path / "small.md").read_text()
-    assert "Unfinished: 2 of 4 runs are there; 1 of 2 arms are not tuned yet." in page
-    assert "2 of these 4 runs are there" in page
-    assert "| A | - | - | - | - | not tuned yet |" in page
-    assert "| B | high | 60.05 " in page
-    assert "not comparable" in page
-    assert program.main(["small", f"--out={tmp_path}", "--ranks=1", "--seeds=2", "--render", *place]) == 1
-    assert (tmp_path / "small.md").read_text() == page
-    assert program.main(["small", f"--out={tmp_path}", "--ranks=1", "--seeds=2", "--jobs=2", *place]) == 0
-    page = (tmp_path / "small.md").read_text()
-    assert "Unfinished" not in page
-    assert "not tuned" not in page
-    assert "--seeds=2 -- --data_dir=DIR\n" in page
-    assert "/of/mine" not in page + (tmp_path / "small.csv").read_text()
-    assert len(trained) == 12  # what was there was asked for again, and kept
-
-
-def test_an_unknown_arm_is_named(capsys):
-    assert program.main(["hybrid-readings", "--arms=ramp*,nothing"]) == 2
-    assert "nothing is none of first, ramp2" in capsys.readouterr().err
 
 
 def test_cost_counts_images_left_and_takes_off_what_is_there(tmp_path):
@@ -146,10 +104,3 @@ def test_cost_counts_images_left_and_takes_off_what_is_there(tmp_path):
         cost.line([unknown], 1000.0)
         == "1 runs, 0 of them there; the size of the data set is not known before it is read"
     )
-
-
-def test_question_1_costs_what_the_documentation_says(tmp_path):
-    study = questions.ACCURACY_BY_BATCH
-    cells = [trial.cell for trial in tuning.plan(study, tmp_path, 1)]
-    line = cost.line(cells, 1800.0, later=5 * len(study.arms))
-    assert line == "120 runs, 0 of them there; 24.0 million images are left: 3.7 hours at 1800 images/s"

@@ -42,15 +42,11 @@ def test_a_mistake_is_one_line():
     [
         (["trian"], "train"),
         (["train", "--epoch=3"], "--epochs"),
-        (["train", "--recipe=hybird"], "hybrid"),
         (["train", "--optimizer=labm"], "lamb"),
-        (["train", "--model=resnt50"], "resnet50"),
         (["evaluate", "--datset=digits"], "--dataset"),
         (["data", "prepar"], "prepare"),
-        (["data", "check", "--dataset=digts"], "digits"),
         (["plan", "--gpus_per_hosts=8"], "--gpus_per_host"),
         (["bench", "stp"], "step"),
-        (["run", "--", "--dataset=digts"], "digits"),
     ],
 )
 def test_every_command_names_what_was_probably_meant(words, near, capsys):

@@ -82,8 +82,6 @@ def test_missing_files_are_told_before_tensorflow_is_loaded(folder, capsys, monk
         (["weights.npz", "text.png"], "text.png: is not a JPEG, PNG, GIF or BMP image"),
         (["weights.npz", "cut.png"], "cut.png: the PNG is truncated"),
         (["weights.npz", "damaged.png"], "damaged.png: the image does not decode"),
-        (["weights.npz", "."], ".: Is a directory"),
-        (["weights.npz"], "the following arguments are required: IMAGE"),
         (["weights.npz", "0.png", "--top=none"], "argument --top: none: give a whole number of at least 1"),
     ],
 )

@@ -1,34 +1,19 @@
 """A profile that cannot be written is reported; training continues."""
 
-import errno
-import pathlib
-
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet.runlog import profile
 from hybrid_imagenet.training.profiler import Profiler
-
-
-def full(*_, **__):
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def exhausted(*_, **__):
     raise tf.errors.ResourceExhaustedError(None, None, "plugins/profile: No space left on device")
 
 
-@pytest.mark.parametrize("where", ["start", "stop", "cut", "write"])
+@pytest.mark.parametrize("where", ["start", "stop"])
 def test_a_full_disk_does_not_end_training(tmp_path, monkeypatch, where):
     monkeypatch.setattr(tf.profiler.experimental, "start", exhausted if where == "start" else lambda folder: None)
     monkeypatch.setattr(tf.profiler.experimental, "stop", exhausted if where == "stop" else lambda: None)
-    if where == "cut":
-        (tmp_path / "host.xplane.pb").write_bytes(b"\xff\xff\xff")
-    if where == "write":
-        monkeypatch.setattr(profile, "read", lambda folder: [])
-        monkeypatch.setattr(profile, "summarize", lambda events: {})
-        monkeypatch.setattr(profile, "table", lambda summary, first: "a table")
-        monkeypatch.setattr(pathlib.Path, "write_text", full)
     told = []
     profiler = Profiler([2, 3], tmp_path, lambda: None, told.append)
     for step in range(5):
@@ -37,4 +22,4 @@ def test_a_full_disk_does_not_end_training(tmp_path, monkeypatch, where):
     profiler.finish()
     [line] = told
     assert line.startswith(f"--profile_steps: no profile in {tmp_path}, training continues: ")
-    assert where == "cut" or "No space left on device" in line
+    assert "No space left on device" in line

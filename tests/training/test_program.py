@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet.tools import evaluate
-from tests.runlog.test_standard_logs import events
+from tests.runlog.test_trackers import events
 from tests.support import program
 from tests.training import programs
 
@@ -70,18 +70,10 @@ def test_a_run_writes_its_values_for_tensorboard(undisturbed):
     assert {(end, "validation/top1") for end in ends} <= found
 
 
-def test_a_profile_tells_where_the_time_of_its_steps_went(undisturbed):
+def test_a_profile_is_written_for_tensorboard(undisturbed):
     run_dir, output = undisturbed
-    folder = run_dir / "profile"
-    summary = json.loads((folder / "profile.json").read_text())
-    assert (summary["first"], summary["steps"]) == (3, 3)
-    exclusive = summary["exclusive"]
-    assert sum(exclusive.values()) == pytest.approx(summary["step"])
-    assert summary["active"]["communication"] >= exclusive["communication"] > 0
-    assert min(exclusive["computation"], exclusive["optimizer"], exclusive["host"], summary["active"]["input wait"]) > 0
-    assert any("Conv2D" in name for name in summary["operations"])
-    assert len(list(folder.glob("plugins/profile/*/*.xplane.pb"))) == 1
-    assert output.count((folder / "profile.txt").read_text().splitlines()[0]) == 1  # rank 0 alone
+    assert len(list((run_dir / "profile").glob("plugins/profile/*/*.xplane.pb"))) == 1
+    assert output.count("profile of steps 3 to 5: tensorboard --logdir=") == 1  # rank 0 alone
 
 
 def test_evaluation_takes_the_averaged_weights_that_validation_saw(tiny_data, undisturbed, capsys):

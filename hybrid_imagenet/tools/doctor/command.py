@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
+import functools
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,8 @@ from typing import Any
 from hybrid_imagenet.data.directories import is_url
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.doctor import hosts, nccl, ranks
-from hybrid_imagenet.tools.doctor.checks import judge
-from hybrid_imagenet.tools.doctor.findings import FAIL, PASS, WARN, Finding, Hosts, Request
+from hybrid_imagenet.tools.doctor import hosts, trials
+from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN, Finding, Request, judge
 
 _COLORS = {PASS: "32", WARN: "33", FAIL: "31"}
 
@@ -40,7 +37,6 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--run_dir", default="runs", help="where results will go (%(default)s)")
     parser.add_argument("--no_nccl", action="store_true", help="where there are GPUs: start no ranks to try NCCL")
     parser.add_argument("--no_ranks", action="store_true", help="import nothing and start no ranks: only ask hosts")
-    parser.add_argument("--json", metavar="FILE", help="also write all facts and findings there")
     return parser.parse_args(arguments)
 
 
@@ -53,15 +49,9 @@ def examine(options: argparse.Namespace) -> tuple[dict[str, Any], list[Finding]]
         raise UserError(
             f"--data_dir={options.data_dir}: directories are compared between hosts, not URLs; leave it out"
         )
-    with _token(options.run_dir) as token:
-        data_dir = str(Path(options.data_dir).absolute()) if options.data_dir else None
-        request = {
-            "data_dir": data_dir,
-            "run_dir": str(Path(options.run_dir).absolute()),
-            "token": token and str(Path(token.name).absolute()),
-            "hosts": list(slots),
-        }
-        answers = hosts.ask_all(list(slots), request, options.ssh_port)
+    data_dir = str(Path(options.data_dir).absolute()) if options.data_dir else None
+    request = {"data_dir": data_dir, "run_dir": str(Path(options.run_dir).absolute()), "hosts": list(slots)}
+    answers = hosts.ask_all(list(slots), request, options.ssh_port)
     findings = []
     for name, answer in answers.items():
         if isinstance(answer, hosts.UnreachableError):
@@ -74,29 +64,9 @@ def examine(options: argparse.Namespace) -> tuple[dict[str, Any], list[Finding]]
         gpus = any(facts["gpus"] for facts in good.values())
         findings.extend(judge(good, Request(slots, options.interface, data_dir, gpus)))
         if not options.no_ranks:
-            findings.extend(_try(good, gpus and not options.no_nccl, options))
+            attempt = functools.partial(trials.run, interface=options.interface, ssh_port=options.ssh_port)
+            findings.extend(trials.examine(good, gpus and not options.no_nccl, attempt))
     return good, findings
-
-
-def _try(good: Hosts, through_nccl: bool, options: argparse.Namespace) -> list[Finding]:
-    """What a few ranks on these hosts come to."""
-
-    def attempt(trial: nccl.Trial) -> nccl.Outcome:
-        return nccl.run(trial, options.interface, options.ssh_port)
-
-    if through_nccl:
-        return nccl.examine(good, attempt)
-    return ranks.examine(list(good), ranks.import_tensorflow, attempt)
-
-
-def _token(run_dir: str) -> Any:
-    """A file beside the results while hosts are asked, so that they can say whether they see it."""
-    directory = Path(run_dir).absolute()
-    while not directory.exists():
-        directory = directory.parent
-    if not os.access(directory, os.W_OK):
-        raise UserError(f"--run_dir={run_dir}: {directory} cannot be written to; choose another")
-    return tempfile.NamedTemporaryFile(dir=directory, prefix=".doctor-")
 
 
 def render(findings: Sequence[Finding], color: bool) -> str:
@@ -113,15 +83,7 @@ def render(findings: Sequence[Finding], color: bool) -> str:
 
 def _run(arguments: Sequence[str]) -> int:
     options = parse_arguments(arguments)
-    if options.json and not Path(options.json).absolute().parent.is_dir():
-        raise UserError(f"--json={options.json}: there is no directory {Path(options.json).parent}; create it")
-    facts, findings = examine(options)
-    if options.json:
-        report = {"facts": facts, "findings": [dataclasses.asdict(f) for f in findings]}
-        try:
-            Path(options.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"--json={options.json}: cannot be written ({error.strerror})") from None
+    findings = examine(options)[1]
     print(render(findings, color=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
     return EXIT_FAILURE if any(f.level == FAIL for f in findings) else EXIT_OK
 

@@ -8,7 +8,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ class UnreachableError(Exception):
     """A host that gives no facts; the message says why, and `remedy` what to do."""
 
     def __init__(self, message: str, remedy: str):
-        """`message` says what is wrong, `remedy` what to do."""
         super().__init__(message)
         self.remedy = remedy
 
@@ -61,7 +59,7 @@ def ask_all(names: Sequence[str], request: dict[str, Any], ssh_port: int | None)
 
 
 def ask_host(name: str, request: dict[str, Any], ssh_port: int | None = None) -> dict[str, Any]:
-    """The facts of one host, with `clock_offset`: by how many seconds its clock is certainly ahead of ours.
+    """The facts of one host.
 
     Raises:
       UnreachableError: if it does not answer, or has no environment at the path of this one.
@@ -72,7 +70,6 @@ def ask_host(name: str, request: dict[str, Any], ssh_port: int | None = None) ->
         options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
         command = ["ssh", *options, *port, name, shlex.join(command)]
     source = (Path(__file__).parent / "probe.py").read_text(encoding="utf-8")
-    before = time.time()
     try:
         done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
@@ -87,8 +84,6 @@ def ask_host(name: str, request: dict[str, Any], ssh_port: int | None = None) ->
         facts: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
         raise UnreachableError("its answer cannot be read", "a login script prints something: silence it") from None
-    # Its clock was read between the two readings of ours: within them nothing is certain.
-    facts["clock_offset"] = min(facts["time"] - before, 0.0) or max(facts["time"] - time.time(), 0.0)
     return facts
 
 

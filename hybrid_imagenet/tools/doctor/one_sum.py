@@ -1,6 +1,6 @@
 """A rank of the doctor's trial of NCCL: adds up a vector over all ranks, on the GPU where there is one.
 
-Started by `nccl.run` under a launcher, with NCCL_DEBUG=INFO.
+Started by `trials.run` under a launcher, with NCCL_DEBUG=INFO.
 """
 
 from __future__ import annotations

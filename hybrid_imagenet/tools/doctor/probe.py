@@ -1,8 +1,8 @@
 """Prints the facts of a host as one JSON object on standard output.
 
 The doctor sends this file to `python -` on each host, so it uses the standard library alone and imports nothing of the
-package. Its argument is a JSON object with `data_dir`, `run_dir`, `token` (a file that the first host has written, or
-null) and `hosts` (names to look up).
+package. Its argument is a JSON object with `data_dir`, `run_dir` and `hosts`
+(names to look up).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +29,15 @@ PACKAGES = (
     "nvidia-cudnn-cu12", "nvidia-nccl-cu12",
 )  # fmt: skip
 GPU_FIELDS = (
-    "index", "name", "memory.total", "driver_version", "clocks.sm", "clocks.max.sm", "ecc.mode.current",
-    "ecc.errors.uncorrected.volatile.total", "clocks_throttle_reasons.active", "compute_cap", "pci.bus_id",
+    "index", "name", "memory.total", "driver_version", "ecc.errors.uncorrected.volatile.total",
+    "clocks_throttle_reasons.active", "compute_cap",
 )  # fmt: skip
 _NVIDIA = "0x10de"
 
 
 def facts(request: dict[str, Any], root: Path = Path("/")) -> dict[str, Any]:
     """Everything the doctor judges. `root` stands for the file system's root in tests of /sys and /proc."""
-    started = time.time()
     return {
-        "time": started,
-        "host": socket.gethostname(),
         "python": platform.python_version(),
         "versions": _versions(),
         "code": _code(),
@@ -49,25 +45,18 @@ def facts(request: dict[str, Any], root: Path = Path("/")) -> dict[str, Any]:
         "nccl": _links_nccl(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9,
-        "limits": {
-            "open files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-            "processes": resource.getrlimit(resource.RLIMIT_NPROC)[0],
-            "locked memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
-        },
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "locked_memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         "shared_memory_gb": _free_gb(root / "dev/shm"),
         "interfaces": _interfaces(root),
         "rdma": _rdma(root),
         "peer_memory": any((root / "sys/module" / name).exists() for name in ("nvidia_peermem", "nv_peer_mem")),
         "verbs": {"devices": any((root / "dev/infiniband").glob("uverbs*")), "library": _loads("libibverbs.so.1")},
-        "gpus": _gpus(root),
+        "gpus": _gpus(),
         "gpu_bus": _gpu_bus(root),
-        "numa_cores": _numa_cores(root),
-        "gpu_topology": _output("nvidia-smi", "topo", "-m"),
         "unresolved": [name for name in request.get("hosts", ()) if not _resolves(name)],
         "data": _directory(request.get("data_dir")),
         "run_free_gb": _free_gb(_existing(request.get("run_dir") or ".")),
-        "sees_token": None if request.get("token") is None else Path(request["token"]).exists(),
-        "seconds": time.time() - started,
     }
 
 
@@ -124,27 +113,12 @@ def _interfaces(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def _rdma(root: Path) -> list[dict[str, Any]]:
-    return [
-        {
-            "device": port.parent.parent.name,
-            "active": "ACTIVE" in (_read(port / "state") or ""),
-            "link": _read(port / "link_layer"),
-            "rate": _read(port / "rate"),
-            "numa_node": _number(port.parent.parent / "device" / "numa_node"),
-        }
-        for port in sorted((root / "sys/class/infiniband").glob("*/ports/*"))
-    ]
+    ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
+    return [{"device": p.parent.parent.name, "active": "ACTIVE" in (_read(p / "state") or "")} for p in ports]
 
 
-def _output(*command: str) -> str | None:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _gpus(root: Path) -> list[dict[str, Any]]:
-    """One row of texts for each GPU, by field, with `numa_node`; a field that this nvidia-smi lacks is empty."""
+def _gpus() -> list[dict[str, str]]:
+    """One row of texts for each GPU, by field; a field that this nvidia-smi lacks is empty."""
     fields, text = list(GPU_FIELDS), ""
     while fields:
         query = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
@@ -157,14 +131,8 @@ def _gpus(root: Path) -> list[dict[str, Any]]:
             text = done.stdout if done.returncode == 0 else ""
             break
         fields.remove(unknown[1])
-    found = []
-    for row in (line.split(", ") for line in text.splitlines() if line.strip()):
-        gpu: dict[str, Any] = dict.fromkeys(GPU_FIELDS, "") | dict(zip(fields, row, strict=False))
-        # nvidia-smi writes 00000000:3B:00.0 for what the kernel calls 0000:3b:00.0.
-        address = gpu["pci.bus_id"].strip().lower()[-12:]
-        gpu["numa_node"] = _number(root / "sys/bus/pci/devices" / address / "numa_node") if address else None
-        found.append(gpu)
-    return found
+    rows = [line.split(", ") for line in text.splitlines() if line.strip()]
+    return [dict.fromkeys(GPU_FIELDS, "") | dict(zip(fields, row, strict=False)) for row in rows]
 
 
 def _gpu_bus(root: Path) -> list[str]:
@@ -175,24 +143,6 @@ def _gpu_bus(root: Path) -> list[str]:
         for device in devices
         if _read(device / "vendor") == _NVIDIA and (_read(device / "class") or "")[:6] in ("0x0300", "0x0302")
     ]
-
-
-def _numa_cores(root: Path) -> dict[str, list[int]]:
-    """The cores of each NUMA node that this process may use."""
-    own = os.sched_getaffinity(0)
-    found = {}
-    for node in sorted((root / "sys/devices/system/node").glob("node[0-9]*")):
-        cores: set[int] = set()
-        for span in filter(None, (_read(node / "cpulist") or "").split(",")):
-            first, _, last = span.partition("-")
-            cores |= set(range(int(first), int(last or first) + 1))
-        found[node.name.removeprefix("node")] = sorted(cores & own)
-    return found
-
-
-def _number(path: Path) -> int | None:
-    text = _read(path)
-    return int(text) if text and text.lstrip("-").isdigit() else None
 
 
 def _build() -> dict[str, Any] | None:

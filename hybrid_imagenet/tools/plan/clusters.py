@@ -7,8 +7,7 @@ import re
 
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.analysis.cost_model import Link, Topology
-from hybrid_imagenet.analysis.gpu_models import GPUS
-from hybrid_imagenet.analysis.published import GpuSpeed
+from hybrid_imagenet.analysis.published import GPUS, GpuSpeed
 from hybrid_imagenet.errors import UserError
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from hybrid_imagenet.analysis.step_time import Layer
+from hybrid_imagenet.analysis.cost_model import Layer
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.depths import BASIC, DEPTHS
 
@@ -55,7 +55,7 @@ def _alexnet(side: int, classes: int) -> list[Layer]:
         layers.append(_convolution(kernel, inputs, channels, side))
         side = (side - pool) // 2 + 1 if pool else side
         inputs = channels
-    layers[-1] = dataclasses.replace(layers[-1], parameters=layers[-1].parameters + 2 * inputs, normalizations=2)
+    layers[-1] = dataclasses.replace(layers[-1], parameters=layers[-1].parameters + 2 * inputs)
     return layers + [_dense(a, b) for a, b in itertools.pairwise((inputs * side**2, *_HIDDEN, classes))]
 
 
@@ -65,11 +65,11 @@ def _bottleneck(channels: int, width: int) -> list[tuple[int, int, int]]:
 
 def _convolution(kernel: int, inputs: int, outputs: int, side: int) -> Layer:
     weights = kernel * kernel * inputs * outputs
-    return Layer(weights + 2 * outputs, weights * side * side, outputs, 1)
+    return Layer(weights + 2 * outputs, weights * side * side)
 
 
 def _dense(inputs: int, outputs: int) -> Layer:
-    return Layer(inputs * outputs + outputs, inputs * outputs, outputs)
+    return Layer(inputs * outputs + outputs, inputs * outputs)
 
 
 def _half(side: int) -> int:

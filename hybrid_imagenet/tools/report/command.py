@@ -9,20 +9,16 @@ from collections.abc import Iterator, Sequence
 
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.report import findings, load, page, serve, suggestions
+from hybrid_imagenet.tools.report import findings, load, page, serve
 
 _PORT = 8600
 
 
 def _parser() -> command_line.Parser:
-    parser = command_line.Parser(
-        "report",
-        "Writes DIR/index.html, one file that needs no network.",
-    )
+    parser = command_line.Parser("report", "Writes DIR/index.html, one file that needs no network.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the directory of a run, finished or not")
     parser.add_argument("--out", metavar="DIR", help="default RUN/report for one run, ./report for several")
     parser.add_argument("--text", action="store_true", help="write nothing; print what the page says first")
-    parser.add_argument("--title", metavar="TEXT", help="of the page")
     parser.add_argument(
         "--serve", action="store_true", help="write nothing; show the page at http://127.0.0.1:PORT/ and keep it live"
     )
@@ -39,7 +35,7 @@ def _run(arguments: Sequence[str]) -> None:
     if parsed.serve and parsed.text:
         raise UserError("--serve and --text: give one of them")
     if parsed.serve:
-        show(parsed.runs, parsed.title, _PORT if parsed.port is None else parsed.port)
+        show(parsed.runs, _PORT if parsed.port is None else parsed.port)
         return
     if parsed.port is not None:
         raise UserError(f"--port={parsed.port}: only --serve has a port")
@@ -47,7 +43,7 @@ def _run(arguments: Sequence[str]) -> None:
         runs = load.load_all(parsed.runs)
         print("\n\n".join("\n".join(text(run)) for run in runs))
         return
-    print(write(parsed.runs, parsed.out, parsed.title))
+    print(write(parsed.runs, parsed.out))
 
 
 def text(run: load.Run) -> Iterator[str]:
@@ -57,7 +53,7 @@ def text(run: load.Run) -> Iterator[str]:
     yield from filter(None, (found.outcome, found.compared, run.following))
     yield "What held it back:"
     yield from (f"- {line}" for line in found.held_back)
-    changes = suggestions.suggestions(run)
+    changes = findings.suggestions(run)
     if changes:
         yield "What to try next:"
         yield from (f"- {change.change}: {change.why}" for change in changes)
@@ -74,13 +70,13 @@ def main(arguments: Sequence[str]) -> int:
     return command_line.run(_run, arguments)
 
 
-def show(paths: Sequence[str], title: str | None, port: int) -> None:
+def show(paths: Sequence[str], port: int) -> None:
     """Serves the page until Ctrl-C.
 
     Raises:
       UserError: if a run cannot be read at the start, or the port not be had.
     """
-    live = serve.Live(paths, lambda: _page(load.load_all(paths), title))
+    live = serve.Live(paths, lambda: _page(load.load_all(paths)))
     live.page()
     with serve.server(live, port) as server:
         print(f"http://{serve.ADDRESS}:{server.server_port}/ shows the report until Ctrl-C", flush=True)
@@ -88,11 +84,11 @@ def show(paths: Sequence[str], title: str | None, port: int) -> None:
             server.serve_forever()
 
 
-def _page(runs: Sequence[load.Run], title: str | None) -> str:
-    return page.build(runs, title or "Training report: " + ", ".join(run.name for run in runs))
+def _page(runs: Sequence[load.Run]) -> str:
+    return page.build(runs, "Training report: " + ", ".join(run.name for run in runs))
 
 
-def write(paths: Sequence[str], out: str | None = None, title: str | None = None) -> pathlib.Path:
+def write(paths: Sequence[str], out: str | None = None) -> pathlib.Path:
     """Writes a report on runs; returns the path of its page.
 
     Raises:
@@ -100,7 +96,7 @@ def write(paths: Sequence[str], out: str | None = None, title: str | None = None
     """
     runs = load.load_all(paths)
     directory = pathlib.Path(out or (pathlib.Path(paths[0]) / "report" if len(paths) == 1 else "report"))
-    text = _page(runs, title)
+    text = _page(runs)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "index.html").write_text(text, encoding="utf-8")

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from hybrid_imagenet.numerics import relative_step
 from hybrid_imagenet.tools.report.load import Run
-from hybrid_imagenet.tools.report.palette import COLORS
-from hybrid_imagenet.tools.report.svg import Chart, Series
+from hybrid_imagenet.tools.report.svg import COLORS, Chart, Series
 
 _FIRST_THIRD = 1 / 3  # of a run: the steep rise, which would flatten all that follows
 _WIDE = 20.0  # losses further apart than this go on a logarithmic axis
@@ -175,17 +174,6 @@ def input_output(runs: Sequence[Run]) -> list[Chart]:
         chart = Chart(f"{title} (application reads)", series, "epoch", unit, zero=True)
         charts += filter(None, [_unless_empty(chart)])
     return charts
-
-
-def relative_updates(run: Run) -> tuple[list[tuple[str, list[float | None]]], list[float]] | None:
-    """|update| / |weights|: (layer, values) rows and the epochs of the columns; None if none were recorded."""
-    by_epoch = {float(r["epoch"]): r["relative_updates"] for r in run.epochs if r.get("relative_updates")}
-    if not by_epoch:
-        return None
-    columns = sorted(by_epoch)
-    layers = list(by_epoch[columns[-1]])
-    ending = "/kernel" if all(layer.endswith("/kernel") for layer in layers) else ""
-    return [(n.removesuffix(ending), [by_epoch[c].get(n) for c in columns]) for n in layers], columns
 
 
 def run_time(runs: Sequence[Run]) -> list[tuple[str, dict[str, float]]]:

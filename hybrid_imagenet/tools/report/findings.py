@@ -1,4 +1,4 @@
-"""Answers what one asks of a run first: did it go well, and what held it back."""
+"""Answers what one asks of a run first: did it go well, what held it back, and what to change in the next."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import collections
 import dataclasses
 import itertools
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
-from hybrid_imagenet.analysis import forecast
+from hybrid_imagenet.analysis import criteria, published
 from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.numerics.relative_step import TOLERATED_FACTOR
 from hybrid_imagenet.runlog import state
@@ -18,9 +19,13 @@ from hybrid_imagenet.tools.report.load import Run
 GOOD, BAD, OPEN = "good", "bad", "open"
 _INPUT_BOUND = 0.1  # of the time
 _WORSE = 1.1  # times the least validation loss
-_FLAT = 0.002  # top-1 of the last third above the best before
 _ENOUGH = 6  # epochs to speak of a trend
 _NOTICED = 0.03  # of the time: less is not called a cause
+_AT_MOST = 3  # suggestions
+_WORTH, _EVALUATION_WORTH = 0.05, 0.1  # of the time: less is not worth a flag
+_EARLY = 0.7  # of the planned epochs: a target reached by then could have been had for less
+_OVERFITTED = 0.05  # training accuracy above validation's
+_SKIPPED = 0.02  # of the steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,24 +74,22 @@ def _outcome(run: Run) -> tuple[str, str]:
     best_words = f"the best top-1 is {percent(best)}, in epoch {summary.get('best_epoch') or '?'}"
     ended = "" if done == planned else f" after {done:g}{of} epochs"
     ended += "" if run.state == state.FINISHED else f", {run.state}"
-    asked = run.targets if run.target_asked or run.imagenet else []
-    if not asked:
+    goals = _goals(run)
+    if not goals:
         signs = [text for text in (overfitting(run), _input_bound(run)) if text]
         verdict = BAD if signs else GOOD if run.state == state.FINISHED else OPEN
-        said = [*signs, *filter(None, [_plateau(run)])] or ["No overfitting, and input kept up."]
+        said = signs or ["No overfitting, and input kept up."]
         return verdict, " ".join([f"{best_words[0].upper()}{best_words[1:]}{ended}.", *said])
-    goals = {goal["target"]: goal for goal in summary.get("targets", []) if goal["metric"] == "val_top1"}
-    reached = [goals[t] for t in asked if t in goals and goals[t].get("epochs") is not None]
-    missed = [t for t in asked if t not in goals or goals[t].get("epochs") is None]
+    missed = [target for target, goal in goals.items() if goal.get("epochs") is None]
     words = [
-        f"Target {percent(goal['target'])} top-1 reached in epoch {goal['epochs']:g}{of}, after "
-        f"{duration(goal['seconds'])}"
-        for goal in reached
+        f"Target {percent(target)} top-1 reached in epoch {goal['epochs']:g}{of}, after {duration(goal['seconds'])}"
+        for target, goal in goals.items()
+        if target not in missed
     ]
     words += [
         f"target {percent(target)} top-1 not reached, {100 * (target - best):.2f} points off" for target in missed
     ]
-    text = "; ".join([*words, best_words]) + ended + "." + (_expected(run, missed[0]) if missed else "")
+    text = "; ".join([*words, best_words]) + ended + "."
     if not missed:
         return GOOD, text
     lost = summary.get("lost_epochs")
@@ -94,16 +97,10 @@ def _outcome(run: Run) -> tuple[str, str]:
     return BAD if run.state == state.FINISHED and not lost else OPEN, text[0].upper() + text[1:]
 
 
-def _expected(run: Run, target: float) -> str:
-    """When a run that has not ended may reach its target."""
-    epochs, values = run.series("val_top1")
-    if run.state in (state.FINISHED, state.STOPPED) or not epochs or not run.epochs_planned:
-        return ""
-    found = forecast.forecast(epochs, values, target, float(run.epochs_planned))
-    if found is None or found.epochs is None:
-        return ""
-    last = f"{found.high:.0f}" if found.high is not None else "later"
-    return f" It may come in epoch {found.epochs:.0f} ({found.low:.0f} to {last})."
+def _goals(run: Run) -> dict[float, dict[str, Any]]:
+    """The top-1 targets that count, each with its entry of the summary; an empty one where there is none."""
+    found = {goal["target"]: goal for goal in run.summary.get("targets", []) if goal["metric"] == "val_top1"}
+    return {target: found.get(target, {}) for target in run.targets if run.target_asked or run.imagenet}
 
 
 def overfitting(run: Run) -> str:
@@ -120,36 +117,20 @@ def overfitting(run: Run) -> str:
     return f"Overfitting: the validation loss {where} and ended at {losses[-1]:.3g}."
 
 
-def _plateau(run: Run) -> str:
-    _, values = run.series("val_top1")
-    early = values[: -(len(values) // 3) or None]
-    if len(values) < _ENOUGH or max(values) - max(early) > _FLAT:
-        return ""
-    return (
-        f"Plateau: the last third of the epochs raised the best top-1 by {100 * (max(values) - max(early)):.2f} points."
-    )
-
-
 def _input_bound(run: Run) -> str:
     share = shares(run)[0].get("input", 0.0)
     return f"Input-bound: {100 * share:.0f} % of the time went into waiting for input." if share >= _INPUT_BOUND else ""
 
 
 def _against_reference(run: Run) -> str:
-    """A run on ImageNet beside MLPerf's reference convergence at its batch."""
+    """A run on ImageNet beside the epochs that MLPerf's reference needs at its batch."""
     batch = global_batch(run)
-    epochs, values = run.series("val_top1")
-    if not epochs:
-        return ""
-    horizon = float(run.epochs_planned or epochs[-1])
-    gate = forecast.gate(batch, forecast.forecast(epochs, values, mlperf.TARGET, horizon))
-    if gate is None:
+    epochs = published.reference_epochs(batch)
+    if epochs is None:
         return f"MLPerf's reference has no point near batch {batch:,}."
-    ahead = "" if gate.ahead_epochs is None else f" by {abs(gate.ahead_epochs):.1f} epochs"
-    return (
-        f"MLPerf's reference needs {gate.reference_epochs:.1f} epochs to 75.9 % at batch {batch:,}; "
-        f"this run is {gate.verdict}{ahead}."
-    )
+    hit = criteria.first_reaching(run.epochs, "val_top1", mlperf.TARGET)
+    own = "has not reached it" if hit is None else f"reached it in epoch {hit.epoch:g}"
+    return f"MLPerf's reference needs {epochs:.1f} epochs to 75.9 % at batch {batch:,}; this run {own}."
 
 
 def global_batch(run: Run) -> int:
@@ -242,3 +223,103 @@ def slowest(run: Run) -> str:
     hosts = run.environment.get("hosts") or []
     host = f" on {hosts[rank]}" if rank < len(hosts) and len(set(hosts)) > 1 else ""
     return f"rank {rank}{host} in {times} of {len(ranks)} epochs"
+
+
+@dataclasses.dataclass(frozen=True)
+class Suggestion:
+    """What to change: a flag, or a command, and why."""
+
+    change: str
+    why: str
+
+
+def suggestions(run: Run) -> list[Suggestion]:
+    """At most three changes, the most important first."""
+    return list(itertools.islice(_all(run), _AT_MOST))
+
+
+def _all(run: Run) -> Iterator[Suggestion]:
+    yield from _about_training(run)
+    causes, _ = shares(run)
+    for cause, share in sorted(causes.items(), key=lambda pair: -pair[1]):
+        yield from _about_time(run, cause, share)
+    if run.on_gpus and run.environment.get("precision") == "float32":
+        yield Suggestion("--precision=mixed_float16", "it computed in FP32 on GPUs")
+    if run.state == state.FINISHED:
+        seed = int(run.flags.get("seed") or 0) + 1
+        yield Suggestion(f"--seed={seed}", "one run does not tell how far results scatter; repeat it before comparing")
+
+
+def _about_training(run: Run) -> Iterator[Suggestion]:
+    flags, summary = run.flags, run.summary
+    epochs = float(run.epochs_planned or 0)
+    if run.diverged is not None:
+        if flags.get("lr_schedule") not in ("sony_a", "sony_b", "mlperf") and flags.get("lr"):
+            third = float(f"{flags['lr'] / 3:.2g}")
+            yield Suggestion(f"--lr={third:g}", "a third of the learning rate")
+        warmup = 2 * float(flags.get("warmup_epochs") or 0) or 5.0
+        if warmup < epochs:
+            yield Suggestion(f"--warmup_epochs={warmup:g}", "a longer warmup raises the learning rate more slowly")
+        return
+    if (found := jump(run)) and fell(*found[:2]) and not flags.get("hybrid_ramp_epochs"):
+        yield Suggestion("--hybrid_ramp_epochs=2", "accuracy fell where LARS took over; this lets it come in slowly")
+    steps, skipped = summary.get("steps") or 0, summary.get("skipped_steps") or 0
+    if steps and skipped > _SKIPPED * steps:
+        why = f"{skipped} of {steps} steps were skipped for gradients that were not finite; counts where they overflow"
+        yield Suggestion("--gradient_health_every_steps=10", why)
+    goals = _goals(run)
+    reached = [goal.get("epochs") for goal in goals.values()]
+    if run.state != state.FINISHED or not epochs:
+        return
+    if not goals or None in reached:
+        yield from _missed(run, epochs)
+    elif max(reached) <= _EARLY * epochs and not flags.get("stop_at_top1"):
+        why = f"the target came in epoch {max(reached):g} of {epochs:g}; the run then ends there"
+        yield Suggestion(f"--stop_at_top1={max(goals):g}", why)
+
+
+def _missed(run: Run, epochs: float) -> Iterator[Suggestion]:
+    """For a finished run under its target."""
+    flags, summary = run.flags, run.summary
+    train, validation = summary.get("train_top1"), summary.get("val_top1")
+    if summary.get("best_epoch") == summary.get("epochs"):
+        yield Suggestion(f"--epochs={1.5 * epochs:g}", "validation was still rising in the last epoch")
+    if train is not None and validation is not None and train - validation > _OVERFITTED:
+        gap = f"training accuracy is {100 * (train - validation):.1f} points above validation's"
+        if not flags.get("label_smoothing"):
+            yield Suggestion("--label_smoothing=0.1", gap)
+        if not flags.get("mixup"):
+            yield Suggestion("--mixup=0.2", gap)
+        if flags.get("batch_norm") == "last":
+            yield Suggestion("--batch_norm=precise", f"{gap}; statistics of one small batch may be the cause")
+    elif train is not None and run.target_asked and train < max(run.targets) and flags.get("lr"):
+        why = f"the training images themselves are at {percent(train)}: a higher learning rate, or more epochs"
+        yield Suggestion(f"--lr={2 * flags['lr']:g}", why)
+
+
+def _about_time(run: Run, cause: str, share: float) -> Iterator[Suggestion]:
+    flags, part = run.flags, f"{100 * share:.0f} % of the time"
+    if cause == "input" and share >= _WORTH:
+        if flags.get("data_cache") == "none" and flags.get("dataset") not in ("digits", "synthetic_tensors"):
+            yield Suggestion("--data_cache=encoded", f"{part} went into waiting for input; reads each image once")
+        if run.on_gpus and flags.get("decoder") == "tensorflow":
+            yield Suggestion("--decoder=dali", f"{part} went into waiting for input; decodes on the GPU")
+    elif cause == "exposed communication" and share >= _WORTH:
+        if flags.get("compression") == "none":
+            yield Suggestion("--compression=fp16", f"{part} went into communication; halves the bytes sent")
+        if flags.get("allreduce") != "auto" and run.summary["world_size"] > 2:
+            yield Suggestion("--allreduce=auto", f"{part} went into communication; takes the fastest algorithm")
+        accumulation = int(flags.get("gradient_accumulation_steps") or 1)
+        why = f"{part} went into communication; half as many exchanges, at twice the batch"
+        yield Suggestion(f"--gradient_accumulation_steps={2 * accumulation}", why)
+    elif cause == "slowest rank" and share >= _WORTH:
+        who = slowest(run) or "a rank"
+        several = len(set(run.environment.get("hosts") or [])) > 1
+        command = "hybrid-imagenet doctor" + (" -H HOSTS" if several else "")
+        yield Suggestion(command, f"{part} went into waiting for {who}: look for other work on its cores")
+    elif cause == "evaluation" and share >= _EVALUATION_WORTH:
+        every = float(flags.get("eval_every_epochs") or 1)
+        yield Suggestion(f"--eval_every_epochs={2 * every:g}", f"{part} went into evaluation")
+    elif cause == "checkpoints" and share >= _WORTH:
+        every = float(flags.get("checkpoint_every_epochs") or 1)
+        yield Suggestion(f"--checkpoint_every_epochs={2 * every:g}", f"{part} went into waiting for checkpoints")

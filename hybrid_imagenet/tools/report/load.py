@@ -14,7 +14,7 @@ from hybrid_imagenet.files import read_json
 from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.runlog import jsonl, state, summary
 
-_NOT_ENVIRONMENT = ("flags", "origins", "started", "launched", "peak_learning_rate")
+_NOT_ENVIRONMENT = ("flags", "origins", "started", "peak_learning_rate")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import string
 from collections.abc import Iterable, Sequence
 
 from hybrid_imagenet.runlog.summary import duration
-from hybrid_imagenet.tools.report import figures, findings, palette, suggestions, svg, tables
+from hybrid_imagenet.tools.report import figures, findings, svg, tables
 from hybrid_imagenet.tools.report.load import Run
 
 # What no HTML file may hold, and what a terminal that prints one would obey; names of runs and flags may have them.
@@ -38,7 +38,6 @@ def build(runs: Sequence[Run], title: str) -> str:
         _section("Results", "", tables.overview(runs)),
         _section("Accuracy and loss", _note(runs), _grid(drawn["accuracy"])),
         _section("Learning rate and relative step", "", _grid(drawn["rates"]) or _missing("learning rates")),
-        _section("Updates by layer", "", _updates(runs)),
         _section("Speed", "", _grid(drawn["speed"]) or _missing("throughput")),
         _section("Where the time goes", "", _time(runs)),
         _section("Input", "", _grid(drawn["input"]) or _missing("bytes read and reads")),
@@ -47,9 +46,7 @@ def build(runs: Sequence[Run], title: str) -> str:
         _section("Environment", "", tables.environment(runs)),
     ]
     template = string.Template(_TEMPLATE.read_text(encoding="utf-8"))
-    text = template.substitute(
-        title=html.escape(title), colors=palette.style(), body="\n".join(sections), count=palette.COLORS
-    )
+    text = template.substitute(title=html.escape(title), colors=svg.style(), body="\n".join(sections), count=svg.COLORS)
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -76,7 +73,7 @@ def _answers(runs: Sequence[Run]) -> str:
 
 
 def _next(run: Run) -> str:
-    found = suggestions.suggestions(run)
+    found = findings.suggestions(run)
     if not found:
         return ""
     lines = (f"<code>{html.escape(s.change)}</code>: {html.escape(s.why)}" for s in found)
@@ -147,16 +144,6 @@ def _note(runs: Sequence[Run]) -> str:
     if any(run.diverged for run in runs) and len(runs) > 1:
         words.append("A run that diverged leaves the chart where its values lie far from the others'.")
     return " ".join(words)
-
-
-def _updates(runs: Sequence[Run]) -> str:
-    maps = [(run, figures.relative_updates(run)) for run in runs]
-    drawn = [
-        svg.heat_map(f"Relative updates, {run.name}", *found, "epoch", "norm of the update / norm of the weights")
-        for run, found in maps
-        if found is not None
-    ]
-    return f'<div class="charts">{"".join(drawn)}</div>' if drawn else _missing("relative updates")
 
 
 def _time(runs: Sequence[Run]) -> str:

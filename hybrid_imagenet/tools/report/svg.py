@@ -1,4 +1,4 @@
-"""Draws charts as inline SVG in the page's colors, with the values that the pointer shows."""
+"""Draws charts as inline SVG in the page's colors, with the values that the pointer shows; knows nothing of runs."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import dataclasses
 import html
 import itertools
 import json
+import math
 from collections.abc import Callable, Sequence
-
-from hybrid_imagenet.tools.report import scales
-from hybrid_imagenet.tools.report.palette import COLORS
 
 WIDTH, HEIGHT = 480, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 12, 10, 44
 _MARKS = 6  # on a line of many points
-_HEAT_ROW = 15  # pixels
-_HEAT_LABEL = 28  # characters
-_HEAT_TICKS = 6
-_SHADES = 24
-_PALEST = 0.06
+LIGHT = ("#0471fa", "#d8640f", "#004a38", "#9557ab", "#68390b", "#361f65", "#767c86")
+DARK = ("#717bfc", "#d17d26", "#44c487", "#ce8be1", "#efdc4f", "#e8eeff", "#8a919c")
+"""Of lines and bars, by number: each differs from every other, also for readers who lack a kind of cone, and from the
+card behind it. The last, a grey, is for what has no name of its own."""
+CARDS = {"light": "#ffffff", "dark": "#1e2126"}
+COLORS = len(LIGHT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,14 +99,14 @@ def line_chart(chart: Chart) -> str:
     return figure(chart.title, svg, own if len(shown) > 1 else ())
 
 
-def _axes(chart: Chart, shown: Sequence[Series]) -> tuple[scales.Scale, scales.Scale]:
+def _axes(chart: Chart, shown: Sequence[Series]) -> tuple[Scale, Scale]:
     xs, ys = [x for s in shown for x in s.xs], [y for s in shown for y in s.ys]
     ys += [value for _, value in chart.levels]
     left, right, bottom, top = float(_LEFT), float(WIDTH - _RIGHT), float(HEIGHT - _BOTTOM), float(_TOP)
-    x = scales.span(xs, left, right)
+    x = span(xs, left, right)
     if chart.limits is not None:
-        return x, scales.Scale(*chart.limits, bottom, top, chart.log_y)
-    return x, scales.fit(ys, bottom, top, log=chart.log_y, zero=chart.zero)
+        return x, Scale(*chart.limits, bottom, top, chart.log_y)
+    return x, fitted(ys, bottom, top, log=chart.log_y, zero=chart.zero)
 
 
 def figure(title: str, svg: str, legend: Sequence[tuple[str, int, str, int | None]] = ()) -> str:
@@ -139,7 +138,7 @@ def stacked_bars(title: str, rows: Sequence[tuple[str, dict[str, float]]], unit:
       colors: color of each part.
     """
     totals = [sum(max(v, 0.0) for v in parts.values()) for _, parts in rows]
-    scale = scales.Scale(0.0, max([*totals, 1e-12]), 8.0, float(WIDTH - 8))
+    scale = Scale(0.0, max([*totals, 1e-12]), 8.0, float(WIDTH - 8))
     height, marks = 12 + 46 * len(rows) + 40, []
     for index, (name, parts) in enumerate(rows):
         top, edge = 12 + 46 * index, 0.0
@@ -156,7 +155,7 @@ def stacked_bars(title: str, rows: Sequence[tuple[str, dict[str, float]]], unit:
                 edge += value
     for tick in scale.ticks():
         place = "mid" if 24 < scale(tick) < WIDTH - 24 else "end" if tick else ""
-        marks.append(f'<text x="{scale(tick):.1f}" y="{height - 22}" class="tick {place}">{scales.label(tick)}</text>')
+        marks.append(f'<text x="{scale(tick):.1f}" y="{height - 22}" class="tick {place}">{tick_label(tick)}</text>')
     marks.append(f'<text x="{WIDTH / 2}" y="{height - 4}" class="axis mid">{html.escape(unit)}</text>')
     drawing = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{html.escape(title)}">{"".join(marks)}</svg>'
     return figure(title, drawing, [(part, color, "area", None) for part, color in colors.items()])
@@ -175,16 +174,16 @@ def _short(values: Sequence[float]) -> list[float]:
     return [float(f"{v:.5g}") for v in values]
 
 
-def _grid(x: scales.Scale, y: scales.Scale) -> str:
+def _grid(x: Scale, y: Scale) -> str:
     marks = []
     for tick in y.ticks():
         at = y(tick)
         marks.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}" class="grid"/>')
-        marks.append(f'<text x="{_LEFT - 5}" y="{at + 4:.1f}" class="tick end">{scales.label(tick)}</text>')
+        marks.append(f'<text x="{_LEFT - 5}" y="{at + 4:.1f}" class="tick end">{tick_label(tick)}</text>')
     for tick in x.ticks(6):
         at = x(tick)
         marks.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}" class="grid"/>')
-        marks.append(f'<text x="{at:.1f}" y="{HEIGHT - _BOTTOM + 15}" class="tick mid">{scales.label(tick)}</text>')
+        marks.append(f'<text x="{at:.1f}" y="{HEIGHT - _BOTTOM + 15}" class="tick mid">{tick_label(tick)}</text>')
     return "".join(marks)
 
 
@@ -195,7 +194,7 @@ def _level(name: str, at: float) -> str:
     )
 
 
-def _line(series: Series, x: scales.Scale, y: scales.Scale) -> str:
+def _line(series: Series, x: Scale, y: Scale) -> str:
     points = [(x(a), y.beyond(b)) for a, b in zip(series.xs, series.ys, strict=True)]
     top, bottom = sorted((y.start, y.end))
     color = series.color % COLORS
@@ -238,68 +237,86 @@ def _labels(x_label: str, y_label: str) -> str:
     )
 
 
-def heat_map(
-    title: str, rows: Sequence[tuple[str, Sequence[float | None]]], columns: Sequence[float], x_label: str, unit: str
-) -> str:
-    """Rows of positive values by column, on a logarithmic ramp of one color; a missing value stays empty.
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """An axis from `low` to `high` in values, drawn from `start` to `end`; logarithmic if `log`."""
 
-    Args:
-      title: above the map.
-      rows: name and a value for each column.
-      columns: what stands under them.
-      x_label: of the columns.
-      unit: of the values, under the colour bar.
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """The coordinate of a value; values outside are moved to the nearer end."""
+        return self.beyond(min(max(value, self.low), self.high))
+
+    def beyond(self, value: float) -> float:
+        """The coordinate of a value, also outside of the axis."""
+        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        share = ((math.log(value) if self.log else value) - low) / (high - low)
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self, count: int = 5) -> list[float]:
+        """Round values on the axis: about `count` on a linear one, powers of ten (or 1, 2, 5) on a logarithmic one."""
+        return _log_ticks(self.low, self.high, count) if self.log else _linear_ticks(self.low, self.high, count)
+
+
+def fitted(values: Sequence[float], start: float, end: float, *, log: bool = False, zero: bool = False) -> Scale:
+    """A scale that holds all values, with a margin on a linear axis; `zero` makes a linear one begin at 0.
+
+    On a logarithmic scale only positive values count.
     """
-    values = [v for _, row in rows for v in row if v is not None and v > 0]
-    low, high = (min(values), max(values)) if values else (1.0, 1.0)
-    ramp = scales.Scale(low, high if high > low else low * 1.01, _PALEST, 1.0, log=True)
-    cells = []
-    for index, (name, row) in enumerate(rows):
-        for column, value in enumerate(row):
-            if value is not None and value > 0:
-                tip = html.escape(f"{name}, {x_label} {columns[column]:g}: {value:.3g}")
-                cells.append(
-                    f'<rect x="{column}" y="{index}" width="1" height="0.93" class="f0" '
-                    f'fill-opacity="{ramp(value):.2f}"><title>{tip}</title></rect>'
-                )
-    names = "".join(f'<div title="{html.escape(name)}">{html.escape(_shortened(name))}</div>' for name, _ in rows)
-    count = max(len(columns), 1)
-    stride = max(-(-count // _HEAT_TICKS), 1)
-    ticks = [(100 * (c + 0.5) / count, f"{columns[c]:g}") for c in range(0, len(columns), stride)]
-    return (
-        f'<figure><h3>{html.escape(title)}</h3><div class="heat"><div class="names">{names}</div>'
-        f'<div><svg viewBox="0 0 {count} {len(rows)}" preserveAspectRatio="none" '
-        f'style="height:{_HEAT_ROW * len(rows)}px" role="img" aria-label="{html.escape(title)}">'
-        f"{''.join(cells)}</svg>{_heat_ticks(ticks)}"
-        f'<div class="under">{html.escape(x_label)}</div></div></div>{_heat_bar(low, high, ramp, unit)}</figure>'
-    )
+    chosen = [v for v in values if math.isfinite(v) and (v > 0 or not log)]
+    low, high = (min(chosen), max(chosen)) if chosen else (1.0, 1.0)
+    if log:
+        return Scale(low / 1.5, high * 1.5, start, end, log=True)
+    margin = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
+    return Scale(min(low, 0.0) if zero else low - margin, high + margin, start, end)
 
 
-def _heat_bar(low: float, high: float, ramp: scales.Scale, unit: str) -> str:
-    shades = "".join(
-        f'<rect x="{n}" y="0" width="1" height="1" class="f0" '
-        f'fill-opacity="{_PALEST + (1 - _PALEST) * (n + 0.5) / _SHADES:.2f}"/>'
-        for n in range(_SHADES)
-    )
-    between = [t for t in ramp.ticks(4) if low * 1.5 < t < high / 1.5]
-    ticks = [(100 * (ramp(t) - _PALEST) / (1 - _PALEST), _rounded(t)) for t in between]
-    ticks = [(0.0, _rounded(low)), *ticks, (100.0, _rounded(high))]
-    return (
-        f'<figcaption class="bar"><svg viewBox="0 0 {_SHADES} 1" preserveAspectRatio="none" '
-        f'shape-rendering="crispEdges" aria-hidden="true">{shades}</svg>'
-        f'{_heat_ticks(ticks)}<div class="under">{html.escape(unit)}, logarithmic</div></figcaption>'
-    )
+def span(values: Sequence[float], start: float, end: float) -> Scale:
+    """A scale from 0 (or the least value, if negative) to exactly the largest, for epochs and times."""
+    high = max(values, default=1.0)
+    return Scale(min(0.0, min(values, default=0.0)), high if high > 0 else 1.0, start, end)
 
 
-def _heat_ticks(places: Sequence[tuple[float, str]]) -> str:
-    marks = "".join(f'<span style="left:{percent:.1f}%">{html.escape(text)}</span>' for percent, text in places)
-    return f'<div class="ticks">{marks}</div>'
+def _linear_ticks(low: float, high: float, count: int) -> list[float]:
+    raw = (high - low) / max(count, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= raw * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(n * step, 12) for n in range(first, last + 1)]
 
 
-def _shortened(name: str) -> str:
-    half = _HEAT_LABEL // 2
-    return name if len(name) <= _HEAT_LABEL else f"{name[: half - 1]}…{name[-half:]}"
+def _log_ticks(low: float, high: float, count: int) -> list[float]:
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    powers = [10.0**e for e in exponents if low <= 10.0**e <= high]
+    if len(powers) >= 2:
+        stride = math.ceil(len(powers) / (count + 1))
+        return powers[::stride]
+    return [m * 10.0**e for e in exponents for m in (1, 2, 5) if low <= m * 10.0**e <= high]
 
 
-def _rounded(value: float) -> str:
-    return f"{value:,.0f}" if 10 <= value < 1e6 else f"{value:.2g}"
+def tick_label(value: float) -> str:
+    """A tick's label: 0.25, 1,500, 2e-5."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1e6 or abs(value) < 1e-3:
+        mantissa, exponent = f"{value:.0e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def style() -> str:
+    """The colors as rules of CSS: variables --c0 to --c6 by theme, lines .c0, keys and areas .f0."""
+    light, dark = (";".join(f"--c{n}:{value}" for n, value in enumerate(colors)) for colors in (LIGHT, DARK))
+    rules = [
+        f":root{{{light}}}",
+        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}",
+        f":root[data-theme=dark]{{{dark}}}",
+    ]
+    for n in range(COLORS):
+        rules.append(f".c{n}{{stroke:var(--c{n})}}.key .c{n}{{border-color:var(--c{n})}}.f{n}{{fill:var(--c{n})}}")
+    return "".join(rules)

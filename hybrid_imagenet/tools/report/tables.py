@@ -44,7 +44,7 @@ def criteria(runs: Sequence[Run]) -> str:
     rows = [_own(run, goal) for run in runs for goal in run.summary.get("targets", []) if _counts(run, goal)]
     processor = figures.processors(runs).removesuffix("s")
     if any(run.imagenet for run in runs):
-        rows += map(_published, (*published.RESULTS, *published.COMPARED))
+        rows += map(_published, published.RESULTS)
         processor = "GPU"
     return table([name.format(processor) for name in _CRITERIA], rows, "wide") if rows else ""
 

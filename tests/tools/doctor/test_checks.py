@@ -1,7 +1,6 @@
 """The doctor's judgement, one wrong fact at a time, on facts of two healthy hosts."""
 
 import copy
-import json
 import subprocess
 import sys
 
@@ -10,14 +9,13 @@ import pytest
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools.doctor import command as doctor
 from hybrid_imagenet.tools.doctor import hosts, probe
-from hybrid_imagenet.tools.doctor.checks import judge
-from hybrid_imagenet.tools.doctor.findings import FAIL, PASS, WARN, Finding, Request
+from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN, Finding, Request, judge
 from tests.tools.doctor.healthy import GPU, HEALTHY, judged
 
 
 def test_two_healthy_hosts_pass_every_check():
     findings = judged()
-    assert len(findings) >= 29
+    assert len(findings) >= 24
     assert {f.level for f in findings.values()} == {PASS}
 
 
@@ -33,24 +31,21 @@ def test_two_healthy_hosts_pass_every_check():
         ("interfaces", {"eth0": {"up": True, "mtu": 1500, "mbit_s": 40000}}, "MTU of eth0", FAIL, "1500 on b"),
         ("interfaces", {"eth0": {"up": True, "mtu": 9000, "mbit_s": 1000}}, "Mbit/s of eth0", WARN, "1000 on b"),
         ("rdma", [], "RDMA", FAIL, "b: no active port"),
-        ("rdma", [{"active": False, "rate": "40", "numa_node": 0}], "RDMA", FAIL, "b: no active port"),
+        ("rdma", [{"active": False, "rate": "40"}], "RDMA", FAIL, "b: no active port"),
         ("gpus", [GPU], "GPUs", FAIL, "b: 1 GPUs for 2 ranks"),
         ("gpus", [GPU | {"name": "P40"}, GPU | {"name": "P40"}], "GPU model", WARN, "P40 on b"),
         ("gpus", [GPU, GPU | {"driver_version": "1"}], "GPU driver", WARN, "1, 580.1 on b"),
-        ("gpus", [GPU, GPU | {"ecc.mode.current": "Disabled"}], "ECC", WARN, "b: off on GPU 0"),
         ("gpus", [GPU, GPU | {"ecc.errors.uncorrected.volatile.total": "3"}], "ECC errors", FAIL, "b: 3 on GPU 0"),
         ("gpus", [GPU, GPU | {"clocks_throttle_reasons.active": "0x40"}], "GPU clocks", WARN, "b: GPU 0 is slowed"),
         ("nccl", False, "NCCL", FAIL, "b: Horovod was built without NCCL"),
         ("peer_memory", False, "GPUDirect RDMA", WARN, "b: nvidia-peermem"),
-        ("gpu_topology", "GPU0 X SYS\nGPU1 SYS X", "GPU topology", WARN, "b: GPUs are joined"),
         ("data", {"exists": False}, "data set", FAIL, "b: no /data"),
         ("data", HEALTHY["data"] | {"digest": "d2"}, "data files", FAIL, "digest d2 on b"),
-        ("sees_token", False, "shared run directory", WARN, "b: does not see"),
         ("run_free_gb", 1.0, "space for results", WARN, "b: 1.0 GB"),
         ("shared_memory_gb", 0.06, "shared memory", WARN, "b: 0.06 GB"),
         ("cores", 1, "cores", WARN, "b: 2 ranks on 1 cores"),
-        ("clock_offset", -3.04, "clocks", WARN, "b: -3.0 s"),
-        ("host", "a", "host names", FAIL, "a is the name of several hosts"),
+        ("open_files", 1024, "open files", WARN, "b: 1024"),
+        ("locked_memory", 1024, "locked memory", WARN, "b: 1024"),
     ],
 )
 def test_one_wrong_fact_gives_one_finding_with_its_host_and_a_remedy(key, value, check, level, text):
@@ -60,17 +55,8 @@ def test_one_wrong_fact_gives_one_finding_with_its_host_and_a_remedy(key, value,
     assert finding.remedy
 
 
-@pytest.mark.parametrize(
-    ("limit", "check"),
-    [("open files", "open files"), ("processes", "processes and threads"), ("locked memory", "locked memory")],
-)
-def test_low_limits_are_named(limit, check):
-    finding = judged(lambda facts: facts["limits"].update({limit: 1024}))[check]
-    assert (finding.level, "b: 1024" in finding.message) == (WARN, True)
-
-
 def test_a_host_without_horovod_fails():
-    facts = {"a": copy.deepcopy(HEALTHY) | {"host": "a", "versions": {"numpy": "2"}}}
+    facts = {"a": copy.deepcopy(HEALTHY) | {"versions": {"numpy": "2"}}}
     findings = {f.check: f for f in judge(facts, Request({"a": 2}, gpus=True))}
     assert findings["Horovod"].level == FAIL
 
@@ -81,7 +67,7 @@ def test_without_a_named_interface_several_common_ones_ask_for_a_choice():
 
     request = Request({"a": 2, "b": 2}, None, None, gpus=True)
     assert judged(two, request)["interface"].level == PASS, "only one is common"
-    facts = {name: copy.deepcopy(HEALTHY) | {"host": name} for name in ("a", "b")}
+    facts = {name: copy.deepcopy(HEALTHY) for name in ("a", "b")}
     for each in facts.values():
         two(each)
     found = {f.check: f for f in judge(facts, request)}
@@ -99,9 +85,7 @@ def test_probe_reads_interfaces_and_adapters_of_a_host(tmp_path):
     write("sys/class/net/ens2/operstate", "down\n")
     write("sys/class/net/ens2/mtu", "1500\n")
     write("sys/class/net/ens2/speed", "-1\n")
-    for name, value in (("state", "4: ACTIVE"), ("link_layer", "Ethernet"), ("rate", "40 Gb/sec (4X QDR)")):
-        write(f"sys/class/infiniband/mlx5_0/ports/1/{name}", value)
-    write("sys/class/infiniband/mlx5_0/device/numa_node", "1\n")
+    write("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
     write("sys/module/nvidia_peermem/version", "1")
     (tmp_path / "dev/shm").mkdir(parents=True)
     facts = probe.facts({}, tmp_path)
@@ -109,9 +93,7 @@ def test_probe_reads_interfaces_and_adapters_of_a_host(tmp_path):
         "ens1": {"up": True, "mtu": 9000, "mbit_s": 40000},
         "ens2": {"up": False, "mtu": 1500, "mbit_s": None},
     }
-    assert facts["rdma"] == [
-        {"device": "mlx5_0", "active": True, "link": "Ethernet", "rate": "40 Gb/sec (4X QDR)", "numa_node": 1}
-    ]  # fmt: skip
+    assert facts["rdma"] == [{"device": "mlx5_0", "active": True}]
     assert facts["peer_memory"] is True
     assert facts["shared_memory_gb"] > 0
 
@@ -133,7 +115,7 @@ def test_hosts_are_read_as_horovodrun_reads_them():
     assert hosts.parse("a:2,b, c.d-e:10", 4) == {"a": 2, "b": 4, "c.d-e": 10}
 
 
-@pytest.mark.parametrize("text", ["", "a,", "a:0", "a:x", "a b", "-oProxyCommand=x", "a;b", "$(x)", "7", "7:2", "a,a"])
+@pytest.mark.parametrize("text", ["", "a:0", "a b", "-oProxyCommand=x", "$(x)", "7:2", "a,a"])
 def test_hosts_that_are_none_are_refused(text):
     with pytest.raises(UserError, match="-H"):
         hosts.parse(text)
@@ -144,31 +126,20 @@ def _run(*arguments: str, cwd) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd)
 
 
-def test_this_host_is_examined_and_written_down(tmp_path):
-    result = _run("--run_dir=results", "--json=report.json", "-H", "localhost:1", "--no_ranks", cwd=tmp_path)
-    assert result.returncode == 0, result.stdout
-    assert result.stdout.splitlines()[-1].endswith(" 0 fail")
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["facts"]["localhost"]["versions"]["horovod"]
-    assert report["facts"]["localhost"]["sees_token"] is True
-    assert [p.name for p in tmp_path.iterdir()] == ["report.json"], "nothing else is left behind"
-
-
-def test_a_host_that_cannot_be_reached_fails_with_a_remedy(tmp_path):
+def test_this_host_is_examined_and_one_that_cannot_be_reached_fails_with_a_remedy(tmp_path):
     result = _run("-H", "localhost:1,no-such-host.invalid:1", "--no_ranks", cwd=tmp_path)
     assert result.returncode == 1
+    assert "pass  version of horovod: " in result.stdout and result.stdout.splitlines()[-1].endswith(" 2 fail")
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
     line = next(line for line in result.stdout.splitlines() if line.startswith("fail"))
     assert "host no-such-host.invalid: ssh failed" in line
     assert "->" in line
 
 
-@pytest.mark.parametrize(
-    "arguments", [("-H", "a;b"), ("--network_interfaces=eth0;x",), ("--json=/nowhere/x",), ("--bogus",)]
-)
-def test_a_wrong_command_line_ends_with_code_2(arguments, tmp_path):
-    result = _run(*arguments, cwd=tmp_path)
-    assert result.returncode == 2
-    assert "error: " in result.stderr.splitlines()[-1]
+@pytest.mark.parametrize("arguments", [("-H", "a;b"), ("--network_interfaces=eth0;x",), ("--bogus",)])
+def test_a_wrong_command_line_ends_with_code_2(arguments, capsys):
+    assert doctor.main(arguments) == 2
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 def test_the_report_has_color_only_where_asked():

@@ -6,22 +6,15 @@ import math
 import statistics
 
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.analysis.step_time import BACKWARD_SHARE, gradients
+from hybrid_imagenet.analysis.cost_model import BACKWARD_SHARE, gradients
 from hybrid_imagenet.comm.settings import ALGORITHMS
+from hybrid_imagenet.numerics.torus import PUBLISHED_GRIDS, Grid
 from hybrid_imagenet.tools.plan.clusters import CLUSTERS
 from hybrid_imagenet.tools.plan.layers import layers_of
-from hybrid_imagenet.tools.plan.predict import (
-    FUSION_CHOICES_MB,
-    MIB,
-    Job,
-    best,
-    published_grid,
-    statistics_exchange,
-    ways,
-)
+from hybrid_imagenet.tools.plan.predict import MIB, SWITCH, Job, best, ways
 
+OFFERED = [name for name, known in ALGORITHMS.items() if known.cost is not None]
 CYCLE, FUSION = 1e-3, 64 * MIB  # Horovod's engine looks at its queue every millisecond and fuses up to 64 MB
-OFFERED = ("ring", "hierarchical", "masters", "torus", "size_switched")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,21 +47,18 @@ def predicted(row):
     """The efficiency that the planner's model gives a row; `auto` takes the way that a plan would recommend."""
     cluster = CLUSTERS[row.cluster]
     compute = cluster.speeds[row.precision].seconds(row.batch)
-    job = Job(
-        layers_of("resnet50"), compute, row.batch, row.wire_bytes, cluster.jitter, 1, 1,
-        sync_batch_norm=row.sync_batch_norm,
-    )  # fmt: skip
+    job = Job(layers_of("resnet50"), compute, row.batch, row.wire_bytes, cluster.jitter, 1, 1)
     topology = cluster.topology(row.gpus // cluster.local_size)
     if row.algorithm == "auto":
-        step = best(job, topology, ways(topology, OFFERED, [mb * MIB for mb in FUSION_CHOICES_MB])).step_seconds
+        step = best(job, topology, ways(topology, OFFERED)).step_seconds
     else:
-        grid = published_grid(row.gpus) if row.algorithm == "torus" else None
-        cost = functools.partial(ALGORITHMS[row.algorithm].cost, topology=topology, grid=grid, threshold=256 * 1024)
+        grid = Grid(*PUBLISHED_GRIDS[row.gpus]) if row.algorithm == "torus" else None
+        cost = functools.partial(ALGORITHMS[row.algorithm].cost, topology=topology, grid=grid, threshold=SWITCH)
         exposed = statistics.fmean(
             exposed_by_cycle(job.layers, BACKWARD_SHARE * compute, row.wire_bytes, cost, phase / 4)
             for phase in range(4)
         )
-        step = compute * (1 + cluster.jitter) + exposed + statistics_exchange(job, row.gpus).seconds
+        step = compute * (1 + cluster.jitter) + exposed
     return compute / step if row.yardstick is None else row.batch / step / row.yardstick
 
 

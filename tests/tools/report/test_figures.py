@@ -9,28 +9,6 @@ from hybrid_imagenet.tools.report import figures, load, svg
 from tests.tools.report.synthetic import make_run
 
 
-def test_series_by_epoch_and_by_hours_pass_over_missing_values(runs):
-    run = load.load(runs[1])
-    run.epochs[2].pop("val_top1")
-    run.epochs[3]["val_top1"] = None
-    epochs, values = run.series("val_top1")
-    hours, _ = run.series("val_top1", by="hours")
-    assert epochs == [1, 2, 5, 6, 7, 8, 9, 10, 11, 12]
-    assert values[0] == run.epochs[0]["val_top1"]
-    assert hours[-1] == pytest.approx(run.epochs[-1]["seconds"] / 3600)
-    assert run.series("train_loss", steps=True)[0][:3] == [0.5, 1.0, 1.5]
-
-
-def test_time_axis_has_a_unit_that_fits(runs):
-    run = load.load(runs[1])
-    labels = []
-    for factor in (1, 10, 1000):
-        for record in run.epochs:
-            record["seconds"] = record["epoch"] * 5.0 * factor
-        labels.append(figures.curves([run], "top1", "hours").x_label)
-    assert labels == ["seconds since the start", "minutes since the start", "hours since the start"]
-
-
 def test_bounds_are_drawn_only_while_they_hold(runs):
     chart = figures.learning_rates([load.load(runs[1])])
     lengths = {series.name: len(series.xs) for series in chart.series}
@@ -73,14 +51,6 @@ def test_relative_steps_stand_beside_the_tuned_one_at_the_batch(runs):
     assert figures.relative_steps(loaded) is None
 
 
-def test_input_is_drawn_on_a_scale_that_shows_it(tmp_path):
-    run = load.load(make_run(tmp_path / "run", epochs=70))
-    bandwidth, operations = figures.input_output([run])
-    assert "application reads" in bandwidth.title and "application reads" in operations.title
-    assert (bandwidth.y_label, bandwidth.zero, len(bandwidth.series)) == ("MB/s", True, 1)
-    assert bandwidth.series[0].ys[0] == pytest.approx(1.1e8 * run.epochs[0]["images_per_second"] / 1000 / 1e6)
-
-
 def test_the_axis_of_accuracy_shows_the_later_part_and_the_target(tmp_path):
     run = load.load(make_run(tmp_path / "run", epochs=12, target_top1=[0.83]))
     chart = figures.curves([run], "top1", "epoch")
@@ -107,26 +77,3 @@ def test_a_diverged_or_failed_run_does_not_stretch_the_axes_of_the_others(tmp_pa
             for p in line.split()
         ]
         assert min(heights) >= 10 and max(heights) <= svg.HEIGHT - 44
-
-
-def test_losses_far_apart_go_on_a_logarithmic_axis(tmp_path):
-    run = load.load(make_run(tmp_path / "run"))
-    assert not figures.curves([run], "loss", "epoch").log_y
-    run.epochs[-1]["train_loss"] = 0.001
-    assert figures.curves([run], "loss", "epoch").log_y
-
-
-def test_every_axis_names_what_it_shows(runs):
-    from hybrid_imagenet.tools.report import page
-
-    for chart in (chart for group in page.charts(load.load_all(runs)).values() for chart in group):
-        assert chart.x_label and chart.y_label
-    drawing = svg.stacked_bars("t", [("run", {"input": 2.0})], "minutes", {"input": 1})
-    assert 'class="axis mid">minutes<' in drawing
-
-
-def test_learning_rate_comes_from_the_records_that_have_more(runs):
-    run = load.load(runs[1])
-    del run.steps[3:]
-    (rate,) = [s for s in figures.learning_rates([run]).series if s.name == "learning rate"]
-    assert len(rate.xs) == 12

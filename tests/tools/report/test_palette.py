@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from hybrid_imagenet.tools.report import page, palette
+from hybrid_imagenet.tools.report import page, svg
 
-THEMES = {"light": palette.LIGHT, "dark": palette.DARK}
+THEMES = {"light": svg.LIGHT, "dark": svg.DARK}
 # Machado, Oliveira and Fernandes, "A physiologically-based model for simulation of color vision deficiency", 2009:
 # matrices on linear RGB for a missing kind of cone.
 SEEN = {
@@ -52,7 +52,7 @@ def test_the_measures_on_known_values():
 @pytest.mark.parametrize("theme", THEMES)
 def test_colors_stand_out_from_the_card(theme):
     for color in THEMES[theme]:
-        assert contrast(color, palette.CARDS[theme]) >= 3, color  # WCAG 2.1, 1.4.11: graphical objects
+        assert contrast(color, svg.CARDS[theme]) >= 3, color  # WCAG 2.1, 1.4.11: graphical objects
 
 
 @pytest.mark.parametrize("theme", THEMES)
@@ -71,7 +71,7 @@ def test_text_is_readable(theme):
     full = {
         name: value if len(value) == 7 else "#" + "".join(2 * c for c in value[1:]) for name, value in values.items()
     }
-    assert full["--card"] == palette.CARDS[theme]
+    assert full["--card"] == svg.CARDS[theme]
     for ink in ("--ink", "--soft", "--good", "--bad"):
         for ground in ("--card", "--bg"):
             assert contrast(full[ink], full[ground]) >= 4.5, (ink, ground)

@@ -4,6 +4,8 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 
+import pytest
+
 from hybrid_imagenet.tools.report import figures, load, svg
 from hybrid_imagenet.tools.report.svg import Chart, Series
 from tests.tools.report.synthetic import make_run
@@ -25,19 +27,43 @@ def test_runs_have_marks_and_can_be_hidden_by_their_number(tmp_path):
     assert "<circle" in drawing and "<polygon" in drawing and "<rect" in drawing
 
 
-def test_heat_map_has_a_color_bar_with_its_ends_and_keeps_both_ends_of_long_names():
-    rows = [("stage2_block1_a_long_name_of_a_convolution", [0.01, None]), ("b", [200.0, 1.0])]
-    drawing = svg.heat_map("t", rows, [1, 2], "epoch", "trust ratio")
-    assert "trust ratio, logarithmic" in drawing
-    ticks = re.findall(r'<span style="left:([0-9.]+)%">([^<]*)</span>', drawing)
-    assert ("0.0", "0.01") in ticks and ("100.0", "200") in ticks
-    assert re.search("stage2_block1…\\w+convolution", drawing)
-    opacities = dict(re.findall(r'fill-opacity="([0-9.]+)"><title>(.*?), epoch', drawing))
-    assert opacities == {"0.06": rows[0][0], "1.00": "b"} | {k: "b" for k in opacities if 0.06 < float(k) < 1}
-
-
 def test_pointer_data_are_the_values_drawn():
     drawing = svg.line_chart(Chart("t", [Series("s", [1, 2, 3], [0.0, 10.0, 100.0], 0)], "x", "y", log_y=True))
     data = json.loads(ElementTree.fromstring(re.search(r"<svg.*</svg>", drawing).group()).get("data-series"))
     assert (data[0]["x"], data[0]["y"]) == ([2, 3], [10, 100])  # a logarithm cannot show 0
     assert data[0]["py"][0] > data[0]["py"][1]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "count", "ticks"),
+    [
+        (0, 1, 5, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0, 90, 6, [0, 20, 40, 60, 80]),
+        (0.45, 0.78, 5, [0.5, 0.6, 0.7]),
+        (-3, 3, 3, [-2, 0, 2]),
+    ],
+)
+def test_linear_ticks(low, high, count, ticks):
+    assert svg.Scale(low, high, 0, 1).ticks(count) == pytest.approx(ticks)
+
+
+def test_logarithmic_ticks():
+    assert svg.Scale(0.05, 2000, 0, 1, log=True).ticks() == pytest.approx([0.1, 1, 10, 100, 1000])
+    assert svg.Scale(30, 120, 0, 1, log=True).ticks() == pytest.approx([50, 100])
+    assert len(svg.Scale(1e-9, 1e9, 0, 1, log=True).ticks(5)) <= 7
+
+
+def test_scale_maps_ends_and_middle():
+    assert [svg.Scale(0, 10, 100, 200)(v) for v in (0, 5, 10, 20)] == [100, 150, 200, 200]
+    assert svg.Scale(1, 100, 0, 2, log=True)(10) == pytest.approx(1)
+    flat = svg.fitted([3.0, 3.0], 0, 1)
+    assert flat.low < 3 < flat.high
+    assert svg.fitted([], 0, 1).ticks()
+    assert svg.fitted([0.0, -1.0, 5.0], 0, 1, log=True).low > 0
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.25, "0.25"), (1500, "1,500"), (2e-5, "2e-5"), (3e6, "3e6"), (12, "12")]
+)
+def test_tick_labels(value, text):
+    assert svg.tick_label(value) == text

@@ -1,0 +1,52 @@
+"""GPUs by the names that nvidia-smi gives them, their arithmetic, and the published speeds on the page."""
+
+import pathlib
+
+import pytest
+
+from hybrid_imagenet.analysis import published
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "key"),
+    [
+        ("Tesla P40", 23040, "p40"),
+        ("Tesla V100-SXM2-16GB", 16384, "v100"),
+        ("NVIDIA A100-SXM4-40GB", 40960, "a100"),
+        ("NVIDIA A100-SXM4-80GB", 81920, "a100-80"),
+        ("NVIDIA H100 80GB HBM3", 81559, "h100"),
+        ("NVIDIA L40S", 46068, "l40s"),
+        ("NVIDIA L40", 46068, None),
+        ("NVIDIA GH200 480GB", 97871, None),
+        ("Tesla P4", 7680, None),
+    ],
+)
+def test_gpus_are_recognized(name, memory, key):
+    assert published.recognize(name, memory) == key
+
+
+@pytest.mark.parametrize(
+    ("key", "precision", "kind"),
+    [
+        ("v100", "mixed_float16", "fp16"),
+        ("v100", "float32", "fp32"),
+        ("a100", "float32", "tf32"),
+        ("h100", "mixed_bfloat16", "fp16"),
+        ("p40", "mixed_float16", "fp32"),
+    ],
+)
+def test_a_precision_has_its_arithmetic(key, precision, kind):
+    assert published.GPUS[key].arithmetic(precision) == kind
+
+
+def test_bf16_is_refused_where_it_is_missing():
+    with pytest.raises(ValueError, match="has no BF16: take mixed_float16"):
+        published.GPUS["v100"].arithmetic("mixed_bfloat16")
+
+
+def test_the_page_of_figures_prints_the_published_speeds():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "dev" / "gpu-figures.md").read_text()
+    for speed in published.GPU_SPEEDS:
+        title, rate = published.GPUS[speed.gpu].title, f"{speed.images_per_second:,.0f}"
+        row = (title, speed.precision.upper(), speed.batch, rate)
+        assert f"| {' | '.join(map(str, row))} | {speed.gpus} | {speed.source} |" in page

@@ -1,0 +1,96 @@
+"""The doctor's trials: which ranks are started, and what their output comes to."""
+
+import contextlib
+import copy
+import io
+
+import pytest
+
+from hybrid_imagenet.tools.doctor import one_sum, trials
+from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN
+from hybrid_imagenet.tools.doctor.trials import Outcome, Trial
+from tests.comm.test_nccl_log import BETWEEN, INSIDE
+from tests.tools.doctor.healthy import GPU, HEALTHY
+
+HOSTS = {"a": HEALTHY, "b": HEALTHY}
+ONE, TWO = Trial("inside a", "a:2", between=False), Trial("from a to b", "a:1,b:1", between=True)
+SUMS = "rank 0 of 2: the sum is right, on the CPU\nrank 1 of 2: the sum is right, on the CPU\n"
+SOCKET = INSIDE.replace("P2P/CUMEM/read", "NET/Socket/0")
+
+
+def test_one_trial_inside_each_kind_of_host_and_one_between_two():
+    other = copy.deepcopy(HEALTHY) | {"gpus": [GPU | {"name": "P40"}] * 2}
+    lone = copy.deepcopy(HEALTHY) | {"gpus": [GPU]}
+    without = copy.deepcopy(HEALTHY) | {"gpus": []}
+    unbuilt = copy.deepcopy(HEALTHY) | {"nccl": False}
+    assert trials.trials(HOSTS, True) == [ONE, TWO]
+    hosts = {"x": without, "a": HEALTHY, "p": other}
+    assert [t.hosts for t in trials.trials(hosts, True)] == ["a:2", "p:2", "a:1,p:1"]
+    assert [t.hosts for t in trials.trials({"a": lone, "b": unbuilt}, True)] == []
+    assert [t.hosts for t in trials.trials({"a": lone, "b": lone}, True)] == ["a:1,b:1"]
+    assert [t.hosts for t in trials.trials(hosts, False)] == ["x:2", "x:1,a:1"]
+
+
+@pytest.mark.parametrize(
+    ("trial", "said", "level", "text"),
+    [
+        (ONE, INSIDE, PASS, "P2P/CUMEM/read"),
+        (ONE, INSIDE.replace("P2P/CUMEM/read", "SHM/direct/direct"), WARN, "IOMMU"),
+        (ONE, SOCKET, WARN, "should not cross the network"),
+        (ONE, "", FAIL, "did not go through NCCL"),
+        (TWO, BETWEEN, WARN, "nvidia-peermem"),
+        (TWO, BETWEEN.replace("NET/IB/1\n", "NET/IB/1/GDRDMA\n"), PASS, "GDRDMA"),
+        (TWO, SOCKET, WARN, "RDMA adapters are there but not used"),
+    ],
+)
+def test_the_way_of_the_data_is_judged(trial, said, level, text):
+    finding = trials.judge(trial, Outcome(0, said + SUMS), HOSTS, 5)
+    assert finding.level == level
+    assert text in f"{finding.message} {finding.remedy}"
+    assert bool(finding.remedy) == (level != PASS)
+
+
+def test_sockets_are_right_between_hosts_without_adapters():
+    hosts = {name: copy.deepcopy(HEALTHY) | {"rdma": []} for name in ("a", "b")}
+    assert trials.judge(TWO, Outcome(0, SOCKET + SUMS), hosts, 5).level == PASS
+
+
+@pytest.mark.parametrize("hosts", [None, HOSTS])
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (Outcome(0, SUMS.splitlines()[0]), "exit code 0: rank 0 of 2"),
+        (Outcome(4, "error: host b: lost\nbye\n"), "exit code 4: error: host b: lost"),
+        (Outcome(1, "h:1:1 [0] x.cc:1 NCCL WARN Cuda failure\nbye\n"), "exit code 1: h:1:1 [0] x.cc:1 NCCL"),
+        (Outcome(None, "a line\n"), "no sum within 120 s: a line"),
+    ],
+)
+def test_ranks_that_do_not_add_up_fail_with_a_command_to_repeat(outcome, words, hosts):
+    finding = trials.judge(ONE, outcome, hosts, 5)
+    assert finding.level == FAIL and words in finding.message
+    assert "hybrid-imagenet run -np 2 -H a:2" in finding.remedy
+
+
+def test_without_tensorflow_no_ranks_are_started(monkeypatch):
+    missing = Outcome(1, "Traceback\nModuleNotFoundError: No module named 'tensorflow'\n")
+    monkeypatch.setattr(trials, "import_tensorflow", lambda: missing)
+    (finding,) = trials.examine(HOSTS, True, None)
+    assert finding.level == FAIL and "No module named 'tensorflow'" in finding.message
+
+
+def test_real_ranks_on_this_host():
+    findings = trials.examine({"localhost": {}}, False, trials.run)
+    assert [(f.level, f.check) for f in findings] == [(PASS, "TensorFlow"), (PASS, "two ranks inside localhost")]
+
+
+def test_the_ranks_of_a_trial_add_up_and_say_where(pools):
+    for rank, done in enumerate(pools[2].call(run_sum)):
+        assert done == [0, f"rank {rank} of 2: the sum is right, on the CPU\n"]
+
+
+def run_sum():
+    """The rank of a trial, in a rank of the pool: exit code and output."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        code = one_sum.add()
+    return [code, output.getvalue()]
