@@ -163,5 +163,5 @@ def _of_several(alone: OneGpu, together: Together) -> Iterator[Cause]:
     if together.warning:
         yield Cause(f"{what}; {together.transport}", exposed, together.warning)
     else:
-        remedy = "hybrid-imagenet plan tells what this network allows; --allreduce=auto, --fusion_threshold_mb"
+        remedy = "hybrid-imagenet plan tells what this network allows; bench allreduce, --fusion_threshold_mb"
         yield Cause(f"{what}; {together.transport}", exposed, remedy)

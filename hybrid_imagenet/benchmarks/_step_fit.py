@@ -12,7 +12,7 @@ import hybrid_imagenet as hi
 from hybrid_imagenet import models
 from hybrid_imagenet.benchmarks._step_protocol import serve, settings
 from hybrid_imagenet.benchmarks._step_tensorflow import batch_of, limit_threads
-from hybrid_imagenet.comm import Settings, SingleProcess
+from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
 from hybrid_imagenet.optimizers.loss_scale import LossScale
@@ -23,7 +23,7 @@ _RATE = 0.1
 
 def through_program(model: keras.Model, images: tf.Tensor, labels: tf.Tensor) -> Callable[[int], float]:
     """Steps as `training.loop` makes them."""
-    ranks = SingleProcess(Settings().gradient_health_every_steps)
+    ranks = SingleProcess()
     inner = hi.optimizers.LARS(_RATE)
     inner.set_kinds(classify(model))
     scale = LossScale(2.0**15, dynamic=True)

@@ -120,15 +120,13 @@ def _ours(
 
     from hybrid_imagenet.comm.communicator import travelling
     from hybrid_imagenet.comm.fusion import WIRE_BYTES, Bucket
-    from hybrid_imagenet.comm.selection import Selector
 
     wire = _WIRES[compression]
     elements = max(size // 4, options.tensors)
     counts = [elements // options.tensors + (i < elements % options.tensors) for i in range(options.tensors)]
     wire_bytes = elements * WIRE_BYTES[wire]
     bucket = Bucket(tuple(range(len(counts))), tuple(counts), wire, wire_bytes)
-    selector = Selector(communicator, _settings(options, algorithm, compression), communicator.collectives)
-    chosen = selector.select([bucket])[0].algorithm
+    chosen = communicator.selector(_settings(options, algorithm, compression)).of(bucket)
 
     @tf.function(autograph=False)
     def reduce(tensors: list[tf.Tensor]) -> tf.Tensor:

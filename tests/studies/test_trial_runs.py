@@ -44,9 +44,7 @@ def test_a_cell_is_named_after_the_values_of_its_flags(tmp_path, cell):
     assert same.directory == cell.directory
     spelled = trial_runs.create(tmp_path, [*FLAGS, "--momentum=0.9", "--run_dir=/elsewhere"], 2)  # the default
     assert spelled.directory == cell.directory
-    watched = trial_runs.create(
-        tmp_path, [*FLAGS, "--tensorboard", "--keep_checkpoints=5", "--gradient_health_every_steps=7"], 2
-    )
+    watched = trial_runs.create(tmp_path, [*FLAGS, "--tensorboard", "--keep_checkpoints=5", "--profile_steps=2,3"], 2)
     assert watched.directory == cell.directory
     others = [
         trial_runs.create(tmp_path, [*FLAGS, "--momentum=0.8"], 2),
@@ -132,7 +130,7 @@ def test_a_run_that_was_watched_otherwise_is_kept(cell):
     running.ensure(cell, Runner())
     path = cell.run_dir / "config.json"
     content = json.loads(path.read_text())
-    content["flags"] |= {"gradient_health_every_steps": 3, "keep_checkpoints": 9, "a_flag_of_former_times": 1}
+    content["flags"] |= {"keep_checkpoints": 9, "a_flag_of_former_times": 1}
     del content["flags"]["lr_decay"]
     path.write_text(json.dumps(content))
     assert trial_runs.read(cell).status == trial_runs.FINISHED

@@ -15,7 +15,6 @@ _WORTH = 0.05  # of the time: less is not worth a flag
 _EVALUATION_WORTH = 0.1
 _EARLY = 0.7  # of the planned epochs: a target reached by then could have been had for less
 _OVERFITTED = 0.05  # training accuracy above validation's
-_SKIPPED = 0.02  # of the steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +55,6 @@ def _about_training(run: Run) -> Iterator[Suggestion]:
         return
     if (found := jump(run)) and fell(*found[:2]) and not flags.get("hybrid_ramp_epochs"):
         yield Suggestion("--hybrid_ramp_epochs=2", "accuracy fell where LARS took over; this lets it come in slowly")
-    steps, skipped = summary.get("steps") or 0, summary.get("skipped_steps") or 0
-    if steps and skipped > _SKIPPED * steps:
-        why = f"{skipped} of {steps} steps were skipped for gradients that were not finite; counts where they overflow"
-        yield Suggestion("--gradient_health_every_steps=10", why)
     asked = run.targets if run.target_asked or run.imagenet else []
     goals = {goal["target"]: goal for goal in summary.get("targets", []) if goal["metric"] == "val_top1"}
     reached = [goals.get(target, {}).get("epochs") for target in asked]
@@ -101,8 +96,6 @@ def _about_time(run: Run, cause: str, share: float) -> Iterator[Suggestion]:
     elif cause == "exposed communication" and share >= _WORTH:
         if flags.get("compression") == "none":
             yield Suggestion("--compression=fp16", f"{part} went into communication; halves the bytes sent")
-        if flags.get("allreduce") != "auto" and run.summary["world_size"] > 2:
-            yield Suggestion("--allreduce=auto", f"{part} went into communication; takes the fastest algorithm")
         accumulation = int(flags.get("gradient_accumulation_steps") or 1)
         why = f"{part} went into communication; half as many exchanges, at twice the batch"
         yield Suggestion(f"--gradient_accumulation_steps={2 * accumulation}", why)

@@ -149,7 +149,7 @@ def test_each_cause_has_its_remedy(tmp_path, cause, flags, expected):
 @pytest.mark.parametrize(
     "change",
     ["--stop_at_top1=0.97", "--epochs=15", "--label_smoothing=0.1", "--mixup=0.2", "--batch_norm=precise", "--lr=0.2",
-     "--warmup_epochs=5", "--gradient_health_every_steps=10", "--allreduce=auto", "--seed=1",
+     "--warmup_epochs=5", "--seed=1",
      "--precision=mixed_float16"],
 )  # fmt: skip
 def test_the_other_suggestions_are_flags_too(change):
