@@ -13,8 +13,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from hybrid_imagenet import callbacks, data, optimizers, order, schedules
     from hybrid_imagenet.comm.process import communicator, init, local_rank, rank, shutdown, size
+    from hybrid_imagenet.library import load_model
     from hybrid_imagenet.library.broadcast import broadcast_model
-    from hybrid_imagenet.library.loading import load_model
     from hybrid_imagenet.library.optimizer import DistributedOptimizer
 
 # `init` sets what TensorFlow reads when it starts, so that the names of `comm.process` must not import it.
@@ -22,7 +22,7 @@ _HOMES = {
     **dict.fromkeys(("communicator", "init", "local_rank", "rank", "shutdown", "size"), "comm.process"),
     "DistributedOptimizer": "library.optimizer",
     "broadcast_model": "library.broadcast",
-    "load_model": "library.loading",
+    "load_model": "library",
 }
 __all__ = [
     "DistributedOptimizer",

@@ -34,10 +34,10 @@ from hybrid_imagenet import recipes
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import derived, report
 from hybrid_imagenet.config import help as flag_help
-from hybrid_imagenet.resilience import start_limit
 from hybrid_imagenet.resilience.exit_code import announce
 from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
+from hybrid_imagenet.resilience.watchdog import watch_start
 from hybrid_imagenet.stages import START, on_terminal
 from hybrid_imagenet.training import preflight
 
@@ -86,7 +86,7 @@ def _train(config: configuration.RunConfig) -> int:
     from hybrid_imagenet import comm
 
     follow_launcher()
-    start_limit.watch(START, config.stall_timeout, launcher_rank())
+    watch_start(START, config.stall_timeout, launcher_rank())
     if launcher_rank() == 0 and config.progress != "none":
         START.open(_title(config), sys.stdout, terminal=on_terminal(config.progress, placement().size))
     START.begin("loading TensorFlow")

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from hybrid_imagenet.comm.environment import prefer_onednn
-from hybrid_imagenet.comm.startup import ENGINE_VARIABLE
+from hybrid_imagenet.comm.process import ENGINE_VARIABLE
 from hybrid_imagenet.resilience.stop_signals import REQUESTS, SIGNALS
 from tests.ranks import Pool
 from tests.support import program

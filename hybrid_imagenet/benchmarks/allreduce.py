@@ -115,14 +115,12 @@ def _ours(
 
     from hybrid_imagenet.comm.communicator import travelling
     from hybrid_imagenet.comm.fusion import WIRE_BYTES, Bucket
-    from hybrid_imagenet.comm.selection import Selector
 
     wire = _WIRES[compression]
     elements = size // 4
     wire_bytes = elements * WIRE_BYTES[wire]
     bucket = Bucket((0,), (elements,), wire, wire_bytes)
-    selector = Selector(communicator, _settings(options, algorithm, compression), communicator.collectives)
-    chosen = selector.select([bucket])[0].algorithm
+    chosen = communicator.selector(_settings(options, algorithm, compression)).of(bucket)
 
     @tf.function(autograph=False)
     def reduce(tensor: tf.Tensor) -> tf.Tensor:

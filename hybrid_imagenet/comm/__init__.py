@@ -6,8 +6,8 @@ a model of its own calls `process.init` instead, and is connected when its optim
 
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import placement
+from hybrid_imagenet.comm.process import start
 from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.comm.single_process import SingleProcess
-from hybrid_imagenet.comm.startup import start
 
 __all__ = ["Communicator", "Settings", "SingleProcess", "placement", "start"]

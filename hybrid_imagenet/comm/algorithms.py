@@ -6,6 +6,7 @@ vector so that it can be cut evenly.
 ring           one all-reduce over all ranks
 hierarchical   torus with one row per host (the scheme that Horovod and NCCL call hierarchical)
 masters        sum in each group, all-reduce between the first ranks of the groups, broadcast in each group (Jia et al.)
+size_switched  masters for small buckets, the ring for large ones (Jia et al.)
 torus          reduce-scatter in rows, all-reduce in columns, all-gather in rows (Mikami et al.)
 """
 
@@ -20,12 +21,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from hybrid_imagenet.comm.collectives import Collectives
-from hybrid_imagenet.comm.settings import ALGORITHMS
+from hybrid_imagenet.comm.fusion import Bucket
+from hybrid_imagenet.comm.settings import ALGORITHMS, Settings
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import torus
-
-if typing.TYPE_CHECKING:
-    from hybrid_imagenet.comm.communicator import Communicator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +35,11 @@ class Ranks:
       rank: this one's number.
       hosts: the host of every rank.
       collectives: the engine's operations, and its groups of ranks.
-      communicator: for agreeing on measurements.
     """
 
     rank: int
     hosts: Sequence[str]
     collectives: Collectives
-    communicator: Communicator | None = None
 
     def grid(self, text: str | None) -> torus.Grid:
         """Returns the grid written as `text`, or the default one for the hosts.
@@ -53,26 +50,13 @@ class Ranks:
         return torus.parse_grid(text, len(self.hosts)) if text else torus.default_grid(self.hosts)
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """The algorithm for a bucket.
-
-    Attributes:
-      name: of the algorithm, or `exchange` for bfloat16.
-      algorithm: what does it.
-      reason: why, if it was measured.
-    """
-
-    name: str
-    algorithm: Algorithm
-    reason: str = ""
-
-
-class Chooser(abc.ABC):
-    """Names, for a value of --allreduce, the algorithm for each size of bucket.
+class Algorithm(abc.ABC):
+    """A way to sum a vector over all ranks.
 
     A constructor takes `Ranks` and the options that `comm.settings.ALGORITHMS` declares for it, by name.
     """
+
+    name = ""  # in `ALGORITHMS`; `make` sets it
 
     @classmethod
     def rows_are_hosts(cls, hosts: Sequence[str], **options: typing.Any) -> bool:
@@ -80,42 +64,26 @@ class Chooser(abc.ABC):
         del hosts, options
         return False
 
-    @abc.abstractmethod
-    def choose(self, sizes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Choice]:
-        """Returns the choice for each pair of a type on the wire and a number of bytes. All ranks call it together."""
-
-
-class Algorithm(Chooser):
-    """A way to sum a vector over all ranks."""
-
-    name = ""  # in `ALGORITHMS`; `make` sets it
-    sets: list[list[int]]  # the sets of ranks, of 2 or more, in which it communicates
-
-    @classmethod
-    def is_of_use(cls, ranks: Ranks, **options: typing.Any) -> bool:
-        """Returns whether --allreduce=auto should measure it: false where it cannot work or does what the ring does."""
-        del ranks, options
-        return True
-
-    def choose(self, sizes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Choice]:
-        return dict.fromkeys(sizes, Choice(self.name, self))
+    def for_size(self, size: int) -> Algorithm:
+        """Returns what sums a bucket of so many bytes."""
+        del size
+        return self
 
     @abc.abstractmethod
     def sum(self, flat: tf.Tensor, name: str) -> tf.Tensor:
         """Returns the sum over ranks of a tensor of shape [n], in its type. `name` pairs the ranks' operations."""
 
 
-def make(name: str, ranks: Ranks, **options: typing.Any) -> Chooser:
-    """Returns the chooser that `--allreduce=name` stands for, with its options.
+def make(name: str, ranks: Ranks, **options: typing.Any) -> Algorithm:
+    """Returns the algorithm that `--allreduce=name` stands for, with its options.
 
     Raises:
       UserError: if the algorithm needs hosts with equal numbers of ranks.
       ValueError: if a grid does not hold all ranks.
     """
     known = ALGORITHMS[name]
-    made: Chooser = pkgutil.resolve_name(known.constructor)(ranks, **vars(known.options(**options)))
-    if isinstance(made, Algorithm):
-        made.name = name
+    made: Algorithm = pkgutil.resolve_name(known.constructor)(ranks, **vars(known.options(**options)))
+    made.name = name
     return made
 
 
@@ -124,7 +92,6 @@ class Ring(Algorithm):
 
     def __init__(self, ranks: Ranks) -> None:
         self._do = ranks.collectives
-        self.sets = []
 
     def sum(self, flat: tf.Tensor, name: str) -> tf.Tensor:
         return self._do.allreduce_apart(flat, name)
@@ -147,22 +114,12 @@ class Cut(Algorithm):
         """Returns the sum over ranks of a tensor of shape [n], n a multiple of `parts`."""
 
 
-class OnGrid(Cut):
-    """An algorithm on a grid of ranks."""
-
-    @classmethod
-    def is_of_use(cls, ranks: Ranks, **options: typing.Any) -> bool:
-        """Returns whether the grid has several rows and several columns."""
-        grid = ranks.grid(options.get("torus_grid"))
-        return min(grid.vertical, grid.horizontal) > 1
-
-    def _make_sets(self, ranks: Ranks, groups: Sequence[Sequence[int]]) -> dict[tuple[int, ...], typing.Any]:
-        """Returns the sets of several ranks by their members; all ranks make all sets, in the same order."""
-        self.sets = [list(members) for members in groups if len(members) > 1]
-        return {tuple(members): ranks.collectives.group(members) for members in self.sets}
+def _make_sets(ranks: Ranks, groups: Sequence[Sequence[int]]) -> dict[tuple[int, ...], typing.Any]:
+    """Returns the sets of several ranks by their members; all ranks make all sets, in the same order."""
+    return {tuple(members): ranks.collectives.group(members) for members in groups if len(members) > 1}
 
 
-class Torus(OnGrid):
+class Torus(Cut):
     """Reduce-scatter in rows, all-reduce in columns, all-gather in rows."""
 
     @classmethod
@@ -182,7 +139,7 @@ class Torus(OnGrid):
         columns = torus.columns(rows)
         self.parts = len(columns)
         self._do = ranks.collectives
-        made = self._make_sets(ranks, [*rows, *columns])
+        made = _make_sets(ranks, [*rows, *columns])
         self._row = next(made.get(tuple(row)) for row in rows if ranks.rank in row)
         self._column = next(made.get(tuple(column)) for column in columns if ranks.rank in column)
 
@@ -208,12 +165,6 @@ class Hierarchical(Torus):
         """Returns whether the hosts have equally many ranks."""
         return _host_grid(hosts) is not None
 
-    @classmethod
-    def is_of_use(cls, ranks: Ranks, **options: typing.Any) -> bool:
-        """Returns whether there are several hosts, with equally many ranks, more than 1."""
-        grid = _host_grid(ranks.hosts)
-        return grid is not None and min(grid.vertical, grid.horizontal) > 1
-
     def __init__(self, ranks: Ranks) -> None:
         """Makes the sets of ranks.
 
@@ -237,7 +188,7 @@ def _host_grid(hosts: Sequence[str]) -> torus.Grid | None:
         return None
 
 
-class Masters(OnGrid):
+class Masters(Cut):
     """Sum in groups, all-reduce between the groups' masters (their lowest ranks), broadcast in groups.
 
     Engines have no reduction to one rank. The sum in a group is an all-reduce, whose result only the master uses.
@@ -252,7 +203,7 @@ class Masters(OnGrid):
         groups = torus.rows(ranks.hosts, ranks.grid(torus_grid))
         masters = sorted(min(group) for group in groups)
         self._do = ranks.collectives
-        made = self._make_sets(ranks, [*groups, masters])
+        made = _make_sets(ranks, [*groups, masters])
         group = next(g for g in groups if ranks.rank in g)
         self._root = min(group)
         self._group = made.get(tuple(group))
@@ -271,6 +222,21 @@ class Masters(OnGrid):
         return total
 
 
+class SizeSwitched(Algorithm):
+    """Sums small buckets by masters and large ones by the ring (Jia et al.)."""
+
+    def __init__(self, ranks: Ranks, *, torus_grid: str | None, size_switch_kb: int) -> None:
+        self._threshold = size_switch_kb * 1024
+        self._small = make("masters", ranks, torus_grid=torus_grid)
+        self._large = make("ring", ranks)
+
+    def for_size(self, size: int) -> Algorithm:
+        return self._small if size < self._threshold else self._large
+
+    def sum(self, flat: tf.Tensor, name: str) -> tf.Tensor:
+        return self.for_size(flat.shape[0] * flat.dtype.size).sum(flat, name)
+
+
 class SixteenBitExchange(Cut):
     """The sum of bfloat16 tensors, which Horovod's all-reduce refuses, carried as 16-bit integers.
 
@@ -278,9 +244,10 @@ class SixteenBitExchange(Cut):
     are gathered: the traffic of a ring in the fewest steps, with one rounding after the sum instead of one per rank.
     """
 
+    name = "exchange"
+
     def __init__(self, ranks: Ranks) -> None:
         self._do, self.parts = ranks.collectives, len(ranks.hosts)
-        self.sets = []
 
     def sum_padded(self, flat: tf.Tensor, name: str) -> tf.Tensor:
         """Sums by all-to-all, local sum and all-gather."""
@@ -289,3 +256,27 @@ class SixteenBitExchange(Cut):
         share = tf.cast(tf.reduce_sum(tf.cast(shares, tf.float32), 0), tf.bfloat16)
         gathered = self._do.allgather(tf.bitcast(share, tf.uint16), f"{name}_gather")
         return tf.bitcast(tf.ensure_shape(gathered, flat.shape), tf.bfloat16)
+
+
+class Selector:
+    """Makes the algorithm that the settings ask for, and gives each bucket its own. The same on all ranks."""
+
+    def __init__(self, ranks: Ranks, settings: Settings, *, engine_does_it: bool = False) -> None:
+        """Makes the sets of ranks.
+
+        Args:
+          ranks: all of them; one object of collectives per process, as Horovod refuses the same set twice.
+          settings: the algorithm with its options.
+          engine_does_it: the engine's own all-reduce has been set to the algorithm, so that nothing need be composed.
+
+        Raises:
+          UserError: if the algorithm needs hosts with equal numbers of ranks.
+          ValueError: if the grid does not hold all ranks.
+        """
+        self._exchange = SixteenBitExchange(ranks)
+        self._chosen: Algorithm = Ring(ranks) if engine_does_it else make(settings.allreduce, ranks, **settings.options)
+        self._chosen.name = settings.allreduce
+
+    def of(self, bucket: Bucket) -> Algorithm:
+        """Returns what sums a bucket."""
+        return self._exchange if bucket.wire == "bfloat16" else self._chosen.for_size(bucket.bytes)

@@ -1,6 +1,6 @@
 """Defines the operations that an engine brings: sums and exchanges among all ranks, or among the ranks of a group.
 
-All else in `comm` is made of them. `horovod_collectives` has them from Horovod, `tensorflow_collectives` from
+All else in `comm` is made of them. `horovod_engine` has them from Horovod, `tensorflow_engine` from
 TensorFlow itself.
 """
 
@@ -26,14 +26,6 @@ class Collectives(abc.ABC):
     @abc.abstractmethod
     def group(self, ranks: Sequence[int]) -> Any:
         """Returns the group of these ranks. All ranks of the job ask for the same groups in the same order."""
-
-    @abc.abstractmethod
-    def groups(self) -> list[list[int]]:
-        """Returns the ranks of every group but that of all."""
-
-    @abc.abstractmethod
-    def keep(self, needed: Sequence[Sequence[int]]) -> None:
-        """Lets go of groups that cost something and are not among those of `needed`."""
 
     @abc.abstractmethod
     def allreduce(self, tensor: tf.Tensor, name: str, group: Any = None, *, scoped: bool = False) -> tf.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import dataclasses
 import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,29 +13,6 @@ from hybrid_imagenet.numerics.packing import padded
 
 if typing.TYPE_CHECKING:
     import tensorflow as tf
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerHealth:
-    """Counts of one gradient's losses in computation and on the wire, over all ranks and all counted steps.
-
-    Attributes:
-      name: the variable.
-      elements: number of elements counted: the gradient's size times ranks times counted steps.
-      overflow: finite values that became infinite on the wire.
-      underflow: non-zero values that became zero on the wire.
-      nonfinite: values that were infinite or NaN before they were cast: in FP16, what overflowed in computation.
-      zeros: values that were zero before they were cast; in FP16 they include what vanished in computation.
-      first_rank: the lowest rank that sent an infinite value or NaN; None if none did.
-    """
-
-    name: str
-    elements: int
-    overflow: int
-    underflow: int
-    nonfinite: int
-    zeros: int
-    first_rank: int | None
 
 
 class Communicator(abc.ABC):
@@ -156,14 +132,6 @@ class Communicator(abc.ABC):
           for the device, nor with `Settings.deterministic`: `steps` is 0 then and `exposed_ms` None.
         """
         return {}
-
-    def gradient_health(self) -> list[LayerHealth]:
-        """Returns gradients' losses in computation and on the wire since the last call, by layer. Every rank calls it.
-
-        Returns:
-          Nothing if counting is off (`Settings.gradient_health_every_steps`).
-        """
-        return []
 
     @abc.abstractmethod
     def shutdown(self) -> None:

@@ -13,11 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.comm.algorithms import Ranks, Selector
 from hybrid_imagenet.comm.collectives import Collectives
-from hybrid_imagenet.comm.communicator import Communicator, LayerHealth
+from hybrid_imagenet.comm.communicator import Communicator
+from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.comm.gradients import GradientReducer
 from hybrid_imagenet.comm.hosts import names
-from hybrid_imagenet.comm.selection import Selector
 from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.errors import UserError
 
@@ -41,8 +42,13 @@ class ConnectedRanks(Communicator):
     _neighbors: Any = None  # this rank's group, None for one alone
     _calls = 0
 
-    def _take_places(self, keys: Sequence[Sequence[str]]) -> None:
-        """Tells hosts apart by every rank's `hosts.key`, once `rank` and `size` are set."""
+    def selector(self, settings: Settings, *, engine_does_it: bool = False) -> Selector:
+        """Returns what sums buckets as the settings ask; see `Selector`."""
+        return Selector(Ranks(self.rank, self.hosts, self.collectives), settings, engine_does_it=engine_does_it)
+
+    def _take_places(self, place: Placement, keys: Sequence[Sequence[str]]) -> None:
+        """Notes the place of this rank, and tells hosts apart by every rank's `hosts.key`."""
+        self.rank, self.size = place.rank, place.size
         self.hosts = names(keys)
         here = [r for r, name in enumerate(self.hosts) if name == self.hosts[self.rank]]
         self.local_rank, self.local_size = here.index(self.rank), len(here)
@@ -94,13 +100,9 @@ class ConnectedRanks(Communicator):
         """Returns the buckets, and the time for which steps waited for them since the last call."""
         return self._reducer.statistics()
 
-    def gradient_health(self) -> list[LayerHealth]:
-        return self._reducer.gradient_health()
-
     def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
         """Sends the variables' bytes, packed, so that the type does not matter and small ones share a message."""
-        shapes = [_shape(v) for v in variables]
-        table = [[shape, v.dtype.name] for shape, v in zip(shapes, variables, strict=True)]
+        table = [[v.shape.as_list(), v.dtype.name] for v in variables]
         digest = hashlib.sha256(json.dumps(table).encode()).hexdigest()
         differs = digest != self.broadcast_object(digest, root)
         self.agree(
@@ -109,29 +111,29 @@ class ConnectedRanks(Communicator):
             if differs
             else None
         )
-        pack: list[tuple[tf.Variable, list[int]]] = []
+        pack: list[tf.Variable] = []
         size = 0
-        for variable, shape in zip(variables, shapes, strict=True):
-            pack.append((variable, shape))
-            size += _bytes(variable, shape)
+        for variable in variables:
+            pack.append(variable)
+            size += _bytes(variable)
             if size >= _PACK_BYTES:
                 self._broadcast_pack(pack, size, root)
                 pack, size = [], 0
         if pack:
             self._broadcast_pack(pack, size, root)
 
-    def _broadcast_pack(self, pack: Sequence[tuple[tf.Variable, list[int]]], size: int, root: int) -> None:
+    def _broadcast_pack(self, pack: Sequence[tf.Variable], size: int, root: int) -> None:
         with tf.device("CPU:0"):
             if self.rank == root:
-                data = np.concatenate([np.frombuffer(v.numpy().tobytes(), np.uint8) for v, _ in pack])
+                data = np.concatenate([np.frombuffer(v.numpy().tobytes(), np.uint8) for v in pack])
             else:
                 data = np.zeros(size, np.uint8)
             received = self._broadcast(data, root)
         start = 0
-        for variable, shape in pack:
-            end = start + _bytes(variable, shape)
+        for variable in pack:
+            end = start + _bytes(variable)
             if self.rank != root:
-                variable.assign(received[start:end].view(variable.dtype.as_numpy_dtype).reshape(shape))
+                variable.assign(received[start:end].view(variable.dtype.as_numpy_dtype).reshape(variable.shape))
             start = end
 
     def broadcast_object(self, obj: Any, root: int = 0) -> Any:
@@ -169,7 +171,6 @@ class ConnectedRanks(Communicator):
         return f"{kind}_{self._calls}"
 
     def _reduce_by(self, settings: Settings, selector: Selector, nccl: bool) -> None:
-        """Makes ready for gradients; the last step of connecting."""
         self._reducer = GradientReducer(self, settings, selector, nccl)
         self._warn(settings, nccl)
 
@@ -182,11 +183,5 @@ def _words(data: np.ndarray) -> np.ndarray:
     return found.view(np.int32)
 
 
-def _shape(variable: tf.Variable) -> list[int]:
-    """Returns the shape that a variable has now, also where its declared shape is open (state that can be released)."""
-    shape = variable.shape if variable.shape.is_fully_defined() else tf.shape(variable.read_value()).numpy()
-    return [int(n) for n in shape]
-
-
-def _bytes(variable: tf.Variable, shape: list[int]) -> int:
-    return math.prod(shape) * variable.dtype.size
+def _bytes(variable: tf.Variable) -> int:
+    return math.prod(variable.shape) * variable.dtype.size

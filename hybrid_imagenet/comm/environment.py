@@ -14,18 +14,14 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from hybrid_imagenet.comm import clusters, gpus
+from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.errors import HostError, UserError
 
-# (rank, size, local rank, local size) as mpirun and as horovodrun with Gloo name them.
-_LAUNCHERS = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
-)
-RANK_VARIABLES = (*(names[0] for names in _LAUNCHERS), "PMI_RANK")
-"""Where launchers tell a process its rank; one of them is set in every process that a launcher started."""
-
+# Rank, size, local rank and local size, as mpirun names them.
+_PLACE = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+RANK_VARIABLE = _PLACE[0]
+"""Where mpirun tells a process its rank."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -42,22 +38,25 @@ class Placement:
 
 
 def placement(environ: Mapping[str, str] | None = None) -> Placement:
-    """Reads the variables of mpirun or horovodrun, else TF_CONFIG, else those of srun.
+    """Reads the variables of mpirun.
 
     Raises:
-      UserError: if a launcher's variable is missing or is not a number.
+      UserError: if one is missing or is not a number; or if another launcher has started several processes, each of
+        which would train alone.
     """
     env = os.environ if environ is None else environ
-    for names in _LAUNCHERS:
-        if names[1] not in env and names[0] not in env:
-            continue
+    if RANK_VARIABLE in env or _PLACE[1] in env:
         try:
-            return Placement(*(int(env[name]) for name in names))
+            return Placement(*(int(env[name]) for name in _PLACE))
         except (KeyError, ValueError):
-            given = ", ".join(f"{name}={env.get(name, '')}" for name in names)
-            raise UserError(f"incomplete launcher variables ({given}): start with horovodrun or mpirun") from None
-    cluster = clusters.read(env)
-    return Placement() if cluster is None else Placement(cluster.rank, len(cluster.servers), *cluster.local())
+            given = ", ".join(f"{name}={env.get(name, '')}" for name in _PLACE)
+            raise UserError(f"incomplete launcher variables ({given}): start with hybrid-imagenet run") from None
+    for name in ("TF_CONFIG", "SLURM_STEP_NUM_TASKS", "PMI_SIZE", "HOROVOD_SIZE"):
+        if env.get(name, "1") not in ("", "1"):
+            raise UserError(
+                f"{name}={env[name]}: mpirun alone connects ranks: start them with hybrid-imagenet run, or unset {name}"
+            )
+    return Placement()
 
 
 def prepare(place: Placement, threads: int | None = None, *, persistent_batch_norm: bool = True) -> int:
@@ -106,30 +105,9 @@ def threads_per_rank(place: Placement) -> int:
     are to share, and the rank's how many of them it can reach.
     """
     own = len(os.sched_getaffinity(0))
-    return max(1, min(own, _launcher_cores() // place.local_size))
-
-
-def _launcher_cores() -> int:
-    """Returns the number of cores open to the nearest ancestor that is not part of the rank (the launcher's daemon)."""
-    own = len(os.sched_getaffinity(0))
-    process = os.getpid()
-    try:
-        while process > 1 and _is_rank(process):
-            process = _parent(process)
-        return max(own, len(os.sched_getaffinity(process))) if process > 1 else own
-    except (OSError, ValueError):
-        return own  # another user's process, or none
-
-
-def _is_rank(process: int) -> bool:
-    variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-    names = {name.encode() for launcher in _LAUNCHERS for name in launcher[:1]}
-    return process == os.getpid() or any(v.partition(b"=")[0] in names for v in variables)
-
-
-def _parent(process: int) -> int:
-    # The second field, the command, is in parentheses and may hold spaces.
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    with contextlib.suppress(OSError):  # another user's process, or none
+        return max(1, min(own, max(own, len(os.sched_getaffinity(os.getppid()))) // place.local_size))
+    return max(1, own // place.local_size)
 
 
 def configure_tensorflow(place: Placement, threads: int) -> None:

@@ -90,21 +90,9 @@ def addresses(environ: Mapping[str, str], root: Path = Path("/")) -> list[str]:
     for name in chosen.split(","):
         if name.strip().isdigit() and int(name) < len(present):
             found.append(present[int(name)])
-        elif name.strip().startswith("GPU-"):
-            match = [address for address in present if _uuid(root, address).startswith(name.strip())]
-            if len(match) != 1:
-                break
-            found += match
-        else:  # CUDA stops at the first name that it does not know; parts of GPUs (MIG) are not looked up
+        else:  # CUDA stops at the first name that it does not know; UUIDs are not looked up
             break
     return found
-
-
-def _uuid(root: Path, address: str) -> str:
-    for path in (root / "proc/driver/nvidia/gpus").glob("*/information"):
-        if path.parent.name.lower() == address and (match := re.search(r"GPU UUID:\s*(\S+)", path.read_text())):
-            return match[1]
-    return ""
 
 
 def refusal(capability: tuple[int, int], kernels: Sequence[str], cudnn: tuple[int, ...] | None) -> str | None:

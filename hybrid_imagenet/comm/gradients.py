@@ -13,11 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from hybrid_imagenet.comm import fusion
-from hybrid_imagenet.comm.algorithms import Choice
-from hybrid_imagenet.comm.communicator import LayerHealth, check_gradients, travelling
-from hybrid_imagenet.comm.gradient_order import appearance
-from hybrid_imagenet.comm.health import WireHealth
-from hybrid_imagenet.comm.selection import Selector
+from hybrid_imagenet.comm.algorithms import Algorithm, Selector
+from hybrid_imagenet.comm.communicator import check_gradients, travelling
 from hybrid_imagenet.comm.settings import Settings
 
 if typing.TYPE_CHECKING:
@@ -32,14 +29,12 @@ class Plan:
 
     Attributes:
       buckets: by the time at which they are complete.
-      choices: the algorithm for each bucket.
-      health: counts what gradients lose, if asked for.
+      algorithms: what sums each bucket.
       name: of its reductions; two lists of gradients may be under way at once.
     """
 
     buckets: tuple[fusion.Bucket, ...]
-    choices: tuple[Choice, ...]
-    health: WireHealth | None
+    algorithms: tuple[Algorithm, ...]
     name: str = "gradients"
 
 
@@ -59,12 +54,9 @@ class GradientReducer:
         check_gradients(grads, names)
         plan = self._plan(grads, names)
         received = []
-        for number, (bucket, choice) in enumerate(zip(plan.buckets, plan.choices, strict=True)):
+        for number, (bucket, algorithm) in enumerate(zip(plan.buckets, plan.algorithms, strict=True)):
             sent = travelling([grads[m] for m in bucket.members], self._communicator.size, bucket.wire)
-            received.append(choice.algorithm.sum(sent, f"{plan.name}_{number}"))
-        if plan.health is not None:
-            wires = [self._settings.wire(name) for name in names]
-            plan.health.observe(grads, wires, float(self._communicator.size))
+            received.append(algorithm.sum(sent, f"{plan.name}_{number}"))
         if not (self._settings.deterministic or self._nccl):
             self._time(grads, received)
         return received, [bucket.members for bucket in plan.buckets]
@@ -87,9 +79,9 @@ class GradientReducer:
         seconds, steps = self._exposed.numpy()
         self._exposed.assign(tf.zeros_like(self._exposed))
         buckets = [
-            {"bytes": bucket.bytes, "tensors": len(bucket.members), "wire": bucket.wire, "algorithm": choice.name}
+            {"bytes": bucket.bytes, "tensors": len(bucket.members), "wire": bucket.wire, "algorithm": algorithm.name}
             for plan in self._plans.values()
-            for bucket, choice in zip(plan.buckets, plan.choices, strict=True)
+            for bucket, algorithm in zip(plan.buckets, plan.algorithms, strict=True)
         ]
         return {
             "buckets": buckets,
@@ -97,11 +89,6 @@ class GradientReducer:
             "steps": int(steps),
             "exposed_ms": 1000 * float(seconds / steps) if steps else None,
         }
-
-    def gradient_health(self) -> list[LayerHealth]:
-        """See `Communicator.gradient_health`."""
-        plans = [plan for plan in self._plans.values() if plan.health is not None]
-        return [row for plan in plans for row in plan.health.collect(self._communicator)]  # type: ignore[union-attr]
 
     def _plan(self, grads: Sequence[tf.Tensor], names: Sequence[str]) -> Plan:
         """Makes the plan for these gradients once, from rank 0's order: a retrace must not wait for other ranks."""
@@ -118,16 +105,36 @@ class GradientReducer:
         wires = [self._settings.wire(name) for name in names]
         late = self._settings.late_bytes(self._nccl)
         buckets = fusion.pack(order, elements, wires, self._settings.fusion_bytes, late)
-        choices = self._selector.select(buckets)
-        every = self._settings.gradient_health_every_steps
-        health = WireHealth(names, elements, every) if every else None
+        algorithms = tuple(map(self._selector.of, buckets))
         if self._communicator.rank == 0:
-            used = ", ".join(sorted({choice.name for choice in choices}))
+            used = ", ".join(sorted({algorithm.name for algorithm in algorithms}))
             total = sum(bucket.bytes for bucket in buckets) / 2**20
             _log.info("gradients: %d in %d buckets, %.3g MiB per step, by %s", len(names), len(buckets), total, used)
         name = f"gradients_{len(self._plans)}_of" if self._plans else "gradients"
-        return Plan(tuple(buckets), tuple(choices), health, name)
+        return Plan(tuple(buckets), algorithms, name)
 
     def _check_alike(self, key: str) -> None:
         differs = self._communicator.broadcast_object(key) != key
         self._communicator.agree("its gradients differ in name, number or shape from rank 0's" if differs else None)
+
+
+def appearance(grads: Sequence[tf.Tensor]) -> list[int]:
+    """Returns the positions of the gradients in the order in which the graph can produce them.
+
+    A gradient's time is the length of the longest chain of operations before it in its graph: late layers have
+    shorter chains than early ones. Equal lengths, and gradients outside of a graph, come last variable first.
+    """
+    backward = range(len(grads) - 1, -1, -1)
+    if any(tf.is_symbolic_tensor(grad) for grad in grads):
+        depths = _depths([grad.op for grad in grads if tf.is_symbolic_tensor(grad)])
+        return sorted(backward, key=lambda i: depths[grads[i].op.name] if tf.is_symbolic_tensor(grads[i]) else 0)
+    return list(backward)
+
+
+def _depths(ops: Sequence[tf.Operation]) -> dict[str, int]:
+    """Returns, for each operation of the graph by name, the length of the longest path of data or control to it."""
+    depths: dict[str, int] = {}
+    for op in ops[0].graph.get_operations():  # in order of creation: inputs come first
+        before = [tensor.op.name for tensor in op.inputs] + [control.name for control in op.control_inputs]
+        depths[op.name] = 1 + max((depths.get(name, 0) for name in before), default=0)
+    return depths

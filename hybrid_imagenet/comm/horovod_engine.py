@@ -11,12 +11,10 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hybrid_imagenet.comm import hosts
+from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.connected import ConnectedRanks
 from hybrid_imagenet.comm.environment import placement
-from hybrid_imagenet.comm.horovod_collectives import HorovodCollectives
-from hybrid_imagenet.comm.selection import Selector
 from hybrid_imagenet.comm.settings import ALGORITHMS, Settings
-from hybrid_imagenet.errors import UserError
 
 _ITSELF = "Horovod's own torus over NCCL, with one row per host"
 _COMPOSED = (
@@ -24,6 +22,54 @@ _COMPOSED = (
     "for all that the GPU was given before; compare it with --allreduce=ring"
 )
 _log = logging.getLogger(__name__)
+
+
+class HorovodCollectives(Collectives):
+    """Horovod's operations; a group is one of its sets of ranks, all of which it is told at its start.
+
+    Horovod could add sets later. Then its thread would exchange their number with the other ranks in every cycle, and
+    hold meanwhile the lock that every operation needs.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._all = tuple(range(size))
+        self._sets = {self._all: hvd.global_process_set}
+
+    def group(self, ranks: Sequence[int]) -> hvd.ProcessSet:
+        """Returns the set of these ranks; the first request makes it."""
+        key = tuple(sorted(ranks))
+        if key not in self._sets:
+            self._sets[key] = hvd.ProcessSet(list(key))
+        return self._sets[key]
+
+    def made(self) -> list[hvd.ProcessSet]:
+        """Returns all sets but the global one, for `hvd.init`, which makes them usable."""
+        return [made for key, made in self._sets.items() if key != self._all]
+
+    def allreduce(
+        self, tensor: tf.Tensor, name: str, group: hvd.ProcessSet | None = None, *, scoped: bool = False
+    ) -> tf.Tensor:
+        where = group or hvd.global_process_set
+        return hvd.allreduce(tensor, op=hvd.Sum, name=name, process_set=where, ignore_name_scope=not scoped)
+
+    def allreduce_apart(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Sums a group of one tensor: groups are not merged (HOROVOD_DISABLE_GROUP_FUSION)."""
+        return hvd.grouped_allreduce([tensor], op=hvd.Sum, name=name, ignore_name_scope=True)[0]
+
+    def reducescatter(self, flat: tf.Tensor, name: str, group: hvd.ProcessSet) -> tf.Tensor:
+        return hvd.reducescatter(flat, op=hvd.Sum, name=name, process_set=group, ignore_name_scope=True)
+
+    def allgather(self, flat: tf.Tensor, name: str, group: hvd.ProcessSet | None = None) -> tf.Tensor:
+        """Gathers in one operation; lengths may differ."""
+        where = group or hvd.global_process_set
+        return hvd.allgather(flat, name=name, process_set=where, ignore_name_scope=True)
+
+    def alltoall(self, flat: tf.Tensor, name: str) -> tf.Tensor:
+        return hvd.alltoall(flat, name=name, ignore_name_scope=True)
+
+    def broadcast(self, tensor: tf.Tensor, root: int, name: str, group: hvd.ProcessSet | None = None) -> tf.Tensor:
+        where = group or hvd.global_process_set
+        return hvd.broadcast(tensor, root, name=name, process_set=where, ignore_name_scope=True)
 
 
 class HorovodCommunicator(ConnectedRanks):
@@ -45,27 +91,17 @@ class HorovodCommunicator(ConnectedRanks):
         self.collectives = self._host = HorovodCollectives(place.size)
         self._neighbors = self._group_of_neighbors(settings.neighbors, place.rank, place.size)
         nccl = _set_engine(settings)
-        composed = any(s.allreduce != "ring" for s in (settings, *others))
-        keys = hosts.gather(hosts.key()) if composed else None
-        itself = nccl and keys is not None and _does_itself(settings, hosts.names(keys))
+        keys = hosts.gather(hosts.key(), place.size)
+        itself = nccl and _does_itself(settings, hosts.names(keys))
         if itself:
             os.environ.setdefault("HOROVOD_TORUS_ALLREDUCE", "1")
-        if keys is None:
-            if composed:
-                os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # more sets will follow
-            hvd.init(process_sets=self.collectives.made())
-        if hvd.is_initialized() and hvd.size() != place.size:
-            raise UserError(
-                f"{place.size} ranks were started, but MPI connects {hvd.size()} of them: start them with "
-                "hybrid-imagenet run or srun --mpi=pmix, or connect them by --engine=tensorflow"
-            )
-        self.rank, self.size = place.rank, place.size
-        self._take_places(keys or self.allgather_object(hosts.key()))
-        selector = Selector(self, settings, self.collectives, itself)
+        self._take_places(place, keys)
+        selector = self.selector(settings, engine_does_it=itself)
         for other in others:
-            Selector(self, other, self.collectives)  # asks for its sets
+            self.selector(other)  # asks for its sets
         if not hvd.is_initialized():
             hvd.init(process_sets=self.collectives.made())
+        hosts.check_size(hvd.size(), place.size)
         self._reduce_by(settings, selector, nccl)
         if nccl and self.rank == 0 and settings.allreduce != "ring":
             _log.info("--allreduce=%s is %s", settings.allreduce, _ITSELF if itself else _COMPOSED)
@@ -76,7 +112,6 @@ class HorovodCommunicator(ConnectedRanks):
 
 
 def _nccl() -> bool:
-    """Returns whether NCCL carries the gradients."""
     return bool(hvd.nccl_built() and tf.config.get_visible_devices("GPU"))
 
 

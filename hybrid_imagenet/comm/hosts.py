@@ -6,7 +6,6 @@ on the hosts. So the ranks ask each other through MPI (mpi4py).
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -93,19 +92,33 @@ def names(keys: Sequence[Sequence[str]]) -> tuple[str, ...]:
     return tuple(unique[host] for host in each)
 
 
-def gather(own: Sequence[str]) -> list[list[str]] | None:
+def gather(own: Sequence[str], size: int) -> list[list[str]]:
     """Gathers what every rank contributes, through MPI. All ranks call it, after the import of Horovod.
 
     MPI is started here; Horovod finds it started and leaves it running. It is ended when the process ends.
 
     Returns:
-      The contributions in the order of ranks; None where mpirun has not started the ranks, or without mpi4py.
+      The contributions of all `size` ranks, in their order.
+
+    Raises:
+      UserError: without mpi4py, or if MPI connects other ranks.
     """
-    if "OMPI_COMM_WORLD_RANK" not in os.environ or not importlib.util.find_spec("mpi4py"):
-        return None
-    import mpi4py
+    try:
+        import mpi4py
+    except ModuleNotFoundError:
+        raise UserError("ranks find each other through mpi4py, which is missing: pip install mpi4py") from None
 
     mpi4py.rc.errors = "default"  # as without mpi4py; else errors inside of Horovod's communicators would be returned
     from mpi4py import MPI
 
-    return [list(other) for other in MPI.COMM_WORLD.allgather(list(own))]
+    found = [list(other) for other in MPI.COMM_WORLD.allgather(list(own))]
+    check_size(len(found), size)
+    return found
+
+
+def check_size(connected: int, size: int) -> None:
+    """Raises UserError if not all ranks that were started are connected."""
+    if connected != size:
+        raise UserError(
+            f"{size} ranks were started, but MPI connects {connected} of them: start them with hybrid-imagenet run"
+        )

@@ -59,8 +59,7 @@ ALGORITHMS = {
     "torus": AllReduce("hybrid_imagenet.comm.algorithms:Torus", GridOptions, cost_model.by_torus),
     "hierarchical": AllReduce("hybrid_imagenet.comm.algorithms:Hierarchical", cost=cost_model.by_hierarchical),
     "masters": AllReduce("hybrid_imagenet.comm.algorithms:Masters", GroupOptions, cost_model.by_masters),
-    "size_switched": AllReduce("hybrid_imagenet.comm.selection:SizeSwitched", SizeOptions, cost_model.by_size),
-    "auto": AllReduce("hybrid_imagenet.comm.selection:Auto", GridOptions),
+    "size_switched": AllReduce("hybrid_imagenet.comm.algorithms:SizeSwitched", SizeOptions, cost_model.by_size),
 }
 COMPRESSIONS = ("none", "fp16", "bf16")
 ENGINES = {
@@ -69,7 +68,7 @@ ENGINES = {
 }
 """The communicator of each engine."""
 _CYCLE_MS, _NCCL_CYCLE_MS = 1.0, 0.2
-_NCCL_LATE_MB = 4.0
+_NCCL_LATE_MB = 4
 _WIRES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -85,7 +84,7 @@ class Communication:
     )
     allreduce: str = option(
         "ring",
-        "How gradients are summed over GPUs; auto measures the others at the first step.",
+        "How gradients are summed over GPUs; `hybrid-imagenet bench allreduce` compares.",
         choices=tuple(ALGORITHMS),
     )
     compression: str = option("fp16", "Type in which gradients are sent.", choices=COMPRESSIONS)
@@ -98,13 +97,6 @@ class Communication:
     cycle_time_ms: float | None = option(
         None, "Pause between Horovod's looks at its queue; default 0.2 with NCCL, else 1.", unit="ms", minimum=0.1
     )
-    gradient_health_every_steps: int = option(
-        100,
-        "Steps between counts of gradient values that overflow or underflow, in computation and in the exchange; 0 for "
-        "never.",
-        unit="steps",
-        minimum=0,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,14 +105,11 @@ class Settings(Communication):
 
     Attributes:
       options: the algorithm's options, by name.
-      late_fusion_mb: `fusion_threshold_mb` for the last buckets of a step, which nothing hides; None for 4 with NCCL,
-        else as the others.
       neighbors: ranks that `Communicator.allreduce_neighbors` sums over: 0 to neighbors - 1, and so on.
       deterministic: read no clocks inside the step, which TensorFlow refuses in deterministic mode.
     """
 
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    late_fusion_mb: float | None = None
     neighbors: int = 1
     deterministic: bool = False
 
@@ -137,10 +126,8 @@ class Settings(Communication):
         return int(self.fusion_threshold_mb * 2**20)
 
     def late_bytes(self, nccl: bool) -> int | None:
-        """Returns the same for the last buckets; None for no difference."""
-        if self.late_fusion_mb is None and not nccl:
-            return None
-        return int((_NCCL_LATE_MB if self.late_fusion_mb is None else self.late_fusion_mb) * 2**20)
+        """Returns the same for the last buckets of a step, which nothing hides; None for no difference."""
+        return _NCCL_LATE_MB << 20 if nccl else None
 
     def cycle_ms(self, nccl: bool) -> float:
         """Returns the pause of Horovod's thread. A GPU's step is short, and so are the waits that hide behind it."""

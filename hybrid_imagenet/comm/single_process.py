@@ -13,17 +13,11 @@ from hybrid_imagenet.comm.communicator import Communicator, check_gradients, tra
 if typing.TYPE_CHECKING:
     import tensorflow as tf
 
-    from hybrid_imagenet.comm.communicator import LayerHealth
-    from hybrid_imagenet.comm.health import WireHealth
-
 
 class SingleProcess(Communicator):
     """Runs every collective over one rank, as the identity. Gradients meet no wire, so they are only cast to FP32."""
 
-    def __init__(self, health_every_steps: int = 0) -> None:
-        """Makes rank 0 of 1; counts what gradients lose at every so many steps, 0 for never."""
-        self._every = health_every_steps
-        self._health: dict[tuple[str, ...], WireHealth] = {}
+    def __init__(self) -> None:
         self.rank = self.local_rank = 0
         self.size = self.local_size = 1
         self.hosts = (socket.gethostname(),)
@@ -48,26 +42,10 @@ class SingleProcess(Communicator):
         from hybrid_imagenet.xla import has_gpu
 
         check_gradients(grads, names)
-        if self._every:
-            self._counter(names, grads).observe(grads, ["float32"] * len(names))
         members = tuple(i for i, grad in enumerate(grads) if grad.shape.num_elements())
         # A GPU has few kernels to start for one bucket. A processor copies less for a bucket each.
         buckets: list[tuple[int, ...]] = [members] if has_gpu() else [(i,) for i in members]
         return [travelling([grads[i] for i in bucket], 1, "float32") for bucket in buckets], buckets
-
-    def gradient_health(self) -> list[LayerHealth]:
-        return [row for health in self._health.values() for row in health.collect(self)]
-
-    def _counter(self, names: Sequence[str], grads: Sequence[tf.Tensor]) -> WireHealth:
-        import tensorflow as tf
-
-        from hybrid_imagenet.comm.health import WireHealth
-
-        if tuple(names) not in self._health:
-            with tf.init_scope():
-                elements = [grad.shape.num_elements() for grad in grads]
-                self._health[tuple(names)] = WireHealth(names, elements, self._every)
-        return self._health[tuple(names)]
 
     def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
         """Leaves the variables as they are."""

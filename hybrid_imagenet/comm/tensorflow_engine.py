@@ -3,20 +3,129 @@
 from __future__ import annotations
 
 import functools
-import os
 import socket
 import sys
+import zlib
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hybrid_imagenet.comm import clusters, hosts
+from hybrid_imagenet.comm import hosts
+from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.connected import ConnectedRanks
 from hybrid_imagenet.comm.environment import Placement, placement
-from hybrid_imagenet.comm.selection import Selector
 from hybrid_imagenet.comm.settings import Settings
-from hybrid_imagenet.comm.tensorflow_collectives import TensorFlowCollectives
 from hybrid_imagenet.errors import UserError
+
+
+class Members(NamedTuple):
+    """A group: its number, the same on all ranks, and its ranks in ascending order."""
+
+    number: int
+    ranks: tuple[int, ...]
+
+
+class TensorFlowCollectives(Collectives):
+    """TensorFlow's operations, which find each other by numbers: one for the group and one for each operation in it.
+
+    A group has tensors on one kind of device only, so the ranks have one object for GPUs and another for their hosts.
+    """
+
+    def __init__(self, rank: int, size: int, *, gpu: bool = False) -> None:
+        """Makes the group of all ranks. TensorFlow must know the ranks already.
+
+        Args:
+          rank: this one's number.
+          size: number of ranks.
+          gpu: the tensors lie on a GPU.
+        """
+        self._rank, self._gpu = rank, gpu
+        self._groups: dict[tuple[int, ...], Members] = {}
+        self._names: dict[int, str] = {}
+        self._places: dict[int, list[int]] = {}
+        # NCCL's kernels must start in one order on all ranks: the runtime orders what shares a resource.
+        self._token = [tf.Variable(0.0, trainable=False).handle] if gpu else []
+        self._everyone = self.group(range(size))
+
+    def group(self, ranks: Sequence[int]) -> Members:
+        """Returns the group; the first request gives it the next number."""
+        key = tuple(sorted(ranks))
+        return self._groups.setdefault(key, Members(len(self._groups) + 1, key))
+
+    def allreduce(
+        self, tensor: tf.Tensor, name: str, group: Members | None = None, *, scoped: bool = False
+    ) -> tf.Tensor:
+        if scoped and not tf.executing_eagerly():
+            name = tf.compat.v1.get_default_graph().unique_name(name)
+        return tf.raw_ops.CollectiveReduceV2(
+            input=tensor, merge_op="Add", final_op="Id", **self._place("sum", tensor, name, group)
+        )
+
+    def reducescatter(self, flat: tf.Tensor, name: str, group: Members) -> tf.Tensor:
+        """Sends each rank its part, and adds the parts in the order of ranks: the runtime has no such sum on CPUs."""
+        parts = tf.unstack(tf.reshape(self._exchange(flat, name, group), [len(group.ranks), -1]))
+        return tf.add_n(parts)
+
+    def allgather(self, flat: tf.Tensor, name: str, group: Members | None = None) -> tf.Tensor:
+        """Gathers in one operation; lengths are equal."""
+        members = group or self._everyone
+        carried = _carried(flat)
+        found = tf.raw_ops.CollectiveGatherV2(input=carried, **self._place("gather", carried, name, group))
+        rows = _permuted(tf.reshape(found, [len(members.ranks), -1]), self._order(members))
+        return tf.bitcast(tf.reshape(rows, [-1]), flat.dtype)
+
+    def alltoall(self, flat: tf.Tensor, name: str) -> tf.Tensor:
+        return self._exchange(flat, name, self._everyone)
+
+    def broadcast(self, tensor: tf.Tensor, root: int, name: str, group: Members | None = None) -> tf.Tensor:
+        place = self._place(f"broadcast from {root}", tensor, name, group)
+        del place["ordering_token"]
+        if self._rank == root:
+            return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **place)
+        return tf.raw_ops.CollectiveBcastRecvV2(T=tensor.dtype, shape=tensor.shape, **place)
+
+    def _exchange(self, flat: tf.Tensor, name: str, group: Members) -> tf.Tensor:
+        count, order = len(group.ranks), self._order(group)
+        parts = tf.reshape(_carried(flat), [count, -1])
+        carried = _permuted(parts, sorted(range(count), key=order.__getitem__))
+        found = tf.raw_ops.CollectiveAllToAllV2(input=carried, **self._place("exchange", carried, name, group))
+        return tf.bitcast(tf.reshape(_permuted(found, order), [-1]), flat.dtype)
+
+    def _order(self, group: Members) -> list[int]:
+        """Returns the place that the runtime has given to each rank of a group; it does not tell, so ranks ask once."""
+        if group.number not in self._places:
+            with tf.init_scope():
+                own = tf.constant([self._rank], tf.float32)  # integers of 32 bits lie on the host, also for a GPU
+                place = self._place("order", own, f"group_{group.number}", group)
+                found = tf.raw_ops.CollectiveGatherV2(input=own, **place).numpy().tolist()
+            self._places[group.number] = [found.index(rank) for rank in group.ranks]
+        return self._places[group.number]
+
+    def _place(self, kind: str, tensor: tf.Tensor, name: str, group: Members | None) -> dict[str, Any]:
+        """Returns what tells the runtime which operation of which ranks this is."""
+        members = group or self._everyone
+        # The runtime wants the same shape and type whenever it meets a number again.
+        label = f"{members.number} {kind} {tensor.dtype.name} {tensor.shape} {name}"
+        number = zlib.crc32(label.encode()) >> 1  # 31 bits, positive
+        if self._names.setdefault(number, label) != label:
+            raise ValueError(f"{label!r} and {self._names[number]!r} have the same number: rename one")
+        return {
+            "group_size": len(members.ranks),
+            "group_key": 2 * members.number + self._gpu,
+            "instance_key": number,
+            "ordering_token": self._token,
+            "communication_hint": "nccl" if self._gpu else "ring",
+        }
+
+
+def _carried(flat: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor whose type the operations carry: 16-bit integers go as the bits of 16-bit floats."""
+    return tf.bitcast(flat, tf.float16) if flat.dtype == tf.uint16 else flat
+
+
+def _permuted(rows: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
+    return rows if list(order) == sorted(order) else tf.gather(rows, order)
 
 
 class TensorFlowCommunicator(ConnectedRanks):
@@ -35,11 +144,9 @@ class TensorFlowCommunicator(ConnectedRanks):
         """
         del others
         place = placement()
-        self.rank, self.size = place.rank, place.size
-        keys = join(place)
         nccl = bool(tf.config.get_visible_devices("GPU"))
+        self._take_places(place, join(place))
         self._host = TensorFlowCollectives(place.rank, place.size)
-        self._take_places(keys or self.allgather_object(hosts.key()))
         if self.rank == 0 and len(set(self.hosts)) > 1:
             print(
                 "warning: --engine=tensorflow opens a port on every rank that takes requests from whoever reaches it: "
@@ -48,34 +155,21 @@ class TensorFlowCommunicator(ConnectedRanks):
             )
         self.collectives = TensorFlowCollectives(place.rank, place.size, gpu=True) if nccl else self._host
         self._neighbors = self._group_of_neighbors(settings.neighbors, place.rank, place.size)
-        self._reduce_by(settings, Selector(self, settings, self.collectives), nccl)
+        self._reduce_by(settings, self.selector(settings), nccl)
 
     def shutdown(self) -> None:
         """Does nothing: the servers end with their processes."""
 
 
 @functools.cache
-def join(place: Placement) -> list[list[str]] | None:
-    """Starts this rank's server and tells TensorFlow of the others'.
-
-    Returns:
-      Every rank's `hosts.key`; None where TF_CONFIG or Slurm has given the addresses, and the keys are yet unknown.
-    """
-    cluster = clusters.read(os.environ) if "OMPI_COMM_WORLD_RANK" not in os.environ else None
-    if cluster is not None:
-        _connect(cluster.servers, place.rank)
-        return None
+def join(place: Placement) -> list[list[str]]:
+    """Starts this rank's server and tells TensorFlow of the others'; returns every rank's `hosts.key`."""
     own, addresses = hosts.key(), hosts.asked_for(hosts.interfaces()).values()
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
         # The port is kept until all have theirs, so that no two ranks of a host are given the same one.
-        found = hosts.gather([*own, str(port), *addresses])
-    if found is None:
-        raise UserError(
-            "--engine=tensorflow: the ranks have no way to find each other: install mpi4py, and start them with "
-            "hybrid-imagenet run"
-        )
+        found = hosts.gather([*own, str(port), *addresses], place.size)
     keys = [each[: len(own)] for each in found]
     if all(key == own for key in keys):
         places = ["127.0.0.1"] * place.size  # "localhost" is not known in every container

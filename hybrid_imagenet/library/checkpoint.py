@@ -31,18 +31,17 @@ class Checkpoint(keras.callbacks.Callback):
     `default_callbacks()`. The folder need not be shared by all hosts.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, every_epochs: int = 1, keep: int = 2, resume: bool = True):
+    def __init__(self, directory: str | os.PathLike[str], *, every_epochs: int = 1, keep: int = 2):
         """Takes the folder.
 
         Args:
           directory: holds nothing else; its parent must exist. One run at a time may use it.
           every_epochs: epochs between checkpoints; the last epoch is always saved.
           keep: the newest good ones that stay.
-          resume: go on from what is there; otherwise a folder that holds checkpoints is refused.
         """
         super().__init__()
         self._directory = pathlib.Path(directory).expanduser().absolute()
-        self._every_epochs, self._keep, self._resume = every_epochs, keep, resume
+        self._every_epochs, self._keep = every_epochs, keep
         self._state = RunState()
         self._saver: CheckpointSaver | None = None
 
@@ -50,7 +49,7 @@ class Checkpoint(keras.callbacks.Callback):
         """Restores the newest good checkpoint on all ranks, and lets `fit` begin with the epoch after it.
 
         Raises:
-          UserError: on all ranks, if the folder is not to be resumed from, or belongs to another model.
+          UserError: on all ranks, if the folder is in use, or belongs to another model.
         """
         ranks = process.communicator()
         for optimizer in compiled_model.optimizers(self.model).values():
@@ -82,15 +81,12 @@ class Checkpoint(keras.callbacks.Callback):
         )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts the steps."""
         self._done = batch + 1
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Begins to count."""
         self._done = 0
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves if it is due."""
         assert self._saver is not None
         self._state.step += self._done
         self._state.finished_epochs = epoch + 1
@@ -98,7 +94,6 @@ class Checkpoint(keras.callbacks.Callback):
         self._saver.after_epoch(epoch + 1, (logs or {}).get("val_top1"))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Saves what is not saved yet and waits for the disk."""
         assert self._saver is not None
         self._saver.finish()
         self.model._initial_epoch = None
@@ -120,10 +115,6 @@ class Checkpoint(keras.callbacks.Callback):
             raise UserError(f"{self._directory}: {problem.strerror}; give a folder that can be written") from None
 
     def _restore(self, store: CheckpointStore) -> dict[str, Any] | None:
-        if not self._resume:
-            if store.paths():
-                raise UserError(f"{self._directory} holds checkpoints: give resume=True, or another folder")
-            return None
         found = store.newest_good()
         if found is None:
             return None

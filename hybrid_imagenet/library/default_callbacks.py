@@ -6,17 +6,162 @@ import importlib.util
 from typing import Any
 
 import keras
+import numpy as np
+from tensorflow.python.eager import execute  # here the main thread is while a step runs
+from tensorflow.python.framework import ops  # and here while it fetches a value
 
+from hybrid_imagenet import comm
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.errors import SharedError
-from hybrid_imagenet.library.batch_norm import MergeBatchNormStatistics
+from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.broadcast import BroadcastInitialState
 from hybrid_imagenet.library.checkpoint import Checkpoint
-from hybrid_imagenet.library.compare_ranks import CompareRanks
 from hybrid_imagenet.library.metric_average import MetricAverage
+from hybrid_imagenet.library.optimizer import DistributedOptimizer, check_agreement, digest
 from hybrid_imagenet.library.schedule import HyperparameterSchedule
 from hybrid_imagenet.library.split_step import SplitCompiledStep
-from hybrid_imagenet.library.stall_watchdog import STALL_SECONDS, StallWatchdog
+from hybrid_imagenet.models import normalization
+from hybrid_imagenet.resilience.heartbeats import Call
+from hybrid_imagenet.resilience.watchdog import Watchdog
+from hybrid_imagenet.training.batch_norm import BatchNormStatistics
+
+STALL_SECONDS = 600.0
+_REMEDY = (
+    "give callbacks that change weights, learning rate or stop_training to every rank, behind "
+    "hybrid_imagenet.callbacks.default_callbacks(...), whose arguments and on_rank_zero are for those that write files"
+)
+
+
+class ProgressOnRankZero(keras.callbacks.Callback):
+    """Lets Keras show its progress on rank 0 alone, whatever `verbose` says on the others."""
+
+    def set_params(self, params: dict[str, Any] | None) -> None:
+        """Silences the other ranks; Keras gives its own progress bar the same parameters after this."""
+        super().set_params(params)
+        if params and process.rank() != 0:
+            params["verbose"] = 0
+
+
+class MergeBatchNormStatistics(keras.callbacks.Callback):
+    """Merges statistics of batch normalization before validation and at the end of epochs (`training.batch_norm`).
+
+    Sums of an accumulation that the end of an epoch interrupts become their mean over ranks. So what callbacks later
+    in the list save on one rank is right for all.
+    """
+
+    def __init__(self) -> None:
+        """It finds the layers by itself: a model without `call` may make them in its first step."""
+        super().__init__()
+        self._merged = False
+        self._known: list[int] = []
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._merged = False
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Merges the statistics before validation; every rank calls it."""
+        ranks, found = process.communicator(), normalization.kept_statistics(self.model)
+        known = [id(variable) for pair in found for variable in pair]
+        if known != self._known:
+            self._known, self._statistics = known, BatchNormStatistics(ranks.allreduce_sum, ranks.size, found)
+        if known:
+            self._statistics.synchronize()
+        self._merged = True
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Merges them if no validation has, and the sums; every rank calls it."""
+        if not self._merged:
+            self.on_test_begin()
+        for optimizer in compiled_model.optimizers(self.model).values():
+            if isinstance(optimizer, DistributedOptimizer):
+                optimizer.average_sums(process.communicator())
+
+
+class CompareRanks(keras.callbacks.Callback):
+    """Ends training on all ranks when a callback or a step has changed some of them only.
+
+    It compares where an epoch begins and where training ends, after all callbacks of the epoch before. A rank that
+    stops meets the others, which begin the next epoch, in this comparison and not in a step, where they would wait.
+    """
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Compares; every rank calls it.
+
+        Raises:
+          UserError: on all ranks, with the ranks that differ and what differs.
+        """
+        self._compare(f"epoch {epoch + 1} begins")
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._compare("training ends")
+
+    def _compare(self, next_: str) -> None:
+        ranks = process.communicator()
+        if ranks.size == 1:
+            return
+        own = {
+            "what comes next": next_,
+            "weights": digest(self.model.trainable_variables),
+            **{
+                f"{name}.learning_rate": np.float32(optimizer.learning_rate)  # as precise as the step sees it
+                for name, optimizer in compiled_model.optimizers(self.model).items()
+                if hasattr(optimizer, "learning_rate")  # MultiOptimizer has none
+            },
+        }
+        check_agreement(ranks, own, "after an epoch", _REMEDY)
+
+
+class StallWatchdog(keras.callbacks.Callback):
+    """Runs a watchdog during `model.fit`: ranks that hang are named, and end the job (`resilience.watchdog`).
+
+    It ends with `fit`, also where an exception ends `fit` on this rank: what the process does then is its own business.
+    """
+
+    def __init__(self, stall_timeout: float = STALL_SECONDS):
+        """Ends all ranks with exit code 4 when one makes no progress for `stall_timeout`; before the first step, which
+        compiles, when one gives no sign of life for so long.
+        """
+        super().__init__()
+        self._stall_seconds = stall_timeout
+        self._watchdog: Watchdog | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self.on_train_end()
+        self._before = self._done = 0
+        self._watchdog = Watchdog(
+            process.communicator(),
+            self._stall_seconds,
+            waits_in=(comm, execute, ops),
+            lasts=Call("fit").lasts,
+            option="stall_timeout",
+            remedy="",
+        )
+        self._watchdog.start()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts on: Keras numbers the steps of each epoch from 0."""
+        self._before += self._done
+        self._done = 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._done = batch + 1
+        self._tell(self._before + self._done)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._tell(None)
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._tell(None)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        if self._watchdog is not None:
+            self._watchdog.stop()
+            self._watchdog = None
+
+    def _tell(self, step: int | None) -> None:
+        if self._watchdog is not None:
+            self._watchdog.note(step)
+
 
 _CHANGE_TRAINING = (
     keras.callbacks.EarlyStopping,
@@ -29,16 +174,6 @@ _COMMUNICATE = (
     MergeBatchNormStatistics, BroadcastInitialState, Checkpoint, CompareRanks, HyperparameterSchedule, MetricAverage,
     StallWatchdog,
 )  # fmt: skip
-
-
-class ProgressOnRankZero(keras.callbacks.Callback):
-    """Lets Keras show its progress on rank 0 alone, whatever `verbose` says on the others."""
-
-    def set_params(self, params: dict[str, Any] | None) -> None:
-        """Silences the other ranks; Keras gives its own progress bar the same parameters after this."""
-        super().set_params(params)
-        if params and process.rank() != 0:
-            params["verbose"] = 0
 
 
 def on_rank_zero(*callbacks: keras.callbacks.Callback) -> list[keras.callbacks.Callback]:

@@ -24,14 +24,12 @@ class MetricAverage(keras.callbacks.Callback):
     """
 
     def __init__(self) -> None:
-        """It finds the metrics in the model."""
         super().__init__()
         self._in_epoch = False
         self._trained: dict[str, Value] | None = None
         self._validated: dict[str, Value] | None = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Forgets the epoch before."""
         self._in_epoch = True
         self._trained = self._validated = None
 

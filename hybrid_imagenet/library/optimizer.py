@@ -14,16 +14,16 @@ from tensorflow.python.framework.config import is_op_determinism_enabled
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from hybrid_imagenet.comm import Communicator, Settings, process
-from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.library import agreement
+from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.optimizers import distributed
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify, classify_by_rank
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.training.epoch_values import checksum
 
 _FIRST_SCALE = 2.0**15  # Keras's own
-_FIELDS = ("fp32_gradients", "fusion_threshold_mb", "late_fusion_mb", "cycle_time_ms", "gradient_health_every_steps")
+_FIELDS = ("fp32_gradients", "fusion_threshold_mb", "cycle_time_ms")
 
 _BROADCAST = (
     "give fit callbacks=hybrid_imagenet.callbacks.default_callbacks(), or call hybrid_imagenet.broadcast_model(model), "
@@ -46,7 +46,6 @@ class _Ranks:
     def reduce_gradients(
         self, grads: Sequence[tf.Tensor], names: Sequence[str]
     ) -> tuple[list[tf.Tensor], list[tuple[int, ...]]]:
-        """Means over ranks, as vectors."""
         return process.communicator().reduce_gradients(grads, names)
 
 
@@ -76,7 +75,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         Args:
           inner: one of `hybrid_imagenet.optimizers`, or any of Keras's, as an object or by name.
           compression: type of gradients on the wire; none, fp16 or bf16.
-          allreduce: ring, torus, hierarchical, masters, size_switched or auto (docs/communication.md).
+          allreduce: ring, torus, hierarchical, masters or size_switched (docs/communication.md).
           loss_scale: `dynamic`, from 2^15 on, or a number; 1 for none.
           schedule: sets the inner optimizer's scalars before each step, through `callbacks.HyperparameterSchedule`:
             `(start, end, global_batch) -> {"learning_rate": ...}` in fractional epochs, see `schedules`.
@@ -272,11 +271,11 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
                 return
             state = [v for v in self.variables if v is not getattr(self.inner, "_learning_rate", None)]
             own = {
-                "weights": agreement.digest(self._trainable_variables),
-                "optimizer state": agreement.digest(state),
+                "weights": digest(self._trainable_variables),
+                "optimizer state": digest(state),
                 "learning rate": np.float32(getattr(self, "learning_rate", 0)),  # MultiOptimizer has none
             }
-            agreement.check(ranks, own, "before the first step", _BROADCAST)
+            check_agreement(ranks, own, "before the first step", _BROADCAST)
 
     def save_own_variables(self, store: Any) -> None:
         """Saves the state without the inner optimizer's, which Keras saves by itself."""
@@ -332,8 +331,37 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         return made
 
 
+def digest(variables: Sequence[keras.Variable]) -> str:
+    """Returns a checksum of variables' values in 16 hexadecimal digits; waits for the device."""
+    return f"{int(checksum(variables)) % 2**64:016x}"
+
+
+def check_agreement(ranks: Communicator, own: Mapping[str, Any], when: str, remedy: str) -> None:
+    """Compares values over ranks; every rank calls it.
+
+    Args:
+      ranks: to compare.
+      own: this rank's values by name, JSON-ready; the same names on all ranks.
+      when: how the message begins.
+      remedy: how it ends.
+
+    Raises:
+      SharedError: on all ranks, with each name whose values differ, these values and the ranks that have them.
+    """
+    rows = ranks.allgather_object({name: str(value) for name, value in own.items()})
+    found = []
+    for name in rows[0]:
+        holders: dict[str, list[str]] = {}
+        for rank, row in enumerate(rows):
+            holders.setdefault(row[name], []).append(str(rank))
+        if len(holders) > 1:
+            values = (f"{value} on rank {', '.join(holding)}" for value, holding in holders.items())
+            found.append(f"{name} ({'; '.join(values)})")
+    if found:
+        raise SharedError(f"{when} the ranks differ in {' and '.join(found)}: {remedy}")
+
+
 def _check_inner(inner: Any) -> None:
-    """Refuses inner optimizers that cannot work."""
     if not isinstance(inner, keras.optimizers.Optimizer):
         raise UserError(f"inner={inner!r}: give an optimizer of Keras or of hybrid_imagenet.optimizers")
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
@@ -350,7 +378,6 @@ def _check_inner(inner: Any) -> None:
 
 
 def _settings(compression: str, allreduce: str, more: Mapping[str, Any]) -> Settings:
-    """Returns the settings of the exchange of gradients."""
     fields = {name: value for name, value in more.items() if name in _FIELDS}
     if "fp32_gradients" in fields:
         fields["fp32_gradients"] = tuple(fields["fp32_gradients"])
@@ -363,7 +390,6 @@ def _settings(compression: str, allreduce: str, more: Mapping[str, Any]) -> Sett
 
 
 def _loss_scale(value: str | float) -> LossScale:
-    """Returns the loss scale of an argument."""
     if value == "dynamic":
         return LossScale(_FIRST_SCALE, dynamic=True)
     try:

@@ -22,17 +22,8 @@ class HyperparameterSchedule(keras.callbacks.Callback):
     change every k steps. An optimizer of Keras takes the learning rate only.
     """
 
-    def __init__(self, schedule: Schedule | None = None, *, global_batch: int | None = None):
-        """Finds the optimizers in the model.
-
-        Args:
-          schedule: of (start, end, global_batch); by default each optimizer's own.
-          global_batch: images of all ranks per update, for schedules that depend on it; by default the batch that the
-            schedule was made for.
-        """
+    def __init__(self) -> None:
         super().__init__()
-        self._schedule = schedule
-        self._given_batch = global_batch
         self._epoch = 0
         self._used: dict[str, tuple[Any, Schedule]] = {}
         self._rates: dict[str, float] = {}  # that this callback has left, or has found at the start
@@ -46,14 +37,13 @@ class HyperparameterSchedule(keras.callbacks.Callback):
         """
         self._used, self._rates, self._values = {}, {}, {}
         for name, optimizer in compiled_model.optimizers(self.model).items():
-            schedule = self._schedule or getattr(optimizer, "schedule", None)
+            schedule = getattr(optimizer, "schedule", None)
             if schedule is not None:
                 self._used[name] = optimizer, schedule
         if self._used and not (self.params or {}).get("steps"):
             raise UserError("a schedule needs to know how long an epoch is: give fit steps_per_epoch")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the epoch and, before the first step, the learning rates."""
         self._epoch = epoch
         if not self._rates:
             self._rates = {name: float(optimizer.learning_rate) for name, (optimizer, _) in self._used.items()}
@@ -69,7 +59,7 @@ class HyperparameterSchedule(keras.callbacks.Callback):
             end = min(batch + self.model.steps_per_execution, steps)
             images: int = getattr(schedule, "base_batch", 0)
             start, end = self._epoch + batch / steps, self._epoch + end / steps
-            values = dict(schedule(start, end, self._given_batch or images))
+            values = dict(schedule(start, end, images))
             if batch == 0 and "learning_rate" in values:  # once in an epoch: a look at Keras's optimizers may wait
                 _refuse_another(name, float(optimizer.learning_rate), self._rates[name])
             set_scalars(optimizer, values)
@@ -86,7 +76,6 @@ class HyperparameterSchedule(keras.callbacks.Callback):
 
 
 def _shown(optimizer: Any, values: Mapping[str, float]) -> list[str]:
-    """Returns the names of the values that an optimizer uses."""
     inner = getattr(optimizer, "inner", optimizer)
     if getattr(inner, "phases", 1) > 1:
         return list(values)

@@ -25,7 +25,6 @@ class SplitCompiledStep(keras.callbacks.Callback):
     """
 
     def set_model(self, model: keras.Model) -> None:
-        """Makes the function before `fit` makes its own."""
         super().set_model(model)
         stock = compiled_model.trains_as_keras(model)
         made = getattr(model.train_function, "reduces_outside", False)
@@ -48,7 +47,6 @@ class SplitCompiledStep(keras.callbacks.Callback):
 
 
 def _split(model: keras.Model, optimizer: DistributedOptimizer) -> Any:
-    """Returns a training step whose first part is compiled."""
     step = model.train_step
 
     @tf.function(jit_compile=True, autograph=False, reduce_retracing=True)

@@ -19,7 +19,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 
-from hybrid_imagenet.errors import UserError, without_secrets
+from hybrid_imagenet.errors import UserError, printable
 
 _HOST = re.compile(r"(?!\d+(:|$))([A-Za-z0-9](?:[A-Za-z0-9._-]{0,250}[A-Za-z0-9])?)(?::([1-9][0-9]{0,3}))?")
 _MAX_OUTPUT = 1 << 20  # bytes of a script's output
@@ -111,7 +111,6 @@ class Discovery:
           UserError: if there is no list the first time.
         """
         self._list, self._answers, self._every = listed, answers, every
-        self._told: set[str] = set()
         self._misses: dict[str, int] = {}
         self._stop = threading.Event()
         try:
@@ -132,12 +131,14 @@ class Discovery:
         self._stop.set()
 
     def _keep_listing(self) -> None:
+        failing = False
         while not self._stop.wait(self._every):
             try:
-                self._listed = self._list()
-                self._told = {kind for kind in self._told if not kind.startswith("keeps")}
+                self._listed, failing = self._list(), False
             except ValueError as error:
-                self._tell(f"keeps the hosts known so far: {error}")
+                if not failing:  # once, also where it is another rubbish each time
+                    _tell(f"keeps the hosts known so far: {error}")
+                failing = True
 
     def _keep_asking(self) -> None:
         while not self._stop.wait(self._every):
@@ -149,18 +150,12 @@ class Discovery:
         self._misses = {host: 0 if answers[host] else self._misses.get(host, 0) + 1 for host in listed}
         for host in listed:
             if self._misses[host] == _MISSES:
-                self._tell(f"leaves out {host}: it does not answer")
-            elif not self._misses[host]:
-                self._told.discard(f"leaves out {host}: it does not answer")
+                _tell(f"leaves out {host}: it does not answer")
         return {host: slots for host, slots in listed.items() if self._misses[host] < _MISSES}
 
-    def _tell(self, text: str) -> None:
-        """Prints a line, once until it is no longer so; also if the word that it quotes is another each time."""
-        kind = re.sub("'.*'", "", text, flags=re.DOTALL)
-        if kind not in self._told and len(self._told) < 1000:
-            self._told.add(kind)
-            shown = "".join(c if c.isprintable() else "?" for c in without_secrets(text))
-            print(f"host discovery {shown}", file=sys.stderr, flush=True)
+
+def _tell(text: str) -> None:
+    print(f"host discovery {printable(text)}", file=sys.stderr, flush=True)
 
 
 def answers_ssh(host: str, port: int | None) -> bool:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from hybrid_imagenet.comm.environment import RANK_VARIABLES, placement
+from hybrid_imagenet.comm.environment import RANK_VARIABLE, placement
 from hybrid_imagenet.errors import EXIT_FAILURE, UserError
 from hybrid_imagenet.resilience import processes
 
@@ -17,41 +17,29 @@ _GRACE = 8.0  # seconds for saving after the launcher is gone
 
 
 def launcher_rank(environ: Mapping[str, str] | None = None) -> int:
-    """Returns the rank that the launcher announced; 0 without one, or if it is not a number."""
-    env = os.environ if environ is None else environ
-    given = next((env[name] for name in RANK_VARIABLES if name in env), None)
-    if given is None:
-        with contextlib.suppress(UserError):
-            return placement(env).rank
-    return int(given) if given is not None and given.isascii() and given.isdigit() else 0
+    """Returns the rank that the launcher announced; 0 without one, or if that cannot be read."""
+    with contextlib.suppress(UserError):
+        return placement(environ).rank
+    return 0
 
 
-def follow_launcher(environ: Mapping[str, str] | None = None) -> None:
+def follow_launcher() -> None:
     """Ends this rank when its launcher has died, from a daemon thread: first by SIGTERM, so that it saves if it can.
 
     Does nothing in a process that no launcher started: that may outlive the shell that started it.
     """
-    env = os.environ if environ is None else environ
-    if not any(name in env for name in RANK_VARIABLES):
+    if RANK_VARIABLE not in os.environ:
         return
     launchers = _launchers()
 
     def follow() -> None:
         while all(processes.parent(process) == parent for process, parent in launchers):
             time.sleep(1)
-        _leave()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_GRACE)
+        os._exit(EXIT_FAILURE)
 
-    _thread(follow)
-
-
-def _thread(what) -> None:  # type: ignore[no-untyped-def]
-    threading.Thread(target=what, name="launcher", daemon=True).start()
-
-
-def _leave() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_GRACE)
-    os._exit(EXIT_FAILURE)
+    threading.Thread(target=follow, name="launcher", daemon=True).start()
 
 
 def _launchers() -> list[tuple[int, int]]:

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from hybrid_imagenet import files
 from hybrid_imagenet.checkpoints.store import CheckpointFolder, step_of
@@ -28,20 +27,11 @@ from hybrid_imagenet.errors import (
     EXIT_USAGE,
 )
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
+from hybrid_imagenet.resilience.supervisor import Supervisor
 
 _FINAL = (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_INTERRUPTED)
 _LOOK = 0.5  # seconds between two looks at hosts or a lock
 _TAIL = 1 << 16  # bytes at the end of metrics.jsonl that hold its last record
-
-
-class Job(Protocol):
-    """The part of a supervisor that a restart uses."""
-
-    def run(self) -> int:
-        """Runs the job to its end; returns its exit code."""
-
-    def ask_to_stop(self, why: str) -> None:
-        """Has the ranks save and leave."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +60,7 @@ class Restarts:
         self,
         policy: Policy,
         hosts: Callable[[], Mapping[str, int]],
-        start: Callable[[Mapping[str, int], int, bool], Job],
+        start: Callable[[Mapping[str, int], int, bool], Supervisor],
         run_dir: pathlib.Path | None,
     ) -> None:
         """Takes what an attempt needs.
@@ -120,7 +110,7 @@ class Restarts:
             ended.set()
             watch.join()
 
-    def _watch(self, job: Job, ranks: int, ended: threading.Event) -> None:
+    def _watch(self, job: Supervisor, ranks: int, ended: threading.Event) -> None:
         """Ends an attempt, saved, once hosts have joined that make room for more ranks."""
         if ranks == self._policy.most or ended.wait(self._policy.interval):
             return

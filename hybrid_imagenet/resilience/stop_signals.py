@@ -2,9 +2,9 @@
 
 Ctrl-C, SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 (a scheduler's warning) each ask for a stop. Before the first
 step there is nothing to save: the process ends at once, even inside of a library that waits for other ranks. From the
-first step on, a request is kept until all ranks follow it (`preemption`). A second SIGINT or SIGTERM prints how the run
-ends; a third ends it at once. SIGHUP and SIGUSR1 never do: a closing terminal sends SIGHUP twice, and the supervisor
-of a job may repeat SIGUSR1.
+first step on, a request is kept until all ranks follow it (`training.loop`). A second SIGINT or SIGTERM prints how the
+run ends; a third ends it at once. SIGHUP and SIGUSR1 never do: a closing terminal sends SIGHUP twice, and the
+supervisor of a job may repeat SIGUSR1.
 
 A thread takes the requests, so that they are answered within a second while a library waits or compiles.
 """
@@ -48,7 +48,6 @@ class Requests:
     """
 
     def __init__(self) -> None:
-        """Starts without a request."""
         self._clear()
 
     def _clear(self) -> None:

@@ -29,13 +29,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import IO
+from typing import IO, NamedTuple
 
 from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.comm.quiet import GREETINGS
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, EXIT_STALLED, EXIT_USAGE, printable
 from hybrid_imagenet.resilience import exit_code, lasting_output, processes
-from hybrid_imagenet.resilience.launcher_reports import Killed, LauncherReports
 from hybrid_imagenet.resilience.stop_signals import REQUESTS, UNSAVED
 
 _GRACE = 12.0  # seconds for a launcher to end after a rank has ended the job
@@ -64,9 +63,70 @@ _LOST = re.compile(
     rb"|^/job:worker/replica:\d+/task:\d+$|^The tasks have crashed\. Check the task logs for an earlier error"
     rb"|^The error could be from a previous operation\. Restart your program to reset\."
 )
+_RULE = re.compile(rb"-{70,80}\r?\n?")
+# How the blocks begin in which Open MPI tells that ranks have ended, which have said why themselves, or that hosts
+# could not be reached, which ssh has said.
+_BEGINNINGS = (
+    b"Primary job  terminated normally, but",
+    b"mpirun noticed that process rank",
+    b"mpirun detected that one or more processes exited with non-zero status",
+    b"mpirun has exited due to process rank",
+    b"An MPI communication peer process has unexpectedly disconnected",
+    b"ORTE was unable to reliably start one or more daemons",
+    b"ORTE has lost communication with a remote daemon",
+    b"ORTE does not know how to route a message to the specified daemon",
+)
+# Open MPI's words.
+_KILLED = re.compile(rb"process rank (\d+)(?: with PID \d+)? on node (\S+) exited on signal (\d+)")
+_LONGEST = 50  # lines of a block
 _WHY = re.compile(rb"error: |rank \d+: unexpected error")  # how a rank's own words on its end begin
 # ssh's words for a name that it cannot resolve, whatever launcher has called it.
 _UNKNOWN_HOST = re.compile(rb"ssh: Could not resolve hostname ([^:\s]+)")
+
+
+class Killed(NamedTuple):
+    """A rank that was ended by a signal, by its number and host."""
+
+    rank: int
+    host: str
+    signal: int
+
+
+class LauncherReports:
+    """Reads standard error line by line.
+
+    Attributes:
+      killed: the first rank that a report says was ended by a signal.
+    """
+
+    def __init__(self) -> None:
+        self.killed: Killed | None = None
+        self._rule = b""  # a line of dashes of which it is not known yet what follows
+        self._left = 0  # lines that a report may still have
+
+    def passed_on(self, line: bytes) -> bytes:
+        """Returns what of a line, and of one that was kept back, is no report."""
+        found = _KILLED.search(line)
+        if found:
+            self.killed = self.killed or Killed(int(found[1]), found[2].decode(errors="replace"), int(found[3]))
+        if self._left:
+            self._left = 0 if _RULE.fullmatch(line) else self._left - 1
+            return b""
+        kept, self._rule = self._rule, b""
+        if kept and line.startswith(_BEGINNINGS):
+            self._left = _LONGEST
+            return b""
+        if found:
+            return kept
+        if _RULE.fullmatch(line):
+            self._rule = line
+            return kept
+        return kept + line
+
+    def rest(self) -> bytes:
+        """Returns what was kept back when nothing more comes."""
+        kept, self._rule = self._rule, b""
+        return kept
 
 
 def ssh_options(stall_timeout: float) -> list[str]:
@@ -223,7 +283,6 @@ class Supervisor:
             time.sleep(0.05)
 
     def _result(self, code: int) -> int:
-        """Returns the exit code of the job."""
         now = time.monotonic()
         ends = [end for at, end in self._ends if now - at < _RECENT]
         # Ranks that had nothing to save when the launcher ended them do not say why it did.

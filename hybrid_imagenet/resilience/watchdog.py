@@ -4,11 +4,15 @@ Horovod's own stall inspector needs every rank's background thread to answer; a 
 gone, blocks it too. Here each rank sends small datagrams (UDP) to two listeners, rank 0 and a deputy on another host
 where there is one, outside of the collectives that hang. A beat carries the Python stack of the sender's main thread,
 so that the last one tells what a rank was doing that cannot be asked any more.
+
+That needs connected ranks; a dead mount or a stopped rank waits before. So a thread of each rank looks at the stage of
+its start (`stages.START`) until the first training step is done (`watch_start`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import secrets
 import selectors
@@ -19,32 +23,23 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Protocol
 
+from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.hosts import interfaces
 from hybrid_imagenet.errors import EXIT_STALLED
-from hybrid_imagenet.resilience.datagrams import MAX_BYTES
 from hybrid_imagenet.resilience.exit_code import end_with_line
-from hybrid_imagenet.resilience.heartbeats import Beat, main_stack, shown_file
-from hybrid_imagenet.resilience.stall_detector import Ledger
+from hybrid_imagenet.resilience.heartbeats import MAX_BYTES, Beat, Ledger, main_stack, shown_file
+from hybrid_imagenet.stages import Stages
 
 _NAMED_AFTER = 30.0  # seconds without a sign of life after which a rank is named, or half of --stall_timeout
 _LISTENER_GRACE = 15.0  # seconds more after which a rank ends by itself: the listeners have not done it
 _AT_ONCE = 1000  # datagrams between two looks at the clock
-
-
-class Ranks(Protocol):
-    """The part of a communicator that the watchdog uses."""
-
-    rank: int
-    size: int
-    hosts: tuple[str, ...]
-
-    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
-        """Returns the value that rank `root` passed."""
-
-    def allgather_object(self, obj: Any) -> list[Any]:
-        """Returns the value that each rank passed."""
+_LOOK = 0.5
+# A stage may last this many times --stall_timeout. The slow ones read every file name of a dataset, or compile.
+_FACTOR, _SLOW_FACTOR = 2.0, 6.0
+_LEAST = 60.0  # seconds that a stage may last in any case: imports take a while on a loaded host
+_NO_THREAD = 15.0  # seconds more for a stage in which no thread of Python runs, as TensorFlow connecting its servers
+_SLOW = ("reading the data set", "building the model", "compiling the step")
 
 
 def listeners(hosts: Sequence[str]) -> tuple[int, ...]:
@@ -64,7 +59,7 @@ class Watchdog:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: Communicator,
         stall_timeout: float,
         *,
         waits_in: Sequence[ModuleType] = (),
@@ -244,3 +239,36 @@ class Watchdog:
 
     def _end(self, what: str) -> None:
         end_with_line(f"error: {what} ({self._option}={self._limit:g}): the job ends{self._remedy}", EXIT_STALLED)
+
+
+def watch_start(start: Stages, stall_timeout: float, rank: int) -> None:
+    """Ends this process with EXIT_STALLED and one line if a stage of its start takes too long.
+
+    Native code may keep the interpreter's lock all the while. Then faulthandler's own thread prints the stacks, and
+    the exit code is EXIT_FAILURE.
+
+    Args:
+      start: tells the stage, and when the start is over.
+      stall_timeout: --stall_timeout, in seconds; 0 watches nothing.
+      rank: this process's number.
+    """
+    if stall_timeout:
+        arguments = start, stall_timeout, rank
+        threading.Thread(target=_watch_start, args=arguments, name="start limit", daemon=True).start()
+
+
+def _watch_start(start: Stages, stall_timeout: float, rank: int) -> None:
+    while not start.over.wait(min(_LOOK, stall_timeout / 10)):
+        stage, since = start.stage
+        seconds = time.monotonic() - since
+        limit = max(_LEAST, stall_timeout * (_SLOW_FACTOR if stage in _SLOW else _FACTOR))
+        faulthandler.dump_traceback_later(limit - seconds + _NO_THREAD, exit=True, file=2)
+        if seconds > limit:
+            where = next(iter(main_stack()), "unknown")
+            end_with_line(
+                f"error: rank {rank} on {socket.gethostname()} (process {os.getpid()}) hung for {seconds:.0f} s while "
+                f"{stage or 'starting'} (--stall_timeout={stall_timeout:g}), in {where}: the job ends; look for a "
+                "rank, a host or a file system that does not answer",
+                EXIT_STALLED,
+            )
+    faulthandler.cancel_dump_traceback_later()

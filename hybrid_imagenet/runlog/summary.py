@@ -30,7 +30,6 @@ _CRITERIA = (
 
 _IMAGENET_CLASSES = 1000
 _SPLITS = {"tuning": "on the tuning images: "}
-_GRADIENTS = ("gradient_elements", "gradient_overflow", "gradient_underflow", "gradient_zeros")
 
 
 def summarize(
@@ -90,7 +89,6 @@ def summarize(
         "images_dropped": _sum(_whole_epochs(epochs), "train_dropped"),
         "bad_records": max((r["bad_records"] for r in epochs if r.get("bad_records") is not None), default=None),
         "val_dropped": _last(epochs, "val_dropped"),
-        **{key: _sum(epochs, key) for key in _GRADIENTS},
         "single_gpu_images_per_second": single_gpu_images_per_second,
         "scaling_efficiency": efficiency,
         "targets": hits,
@@ -252,7 +250,7 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
             f"scaling efficiency {_percent(summary['scaling_efficiency'])} of {summary['world_size']} x "
             f"{_number(summary['single_gpu_images_per_second'])} images/s"
         )
-    if summary.get("skipped_steps") or summary.get("gradient_overflow"):
+    if summary.get("skipped_steps"):
         text.append(f"{counted(summary['skipped_steps'], 'step')} skipped for gradients that were not finite")
     if summary.get("images_dropped") or summary.get("val_dropped"):
         text.append(
@@ -262,10 +260,6 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         )
     if summary.get("lost_epochs"):
         text.append(f"no records of {counted(len(summary['lost_epochs']), 'epoch')}: these results are of the others")
-    lost = [summary.get(key) or 0 for key in ("gradient_overflow", "gradient_underflow")]
-    if any(lost):
-        shares = [_percent(count / summary["gradient_elements"]) for count in lost]
-        text.append(f"gradient values, where they were counted: {shares[0]} overflowed, {shares[1]} underflowed")
     for goal in filter(lambda goal: _means_something(goal, summary), summary["targets"]):
         text += _goal_lines(goal, summary)
     return text

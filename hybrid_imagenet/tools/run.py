@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.comm.environment import openmpi_prefix
-from hybrid_imagenet.comm.startup import ENGINE_VARIABLE, engine_of
+from hybrid_imagenet.comm.process import ENGINE_VARIABLE, engine_of
 from hybrid_imagenet.config import RunConfig
 from hybrid_imagenet.config.help import topic
 from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, UserError, counted, without_secrets

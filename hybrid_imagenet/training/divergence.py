@@ -1,4 +1,7 @@
-"""Ends training that has diverged, on all ranks at the same step."""
+"""Judges the loss of every step on the device, and ends training that has diverged on all ranks at the same step.
+
+So divergence is seen without a fetch per step.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,58 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from hybrid_imagenet import xla
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.errors import NumericsError
 
 _REMEDY = "training has diverged; lower --lr or lengthen --warmup_epochs, and start again"
+
+
+FACTOR = 100.0
+"""A loss above so many times the loss of uniform guesses, ln(classes), has diverged."""
+
+
+def highest_loss(classes: int) -> float:
+    """Returns the highest loss in nats that is not divergence."""
+    return FACTOR * math.log(max(classes, 2))
+
+
+class LossAlarm:
+    """Notes the first step of which a micro-batch has a mean loss that is not finite or too high.
+
+    `variable` is one float64 vector on the device: optimizer steps done, the first such step (from 1; 0 for none), its
+    loss.
+    """
+
+    def __init__(self, highest: float):
+        """`highest` is the loss in nats above which it goes off."""
+        self.highest = highest
+        self.variable = tf.Variable(tf.zeros([3], tf.float64), trainable=False, name="loss_alarm")
+        self._judged = xla.on_gpu(self._after)
+
+    def judge(self, losses: tf.Tensor) -> None:
+        """Takes the losses of this rank's micro-batch, float32 [b], before the step that they belong to is done."""
+        self.variable.assign(self._judged(losses, self.variable.read_value()))
+
+    def _after(self, losses: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
+        loss = tf.cast(tf.reduce_mean(losses), tf.float64)
+        done, first, _ = tf.unstack(before)
+        bad = tf.logical_not(loss <= self.highest)  # a NaN is not
+        fresh = tf.logical_and(bad, tf.equal(first, 0.0))
+        return tf.where(fresh, tf.stack([done, done + 1.0, loss]), before)
+
+    def advance(self) -> None:
+        """Counts a step."""
+        self.variable.assign_add([1.0, 0.0, 0.0])
+
+    def read(self, values: npt.ArrayLike | None = None) -> tuple[int, float] | None:
+        """Returns the first bad step, counted from 1, and its loss; waits for the device, unless given the values."""
+        _, first, loss = self.variable.numpy() if values is None else np.asarray(values)
+        return (int(first), float(loss)) if first else None
 
 
 class DivergedError(NumericsError):
@@ -20,7 +71,6 @@ class DivergedError(NumericsError):
     """
 
     def __init__(self, message: str, loss: float):
-        """Keeps the loss for the record."""
         super().__init__(message)
         self.loss = loss
 

@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.training.accumulators import from_vector
 from hybrid_imagenet.training.step import EvaluationStep
-
-
-class Ranks(Protocol):
-    """The part of a communicator that validation uses."""
-
-    rank: int
-    size: int
-
-    def allreduce_sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the sum over ranks."""
-
-    def allreduce_on_host(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the sum over ranks, in the host's memory."""
-
-    def allgather_object(self, obj: Any) -> list[Any]:
-        """Returns the object of each rank."""
 
 
 class Validation:
@@ -44,7 +28,7 @@ class Validation:
         self,
         step: EvaluationStep,
         source: Source,
-        ranks: Ranks,
+        ranks: Communicator,
         *,
         batch: int,
         image_size: int,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -9,24 +10,11 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from hybrid_imagenet.checkpoints.run_state import RunState
-from hybrid_imagenet.numerics.run_length import RunLength
-from hybrid_imagenet.numerics.sampling import Cursor
-from hybrid_imagenet.resilience.preemption import Control
+from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.stages import START
 from hybrid_imagenet.training.accumulators import ClassificationSums
+from hybrid_imagenet.training.inputs import TrainingData
 from hybrid_imagenet.training.step import Batch, TrainStep
-
-
-class Data(Protocol):
-    """The part of `inputs.TrainingData` that the loop uses."""
-
-    length: RunLength
-
-    def sizes(self, epoch: int) -> tuple[int, int]:
-        """Returns images per GPU and micro-batch, and micro-batches per step."""
-
-    def stream(self, cursor: Cursor, step: int = 0) -> Iterator[Batch]:
-        """Yields micro-batches of this rank from a cursor on."""
 
 
 class Events(Protocol):
@@ -48,13 +36,34 @@ class Events(Protocol):
         """At the end of an epoch, or inside of one; the sums of its examples are `record["sums"]`."""
 
 
+class Control:
+    """Carries this rank's requests to stop or save in a small vector that each step adds up over ranks.
+
+    So all ranks follow a request of any rank at the same step.
+    """
+
+    def __init__(self, save_every_seconds: float | None = None):
+        """Starts without requests; `save_every_seconds`, on one rank only, asks for checkpoints by time."""
+        self._save_every_seconds = save_every_seconds
+        self._last_save = time.monotonic()
+        # One constant for each of the four words, so that a step issues no host-to-device copy of its own.
+        self._words = {bits: tf.constant(bits, tf.int32) for bits in itertools.product((0, 1), repeat=2)}
+
+    def word(self) -> tf.Tensor:
+        """Returns this rank's requests, int32 [2]: stop, save."""
+        save = self._save_every_seconds is not None and (time.monotonic() - self._last_save >= self._save_every_seconds)
+        if save:
+            self._last_save = time.monotonic()
+        return self._words[int(REQUESTS.stop), int(save)]
+
+
 class Loop:
     """Runs epochs of training steps, with validation in between.
 
     Nothing is fetched from the device but every `log_every` steps, at the end of an epoch, and where a validation or
     the end of the run lies inside of an epoch. Every `log_every` steps a GPU gives what it had two steps before
-    (`late_copies`). An epoch with a validation inside has several epoch records: each covers what was trained since the
-    one before.
+    (`step.LateCopies`). An epoch with a validation inside has several epoch records: each covers what was trained since
+    the one before.
     """
 
     def __init__(
@@ -62,7 +71,7 @@ class Loop:
         *,
         state: RunState,
         step: TrainStep,
-        data: Data,
+        data: TrainingData,
         control: Control,
         gpus: int,
         log_every: int,
@@ -154,10 +163,10 @@ class Loop:
         if not self._compiled:
             START.finish()
         self._compiled = True
-        verdict = self._control.read(self.step.requests())
-        if verdict.stop:
+        stop, save = self.step.requests() > 0
+        if stop:
             self.state.stop = "preempted"
-        self._events.step_ends(position, record, verdict.save)
+        self._events.step_ends(position, record, bool(save))
         copies.close()
 
     def _close(self, epoch: int, global_batch: int) -> None:

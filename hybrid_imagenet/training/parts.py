@@ -16,17 +16,15 @@ from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.models import normalization
-from hybrid_imagenet.resilience import preemption
 from hybrid_imagenet.resilience.watchdog import Watchdog
-from hybrid_imagenet.training import accumulators, build, hardware, loss_alarm, step
+from hybrid_imagenet.training import accumulators, build, divergence, hardware, step
 from hybrid_imagenet.training.averaged_weights import AveragedWeights
 from hybrid_imagenet.training.batch_norm import BatchNormStatistics, PreciseStatistics
+from hybrid_imagenet.training.epoch_values import RelativeUpdates
 from hybrid_imagenet.training.evaluation import Validation
-from hybrid_imagenet.training.example_count import all_replaced
-from hybrid_imagenet.training.inputs import TrainingData
+from hybrid_imagenet.training.inputs import TrainingData, all_replaced
 from hybrid_imagenet.training.losses import LOSSES
 from hybrid_imagenet.training.recorder import Recording
-from hybrid_imagenet.training.relative_updates import RelativeUpdates
 from hybrid_imagenet.training.step import EvaluationStep
 
 
@@ -45,7 +43,6 @@ class Parts:
         train_source: Source,
         validation_source: Source,
     ):
-        """Builds the parts; the same on every rank."""
         self.config = config
         self.communicator = communicator
         self.recording = recording
@@ -55,7 +52,7 @@ class Parts:
         self.watchdog = Watchdog(
             communicator,
             config.stall_timeout,
-            waits_in=(comm, preemption, accumulators, loss_alarm, step),
+            waits_in=(comm, accumulators, divergence, step),
         )
         options = build.host_options(config, tf.config.threading.get_intra_op_parallelism_threads() or 1)
         order = build.sample_order(config, train_source)

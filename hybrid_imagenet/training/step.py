@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.models import kernels, layers, normalization
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
-from hybrid_imagenet.training import loss_alarm
 from hybrid_imagenet.training.accumulators import SumAccumulator
-from hybrid_imagenet.training.late_copies import LateCopies
-from hybrid_imagenet.training.loss_alarm import LossAlarm
+from hybrid_imagenet.training.divergence import LossAlarm, highest_loss
 from hybrid_imagenet.training.losses import Loss, cross_entropy
 from hybrid_imagenet.training.mixup import mirrored, mix
 from hybrid_imagenet.xla import has_gpu, on_gpu
@@ -28,11 +27,55 @@ Preprocess = Callable[[Batch], tf.Tensor]
 Choose = Callable[[Batch], tuple[Batch, tf.Tensor]]
 
 
-class ControlReducer(Protocol):
-    """The part of a communicator that a step uses besides the reduction of gradients."""
+class LateCopies:
+    """Copies of small variables on the device.
 
-    def allreduce_on_host(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the sum over ranks, inside a graph, in the host's memory."""
+    To read a variable is to wait until the device has done all that it was given, and then it has nothing to do. A copy
+    that was made `lag` steps ago is there already, while the steps since then are under way.
+
+    Attributes:
+      behind: steps since the copy that `read` gives was made; 0 while it reads variables.
+    """
+
+    def __init__(self, variables: Mapping[str, tf.Variable], lag: int) -> None:
+        """Takes vectors or scalars, by name, of numbers that float64 holds, and the lag in steps."""
+        self._variables = dict(variables)
+        self._lag = lag
+        self._found: dict[str, npt.NDArray[np.float64]] = {}
+        self.forget()
+
+    def make(self, step: int, every: int) -> None:
+        """Makes a copy after the step of this number, from 1, if step + lag is a multiple of `every`."""
+        if (step + self._lag) % every == 0:
+            self._made, self._copy = step, self._copied()
+
+    def open(self, step: int) -> None:
+        """Has `read` give the copy, of this step if there is none, until `close`; waits for the step that it is of."""
+        if self._copy is None:
+            self._made, self._copy = step, self._copied()
+        self.behind = step - self._made
+        sizes = [v.shape.num_elements() for v in self._variables.values()]
+        parts = np.split(self._copy.numpy(), np.cumsum(sizes)[:-1])
+        self._found = dict(zip(self._variables, parts, strict=True))
+
+    def close(self) -> None:
+        """Has `read` give the variables again."""
+        self.behind = 0
+        self._found = {}
+
+    def forget(self) -> None:
+        """Drops the copy: the variables begin anew."""
+        self._made, self._copy = 0, None
+        self.close()
+
+    def read(self, name: str) -> npt.NDArray[np.float64]:
+        """Returns the numbers of a variable as a vector: those of the copy while it is open."""
+        found = self._found.get(name)
+        return np.atleast_1d(self._variables[name].numpy()).astype(np.float64) if found is None else found
+
+    @tf.function(autograph=False)
+    def _copied(self) -> tf.Tensor:
+        return tf.concat([tf.cast(tf.reshape(v, [-1]), tf.float64) for v in self._variables.values()], 0)
 
 
 class PerShape:
@@ -86,7 +129,7 @@ class TrainStep:
         model: keras.Model,
         optimizer: DistributedOptimizer,
         preprocess: Preprocess,
-        communicator: ControlReducer,
+        communicator: Communicator,
         *,
         loss: Loss = cross_entropy,
         label_smoothing: float = 0.0,
@@ -114,7 +157,7 @@ class TrainStep:
         self.model = model
         self.optimizer = optimizer
         self.sums = SumAccumulator("train_sums")
-        self.alarm = LossAlarm(loss_alarm.limit(int(model.output_shape[-1])))
+        self.alarm = LossAlarm(highest_loss(int(model.output_shape[-1])))
         self._preprocess = preprocess
         self._communicator = communicator
         self._loss = loss

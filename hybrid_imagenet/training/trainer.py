@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,19 +9,22 @@ from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import RunState, check_position, restore_arrays
 from hybrid_imagenet.config import relative_step
 from hybrid_imagenet.numerics import run_length
-from hybrid_imagenet.resilience.preemption import Control
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.stages import START
 from hybrid_imagenet.training import accumulators, build, same_data, warm_start
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
 from hybrid_imagenet.training.divergence import DivergedError, DivergenceGuard
-from hybrid_imagenet.training.example_count import ExampleCount
-from hybrid_imagenet.training.hyperparameters import Hyperparameters
-from hybrid_imagenet.training.loop import Loop
-from hybrid_imagenet.training.numeric_checks import NoiseScale, NumericsGuard, TrustRatios, WeightCheck
+from hybrid_imagenet.training.epoch_values import (
+    Costs,
+    NoiseScale,
+    NumericsGuard,
+    TrustRatios,
+    WeightCheck,
+)
+from hybrid_imagenet.training.inputs import ExampleCount
+from hybrid_imagenet.training.loop import Control, Loop
 from hybrid_imagenet.training.parts import Parts
 from hybrid_imagenet.training.profiler import Profiler
-from hybrid_imagenet.training.speed_monitor import Costs, GradientHealth
 
 Values = Callable[[int], Mapping[str, Any]]
 """Gives values of an epoch, counted from 0, for its record; every rank calls it."""
@@ -37,7 +39,6 @@ class Trainer:
     """
 
     def __init__(self, parts: Parts):
-        """Takes the parts of the run."""
         self.parts = parts
 
     def restore(self) -> None:
@@ -110,7 +111,8 @@ class Trainer:
         """Readies a step that covers the fractional epochs `start` to `end`."""
         if self._profiler is not None:
             self._profiler.step_begins(self.parts.state.step + 1)
-        self._hyperparameters.set(start, end, global_batch)
+        self.parts.state.hyper = dict(self.parts.schedule(start, end, global_batch))
+        self.parts.optimizer.inner.hyper.assign(self.parts.state.hyper)
         self.parts.updates.step_begins(start, end)
 
     def step_ends(self, position: float, record: dict[str, Any] | None, save: bool) -> None:
@@ -125,7 +127,7 @@ class Trainer:
             self._profiler.step_ends(step)
         parts.watchdog.note(step)
         if record is not None:
-            record |= self._hyperparameters.values()
+            record |= self._hyperparameters()
             record |= self._numerics.check(step, record["train_loss"])
             self._divergence.look()
         parts.recording.step(step, position, record)
@@ -156,7 +158,7 @@ class Trainer:
         parts = self.parts
         parts.watchdog.note()
         self._divergence.look()
-        record |= self._hyperparameters.values()
+        record |= self._hyperparameters()
         record |= accumulators.over_ranks(record.pop("sums"), parts.communicator.allreduce_sum).means("train")
         for values in self._epoch_values:
             record |= values(epoch)
@@ -166,6 +168,12 @@ class Trainer:
             self._judge(top1, record["epoch"])
         parts.recording.epoch(record)
         self.saver.after_epoch(record["epoch"], top1)
+
+    def _hyperparameters(self) -> dict[str, float]:
+        """The scalars of the last step, also of one before a restart, for a record."""
+        hyper = self.parts.state.hyper
+        relative = relative_step.at_step(self.parts.config, hyper) if hyper else None
+        return hyper if relative is None else {**hyper, "relative_step": relative}
 
     def _judge(self, top1: float, epochs: float) -> None:
         """Keeps the best validation top-1, and stops after the validation that reaches --stop_at_top1."""
@@ -180,8 +188,6 @@ class Trainer:
         parts, config, recording = self.parts, self.parts.config, self.parts.recording
         optimizer, gather, step = parts.optimizer, parts.communicator.allgather_object, parts.step
         weights = parts.model.trainable_variables
-        at_step = functools.partial(relative_step.at_step, config)
-        self._hyperparameters = Hyperparameters(parts.schedule, optimizer.inner, parts.state, at_step)
         self._numerics = NumericsGuard(optimizer, config.max_skipped_steps, step.copies.read)
         self._divergence = DivergenceGuard(
             parts.state,
@@ -216,7 +222,6 @@ class Trainer:
             *([noise] if config.gradient_noise_scale else []),
             WeightCheck(gather, weights),
             Costs(parts.communicator, parts.data.source.io_statistics, self.saver.take_seconds),
-            GradientHealth(parts.communicator, recording.announce),
         )
         self._loop = Loop(
             state=parts.state,

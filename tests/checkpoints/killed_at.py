@@ -52,9 +52,9 @@ def arm(moment: str, number: int) -> None:
     from hybrid_imagenet.checkpoints.store import CheckpointStore
     from hybrid_imagenet.training.batch_norm import BatchNormStatistics
     from hybrid_imagenet.training.evaluation import Validation
-    from hybrid_imagenet.training.hyperparameters import Hyperparameters
     from hybrid_imagenet.training.loop import Loop
     from hybrid_imagenet.training.recorder import Recording
+    from hybrid_imagenet.training.trainer import Trainer
 
     loops = []
     wrap(Loop, "run", before=loops.append)
@@ -88,7 +88,7 @@ def arm(moment: str, number: int) -> None:
     elif moment == "after epoch checkpoint":
         wrap(CheckpointStore, "_write", after=due_when_finished)
     elif moment == "at phase switch":
-        wrap(Hyperparameters, "set", after=due)
+        wrap(Trainer, "step_begins", after=due)
     else:
         wrap(Recording, "epoch", **{moment.split()[0]: due})
 

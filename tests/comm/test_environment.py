@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import types
 from unittest import mock
 
 import pytest
@@ -20,21 +19,23 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
 }
-GLOO = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1"}
 
 
 def test_placement():
     assert environment.placement({}) == Placement(0, 1, 0, 1)
     assert environment.placement(OPEN_MPI) == Placement(5, 8, 1, 4)
-    assert environment.placement(GLOO) == Placement(1, 2, 0, 1)
-    assert environment.placement(GLOO | OPEN_MPI) == Placement(5, 8, 1, 4)
-
-
-def test_incomplete_variables_are_named():
-    with pytest.raises(UserError, match="HOROVOD_LOCAL_SIZE="):
-        environment.placement({k: v for k, v in GLOO.items() if k != "HOROVOD_LOCAL_SIZE"})
     with pytest.raises(UserError, match="OMPI_COMM_WORLD_RANK=five"):
         environment.placement(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "five"})
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}, {"PMI_SIZE": "2"}, {"TF_CONFIG": "{}"}, {"HOROVOD_SIZE": "2"}],
+)
+def test_processes_of_another_launcher_do_not_each_train_alone(environ):
+    with pytest.raises(UserError, match="start them with hybrid-imagenet run"):
+        environment.placement(environ)
+    assert environment.placement(environ | OPEN_MPI).rank == 5
 
 
 @pytest.mark.parametrize(
@@ -51,31 +52,16 @@ def test_incomplete_variables_are_named():
     ],
 )
 def test_threads_per_rank(monkeypatch, own, shared, local_size, expected):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(own)))
-    monkeypatch.setattr(environment, "_launcher_cores", lambda: shared)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(shared if process else own)))
     assert environment.threads_per_rank(Placement(local_size=local_size)) == expected
 
 
-def test_the_launcher_is_the_nearest_process_without_a_rank():
-    assert environment._launcher_cores() == len(os.sched_getaffinity(os.getppid()))
-
-
 def test_variables_of_the_user_stay():
-    with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "7"}):
+    with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "7", "TF_ENABLE_ONEDNN_OPTS": "0"}):
         os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)
         assert environment.prepare(Placement(), threads=3) == 3
-        assert os.environ["OMP_NUM_THREADS"] == "7"
+        assert [os.environ[name] for name in ("OMP_NUM_THREADS", "TF_ENABLE_ONEDNN_OPTS")] == ["7", "0"]
         assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
-
-
-@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("0", "0")])
-def test_onednn_kernels_run_unless_the_user_says_no(given, expected):
-    with mock.patch.dict(os.environ):
-        os.environ.pop("TF_ENABLE_ONEDNN_OPTS", None)
-        if given:
-            os.environ["TF_ENABLE_ONEDNN_OPTS"] = given
-        environment.prepare(Placement(), threads=1)
-        assert os.environ["TF_ENABLE_ONEDNN_OPTS"] == expected
 
 
 def test_settings_refuse_what_they_do_not_know():
@@ -99,30 +85,23 @@ def test_without_ranks_horovod_is_said_to_be_missing(monkeypatch):
         start()
 
 
-@pytest.mark.parametrize(
-    ("mode", "given", "expected"),
-    [
-        ("always [madvise] never", None, "glibc.malloc.hugetlb=1"),
-        ("[always] madvise never", None, "None"),
-        ("always madvise [never]", None, "None"),
-        (None, None, "None"),
-        ("always [madvise] never", "glibc.malloc.check=1", "glibc.malloc.check=1"),
-    ],
-)
-def test_a_program_restarts_once_with_huge_pages(tmp_path, mode, given, expected):
-    if mode is not None:
-        (tmp_path / "enabled").write_text(mode)
+def test_a_program_restarts_once_with_huge_pages(tmp_path):
     variables = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
-    variables |= {"GLIBC_TUNABLES": given} if given else {}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.comm.restart", str(tmp_path / "enabled"), "a b", "--c"],
-        cwd=ROOT,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.stdout == f"{expected} ['a b', '--c'] True\n", done.stderr
+    started = []
+    for number, (mode, given) in enumerate(
+        (
+            ("always [madvise] never", {}),
+            ("[always] madvise never", {}),
+            ("always [madvise] never", {"GLIBC_TUNABLES": "glibc.malloc.check=1"}),
+        )
+    ):
+        path = tmp_path / str(number)
+        path.write_text(mode)
+        command = [sys.executable, "-m", "tests.comm.restart", str(path), "a b", "--c"]
+        started.append(subprocess.Popen(command, cwd=ROOT, env=variables | given, stdout=subprocess.PIPE, text=True))
+    found = [process.communicate(timeout=120)[0] for process in started]
+    words = ("glibc.malloc.hugetlb=1", "None", "glibc.malloc.check=1")
+    assert found == [f"{each} ['a b', '--c'] True\n" for each in words]
 
 
 class Devices:
@@ -160,16 +139,6 @@ def test_ranks_share_gpus_where_nccl_is_told_to_let_them(monkeypatch):
     devices = Devices(monkeypatch)
     environment.configure_tensorflow(Placement(rank=2, size=3, local_rank=2, local_size=3), threads=1)
     assert ("set_visible_devices", "gpu a", "GPU") in devices.noted
-
-
-@pytest.mark.parametrize(("tunables", "kept"), [("", True), ("glibc.malloc.hugetlb=1", False)])
-def test_freed_memory_is_kept_unless_it_comes_in_huge_pages(monkeypatch, tunables, kept):
-    asked = []
-    library = types.SimpleNamespace(mallopt=lambda *setting: asked.append(setting))
-    monkeypatch.setattr(environment.ctypes, "CDLL", lambda name: library)
-    monkeypatch.setenv("GLIBC_TUNABLES", tunables)
-    environment.keep_freed_memory()
-    assert asked == ([(-3, 32 << 20), (-1, 2**31 - 1)] if kept else [])
 
 
 def test_a_batch_of_images_is_read_into_the_memory_of_the_last(monkeypatch):

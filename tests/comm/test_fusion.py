@@ -64,7 +64,6 @@ def test_the_last_buckets_are_small():
     assert all(size < 8 << 20 for size in small[2:])
     assert Settings().late_bytes(nccl=False) is None
     assert Settings().late_bytes(nccl=True) == 4 << 20
-    assert Settings(late_fusion_mb=1).late_bytes(nccl=False) == 1 << 20
 
 
 def test_order_must_name_each_gradient():

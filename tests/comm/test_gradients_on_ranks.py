@@ -24,7 +24,7 @@ def test_means_are_within_the_rounding_of_the_wire(outcomes):
             assert wires == sorted({wire, "float32"})
             if allreduce in ("torus", "masters"):
                 assert algorithms == [allreduce]
-            if case == "none hybrid":
+            if allreduce == "size_switched":
                 assert algorithms == ["masters", "ring"]
             if compression == "bf16":
                 assert "exchange" in algorithms
@@ -37,11 +37,6 @@ def test_half_the_bytes_travel_in_sixteen_bits(outcomes):
         assert out["fp16 ring"][-1] == out["bf16 ring"][-1] == 2 * elements + 2 * 37
 
 
-def test_auto_decides_alike_on_all_ranks(outcomes):
-    for case in ("none auto", "fp16 auto"):
-        assert len({str(out[case][3]) for out in outcomes}) == 1
-
-
 def test_extreme_values_meet_the_same_fate_on_all_ranks(outcomes):
     for out in outcomes:
         a, b, c, d, e, keep = out["values"]
@@ -50,21 +45,6 @@ def test_extreme_values_meet_the_same_fate_on_all_ranks(outcomes):
         assert c == ["inf", "1.0", "nan"]
         assert d == ["inf", "1.0"]
         assert e[0] == "0.0" and keep[1] == "1000000.0" and float(keep[0]) == pytest.approx(1e-9)
-
-
-def test_the_health_of_the_wire_names_layer_and_rank(outcomes):
-    for out in outcomes:
-        assert out["traces"] == 1  # though the counters are made on the way
-        health = {row[0]: row[1:] for row in out["health"]}
-        assert set(health) == {"a", "b", "c", "d", "e", "keep"}
-        assert [health[name].pop(4) for name in sorted(health)] == [0, 0, 0, 2 * 3, 0, 0]  # zeros as computed
-        assert health["keep"] == [2 * 2 * 4, 0, 0, 0, None]
-        assert health["a"] == [2 * 2 * 4, 0, 0, 0, None]
-        assert health["b"] == [2 * 2 * 4, 0, 2 * 4, 0, None]
-        assert health["c"] == [3 * 2 * 4, 0, 0, 4, 1]
-        assert health["d"] == [2 * 2 * 4, 2, 0, 0, 3]
-        assert health["e"] == [2 * 2 * 4, 0, 2 * 4, 0, None]
-        assert out["again"] == 0
 
 
 def test_a_grid_that_does_not_hold_the_ranks_is_refused(pools):

@@ -8,19 +8,6 @@ from hybrid_imagenet.comm import hosts
 from hybrid_imagenet.errors import UserError
 
 
-@pytest.fixture
-def launcher(monkeypatch):
-    """Sets the variables of a launcher, and no others."""
-
-    def call(**variables):
-        for name in ("OMPI_COMM_WORLD_RANK",):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-
-    return call
-
-
 def test_names_are_unique():
     assert hosts.names([("a", "1"), ("b", "2"), ("a", "1")]) == ("a", "b", "a")
     assert hosts.names([["a", "1"], ["a", "2"], ["b", "3"], ["a", "1"]]) == ("a#0", "a#1", "b", "a#0")
@@ -60,11 +47,3 @@ def test_ranks_meet_at_addresses_that_no_two_hosts_have():
 
 def test_this_hosts_interfaces_have_addresses():
     assert all(ipaddress.IPv4Address(address).is_loopback is False for address in hosts.interfaces().values())
-
-
-def test_where_there_is_no_way(launcher, monkeypatch):
-    launcher()
-    assert hosts.gather(["here", ""]) is None
-    launcher(OMPI_COMM_WORLD_RANK="0")
-    monkeypatch.setattr(hosts.importlib.util, "find_spec", lambda name: None)
-    assert hosts.gather(["here", ""]) is None

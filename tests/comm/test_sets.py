@@ -1,16 +1,13 @@
 """Sets of ranks are known to Horovod from its start, whatever the launcher, the algorithm and the hosts."""
 
-import subprocess
-import sys
-
 import pytest
 
 from tests import ranks
 from tests.comm import programs
 
 
-def outcome(pool, name, others=(), hosts=None, mpi4py=True):
-    return alike(pool.call(programs.sets, {"allreduce": name}, others, hosts, mpi4py))
+def outcome(pool, name, others=(), hosts=None):
+    return alike(pool.call(programs.sets, {"allreduce": name}, others, hosts))
 
 
 def alike(outcomes):
@@ -23,44 +20,32 @@ def alike(outcomes):
 
 def test_the_ring_has_no_sets(pools):
     out = outcome(pools[2], "ring")
-    assert (out["sets"], out["open"], out["algorithm"]) == ([], False, "ring")
+    assert (out["sets"], out["algorithm"]) == ([], "ring")
 
 
 GRID = [[0, 1], [0, 2], [1, 3], [2, 3]]
 
 
 def test_all_algorithms_share_the_sets_of_a_grid(pools):
-    out = outcome(pools[4], "torus", others=("masters", "size_switched", "auto"))
+    out = outcome(pools[4], "torus", others=("masters", "size_switched"))
     assert out["sets"] == GRID
-    assert (out["open"], out["algorithm"]) == (False, "torus")
+    assert out["algorithm"] == "torus"
 
 
 def test_ranks_dealt_out_over_hosts_are_neighbors_in_the_grid(pools):
     out = outcome(pools[4], "hierarchical", hosts=("a", "b", "a", "b"), others=("torus",))
     assert out["sets"] == GRID
     assert out["hosts"] == ["a", "b", "a", "b"]
-    assert (out["open"], out["algorithm"]) == (False, "hierarchical")
+    assert out["algorithm"] == "hierarchical"
 
 
 def test_hosts_with_different_numbers_of_ranks(pools):
     out = outcome(pools[4], "torus", hosts=("a", "b", "b", "b"))
-    assert (out["sets"], out["open"], out["algorithm"]) == (GRID, False, "torus")
+    assert (out["sets"], out["algorithm"]) == (GRID, "torus")
 
 
 @pytest.mark.slow
 def test_three_ranks_on_two_hosts_need_no_sets():
     with ranks.own(3) as pool:
         out = outcome(pool, "torus", hosts=("a", "b", "b"))
-    assert (out["sets"], out["open"], out["algorithm"]) == ([], False, "torus")
-
-
-def test_without_a_way_to_ask_early_sets_are_added_later(pools):
-    out = outcome(pools[4], "torus", mpi4py=False)
-    assert out["sets"] == GRID
-    assert (out["open"], out["algorithm"]) == (True, "torus")
-
-
-def test_a_program_that_asked_mpi_early_ends_in_order():
-    command = [*ranks.LAUNCHERS["mpi"], "2", sys.executable, "-m", "tests.comm.leaving_rank"]
-    done = subprocess.run(command, env=ranks.environment(), cwd=ranks.ROOT, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (out["sets"], out["algorithm"]) == ([], "torus")

@@ -17,9 +17,8 @@ from hybrid_imagenet import recipes
 from hybrid_imagenet.comm import SingleProcess, process
 from hybrid_imagenet.comm.connected import ConnectedRanks
 from hybrid_imagenet.comm.gradients import GradientReducer
-from hybrid_imagenet.comm.horovod_collectives import HorovodCollectives
-from hybrid_imagenet.comm.selection import Selector
-from hybrid_imagenet.comm.tensorflow_collectives import TensorFlowCollectives
+from hybrid_imagenet.comm.horovod_engine import HorovodCollectives
+from hybrid_imagenet.comm.tensorflow_engine import TensorFlowCollectives
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources.synthetic import SyntheticSource
@@ -49,8 +48,7 @@ class Two(ConnectedRanks):
         else:
             self.collectives = TensorFlowCollectives(0, 2, gpu=True)
             self._host = TensorFlowCollectives(0, 2)
-        selector = Selector(self, settings, self.collectives)
-        self._reducer = GradientReducer(self, settings, selector, nccl=True)
+        self._reducer = GradientReducer(self, settings, self.selector(settings), nccl=True)
 
     broadcast_object = SingleProcess.broadcast_object
     allgather_object = SingleProcess.allgather_object
@@ -89,7 +87,7 @@ def resolved(*flags: str) -> Any:
 
 def training(config: Any, ranks: str = "", precision: str = "mixed_float16") -> Iterator[tuple[str, Any]]:
     """The traced steps of a configuration: one update per batch, or the micro-batches and the update after them."""
-    communicator: Any = SingleProcess(config.gradient_health_every_steps)
+    communicator: Any = SingleProcess()
     if ranks:
         communicator = Two(derived.communication(config), ranks)
     network = build.model(config, precision, CLASSES, communicator)

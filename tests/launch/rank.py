@@ -1,7 +1,4 @@
-"""A rank that says its process and waits: `rank.py polite` saves when it is asked to stop, `deaf` does not listen.
-
-`rank.py refuse` leaves with 2 after one line of rank 0.
-"""
+"""A rank that says its process and waits; it saves when it is asked to stop."""
 
 import os
 import signal
@@ -15,11 +12,7 @@ def leave(number, frame):
     sys.exit(75)
 
 
-if sys.argv[1] == "refuse":
-    if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
-        print("error: bad", file=sys.stderr)
-    sys.exit(2)
-signal.signal(signal.SIGUSR1, leave if sys.argv[1] == "polite" else signal.SIG_IGN)
+signal.signal(signal.SIGUSR1, leave)
 os.write(1, b"ready %d\n" % os.getpid())
 for _ in range(300):
     time.sleep(0.1)

@@ -106,8 +106,8 @@ def generator(place: Place, data: Data) -> Arguments:
 
 
 class Batches(keras.utils.PyDataset):
-    def __init__(self, data: Data, **arguments: Any):
-        super().__init__(**arguments)
+    def __init__(self, data: Data):
+        super().__init__()
         self.pairs = list(zip(*(np.split(each, STEPS) for each in data), strict=True))
 
     def __len__(self) -> int:
@@ -117,8 +117,8 @@ class Batches(keras.utils.PyDataset):
         return self.pairs[index]
 
 
-def py_dataset(**arguments: Any) -> Callable[[Place, Data], Arguments]:
-    return lambda place, data: {"x": Batches(place.share(data), **arguments)}
+def py_dataset(place: Place, data: Data) -> Arguments:
+    return {"x": Batches(place.share(data))}
 
 
 def validated(place: Place, data: Data) -> Arguments:
@@ -243,7 +243,6 @@ ROWS: dict[str, dict[str, Program]] = {
     },
     "`use_ema`, `SwapEMAWeights`": {
         "at the end": case(inner=sgd(use_ema=True, ema_momentum=0.8)),
-        "overwriting": case(inner=sgd(use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)),
         "swapped": case(
             inner=sgd(use_ema=True, ema_momentum=0.8),
             feed=validated,
@@ -287,32 +286,18 @@ ROWS: dict[str, dict[str, Program]] = {
     },
     "accumulation with EMA, a constraint or a schedule of Keras": {
         "EMA": case(inner=sgd(gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.8), differs=ONCE_AN_UPDATE),
-        "constraint": case(
-            lambda: dense(kernel_constraint=keras.constraints.MaxNorm(0.5)),
-            sgd(gradient_accumulation_steps=2),
-            differs=ONCE_AN_UPDATE,
-        ),
-        "schedule": case(
-            inner=lambda: of.SGD(of.schedules.ExponentialDecay(0.1, 1, 0.5), gradient_accumulation_steps=2),
-            differs=ONCE_AN_UPDATE,
-        ),
     },
     "`run_eagerly=True`": {
         "dense": case(compiled={"run_eagerly": True}),
         "own step": Program(lambda place: own_step(place, run_eagerly=True)),
     },
     "`steps_per_execution`": {
-        "dividing": case(compiled={"steps_per_execution": 2}),
         "not dividing": case(compiled={"steps_per_execution": 3}),
         "own step": Program(lambda place: own_step(place, steps_per_execution=2)),
     },
     "`jit_compile`": {
         "on": case(compiled={"jit_compile": True}),
-        "off": case(compiled={"jit_compile": False}),
         "auto on a GPU": case(two_outputs, data=two_targets, gpu=True),
-        "embedding": case(
-            lambda: embedded(layers.Flatten, lambda: layers.Dense(3)), data=tokens, compiled={"jit_compile": True}
-        ),
         "own step": Program(lambda place: own_step(place, jit_compile=True)),
     },
     "sample weights, class weights": {
@@ -327,7 +312,6 @@ ROWS: dict[str, dict[str, Program]] = {
     "convolutions": {"one": case(convolved, data=images)},
     "RNN": {
         "LSTM": case(lambda: recurrent(lambda: layers.LSTM(5)), data=tokens),
-        "GRU, masked": case(lambda: recurrent(lambda: layers.GRU(5), mask=True), data=tokens),
         "Bidirectional": case(lambda: recurrent(lambda: layers.Bidirectional(layers.SimpleRNN(4))), data=tokens),
     },
     "embeddings": {
@@ -367,13 +351,10 @@ ROWS: dict[str, dict[str, Program]] = {
     }
     | {
         "own step, float16": Program(lambda place: own_step(place, "mixed_float16"), 5e-3, ROUNDED),
-        "two outputs, float16": case(
-            two_outputs, data=two_targets, policy="mixed_float16", close=5e-3, differs=ROUNDED, gpu=True
-        ),
     },
     "`tf.data`": {"dataset": case(feed=dataset), "weighted": case(data=weighted, feed=dataset)},
     "generators": {"endless": case(feed=generator)},
-    "`PyDataset`": {"plain": case(feed=py_dataset()), "workers": case(feed=py_dataset(workers=2))},
+    "`PyDataset`": {"plain": case(feed=py_dataset)},
     "partial batches": {
         "the same on all ranks": case(feed=cut(2)),
         "other ones": case(feed=cut(1), differs="each rank counts alike"),

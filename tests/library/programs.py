@@ -14,7 +14,7 @@ import numpy as np
 
 import hybrid_imagenet as hi
 from hybrid_imagenet.comm import process
-from hybrid_imagenet.comm.startup import ENGINE_VARIABLE
+from hybrid_imagenet.comm.process import ENGINE_VARIABLE
 from hybrid_imagenet.errors import SharedError, UserError
 from tests.library import models
 

@@ -16,10 +16,9 @@ ALWAYS = [
     "`run_eagerly=True`: own step",
     "several outputs: weighted", "sample weights, class weights: sample weights", "embeddings: SGD",
     "mixed precision: own step, float16", "`PyDataset`: plain", "partial batches: other ones",
-    "GAN with gradient penalty", "variational autoencoder", "distillation", "contrastive pairs", "training loop",
-    "text classification", "time series",
+    "GAN with gradient penalty", "variational autoencoder", "distillation", "training loop", "text classification",
 ]  # fmt: skip
-ON_FOUR = ["GAN", "time series", "`jit_compile`: own step", "`tf.data`: weighted"]
+ON_FOUR = ["GAN", "`jit_compile`: own step", "`tf.data`: weighted"]
 
 
 def check(program, rows, alone):

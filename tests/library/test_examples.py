@@ -92,8 +92,3 @@ def test_the_example_with_checkpoints_continues_where_it_stopped(pools, tmp_path
 
     assert epochs(1) == ("1", "1")
     assert epochs(3) == ("2", "3")
-
-
-def test_the_first_example_is_short():
-    lines = (ROOT / "examples" / "keras_fit.py").read_text().split('"""', 2)[2].splitlines()
-    assert len([line for line in lines if line.strip()]) <= 45

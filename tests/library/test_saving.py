@@ -51,15 +51,6 @@ def test_models_with_each_optimizer_load_in_a_process_that_has_imported_nothing_
     assert not wanted
 
 
-def test_weights_alone_load_into_another_model(tmp_path):
-    model = saving.made(saving.hybrid())
-    saving.fit(model, 1)
-    model.save_weights(tmp_path / "only.weights.h5")
-    other = saving.models.plain(9)
-    other.load_weights(tmp_path / "only.weights.h5")
-    close(saving.weights(other), saving.weights(model))
-
-
 @pytest.mark.parametrize("kind", ["keras", "own"])
 def test_an_interrupted_run_ends_as_one_that_was_not(pools, tmp_path, kind):
     for result in pools[2].call(saving.interrupted, str(tmp_path), kind):

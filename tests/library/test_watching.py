@@ -6,7 +6,7 @@ import keras
 import pytest
 
 import hybrid_imagenet as hi
-from hybrid_imagenet.library import stall_watchdog as watching
+from hybrid_imagenet.library import default_callbacks as watching
 from tests.library import models
 
 

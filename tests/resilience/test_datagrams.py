@@ -1,52 +1,41 @@
 """Strange datagrams: none is taken for a beat, and none ends a watchdog, alone or by the thousand."""
 
 import itertools
-import json
 import socket
 import threading
 import time
 
 import pytest
 
-from hybrid_imagenet.resilience import datagrams, watchdog
+from hybrid_imagenet.resilience import heartbeats, watchdog
 from hybrid_imagenet.resilience.heartbeats import Beat
 from tests.resilience import hostile
 
 TOKEN = "0123456789abcdef" * 2
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"\xff\xfe",
-        TOKEN.encode(),
-        b"[" * 60000,
-        TOKEN.encode() + b"[" * 8000,
-        TOKEN.encode() + b'{"rank": 1e400}',
-        TOKEN.encode() + b"\xff" * 10,
-        TOKEN.upper().encode() + hostile.GOOD.encode("")[:],
-        hostile.GOOD.encode("other"),
-        hostile.GOOD.encode(TOKEN)[:-1],
-        hostile.GOOD.encode(TOKEN) + b" " * 9000,
-        *(datagrams.seal(value, TOKEN) for value in ([], {}, 5, "x", [TOKEN, {}], {"rank": 1})),
-    ],
-)
-def test_strange_datagrams_are_passed_over(data):
-    assert Beat.decode(data, TOKEN, 2) is None
-
-
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name in hostile.BAD for value in hostile.BAD[name]])
-def test_each_value_of_a_beat_is_checked(name, value):
-    values = json.loads(hostile.GOOD.encode(TOKEN)[len(TOKEN) :])
-    assert Beat.decode(datagrams.seal(values, TOKEN), TOKEN, 2) == hostile.GOOD
-    assert Beat.decode(datagrams.seal(values | {name: value}, TOKEN), TOKEN, 2) is None
+def test_strange_datagrams_are_passed_over():
+    token, good = TOKEN.encode(), hostile.GOOD.encode(TOKEN)
+    assert Beat.decode(good, TOKEN, 2) == hostile.GOOD
+    for data in (
+        *(b"", b"\xff\xfe", token, b"[" * 60000, token + b"[" * 8000, token + b'{"rank": 1e400}', token + b"\xff" * 10),
+        *(
+            TOKEN.upper().encode() + hostile.GOOD.encode(""),
+            hostile.GOOD.encode("other"),
+            good[:-1],
+            good + b" " * 9000,
+        ),
+        *(hostile.seal(value, TOKEN) for value in ([], {}, 5, "x", [TOKEN, {}], {"rank": 1})),
+        *(hostile.seal(hostile.altered(name, value), TOKEN) for name in hostile.BAD for value in hostile.BAD[name]),
+    ):
+        assert Beat.decode(data, TOKEN, 2) is None, data[:300]
 
 
 def test_nothing_is_parsed_before_the_token_is_compared(monkeypatch):
-    monkeypatch.setattr(datagrams.json, "loads", lambda text: pytest.fail("parsed"))
-    for data in (b"[" * 60000, hostile.GOOD.encode("other"), hostile.GOOD.encode(TOKEN) + b" " * 9000):
-        assert datagrams.unseal(data, TOKEN) is None
+    too_long = hostile.GOOD.encode(TOKEN) + b" " * 9000
+    monkeypatch.setattr(heartbeats.json, "loads", lambda text: pytest.fail("parsed"))
+    for data in (b"[" * 60000, hostile.GOOD.encode("other"), too_long):
+        assert Beat.decode(data, TOKEN) is None
 
 
 def test_escapes_and_long_texts_reach_no_terminal():
@@ -56,7 +45,7 @@ def test_escapes_and_long_texts_reach_no_terminal():
     assert all(frame.isprintable() and len(frame) < 300 for frame in taken.stack)
     assert taken.stack[0].endswith("\\n.py:1 f")
     wide = Beat(1, "h", 7, 3, 0.0, 0.1, ("\U0001f600" * 300,) * 12)
-    assert len(wide.encode(TOKEN)) <= datagrams.MAX_BYTES
+    assert len(wide.encode(TOKEN)) <= heartbeats.MAX_BYTES
     assert Beat.decode(wide.encode(TOKEN), TOKEN) is not None
 
 

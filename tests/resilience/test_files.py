@@ -1,7 +1,6 @@
 """Full disks, directories that vanish or cannot be written, files that are lost, two runs in one place."""
 
 import json
-import os
 import resource
 import shutil
 import time
@@ -91,37 +90,18 @@ def test_lost_image_files_are_named(tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(jpeg(number, 40, 40))
     flags = ("--dataset=folder", "--num_classes=", "--checkpoint_every_epochs=100", "--nokeep_best")
-    run = program.Running(2, tmp_path / "data", tmp_path / "run", *FLAGS, *flags)
+    run = program.Running(1, tmp_path / "data", tmp_path / "run", *FLAGS, *flags)
     run.wait_for_step(4)
-    ranks = processes.ranks(run.process.pid)
     shutil.rmtree(tmp_path / "data" / "train" / "class2")
-    try:
-        code, output = run.finish()
-    finally:
-        for process in ranks.values():
-            if processes.alive(process):
-                os.kill(process, 9)
+    code, error = finish(run)
     assert code == 2
-    assert "Traceback" not in output
-    errors = [line for line in output.splitlines() if line.startswith("error:")]
-    assert errors
-    for error in errors:  # both ranks may have met a lost file before one ended the other
-        assert "class2" in error
-        assert "No such file or directory" in error
-        assert "--bad_records=skip" in error
+    assert all(word in error for word in ("class2", "No such file or directory", "--bad_records=skip"))
 
 
-@pytest.mark.parametrize("place", ["read-only disk", "no such device", "permission"])
-def test_a_directory_that_cannot_be_written_is_named_before_training(tmp_path, place):
-    with processes.small_disk(tmp_path / "disk", 1, "ro") as mounted:
-        path = {"read-only disk": tmp_path / "disk", "no such device": Path("/proc/self"), "permission": Path("/sys")}[
-            place
-        ]
-        if place == "read-only disk" and mounted is None:
-            pytest.skip("not allowed to mount")
-        with pytest.raises(UserError) as caught:
-            RunDirectory(path / "run", resume=False)
+@pytest.mark.parametrize("place", [Path("/proc/self"), Path("/sys")], ids=["no such device", "permission"])
+def test_a_directory_that_cannot_be_written_is_named_before_training(place):
+    with pytest.raises(UserError) as caught:
+        RunDirectory(place / "run", resume=False)
     message = str(caught.value)
-    assert message.startswith(f"--run_dir={path}/run: ")
+    assert message.startswith(f"--run_dir={place}/run: ")
     assert message.endswith("give a directory that can be written")
-    assert "\n" not in message

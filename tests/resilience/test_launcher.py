@@ -65,22 +65,9 @@ def test_a_process_without_a_launcher_outlives_its_shell(tmp_path):
         os.kill(rank, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    "hosts, told",
-    [
-        (("-H", "no-such-host.invalid:2"), "no-such-host.invalid is out of reach"),
-        (("-H", "localhost:two"), "Invalid host input"),
-        (("--hostfile", "no-such-file"), "No such file or directory: 'no-such-file'"),
-    ],
-)
-def test_horovodrun_refuses_in_one_line(hosts, told):
-    done = subprocess.run(
-        [HOROVODRUN, "-np", "2", "--disable-cache", *hosts, "true"],
-        env=program.environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def test_horovodrun_refuses_in_one_line():
+    command = [HOROVODRUN, "-np", "2", "--disable-cache", "-H", "no-such-host.invalid:2", "true"]
+    done = subprocess.run(command, env=program.environment(), capture_output=True, text=True)
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert line.startswith("error: ") and told in line
+    assert line.startswith("error: ") and "no-such-host.invalid is out of reach" in line

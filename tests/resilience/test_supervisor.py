@@ -37,11 +37,9 @@ def finish(process, seconds=30):
 @pytest.mark.parametrize(
     ("script", "code"),
     [
-        ("exit 0", 0),
         ("exit 137", 137),
         ("kill -KILL $$", 137),
         ("echo $WORD ends 3 >&2; exit 1", 3),  # mpirun
-        ("echo $WORD ends 75 >&2; echo $WORD ends 75 >&2; exit 1", 75),
         ("echo $WORD ends 75 >&2; echo $WORD ends 4 >&2; exit 1", 4),  # ranks that were told to leave because of one
         ("echo $WORD ends 1 >&2; echo $WORD ends 75 >&2; exit 1", 75),
         ("echo $WORD ends 75 unsaved >&2; exit 1", 75),  # a scheduler has signalled the ranks themselves
@@ -97,22 +95,23 @@ def test_a_killed_rank_is_named_and_what_others_lost_is_told_once_or_not_at_all(
     assert all(line.startswith(wanted) for line, wanted in zip(err.splitlines(), told, strict=True))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "[vm:20108] Read -1, expected 35724, errno = 3",
-        "[lab1:18] [[31425,0],0] ORTE_ERROR_LOG: Out of resource in file /x/orte/util/show_help.c at line 507",
-        "[2026-11-23 03:08:31.694658: E /x/horovod/common/operations.cc:712] [1]: Horovod background loop uncaught "
-        "exception: [/x/gloo/transport/tcp/pair.cc:589] Connection closed by peer [127.0.0.1]:4",
-        "E0000 00:00:1795403255.688099   19609 base_collective_executor.cc:252] BaseCollectiveExecutor::StartAbort UN",
-        "E0000 00:00:1795403255.688611   19507 ring_alg.cc:291] Aborting RingReduce with UNAVAILABLE: Collective ops",
-        "[1,0]<stderr>:/job:worker/replica:0/task:2",
-        "[1,0]<stderr>:Additional GRPC error information from remote target /job:worker/replica:0/task:2 while calling",
-    ],
-)
-def test_what_libraries_write_of_a_lost_rank_is_left_out(line):
-    _, _, err, _ = finish(start(f"echo '{line}' >&2; echo 'rank 1 says: {line[:20]}' >&2; exit 1"))
-    assert err == f"rank 1 says: {line[:20]}\n"
+LIBRARIES = """\
+[vm:20108] Read -1, expected 35724, errno = 3
+[lab1:18] [[31425,0],0] ORTE_ERROR_LOG: Out of resource in file /x/orte/util/show_help.c at line 507
+[2026-11-23 03:08:31.694658: E /x/horovod/common/operations.cc:712] [1]: Horovod background loop uncaught exception: [/x
+E0000 00:00:1795403255.688099   19609 base_collective_executor.cc:252] BaseCollectiveExecutor::StartAbort UN
+E0000 00:00:1795403255.688611   19507 ring_alg.cc:291] Aborting RingReduce with UNAVAILABLE: Collective ops
+[1,0]<stderr>:/job:worker/replica:0/task:2
+[1,0]<stderr>:Additional GRPC error information from remote target /job:worker/replica:0/task:2 while calling
+"""
+
+
+def test_what_libraries_write_of_a_lost_rank_is_left_out(tmp_path):
+    lines = LIBRARIES.splitlines()
+    own = [f"rank 1 says: {line[:20]}" for line in lines]
+    (tmp_path / "said").write_text("\n".join([*lines, *own, ""]))
+    _, _, err, _ = finish(start(f"cat {tmp_path}/said >&2; exit 1"))
+    assert err.splitlines() == own
 
 
 def test_a_launcher_that_waits_for_ever_is_ended_when_a_rank_has_ended_the_job(tmp_path):
@@ -148,7 +147,7 @@ UNSAVED = "trap 'echo $WORD ends 75 unsaved >&2; echo $WORD ends 4 >&2; exit 75'
 
 
 @pytest.mark.parametrize("script", ["true", UNSAVED], ids=["no rank hears it", "ranks have nothing to save"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_before_there_is_something_to_save_is_a_stop_too(script, number, code, tmp_path):
     process = ready(script, tmp_path)
     process.send_signal(number)

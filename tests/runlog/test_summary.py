@@ -53,21 +53,6 @@ def test_criteria_of_a_target_follow_the_definitions():
     assert (top5["metric"], top5["target"], top5["epochs"]) == ("val_top5", 0.93, 4)
 
 
-def test_what_gradients_lost_is_added_up_and_told():
-    rows = records()
-    assert summary.summarize(rows, world_size=2, images_per_epoch=1000)["gradient_elements"] is None
-    for row in rows[1:4:2]:  # two epochs were counted
-        counts = {"gradient_elements": 500, "gradient_overflow": 1, "gradient_underflow": 50, "gradient_zeros": 25}
-        row |= counts | {"skipped_steps": 3}
-    result = summary.summarize(rows, world_size=2, images_per_epoch=1000)
-    assert [result[f"gradient_{key}"] for key in ("elements", "overflow", "underflow", "zeros")] == [1000, 2, 100, 50]
-    text = summary.lines(result)
-    assert "3 steps skipped for gradients that were not finite" in text
-    assert "gradient values, where they were counted: 0.20 % overflowed, 10.00 % underflowed" in text
-    result |= {"gradient_overflow": 0, "gradient_underflow": 0}
-    assert not [line for line in summary.lines(result) if "gradient values" in line]
-
-
 def test_dropped_images_are_added_up_and_told():
     rows = records()
     before = summary.summarize(rows, world_size=2, images_per_epoch=1000)

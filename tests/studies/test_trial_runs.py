@@ -37,9 +37,7 @@ def test_a_cell_is_named_after_the_values_of_its_flags(tmp_path, cell):
     assert same.directory == cell.directory
     spelled = trial_runs.create(tmp_path, [*FLAGS, "--momentum=0.9", "--run_dir=/elsewhere"], 2)  # the default
     assert spelled.directory == cell.directory
-    watched = trial_runs.create(
-        tmp_path, [*FLAGS, "--tensorboard", "--keep_checkpoints=5", "--gradient_health_every_steps=7"], 2
-    )
+    watched = trial_runs.create(tmp_path, [*FLAGS, "--tensorboard", "--keep_checkpoints=5", "--profile_steps=2,3"], 2)
     assert watched.directory == cell.directory
     others = [
         trial_runs.create(tmp_path, [*FLAGS, "--momentum=0.8"], 2),

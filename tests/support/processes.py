@@ -5,33 +5,18 @@ import pathlib
 import subprocess
 import time
 
+from hybrid_imagenet.resilience.processes import children, descendants
 
-def children(parent: int) -> list[int]:
-    """Process numbers of the direct children, ascending."""
-    found = []
-    for folder in pathlib.Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
-                    found.append(int(folder.name))
-    return sorted(found)
-
-
-def descendants(parent: int) -> list[int]:
-    """Process numbers of its children and theirs."""
-    own = children(parent)
-    return own + [process for child in own for process in descendants(child)]
-
-
-def rank_of(process: int) -> int:
-    """The rank that Open MPI gave a process."""
-    variables = pathlib.Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-    return int(next(v.partition(b"=")[2] for v in variables if v.startswith(b"OMPI_COMM_WORLD_RANK=")))
+__all__ = ["alive", "children", "descendants", "gone_within", "ranks", "small_disk"]
 
 
 def ranks(launcher: int) -> dict[int, int]:
-    """Process number by rank."""
-    return {rank_of(process): process for process in children(launcher)}
+    """Process number by the rank that Open MPI gave it."""
+    found = {}
+    for process in children(launcher):
+        variables = pathlib.Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        found[int(next(v.partition(b"=")[2] for v in variables if v.startswith(b"OMPI_COMM_WORLD_RANK=")))] = process
+    return found
 
 
 def alive(process: int) -> bool:

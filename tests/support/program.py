@@ -185,7 +185,6 @@ _MEASURED = {
         "data_wait_fraction",
     ),
     *("communication_seconds", "slowest_rank", "slowest_rank_seconds", "bytes_read", "reads", "checkpoint_seconds"),
-    *("gradient_elements", "gradient_overflow", "gradient_underflow", "gradient_zeros"),
 }
 
 

@@ -25,7 +25,3 @@ def wrong(num_classes, image_size):
 
 def without_arguments():
     """Takes nothing."""
-
-
-def nothing(num_classes, image_size):
-    """Returns no model."""

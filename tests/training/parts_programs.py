@@ -50,7 +50,7 @@ def _statistics(c) -> list:
 def _compared(c) -> str:
     import keras
 
-    from hybrid_imagenet.training.numeric_checks import WeightCheck
+    from hybrid_imagenet.training.epoch_values import WeightCheck
 
     v = keras.Variable(np.full(4, 1.0 + (c.rank == 1) * 1e-6, np.float32))
     try:

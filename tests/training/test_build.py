@@ -71,15 +71,6 @@ def test_images_are_mixed_by_windows_of_shards_where_that_is_asked_for(tiny_data
     assert len(np.unique(build.sample_order(config.resolve(flags), source).at(0, np.arange(32)) // 32)) == 2
 
 
-def test_files_at_a_url_are_mixed_by_windows_unless_another_is_given():
-    flags = ["--dataset=webdataset", "--data_dir=https://host/set", "--data_cache_dir=/local"]
-    settled = config.resolve(flags)
-    assert (settled.shuffle_window, settled.origins["shuffle_window"]) == (16, config.Origin.DATA)
-    assert config.resolve([*flags, "--dataset=parquet"]).shuffle_window == 4
-    assert config.resolve([*flags, "--shuffle_window=0"]).shuffle_window == 0
-    assert config.resolve(["--data_dir=/local"]).shuffle_window is None
-
-
 def test_a_window_goes_with_shards_only():
     asked = config.resolve(["--dataset=synthetic", "--num_examples=8", "--shuffle_window=2"])
     with pytest.raises(UserError, match=r"--shuffle_window=2 goes with data sets in shards .*, not synthetic"):

@@ -68,7 +68,7 @@ def test_all_ranks_have_what_rank_0_has_taken_over(tmp_path, monkeypatch):
     assert (same, same.origins) == (first, first.origins)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"flags": {"seed": 7', '{"flags": 7}'])
+@pytest.mark.parametrize("content", ["", "{}", '{"flags": {"seed": 7'])
 def test_an_empty_or_cut_description_is_refused(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'config.json'}: ")):

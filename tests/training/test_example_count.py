@@ -18,8 +18,7 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from hybrid_imagenet.training.accumulators import SumAccumulator
 from hybrid_imagenet.training.evaluation import Validation
-from hybrid_imagenet.training.example_count import ExampleCount, all_replaced
-from hybrid_imagenet.training.inputs import TrainingData
+from hybrid_imagenet.training.inputs import ExampleCount, TrainingData, all_replaced
 from tests.data import support
 from tests.data.support import MemorySource
 

@@ -8,14 +8,11 @@ import tensorflow as tf
 
 from hybrid_imagenet import config
 from hybrid_imagenet.checkpoints.run_state import RunState
-from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.models.normalization import BatchNormalization
 from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
-from hybrid_imagenet.resilience import preemption
-from hybrid_imagenet.training import build
+from hybrid_imagenet.training import build, hardware, loop
 from hybrid_imagenet.training.trainer import Trainer
 
 
@@ -48,12 +45,6 @@ def test_a_loss_scale_that_is_none():
         build.loss_scale(config.resolve(["--loss_scale=high"]), "float32")
 
 
-def test_threads_and_memory_of_a_host():
-    options = build.host_options(config.resolve(["--data_memory_gb=3"]), 5)
-    assert (options.threads, options.memory_bytes) == (5, 1_500_000_000)
-    assert build.host_options(config.resolve(["--data_threads=7"]), 5).threads == 7
-
-
 @pytest.mark.parametrize(("flag", "spread"), [("--augment_brightness=0.5", 0.0), ("--augment_noise=0.5", 0.1)])
 def test_brightness_moves_an_image_and_noise_its_pixels(flag, spread):
     batch = {"image": tf.fill([4, 16, 16, 3], tf.constant(128, tf.uint8)), "seed": tf.reshape(tf.range(8), [4, 2])}
@@ -68,15 +59,10 @@ def test_brightness_moves_an_image_and_noise_its_pixels(flag, spread):
     assert within > spread if spread else within < 1e-4
 
 
-def test_the_part_of_an_image_that_is_evaluated():
-    assert build.evaluation_crop(config.resolve(["--eval_crop=0.5"])) == 0.5
-    assert build.evaluation_crop(config.resolve([])) == 0.875
-
-
-def test_the_decay_of_moving_averages():
-    resolved = config.resolve(["--model=resnet8", "--image_size=32", "--batch_norm_momentum=0.5"])
-    layers = build.model(resolved, "float32", 3, SingleProcess())._flatten_layers()
-    assert {layer.momentum for layer in layers if isinstance(layer, BatchNormalization)} == {0.5}
+def test_fp16_on_a_cpu_is_for_small_networks():
+    assert hardware.choose_precision("mixed_float16", "resnet8") == "mixed_float16"
+    with pytest.raises(UserError, match="--precision=mixed_float16 with --model=resnet50 needs a GPU"):
+        hardware.choose_precision("mixed_float16", "resnet50")
 
 
 def test_epochs_that_are_validated():
@@ -93,26 +79,11 @@ def test_epochs_that_are_validated():
 
 def test_a_checkpoint_after_so_many_seconds(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(preemption.time, "monotonic", lambda: now[0])
-    control = preemption.Control(config.resolve(["--checkpoint_every_seconds=30"]).checkpoint_every_seconds)
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
+    control = loop.Control(config.resolve(["--checkpoint_every_seconds=30"]).checkpoint_every_seconds)
     asked = []
     for seconds in (0, 29, 1, 29, 1):
         now[0] += seconds
-        asked.append(control.read(control.word()).save)
+        asked.append(bool(control.word()[1]))
     assert asked == [False, False, True, False, True]
-    assert not preemption.Control(config.resolve([]).checkpoint_every_seconds).read(control.word()).save
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--ema_every=5"], "--ema_every=5 goes with --ema_decay only"),
-        (["--model=alexnet_bn", "--blurpool"], "--blurpool does not go with --model=alexnet_bn"),
-        (["--model=alexnet_bn", "--eval_image_size=96"], "--eval_image_size does not go with --model=alexnet_bn"),
-        (["--optimizer=adabound", "--decoupled_decay"], "--decoupled_decay does not go with --optimizer=adabound"),
-        (["--model=my:net", "--blurpool"], "--blurpool=True is for the built-in networks"),
-    ],
-)
-def test_parts_of_short_schedules_that_do_not_go_together(flags, message):
-    with pytest.raises(UserError, match=message):
-        config.resolve(flags)
+    assert not loop.Control(config.resolve([]).checkpoint_every_seconds).word()[1]

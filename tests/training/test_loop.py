@@ -10,10 +10,9 @@ import tensorflow as tf
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import SampleOrder
-from hybrid_imagenet.resilience.preemption import Control
 from hybrid_imagenet.training.accumulators import ClassificationSums, SumAccumulator
-from hybrid_imagenet.training.late_copies import LateCopies
-from hybrid_imagenet.training.loop import Loop
+from hybrid_imagenet.training.loop import Control, Loop
+from hybrid_imagenet.training.step import LateCopies
 
 EXAMPLES, BATCH = 6, 2
 
@@ -55,17 +54,16 @@ class Events:
         self.epochs.append(record)
 
 
-def run_loop(step, events, log_every, *, state=None, examples=EXAMPLES, epochs=2, batch=(BATCH, 1), data=None):
-    """Trains without validation on the micro-batches of a list, zeros if there is none."""
-    data = data or [{"image": tf.zeros([BATCH])}] * 100
-    state = state or RunState()
+def run_loop(step, events, log_every):
+    """Trains two epochs without validation, on zeros."""
+    state = RunState()
     Loop(
         state=state,
         step=step,
         data=types.SimpleNamespace(
-            length=RunLength(SampleOrder(examples, 0, "wrap"), epochs),
-            sizes=lambda epoch: batch,
-            stream=lambda cursor, step: iter(data),
+            length=RunLength(SampleOrder(EXAMPLES, 0, "wrap"), 2),
+            sizes=lambda epoch: (BATCH, 1),
+            stream=lambda cursor, step: iter([{"image": tf.zeros([BATCH])}] * 100),
         ),
         control=Control(),
         gpus=1,

@@ -17,9 +17,8 @@ from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.training.accumulators import ClassificationSums, over_ranks
 from hybrid_imagenet.training.batch_norm import PreciseStatistics
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
-from hybrid_imagenet.training.hyperparameters import Hyperparameters
-from hybrid_imagenet.training.late_copies import LateCopies
-from hybrid_imagenet.training.numeric_checks import NumericsGuard, TrustRatios, WeightCheck
+from hybrid_imagenet.training.epoch_values import NumericsGuard, TrustRatios, WeightCheck
+from hybrid_imagenet.training.step import LateCopies
 from hybrid_imagenet.training.trainer import Trainer
 from tests.checkpoints import support
 from tests.references.moments_reference import population_moments
@@ -29,35 +28,12 @@ def variable(*values):
     return keras.Variable(np.array(values, np.float32))
 
 
-def test_the_schedule_sets_every_step():
-    inner = optimizers.create("hybrid", learning_rate=2.0)
-    inner.build([variable(1.0, 2.0)])
-
-    def schedule(start, end, batch):
-        return {"learning_rate": batch * end, "phase": float(start >= 1)}
-
-    state = RunState()
-    steps = {0.0: None, 1.0: 0.25}
-    scheduled = Hyperparameters(schedule, inner, state, lambda values: steps[values["phase"]])
-    scheduled.set(0.5, 1.0, 4)
-    assert (inner.hyper["learning_rate"], inner.hyper["phase"]) == (4.0, 0.0)
-    assert scheduled.values() == {"learning_rate": 4.0, "phase": 0.0}
-    scheduled.set(1.0, 1.5, 4)
-    assert (inner.hyper["learning_rate"], inner.hyper["phase"]) == (6.0, 1.0)
-    assert scheduled.values() == {"learning_rate": 6.0, "phase": 1.0, "relative_step": 0.25}
-    resumed = Hyperparameters(schedule, inner, RunState.from_dict(state.to_dict()))
-    assert resumed.values() == {"learning_rate": 6.0, "phase": 1.0}
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "recorded"),
     [
-        ("lars", {}, True),
         ("hybrid", {}, True),
-        ("lars", {"variant": "none"}, False),
         ("hybrid", {"lars_variant": "none"}, False),
         ("sgd", {}, False),
-        ("adabound", {}, False),
     ],
 )
 def test_trust_ratios_are_recorded_where_lars_runs(name, arguments, recorded):

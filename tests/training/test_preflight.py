@@ -53,7 +53,6 @@ def make_run(path, **meta):
 @pytest.mark.parametrize(
     ("flags", "ranks", "text"),
     [
-        (["--per_gpu_batch=1501"], 1, "a batch of 1501"),
         (["--per_gpu_batch=501"], 3, "on 3 GPUs make a batch of 1503"),
         (["--per_gpu_batch=1401", "--tuning_split=100"], 1, "1400 training images"),
         (["--decoder=dali"], 1, "--decoder=dali: NVIDIA DALI is not installed"),
@@ -65,34 +64,18 @@ def test_flags_that_cannot_train_are_refused(bare, flags, ranks, text):
         preflight.check(config.resolve([*DIGITS, *flags], ranks))
 
 
-@pytest.mark.parametrize("flags", [["--per_gpu_batch=1500"], []])
-def test_what_can_train_is_not(bare, flags):
-    assert len(preflight.check(config.resolve([*DIGITS, *flags])).checked) == 4
-
-
-def test_packages_are_found():
-    assert preflight._installed("json.decoder")
-    assert not preflight._installed("json.none")
-    assert not preflight._installed("no_such_package.module")
-
-
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--dataset=digts"], r"--dataset=digts: .*did you mean digits"),
         (["--dataset=imagenet2012"], "--dataset=imagenet2012: is not prepared"),
-        (["--dataset=folder", "--data_dir=gone"], "--data_dir=gone: no such directory"),
         (["--dataset=tfrecord", "--data_dir=."], "holds no train shards"),
         (["--dataset=webdataset", "--data_dir=https://host/x"], "--data_cache_dir"),
         (["--model=no_such_module:net"], "there is no module no_such_module"),
-        (["--run_dir=file"], "--run_dir=file: file is not a directory"),
         (["--run_dir=taken"], "--run_dir=taken holds a run: add --resume"),
         (["--run_dir=other"], r"--run_dir=other holds other files \(x\)"),
         (["--run_dir=taken", "--resume", "--model=resnet18"], "--model=resnet18: .*was written with --model=resnet8"),
-        (["--run_dir=taken", "--resume", "--optimizer=lars"], "resume with that"),
         (["--run_dir=taken", "--resume", "--blurpool", "--optimizer=sgd"], "--blurpool=true: .*--blurpool=false"),
         (["--init_from=/nope"], "--init_from=/nope: no such file or directory"),
-        (["--init_from=file"], "--init_from=file: not a checkpoint"),
         (["--init_from=taken", "--model_width=32"], "--init_from=taken: .*--model_width=64, not 32"),
     ],
 )

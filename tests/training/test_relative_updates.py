@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet import optimizers
-from hybrid_imagenet.training.relative_updates import RelativeUpdates
+from hybrid_imagenet.training.epoch_values import RelativeUpdates
 
 
 def train(log, inner, variables, epochs, steps):

@@ -62,9 +62,8 @@ def test_the_rank_its_host_and_the_part_are_named(change, words, tmp_path):
     assert caught.value.exit_code == EXIT_USAGE
 
 
-@pytest.mark.parametrize(("change", "words"), CHANGES)
-def test_a_run_is_not_resumed_on_other_data(change, words, tmp_path):
-    source = data.open_source("folder", str(folder(tmp_path / "set")))
+def test_a_run_is_not_resumed_on_other_data(tmp_path):
+    source, (change, words) = data.open_source("folder", str(folder(tmp_path / "set"))), CHANGES[1]
     checkpoint = Checkpoint(pathlib.Path("step-000000005.npz"), {}, {"data": told(source)})
     same_data.check_resumed(checkpoint, {"training": source})
     same_data.check_resumed(checkpoint, {"training": source, "tuning": source})  # it validated others then

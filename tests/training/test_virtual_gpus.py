@@ -92,15 +92,10 @@ def test_the_parts_of_a_rank_read_what_its_gpus_would(data):
 @pytest.mark.parametrize(
     ("flags", "ranks", "expected"),
     [
-        ([], 4, (1, 1)),
         (["--bn_group=2"], 4, (1, 2)),
-        (["--bn_group=4"], 4, (1, 4)),
         (["--sync_batch_norm"], 4, (1, 4)),
-        (["--virtual_gpus=8"], 2, (8, 1)),
         (["--virtual_gpus=8", "--bn_group=2"], 2, (4, 1)),
-        (["--virtual_gpus=8", "--bn_group=8"], 2, (1, 1)),
         (["--virtual_gpus=2", "--bn_group=4"], 6, (1, 2)),
-        (["--virtual_gpus=2", "--sync_batch_norm"], 3, (1, 3)),
     ],
 )
 def test_groups_of_gpus_are_parts_of_a_rank_or_several_ranks(flags, ranks, expected):
@@ -145,24 +140,3 @@ def test_xla_cannot_compile_sums_over_ranks(flags, ranks):
     with pytest.raises(UserError, match=message):
         report.plan(resolved, 60000)
     derived.communication(config.resolve(flags, ranks))
-
-
-@pytest.mark.parametrize(
-    "flags", [["--sync_batch_norm"], ["--virtual_gpus=2", "--sync_batch_norm"], ["--virtual_gpus=4", "--bn_group=2"]]
-)
-def test_xla_may_compile_what_one_rank_sums_by_itself(flags):
-    derived.communication(config.resolve(["--jit_compile", *flags]))
-
-
-def test_rates_and_batches_go_by_all_gpus():
-    flags = ["--dataset=fashion_mnist", "--per_gpu_batch=32"]
-    virtual_config, plain = (config.resolve([*flags, f"--virtual_gpus={v}"], ranks) for v, ranks in ((8, 3), (1, 24)))
-    assert virtual_config.gpus == 24
-    virtual_plan = report.plan(virtual_config, 60000)
-    assert virtual_plan == report.plan(plain, 60000)
-    assert virtual_plan[0].global_batch == 768
-
-
-def test_what_does_not_go_with_virtual_gpus():
-    with pytest.raises(UserError, match=r"--virtual_gpus=4"):
-        config.resolve(["--virtual_gpus=4", "--model=alexnet_bn"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 from hybrid_imagenet.analysis import published
@@ -92,8 +91,13 @@ def predict(job: Job, topology: Topology, way: Way) -> Prediction:
 
 def _traffic(job: Job, topology: Topology, way: Way) -> Exchange:
     formula = ALGORITHMS[way.algorithm].cost or by_ring
-    cost = functools.partial(formula, topology=topology, grid=way.grid, threshold=SWITCH)
-    return exchange(job.layers, BACKWARD_SHARE * job.compute_seconds, job.element_bytes, way.fusion_bytes, cost)
+    return exchange(
+        job.layers,
+        BACKWARD_SHARE * job.compute_seconds,
+        job.element_bytes,
+        way.fusion_bytes,
+        lambda size: formula(size, topology, way.grid, SWITCH),
+    )
 
 
 def ways(topology: Topology, algorithms: Sequence[str]) -> list[Way]:

@@ -25,7 +25,6 @@ _AT_MOST = 3  # suggestions
 _WORTH, _EVALUATION_WORTH = 0.05, 0.1  # of the time: less is not worth a flag
 _EARLY = 0.7  # of the planned epochs: a target reached by then could have been had for less
 _OVERFITTED = 0.05  # training accuracy above validation's
-_SKIPPED = 0.02  # of the steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,7 +250,7 @@ def _all(run: Run) -> Iterator[Suggestion]:
 
 
 def _about_training(run: Run) -> Iterator[Suggestion]:
-    flags, summary = run.flags, run.summary
+    flags = run.flags
     epochs = float(run.epochs_planned or 0)
     if run.diverged is not None:
         if flags.get("lr_schedule") not in ("sony_a", "sony_b", "mlperf") and flags.get("lr"):
@@ -263,12 +262,8 @@ def _about_training(run: Run) -> Iterator[Suggestion]:
         return
     if (found := jump(run)) and fell(*found[:2]) and not flags.get("hybrid_ramp_epochs"):
         yield Suggestion("--hybrid_ramp_epochs=2", "accuracy fell where LARS took over; this lets it come in slowly")
-    steps, skipped = summary.get("steps") or 0, summary.get("skipped_steps") or 0
-    if steps and skipped > _SKIPPED * steps:
-        why = f"{skipped} of {steps} steps were skipped for gradients that were not finite; counts where they overflow"
-        yield Suggestion("--gradient_health_every_steps=10", why)
     goals = _goals(run)
-    reached = [goal.get("epochs") for goal in goals.values()]
+    reached: list[Any] = [goal.get("epochs") for goal in goals.values()]
     if run.state != state.FINISHED or not epochs:
         return
     if not goals or None in reached:
@@ -307,8 +302,8 @@ def _about_time(run: Run, cause: str, share: float) -> Iterator[Suggestion]:
     elif cause == "exposed communication" and share >= _WORTH:
         if flags.get("compression") == "none":
             yield Suggestion("--compression=fp16", f"{part} went into communication; halves the bytes sent")
-        if flags.get("allreduce") != "auto" and run.summary["world_size"] > 2:
-            yield Suggestion("--allreduce=auto", f"{part} went into communication; takes the fastest algorithm")
+        if run.summary["world_size"] > 2:
+            yield Suggestion("hybrid-imagenet bench allreduce", f"{part} went into communication; compares algorithms")
         accumulation = int(flags.get("gradient_accumulation_steps") or 1)
         why = f"{part} went into communication; half as many exchanges, at twice the batch"
         yield Suggestion(f"--gradient_accumulation_steps={2 * accumulation}", why)

@@ -1,7 +1,8 @@
-"""Stops after too many skipped steps, checks that weights are equal on all ranks, and records numeric health."""
+"""What the record of an epoch holds beside its results; stops after too many skipped steps, or where ranks differ."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet.data.sources.base import IoStatistics
 from hybrid_imagenet.errors import NumericsError
 from hybrid_imagenet.numerics import noise_scale
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
@@ -30,7 +33,7 @@ class NumericsGuard:
         max_skipped_steps: int,
         read: Callable[[str], npt.NDArray[np.float64]],
     ):
-        """Stops after `max_skipped_steps` skipped steps in a row; `read` is `late_copies.LateCopies.read`."""
+        """Stops after `max_skipped_steps` skipped steps in a row; `read` is `step.LateCopies.read`."""
         self._optimizer = optimizer
         self._limit = max_skipped_steps
         self._value = lambda name: float(read(name)[0])
@@ -150,3 +153,86 @@ class NoiseScale:
         scale.add(small / steps, big / steps, batch, batch * ranks)
         self._message(f"epoch {epoch + 1}: {noise_scale.advice(scale.value, batch * ranks)}")
         return {"noise_scale": scale.value}
+
+
+class Costs:
+    """Gives `communication_seconds`, `slowest_rank`, `slowest_rank_seconds`, `bytes_read`, `reads` and
+    `checkpoint_seconds` (of checkpoints since the last record) of an epoch.
+
+    All ranks leave a reduction at the same time; the slowest enters it last and so waits least. The mean of what the
+    others wait longer is the time that a step loses to it.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        io_statistics: Callable[[], IoStatistics],
+        checkpoint_seconds: Callable[[], float],
+    ):
+        """Takes this rank's counters of training data read, and the time of checkpoints."""
+        self._checkpoint_seconds = checkpoint_seconds
+        self._communicator = communicator
+        self._io_statistics = io_statistics
+        self._read = io_statistics()
+
+    def __call__(self, epoch: int) -> dict[str, Any]:
+        """Gathers the ranks' counters; every rank calls it."""
+        read = self._io_statistics()
+        exposed = self._communicator.statistics().get("exposed_ms")
+        own = [exposed, read.bytes_read - self._read.bytes_read, read.operations - self._read.operations]
+        self._read = read
+        waits, read_bytes, reads = zip(*self._communicator.allgather_object(own), strict=True)
+        values = {
+            "bytes_read": sum(read_bytes),
+            "reads": sum(reads),
+            "checkpoint_seconds": self._checkpoint_seconds(),
+        }
+        if None not in waits:
+            seconds = [wait / 1000 for wait in waits]
+            values["communication_seconds"] = min(seconds)
+            values["slowest_rank"] = seconds.index(min(seconds))
+            values["slowest_rank_seconds"] = sum(seconds) / len(seconds) - min(seconds)
+        return values
+
+
+class RelativeUpdates:
+    """Gives `relative_updates`, |update| / |weights| of each kernel in the last step of an epoch.
+
+    The update is what the step has changed, with momentum and weight decay: it means the same for every optimizer and
+    phase. The kernels are copied before that step and compared after it, on their device; the host reads the ratios
+    with the epoch's other values.
+
+    Attributes:
+      ratios: of the last whole epoch, float32 [kernels]; part of a checkpoint, which may lie between an epoch's last
+        step and its record.
+    """
+
+    def __init__(self, kernels: Sequence[keras.Variable]):
+        """`kernels`: the weights of convolutions and dense layers."""
+        self._names = [kernel.path for kernel in kernels]
+        self.ratios = keras.Variable(np.zeros(len(kernels), np.float32), trainable=False, name="relative_updates")
+        self._copy = tf.function(lambda: [tf.identity(kernel.value) for kernel in kernels], autograph=False)
+
+        def compare(before: list[tf.Tensor]) -> None:
+            pairs = zip(kernels, before, strict=True)
+            self.ratios.assign(tf.stack([tf.norm(kernel.value - old) / tf.norm(old) for kernel, old in pairs]))
+
+        self._compare = tf.function(compare, autograph=False)
+        self._before: list[tf.Tensor] | None = None
+
+    def step_begins(self, start: float, end: float) -> None:
+        """Copies the kernels if an epoch ends in the step over the fractional epochs `start` to `end`."""
+        if self._names and math.floor(end) > math.floor(start):
+            self._before = self._copy()
+
+    def step_ends(self) -> None:
+        """Compares them with what the step has made of them."""
+        if self._before is not None:
+            self._compare(self._before)
+            self._before = None
+
+    def of_epoch(self, epochs: float) -> dict[str, Any]:
+        """Fetches the ratios where whole epochs are done, and none inside of one."""
+        if not self._names or not float(epochs).is_integer():
+            return {}
+        return {"relative_updates": dict(zip(self._names, self.ratios.numpy().tolist(), strict=True))}
