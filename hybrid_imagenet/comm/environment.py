@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.comm import clusters, gpus
 from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.errors import HostError, UserError
 
@@ -38,7 +38,7 @@ class Placement:
 
 
 def placement(environ: Mapping[str, str] | None = None) -> Placement:
-    """Reads the variables of mpirun.
+    """Reads the variables of mpirun, else TF_CONFIG, else those of srun.
 
     Raises:
       UserError: if one is missing or is not a number; or if another launcher has started several processes, each of
@@ -51,11 +51,12 @@ def placement(environ: Mapping[str, str] | None = None) -> Placement:
         except (KeyError, ValueError):
             given = ", ".join(f"{name}={env.get(name, '')}" for name in _PLACE)
             raise UserError(f"incomplete launcher variables ({given}): start with hybrid-imagenet run") from None
-    for name in ("TF_CONFIG", "SLURM_STEP_NUM_TASKS", "PMI_SIZE", "HOROVOD_SIZE"):
+    cluster = clusters.read(env)
+    if cluster is not None:
+        return Placement(cluster.rank, len(cluster.servers), *cluster.local())
+    for name in ("PMI_SIZE", "HOROVOD_SIZE"):
         if env.get(name, "1") not in ("", "1"):
-            raise UserError(
-                f"{name}={env[name]}: mpirun alone connects ranks: start them with hybrid-imagenet run, or unset {name}"
-            )
+            raise UserError(f"{name}={env[name]}: start several processes with hybrid-imagenet run, or unset {name}")
     return Placement()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import socket
 import sys
 import zlib
@@ -11,10 +12,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hybrid_imagenet.comm import hosts
+from hybrid_imagenet.comm import clusters, hosts
 from hybrid_imagenet.comm.collectives import Collectives
 from hybrid_imagenet.comm.connected import ConnectedRanks
-from hybrid_imagenet.comm.environment import Placement, placement
+from hybrid_imagenet.comm.environment import RANK_VARIABLE, Placement, placement
 from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.errors import UserError
 
@@ -145,8 +146,9 @@ class TensorFlowCommunicator(ConnectedRanks):
         del others
         place = placement()
         nccl = bool(tf.config.get_visible_devices("GPU"))
-        self._take_places(place, join(place))
+        keys, self.rank, self.size = join(place), place.rank, place.size
         self._host = TensorFlowCollectives(place.rank, place.size)
+        self._take_places(place, keys or self.allgather_object(hosts.key()))
         if self.rank == 0 and len(set(self.hosts)) > 1:
             print(
                 "warning: --engine=tensorflow opens a port on every rank that takes requests from whoever reaches it: "
@@ -162,8 +164,16 @@ class TensorFlowCommunicator(ConnectedRanks):
 
 
 @functools.cache
-def join(place: Placement) -> list[list[str]]:
-    """Starts this rank's server and tells TensorFlow of the others'; returns every rank's `hosts.key`."""
+def join(place: Placement) -> list[list[str]] | None:
+    """Starts this rank's server and tells TensorFlow of the others'.
+
+    Returns:
+      Every rank's `hosts.key`; None where TF_CONFIG or Slurm has given the addresses, and the keys are yet unknown.
+    """
+    cluster = clusters.read(os.environ) if RANK_VARIABLE not in os.environ else None
+    if cluster is not None:
+        _connect(cluster.servers, place.rank)
+        return None
     own, addresses = hosts.key(), hosts.asked_for(hosts.interfaces()).values()
     with socket.socket() as probe:
         probe.bind(("", 0))

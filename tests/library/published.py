@@ -136,6 +136,47 @@ def distillation(place: Place) -> Result:
     return fitted(place, model, x, np.argmax(x[:, :3], axis=1))
 
 
+def pairs(place: Place) -> Result:
+    """Siamese towers; contrastive loss of each pair (Hadsell et al. 2006)."""
+    tower, inputs = dense(6, 8, 4), [keras.Input((6,)), keras.Input((6,))]
+    one, other = map(tower, inputs)
+    distance = ops.sqrt(ops.sum(ops.square(one - other), axis=1, keepdims=True) + 1e-3)
+    model = keras.Model(inputs, distance)
+
+    def contrastive(y, d):
+        return ops.mean((1 - y) * ops.square(d) + y * ops.square(ops.maximum(1 - d, 0)), axis=-1)
+
+    model.compile(place.optimizer(keras.optimizers.RMSprop(0.01)), contrastive, **place.compiled())
+    a, b = examples(place, (6,), (6,))
+    return fitted(place, model, (a, b), (a[:, :1] > b[:, :1]).astype(np.float32))
+
+
+class Contrast(keras.Model):
+    """SimCLR's loss (Chen et al. 2020): all other examples of the batch are negatives."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = dense(6, 8, 4)
+
+    def train_step(self, data):
+        views = data[0]
+        with tf.GradientTape() as tape:
+            one, other = (ops.normalize(self.encoder(view), axis=1) for view in views)
+            logits = ops.matmul(one, ops.transpose(other)) / 0.5
+            numbers = ops.arange(ops.shape(logits)[0])
+            loss = ops.mean(keras.losses.sparse_categorical_crossentropy(numbers, logits, from_logits=True))
+            scaled = self.optimizer.scale_loss(loss)
+        variables = self.encoder.trainable_variables
+        self.optimizer.apply(tape.gradient(scaled, variables), variables)
+        return {"loss": loss}
+
+
+def simclr(place: Place) -> Result:
+    model = Contrast()
+    model.compile(place.optimizer(keras.optimizers.SGD(0.1, momentum=0.9)), **place.compiled())
+    return fitted(place, model, examples(place, (6,), (6,)))
+
+
 class OwnStep(keras.Model):
     """The `train_step` of Keras's guide."""
 
@@ -233,6 +274,33 @@ def classified_text(place: Place) -> Result:
     return fitted(place, model, x, x[:, 0] % 2, validation_split=0.25)
 
 
+def next_word(place: Place) -> Result:
+    """A small GPT."""
+    inputs = keras.Input((None,), dtype="int32")
+    hidden = transformer(layers.Embedding(11, 8)(inputs), causal=True)
+    model = keras.Model(inputs, layers.Dense(11)(hidden))
+    loss = keras.losses.SparseCategoricalCrossentropy(**FROM_LOGITS)
+    optimizer = place.optimizer(keras.optimizers.Adam(0.01, epsilon=1e-3), sparse=True)
+    model.compile(optimizer, loss, **place.compiled())
+    text = sentences(place, 11, 7)
+    return fitted(place, model, text[:, :-1], text[:, 1:])
+
+
+def forecast(place: Place) -> Result:
+    """Windows of a series by Keras's own function, a learning rate that a schedule of Keras lowers."""
+    series = np.sin(np.arange(place.examples + 6) / 3).astype(np.float32)[:, None]
+    windows = keras.utils.timeseries_dataset_from_array(
+        series[:-6], series[6:], sequence_length=6, sequence_stride=1, batch_size=None
+    )
+    model = keras.Sequential(
+        [keras.Input((6, 1)), layers.Conv1D(4, 3, activation="relu"), layers.GRU(5), layers.Dense(1)]
+    )
+    rate = keras.optimizers.schedules.CosineDecay(0.05, 8)
+    model.compile(place.optimizer(keras.optimizers.Adam(rate, epsilon=1e-3)), "mse", **place.compiled())
+    batches = place.share(windows).batch(place.batch, drop_remainder=True)
+    return model, model.fit(batches, epochs=EPOCHS, verbose=0, callbacks=place.callbacks()).history
+
+
 def tuned(place: Place) -> Result:
     """A frozen base under a new head, then both with a new optimizer."""
     base = dense(6, 8, 8)
@@ -246,14 +314,19 @@ def tuned(place: Place) -> Result:
     return result
 
 
+NEGATIVES = "each rank's negatives are those of its own batch"
 PROGRAMS = {
     "GAN": Program(gan),
     "GAN with gradient penalty": Program(lambda place: gan(place, 10.0)),
     "variational autoencoder": Program(vae),
     "distillation": Program(distillation),
+    "contrastive pairs": Program(pairs),
+    "contrast within the batch": Program(simclr, differs=NEGATIVES),
     "own `train_step`": Program(own_step),
     "training loop": Program(loop),
     "`train_on_batch`": Program(on_batches),
     "text classification": Program(classified_text),
+    "next word": Program(next_word),
+    "time series": Program(forecast),
     "fine-tuning": Program(tuned),
 }

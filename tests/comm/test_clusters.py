@@ -1,0 +1,76 @@
+"""Ranks that no mpirun has started: what they conclude from TF_CONFIG and from Slurm's variables."""
+
+import json
+
+import pytest
+
+from hybrid_imagenet.comm import clusters, environment
+from hybrid_imagenet.comm.environment import Placement
+from hybrid_imagenet.errors import UserError
+
+
+def tf_config(kind, index, **jobs):
+    return {"TF_CONFIG": json.dumps({"cluster": jobs, "task": {"type": kind, "index": index}})}
+
+
+SLURM = {
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_STEP_NODELIST": "n[09-10],big",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+    "SLURM_PROCID": "3",
+    "SLURM_JOB_ID": "40007",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        (tf_config("worker", 1, worker=["a:1", "a:2", "b:1"]), Placement(1, 3, 1, 2)),
+        (tf_config("worker", 1, chief=["c:1"], worker=["a:1", "b:1"]), Placement(2, 3, 0, 1)),
+        (tf_config("chief", 0, chief=["c:1"], worker=["a:1"]), Placement(0, 2, 0, 1)),
+        (tf_config("worker", 0, worker=["a:1"]), Placement()),  # a single process
+        (SLURM, Placement(3, 5, 1, 2)),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, Placement()),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, Placement()),  # a batch script, outside srun
+        (SLURM | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+                  "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, Placement(0, 2, 0, 2)),  # mpirun inside srun
+    ],
+)  # fmt: skip
+def test_the_place_of_a_rank(environ, place):
+    assert environment.placement(environ) == place
+
+
+def test_ranks_under_srun_agree_on_addresses():
+    servers = {clusters.read(SLURM | {"SLURM_PROCID": str(rank)}).servers for rank in range(5)}
+    assert servers == {("n09:20007", "n09:20008", "n10:20007", "n10:20008", "big:20007")}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a", ["a"]),
+        ("a,b", ["a", "b"]),
+        ("n[1-3,7],m2", ["n1", "n2", "n3", "n7", "m2"]),
+        ("n[08-10]", ["n08", "n09", "n10"]),
+    ],
+)
+def test_lists_of_nodes(text, names):
+    assert clusters.nodes_of(text) == names
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"TF_CONFIG": "{"},
+        {"TF_CONFIG": "[]"},
+        {"TF_CONFIG": '{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}'},
+        tf_config("worker", 2, worker=["a:1", "b:1"]),
+        tf_config("ps", 0, worker=["a:1", "b:1"]),
+        SLURM | {"SLURM_STEP_NODELIST": "n[1-3]r[1-2]"},
+        SLURM | {"SLURM_STEP_TASKS_PER_NODE": "x"},
+        {name: value for name, value in SLURM.items() if name != "SLURM_JOB_ID"},
+    ],
+)
+def test_what_cannot_be_read_is_one_line(environ):
+    with pytest.raises(UserError, match="cannot be read"):
+        environment.placement(environ)
