@@ -53,11 +53,11 @@ class Layout:
 
     def pack(self, tensors: Sequence[tf.Tensor] | Mapping[int, tf.Tensor]) -> tf.Tensor:
         """The variables' values by position, float32 in their shapes, as [rows, ROW]."""
-        pieces = []
+        pieces, zeros = [], {short: tf.zeros([short]) for short in {padded(count) - count for count in self._counts}}
         for i, count in zip(self.order, self._counts, strict=True):
-            pieces.append(tf.reshape(tensors[i], [-1]))
+            pieces.append(_shaped(tensors[i], (count,)))
             if padded(count) > count:
-                pieces.append(tf.zeros([padded(count) - count]))
+                pieces.append(zeros[padded(count) - count])
         return tf.reshape(tf.concat(pieces, 0), [self.rows, ROW])
 
     def unpack(self, rows: tf.Tensor, ends: Sequence[tf.Tensor] | None = None) -> dict[int, tf.Tensor]:
@@ -70,7 +70,7 @@ class Layout:
                 piece = copies[i]
             elif padded(count) > count:
                 piece = tf.slice(piece, [0], [count])
-            found[i] = tf.reshape(piece, self.shapes[i])
+            found[i] = _shaped(piece, self.shapes[i])
         return found
 
     def split(self, packed: Packed) -> dict[int, tf.Tensor]:
@@ -78,9 +78,9 @@ class Layout:
         found = {}
         for bucket, members in zip(packed.buckets, packed.members, strict=True):
             counts = [math.prod(self.shapes[i]) for i in members]
-            pieces = tf.split(tf.cast(bucket, tf.float32), [padded(count) for count in counts])
-            for i, count, piece in zip(members, counts, pieces, strict=True):
-                found[i] = tf.reshape(piece[:count] if padded(count) > count else piece, self.shapes[i])
+            sizes = [size for count in counts for size in (count, padded(count) - count)]
+            pieces = tf.split(tf.cast(bucket, tf.float32), sizes)[::2]
+            found |= {i: _shaped(piece, self.shapes[i]) for i, piece in zip(members, pieces, strict=True)}
         return found
 
     @property
@@ -119,6 +119,11 @@ class Layout:
         own = place < self._rows_of[:, None]
         at = np.where(own, self._first[:, None] + place, 0)
         return tf.reduce_sum(tf.where(own, tf.gather(by_row, at), 0.0), 1)
+
+
+def _shaped(values: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """The values in a shape; without an operation for what has it, as most variables are vectors and each costs time."""
+    return values if tuple(values.shape) == tuple(shape) else tf.reshape(values, shape)
 
 
 def pack_each(grads: Sequence[tf.Tensor]) -> Packed:

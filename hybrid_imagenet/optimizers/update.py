@@ -3,15 +3,17 @@
 A GPU needs some microseconds to start a kernel, whatever its work. Variable by variable an update of a ResNet-50 takes
 several hundred of them at the end of every step; over one vector of all variables it takes fewer than ten
 (docs/dev/performance-log.md has the table). A processor has no such cost, and memory that is slow: there the vector
-would cost a fifth of a step of ResNet-50 on small images, and the rule runs for each variable, in place.
+would cost a fifth of a step of ResNet-50 on small images, and the rule runs for each large variable, in place. The many
+small ones are a vector there too: each program costs some hundredths of a second of the first step.
 
-Both ways evaluate `GroupedOptimizer.rule`, compiled by XLA. With a GPU nothing is decided on the host, which would have
-to wait: a step whose gradients are not finite keeps each old value by a mask. On a processor it is a branch.
+Both ways evaluate `GroupedOptimizer.rule`, compiled by XLA. Nothing is decided on the host, which would have to wait for
+a GPU: a step whose gradients are not finite keeps each old value by a mask.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -29,9 +31,11 @@ from hybrid_imagenet.optimizers.rule import TOTALS, TRUST_RATIOS, WEIGHTS, Befor
 
 _AVERAGE = "average"
 _SHARE, _UNSCALE, _DECAYS, _DECAY, _SHRINK = "share_of_average", "unscale", "decay", "scaled_decay", "shrink"
-_OWN = _SHARE, _UNSCALE, _DECAYS, _DECAY, _SHRINK, TOTALS  # of what is known before, what is not for the rule
+_FINITE = "finite"
+_OWN = _SHARE, _UNSCALE, _DECAYS, _DECAY, _SHRINK, _FINITE, TOTALS  # of what is known before, what is not for the rule
 _LOSS_SCALE_COUNTS = 3
 _LANES = 8  # of the scalars, see _scalars
+_SMALL = 4096  # numbers at most in a variable that processors update together with others
 
 Values = dict[str, Any]
 
@@ -84,17 +88,25 @@ class Update:
         shapes = [tuple(v.shape) for v in self._inner._trainable_variables]
         layout = Layout(shapes, [i for bucket in reduced.members for i in bucket])
         hyper = self._inner.hyper.vector()
+        if self._packed:
+            values = functools.partial(self._together, layout, reduced)
+        else:
+            grads = layout.split(reduced)
+            square_sums = _square_sums([grads.get(i, tf.zeros([0])) for i in range(len(shapes))])
+            values = functools.partial(self._each, layout, grads, square_sums)
         if self._inner.phases == 1:
-            return self._apply(0, layout, reduced, hyper)
+            return self._apply(0, values, hyper)
         with tf.device("CPU:0"):
             later = hyper[self._inner.hyper.names.index("phase")] > 0.5
-        branches = [functools.partial(self._apply, phase, layout, reduced, hyper) for phase in (0, 1)]
+        branches = [functools.partial(self._apply, phase, values, hyper) for phase in (0, 1)]
         return tf.cond(later, branches[1], branches[0])
 
-    def _apply(self, phase: int, layout: Layout, reduced: Packed, hyper: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _apply(
+        self, phase: int, values: Callable[[int, Scalars], Values], hyper: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         counted, totals = self._counted(phase), self._inner.totals
         scalars = Scalars(hyper, self._loss_scale.scale.value, [v.value for v in counted], [v.value for v in totals])
-        new = (self._together if self._packed else self._each)(phase, layout, reduced, scalars)
+        new = values(phase, scalars)
         self._loss_scale.scale.value.assign(new["scale"])
         for variable, value in zip([*counted, *totals], [*new["counts"], *new[TOTALS]], strict=True):
             variable.value.assign(value)
@@ -122,7 +134,7 @@ class Update:
 
     # All variables as one vector
 
-    def _together(self, phase: int, layout: Layout, reduced: Packed, scalars: Scalars) -> Values:
+    def _together(self, layout: Layout, reduced: Packed, phase: int, scalars: Scalars) -> Values:
         """Compiles two programs: what can be done while gradients travel, and all that follows the last of them."""
         kept = self._kept(phase)
         rows = {name: layout.pack([v.value for v in held]) for name, held in kept.items()}
@@ -159,33 +171,32 @@ class Update:
             norms=lambda values: layout.spread(tf.sqrt(layout.sums(values))),
             each=layout.each,
         )
-        values = self._new(grad, kept, step, before)
-        values = {name: tf.where(new["finite"], values[name], old) for name, old in kept.items()}
-        found = _without(new, "layers", "finite") | values  # a vector that comes out is a kernel more
+        values = self._new(grad, kept, step, before, new[_FINITE])
+        found = _without(new, "layers", _FINITE) | values  # a vector that comes out is a kernel more
         return found | {"ends": {name: layout.ends(values[name]) for name in kept}}
 
-    # Each variable by itself
+    # Each large variable by itself
 
-    def _each(self, phase: int, layout: Layout, reduced: Packed, scalars: Scalars) -> Values:
-        """Compiles a program for each shape of a variable; it changes the variable in place."""
-        kept = self._kept(phase)
-        grads = layout.split(reduced)
-        before = self._early(phase, scalars, lambda: _square_sums([v.value for v in kept[WEIGHTS]]), self._decays())
-        square_sums = _square_sums([grads.get(i, tf.zeros([0])) for i in range(len(layout.shapes))])
+    def _each(
+        self, layout: Layout, grads: Mapping[int, tf.Tensor], square_sums: tf.Tensor, phase: int, scalars: Scalars
+    ) -> Values:
+        """Compiles a program for each shape of a large variable, which it changes in place, and one for all others."""
+        kept, decays = self._kept(phase), self._decays()
+        before = self._early(phase, scalars, lambda: _square_sums([v.value for v in kept[WEIGHTS]]), decays)
         new = self._between(phase, square_sums, before, scalars)
-        vectors = before | new["layers"] | {_DECAYS: tf.constant(self._decays())}
-        scalars_of = {name: tf.unstack(v) if v.shape.rank else None for name, v in _without(vectors, TOTALS).items()}
+        known = _without(before | new["layers"] | {_DECAYS: decays, _FINITE: new[_FINITE]}, TOTALS)
+        small = Layout(layout.shapes, [i for i in grads if math.prod(layout.shapes[i]) <= _SMALL])
 
-        def update() -> tf.Tensor:
-            for i, grad in grads.items():
-                kernel = self._inner.kinds[i] is ParameterKind.KERNEL
-                one = self._compiled(("one", phase, layout.shapes[i], kernel), functools.partial(self._one, phase, i))
-                held = {name: variables[i].value for name, variables in kept.items()}
-                known = {name: vectors[name] if parts is None else parts[i] for name, parts in scalars_of.items()}
-                one(held, grad, known, scalars.hyper)
-            return tf.constant(True)
-
-        tf.cond(new["finite"], update, lambda: tf.constant(False))
+        for i in [i for i in grads if i not in small.order]:
+            kernel = self._inner.kinds[i] is ParameterKind.KERNEL
+            one = self._compiled(("one", phase, layout.shapes[i], kernel), functools.partial(self._one, phase, i))
+            one({name: held[i].value for name, held in kept.items()}, grads[i], tf.constant(i), known, scalars.hyper)
+        if small.order:
+            rows = {name: small.pack([v.value for v in held]) for name, held in kept.items()}
+            many = self._compiled(("small", phase), functools.partial(self._many, phase, small))
+            for name, vector in many(rows, small.pack(grads), known, scalars.hyper).items():
+                for i, value in small.split(Packed([vector], [small.order])).items():
+                    kept[name][i].value.assign(value)
         return new
 
     def _one(
@@ -194,24 +205,47 @@ class Update:
         example: int,
         held: Mapping[str, tf.Variable],
         grad: tf.Tensor,
+        position: tf.Tensor,
         known: Values,
         hyper: tf.Tensor,
     ) -> None:
-        """Updates a variable of the shape and kind of variable number `example`; `known` has scalars only."""
-        step = Step(
+        """Updates the variable at a position, int32 scalar, which has the shape and kind of variable `example`."""
+        step = self._step(
+            phase,
+            known,
+            hyper,
+            spread=lambda vector: vector if vector.shape.rank == 0 else tf.gather(vector, position),
+            norms=lambda values: tf.sqrt(tf.reduce_sum(tf.square(values))),
+            each=lambda values, function: function(example, values),
+        )
+        new = self._new(grad, {name: v.read_value() for name, v in held.items()}, step, known, known[_FINITE])
+        for name, variable in held.items():
+            variable.assign(new[name])
+
+    def _many(self, phase: int, layout: Layout, kept: Values, grad: tf.Tensor, known: Values, hyper: tf.Tensor) -> Values:
+        """Returns the new values of the variables of a layout, as vectors, from the old ones, as [rows, ROW]."""
+        step = self._step(
+            phase,
+            known,
+            hyper,
+            spread=layout.spread,
+            norms=lambda values: layout.spread(tf.sqrt(layout.sums(values))),
+            each=layout.each,
+        )
+        new = self._new(grad, kept, step, known, known[_FINITE])
+        return {name: tf.reshape(values, [-1]) for name, values in new.items()}
+
+    def _step(self, phase: int, known: Values, hyper: tf.Tensor, *, spread: Callable[..., Any], **ways: Any) -> Step:
+        return Step(
             phase=phase,
             hyper=self._by_name(hyper),
             before=_without(known, *_OWN),
             unscale=known[_UNSCALE],
-            decay=known[_DECAYS] if _DECAY in known else 0.0,
-            scaled_decay=known.get(_DECAY, 0.0),
-            spread=lambda vector: vector[example] if vector.shape.rank else vector,
-            norms=lambda values: tf.sqrt(tf.reduce_sum(tf.square(values))),
-            each=lambda values, function: function(example, values),
+            decay=spread(tf.convert_to_tensor(known[_DECAYS])) if _DECAY in known else 0.0,
+            scaled_decay=spread(known[_DECAY]) if _DECAY in known else 0.0,
+            spread=spread,
+            **ways,
         )
-        new = self._new(grad, {name: v.read_value() for name, v in held.items()}, step, known)
-        for name, variable in held.items():
-            variable.assign(new[name])
 
     # What both have in common
 
@@ -249,18 +283,18 @@ class Update:
         layers = self._inner.layers(now)
         ratios = {name: layers.pop(name) for name in [TRUST_RATIOS] if name in layers}
         pairs = zip(before.get(TOTALS, []), scalars.totals, strict=True)
-        totals = [tf.where(new["finite"], after, old) for after, old in pairs]
+        totals = [tf.where(new[_FINITE], after, old) for after, old in pairs]
         return new | ratios | {"square_sums": square_sums, "layers": layers, TOTALS: totals}
 
-    def _new(self, grad: tf.Tensor, kept: Values, step: Step, before: Values) -> Values:
-        """The new values by the names of the old ones."""
+    def _new(self, grad: tf.Tensor, kept: Values, step: Step, before: Values, finite: tf.Tensor) -> Values:
+        """The new values by the names of the old ones; the old ones where the gradients of the step are not finite."""
         values = {name: value for name, value in kept.items() if name != _AVERAGE}
         if _SHRINK in before:
             values[WEIGHTS] *= step.spread(before[_SHRINK])
         new = self._inner.rule(grad, values, step)
         if _AVERAGE in kept:
             new[_AVERAGE] = kept[_AVERAGE] - before[_SHARE] * (kept[_AVERAGE] - new[WEIGHTS])
-        return new
+        return {name: tf.where(finite, new[name], old) for name, old in kept.items()}
 
     def _by_name(self, hyper: tf.Tensor) -> dict[str, tf.Tensor]:
         return dict(zip(self._inner.hyper.names, tf.unstack(hyper), strict=True))
@@ -277,7 +311,7 @@ class Update:
         scaling = self._loss_scale.next(finite, scale, *counts[:_LOSS_SCALE_COUNTS])
         lanes = [*scaling, *(count + taken for count in counts[_LOSS_SCALE_COUNTS:]), tf.sqrt(totals) * unscale]
         scale, *counts, norm = (tf.reduce_sum(tf.where(_FIRST, lane, tf.zeros_like(lane))) for lane in lanes)
-        return {"scale": scale, "counts": counts, "norm": norm, "finite": tf.reduce_any(_FIRST & finite)}
+        return {"scale": scale, "counts": counts, "norm": norm, _FINITE: tf.reduce_any(_FIRST & finite)}
 
     def _decays(self) -> np.ndarray:
         """The coefficient of weight decay in the gradient of each variable, float32 [n]."""
@@ -293,7 +327,7 @@ def _first_lane(vector: tf.Tensor) -> tf.Tensor:
 
 
 def _square_sums(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.stack([2.0 * tf.nn.l2_loss(value) for value in values])
+    return 2.0 * tf.stack([tf.nn.l2_loss(value) for value in values])
 
 
 def _without(values: Values, *names: str) -> Values:
