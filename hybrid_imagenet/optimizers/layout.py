@@ -75,7 +75,7 @@ class Layout:
 
     def split(self, packed: Packed) -> dict[int, tf.Tensor]:
         """The gradients by position of the variable, float32; of those in a bucket."""
-        found = {}
+        found: dict[int, tf.Tensor] = {}
         for bucket, members in zip(packed.buckets, packed.members, strict=True):
             counts = [math.prod(self.shapes[i]) for i in members]
             sizes = [size for count in counts for size in (count, padded(count) - count)]
@@ -122,7 +122,7 @@ class Layout:
 
 
 def _shaped(values: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """The values in a shape; without an operation for what has it, as most variables are vectors and each costs time."""
+    """The values in a shape; no operation where they have it, as most variables are vectors and tracing costs time."""
     return values if tuple(values.shape) == tuple(shape) else tf.reshape(values, shape)
 
 

@@ -6,8 +6,8 @@ several hundred of them at the end of every step; over one vector of all variabl
 would cost a fifth of a step of ResNet-50 on small images, and the rule runs for each large variable, in place. The many
 small ones are a vector there too: each program costs some hundredths of a second of the first step.
 
-Both ways evaluate `GroupedOptimizer.rule`, compiled by XLA. Nothing is decided on the host, which would have to wait for
-a GPU: a step whose gradients are not finite keeps each old value by a mask.
+Both ways evaluate `GroupedOptimizer.rule`, compiled by XLA. With a GPU nothing is decided on the host, which would have
+to wait: a step whose gradients are not finite keeps each old value by a mask.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Update:
             norms=lambda values: layout.spread(tf.sqrt(layout.sums(values))),
             each=layout.each,
         )
-        values = self._new(grad, kept, step, before, new[_FINITE])
+        values = _where(new[_FINITE], self._new(grad, kept, step, before), kept)
         found = _without(new, "layers", _FINITE) | values  # a vector that comes out is a kernel more
         return found | {"ends": {name: layout.ends(values[name]) for name in kept}}
 
@@ -218,11 +218,17 @@ class Update:
             norms=lambda values: tf.sqrt(tf.reduce_sum(tf.square(values))),
             each=lambda values, function: function(example, values),
         )
-        new = self._new(grad, {name: v.read_value() for name, v in held.items()}, step, known, known[_FINITE])
-        for name, variable in held.items():
-            variable.assign(new[name])
 
-    def _many(self, phase: int, layout: Layout, kept: Values, grad: tf.Tensor, known: Values, hyper: tf.Tensor) -> Values:
+        def update() -> None:
+            new = self._new(grad, {name: v.read_value() for name, v in held.items()}, step, known)
+            for name, variable in held.items():
+                variable.assign(new[name])
+
+        tf.cond(known[_FINITE], update, lambda: None)  # a mask would take a third longer
+
+    def _many(
+        self, phase: int, layout: Layout, kept: Values, grad: tf.Tensor, known: Values, hyper: tf.Tensor
+    ) -> Values:
         """Returns the new values of the variables of a layout, as vectors, from the old ones, as [rows, ROW]."""
         step = self._step(
             phase,
@@ -232,7 +238,7 @@ class Update:
             norms=lambda values: layout.spread(tf.sqrt(layout.sums(values))),
             each=layout.each,
         )
-        new = self._new(grad, kept, step, known, known[_FINITE])
+        new = _where(known[_FINITE], self._new(grad, kept, step, known), kept)
         return {name: tf.reshape(values, [-1]) for name, values in new.items()}
 
     def _step(self, phase: int, known: Values, hyper: tf.Tensor, *, spread: Callable[..., Any], **ways: Any) -> Step:
@@ -286,15 +292,15 @@ class Update:
         totals = [tf.where(new[_FINITE], after, old) for after, old in pairs]
         return new | ratios | {"square_sums": square_sums, "layers": layers, TOTALS: totals}
 
-    def _new(self, grad: tf.Tensor, kept: Values, step: Step, before: Values, finite: tf.Tensor) -> Values:
-        """The new values by the names of the old ones; the old ones where the gradients of the step are not finite."""
+    def _new(self, grad: tf.Tensor, kept: Values, step: Step, before: Values) -> Values:
+        """The new values by the names of the old ones."""
         values = {name: value for name, value in kept.items() if name != _AVERAGE}
         if _SHRINK in before:
             values[WEIGHTS] *= step.spread(before[_SHRINK])
         new = self._inner.rule(grad, values, step)
         if _AVERAGE in kept:
             new[_AVERAGE] = kept[_AVERAGE] - before[_SHARE] * (kept[_AVERAGE] - new[WEIGHTS])
-        return {name: tf.where(finite, new[name], old) for name, old in kept.items()}
+        return new
 
     def _by_name(self, hyper: tf.Tensor) -> dict[str, tf.Tensor]:
         return dict(zip(self._inner.hyper.names, tf.unstack(hyper), strict=True))
@@ -324,6 +330,10 @@ _FIRST = np.arange(_LANES) == 0
 def _first_lane(vector: tf.Tensor) -> tf.Tensor:
     """The sum of a vector in the first lane, nothing in the others: [_LANES]."""
     return tf.reduce_sum(tf.where(_FIRST[:, None], vector[None], 0.0), 1)
+
+
+def _where(finite: tf.Tensor, new: Values, old: Values) -> Values:
+    return {name: tf.where(finite, new[name], value) for name, value in old.items()}
 
 
 def _square_sums(values: Sequence[tf.Tensor]) -> tf.Tensor:
