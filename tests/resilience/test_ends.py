@@ -28,13 +28,14 @@ def written():
         Case(ends.TRAIN, ends.LOADING, "INT"),
         Case(ends.TRAIN, ends.TRAINING, ends.HEAD),
         Case(ends.TRAIN, ends.TRAINING, ends.TERMINAL),
+        Case(ends.RUN, ends.COMPILING, "TERM"),
     ],
     ids=lambda case: f"{case.name}, {case.moment}, {case.way}",
 )
 def test_a_command_ends_as_written(case, folder):
     ended = ends.end(case, folder)
     assert (ended.code, ended.saved) == written()[case.key], ended
-    assert len(ended.lines) == (case.way == "INT")
+    assert len(ended.lines) == (case.way in ("INT", "TERM"))
 
 
 @pytest.mark.slow
