@@ -219,7 +219,7 @@ def _notes(report: Row) -> Iterator[str]:
             yield f"{name}: {1e3 * shared:.1f} ms lost before any communication: power, cooling, cores of the host"
         if row["exposed_seconds"] > _NOTICED * alone["step_seconds"]:
             ways = [f["remedy"] for f in report["findings"] if f["check"].startswith("NCCL") and f["level"] != PASS]
-            remedy = next(iter(ways), "hybrid-imagenet plan tells what this network allows; --allreduce=auto")
+            remedy = next(iter(ways), "hybrid-imagenet plan tells what this network allows")
             exposed = f"{name}: {1e3 * row['exposed_seconds']:.1f} ms of communication that nothing hides"
             yield f"{exposed}; {row['transport']} -> {remedy}"
     largest = list(rungs.values())[-1]
