@@ -22,13 +22,6 @@ def test_one_sided_tests_are_scipys(sample, bound):
     assert hypotheses.p_below(found, bound) == pytest.approx(below, rel=1e-9)
 
 
-def test_paired_differences_are_scipys_paired_test():
-    generator = np.random.default_rng(5)
-    first, second = generator.normal(0.92, 0.003, 8), generator.normal(0.918, 0.003, 8)
-    expected = stats.ttest_rel(first, second, alternative="greater").pvalue
-    assert hypotheses.p_above(estimate(first - second)) == pytest.approx(expected, rel=1e-9)
-
-
 @pytest.mark.parametrize("sample", SAMPLES, ids=len)
 def test_equivalence_holds_where_the_90_percent_interval_lies_within_the_margin(sample):
     """Schuirmann's two one-sided tests at 5 % are the 90 % interval."""

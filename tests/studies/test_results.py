@@ -153,22 +153,6 @@ STUDY = Study(
 )
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "start"),
-    [
-        ([results.SEEN, results.SEEN], "The paper's result appeared: of 2 statements, 2 seen."),
-        (
-            [results.SEEN, results.REVERSED],
-            "The paper's result appeared in part: of 2 statements, 1 seen, 1 the opposite.",
-        ),
-        ([results.INCONCLUSIVE], "These runs decide nothing: of 1 statement, 1 inconclusive."),
-    ],
-)
-def test_the_sentence_follows_from_the_outcomes(outcomes, start):
-    found = [results.Verdict(Claim("clear", "below"), value, None) for value in outcomes]
-    assert results.sentence(found) == start
-
-
 def test_markdown_shows_means_intervals_the_paper_and_failures():
     part = arm("below", {0: [0.4, 0.95], 1: trial_runs.DIVERGED, 2: [0.3, 0.85]}, top1=0.75, epochs=42)
     text = tables.to_markdown(STUDY, [CLEAR, part], 3, ["--epochs=4"], plot=True)

@@ -116,25 +116,6 @@ def test_with_lars_relative_steps_are_tried_around_the_tuned_one(flags, flag):
     assert {c.relative_step for c in trials.candidates(run, steps=(0.3,))} == {0.3}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (
-            ["--budget_epochs=9", "--", "--lars_variant=none", "--recipe=flash_b"],
-            "--lr_schedule=sony_b does not take its rate",
-        ),
-        (["--budget_epochs=9", "--warmups=95"], "--warmups: none lies within --epochs=90"),
-        (["--budget_epochs=9"], "15 candidates need 63 epochs"),
-        ([], "--budget_epochs"),
-    ],
-)
-def test_mistakes_are_one_line(arguments, words, capsys):
-    assert program.main(arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
-    assert words in error
-
-
 @pytest.mark.slow
 def test_a_real_search_on_two_ranks_writes_a_flag_file(tmp_path, capsys):
     out = tmp_path / "chosen.flags"

@@ -1,0 +1,110 @@
+"""Arms of a study differ in what they are about and in nothing else."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from hybrid_imagenet import config
+from hybrid_imagenet.analysis import published
+from hybrid_imagenet.config import derived, relative_step, report
+from studies import batch_norm, optimizers, questions, shuffle_window, tuning
+from studies.command import STUDIES
+from studies.handover import GPUS
+
+PARTS = {
+    "softmax": {"loss"},
+    "sharp": {"blurpool"},
+    "last_weights": {"ema_decay", "ema_every"},
+    "coupled": {"decoupled_decay", "weight_decay"},
+    "one_size": {"image_size_schedule"},
+}
+DIFFERENCES = [
+    ("decay", "sgd_all", "sgd", {"decay_all"}),
+    ("decay", "lars_all", "lars", {"decay_all"}),
+    *(("short-parts", arm, "short", flags) for arm, flags in PARTS.items()),
+    ("short-parts", "plain", "short", set().union(*PARTS.values())),
+    ("short-parts", "mirrored", "short", {"eval_flip"}),
+    *(("shuffle-window", f"window_{window}", "all", {"shuffle_window"}) for window in shuffle_window.WINDOWS),
+]
+
+
+def arm_of(study, name):
+    return next(arm for arm in STUDIES[study].arms if arm.name == name)
+
+
+def settled(study, name, *flags):
+    return config.resolve(STUDIES[study].arguments(arm_of(study, name), 0, flags))
+
+
+@pytest.mark.parametrize(("study", "first", "second", "flags"), DIFFERENCES)
+def test_two_arms_differ_in_these_flags_only(study, first, second, flags):
+    one, other = (settled(study, name).values() for name in (first, second))
+    assert {name for name in one | other if one.get(name) != other.get(name)} == flags
+
+
+def test_the_arms_of_decay_have_the_numbers_of_the_paper():
+    found = [arm.top1 for arm in STUDIES["decay"].arms]
+    assert found == [*published.JIA_ABLATION.values(), None, None]
+
+
+def test_both_kinds_of_decay_take_as_much_off_the_weights():
+    decoupled, coupled = (settled("short-parts", name) for name in ("short", "coupled"))
+    assert decoupled.weight_decay == pytest.approx(coupled.lr * coupled.weight_decay / (1 - coupled.momentum))
+
+
+def test_the_arms_of_normalization_are_the_rows_of_table_3_4_and_as_long():
+    study = batch_norm.BATCH_NORM
+    assert [arm.top1 for arm in study.arms] == [0.7560, 0.7505, 0.7335, 0.7034]
+    rows = {arm.name: settled("batch_norm", arm.name, *arm.points[1].flags) for arm in study.arms}
+    assert {name: (row.sync_batch_norm, row.batch_norm, row.random_batch) for name, row in rows.items()} == {
+        "last": (False, "last", 0),
+        "moving": (False, "moving", 0),
+        "sync": (True, "moving", 0),
+        "random": (True, "moving", 16),
+    }
+    plans = {name: report.plan(row, 60_000 - questions.TUNING) for name, row in rows.items()}
+    assert [sum(row.steps for row in plan) for plan in plans.values()] == pytest.approx([521] * 4, abs=1)
+    assert [max(row.learning_rate for row in plan) for plan in plans.values()] == pytest.approx([1.2] * 4)
+    spread = np.std(np.arange(batch_norm.LEAST, batch_norm.MOST + 1)) * np.sqrt(12) / (12 * 32)
+    assert round(100 * spread) == 9
+    assert any("by 9 %" in note for note in study.notes)
+
+
+def test_optimizers_share_the_cells_of_accuracy_by_batch_where_methods_are_the_same():
+    theirs, ours = (
+        {trial.cell.directory.name: trial.arm.name for trial in tuning.plan(study, pathlib.Path("x"), 1)}
+        for study in (questions.ACCURACY_BY_BATCH, optimizers.OPTIMIZERS_BY_BATCH)
+    )
+    both = set(ours) & set(theirs)
+    assert all(theirs[name] == ours[name] for name in both)
+    shared = {ours[name] for name in both}
+    assert shared == {f"{name}_{batch}" for name in ("sgd", "lars", "hybrid") for batch in questions.BATCHES}
+
+
+@pytest.mark.parametrize("batch", questions.BATCHES)
+def test_optimizers_have_equal_budgets_and_points_of_lamb_lie_around_its_authors(batch):
+    arms = [arm for arm in optimizers.OPTIMIZERS_BY_BATCH.arms if arm.batch == batch]
+    assert len(arms) == len(optimizers.OPTIMIZERS)
+    for arm in arms:
+        name = optimizers.OPTIMIZERS_BY_BATCH.name
+        found = [settled(name, arm.name, *point.flags) for point in arm.points]
+        assert len({str(each.values()) for each in found}) == 5
+        assert {(derived.base_batch(c), c.epochs, c.per_gpu_batch, c.warmup_epochs) for c in found} == {
+            (batch, 16, 32, 3)
+        }
+        if arm.name == f"lamb_{batch}":
+            steps = [relative_step.peak(each).value for each in found]
+            tuned = relative_step.tuned(found[0], batch)
+            assert steps == pytest.approx([factor * tuned for factor in questions.FACTORS], rel=1e-3)
+
+
+def test_a_point_of_the_hand_over_is_what_it_is_called():
+    base = settled("handover", "default")
+    for each in arm_of("handover", "handover").points:
+        power, step = each.at
+        resolved = settled("handover", "handover", *each.flags)
+        assert resolved.chosen["adabound_lr"] == pytest.approx(0.001 * GPUS**power, rel=1e-3)
+        assert resolved.chosen["lars_eta"] == pytest.approx(step * base.chosen["lars_eta"], rel=1e-3)
+        assert resolved.lr_schedule == ("exponential" if "kappa" in each.label else "poly")
+        assert resolved.chosen["hybrid_ramp_epochs"] == float(each.label.rsplit(" ", 1)[1])
