@@ -20,7 +20,6 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
     ranges = True
     dies_after = None  # so many parts that were sent
-    trickles = False  # sends a byte at a time
     protocol_version = "HTTP/1.1"
     sent = itertools.count(1)
 
@@ -42,10 +41,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         self.send_header("Content-Range", f"bytes {start}-{start + len(part) - 1}/{len(content)}")
         self.send_header("Content-Length", str(len(part)))
         self.end_headers()
-        pieces = [part[place : place + 1] for place in range(len(part))] if self.trickles else [part]
-        for number, piece in enumerate(pieces):
-            time.sleep(0.05 * bool(number))
-            self.wfile.write(piece)
+        self.wfile.write(part)
 
     def _tell(self, path):
         """Answers as the Hugging Face hub does about the repository me/tiny, and what lies in it."""
@@ -81,12 +77,12 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 class Server:
     """A process that serves a directory on a port of its own, which it has again when it is started again."""
 
-    def __init__(self, directory, log, *, ranges=True, dies_after=None, trickles=False):
+    def __init__(self, directory, log, *, ranges=True, dies_after=None):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._directory, self._log, self._options = directory, log, [str(int(ranges)), str(int(trickles))]
+        self._directory, self._log, self._ranges = directory, log, str(int(ranges))
         self._process = None
         self.start(dies_after)
 
@@ -95,7 +91,7 @@ class Server:
         command = [sys.executable, "-m", "tests.data.http_server", str(self.port), str(self._directory)]
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
-                [*command, *self._options, str(dies_after or "")],
+                [*command, self._ranges, str(dies_after or "")],
                 cwd=ROOT,
                 env=environment(),
                 stdout=log,
@@ -120,8 +116,8 @@ class Server:
 
 
 if __name__ == "__main__":
-    port, directory, ranges, trickles, dies_after = sys.argv[1:]
-    Handler.ranges, Handler.trickles = bool(int(ranges)), bool(int(trickles))
+    port, directory, ranges, dies_after = sys.argv[1:]
+    Handler.ranges = bool(int(ranges))
     Handler.dies_after = int(dies_after) if dies_after else None
     os.chdir(directory)
     http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()

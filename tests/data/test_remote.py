@@ -15,7 +15,7 @@ from hybrid_imagenet import data
 from hybrid_imagenet.data import pipeline, remote
 from hybrid_imagenet.data.sources import webdataset as tar_index
 from hybrid_imagenet.data.sources.base import BadRecord
-from hybrid_imagenet.errors import EXIT_STALLED, StorageError, UserError
+from hybrid_imagenet.errors import EXIT_STALLED, UserError
 from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.numerics.shard_order import ShardOrder
 from hybrid_imagenet.tools.data import prepare
@@ -310,18 +310,6 @@ def test_an_index_does_not_outlive_its_copy(tmp_path, serve):
     assert [second.read_one(index)[1] for index in range(6)] == list(range(6))
 
 
-def test_a_server_that_trickles_is_given_up(tmp_path, serve, monkeypatch):
-    server = serve(numbered(tmp_path / "set"), trickles=True)
-    monkeypatch.setattr(remote, "_SHORTEST", 0.5)
-    directory = opened(server, tmp_path / "copies", 0.5)
-    directory._ranges = True  # as after the first part of a file
-    began = time.monotonic()
-    with pytest.raises(StorageError, match=r"not done after 0\.5 seconds") as caught:
-        directory.path("train-0000.tar")
-    assert 1.0 <= time.monotonic() - began < 20
-    assert caught.value.exit_code == EXIT_STALLED
-
-
 def test_a_url_that_fails_before_training_ends_all_ranks_with_the_code_of_storage(pools, tmp_path):
     flags = ["--dataset=parquet", f"--data_cache_dir={tmp_path}", "--storage_timeout=0.1"]
     done = program.train_on(pools[2], "http://127.0.0.1:9/set", tmp_path / "run", *flags)
@@ -338,16 +326,6 @@ def test_a_list_does_not_lead_out_of_the_directory_of_copies(name, tmp_path, ser
     with pytest.raises(UserError, match="lies outside of the directory"):
         data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"), num_classes=3)
     assert not [path for path in (tmp_path / "copies").rglob("*") if path.is_file()]
-
-
-def test_the_number_of_classes_must_be_known_before_labels_are_copied(tmp_path, serve):
-    directory = test_webdataset.write(tmp_path / "set")
-    support.write_info(directory)
-    server = serve(directory)
-    with pytest.raises(UserError, match="do not name the classes: give --num_classes"):
-        data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
-    source = data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"), num_classes=3)
-    assert source.num_classes == 3
 
 
 def test_bad_records_and_the_manifest_hold_no_passwords(tmp_path, serve, caplog):
