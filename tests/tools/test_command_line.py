@@ -106,9 +106,3 @@ def test_every_command_has_help_in_that_layout(command, capsys):
     flags = re.findall(r"^  --(\[no\])?([a-z_0-9]+)(=\S+)?$", text, re.M)
     assert flags or command in ("data", "runs", "status", "stop")  # which take words
     assert not re.search(r"^  --[a-z_]+-[a-z]", text, re.M)
-
-
-def test_unknown_commands_are_refused_in_one_line(capsys):
-    assert program.main(["trian"]) == 2
-    assert capsys.readouterr().err.startswith("error: trian: no such command; choose one of train, ")
-    assert program.main([]) == 2

@@ -131,24 +131,6 @@ def test_a_job_ends_with_the_code_of_its_ranks_and_leaves_none(tmp_path):
         assert "mpirun" not in output
 
 
-def test_a_mistake_in_an_evaluation_on_two_ranks_is_said_once():
-    words = ["run", "-np", "2", "--module", "hybrid_imagenet.tools.evaluate", "--", "--typo"]
-    command = [sys.executable, "-m", "hybrid_imagenet", *words]
-    done = subprocess.run(command, cwd=ROOT, env=program.environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2
-    assert (done.stdout, done.stderr) == ("", "error: --typo: no such option; see --help\n")
-
-
-def test_a_host_that_nobody_knows_is_one_line():
-    command = [sys.executable, "-m", "hybrid_imagenet", "run", "-H", "no-such-host:2"]
-    command += ["--module", "tests.resilience.plain_rank"]
-    done = subprocess.run(command, cwd=ROOT, env=program.environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: host no-such-host: ")
-    assert ": check -H, " in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 def test_a_program_of_the_users_runs_on_every_rank(tmp_path):
     script = tmp_path / "mine.py"
     line = "f'{os.environ[\"OMPI_COMM_WORLD_RANK\"]} {sys.argv[1:]}\\n'"  # written whole, also by an unbuffered rank

@@ -10,7 +10,7 @@ import pytest
 
 from hybrid_imagenet import __main__, config
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.tools import resume, runs
+from hybrid_imagenet.tools import resume
 from tests.ranks import ROOT, environment
 from tests.support import fresh, program
 from tests.tools.report.synthetic import make_run
@@ -128,10 +128,6 @@ def test_they_start_without_tensorflow(tmp_path):
     )
     assert codes == [0, 0]
     assert not loaded & fresh.FRAMEWORKS
-
-
-def test_figures_stand_to_the_right():
-    assert runs.table(("run", "top-1"), [("a", "5"), ("long", "10.5")]) == "run   top-1\na         5\nlong   10.5"
 
 
 def test_a_real_run_on_two_ranks_is_stopped_and_resumed(tmp_path, capsys):

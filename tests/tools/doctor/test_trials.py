@@ -1,12 +1,10 @@
 """The doctor's trials: which ranks are started, and what their output comes to."""
 
-import contextlib
 import copy
-import io
 
 import pytest
 
-from hybrid_imagenet.tools.doctor import one_sum, trials
+from hybrid_imagenet.tools.doctor import trials
 from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN
 from hybrid_imagenet.tools.doctor.trials import Outcome, Trial
 from tests.comm.test_nccl_log import BETWEEN, INSIDE
@@ -81,16 +79,3 @@ def test_without_tensorflow_no_ranks_are_started(monkeypatch):
 def test_real_ranks_on_this_host():
     findings = trials.examine({"localhost": {}}, False, trials.run)
     assert [(f.level, f.check) for f in findings] == [(PASS, "TensorFlow"), (PASS, "two ranks inside localhost")]
-
-
-def test_the_ranks_of_a_trial_add_up_and_say_where(pools):
-    for rank, done in enumerate(pools[2].call(run_sum)):
-        assert done == [0, f"rank {rank} of 2: the sum is right, on the CPU\n"]
-
-
-def run_sum():
-    """The rank of a trial, in a rank of the pool: exit code and output."""
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        code = one_sum.add()
-    return [code, output.getvalue()]

@@ -60,10 +60,3 @@ def test_scale_maps_ends_and_middle():
     assert flat.low < 3 < flat.high
     assert svg.fitted([], 0, 1).ticks()
     assert svg.fitted([0.0, -1.0, 5.0], 0, 1, log=True).low > 0
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (0.25, "0.25"), (1500, "1,500"), (2e-5, "2e-5"), (3e6, "3e6"), (12, "12")]
-)
-def test_tick_labels(value, text):
-    assert svg.tick_label(value) == text
