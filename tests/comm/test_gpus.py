@@ -1,8 +1,6 @@
 """What a rank sets up for a GPU, on made-up trees of /proc and /sys, and which GPUs are refused before training."""
 
 import os
-import subprocess
-import sys
 from unittest import mock
 
 import pytest
@@ -11,8 +9,6 @@ import tensorflow as tf
 from hybrid_imagenet.comm import environment, gpus
 from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.errors import UserError
-from tests.ranks import ROOT
-from tests.ranks import environment as environment_of_ranks
 from tests.support import in_process
 
 # (address, NUMA node) as on a host with two sockets; the kernel lists addresses in capitals in one place only
@@ -140,16 +136,6 @@ def test_an_environment_for_gpus_without_any_trains_only_if_told_so(monkeypatch,
     monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock(side_effect=None if driver else OSError))
     found = gpus.absence({} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen})
     assert found is None if expected is None else expected in found and "CUDA_VISIBLE_DEVICES= to" in found
-
-
-def test_a_host_without_gpus_is_told_once_for_all_of_its_ranks():
-    words = ["run", "-np", "2", "--module=tests.comm.without_driver", "--", "--dataset=digits", "--augmentation=digits"]
-    done = subprocess.run(
-        [sys.executable, "-m", "hybrid_imagenet", *words],
-        cwd=ROOT, env=environment_of_ranks(), capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr.count("error: ") == done.stderr.count("error: host ") == 1, done.stderr
 
 
 def test_adapters_without_libraries_or_devices_are_noticed(tmp_path, monkeypatch):

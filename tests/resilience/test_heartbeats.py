@@ -159,8 +159,7 @@ def test_a_hanging_main_thread_is_told_from_those_that_wait(tmp_path):
     assert "step_that_hangs" in errors
 
 
-@pytest.mark.parametrize("seconds", [8, pytest.param(1800, marks=pytest.mark.slow)])
-def test_nothing_is_said_about_ranks_that_work_on_a_loaded_machine(tmp_path, seconds):
+def test_nothing_is_said_about_ranks_that_work_on_a_loaded_machine(tmp_path):
     processes = start(tmp_path, 3, 8, "busy")
     ports = [int(process.stdout.readline()) for process in processes]
     burn = [sys.executable, "-c", "while True: pass"]
@@ -169,7 +168,7 @@ def test_nothing_is_said_about_ranks_that_work_on_a_loaded_machine(tmp_path, sec
         subprocess.Popen([sys.executable, "-m", "tests.resilience.hostile", ",".join(map(str, ports)), "9999"])
     )
     try:
-        time.sleep(seconds)
+        time.sleep(8)
         assert all(process.poll() is None for process in (*processes, *others))
     finally:
         for process in (*processes, *others):

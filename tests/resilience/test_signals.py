@@ -8,65 +8,18 @@ import time
 
 import pytest
 
-from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.training.loop import Control
 from tests.ranks import ROOT
-from tests.support import processes, program
+from tests.support import program
 
 # Little to save, and not often: what is tested is how a run ends.
 SMALL = ("--model=resnet8", "--model_width=4", "--image_size=8")
-FLAGS = ("--optimizer=sgd", "--checkpoint_every_epochs=4", *SMALL)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return program.make_data(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture
-def running(data, tmp_path):
-    """A run of two ranks that would go on for long, past its first step."""
-    run = program.Running(2, data, tmp_path / "run", "--epochs=5000", "--stall_timeout=20", *FLAGS)
-    ranks = {}
-    try:
-        run.wait_for_step(8)
-        ranks = processes.ranks(run.process.pid)
-        assert sorted(ranks) == [0, 1]
-        yield run, ranks
-    finally:
-        for process in (run.process.pid, *ranks.values()):
-            if processes.alive(process):
-                os.kill(process, signal.SIGKILL)
-        if not run.process.stdout.closed:
-            run.process.communicate()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stopped", [1, 0])
-def test_a_stopped_rank_is_named_and_ends_the_job(running, stopped):
-    run, ranks = running
-    os.kill(ranks[stopped], signal.SIGSTOP)
-    code, output = run.finish(120)
-    assert code == 4, output
-    lines = [line for line in output.splitlines() if line.startswith(("stall:", "error:"))]
-    named = next(line for line in lines if " is silent for " in line)  # on a busy machine, after one that is slow
-    assert f"rank {stopped} on " in named
-    assert f"process {ranks[stopped]}" in named
-    assert any("hybrid_imagenet/training/loop.py" in line for line in lines)
-    assert f"error: rank {stopped} on " in lines[-1], output
-    assert "--stall_timeout=20" in lines[-1]
-    assert processes.gone_within(ranks.values(), 10)
-
-
-@pytest.mark.slow
-def test_no_rank_outlives_a_killed_launcher(running):
-    run, ranks = running
-    run.wait_for_step(32)  # twice the steps between checkpoints
-    os.kill(run.process.pid, signal.SIGKILL)
-    assert processes.gone_within(ranks.values(), 15)
-    newest = sorted((run.run_dir / "checkpoints").glob("step-*.npz"))[-1]
-    assert archive.read(newest).arrays
 
 
 def test_a_first_signal_is_carried_to_all_ranks():

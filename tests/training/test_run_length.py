@@ -74,18 +74,3 @@ def test_a_run_that_stops_after_some_steps_goes_on_as_if_it_had_not(pools, tiny_
     assert [r["epoch"] for r in found] == [0.5, 0.75, 1, 1.5]
     for key in ("val_top1", "val_loss", "learning_rate", "train_count"):
         assert [r[key] for r in found if r["epoch"] != 0.75] == [r[key] for r in wanted], key
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--epochs=0"], "--epochs=0: must be above 0"),
-        (["--max_steps=0"], "--max_steps=0: must be at least 1"),
-        (["--max_steps=1.5"], "--max_steps=1.5: give a whole number"),
-    ],
-)
-def test_lengths_that_make_no_sense_are_refused_in_one_line(capsys, flags, message):
-    from hybrid_imagenet import main
-
-    assert main.main(["--check_only", *flags]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {message}")
