@@ -164,44 +164,6 @@ def test_an_epoch_sees_each_of_1003_examples_once_with_the_same_seeds_and_pixels
 
 
 @needs_dali
-def test_evaluation_counts_each_image_once():
-    source = memory(31)
-    for rank in range(2):
-        ours, theirs = (
-            list(pipeline.evaluation(source, 8, rank, 2, image_size=8, options=HostOptions(decoder=name)))
-            for name in ("dali", "tensorflow")
-        )
-        for element, expected in zip(ours, theirs, strict=True):
-            np.testing.assert_array_equal(element["label"], expected["label"])
-            np.testing.assert_array_equal(element["weight"], expected["weight"])
-            assert difference(element["image"].numpy(), expected["image"].numpy()).max() <= 1
-
-
-@needs_dali
-@pytest.mark.parametrize("kind", ["bad", "undecodable"])
-def test_skipped_records_are_counted_and_replaced_by_the_same_images(kind):
-    source, order = memory(60, **{kind: {17, 18, 44}}), SampleOrder(60, seed=1)
-    ours, theirs = (
-        train(source, order, batch=8, epochs=2, bad_records="skip", decoder=name) for name in ("dali", "tensorflow")
-    )
-    for element, expected in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(element["label"], expected["label"])
-        assert difference(element["image"].numpy(), expected["image"].numpy()).max() <= 1
-    assert set(ours.bad.known) == {17, 18, 44}
-    with pytest.raises(UserError, match=r"memory, offset 1[78]000: .*--bad_records=skip"):
-        list(train(source, order, batch=8, decoder="dali"))
-    weighted = [
-        int(label)
-        for element in pipeline.evaluation(
-            source, 8, image_size=8, options=HostOptions(decoder="dali", bad_records="skip")
-        )
-        for label, weight in zip(element["label"].numpy(), element["weight"].numpy(), strict=True)
-        if weight
-    ]
-    assert weighted == [label for label in range(60) if label not in (17, 18, 44)]
-
-
-@needs_dali
 def test_a_gpu_that_is_not_there_is_one_line():
     with pytest.raises(UserError, match=r"^--decoder=dali: NVIDIA DALI does not run on GPU 99 \(.+\): leave out"):
         dali.check(99)

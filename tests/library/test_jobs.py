@@ -1,4 +1,4 @@
-"""Jobs of `fit` in processes of their own: hung, killed, interrupted on a terminal, on two hosts."""
+"""Jobs of `fit` in processes of their own: hung, killed, on two hosts."""
 
 import os
 import re

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from hybrid_imagenet.errors import EXIT_USAGE
-from hybrid_imagenet.tools import command_line, predict
+from hybrid_imagenet.tools import predict
 from tests.tools.export.support import CLASSES, network, pixels, reference
 
 
@@ -66,13 +66,6 @@ def test_the_central_square_is_looked_at(folder, capsys):
         answers += json.loads(capsys.readouterr().out)
     first, second = (answer["predictions"] for answer in answers)
     assert first == second
-
-
-@pytest.mark.parametrize("arguments", [["none", "0.png"], ["weights.npz", "0.png", "none.png"]])
-def test_missing_files_are_told_before_tensorflow_is_loaded(folder, capsys, monkeypatch, arguments):
-    monkeypatch.setattr(command_line, "start_alone", lambda program: pytest.fail("too late"))
-    assert predict.main(arguments) == EXIT_USAGE
-    assert "no such file or directory" in capsys.readouterr().err.lower()
 
 
 @pytest.mark.parametrize(

@@ -146,33 +146,3 @@ def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(tmp_path):
     assert "images in, but" not in output + done.stdout + done.stderr
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["images_dropped"], summary["bad_records"], summary["val_dropped"]) == (2 * last, 2, 2)
-
-
-def assert_refused(done, words):
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error:")]
-    assert done.returncode == 2
-    assert len(errors) == 1, lines
-    assert words in errors[0]
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--epochs=0"], "--epochs=0: must be above 0"),
-        (["--data_dir=/nonexistent"], "/nonexistent"),
-        (["--per_gpu_batch=40"], "--per_gpu_batch=40: 40 images on 2 GPUs make a batch of 80"),
-    ],
-)
-def test_bad_input_is_one_line_of_all_ranks(pools, tiny_data, tmp_path, flags, words):
-    assert_refused(program.train_on(pools[2], tiny_data, tmp_path / "run", *flags), words)
-
-
-def test_an_existing_run_is_not_overwritten(pools, tiny_data, undisturbed):
-    run_dir, _ = undisturbed
-    before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.name != "lock"}
-    done = program.train_on(pools[2], tiny_data, run_dir)
-    assert done.returncode == 2
-    assert "--resume" in done.stderr + done.stdout
-    assert before == {path: path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.name != "lock"}
