@@ -85,24 +85,3 @@ def test_hierarchical_never_sums_in_the_memory_of_the_hosts(options, monkeypatch
     assert [name for name in found if name.endswith("_ALLREDUCE")] == ["HOROVOD_TORUS_ALLREDUCE"] * own
     assert started == [[] if own else [[0, 1], [2, 3], [0, 2], [1, 3]]]
     assert ("Horovod's own torus" in caplog.text) == own
-
-
-def test_objects_are_gathered_under_names_that_last():
-    """A new name at each call is negotiated anew, and takes a place of a gradient in Horovod's cache."""
-    asked = []
-
-    class Gathers:
-        def allgather(self, tensor, name):
-            asked.append(name)
-            return tensor
-
-        def broadcast(self, tensor, root, name):
-            asked.append(name)
-            return tensor
-
-    ranks = object.__new__(engine.HorovodCommunicator)
-    ranks.rank, ranks.size, ranks._host = 0, 1, Gathers()
-    for number in range(3):
-        assert ranks.allgather_object({"n": number}) == [{"n": number}]
-        assert ranks.broadcast_object(["x" * number]) == ["x" * number]
-    assert set(asked) == {"lengths", "texts", "broadcast"}

@@ -1,7 +1,6 @@
 """launch/setup.sh: what it refuses, and what it would install. The full set-up is what the tests themselves run in."""
 
 import os
-import re
 import subprocess
 import sys
 
@@ -42,16 +41,6 @@ def test_cudnn_suits_the_gpus_that_are_named(model, pin):
     functions = """. <(sed -e 's|^[.] .*/lib.sh"|. launch/lib.sh|' -e '$d' launch/setup.sh)"""
     result = run("bash", "-c", f"{functions}; stamp_file=/none choose_cudnn gpu {model}")
     assert (result.stdout.strip(), result.stderr) == (pin, "")
-
-
-def test_the_readmes_gpus_have_a_cudnn():
-    """While the README names GPUs before Turing, the last cuDNN for them stays pinned."""
-    if re.search("V100|P40|P100", (ROOT / "README.md").read_text()):
-        version = re.search(r"(?m)^CUDNN_BEFORE_TURING=(.*)$", SETUP.read_text())[1]
-        assert tuple(map(int, version.split("."))) < (9, 11)
-        assert re.search(
-            rf"(?m)^nvidia-cudnn-cu12=={re.escape(version)} --hash=sha256", (LAUNCH / "hashes.txt").read_text()
-        )
 
 
 def test_the_tensorflow_of_a_cluster_is_pinned_with_what_it_needs():

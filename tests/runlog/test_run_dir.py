@@ -20,13 +20,6 @@ def test_a_run_is_not_overwritten(tmp_path):
     assert (path / "config.json").read_text() == '{\n  "a": 1\n}\n'
 
 
-def test_two_runs_cannot_share_a_directory(tmp_path):
-    held = RunDirectory(tmp_path / "run", resume=True)
-    with pytest.raises(UserError, match="in use by another run"):
-        RunDirectory(tmp_path / "run", resume=True)
-    assert held.path.is_dir()
-
-
 def test_a_directory_with_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     for resume in (False, True):

@@ -16,13 +16,6 @@ def test_quantiles_are_the_printed_ones(freedom, printed):
     assert quantile(freedom) == pytest.approx(printed, abs=5e-4)
 
 
-@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
-@pytest.mark.parametrize("freedom", [1, 2, 4, 29])
-def test_quantiles_enclose_the_probability(freedom, confidence):
-    t = quantile(freedom, confidence)
-    assert statistics_reference.probability_within(t, freedom) == pytest.approx(confidence, abs=1e-7)
-
-
 @settings(deadline=None)  # the first value imports SciPy
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=8).filter(lambda values: min(values) < max(values)))
 def test_mean_and_deviation(values):

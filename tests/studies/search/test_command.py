@@ -12,7 +12,6 @@ from studies.search import trials
 from studies.search.trials import Candidate
 
 GRID = [Candidate("lr", lr, t) for lr in (0.1, 0.2, 0.4, 0.8) for t in (2.0, 4.0)]
-SGD = ["--optimizer=sgd", "--lr_schedule=step"]
 
 
 def result(top1, loss=1.0):
@@ -78,15 +77,6 @@ def test_a_trial_of_mlperfs_table_keeps_the_peak_and_decay_of_the_run():
     assert (short.epochs, run.epochs, short.weight_decay) == (11, 43, run.weight_decay)
     assert short.warmup_epochs == pytest.approx(candidate.warmup_epochs * 11 / 43)
     assert relative_step.peak(short).value == pytest.approx(candidate.relative_step)
-
-
-def test_without_lars_rates_are_tried():
-    run = config.resolve([*SGD, "--lr=0.2", "--warmup_epochs=4", "--epochs=5"], 2)
-    grid = trials.candidates(run)
-    assert {(c.flag, c.value) for c in grid} == {("lr", value) for value in (0.05, 0.1, 0.2, 0.4, 0.8)}
-    assert {c.warmup_epochs for c in grid} == {2.0, 4.0}  # 6 epochs do not fit
-    expected = [Candidate("lr", 1.0, 0.0), Candidate("lr", 1.0, 1.0)]
-    assert trials.candidates(run, rates=(1.0,), warmups=(0.0, 1.0)) == expected
 
 
 HYBRID = ["--hybrid_handover=continuous", "--per_gpu_batch=256", "--lr=0.1"]

@@ -152,13 +152,3 @@ def test_a_handover_whose_updates_jump_is_named(tmp_path):
     assert "beside the weights, and training accuracy fell from 45 % to 37 %." in findings.answers(run).held_back[0]
     assert suggestions(run)[0].change == "--hybrid_ramp_epochs=2"
     assert suggestions(changed(run, hybrid_ramp_epochs=2))[0].change != "--hybrid_ramp_epochs=2"
-
-
-@pytest.mark.parametrize("after", [0.039, 0.001])
-def test_a_smooth_handover_is_not_named(tmp_path, after):
-    run = with_updates(load.load(make_run(tmp_path / "run", hybrid_ramp_epochs=0)), 0.01, after)
-    assert "After the warmup" not in findings.answers(run).held_back[0]
-    for record in run.epochs:
-        record["relative_updates"] = {"a": None}
-    assert "After the warmup" not in findings.answers(run).held_back[0]
-    assert "--hybrid_ramp_epochs=2" not in [s.change for s in suggestions(run)]

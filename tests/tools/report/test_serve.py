@@ -102,20 +102,6 @@ def test_a_taken_port_is_one_line(served, capsys):
     assert error.count("\n") == 1 and f"--port={port}" in error and "in use" in error
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--serve", "--port=70000"], "70000: give a number from 0 to 65535"),
-        (["--port=8600"], "only --serve has a port"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_one_line(tmp_path, arguments, words, capsys):
-    make_run(tmp_path / "run", epochs=2)
-    assert command.main([str(tmp_path / "run"), *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and words in error
-
-
 def test_interruption_ends_it_quietly(tmp_path):
     run = make_run(tmp_path / "run", epochs=2)
     program = [sys.executable, "-m", "hybrid_imagenet", "report", str(run), "--serve", "--port=0"]
