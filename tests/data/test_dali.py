@@ -118,17 +118,6 @@ def test_every_kind_of_image_comes_out_as_tensorflow_sees_it():
     assert difference(ours[1::2], theirs[1::2]).max() <= 1
 
 
-@needs_dali
-def test_neither_threads_nor_the_other_images_of_a_batch_change_pixels():
-    contents = [jpeg_of(image) for image in photographs(500, 375)] + [support.jpeg(1, 200, 300), support.png(1)]
-    windows = [(30, 40, 300, 300), (0, 0, 150, 200), (0, 0, 200, 300), (0, 0, 20, 24)]
-    together = by_dali(contents, windows, 48, threads=3)
-    decoder = dali.Decoder(4, 48, 1, None)
-    for place in range(4):
-        alone = through(decoder, contents[place : place + 1], windows[place : place + 1], 48)
-        np.testing.assert_array_equal(alone[0], together[place])
-
-
 def memory(count, **bad):
     """Distinct images with full chroma, which all decoders crop alike."""
     source = MemorySource(count, **bad)

@@ -35,14 +35,6 @@ def test_the_page_names_sources_that_exist():
 
 
 @pytest.mark.parametrize(
-    ("name", "augmentation"),
-    [("folder", "alexnet"), ("idx", "digits"), ("emnist/letters", "digits"), ("fashion_mnist:3.0.1", "shift")],
-)
-def test_the_augmentation_follows_the_name(name, augmentation):
-    assert registry.of(name).augmentation == augmentation
-
-
-@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("folder", "has no directory train"),

@@ -77,12 +77,6 @@ def test_phase(values, text):
     assert status.phase_text() == text
 
 
-def test_ranks_without_a_gpu_are_not_called_one():
-    status = Status({**INFO, "gpus": False}, 5)
-    status.step(step_record(1))
-    assert status.rate_text().startswith("100 images/s (25.0 per rank)")
-
-
 def test_the_epoch_that_met_the_target_stays_also_after_a_resume():
     status = Status({**INFO, "target": 0.75, "validated": [(10, 0.7)]}, 90)
     assert status.target_text() is None

@@ -1,6 +1,5 @@
 """The state of a run from its lock, its last record and the time."""
 
-import json
 import os
 import socket
 import subprocess
@@ -77,10 +76,3 @@ def test_a_run_that_holds_its_lock_runs_and_is_stopped_by_its_process(tmp_path):
     state.stop(tmp_path)
     assert process.wait(20) == 0
     assert state.lock_holder(tmp_path) is None
-
-
-def test_the_lock_of_a_finished_run_is_free(tmp_path):
-    run_dir.RunDirectory(tmp_path, resume=False).release()
-    assert state.lock_holder(tmp_path) is None
-    (tmp_path / "config.json").write_text(json.dumps({}))
-    assert run_dir.RunDirectory(tmp_path, resume=True).resumed

@@ -88,12 +88,6 @@ def test_outside_of_the_environment_one_line_tells_how_to_enter_it(tmp_path):
         )
 
 
-def test_options_stand_as_in_the_help_of_training():
-    text = parser().format_help()
-    assert "usage: hybrid-imagenet try --to=FILE [IMAGE ...] [--name=value ...]" in text
-    assert "  --bad_records=fail|skip\n      end, or leave out" in text
-
-
 @pytest.mark.parametrize("command", sorted(set(program.COMMANDS) - {"bench"}))
 def test_every_command_has_help_in_that_layout(command, capsys):
     try:
