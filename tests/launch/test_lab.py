@@ -144,3 +144,15 @@ def test_a_training_that_loses_a_rank_on_another_host_ends_with_one_line(loss, e
     (line,) = [line for line in result.stdout.splitlines() if "rror" in line]
     assert line.startswith(f"error: {said}")
     assert "Traceback" not in result.stdout
+
+
+@namespaces
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["horovod", "tensorflow"])
+def test_every_example_counts_once_whatever_ranks_and_hosts_are_lost(engine, tmp_path):
+    result = run(
+        LAB, "--hosts=3", "--slots=1", "--rate=1gbit", "--", "python", "-m", "tests.launch.changing_hosts",
+        "--losses=10", "--seed=1", f"--engine={engine}", timeout=900, TMPDIR=str(tmp_path), PYTHONPATH=str(ROOT),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.endswith("passed\n")
