@@ -1,4 +1,4 @@
-"""Defines the comparison of optimizers over batches, and the gradient noise scale beside which it is read.
+"""Defines the comparison of optimizers over batches.
 
 Nado et al. (arXiv 2102.06356) found that Nesterov's momentum keeps up with LARS at large batches when both are tuned
 under one schedule. So Nesterov, LARS and LAMB here share warmup and polynomial decay; SGD and hybrid are as in
@@ -8,8 +8,8 @@ under one schedule. So Nesterov, LARS and LAMB here share warmup and polynomial 
 from __future__ import annotations
 
 from hybrid_imagenet.numerics.relative_step import published_lamb
-from studies.base import Arm, Claim, Point, Study
-from studies.questions import BASE, BATCHES, GPU_IMAGES, GRADUAL, METHODS, by_batch, sgd_points
+from studies.base import Claim, Point, Study
+from studies.questions import BASE, BATCHES, GRADUAL, METHODS, by_batch, sgd_points
 
 POLY = ("--lr_schedule=poly", *GRADUAL)
 
@@ -69,28 +69,4 @@ OPTIMIZERS_BY_BATCH = Study(
     base=BASE,
 )
 
-_MEASURED = BATCHES[:2]
-GRADIENT_NOISE = Study(
-    name="gradient-noise",
-    title="The gradient noise scale",
-    source="",
-    statement="How large is the gradient noise scale (McCandlish et al.), beside which a batch is large? Two ranks are "
-    "needed, since it is estimated from how their gradients differ.",
-    arms=tuple(
-        Arm(
-            f"nesterov_{batch}",
-            f"Nesterov, batch {batch:,}",
-            (
-                *OPTIMIZERS["nesterov"][1],
-                *sgd_points(batch, (16.0,))[0].flags,
-                f"--virtual_gpus={batch // GPU_IMAGES // 2}",
-            ),
-        )
-        for batch in _MEASURED
-    ),
-    claims=(),
-    notes=("Untuned: the rate is four times that of Goyal et al., as narrow networks on these images like it.",),
-    base=(*BASE, "--gradient_noise_scale"),
-)
-
-COMPARED = {study.name: study for study in (OPTIMIZERS_BY_BATCH, GRADIENT_NOISE)}
+COMPARED = {study.name: study for study in (OPTIMIZERS_BY_BATCH,)}

@@ -60,21 +60,15 @@ class ArmResults:
 
 
 def value(result: Result, metric: str, target: float) -> float | None:
-    """`top1`, `best`, `epochs` to the target, `updates`, `oscillation`, `early_noise` or `late_noise` of one run.
+    """`top1`, `best`, `epochs` to the target, `updates` or `oscillation` of one run.
 
     None where it is not known. Epochs are interpolated between validations. Updates are those to `TRAINED` of the
     training images, which every epoch tells without a validation, for a batch that stays the same. The oscillation is
-    that of validation top-1 in the second half of the run, after the steep rise; the noise is the median of the
-    gradient noise scale, which grows as the loss falls, in the first and in the second half.
+    that of validation top-1 in the second half of the run, after the steep rise.
     """
     if metric == "updates":
         epochs, last = criteria.crossing(result.epochs, "train_top1", TRAINED), result.epochs[-1]
         return None if epochs is None else epochs * float(last["step"]) / float(last["epoch"])
-    if metric in ("early_noise", "late_noise"):
-        half = len(result.epochs) // 2
-        records = result.epochs[:half] if metric == "early_noise" else result.epochs[half:]
-        scales = [record["noise_scale"] for record in records if record.get("noise_scale") is not None]
-        return float(np.median(scales)) if scales else None
     if metric == "epochs":
         return criteria.crossing(result.epochs, "val_top1", target)
     if metric == "oscillation":

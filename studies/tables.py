@@ -110,9 +110,7 @@ def _table(study: Study, arms: Sequence[ArmResults]) -> Iterator[str]:
     with_chosen = any(found.arm.chosen for found in arms)
     header = ["", *(["chosen in tuning"] if with_chosen else []), "final top-1", "best top-1", f"epochs to {target}"]
     with_updates = all(found.arm.batch for found in arms)
-    with_noise = any(found.values("late_noise") for found in arms)
     header += [f"updates to {percent(results.TRAINED, 0)} in training"] if with_updates else []
-    header += ["gradient noise scale, images: first half, second half"] if with_noise else []
     header += ["runs", "paper: top-1"]
     with_epochs = any(found.arm.epochs is not None for found in arms)
     header += [f"paper: epochs to {study.paper_target}"] if with_epochs else []
@@ -128,7 +126,6 @@ def _table(study: Study, arms: Sequence[ArmResults]) -> Iterator[str]:
             _accuracy(found.estimate("best")),
             _epochs(found),
             *([_number(found, "updates")] if with_updates else []),
-            *([f"{_number(found, 'early_noise')}, {_number(found, 'late_noise')}"] if with_noise else []),
             _runs(found),
             "-" if arm.top1 is None else ("about " if arm.about else "") + percent(arm.top1),
         ]

@@ -34,7 +34,6 @@ WATCHING = frozenset(
         ),
         *(
             "single_gpu_throughput",
-            "gradient_noise_scale",
             "profile_steps",
             "resume",
             "save_image_results",

@@ -392,9 +392,6 @@ class Optimization:
         unit="steps",
         minimum=1,
     )
-    gradient_noise_scale: bool = option(
-        False, "Estimate how large a batch pays from the gradients of the ranks (McCandlish et al.), once per epoch."
-    )
     lr: float = option(0.1, "Learning rate before --lr_scaling.", minimum=0, basic=True)
     lr_scaling: str = option(
         "workers",

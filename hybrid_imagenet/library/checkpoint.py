@@ -144,13 +144,12 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _description(self, ranks: Communicator) -> dict[str, Any]:
         """Returns what every checkpoint describes; the sums within an epoch are the program's."""
-        none = [[0.0] * 4] * ranks.size, [[0.0] * 3] * ranks.size
         optimizers = {}
         for name, optimizer in compiled_model.optimizers(self.model).items():
             hyper = getattr(getattr(optimizer, "inner", None), "hyper", None)
             values = {key: hyper[key] for key in hyper.names} if hyper is not None else {}
             optimizers[name] = {"built_on": built_on(self.model, optimizer) or [], "hyper": values}
-        return {"world_size": ranks.size, "epoch_sums": none[0], "square_norms": none[1], "optimizers": optimizers}
+        return {"world_size": ranks.size, "epoch_sums": [[0.0] * 4] * ranks.size, "optimizers": optimizers}
 
 
 def _report(line: str) -> None:

@@ -60,7 +60,6 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         communicator: GradientReducer,
         loss_scale: LossScale | None = None,
         *,
-        measure_noise: bool = False,
         average: WeightAverage | None = None,
         packed: bool | None = None,
         name: str = "distributed",
@@ -71,8 +70,6 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
           inner: updates the variables.
           communicator: reduces gradients.
           loss_scale: without it the loss is not scaled.
-          measure_noise: add up the square norms behind the gradient noise scale (McCandlish et al.) in `square_norms`,
-            float64 [3]: of this rank's gradients, of their mean over ranks, and the finite steps counted.
           average: takes in the weights after every update of this package's optimizers.
           packed: update all variables as one vector (`update`); by default where there is a GPU.
           name: of the optimizer.
@@ -83,8 +80,6 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self.loss_scale = loss_scale or LossScale()
         self._communicator = communicator
         self.grad_norm = keras.Variable(0.0, dtype="float32", trainable=False, name="grad_norm")
-        self.square_norms = tf.Variable(tf.zeros([3], tf.float64), trainable=False, name="square_norms")
-        self._measure_noise = measure_noise
         self.average = average
         self._update = Update(self.inner, self.loss_scale, average, packed=packed)
 
@@ -152,10 +147,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         if missing:
             raise ValueError(f"no gradient for {', '.join(missing)}")
         names = _unique([v.path for v in variables])
-        reduced = Packed(*self._communicator.reduce_gradients(list(grads), names))
-        if self._measure_noise:
-            self._add_square_norms(grads, reduced)
-        return reduced
+        return Packed(*self._communicator.reduce_gradients(list(grads), names))
 
     def update_if_finite(self, reduced: Packed) -> None:
         """Updates the variables from means over ranks, or skips the step on all ranks alike.
@@ -218,15 +210,6 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         """The variables whose gradients were not finite in the last step, by path; waits for the device."""
         finite = np.isfinite(self.square_sums.numpy())
         return [v.path for v, good in zip(self._trainable_variables, finite, strict=True) if not good]
-
-    def _add_square_norms(self, grads: Sequence[tf.Tensor], reduced: Packed) -> None:
-        """Adds a step's square norms, unscaled; a step that is not finite counts as none."""
-        square_scale = tf.square(self.loss_scale.inverse())
-        own = tf.add_n([2.0 * tf.nn.l2_loss(tf.cast(g, tf.float32)) for g in grads]) * square_scale
-        mean = tf.add_n([2.0 * tf.nn.l2_loss(tf.cast(g, tf.float32)) for g in reduced.buckets]) * square_scale
-        row = tf.cast(tf.stack([own, mean, 1.0]), tf.float64)
-        finite = tf.math.is_finite(own) & tf.math.is_finite(mean)
-        self.square_norms.assign_add(tf.where(finite, row, tf.zeros_like(row)))
 
 
 def _unique(paths: Sequence[str]) -> list[str]:

@@ -62,7 +62,6 @@ KEYS: Mapping[str, str] = {
     "loss_scale": "factor on the loss before backpropagation",
     "skipped_steps": "steps skipped for non-finite gradients since the start of the run",
     "grad_norm": "Euclidean norm of the averaged, unscaled gradient",
-    "noise_scale": "gradient noise scale in images, if it is measured",
     "trust_ratios": "LARS trust ratio by layer",
     "relative_updates": "norm of the update divided by the norm of the weights, by layer, in the last step of an epoch",
 }

@@ -125,7 +125,6 @@ def optimizer(
         inner,
         communicator,
         loss_scale(config, precision),
-        measure_noise=config.gradient_noise_scale,
         average=WeightAverage(config.ema_decay, config.ema_every) if config.ema_decay else None,
     )
 

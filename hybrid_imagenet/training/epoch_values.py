@@ -14,7 +14,6 @@ import tensorflow as tf
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.data.sources.base import IoStatistics
 from hybrid_imagenet.errors import NumericsError
-from hybrid_imagenet.numerics import noise_scale
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 
@@ -116,43 +115,6 @@ class TrustRatios:
         if not (self._optimizer.scales_layers and self._optimizer.hyper["phase"] > 0):
             return {}
         return {"trust_ratios": dict(zip(self._names, self._optimizer.trust_ratios.numpy().tolist(), strict=True))}
-
-
-class NoiseScale:
-    """Estimates the gradient noise scale from each epoch's square norms and says whether a larger batch would pay.
-
-    The square norms of all ranks' gradients and of their mean are averaged over ranks and steps before the estimate
-    (McCandlish et al., appendix A.1); b is a rank's batch and B the global one.
-    """
-
-    def __init__(
-        self,
-        optimizer: DistributedOptimizer,
-        allgather: Callable[[Any], list[Any]],
-        batch_sizes: Callable[[int], tuple[int, int]],
-        message: Callable[[str], None],
-    ):
-        """`batch_sizes(epoch)` gives images per rank and micro-batch, and micro-batches per step."""
-        self._optimizer = optimizer
-        self._allgather = allgather
-        self._batch_sizes = batch_sizes
-        self._message = message
-
-    def __call__(self, epoch: int) -> dict[str, Any]:
-        """Gives `noise_scale` (images); every rank calls it."""
-        own = self._optimizer.square_norms.numpy().tolist()
-        self._optimizer.square_norms.assign(tf.zeros([3], tf.float64))
-        rows = self._allgather(own)
-        ranks = len(rows)
-        small, big, steps = (sum(column) for column in zip(*rows, strict=True))
-        if not steps or ranks == 1:
-            return {}
-        images, micro_batches = self._batch_sizes(epoch)
-        batch = images * micro_batches
-        scale = noise_scale.NoiseScale(decay=0.0)
-        scale.add(small / steps, big / steps, batch, batch * ranks)
-        self._message(f"epoch {epoch + 1}: {noise_scale.advice(scale.value, batch * ranks)}")
-        return {"noise_scale": scale.value}
 
 
 class Costs:

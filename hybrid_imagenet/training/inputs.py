@@ -59,11 +59,6 @@ class TrainingData:
         stage = self._stages.at(epoch)
         return stage.per_gpu_batch, stage.accumulation
 
-    def sizes_of_rank(self, epoch: int) -> tuple[int, int]:
-        """Returns images per rank and micro-batch, those of all its virtual GPUs, and micro-batches per update."""
-        images, micro_batches = self.sizes(epoch)
-        return images * self._config.virtual_gpus, micro_batches
-
     def global_batch(self, epoch: int) -> int:
         """Returns the images of all ranks per update."""
         return self._stages.at(epoch).global_batch(self._config.gpus)

@@ -112,7 +112,6 @@ class Parts:
             "data": {name: source.identity for name, source in self.sources.items()},
             "epoch_sums": self.communicator.allgather_object([sums.loss, sums.top1, sums.top5, sums.count]),
             "replaced": all_replaced(self.data, self.state.finished_epochs, self.communicator.allgather_object),
-            "square_norms": self.communicator.allgather_object(self.optimizer.square_norms.numpy().tolist()),
         }
 
     def global_batch(self) -> int:

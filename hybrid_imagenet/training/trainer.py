@@ -16,7 +16,6 @@ from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
 from hybrid_imagenet.training.divergence import DivergedError, DivergenceGuard
 from hybrid_imagenet.training.epoch_values import (
     Costs,
-    NoiseScale,
     NumericsGuard,
     TrustRatios,
     WeightCheck,
@@ -213,13 +212,11 @@ class Trainer:
             save_best=config.keep_best,
             begins_at=parts.data.order.position(parts.state.cursor),
         )
-        noise = NoiseScale(optimizer, gather, parts.data.sizes_of_rank, recording.announce)
         self._epoch_values: tuple[Values, ...] = (
             parts.data.facts,
             ExampleCount(parts.data, parts.state, gather),
             lambda epoch: self._numerics.values(),
             TrustRatios(optimizer.inner, weights),
-            *([noise] if config.gradient_noise_scale else []),
             WeightCheck(gather, weights),
             Costs(parts.communicator, parts.data.source.io_statistics, self.saver.take_seconds),
         )
@@ -252,8 +249,6 @@ class Trainer:
         rank, size = parts.communicator.rank, parts.communicator.size
         parts.data.restore_replaced(meta.get("replaced"))
         parts.step.sums.restore(accumulators.restore_sums(meta["epoch_sums"], rank, size))
-        if len(meta["square_norms"]) == size:  # on other ranks the estimate of the epoch begins anew
-            parts.optimizer.square_norms.assign(meta["square_norms"][rank])
 
     def _notes(self) -> list[str]:
         """What the user should know of the data and of the position."""

@@ -19,7 +19,6 @@ def meta(step, top1=None, **changes):
         "val_top1": top1,
         "world_size": 1,
         "epoch_sums": [[0.0, 0.0, 0.0, 0.0]],
-        "square_norms": [[0.0, 0.0, 0.0]],
         "model": "resnet18",
         "num_classes": 2,
         "class_names": ["a", "b"],

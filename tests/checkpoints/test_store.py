@@ -92,7 +92,6 @@ def test_what_is_no_file_stops_neither_a_resume_nor_a_save(folder, make):
         {"state": [1, 2]},
         {"state": meta(8)["state"] | {"rollbacks": 0}},
         {"epoch_sums": {"loss": 1.0}},
-        {"square_norms": []},
         {"state": {**meta(4)["state"]}},  # of another step than its name says
     ],
 )

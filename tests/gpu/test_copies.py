@@ -19,7 +19,7 @@ from hybrid_imagenet.optimizers.base import HYPER_NAMES
 from tests.gpu import copies, graphs
 
 HERE = pathlib.Path(__file__).parent
-EVERYTHING = ("--recipe=hybrid", "--ema_decay=0.99", "--gradient_noise_scale", "--label_smoothing=0.1")
+EVERYTHING = ("--recipe=hybrid", "--ema_decay=0.99", "--label_smoothing=0.1")
 STEPS = {  # flags, and the engine that connects two ranks
     "one rank": (EVERYTHING, ""),
     "two ranks": (("--recipe=hybrid",), "horovod"),

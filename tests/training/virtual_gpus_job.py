@@ -22,7 +22,7 @@ BASE = (
         "--image_size=8",
     ),
     *("--precision=float32", "--compression=none", "--tuning_split=16", "--epochs=4", "--per_gpu_batch=4"),
-    *("--eval_every_epochs=2", "--stall_timeout=0", "--progress=none", "--nozero_last_gamma", "--gradient_noise_scale"),
+    *("--eval_every_epochs=2", "--stall_timeout=0", "--progress=none", "--nozero_last_gamma"),
 )
 """80 training images, 16 per update on four GPUs: 20 updates in four epochs."""
 NEIGHBORS = 2
