@@ -14,12 +14,13 @@ from hybrid_imagenet.resilience import interrupts, lasting_output
 
 _PEERS = pathlib.Path(__file__).parent / "peers"
 BENCHMARKS = {
+    "step": "images/s of a training step beside other frameworks",
     "loop": "the whole training loop beside the bare step",
     "optimizer": "the update of each optimizer beside Keras's",
     "start": "seconds to the first training step",
     "compare": "two JSON files of one benchmark: each measure with its change",
 }
-# Benchmarks of the package that other implementations join, and what their main takes for it.
+# Benchmarks that other implementations join, and what their main takes for it.
 PEERS = {
     "step": {
         "keras": "benchmarks.peers.step_keras",
@@ -32,9 +33,8 @@ PEERS = {
 
 
 def _entry(name: str) -> Callable[[Sequence[str]], int | None]:
-    if name in BENCHMARKS:
-        return importlib.import_module(f"benchmarks.{name}").main
-    main = importlib.import_module(f"hybrid_imagenet.benchmarks.{name}").main
+    package = "benchmarks" if name in BENCHMARKS else "hybrid_imagenet.benchmarks"
+    main = importlib.import_module(f"{package}.{name}").main
     return functools.partial(main, **{"peer" if name == "scaling" else "peers": PEERS[name]}) if name in PEERS else main
 
 

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import tensorflow as tf
 
+from benchmarks.step import processor
 from hybrid_imagenet import train
-from hybrid_imagenet.benchmarks.step import processor
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig
 from hybrid_imagenet.errors import UserError

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hybrid_imagenet.benchmarks.step import processor
+from benchmarks.step import processor
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.stages import STARTED_VARIABLE
 from hybrid_imagenet.tools import command_line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hybrid_imagenet.benchmarks._step_protocol import say, serve, settings
+from benchmarks._step_protocol import say, serve, settings
 from hybrid_imagenet.numerics.depths import BASIC, DEPTHS
 
 try:

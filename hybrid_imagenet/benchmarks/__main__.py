@@ -10,7 +10,6 @@ from hybrid_imagenet.comm.environment import restart_with_huge_pages
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError, did_you_mean
 
 BENCHMARKS = {
-    "step": "images/s of a training step",
     "input": "images/s of reading and decoding",
     "allreduce": "seconds and bandwidth of each all-reduce, by size",
     "scaling": "images/s and exposed communication on 1, 2, ... ranks",

@@ -3,8 +3,8 @@ import sys
 import types
 from unittest import mock
 
+from benchmarks import step
 from benchmarks.__main__ import PEERS
-from hybrid_imagenet.benchmarks import step
 
 
 class Measured:

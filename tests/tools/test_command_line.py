@@ -46,7 +46,7 @@ def test_a_mistake_is_one_line():
         (["evaluate", "--datset=digits"], "--dataset"),
         (["data", "prepar"], "prepare"),
         (["plan", "--gpus_per_hosts=8"], "--gpus_per_host"),
-        (["bench", "stp"], "step"),
+        (["bench", "inptu"], "input"),
     ],
 )
 def test_every_command_names_what_was_probably_meant(words, near, capsys):

@@ -1,8 +1,8 @@
-"""`bench step`: throughput of a ResNet's training step, in images per second.
+"""`python -m benchmarks step`: throughput of a ResNet's training step, in images per second.
 
 Each implementation runs in a process that is warmed up first. Then they take turns, a few steps each, so that other
-load on the machine slows all of them. The figure is the median over the rounds. From a checkout, `python -m benchmarks
-step` also runs other frameworks' implementations.
+load on the machine slows all of them. The figure is the median over the rounds. `bench scaling --ranks=1` times the
+step of a run, with what its flags ask for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hybrid_imagenet.benchmarks._step_protocol import MARK
+from benchmarks._step_protocol import MARK
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.environment import prefer_onednn
 from hybrid_imagenet.errors import UserError
@@ -27,9 +27,9 @@ from hybrid_imagenet.numerics.depths import DEPTHS, STEMS, WIDTH
 from hybrid_imagenet.tools import command_line
 
 OURS = "hybrid"
-_PROGRAM = "hybrid_imagenet.benchmarks._step_program"
+_PROGRAM = "benchmarks._step_program"
 SETTINGS = ("batch", "image_size", "precision", "threads", "model", "width", "stem", "num_classes")
-_ROOT = pathlib.Path(__file__).parents[2]
+_ROOT = pathlib.Path(__file__).parents[1]
 
 
 class Implementation:
@@ -99,7 +99,7 @@ class Implementation:
 
 def parse(argv: Sequence[str], peers: Mapping[str, str]) -> argparse.Namespace:
     """Reads the command line; options on other implementations exist where there are any."""
-    parser = command_line.Parser("bench step", (__doc__ or "").split("\n")[0])
+    parser = command_line.Parser(prog="python -m benchmarks step", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--batch", type=int, default=16, help="images per step")
     parser.add_argument("--image_size", type=int, default=224, help="pixels")
     parser.add_argument("--model", default="resnet50", choices=sorted(DEPTHS), help="network")

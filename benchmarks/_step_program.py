@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from benchmarks._step_protocol import serve, settings
 from hybrid_imagenet import models
-from hybrid_imagenet.benchmarks._step_protocol import serve, settings
 
 
 def limit_threads(options: dict[str, Any]) -> None:
