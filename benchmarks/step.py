@@ -16,7 +16,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks._step_protocol import MARK
@@ -28,6 +28,11 @@ from hybrid_imagenet.tools import command_line
 
 OURS = "hybrid"
 _PROGRAM = "benchmarks._step_program"
+PEERS = {
+    "keras": "benchmarks.peers.step_keras",
+    "torch": "benchmarks.peers.step_torch",
+    "torch_compiled": "benchmarks.peers.step_torch",
+}
 SETTINGS = ("batch", "image_size", "precision", "threads", "model", "width", "stem", "num_classes")
 _ROOT = pathlib.Path(__file__).parents[1]
 
@@ -97,8 +102,8 @@ class Implementation:
         }
 
 
-def parse(argv: Sequence[str], peers: Mapping[str, str]) -> argparse.Namespace:
-    """Reads the command line; options on other implementations exist where there are any."""
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line."""
     parser = command_line.Parser(prog="python -m benchmarks step", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--batch", type=int, default=16, help="images per step")
     parser.add_argument("--image_size", type=int, default=224, help="pixels")
@@ -110,29 +115,25 @@ def parse(argv: Sequence[str], peers: Mapping[str, str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="steps per turn")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each implementation")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads per implementation")
-    parser.set_defaults(peers="", torch_python=sys.executable)
-    if peers:
-        parser.add_argument("--peers", default="keras,torch", help=f"comma-separated: {', '.join(peers)}")
-        parser.add_argument("--torch_python", help="interpreter that has PyTorch (default: this one)")
+    parser.add_argument("--peers", default="keras,torch", help=f"comma-separated: {', '.join(PEERS)}")
+    parser.add_argument(
+        "--torch_python", default=sys.executable, help="interpreter that has PyTorch (default: this one)"
+    )
     parser.add_argument("--json", help="file for the result")
     return parser.parse_args(argv)
 
 
-def main(argv: Sequence[str], peers: Mapping[str, str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the benchmark and prints the table.
-
-    Args:
-      argv: the command line.
-      peers: the modules of other implementations, by name.
 
     Raises:
       UserError: for a command line that cannot be used, or an implementation that fails.
     """
-    options = parse(argv, peers or {})
+    options = parse(argv)
     settings = {key: getattr(options, key) for key in SETTINGS}
     implementations: list[Implementation] = []
     try:
-        for name, module in _compared(options, peers or {}).items():
+        for name, module in _compared(options).items():
             changed = settings | {"compiled": name == "torch_compiled"}
             python = options.torch_python if name.startswith("torch") else sys.executable
             implementation = Implementation(name, python, changed, module)
@@ -153,12 +154,12 @@ def main(argv: Sequence[str], peers: Mapping[str, str] | None = None) -> int:
     return 0
 
 
-def _compared(options: argparse.Namespace, peers: Mapping[str, str]) -> dict[str, str]:
+def _compared(options: argparse.Namespace) -> dict[str, str]:
     """The modules to run by name, ours first."""
     chosen = list(filter(None, options.peers.split(",")))
-    if unknown := set(chosen) - set(peers):
-        raise UserError(f"--peers={options.peers}: {', '.join(sorted(unknown))} is none of {', '.join(peers)}")
-    return {OURS: _PROGRAM} | {name: peers[name] for name in chosen}
+    if unknown := set(chosen) - set(PEERS):
+        raise UserError(f"--peers={options.peers}: {', '.join(sorted(unknown))} is none of {', '.join(PEERS)}")
+    return {OURS: _PROGRAM} | {name: PEERS[name] for name in chosen}
 
 
 def summarize(running: Sequence[Implementation], settings: dict[str, Any]) -> dict[str, Any]:

@@ -4,8 +4,7 @@
     hybrid-imagenet bench input --source=tfrecord --data_dir=/data/shards
 
 Without --source it makes 500x375 JPEGs of about 110 kB from scikit-learn's sample photographs, and reads the files and
-prepared shards of two sizes. From a checkout, `python -m benchmarks input` also runs other libraries' pipelines, each
-in a process of its own, on the same files.
+prepared shards of two sizes.
 """
 
 from __future__ import annotations
@@ -14,10 +13,8 @@ import argparse
 import json
 import os
 import platform
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,57 +27,51 @@ from hybrid_imagenet.tools import command_line
 _WARM_UP = 3  # batches
 
 
-def main(argv: list[str], peers: Mapping[str, Path] | None = None) -> int:
-    """Runs the benchmark; prints a table and writes --json.
-
-    Args:
-      argv: the command line.
-      peers: the scripts of other libraries' pipelines, by name.
-    """
-    arguments = _parse(argv, peers or {})
-    rows = list(_measure_all(arguments, peers or {}))
-    if arguments.json:
-        report = {"machine": _machine(), "threads": arguments.threads, "batch": arguments.batch, "rows": rows}
-        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
+def main(argv: list[str]) -> int:
+    """Runs the benchmark; prints a table and writes --json."""
+    arguments = parser().parse_args(argv)
+    write(arguments, list(measure_all(arguments)))
     return EXIT_OK
 
 
-def _parse(argv: list[str], peers: Mapping[str, Path]) -> argparse.Namespace:
-    parser = command_line.Parser("bench input", (__doc__ or "").split("\n")[0])
-    parser.add_argument("--source", help="a data set as --dataset takes it; default: made photographs")
-    parser.add_argument("--data_dir", help="where the source lies")
-    parser.add_argument("--data_cache_dir", help="for copies of the files of a URL")
-    parser.add_argument("--augmentation", default="inception", help="(%(default)s)")
-    parser.add_argument("--image_size", type=int, default=224, help="pixels (%(default)s)")
-    parser.add_argument("--batch", type=int, default=64, help="images (%(default)s)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="decoding threads (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=10, help="length of each measurement (%(default)s)")
-    parser.set_defaults(peers="", dali_python=sys.executable)
-    if peers:
-        parser.add_argument("--peers", default=",".join(peers), help="other libraries to run, from %(default)s")
-        parser.add_argument("--dali_python", help="a Python that has nvidia-dali (default: this one)")
-    parser.add_argument("--json", help="file for the results")
-    return parser.parse_args(argv)
+def write(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Writes rows and the machine to --json, if that is given."""
+    if arguments.json:
+        report = {"machine": _machine(), "threads": arguments.threads, "batch": arguments.batch, "rows": rows}
+        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
 
 
-def _measure_all(arguments: argparse.Namespace, peers: Mapping[str, Path]) -> Iterator[dict[str, Any]]:
+def parser() -> argparse.ArgumentParser:
+    """The options of the benchmark."""
+    found = command_line.Parser("bench input", (__doc__ or "").split("\n")[0])
+    found.add_argument("--source", help="a data set as --dataset takes it; default: made photographs")
+    found.add_argument("--data_dir", help="where the source lies")
+    found.add_argument("--data_cache_dir", help="for copies of the files of a URL")
+    found.add_argument("--augmentation", default="inception", help="(%(default)s)")
+    found.add_argument("--image_size", type=int, default=224, help="pixels (%(default)s)")
+    found.add_argument("--batch", type=int, default=64, help="images (%(default)s)")
+    found.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="decoding threads (%(default)s)")
+    found.add_argument("--seconds", type=float, default=10, help="length of each measurement (%(default)s)")
+    found.add_argument("--json", help="file for the results")
+    return found
+
+
+def measure_all(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measures this package's pipelines; prints and yields a row for each."""
     print(f"{'':34}{'images/s':>10}{'per core':>10}{'CPU ms':>8}{'MB/s':>8}{'reads/s':>9}{'wait':>7}")
     if arguments.source:
-        yield _shown(_ours(arguments.source, arguments.source, arguments.data_dir, arguments))
+        yield shown(_ours(arguments.source, arguments.source, arguments.data_dir, arguments))
         return
     photographs = _photographs.folder()
     reduced = _photographs.prepared(256)
-    yield _shown(_ours("files", "folder", str(photographs), arguments))
-    yield _shown(_ours("shards", "tfrecord", str(_photographs.prepared(None)), arguments))
-    yield _shown(_ours("shards, shorter side 256", "tfrecord", str(reduced), arguments))
-    yield _shown(_ours("shards, --decoder=dali", "tfrecord", str(_photographs.prepared(None)), arguments, "dali"))
-    for peer in filter(None, arguments.peers.split(",")):
-        if peer not in peers:
-            raise UserError(f"--peers={peer}: choose from {','.join(peers)}")
-        yield _shown(_peer(peer, peers[peer], photographs, arguments))
+    yield shown(_ours("files", "folder", str(photographs), arguments))
+    yield shown(_ours("shards", "tfrecord", str(_photographs.prepared(None)), arguments))
+    yield shown(_ours("shards, shorter side 256", "tfrecord", str(reduced), arguments))
+    yield shown(_ours("shards, --decoder=dali", "tfrecord", str(_photographs.prepared(None)), arguments, "dali"))
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
+def shown(row: dict[str, Any]) -> dict[str, Any]:
+    """Prints a row of the table, and returns it."""
     if "error" in row:
         print(f"{row['name']:34}{row['error']}", flush=True)
         return row
@@ -118,7 +109,7 @@ def _ours(
         next(elements)
         images += arguments.batch
     read = source.io_statistics().since(before)
-    row = _row(f"hybrid_imagenet: {title}", images, seconds, time.process_time() - cpu, arguments.threads)
+    row = row_of(f"hybrid_imagenet: {title}", images, seconds, time.process_time() - cpu, arguments.threads)
     return row | {
         "bytes_per_second": read.bytes_read / seconds,
         "operations_per_second": read.operations / seconds,
@@ -156,7 +147,8 @@ def _wait_share(source: data.Source, arguments: argparse.Namespace, decoder: str
     return (batches.wait_seconds - waited) / (time.perf_counter() - start)
 
 
-def _row(name: str, images: int, seconds: float, cpu: float, threads: int) -> dict[str, Any]:
+def row_of(name: str, images: int, seconds: float, cpu: float, threads: int) -> dict[str, Any]:
+    """The figures of one pipeline."""
     cores = min(threads, os.cpu_count() or 1)
     return {
         "name": name,
@@ -164,20 +156,6 @@ def _row(name: str, images: int, seconds: float, cpu: float, threads: int) -> di
         "images_per_second_per_core": images / seconds / cores,
         "cpu_ms_per_image": 1000 * cpu / images,
     }
-
-
-def _peer(name: str, script: Path, photographs: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Runs one peer's script, which prints {"images", "seconds", "cpu_seconds"} as its last line."""
-    python = arguments.dali_python if name == "dali" else sys.executable
-    shard_directory = str(_photographs.prepared(None))
-    values = [photographs / "train", shard_directory, arguments.batch, arguments.threads, arguments.seconds]
-    command = [python, str(script), *map(str, values), str(arguments.image_size)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return {"name": name, "error": f"did not run: {reason[:150]}"}
-    result = json.loads(done.stdout.strip().splitlines()[-1])
-    return _row(name, result["images"], result["seconds"], result["cpu_seconds"], arguments.threads)
 
 
 def _machine() -> dict[str, Any]:

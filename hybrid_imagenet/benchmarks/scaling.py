@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import statistics
 import subprocess
@@ -37,27 +36,29 @@ _MARK = "scaling-result "
 Row = dict[str, typing.Any]
 
 
-def main(argv: Sequence[str], peer: Path | None = None) -> int:
-    """Starts the jobs and prints the table; with --worker, is one rank of a job.
-
-    Args:
-      argv: the command line.
-      peer: the script of another implementation to run beside ours, one rank of a job.
-    """
+def main(argv: Sequence[str]) -> int:
+    """Starts the jobs and prints the table; with --worker, is one rank of a job."""
     words, flags = split(argv)
-    options = _parser(peer).parse_args(words)
+    options = parser().parse_args(words)
     if options.worker:
         return _worker(options, flags)
-    counts = _counts(options.ranks)
+    write(options, measured(options, flags))
+    return 0
+
+
+def measured(options: argparse.Namespace, flags: Sequence[str]) -> list[Row]:
+    """Starts a job for each number of ranks and prints the table; returns a row for each."""
     ours = ["-m", "hybrid_imagenet.benchmarks", *worker(options, flags)]
-    rows = [_job(ours, ranks, options) for ranks in counts]
-    peers = [_job(_peer(peer, ranks, options, flags), ranks, options) for ranks in counts if peer and options.peers]
+    rows = [job(ours, ranks, options) for ranks in counts(options.ranks)]
     add_efficiency(rows)
     print(table(rows))
-    print_peers(rows, peers)
+    return rows
+
+
+def write(options: argparse.Namespace, rows: Sequence[Row]) -> None:
+    """Writes rows to --json, if that is given."""
     if options.json:
-        Path(options.json).write_text(json.dumps(rows + peers, indent=1) + "\n")
-    return 0
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -67,37 +68,32 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:place], words[place + 1 :]
 
 
-def _parser(peer: Path | None) -> argparse.ArgumentParser:
-    parser = command_line.Parser("bench scaling", (__doc__ or "").split("\n")[0])
-    parser.add_argument("--ranks", default="1,2", help="numbers of ranks, smallest first")
-    parser.add_argument("--launcher", default="horovodrun -np {ranks}", help="command that starts {ranks} ranks")
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """The options of the benchmark."""
+    options = command_line.Parser("bench scaling", (__doc__ or "").split("\n")[0])
+    options.add_argument("--ranks", default="1,2", help="numbers of ranks, smallest first")
+    options.add_argument("--launcher", default="horovodrun -np {ranks}", help="command that starts {ranks} ranks")
+    options.add_argument(
         "--threads", type=int, help="threads per rank; default the cores divided by the ranks on a host"
     )
-    parser.add_argument("--steps", type=int, default=5, help="steps per round")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds that count")
-    parser.add_argument("--classes", type=int, default=1000, help="classes of the model")
-    if peer is not None:
-        parser.add_argument(
-            "--peers",
-            default="",
-            choices=("", "horovod"),
-            help="horovod: also ResNet-50 of legacy Keras with Horovod's optimizer for it, same batch and threads",
-        )
-    parser.add_argument("--timeout", type=float, default=1800, help="seconds that a job may take")
-    parser.add_argument("--json", help="file for the rows")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    return parser
+    options.add_argument("--steps", type=int, default=5, help="steps per round")
+    options.add_argument("--rounds", type=int, default=5, help="rounds that count")
+    options.add_argument("--classes", type=int, default=1000, help="classes of the model")
+    options.add_argument("--timeout", type=float, default=1800, help="seconds that a job may take")
+    options.add_argument("--json", help="file for the rows")
+    options.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return options
 
 
-def _counts(text: str) -> list[int]:
+def counts(text: str) -> list[int]:
+    """Reads --ranks; raises UserError."""
     try:
-        counts = [int(word) for word in text.split(",")]
+        found = [int(word) for word in text.split(",")]
     except ValueError:
-        counts = []
-    if not counts or min(counts) < 1 or counts != sorted(set(counts)):
+        found = []
+    if not found or min(found) < 1 or found != sorted(set(found)):
         raise UserError(f"--ranks={text}: give increasing whole numbers, as in 1,2,4")
-    return counts
+    return found
 
 
 def worker(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
@@ -107,23 +103,7 @@ def worker(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
     return ["scaling", "--worker", *words, "--", *flags]
 
 
-def _peer(script: Path, ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
-    """The words after `python` of a rank of the peer, with as many threads per rank as ours takes on one host."""
-    from hybrid_imagenet import config as configuration
-
-    config = configuration.resolve(flags)
-    settings = {
-        "batch": config.per_gpu_batch,
-        "image_size": config.image_size,
-        "precision": "float32",  # as it comes
-        "compression": "none",
-        "threads": options.threads or max(1, len(os.sched_getaffinity(0)) // ranks),
-        **{name: getattr(options, name) for name in ("steps", "rounds", "classes")},
-    }
-    return [str(script), json.dumps(settings)]
-
-
-def _job(arguments: Sequence[str], ranks: int, options: argparse.Namespace) -> Row:
+def job(arguments: Sequence[str], ranks: int, options: argparse.Namespace) -> Row:
     """What rank 0 prints of some ranks of Python with these arguments."""
     launcher = shlex.split(options.launcher.format(ranks=ranks)) if ranks > 1 else []
     return launch([*launcher, sys.executable, *arguments], ranks, options.timeout)[0]
@@ -285,16 +265,3 @@ def table(rows: Sequence[Row]) -> str:
         for r in rows
     ]
     return "\n".join(lines)
-
-
-def print_peers(rows: Sequence[Row], peers: Sequence[Row]) -> None:
-    """Prints one line for each job of the peer, and gives its row our advantage as `ratio`."""
-    for ours, peer in zip(rows, peers, strict=False):
-        if "skipped" in peer:
-            print(f"horovod: skipped, {peer['skipped']}")
-            continue
-        peer["ratio"] = ours["images_per_second"] / peer["images_per_second"]
-        print(
-            f"Horovod with legacy Keras, {peer['precision']}, {counted(peer['ranks'], 'rank')}: "
-            f"{peer['images_per_second']:.1f} images/s; ours is {peer['ratio']:.2f} times as fast"
-        )

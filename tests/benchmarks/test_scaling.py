@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import tensorflow as tf
 
-from benchmarks.__main__ import PEERS
+from benchmarks import scaling as compared
 from hybrid_imagenet import config
 from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.comm import SingleProcess
@@ -49,7 +49,7 @@ def test_efficiency_of_published_throughputs():
 @pytest.mark.parametrize("text", ["", "0", "2,1", "1,1", "a"])
 def test_numbers_of_ranks(text):
     with pytest.raises(UserError, match="increasing whole numbers"):
-        scaling._counts(text)
+        scaling.counts(text)
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,11 @@ def test_what_a_launcher_puts_around_a_result_is_left_out():
 
 def test_a_peer_that_is_not_installed_is_skipped_with_a_message(tmp_path, capsys):
     (tmp_path / "tf_keras.py").write_text("raise ImportError('hidden')")
-    options = scaling._parser(PEERS["scaling"]).parse_args([])
+    options = compared.parser().parse_args([])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        words = scaling._peer(PEERS["scaling"], 1, options, ["--image_size=32", "--per_gpu_batch=2"])
-        peer = scaling._job(words, 1, options)
-    scaling.print_peers([row(1, 100.0)], [peer])
+        peer = compared.peer_job(1, options, ["--image_size=32", "--per_gpu_batch=2"])
+    compared.print_peers([row(1, 100.0)], [peer])
     assert "hybrid_imagenet[peers]" in capsys.readouterr().out
 
 

@@ -1,0 +1,63 @@
+"""`python -m benchmarks scaling`: `bench scaling`, with another implementation beside it.
+
+The other is ResNet-50 of legacy Keras with Horovod's optimizer for it: same batch and threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hybrid_imagenet import config as configuration
+from hybrid_imagenet.benchmarks import scaling
+from hybrid_imagenet.errors import counted
+
+PEER = Path(__file__).parent / "peers" / "scaling_horovod.py"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Starts the jobs of both, and prints the table and the comparison."""
+    words, flags = scaling.split(argv)
+    options = parser().parse_args(words)
+    rows = scaling.measured(options, flags)
+    peers = [peer_job(ranks, options, flags) for ranks in scaling.counts(options.ranks) if options.peers]
+    print_peers(rows, peers)
+    scaling.write(options, rows + peers)
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of `bench scaling`, and the peer."""
+    found = scaling.parser()
+    found.add_argument("--peers", default="", choices=("", "horovod"), help="the other implementation to run")
+    return found
+
+
+def peer_job(ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> scaling.Row:
+    """What the peer's rank 0 prints, with as many threads per rank as ours takes on one host."""
+    config = configuration.resolve(flags)
+    settings = {
+        "batch": config.per_gpu_batch,
+        "image_size": config.image_size,
+        "precision": "float32",  # as it comes
+        "compression": "none",
+        "threads": options.threads or max(1, len(os.sched_getaffinity(0)) // ranks),
+        **{name: getattr(options, name) for name in ("steps", "rounds", "classes")},
+    }
+    return scaling.job([str(PEER), json.dumps(settings)], ranks, options)
+
+
+def print_peers(rows: Sequence[scaling.Row], peers: Sequence[scaling.Row]) -> None:
+    """Prints one line for each job of the peer, and gives its row our advantage as `ratio`."""
+    for ours, peer in zip(rows, peers, strict=False):
+        if "skipped" in peer:
+            print(f"horovod: skipped, {peer['skipped']}")
+            continue
+        peer["ratio"] = ours["images_per_second"] / peer["images_per_second"]
+        print(
+            f"Horovod with legacy Keras, {peer['precision']}, {counted(peer['ranks'], 'rank')}: "
+            f"{peer['images_per_second']:.1f} images/s; ours is {peer['ratio']:.2f} times as fast"
+        )
