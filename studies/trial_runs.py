@@ -24,7 +24,7 @@ FINISHED, FAILED, DIVERGED, MISSING = "finished", "failed", "diverged", "missing
 
 WATCHING = frozenset(
     {
-        *("run_dir", "progress", "log_every_steps", "tensorboard", "tracker", "stall_timeout"),
+        *("run_dir", "progress", "log_every_steps", "tensorboard", "stall_timeout"),
         *(
             "checkpoint_every_epochs",
             "checkpoint_every_steps",

@@ -80,9 +80,6 @@ class Run:
     profile_steps: tuple[int, ...] = option(
         (), "First and last step to profile, as in 10,20: a trace for TensorBoard in RUN_DIR/profile.", minimum=1
     )
-    tracker: str = option(
-        "none", "Also send metrics to this experiment tracker, if installed.", choices=("none", "wandb", "mlflow")
-    )
 
 
 @dataclasses.dataclass(frozen=True)

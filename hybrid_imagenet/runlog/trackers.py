@@ -1,11 +1,10 @@
-"""Sends a run's records to TensorBoard and experiment trackers, beside the view.
+"""Sends a run's records to TensorBoard, beside the view.
 
 TensorBoard's tags are listed in TAGS; layers appear as `trust_ratio/<layer>` and `learning_rate/<layer>`.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -67,7 +66,7 @@ class Sink(Protocol):
 class WithSinks:
     """A view, and sinks beside it that a run can do without.
 
-    The first failure of a sink is shown, and it gets nothing more: a disk may be full or a tracker's server away, and
+    The first failure of a sink is shown, and it gets nothing more: a disk may be full, and
     metrics.jsonl holds all that it would have got.
     """
 
@@ -112,7 +111,7 @@ class WithSinks:
             call(*arguments)
         except UserError:
             raise
-        except Exception as error:  # whatever TensorFlow or a tracker's package raises: training continues
+        except Exception as error:  # whatever TensorFlow raises: training continues
             self._sinks.pop(name, None)
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             self._view.message(f"{name} receives nothing more of this run, which continues: {reason}")
@@ -137,41 +136,3 @@ class TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
-
-
-class Tracker:
-    """Logs to Weights & Biases or MLflow, if installed and set up by the user."""
-
-    def __init__(self, name: str, run_name: str, config: Mapping[str, Any]):
-        """Starts a run of the tracker.
-
-        Args:
-          name: wandb or mlflow.
-          run_name: shown there.
-          config: flags, stored with the run.
-
-        Raises:
-          UserError: if the package is not installed.
-        """
-        try:
-            self._module = importlib.import_module(name)
-        except ImportError:
-            raise UserError(f"tracker {name}: not installed; pip install {name}") from None
-        self._name = name
-        if name == "wandb":
-            self._module.init(project="hybrid_imagenet", name=run_name, config=dict(config))
-        else:
-            self._module.start_run(run_name=run_name)
-            self._module.log_params(dict(config))
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        if self._name == "wandb":
-            self._module.log(dict(values), step=step)
-        else:
-            self._module.log_metrics(dict(values), step=step)
-
-    def close(self) -> None:
-        if self._name == "wandb":
-            self._module.finish()
-        else:
-            self._module.end_run()

@@ -75,8 +75,6 @@ def _check_flags(config: RunConfig) -> None:
         check_data(config, images - derived.held_out(config, images))
     if config.decoder == "dali" and not _installed("nvidia.dali"):
         raise UserError("--decoder=dali: NVIDIA DALI is not installed: install nvidia-dali-cuda120 (the extra dali)")
-    if config.tracker != "none" and not _installed(config.tracker):
-        raise UserError(f"--tracker={config.tracker}: not installed; pip install {config.tracker}")
 
 
 def _installed(module: str) -> bool:

@@ -239,10 +239,6 @@ class Recording:
         if self._directory is not None and self._config.tensorboard:
             folder = str(self._directory.path / "tensorboard")
             makers["TensorBoard"] = lambda: trackers.TensorBoard(folder)
-        if self._directory is not None and self._config.tracker != "none":
-            flags = self._config.shown()
-            name, run = self._config.tracker, self._directory.path.name
-            makers[name] = lambda: trackers.Tracker(name, run, flags)
         return trackers.WithSinks(view, makers) if makers else view
 
 

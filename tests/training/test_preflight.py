@@ -56,7 +56,6 @@ def make_run(path, **meta):
         (["--per_gpu_batch=501"], 3, "on 3 GPUs make a batch of 1503"),
         (["--per_gpu_batch=1401", "--tuning_split=100"], 1, "1400 training images"),
         (["--decoder=dali"], 1, "--decoder=dali: NVIDIA DALI is not installed"),
-        (["--tracker=wandb"], 1, "--tracker=wandb: not installed; pip install wandb"),
     ],
 )
 def test_flags_that_cannot_train_are_refused(bare, flags, ranks, text):
