@@ -4,8 +4,8 @@
     hybrid-imagenet bench gpu -H node1:8,node2:8 -- --precision=mixed_float16 --dataset=tfrecord --data_dir=/data
 
 Looks at the hosts as the doctor does, then times training steps on one GPU, on all GPUs of the first host and of all
-hosts (`bench scaling` measures them), and how fast a host reads images. Words after `--` are flags of the training
-program. docs/first-gpu-run.md tells what each rung should print.
+hosts (`bench scaling` measures them; `bench input` tells how fast a host reads images). Words after `--` are flags of
+the training program. docs/first-gpu-run.md tells what each rung should print.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ import dataclasses
 import datetime
 import json
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +66,6 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--classes", type=command_line.positive, default=1000, help="of the network (%(default)s)")
     parser.add_argument("--timeout", type=float, default=900, help="seconds that a job may take (%(default)s)")
     parser.add_argument("--allow_cpu", action="store_true", help="go on without GPUs, with two ranks on the CPU")
-    parser.add_argument("--no_input", action="store_true", help="leave out the rate of reading")
     parser.set_defaults(threads=None)
     return parser.parse_args(list(words))
 
@@ -77,7 +74,7 @@ def climb(options: argparse.Namespace, flags: Sequence[str]) -> Row:
     """Measures rung after rung until one fails; the result is a JSON object whose `error` says what ended it."""
     report: Row = {
         "benchmark": "gpu", "date": datetime.date.today().isoformat(), "hosts": options.hosts,
-        "flags": list(map(without_secrets, flags)), "facts": {}, "findings": [], "rungs": {}, "input_rate": None,
+        "flags": list(map(without_secrets, flags)), "facts": {}, "findings": [], "rungs": {},
         "expected": None, "expected_from": "", "reached": [], "fused": None, "notes": [], "error": "",
     }  # fmt: skip
     try:
@@ -116,9 +113,6 @@ def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str]) -> No
         print(f"4. the cluster: {sum(slots.values())} ranks on {len(slots)} hosts", flush=True)
         everywhere = ",".join(f"{name}:{count}" for name, count in slots.items())
         report["rungs"]["cluster"] = measure(sum(slots.values()), everywhere, flags, options)
-    if not options.no_input:
-        print("5. input", flush=True)
-        report["input_rate"] = input_rate(flags)
     report["notes"] = list(_notes(report))
 
 
@@ -160,28 +154,6 @@ def measure(ranks: int, hosts: str, flags: Sequence[str], options: argparse.Name
     return row | ({"transport": str(nccl_log.read(said))} if ranks > 1 else {})
 
 
-def input_rate(flags: Sequence[str]) -> float:
-    """Images per second that this host reads and decodes with all its cores: of --dataset, or of made photographs.
-
-    Raises:
-      UserError: if the benchmark of input fails.
-    """
-    config = configuration.resolve(flags)
-    command = [sys.executable, "-m", "hybrid_imagenet.benchmarks", "input", "--seconds=5"]
-    if not config.dataset.startswith("synthetic"):
-        command += [f"--source={config.dataset}", f"--data_dir={config.data_dir}"]
-        command += [f"--data_cache_dir={config.data_cache_dir}"] if config.data_cache_dir else []
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "input.json"
-        size = f"--image_size={config.image_size}"
-        done = subprocess.run([*command, size, f"--json={path}"], capture_output=True, text=True, timeout=900)
-        if done.returncode:
-            raise UserError(f"the benchmark of input failed: {scaling.reason(done.stderr)}")
-        rows = json.loads(path.read_text())["rows"]
-    shards = [row for row in rows if row["name"].endswith(": shards")] or rows
-    return float(shards[0]["images_per_second"])
-
-
 def _expect(report: Row, key: str | None) -> None:
     """What is published for this GPU and precision, for ResNet-50 at 224 pixels.
 
@@ -204,7 +176,7 @@ def _expect(report: Row, key: str | None) -> None:
 
 
 def _notes(report: Row) -> Iterator[str]:
-    """What falls short: one GPU of the published speed, several of as many alone, reading of what they take."""
+    """What falls short: one GPU of the published speed, several of as many alone."""
     rungs = report["rungs"]
     alone = rungs["one GPU"]
     rate, expected = alone["images_per_second"], report["expected"]
@@ -222,13 +194,6 @@ def _notes(report: Row) -> Iterator[str]:
             remedy = next(iter(ways), "hybrid-imagenet plan tells what this network allows")
             exposed = f"{name}: {1e3 * row['exposed_seconds']:.1f} ms of communication that nothing hides"
             yield f"{exposed}; {row['transport']} -> {remedy}"
-    largest = list(rungs.values())[-1]
-    needed = largest["images_per_second"] / largest["hosts"]
-    if report["input_rate"] is not None and report["input_rate"] < needed:
-        yield (
-            f"input: a host decodes {report['input_rate']:,.0f} images/s and its ranks take {needed:,.0f}: more cores, "
-            "shards made with --resize (docs/input.md)"
-        )
 
 
 def _lines(report: Row) -> Iterator[str]:
@@ -260,8 +225,6 @@ def _lines(report: Row) -> Iterator[str]:
     elif report["fused"] is not None:
         ratio = report["fused"] / alone["images_per_second"]
         yield f"with --fuse_relu_gradients {report['fused']:,.1f} images/s: {ratio:.3f} times as fast"
-    if report["input_rate"] is not None:
-        yield f"input: a host reads and decodes {report['input_rate']:,.0f} images/s"
     yield from report["notes"]
     if report["expected"] and not report["notes"] and not report["error"]:
         yield "the speed is as expected"
