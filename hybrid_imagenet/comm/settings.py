@@ -94,9 +94,6 @@ class Communication:
     fusion_threshold_mb: float = option(
         16.0, "Send a bucket of gradients once it holds this much; 0 sends each by itself.", unit="MiB", minimum=0
     )
-    cycle_time_ms: float | None = option(
-        None, "Pause between Horovod's looks at its queue; default 0.2 with NCCL, else 1.", unit="ms", minimum=0.1
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +128,7 @@ class Settings(Communication):
 
     def cycle_ms(self, nccl: bool) -> float:
         """Returns the pause of Horovod's thread. A GPU's step is short, and so are the waits that hide behind it."""
-        return (_NCCL_CYCLE_MS if nccl else _CYCLE_MS) if self.cycle_time_ms is None else self.cycle_time_ms
+        return _NCCL_CYCLE_MS if nccl else _CYCLE_MS
 
     def wire(self, name: str) -> str:
         """Returns the type in which the gradient of this name travels."""

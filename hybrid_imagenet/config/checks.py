@@ -58,11 +58,6 @@ def _profile_has_a_first_and_a_last_step(config: RunConfig) -> None:
 def _allreduce_fits(config: RunConfig) -> None:
     if config.compression == "bf16" and config.allreduce not in ("ring", "auto"):
         raise UserError(f"--compression=bf16 has its own exchange: omit --allreduce={config.allreduce} or use fp16")
-    if config.engine == "tensorflow" and config.cycle_time_ms is not None:
-        raise UserError(
-            f"--cycle_time_ms={config.cycle_time_ms:g} is Horovod's and does not go with --engine={config.engine}: "
-            "leave one out"
-        )
     grid = config.chosen.get("torus_grid")
     if grid is not None:
         try:

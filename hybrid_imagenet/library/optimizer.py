@@ -23,7 +23,7 @@ from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.training.epoch_values import checksum
 
 _FIRST_SCALE = 2.0**15  # Keras's own
-_FIELDS = ("fp32_gradients", "fusion_threshold_mb", "cycle_time_ms")
+_FIELDS = ("fp32_gradients", "fusion_threshold_mb")
 
 _BROADCAST = (
     "give fit callbacks=hybrid_imagenet.callbacks.default_callbacks(), or call hybrid_imagenet.broadcast_model(model), "

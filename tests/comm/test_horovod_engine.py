@@ -27,10 +27,10 @@ def options(monkeypatch):
 
 
 def test_one_bucket_is_one_message(options):
-    answer, found = options(Settings(fusion_threshold_mb=4, cycle_time_ms=2.5))
+    answer, found = options(Settings(fusion_threshold_mb=4))
     assert not answer
     assert found == {
-        "HOROVOD_CYCLE_TIME": "2.5",
+        "HOROVOD_CYCLE_TIME": "1",
         "HOROVOD_DISABLE_GROUP_FUSION": "1",
         "HOROVOD_FUSION_THRESHOLD": str(8 * 2**20),
     }
@@ -46,7 +46,7 @@ def test_with_nccl_sums_are_handed_on_before_they_are_done_and_the_thread_looks_
     assert "HOROVOD_ENABLE_ASYNC_COMPLETION" not in plain
     assert found["HOROVOD_ENABLE_ASYNC_COMPLETION"] == "1"
     assert (plain["HOROVOD_CYCLE_TIME"], found["HOROVOD_CYCLE_TIME"]) == ("1", "0.2")
-    given = options(Settings(cycle_time_ms=3), nccl=True, HOROVOD_ENABLE_ASYNC_COMPLETION="0")[1]
+    given = options(Settings(), nccl=True, HOROVOD_CYCLE_TIME="3", HOROVOD_ENABLE_ASYNC_COMPLETION="0")[1]
     assert (given["HOROVOD_CYCLE_TIME"], given["HOROVOD_ENABLE_ASYNC_COMPLETION"]) == ("3", "0")
 
 
