@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from hybrid_imagenet.analysis import criteria
 from studies import bootstrap, hypotheses, trial_runs
 from studies.base import MARGIN, Arm, Claim, Study
 from studies.statistics import Estimate, estimate, oscillation, welch
@@ -59,6 +58,30 @@ class ArmResults:
         return [(epoch, found) for epoch, values in sorted(by_epoch.items()) if (found := estimate(values)) is not None]
 
 
+def crossing(records: Iterable[Mapping[str, Any]], metric: str, target: float) -> float | None:
+    """Where `metric` first reached `target`, in epochs, on the straight line between two records; None if nowhere.
+
+    A record that is the first with the metric and reaches the target already counts with its own epoch.
+
+    Args:
+      records: see `criteria.first_reaching`.
+      metric: for example `val_top1`.
+      target: a fraction.
+    """
+    before: tuple[float, float] | None = None
+    for record in records:
+        value = record.get(metric)
+        if value is None:
+            continue
+        here = float(record["epoch"]), float(value)
+        if here[1] >= target:
+            if before is None:
+                return here[0]
+            return before[0] + (here[0] - before[0]) * (target - before[1]) / (here[1] - before[1])
+        before = here
+    return None
+
+
 def value(result: Result, metric: str, target: float) -> float | None:
     """`top1`, `best`, `epochs` to the target, `updates` or `oscillation` of one run.
 
@@ -67,10 +90,10 @@ def value(result: Result, metric: str, target: float) -> float | None:
     that of validation top-1 in the second half of the run, after the steep rise.
     """
     if metric == "updates":
-        epochs, last = criteria.crossing(result.epochs, "train_top1", TRAINED), result.epochs[-1]
+        epochs, last = crossing(result.epochs, "train_top1", TRAINED), result.epochs[-1]
         return None if epochs is None else epochs * float(last["step"]) / float(last["epoch"])
     if metric == "epochs":
-        return criteria.crossing(result.epochs, "val_top1", target)
+        return crossing(result.epochs, "val_top1", target)
     if metric == "oscillation":
         curve = [record["val_top1"] for record in result.epochs if record.get("val_top1") is not None]
         return oscillation(curve[len(curve) // 2 :])

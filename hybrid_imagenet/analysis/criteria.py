@@ -48,30 +48,6 @@ def first_reaching(records: Iterable[Mapping[str, Any]], metric: str, target: fl
     return None
 
 
-def crossing(records: Iterable[Mapping[str, Any]], metric: str, target: float) -> float | None:
-    """Where `metric` first reached `target`, in epochs, on the straight line between two records; None if nowhere.
-
-    A record that is the first with the metric and reaches the target already counts with its own epoch.
-
-    Args:
-      records: see `first_reaching`.
-      metric: for example `val_top1`.
-      target: a fraction.
-    """
-    before: tuple[float, float] | None = None
-    for record in records:
-        value = record.get(metric)
-        if value is None:
-            continue
-        here = float(record["epoch"]), float(value)
-        if here[1] >= target:
-            if before is None:
-                return here[0]
-            return before[0] + (here[0] - before[0]) * (target - before[1]) / (here[1] - before[1])
-        before = here
-    return None
-
-
 def convergence_rate(epochs_to_target: float) -> float:
     """Lu et al. §1: the reciprocal of the epochs needed; raises ValueError unless they are positive."""
     return 1 / _positive("epochs_to_target", epochs_to_target)

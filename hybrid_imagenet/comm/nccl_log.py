@@ -18,7 +18,6 @@ import re
 _VERSION = re.compile(r"NCCL version ([\w.+]+)")
 _NETWORK = re.compile(r"NCCL INFO (?:Using network|Assigned NET plugin) (\S+)")
 _CHANNEL = re.compile(r"NCCL INFO Channel [\d/]+ ?: \d+\[\w+\] -> \d+\[\w+\](?: \[(?:send|receive)\])? via (\S+)")
-_ADAPTERS = re.compile(r"NCCL INFO NET/IB : Using (.*)")
 _COLLECTIVE_NETWORK = re.compile(r"NVLS multicast support is available")
 
 
@@ -30,14 +29,12 @@ class Transport:
       version: of NCCL; empty if it said nothing.
       network: between hosts, such as IB, Socket or a plug-in's name; empty without a line on it.
       ways: of the channels, such as P2P/CUMEM, SHM/direct or NET/IB/0/GDRDMA, each once, in the order seen.
-      adapters: what NET/IB found, as NCCL writes it.
       multicast: NVLink's switches can reduce (NVLS).
     """
 
     version: str = ""
     network: str = ""
     ways: tuple[str, ...] = ()
-    adapters: str = ""
     multicast: bool = False
 
     @property
@@ -64,11 +61,9 @@ def read(text: str) -> Transport:
     """Returns what the output of one or several ranks says about NCCL's transport."""
     version = _VERSION.search(text)
     network = _NETWORK.search(text)
-    adapters = _ADAPTERS.search(text)
     return Transport(
         version=version[1] if version else "",
         network=network[1] if network else "",
         ways=tuple(dict.fromkeys(match[1] for match in _CHANNEL.finditer(text))),
-        adapters=adapters[1].strip() if adapters else "",
         multicast=bool(_COLLECTIVE_NETWORK.search(text)),
     )

@@ -114,8 +114,8 @@ class Evaluation:
         maximum=1,
         basic=True,
     )
-    single_gpu_throughput: str | None = option(
-        None, "Images per second of one GPU alone, or a run directory with one rank: the measure of scaling efficiency."
+    single_gpu_throughput: float | None = option(
+        None, "Images per second of one GPU alone: the measure of scaling efficiency.", above=0
     )
     checkpoint_every_epochs: float = option(
         1, "Epochs between checkpoints; 0.5 is twice in each.", unit="epochs", above=0, maximum=1e6, whole=True

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-import pathlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hybrid_imagenet.analysis import criteria
-from hybrid_imagenet.errors import UserError, counted
+from hybrid_imagenet.errors import counted
 from hybrid_imagenet.runlog.jsonl import clean
 
 Record = Mapping[str, Any]
@@ -203,36 +201,6 @@ def _sum(epochs: Sequence[Record], key: str) -> int | None:
 
 def _last(records: Sequence[Record], key: str) -> Any:
     return next((r[key] for r in reversed(records) if r.get(key) is not None), None)
-
-
-def single_gpu_speed(text: str) -> float:
-    """Returns the speed of one GPU alone, given as a number or as the directory of a finished 1-rank run.
-
-    Args:
-      text: images per second, or a run directory; its steady throughput counts.
-
-    Raises:
-      UserError: if it is neither.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        return _stored_speed(text)
-    if not 0 < value < float("inf"):
-        raise UserError(f"--single_gpu_throughput={text}: images per second must be positive")
-    return value
-
-
-def _stored_speed(text: str) -> float:
-    remedy = "give images per second, or the directory of a finished run on one rank"
-    try:
-        stored = json.loads((pathlib.Path(text) / "summary.json").read_text(encoding="utf-8"))
-        ranks, rate = stored["world_size"], stored["steady_images_per_second"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"--single_gpu_throughput={text}: no summary of a run there; {remedy}") from None
-    if ranks != 1 or not rate:
-        raise UserError(f"--single_gpu_throughput={text}: that run had {ranks} ranks; {remedy}")
-    return float(rate)
 
 
 def lines(summary: Mapping[str, Any]) -> list[str]:

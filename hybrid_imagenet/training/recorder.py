@@ -34,7 +34,6 @@ class Recording:
       store: the checkpoints; None on ranks other than 0.
       writer: metrics.jsonl, open between `start` and `finish`; None on ranks other than 0.
       view: shows the run; silent on ranks other than 0.
-      single_gpu_throughput: images per second of one GPU alone (--single_gpu_throughput), or None.
     """
 
     def __init__(self, config: RunConfig, rank: int, size: int):
@@ -49,9 +48,6 @@ class Recording:
           UserError: if it cannot be used.
         """
         self._config = config
-        self.single_gpu_throughput = (
-            summary.single_gpu_speed(config.single_gpu_throughput) if config.single_gpu_throughput else None
-        )
         self._directory = _open(config) if rank == 0 else None
         self.path = self._directory.path if self._directory is not None else None
         self._rank = rank
@@ -184,7 +180,7 @@ class Recording:
             images_per_epoch=train_images,
             targets=self._config.target_top1,
             wall_seconds=seconds,
-            single_gpu_images_per_second=self.single_gpu_throughput,
+            single_gpu_images_per_second=self._config.single_gpu_throughput,
             stop=stop or "finished",
             run_dir=str(self._directory.path),
             **self._meaning,

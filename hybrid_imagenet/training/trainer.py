@@ -277,5 +277,5 @@ class Trainer:
             "epochs": parts.data.order.position(parts.state.cursor),
             "ends_at": parts.data.length.ends_at(parts.data.global_batch),
             "target": config.target_top1[0] if config.target_top1 else None,
-            "single_gpu_images_per_second": parts.recording.single_gpu_throughput,
+            "single_gpu_images_per_second": parts.config.single_gpu_throughput,
         }

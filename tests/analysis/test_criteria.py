@@ -156,13 +156,3 @@ def test_quantities_that_must_be_positive(bad):
         criteria.convergence_rate(bad)
     with pytest.raises(ValueError, match="positive"):
         criteria.scaling_efficiency(100, bad, 2)
-
-
-def test_a_target_is_crossed_between_two_evaluations():
-    records = [{"epoch": e, "val_top1": v} for e, v in ((1, 0.5), (2, None), (3, 0.7), (4, 0.9), (5, 0.8))]
-    assert criteria.crossing(records, "val_top1", 0.8) == pytest.approx(3.5)
-    assert criteria.crossing(records, "val_top1", 0.6) == pytest.approx(2.0)  # epoch 2 was not evaluated
-    assert criteria.crossing(records, "val_top1", 0.9) == pytest.approx(4.0)
-    assert criteria.crossing(records, "val_top1", 0.5) == 1.0  # nothing lies before the first evaluation
-    assert criteria.crossing(records, "val_top1", 0.95) is None
-    assert criteria.crossing([], "val_top1", 0.5) is None

@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.runlog import summary
 
 TOP1 = [0.40, 0.76, 0.70, 0.80]
@@ -69,18 +68,6 @@ def test_dropped_images_are_added_up_and_told():
 def test_target_not_reached_leaves_every_criterion_open():
     (goal, _) = summary.summarize(records(), world_size=2, images_per_epoch=1000, targets=(0.9,))["targets"]
     assert {k: v for k, v in goal.items() if v is not None} == {"metric": "val_top1", "target": 0.9}
-
-
-def test_single_gpu_speed_is_a_number_or_a_run_on_one_rank(tmp_path):
-    assert summary.single_gpu_speed("1542") == 1542
-    for ranks in (1, 2):
-        (tmp_path / str(ranks)).mkdir()
-        result = summary.summarize(records(), world_size=ranks, images_per_epoch=1000)
-        (tmp_path / str(ranks) / "summary.json").write_text(json.dumps(result))
-    assert summary.single_gpu_speed(str(tmp_path / "1")) == 200
-    for wrong in (str(tmp_path / "2"), str(tmp_path), "-3", "nan", "inf", "0", "/absent"):
-        with pytest.raises(UserError, match="--single_gpu_throughput="):
-            summary.single_gpu_speed(wrong)
 
 
 def test_time_by_cause_adds_up_to_the_wall_time():

@@ -240,3 +240,13 @@ def test_an_effect_is_judged_against_the_papers(no_advice, printed, accuracies, 
     found = judged(arm("first", ends(*accuracies), top1=0.7 + printed), second)
     assert found.effect == pytest.approx(printed)
     assert found.against_paper == words
+
+
+def test_a_target_is_crossed_between_two_evaluations():
+    records = [{"epoch": e, "val_top1": v} for e, v in ((1, 0.5), (2, None), (3, 0.7), (4, 0.9), (5, 0.8))]
+    assert results.crossing(records, "val_top1", 0.8) == pytest.approx(3.5)
+    assert results.crossing(records, "val_top1", 0.6) == pytest.approx(2.0)  # epoch 2 was not evaluated
+    assert results.crossing(records, "val_top1", 0.9) == pytest.approx(4.0)
+    assert results.crossing(records, "val_top1", 0.5) == 1.0  # nothing lies before the first evaluation
+    assert results.crossing(records, "val_top1", 0.95) is None
+    assert results.crossing([], "val_top1", 0.5) is None
