@@ -8,11 +8,12 @@ import functools
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any
-
-from absl import flags
+from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from absl import flags
 
 
 class Origin(enum.Enum):
@@ -183,6 +184,8 @@ def _with_plain_boolean(word: str, options: Mapping[str, Option]) -> str:
 @functools.lru_cache(maxsize=8)
 def _absl_flags(names: tuple[tuple[str, bool], ...]) -> flags.FlagValues:
     """absl's flags of these names, booleans or texts; to define them takes longer than the rest of a command line."""
+    from absl import flags  # not at the top: a Python without packages is told how to enter the environment
+
     values = flags.FlagValues()
     for name, boolean in names:
         define = flags.DEFINE_boolean if boolean else flags.DEFINE_string
@@ -199,6 +202,8 @@ def parse_arguments(arguments: Iterable[str], options: Mapping[str, Option]) -> 
     Raises:
       UserError: for an unknown flag (with the nearest known name), a flag without a value or a stray word.
     """
+    from absl import flags
+
     values = _absl_flags(tuple((name, known.kind == ValueType(bool)) for name, known in options.items()))
     for name in options:
         values[name].unparse()

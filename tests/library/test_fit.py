@@ -140,8 +140,8 @@ def test_data_that_cannot_be_shared_out_is_refused_with_a_remedy():
     for data, remedy in (
         ([1, 2, 3], r"numpy\.asarray"),
         (["a.jpg", "bb.jpg"], r"numpy\.asarray"),
-        ((x for x in range(4)), r"itertools\.islice"),
-        (Batches(), "make a PyDataset on each rank"),
+        ((x for x in range(4)), "PyDataset on each rank"),
+        (Batches(), "PyDataset on each rank"),
     ):
         with pytest.raises(UserError, match=remedy):
             hi.data.shard(data, 0, 2)

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from hybrid_imagenet import config
-from hybrid_imagenet.config import Origin
+from hybrid_imagenet.config import Origin, defaults
 from hybrid_imagenet.errors import UserError
 
 
@@ -63,8 +63,8 @@ def test_all_ranks_have_what_rank_0_has_taken_over(tmp_path, monkeypatch):
     other = config.resolve([f"--run_dir={tmp_path}", "--resume"], 24)
     assert Origin.RUN not in other.origins.values()
     sent = []
-    assert config.resumed.shared(first, lambda own: sent.append(json.dumps(own)) or own) == first
-    same = config.resumed.shared(other, lambda own: json.loads(sent[0]))
+    assert defaults.shared(first, lambda own: sent.append(json.dumps(own)) or own) == first
+    same = defaults.shared(other, lambda own: json.loads(sent[0]))
     assert (same, same.origins) == (first, first.origins)
 
 

@@ -69,7 +69,7 @@ def test_flags_that_cannot_train_are_refused(bare, flags, ranks, text):
         (["--dataset=imagenet2012"], "--dataset=imagenet2012: is not prepared"),
         (["--dataset=tfrecord", "--data_dir=."], "holds no train shards"),
         (["--dataset=webdataset", "--data_dir=https://host/x"], "--data_cache_dir"),
-        (["--model=no_such_module:net"], "there is no module no_such_module"),
+        (["--model=no_such_module:net"], "--model=no_such_module:net: there is no such module"),
         (["--run_dir=taken"], "--run_dir=taken holds a run: add --resume"),
         (["--run_dir=other"], r"--run_dir=other holds other files \(x\)"),
         (["--run_dir=taken", "--resume", "--model=resnet18"], "--model=resnet18: .*was written with --model=resnet8"),

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from hybrid_imagenet import models, optimizers, xla
 from hybrid_imagenet.comm import SingleProcess
-from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.optimizers.distributed import UPDATE_SCOPE, DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import classify
 from hybrid_imagenet.training import step as step_module
 from hybrid_imagenet.training.step import TrainStep
@@ -20,7 +20,7 @@ class Marked(SingleProcess):
 
 
 def traced(jit_compile):
-    """The graph of a step, and those of the functions that XLA compiles."""
+    """The graph of a step, and those of the functions before its update that XLA compiles."""
     ranks = Marked()
     model = models.create("resnet10", 5, 16, precision="float32")
     inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1)
@@ -30,7 +30,8 @@ def traced(jit_compile):
     )
     batch = {"image": tf.TensorSpec([2, 16, 16, 3]), "label": tf.TensorSpec([2], tf.int32)}
     graph = step.single.get_concrete_function(batch, tf.TensorSpec([1], tf.int32)).graph
-    calls = [op for op in graph.get_operations() if "_XlaMustCompile" in op.node_def.attr]
+    before = [op for op in graph.get_operations() if not op.name.startswith(UPDATE_SCOPE)]
+    calls = [op for op in before if "_XlaMustCompile" in op.node_def.attr]
     library = {function.signature.name: function for function in graph.as_graph_def().library.function}
     compiled = [library[op.get_attr("f").name] for op in calls if op.get_attr("_XlaMustCompile")]
     return model, graph, compiled
