@@ -106,9 +106,31 @@ def threads_per_rank(place: Placement) -> int:
     are to share, and the rank's how many of them it can reach.
     """
     own = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError):  # another user's process, or none
-        return max(1, min(own, max(own, len(os.sched_getaffinity(os.getppid()))) // place.local_size))
-    return max(1, own // place.local_size)
+    return max(1, min(own, _launcher_cores() // place.local_size))
+
+
+def _launcher_cores() -> int:
+    """Returns the number of cores open to the launcher's daemon: the nearest ancestor outside of the rank.
+
+    A script around the rank is bound as the rank is.
+    """
+    own, process = len(os.sched_getaffinity(0)), os.getppid()
+    try:
+        while process > 1 and _is_rank(process):
+            process = _parent(process)
+        return max(own, len(os.sched_getaffinity(process))) if process > 1 else own
+    except (OSError, ValueError):
+        return own  # another user's process, or none
+
+
+def _is_rank(process: int) -> bool:
+    variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    return any(variable.startswith(f"{RANK_VARIABLE}=".encode()) for variable in variables)
+
+
+def _parent(process: int) -> int:
+    # The second field, the command, is in parentheses and may hold spaces.
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def configure_tensorflow(place: Placement, threads: int) -> None:

@@ -56,6 +56,22 @@ def test_threads_per_rank(monkeypatch, own, shared, local_size, expected):
     assert environment.threads_per_rank(Placement(local_size=local_size)) == expected
 
 
+def test_a_script_around_a_rank_is_not_its_launcher():
+    """Such a script is bound to the rank's cores, and would be taken for a host that has no others."""
+    cores = os.sched_getaffinity(0)
+    count = f"{sys.executable} -c 'from hybrid_imagenet.comm import environment as e; print(e._launcher_cores())'; true"
+    done = subprocess.run(
+        ["bash", "-c", count],
+        cwd=ROOT,
+        env=os.environ | OPEN_MPI,
+        preexec_fn=lambda: os.sched_setaffinity(0, {min(cores)}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == f"{len(cores)}\n", done.stderr
+
+
 def test_variables_of_the_user_stay():
     with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "7", "TF_ENABLE_ONEDNN_OPTS": "0"}):
         os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)
