@@ -65,7 +65,7 @@ class Algorithm(abc.ABC):
         return False
 
     def for_size(self, size: int) -> Algorithm:
-        """Returns what sums a bucket of so many bytes."""
+        """Returns the algorithm for a bucket of `size` bytes."""
         del size
         return self
 

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class HorovodCollectives(Collectives):
-    """Horovod's operations; a group is one of its sets of ranks, all of which it is told at its start.
+    """Horovod's operations. A group is one of Horovod's process sets; all are given to `hvd.init`.
 
     Horovod could add sets later. Then its thread would exchange their number with the other ranks in every cycle, and
     hold meanwhile the lock that every operation needs.

@@ -46,7 +46,7 @@ class AllReduce:
     Attributes:
       constructor: its class, as module:Class, called with `algorithms.Ranks` and the options.
       options: the dataclass of its options.
-      cost: seconds that it takes, for the planner; None takes those of the ring.
+      cost: the planner's formula of its seconds; None stands for the ring's.
     """
 
     constructor: str
