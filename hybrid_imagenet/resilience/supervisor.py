@@ -34,7 +34,7 @@ from typing import IO, NamedTuple
 from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.comm.quiet import GREETINGS
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, EXIT_STALLED, EXIT_USAGE, printable
-from hybrid_imagenet.resilience import exit_code, lasting_output, processes
+from hybrid_imagenet.resilience import arrivals, exit_code, lasting_output, processes
 from hybrid_imagenet.resilience.stop_signals import REQUESTS, UNSAVED
 
 _GRACE = 12.0  # seconds for a launcher to end after a rank has ended the job
@@ -44,6 +44,8 @@ _KILLED_WITHIN = 3.0  # seconds until a killed process has gone
 _ASK_EVERY = 2.0  # seconds between requests to ranks that do not answer
 _RECENT = 60.0  # ends of ranks that were longer ago did not end the job: the others went on
 _ALIVE_EVERY = 5  # seconds between ssh's questions to a host that says nothing
+_CONNECTS_WITHIN = 60  # seconds until ssh gives a host up that accepts a connection and says nothing
+_START_LEAST = 60.0  # seconds until the first rank has started, or twice --stall_timeout
 _CODE_SSH = 255  # mpirun's and ssh's when the connection to a host is lost
 _DEFAULT_STALL = 300.0  # of --stall_timeout
 _BY_SIGNAL = {-signal.SIGUSR1, -signal.SIGTERM, 128 + signal.SIGUSR1, 128 + signal.SIGTERM}
@@ -132,7 +134,12 @@ class LauncherReports:
 def ssh_options(stall_timeout: float) -> list[str]:
     """Returns ssh's options: a connection ends after the watchdog has judged, not before a short outage is over."""
     count = math.ceil((stall_timeout + 10) / _ALIVE_EVERY)
-    return ["-o", f"ServerAliveInterval={_ALIVE_EVERY}", "-o", f"ServerAliveCountMax={count}"]
+    options = (
+        f"ConnectTimeout={_CONNECTS_WITHIN}",
+        f"ServerAliveInterval={_ALIVE_EVERY}",
+        f"ServerAliveCountMax={count}",
+    )
+    return [word for option in options for word in ("-o", option)]
 
 
 def stall_timeout(words: Sequence[str]) -> float:
@@ -155,6 +162,7 @@ class Supervisor:
         ssh_port: int | None = None,
         accept_new_host_keys: bool = False,
         saves: bool = True,
+        places: Sequence[str] = (),
     ):
         """Takes the launcher's words.
 
@@ -164,6 +172,7 @@ class Supervisor:
           ssh_port: port of sshd on the hosts, for mpirun; None leaves it to ssh's configuration.
           accept_new_host_keys: let ssh trust hosts that it does not know yet; a key that has changed is refused.
           saves: the ranks save when they are asked to stop; a program of the user's own does not.
+          places: the host of each rank, where the launcher starts the program of this package.
         """
         self._saves = saves
         self._command = list(command)
@@ -174,6 +183,9 @@ class Supervisor:
         self._ends: list[tuple[float, exit_code.End]] = []
         self._unknown = ""  # a host whose name ssh does not know
         self._reports = LauncherReports()
+        self._places, self._arrivals = list(places), arrivals.Arrivals(places)
+        self._began, self._started = time.monotonic(), time.time()
+        self._start_limit = max(_START_LEAST, 2 * stall)
         self._loss = b""  # what the first rank has said that lost another one
         self._explained = False  # a rank has said why it ends
         self._asked = 0.0  # when the ranks were last asked to stop; 0 before
@@ -233,10 +245,12 @@ class Supervisor:
     def _read_errors(self, pipe: IO[bytes]) -> None:
         """Passes standard error on, without greetings and lines meant for this process."""
         for line in pipe:
-            found = exit_code.find(line, self._word)
-            if found is not None:
-                self._ends.append((time.monotonic(), found))
-                line = b"" if _TAG.fullmatch(found.before) else found.before + b"\n"
+            before, word, told = line.partition(self._word.encode())
+            now, end = time.monotonic(), exit_code.find(told)
+            if end is not None:
+                self._ends.append((now, end))
+            if word and (end is not None or self._arrivals.heard(told, now)):
+                line = b"" if _TAG.fullmatch(before) else before + b"\n"
             if line:
                 self._tell(self._reports.passed_on(line))
         self._tell(self._reports.rest())
@@ -258,6 +272,15 @@ class Supervisor:
         now = time.monotonic()
         if self._asked and not self._ends and now - self._asked > _ASK_EVERY:
             self._ask_to_stop()  # mpirun loses a request that comes before it has started its ranks
+        if late := self._arrivals.late(now):
+            _print(late.encode())
+        if self._places and not self._arrivals.any and not self._ends and now - self._began > self._start_limit:
+            hosts = ",".join(f"{host}:{self._places.count(host)}" for host in dict.fromkeys(self._places))
+            _print(
+                f"error: no rank has started after {now - self._began:.0f} s: a host or file system does not answer: "
+                f"run hybrid-imagenet doctor -H {hosts}\n".encode()
+            )
+            self._ends.append((now, exit_code.End(EXIT_STALLED, True)))
         began = next((at for at, end in self._ends if end.code), None)
         if not self._forced and began is not None and now - began > _GRACE:
             self._forced = now
@@ -281,6 +304,7 @@ class Supervisor:
         until = time.monotonic() + _KILLED_WITHIN
         while left and _left() and time.monotonic() < until:
             time.sleep(0.05)
+        processes.remove_shared_memory(self._started)
 
     def _result(self, code: int) -> int:
         now = time.monotonic()
