@@ -35,7 +35,7 @@ class _Rank(NamedTuple):
 def announce(rank: int, size: int, stage: str | None) -> None:
     """Writes this rank's line if it has a supervisor that reads; None says that its start is over."""
     if select.select([], [2], [], 0)[1]:  # a line is shorter than what a pipe that is ready takes at once
-        frame = next(iter(main_stack()), "")[-255:]
+        frame = next((frame for frame in main_stack() if not frame.startswith("<")), "")[-255:]
         shown = _OVER if stage is None else stage or "starting"
         exit_code.tell(f"at {rank} of {size} on {socket.gethostname()} {os.getpid()}\t{shown}\t{printable(frame)}")
 
@@ -80,13 +80,14 @@ class Arrivals:
         if len(behind) == self._size or behind == self._told:
             return ""
         self._told = behind
-        lines = [f"stall: {self._described(rank)} after {now - since:.0f} s of `{stage}`\n" for rank in behind[:_NAMED]]
-        return "".join([*lines, *([f"stall: and {len(behind) - _NAMED} more ranks\n"] * (len(behind) > _NAMED))])
+        lines = [f"stall: {self._described(rank, now)}" for rank in behind[:_NAMED]]
+        lines += [f"stall: {len(behind) - _NAMED} more ranks"] * (len(behind) > _NAMED)
+        return "".join(f"{line}; others have been {stage} for {now - since:.0f} s\n" for line in lines)
 
-    def _described(self, rank: int) -> str:
+    def _described(self, rank: int, now: float) -> str:
         at = self._ranks.get(rank)
         if at is None:
             host = f" on {printable(self._places[rank])}" if rank < len(self._places) else ""
             return f"rank {rank}{host} has not started"
         where = f"rank {rank} on {printable(at.host)} (process {at.process})"
-        return f"{where} was last heard while {at.stage}, in {printable(at.frame)},"
+        return f"{where} was heard {now - at.heard:.0f} s ago, {at.stage}, in {printable(at.frame)}"

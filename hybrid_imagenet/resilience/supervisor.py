@@ -309,9 +309,9 @@ class Supervisor:
     def _result(self, code: int) -> int:
         now = time.monotonic()
         ends = [end for at, end in self._ends if now - at < _RECENT]
-        # Ranks that had nothing to save when the launcher ended them do not say why it did.
-        told = [end.code for end in ends if end.saved or code != _CODE_SSH]
         killed = self._reports.killed
+        # Ranks that had nothing to save when the launcher ended them do not say why it did.
+        told = [end.code for end in ends if end.saved or not (killed or code == _CODE_SSH)]
         if REQUESTS.forced and not {EXIT_OK, EXIT_PREEMPTED} & {code, *told}:
             return 128 + REQUESTS.forced
         if REQUESTS.stop and not all(end.saved for end in ends):

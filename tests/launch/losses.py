@@ -24,7 +24,7 @@ GONE = 120.0  # seconds for the processes of an ended job to go
 EVERY = 100  # steps between two validations
 FLAGS = (
     *("--dataset=synthetic", "--num_examples=240000", "--model=resnet8", "--model_width=4", "--image_size=16"),
-    *("--precision=float32", "--per_gpu_batch=8", "--epochs=1", "--log_every_steps=10", "--stall_timeout=10"),
+    *("--precision=float32", "--per_gpu_batch=8", "--epochs=1", "--log_every_steps=10", "--stall_timeout=20"),
     *("--checkpoint_every_steps=10", "--keep_best=false", f"--eval_every_epochs={EVERY * 24 / 240000}"),
 )
 START, TRAINING, VALIDATION = "start", "training", "validation"
@@ -138,8 +138,8 @@ def table(found: dict[Loss, End]) -> str:
     lines = [
         ends.SEVERAL,
         "Written by `launch/lab.sh --hosts=3 --slots=1 -- python -m tests.launch.losses` from real runs: do not edit.",
-        "A training of a rank on each of three hosts loses the last one. As `--stall_timeout` is 10, a hung rank is",
-        "named after 5 s, not after 30 s. `seconds`: from the loss to the end of the job. `saved`: the step of the",
+        "A training of a rank on each of three hosts loses the last one. As `--stall_timeout` is 20, a hung rank is",
+        "named after 10 s, not after 30 s. `seconds`: from the loss to the end of the job. `saved`: the step of the",
         "newest checkpoint of the last recorded one. `left`: hosts on which a process of the job stays.",
         "",
         "| engine | moment | lost | exit code | seconds | saved | left | on standard error |",

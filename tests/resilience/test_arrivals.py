@@ -29,9 +29,9 @@ def test_who_has_not_started_and_who_is_behind_are_named_once(job):
     assert job.late(39.9) == ""
     job.heard(said(0, STAGE), 40.0)
     assert job.late(41.0).splitlines() == [
-        "stall: rank 1 on lab2 (process 71) was last heard while loading TensorFlow, in import.py:3 load, after 31 s "
-        "of `connecting 4 ranks`",
-        "stall: rank 3 on lab4 has not started after 31 s of `connecting 4 ranks`",
+        "stall: rank 1 on lab2 (process 71) was heard 41 s ago, loading TensorFlow, in import.py:3 load; others have "
+        "been connecting 4 ranks for 31 s",
+        "stall: rank 3 on lab4 has not started; others have been connecting 4 ranks for 31 s",
     ]
     assert job.late(42.0) == ""
 
@@ -49,8 +49,8 @@ def test_many_ranks_are_counted():
     for now in (0.0, 20.0):
         found.heard(said(0, STAGE, size=9), now)
     assert found.late(30.5).splitlines()[2:] == [
-        "stall: rank 3 has not started after 30 s of `connecting 4 ranks`",
-        "stall: and 5 more ranks",
+        "stall: rank 3 has not started; others have been connecting 4 ranks for 30 s",
+        "stall: 5 more ranks; others have been connecting 4 ranks for 30 s",
     ]
 
 
@@ -79,4 +79,4 @@ def test_a_line_is_heard_as_it_was_written_and_a_full_pipe_is_not_waited_for(mon
     job = arrivals.Arrivals()
     for now in (0.0, 20.0):
         assert job.heard(line.removeprefix(WORD.encode()), now)
-    assert job.late(30.5) == "stall: rank 0 has not started after 30 s of `starting`\n"
+    assert job.late(30.5) == "stall: rank 0 has not started; others have been starting for 30 s\n"

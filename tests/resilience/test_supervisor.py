@@ -79,6 +79,7 @@ LOSS = f"{lost_rank.LINE} (Connection closed by peer)"
     [
         (REPORT, [], 137, [KILLED]),
         (f"{LOSS}\n{LOSS}\n{REPORT}", [4, 4], 137, [KILLED]),  # the others have lost it
+        (REPORT, ["75 unsaved"] * 2, 137, [KILLED]),  # mpirun has ended the others before the first step
         (f"process rank 3 on node far exited on signal 11\n{LOSS}\n", [4], 139,
          ["error: rank 3 on far was ended by signal 11 (SIGSEGV); start again with"]),
         (f"{LOSS}\n[1,2]<stderr>:{LOSS}\n", [4, 4], 4, [LOSS]),
