@@ -110,10 +110,9 @@ write_ssh_files() {
 Host *
   IdentityFile $lab_dir/key
   IdentitiesOnly yes
-  StrictHostKeyChecking no
-  UserKnownHostsFile /dev/null
-  LogLevel ERROR
+  UserKnownHostsFile $lab_dir/known_hosts
 CLIENT
+  echo "* $(cat "$lab_dir/key.pub")" >"$lab_dir/known_hosts"
   cat >"$lab_dir/sshd_config" <<SERVER
 HostKey $lab_dir/key
 AuthorizedKeysFile $lab_dir/key.pub

@@ -78,8 +78,12 @@ _BEGINNINGS = (
     b"ORTE has lost communication with a remote daemon",
     b"ORTE does not know how to route a message to the specified daemon",
 )
-# Open MPI's words.
+# Open MPI's words on a rank; its words and ssh's on a host.
 _KILLED = re.compile(rb"process rank (\d+)(?: with PID \d+)? on node (\S+) exited on signal (\d+)")
+_LOST_HOST = re.compile(
+    rb"^\s*Remote daemon: \S+ on node (?P<daemon>\S+)|^Timeout, server (?P<silent>\S+) not responding"
+    rb"|^Connection to (?P<closed>\S+) closed by remote host|^ssh: connect to host (?P<absent>\S+) port "
+)
 _LONGEST = 50  # lines of a block
 _WHY = re.compile(rb"error: |rank \d+: unexpected error")  # how a rank's own words on its end begin
 # ssh's words for a name that it cannot resolve, whatever launcher has called it.
@@ -99,10 +103,12 @@ class LauncherReports:
 
     Attributes:
       killed: the first rank that a report says was ended by a signal.
+      lost: the first host that a report, or ssh, says cannot be reached any more; "" without one.
     """
 
     def __init__(self) -> None:
         self.killed: Killed | None = None
+        self.lost = ""
         self._rule = b""  # a line of dashes of which it is not known yet what follows
         self._left = 0  # lines that a report may still have
 
@@ -111,6 +117,8 @@ class LauncherReports:
         found = _KILLED.search(line)
         if found:
             self.killed = self.killed or Killed(int(found[1]), found[2].decode(errors="replace"), int(found[3]))
+        if lost := _LOST_HOST.search(line):
+            self.lost = self.lost or (lost[lost.lastgroup or 0]).decode(errors="replace")
         if self._left:
             self._left = 0 if _RULE.fullmatch(line) else self._left - 1
             return b""
@@ -309,9 +317,9 @@ class Supervisor:
     def _result(self, code: int) -> int:
         now = time.monotonic()
         ends = [end for at, end in self._ends if now - at < _RECENT]
-        killed = self._reports.killed
+        killed, lost = self._reports.killed, self._reports.lost
         # Ranks that had nothing to save when the launcher ended them do not say why it did.
-        told = [end.code for end in ends if end.saved or not (killed or code == _CODE_SSH)]
+        told = [end.code for end in ends if end.saved or not (killed or lost or code == _CODE_SSH)]
         if REQUESTS.forced and not {EXIT_OK, EXIT_PREEMPTED} & {code, *told}:
             return 128 + REQUESTS.forced
         if REQUESTS.stop and not all(end.saved for end in ends):
@@ -319,6 +327,10 @@ class Supervisor:
         if killed and not (self._explained or REQUESTS.stop or self._forced or EXIT_PREEMPTED in told):
             print(_of_killed(killed), file=sys.stderr)
             return 128 + killed.signal
+        if lost and code and not REQUESTS.stop:
+            self._loss = (
+                f"error: the connection to host {printable(lost)} is lost; start again with --resume\n".encode()
+            )
         if self._loss and not self._explained:
             _print(self._loss)
         if code in (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED, EXIT_PREEMPTED):
@@ -336,8 +348,9 @@ class Supervisor:
                 file=sys.stderr,
             )
             return EXIT_USAGE
-        if code == _CODE_SSH and not told:
-            print("error: the connection to a host is lost; start again with --resume", file=sys.stderr)
+        if (code == _CODE_SSH or lost) and not told:
+            if not lost:
+                print("error: the connection to a host is lost; start again with --resume", file=sys.stderr)
             return EXIT_STALLED
         return code if code >= 0 else 128 - code
 

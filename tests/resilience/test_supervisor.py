@@ -61,6 +61,25 @@ def test_a_host_that_ssh_does_not_know_is_named_in_one_line():
     assert err == "error: host nowhere: ssh cannot resolve this name: check -H, and that `ssh nowhere true` works\n"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"{'-' * 74}\nORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[3,0],0] on node near\n"
+        f"  Remote daemon: [[31450,0],2] on node far\n\nIt is usually due to a failure.\n{'-' * 74}\n",
+        "Timeout, server far not responding.\n",
+        "Connection to far closed by remote host.\n",
+        "ssh: connect to host far port 22: No route to host\n",
+    ],
+)
+@pytest.mark.parametrize("code", [205, 255])
+def test_a_lost_host_is_named_whatever_its_ranks_have_said(said, code, tmp_path):
+    (tmp_path / "said").write_text(said)
+    found, _, err, _ = finish(start(f"echo $WORD ends 75 unsaved >&2; cat {tmp_path}/said >&2; exit {code}"))
+    assert found == 4
+    assert err.splitlines()[-1] == "error: the connection to host far is lost; start again with --resume"
+    assert "ORTE" not in err
+
+
 RULE = "-" * 74
 REPORT = f"""{RULE}
 Primary job  terminated normally, but 1 process returned
