@@ -23,7 +23,7 @@ PATIENCE = 400.0  # seconds for a moment to come, and for an end
 GONE = 120.0  # seconds for the processes of an ended job to go
 EVERY = 100  # steps between two validations
 FLAGS = (
-    *("--dataset=synthetic", "--num_examples=240000", "--model=resnet8", "--model_width=4", "--image_size=16"),
+    *("--dataset=synthetic", "--num_examples=240000", "--model=tests.training.own_networks:small", "--image_size=16"),
     *("--precision=float32", "--per_gpu_batch=8", "--epochs=1", "--log_every_steps=10", "--stall_timeout=20"),
     *("--checkpoint_every_steps=10", "--keep_best=false", f"--eval_every_epochs={EVERY * 24 / 240000}"),
 )
