@@ -231,9 +231,14 @@ class Watchdog:
         if stall is None:
             self._told = ()
             return
+        own = f"rank {self._rank} on {self._hosts[self._rank]}"
+        # A deputy that hears nobody and is read by the user has lost its own network for a while.
+        alone = self._rank != 0 and len(stall.ranks) == len(self._hosts) - 1 > 1
         if stall.ranks != self._told:
             self._told = stall.ranks
-            print(stall.text, file=sys.stderr, flush=True)
+            print(f"stall: {own} hears no other rank" if alone else stall.text, file=sys.stderr, flush=True)
+        if stall.seconds > self._limit and alone:
+            self._end(f"{own} heard no other rank for {stall.seconds:.0f} s")
         if stall.seconds > self._limit:
             ranks = ", ".join(f"{rank} on {self._hosts[rank]}" for rank in stall.ranks)
             self._end(f"rank {ranks} hung for {stall.seconds:.0f} s")
