@@ -139,15 +139,25 @@ class LauncherReports:
         return kept
 
 
+def _questions(stall_timeout: float) -> int:
+    """How many unanswered questions end a connection: after the watchdog has judged, or a short outage is over."""
+    return math.ceil((stall_timeout + 10) / _ALIVE_EVERY)
+
+
 def ssh_options(stall_timeout: float) -> list[str]:
-    """Returns ssh's options: a connection ends after the watchdog has judged, not before a short outage is over."""
-    count = math.ceil((stall_timeout + 10) / _ALIVE_EVERY)
+    """Returns ssh's options, by which it notices a lost host."""
     options = (
         f"ConnectTimeout={_CONNECTS_WITHIN}",
         f"ServerAliveInterval={_ALIVE_EVERY}",
-        f"ServerAliveCountMax={count}",
+        f"ServerAliveCountMax={_questions(stall_timeout)}",
     )
     return [word for option in options for word in ("-o", option)]
+
+
+def daemon_options(stall_timeout: float) -> dict[str, str]:
+    """Returns Open MPI's variables by which its daemon on a lost host notices that it is lost, and ends its ranks."""
+    values = {"time": _ALIVE_EVERY, "intvl": _ALIVE_EVERY, "probes": _questions(stall_timeout)}
+    return {f"OMPI_MCA_oob_tcp_keepalive_{name}": str(value) for name, value in values.items()}
 
 
 def stall_timeout(words: Sequence[str]) -> float:
@@ -184,6 +194,7 @@ class Supervisor:
         """
         self._saves = saves
         self._command = list(command)
+        self._daemons = daemon_options(stall)
         self._ssh = [*ssh_options(stall), *(["-p", str(ssh_port)] if ssh_port else [])]
         if accept_new_host_keys:
             self._ssh += ["-o", "StrictHostKeyChecking=accept-new"]
@@ -233,7 +244,7 @@ class Supervisor:
             REQUESTS.end()
 
     def _environment(self) -> dict[str, str]:
-        env = os.environ | {exit_code.JOB_VARIABLE: self._word} | _terminal()
+        env = self._daemons | os.environ | {exit_code.JOB_VARIABLE: self._word} | _terminal()
         ssh = shutil.which("ssh")
         if ssh is not None:  # without it Open MPI finds its own way, or starts ranks on this host only
             env.setdefault("OMPI_MCA_plm_rsh_agent", " ".join([ssh, *self._ssh]))

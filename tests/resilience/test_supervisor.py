@@ -236,6 +236,7 @@ def test_ssh_waits_until_the_watchdog_has_had_its_say():
         connects, interval, count = (int(word.partition("=")[2]) for word in supervisor.ssh_options(stall)[1::2])
         assert stall + 10 <= interval * count < stall + 20  # and at most one interval more
         assert connects == 60
+        assert list(supervisor.daemon_options(stall).values()) == ["5", "5", str(count)]
     assert supervisor.stall_timeout(["x", "--stall_timeout=20", "--stall_timeout=45"]) == 45
     assert supervisor.stall_timeout(["--stall_timeout=0"]) == supervisor.stall_timeout(["--stall_timeout=.5.5"]) == 300
 
