@@ -22,7 +22,8 @@ from hybrid_imagenet.config import Origin, RunConfig, derived, report
 from hybrid_imagenet.data.directories import is_url
 from hybrid_imagenet.errors import UserError, counted, without_secrets
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
-from hybrid_imagenet.runlog import jsonl, live, run_dir, summary, trackers
+from hybrid_imagenet.runlog import jsonl, live, run_dir, summary
+from hybrid_imagenet.runlog.tensorboard import TensorBoard
 from hybrid_imagenet.stages import on_terminal
 
 
@@ -54,7 +55,8 @@ class Recording:
         self._handler: logging.Handler | None = None
         self._meaning: dict[str, Any] = {}  # what results are compared with, for the summary
         self._level = logging.NOTSET
-        self.view = self._make_view(rank, size)
+        self.view = live.make_view(_view_mode(config, rank, size), sys.stdout, config.epochs)
+        self._tensorboard: TensorBoard | None = None
         self.writer: jsonl.MetricsWriter | None = None
         self.store: CheckpointStore | None = None
         if self._directory is not None:
@@ -64,6 +66,8 @@ class Recording:
                 keep_best=config.keep_best,
                 report=self.view.message,
             )
+            if config.tensorboard:
+                self._tensorboard = TensorBoard(str(self._directory.path / "tensorboard"), self.view.message)
 
     def announce(self, text: str) -> None:
         """Shows what all ranks know alike, once: on rank 0."""
@@ -160,14 +164,11 @@ class Recording:
             return
         self.view.advance(step, position)
         if record is not None:
-            self.writer.write({"kind": "step", **record})
-            self.view.step({"kind": "step", **record})
+            self._show({"kind": "step", **record}, self.view.step)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Writes and shows the record of an epoch."""
-        if self.writer is not None:
-            self.writer.write({"kind": "epoch", **record})
-            self.view.epoch({"kind": "epoch", **record})
+        self._show({"kind": "epoch", **record}, self.view.epoch)
 
     def finish(self, *, world_size: int, train_images: int, seconds: float, stop: str) -> None:
         """Closes metrics.jsonl, writes summary.json, and shows the summary."""
@@ -186,7 +187,7 @@ class Recording:
             **self._meaning,
         )
         self._directory.write_json("summary.json", values)
-        self.view.run_finished(values)
+        self._close_view(values)
         if self.store is not None:
             self.store.wait()
             for line in closing_lines(self._config, self._directory.path, self.store.paths(), stop):
@@ -221,7 +222,7 @@ class Recording:
         self.stop_logging()
         if self._directory is None:
             return
-        self.view.run_finished()
+        self._close_view()
         if self.writer is not None:
             self.writer.close()
         if self.store is not None:
@@ -229,25 +230,30 @@ class Recording:
                 self.store.wait()
         self._directory.release()
 
-    def _make_view(self, rank: int, size: int) -> live.View:
-        view = live.make_view(_view_mode(self._config, rank, size), sys.stdout, self._config.epochs)
-        makers: dict[str, Callable[[], trackers.Sink]] = {}
-        if self._directory is not None and self._config.tensorboard:
-            folder = str(self._directory.path / "tensorboard")
-            makers["TensorBoard"] = lambda: trackers.TensorBoard(folder)
-        return trackers.WithSinks(view, makers) if makers else view
+    def _close_view(self, values: Mapping[str, Any] | None = None) -> None:
+        self.view.run_finished(values)
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def _show(self, record: Mapping[str, Any], view: Callable[[Mapping[str, Any]], None]) -> None:
+        if self.writer is not None:
+            self.writer.write(record)
+            view(record)
+            if self._tensorboard is not None:
+                self._tensorboard.log(record)
 
 
 class _ToView(logging.Handler):
     """Shows the log messages of the parts, once: those of rank 0, and warnings of the others with their rank."""
 
-    def __init__(self, view: live.View, rank: int):
+    def __init__(self, view: live.PlainView, rank: int):
         super().__init__()
         self._view = view
         self._rank = rank
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._view.message(record.getMessage(), self._rank or None)
+        text = record.getMessage()
+        self._view.message(f"rank {self._rank}: {text}" if self._rank else text)
 
 
 def _open(config: RunConfig) -> run_dir.RunDirectory:

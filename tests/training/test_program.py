@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet.tools import evaluate
-from tests.runlog.test_trackers import events
+from tests.runlog.test_tensorboard import events
 from tests.support import program
 from tests.training import programs
 
