@@ -112,8 +112,8 @@ def _random_batches_are_possible(config: RunConfig) -> None:
     flag = f"--random_batch={config.random_batch}"
     if not config.sync_batch_norm:
         raise UserError(f"{flag} needs --sync_batch_norm, which weights the moments of unequal batches: add it")
-    if config.mixup or config.jit_compile:
-        raise UserError(f"{flag} does not go with {'--mixup' if config.mixup else '--jit_compile'}: omit one")
+    if config.jit_compile:
+        raise UserError(f"{flag} does not go with --jit_compile: omit one")
     smallest = min(stage.per_gpu_batch for stage in batches(config).stages)
     if config.random_batch > smallest:
         raise UserError(f"{flag}: a GPU has a batch of {smallest} images; give at most that number")

@@ -15,7 +15,7 @@ from tests.tools.doctor.healthy import GPU, HEALTHY, judged
 
 def test_two_healthy_hosts_pass_every_check():
     findings = judged()
-    assert len(findings) >= 24
+    assert len(findings) >= 17
     assert {f.level for f in findings.values()} == {PASS}
 
 
@@ -35,16 +35,12 @@ def test_two_healthy_hosts_pass_every_check():
         ("gpus", [GPU], "GPUs", FAIL, "b: 1 GPUs for 2 ranks"),
         ("gpus", [GPU | {"name": "P40"}, GPU | {"name": "P40"}], "GPU model", WARN, "P40 on b"),
         ("gpus", [GPU, GPU | {"driver_version": "1"}], "GPU driver", WARN, "1, 580.1 on b"),
-        ("gpus", [GPU, GPU | {"ecc.errors.uncorrected.volatile.total": "3"}], "ECC errors", FAIL, "b: 3 on GPU 0"),
-        ("gpus", [GPU, GPU | {"clocks_throttle_reasons.active": "0x40"}], "GPU clocks", WARN, "b: GPU 0 is slowed"),
         ("nccl", False, "NCCL", FAIL, "b: Horovod was built without NCCL"),
-        ("peer_memory", False, "GPUDirect RDMA", WARN, "b: nvidia-peermem"),
         ("data", {"exists": False}, "data set", FAIL, "b: no /data"),
         ("data", HEALTHY["data"] | {"digest": "d2"}, "data files", FAIL, "digest d2 on b"),
         ("run_free_gb", 1.0, "space for results", WARN, "b: 1.0 GB"),
         ("shared_memory_gb", 0.06, "shared memory", WARN, "b: 0.06 GB"),
         ("cores", 1, "cores", WARN, "b: 2 ranks on 1 cores"),
-        ("open_files", 1024, "open files", WARN, "b: 1024"),
         ("locked_memory", 1024, "locked memory", WARN, "b: 1024"),
     ],
 )
@@ -86,7 +82,6 @@ def test_probe_reads_interfaces_and_adapters_of_a_host(tmp_path):
     write("sys/class/net/ens2/mtu", "1500\n")
     write("sys/class/net/ens2/speed", "-1\n")
     write("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
-    write("sys/module/nvidia_peermem/version", "1")
     (tmp_path / "dev/shm").mkdir(parents=True)
     facts = probe.facts({}, tmp_path)
     assert facts["interfaces"] == {
@@ -94,7 +89,6 @@ def test_probe_reads_interfaces_and_adapters_of_a_host(tmp_path):
         "ens2": {"up": False, "mtu": 1500, "mbit_s": None},
     }
     assert facts["rdma"] == [{"device": "mlx5_0", "active": True}]
-    assert facts["peer_memory"] is True
     assert facts["shared_memory_gb"] > 0
 
 
