@@ -134,7 +134,6 @@ class AdaBoundOptions(Options):
     Attributes:
       final_lr: the rate of SGD, at which the bounds close.
       eps: added to sqrt(v).
-      amsbound: keep the largest second moment.
     """
 
     learning_rate: float = option(1e-3, "Learning rate alpha of Adam inside AdaBound.", above=0, flag="adabound_lr")
@@ -144,7 +143,6 @@ class AdaBoundOptions(Options):
     beta1: float = _beta(0.9, "first", "adabound_beta1")
     beta2: float = _beta(0.999, "second", "adabound_beta2")
     eps: float = 1e-8
-    amsbound: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
