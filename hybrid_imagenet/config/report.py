@@ -95,9 +95,9 @@ def describe(config: RunConfig, num_examples: int) -> str:
     lines += [f"{name:<{width}}  not used: {note}" for name, note in config.dropped.items()]
     rows = plan(config, num_examples)
     lines += ["", f"{num_examples} training images, {config.gpus} GPUs, {sum(row.steps for row in rows)} steps"]
-    lines += [text for text in (relative_step.line(config),) if text]
+    lines += filter(None, [relative_step.line(config)])
     lines += _worked_out(config)
-    lines += warnings(config)
+    lines += [f"warning: {text}" for text in [relative_step.warning(config)] if text]
     lines.append("")
     lines.append(
         f"{'epoch':>5}  {'phase':<8}  {'learning rate':>23}  {'AdaBound bounds':>21}  {'momentum':>8}  "
@@ -105,12 +105,6 @@ def describe(config: RunConfig, num_examples: int) -> str:
     )
     lines += [_row(row) for row in rows]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def warnings(config: RunConfig, *, imagenet: bool = True) -> list[str]:
-    """Warns of a relative step of LARS far from that of tuned runs, which are known for `imagenet` only."""
-    text = relative_step.warning(config) if imagenet else None
-    return [f"warning: {text}"] if text else []
 
 
 def _worked_out(config: RunConfig) -> list[str]:

@@ -18,10 +18,9 @@ from hybrid_imagenet import __version__, files
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.config import Origin, RunConfig, derived, report
+from hybrid_imagenet.config import Origin, RunConfig, derived, relative_step
 from hybrid_imagenet.data.directories import is_url
 from hybrid_imagenet.errors import UserError, counted, without_secrets
-from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.runlog import jsonl, live, run_dir, summary
 from hybrid_imagenet.runlog.tensorboard import TensorBoard
 from hybrid_imagenet.stages import on_terminal
@@ -150,13 +149,9 @@ class Recording:
             f"{facts['validation_images']} validation images), {counted(facts['world_size'], 'rank')} x {virtual}"
             f"{self._config.per_gpu_batch} images, {facts['precision']}, results in {self._directory.path}"
         )
-        if self._config.warmup_epochs >= self._config.epochs and OPTIMIZERS[self._config.optimizer].bounded_warmup:
-            self.view.message(
-                f"all {self._config.epochs:g} epochs lie inside of the warmup of {self._config.warmup_epochs:g} "
-                "epochs: SGD will not be reached"
-            )
-        for text in report.warnings(self._config, imagenet=bool(info.get("imagenet"))):
-            self.view.message(text)
+        warning = relative_step.warning(self._config) if info.get("imagenet") else None
+        if warning:
+            self.view.message(f"warning: {warning}")
 
     def step(self, step: int, position: float, record: Mapping[str, Any] | None) -> None:
         """Advances the view; writes and shows the record of a step whose metrics were fetched."""

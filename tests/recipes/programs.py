@@ -16,7 +16,7 @@ def train_recipe(name: str, folder: str) -> list:
         "--checkpoint_every_epochs=2", "--log_every_steps=3", *model,
         *(["--warmup_epochs=1"] if name in WARMUPS else []),
         *(["--image_size_schedule=0:12,1:16", "--eval_image_size=24", "--ema_every=2"] if name == "short" else []),
-        *(["--batch_schedule=0:*1,1:*5/2"] if name == "flash_exp4" else []),
+        *(["--batch_schedule=0:*1,1:*2.5"] if name == "flash_exp4" else []),
     ], comm.placement().size)  # fmt: skip
     c = comm.start(comm.Settings(allreduce=resolved.allreduce, compression=resolved.compression))
     outcome = train.run(resolved, c)
