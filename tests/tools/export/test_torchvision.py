@@ -9,7 +9,6 @@ from safetensors.numpy import save_file
 from hybrid_imagenet.checkpoints import pretrained
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import export_forms
-from tests.references import torchvision_reference
 from tests.tools.export.support import assert_close, network, pixels, reference, tensors
 
 
