@@ -154,7 +154,6 @@ class LambOptions(Options):
       beta1: decay of the first moment.
       beta2: decay of the second moment.
       eps: added to sqrt(v).
-      bias_correction: divide the moments as shown; without it a warmup does the same (You et al., appendix).
     """
 
     learning_rate: float = 0.01
@@ -162,7 +161,6 @@ class LambOptions(Options):
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-6
-    bias_correction: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

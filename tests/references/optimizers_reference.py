@@ -79,12 +79,12 @@ def sgd_step(layer, grad, lr, momentum, *, decay=0.0, nesterov=False):
         layer["w"] = layer["w"] - lr * layer["m"]
 
 
-def lamb_step(layer, grad, t, lr, *, beta1=0.9, beta2=0.999, eps=1e-6, decay=0.01, corrected=True):
+def lamb_step(layer, grad, t, lr, *, beta1=0.9, beta2=0.999, eps=1e-6, decay=0.01):
     """You et al. 2020, algorithm 2, phi(z) = z; no decay and no scaling of biases and normalization (authors' code)."""
     layer["m"] = beta1 * layer["m"] + (1 - beta1) * grad
     layer["v"] = beta2 * layer["v"] + (1 - beta2) * grad * grad
-    m = layer["m"] / (1 - beta1**t) if corrected else layer["m"]
-    v = layer["v"] / (1 - beta2**t) if corrected else layer["v"]
+    m = layer["m"] / (1 - beta1**t)
+    v = layer["v"] / (1 - beta2**t)
     update = m / (np.sqrt(v) + eps)
     ratio = 1.0
     if layer["kernel"]:

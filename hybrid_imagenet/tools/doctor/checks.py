@@ -96,8 +96,6 @@ def _interfaces(hosts: Hosts, request: Request) -> list[Finding]:
     for device in sorted(common):
         mtu = {h: f["interfaces"][device]["mtu"] for h, f in hosts.items()}
         findings.append(same(f"MTU of {device}", mtu, "set the same on hosts and switch: ip link set ... mtu"))
-        speed = {h: f["interfaces"][device]["mbit_s"] for h, f in hosts.items()}
-        findings.append(same(f"Mbit/s of {device}", speed, "the slowest link holds up all: check cable and port", WARN))
     return findings
 
 
@@ -115,7 +113,11 @@ def _rdma(hosts: Hosts, request: Request) -> list[Finding]:
 
 def _gpus(hosts: Hosts, request: Request) -> list[Finding]:
     if not request.gpus:
-        return [Finding(PASS, "GPUs", "none on any host: ranks run on the CPU")]
+        meant = [
+            (h, "TensorFlow is built for GPUs") for h, f in hosts.items() if (f["build"] or {}).get("is_cuda_build")
+        ]
+        remedy = "install the driver, or pass the GPUs to the container (docker run --gpus=all): compare nvidia-smi"
+        return [each("GPUs", "none on any host: ranks run on the CPU", meant, remedy)]
     few = [
         (h, f"{len(f['gpus'])} GPUs for {request.slots[h]} ranks")
         for h, f in hosts.items()

@@ -91,14 +91,10 @@ def _read(path: Path) -> str | None:
 
 
 def _interfaces(root: Path) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    found = {}
     for device in sorted((root / "sys/class/net").glob("*")):
-        speed = _read(device / "speed")
-        found[device.name] = {
-            "up": _read(device / "operstate") in ("up", "unknown"),
-            "mtu": int(_read(device / "mtu") or 0),
-            "mbit_s": int(speed) if speed and speed.isdigit() else None,
-        }
+        up = _read(device / "operstate") in ("up", "unknown")
+        found[device.name] = {"up": up, "mtu": int(_read(device / "mtu") or 0)}
     return found
 
 

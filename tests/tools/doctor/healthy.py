@@ -20,8 +20,8 @@ HEALTHY = {
     "locked_memory": -1,
     "shared_memory_gb": 64.0,
     "interfaces": {
-        "lo": {"up": True, "mtu": 65536, "mbit_s": None},
-        "eth0": {"up": True, "mtu": 9000, "mbit_s": 40000},
+        "lo": {"up": True, "mtu": 65536},
+        "eth0": {"up": True, "mtu": 9000},
     },
     "rdma": [{"device": "mlx5_0", "active": True, "link": "Ethernet", "rate": "40 Gb/sec (4X QDR)"}],
     "gpus": [GPU, GPU | {"index": "1"}],

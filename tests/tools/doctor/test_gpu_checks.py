@@ -5,8 +5,8 @@ import os
 import pytest
 
 from hybrid_imagenet.tools.doctor import probe
-from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, Request
-from tests.tools.doctor.healthy import judged
+from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN, Request, judge
+from tests.tools.doctor.healthy import HEALTHY, judged
 
 ROWS = {
     "V100": "Tesla V100-SXM2-16GB, 535.1.5, 7.0",
@@ -69,6 +69,10 @@ def test_a_tensorflow_for_cpus_beside_gpus_fails():
     assert (found.level, "b: this TensorFlow is built for the CPU" in found.message) == (FAIL, True)
 
 
-def test_without_gpus_there_is_one_line():
+def test_without_gpus_there_is_one_line_which_warns_if_tensorflow_is_for_gpus():
     request = Request({"a": 2, "b": 2}, "eth0", "/data", gpus=False)
-    assert judged(lambda facts: facts.update(gpus=[]), request)["GPUs"].level == PASS
+    found = judged(lambda facts: facts.update(gpus=[]), request)["GPUs"]
+    assert (found.level, found.message) == (WARN, "a: TensorFlow is built for GPUs; b: TensorFlow is built for GPUs")
+    for_cpus = {host: HEALTHY | {"gpus": [], "build": {"is_cuda_build": False}} for host in ("a", "b")}
+    levels = {finding.check: finding.level for finding in judge(for_cpus, request)}
+    assert levels["GPUs"] == PASS
