@@ -99,6 +99,8 @@ def end(loss: Loss, hosts: str, folder: pathlib.Path) -> End:
         time.sleep(0.1)
     left = tuple(host for host in names if not (folder / f"gone-{host}").exists())
     (folder / "over").touch()
+    while subprocess.run(["ssh", "-o", "ConnectTimeout=1", names[-1], "true"], capture_output=True).returncode:
+        time.sleep(0.1)
     lines = (folder / "log").read_text(errors="replace").splitlines()
     said = tuple(line for line in lines if re.match(r"error: |stall: rank|[Ww]arning: |ssh: |Timeout", line))
     stack = next((line.removeprefix("stall:   ") for line in lines if line.startswith("stall:   ")), "")
