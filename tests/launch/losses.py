@@ -102,7 +102,7 @@ def end(loss: Loss, hosts: str, folder: pathlib.Path) -> End:
     while subprocess.run(["ssh", "-o", "ConnectTimeout=1", names[-1], "true"], capture_output=True).returncode:
         time.sleep(0.1)
     lines = (folder / "log").read_text(errors="replace").splitlines()
-    said = tuple(line for line in lines if re.match(r"error: |stall: rank|[Ww]arning: |ssh: |Timeout", line))
+    said = tuple(line for line in lines if re.match(r"error: |stall: rank|ssh: |Timeout,", line))
     stack = next((line.removeprefix("stall:   ") for line in lines if line.startswith("stall:   ")), "")
     return End(code, seconds, _saved(folder), left, said, stack)
 
