@@ -83,13 +83,17 @@ def option(default: Any, help: str, **declared: Any) -> Any:  # noqa: A002 - the
 
 def options_of(cls: type) -> Mapping[str, Option]:
     """The options that a dataclass declares, by flag, in order of declaration."""
-    hints, found = typing.get_type_hints(cls), {}
-    for field in dataclasses.fields(cls):
-        if "option" in field.metadata:
-            declared: Option = field.metadata["option"]
-            found[declared.flag or field.name] = dataclasses.replace(
-                declared, name=field.name, kind=value_type(hints[field.name]), default=field.default
-            )
+    found = {}
+    fields = [field for field in dataclasses.fields(cls) if "option" in field.metadata]
+    # Of the class itself they cannot be had on Python 3.10, which does not take KW_ONLY for a type.
+    hints = typing.get_type_hints(
+        types.SimpleNamespace(__annotations__={field.name: field.type for field in fields}), {}
+    )
+    for field in fields:
+        declared: Option = field.metadata["option"]
+        found[declared.flag or field.name] = dataclasses.replace(
+            declared, name=field.name, kind=value_type(hints[field.name]), default=field.default
+        )
     return found
 
 
