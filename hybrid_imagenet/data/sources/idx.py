@@ -6,6 +6,7 @@ import gzip
 import io
 import math
 import struct
+import time
 import zlib
 from pathlib import Path
 
@@ -69,7 +70,7 @@ class IdxSource(Source):
         super().__init__()
         self._file, labels_file = _files(directory, split)
         self.listing = [self._file.name.removesuffix(".gz")]
-        self.pixels, self.labels = read(self._file), read(labels_file)
+        self.pixels, self.labels = self._read(self._file), self._read(labels_file)
         if self.pixels.ndim != 3 or 0 in self.pixels.shape:
             raise UserError(f"{self._file}: holds an array of {_shape(self.pixels)}, not images; restore the file")
         if self.labels.shape != self.pixels.shape[:1]:
@@ -88,6 +89,12 @@ class IdxSource(Source):
             )
         if self.pixels.shape[1] == self.pixels.shape[2]:
             self.side = self.pixels.shape[1]
+
+    def _read(self, path: Path) -> npt.NDArray[np.uint8]:
+        started = time.perf_counter()
+        array = read(path)
+        self.io.add(path.stat().st_size, 1, time.perf_counter() - started)
+        return array
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Returns the pixels of an image, in the form that `images.probe` calls RAW, and its label."""
