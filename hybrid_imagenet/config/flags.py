@@ -104,9 +104,6 @@ class Evaluation:
     eval_flip: bool = option(
         False, "Validate by the mean of the scores of an image and of its mirror image; twice the work."
     )
-    save_image_results: bool = option(
-        False, "Write which images the last validation got right, to RUN_DIR/image_results.npy: bool, one per image."
-    )
     target_top1: tuple[float, ...] = option(
         (0.75, 0.759),
         "Top-1 fractions whose epoch and time are reported.",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.report import findings, load, page, serve
+from hybrid_imagenet.tools.report import classes, findings, load, page, serve
 
 _PORT = 8600
 
@@ -57,6 +57,8 @@ def text(run: load.Run) -> Iterator[str]:
     if changes:
         yield "What to try next:"
         yield from (f"- {change.change}: {change.why}" for change in changes)
+    if run.images is not None:
+        yield from classes.lines(run.images)
 
 
 def _port(text: str) -> int:

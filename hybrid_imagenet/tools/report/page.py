@@ -9,7 +9,7 @@ import string
 from collections.abc import Iterable, Sequence
 
 from hybrid_imagenet.runlog.summary import duration
-from hybrid_imagenet.tools.report import figures, findings, svg, tables
+from hybrid_imagenet.tools.report import classes, figures, findings, svg, tables
 from hybrid_imagenet.tools.report.load import Run
 
 # What no HTML file may hold, and what a terminal that prints one would obey; names of runs and flags may have them.
@@ -41,6 +41,7 @@ def build(runs: Sequence[Run], title: str) -> str:
         _section("Speed", "", _grid(drawn["speed"]) or _missing("throughput")),
         _section("Where the time goes", "", _time(runs)),
         _section("Input", "", _grid(drawn["input"]) or _missing("bytes read and reads")),
+        *_classes(runs),
         _section("Criteria", _comparison_note(runs), tables.criteria(runs)),
         _section("Configuration", "", tables.flag_differences(runs) + tables.all_flags(runs)),
         _section("Environment", "", tables.environment(runs)),
@@ -154,6 +155,16 @@ def _time(runs: Sequence[Run]) -> str:
         return _missing("times")
     used = {c: color for c, color in figures.CAUSES.items() if any(parts.get(c, 0) > 0 for _, parts in scaled)}
     return f'<div class="charts">{svg.stacked_bars("Run", scaled, unit, used)}</div>'
+
+
+def _classes(runs: Sequence[Run]) -> list[str]:
+    """A section on the classes and images of each run that kept what its last validation found."""
+    name = " of {}" if len(runs) > 1 else ""
+    return [
+        _section(f"Classes and images{html.escape(name.format(run.name))}", "", classes.section(run.images))
+        for run in runs
+        if run.images is not None
+    ]
 
 
 def _comparison_note(runs: Sequence[Run]) -> str:
