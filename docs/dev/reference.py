@@ -11,8 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mkdocs.structure.files import File
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {  # pages of the site that lie elsewhere in the checkout
     "index.md": "README.md",
@@ -29,6 +27,8 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 def on_files(files, config):
     """Adds the generated pages."""
+    from mkdocs.structure.files import File
+
     for page, source in PAGES.items():
         files.append(File.generated(config, page, content=linked((ROOT / source).read_text(), source, page)))
     files.append(File.generated(config, "generated/commands.md", content=commands()))
@@ -93,6 +93,7 @@ def api():
         "hi.schedules": list(exported("schedules.py")),
         "hi.callbacks": list(exported("callbacks.py")),
         "hi.data": ["hybrid_imagenet.data:shard"],
+        "hi.order": [f"hybrid_imagenet.order:{name}" for name in hybrid_imagenet.order.__all__],
     }
     parts = ["# API\n\nGenerated from signatures and docstrings. [The library](../library.md) is the guide.\n"]
     for group, names in groups.items():
@@ -124,7 +125,8 @@ def exported(file):
 
 def entry(group, module, name):
     """Returns the heading, signature and docstrings of a function or class, read from its source."""
-    path = ROOT / (module.replace(".", "/") + ".py")
+    path = ROOT / module.replace(".", "/")
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     nodes = {node.name: node for node in ast.parse(path.read_text()).body if hasattr(node, "name")}
     node = nodes[name]
     init = next((n for n in getattr(node, "body", []) if getattr(n, "name", "") == "__init__"), None)
