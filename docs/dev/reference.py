@@ -22,6 +22,7 @@ PAGES = {  # pages of the site that lie elsewhere in the checkout
     "tests.md": "tests/README.md",
 }
 _HERE = {source: page for page, source in PAGES.items()}
+_WRAPPED = "<style>.md-typeset pre > code { white-space: pre-wrap; }</style>\n"
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -55,8 +56,8 @@ def linked(text, source, page):
 
     def link(match):
         image, words, target, anchor = match.groups()
-        if "://" in target:
-            return match[0]
+        if "://" in target:  # the site asks no other server for images
+            return f"`{words}`" if image else match[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         if path in _HERE:
             path = f"docs/{_HERE[path]}"
@@ -72,7 +73,7 @@ def commands():
     sys.path.insert(0, str(ROOT))
     from hybrid_imagenet.__main__ import COMMANDS
 
-    parts = ["# Command line\n\nGenerated from `hybrid-imagenet COMMAND --help`.\n"]
+    parts = ["# Command line\n\nGenerated from `hybrid-imagenet COMMAND --help`.\n", _WRAPPED]
     for name, (_, line) in COMMANDS.items():
         words = [name, "--help=all" if name == "train" else "--help"]
         shown = subprocess.run(
@@ -95,7 +96,7 @@ def api():
         "hi.data": ["hybrid_imagenet.data:shard"],
         "hi.order": [f"hybrid_imagenet.order:{name}" for name in hybrid_imagenet.order.__all__],
     }
-    parts = ["# API\n\nGenerated from signatures and docstrings. [The library](../library.md) is the guide.\n"]
+    parts = ["# API\n\nGenerated from signatures and docstrings. [The library](../library.md) is the guide.\n", _WRAPPED]
     for group, names in groups.items():
         parts.append(f"## {group}\n")
         parts += [entry(group, *name.split(":")) for name in names]

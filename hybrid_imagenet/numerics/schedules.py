@@ -285,7 +285,7 @@ class Schedule:
 
     Attributes:
       rate: learning rate of SGD at a fractional epoch, for the batch `base_batch`.
-      base_batch: images per update for which `rate` holds; the rate grows in proportion to the batch.
+      base_batch: images per update for which `rate` holds; the learning rate grows in proportion to the batch.
       momentum: momentum of SGD for a batch.
       peak: lr * N, at which the bounds of the warmup close.
       bounded_epochs: T of a bounded AdaBound warmup, 0 without one.
