@@ -62,7 +62,7 @@ _TFDS_AUGMENTATIONS = {
     **dict.fromkeys(("mnist", "kmnist", "emnist", "svhn_cropped"), "digits"),
     **dict.fromkeys(("cifar10", "cifar100", "fashion_mnist"), "shift"),
 }
-_OTHERS = "or the name of another TFDS image classification set"
+_OTHERS = "or the name of another TFDS image classification dataset"
 NAMES = f"{', '.join(SOURCES)}, {_OTHERS}"
 HELP = f"{', '.join(name + f' ({known.note})' * bool(known.note) for name, known in SOURCES.items())}, {_OTHERS}"
 AT_URLS = " and ".join(name for name, source in SOURCES.items() if source.url_window)

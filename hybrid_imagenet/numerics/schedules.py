@@ -64,8 +64,7 @@ class BoundedWarmup:
     )
     hybrid_ramp_epochs: float = option(
         0.0,
-        "Epochs after T in which the rate of each layer goes from that of AdaBound's last step to that of LARS; 0 for "
-        "none.",
+        "Epochs after T in which the learning rate of each layer moves from AdaBound's last step to LARS; 0 for none.",
         minimum=0,
     )
 

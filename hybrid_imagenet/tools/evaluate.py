@@ -55,9 +55,11 @@ def _parser() -> command_line.Parser:
         "--precision",
         choices=("auto", "float32", "mixed_float16", "mixed_bfloat16"),
         default="auto",
-        help="compute type (%(default)s: float32 for a run that was trained so, else what this machine is fast in)",
+        help="compute type (%(default)s: float32 if the run was trained in it, else the fastest of this machine)",
     )
-    parser.add_argument("--bad_records", choices=("fail", "skip"), default="fail", help="end, or omit (%(default)s)")
+    parser.add_argument(
+        "--bad_records", choices=("fail", "skip"), default="fail", help="at a bad record: end, or omit it (%(default)s)"
+    )
     parser.add_argument(
         "--max_bad_records",
         type=int,
