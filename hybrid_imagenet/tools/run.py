@@ -54,7 +54,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
     """
     parser = Parser(
         "run",
-        "Starts training, or FILE, on several ranks and hosts: run [OPTIONS] -- FLAGS, or run [OPTIONS] FILE ARGUMENTS.",
+        "Starts training, or FILE, on ranks and hosts: run [OPTIONS] -- FLAGS, or run [OPTIONS] FILE ARGUMENTS.",
     )
     parser.add_argument("-np", type=int, metavar="N", help="number of ranks (default: all slots)")
     parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and ranks on each (default: this host)")
