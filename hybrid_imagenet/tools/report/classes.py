@@ -70,8 +70,9 @@ def _matrix(results: Results) -> str:
             f'<td style="--part:{count / whole:.3f}"{" class=hit" if other == number else ""}>{count or ""}</td>'
             for other, count in enumerate(counts.tolist())
         )
-        rows.append(f'<tr><th scope="row">{name}</th>{cells}<td>{100 * counts[number] / whole:.1f} %</td></tr>')
-    heads = "".join(f'<th scope="col"><span>{name}</span></th>' for name in [*names, "right"])
+        right = f'<td class="whole">{100 * counts[number] / whole:.1f} %</td>'
+        rows.append(f'<tr><th scope="row">{name}</th>{right}{cells}</tr>')
+    heads = "".join(f'<th scope="col"><span>{name}</span></th>' for name in ["right", *names])
     body = f"<thead><tr><th>true \\ predicted</th>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>"
     return f'<div class="scroll"><table class="matrix">{body}</table></div>'
 
