@@ -96,7 +96,7 @@ def api():
         "hi.data": ["hybrid_imagenet.data:shard"],
         "hi.order": [f"hybrid_imagenet.order:{name}" for name in hybrid_imagenet.order.__all__],
     }
-    parts = ["# API\n\nGenerated from signatures and docstrings. [The library](../library.md) is the guide.\n", _WRAPPED]
+    parts = ["# API\n\nGenerated from docstrings. [The library](../library.md) is the guide.\n", _WRAPPED]
     for group, names in groups.items():
         parts.append(f"## {group}\n")
         parts += [entry(group, *name.split(":")) for name in names]

@@ -189,7 +189,7 @@ def _image_sizes_are_possible(config: RunConfig) -> None:
 
 
 def check_data(config: RunConfig, num_examples: int) -> None:
-    """Checks the batches of all epochs against the data set.
+    """Checks the batches of all epochs against the dataset.
 
     Raises:
       UserError: if an update needs more images than an epoch has, or groups for normalization do not hold all GPUs.

@@ -55,7 +55,7 @@ def plan(config: RunConfig, num_examples: int) -> list[EpochPlan]:
     """Every epoch of a run on `num_examples` images.
 
     Raises:
-      UserError: if a batch does not fit the data set.
+      UserError: if a batch does not fit the dataset.
     """
     check_data(config, num_examples)
     schedule = schedules.create(**schedule_arguments(config))

@@ -73,5 +73,5 @@ def test_images_are_mixed_by_windows_of_shards_where_that_is_asked_for(tiny_data
 
 def test_a_window_goes_with_shards_only():
     asked = config.resolve(["--dataset=synthetic", "--num_examples=8", "--shuffle_window=2"])
-    with pytest.raises(UserError, match=r"--shuffle_window=2 goes with data sets in shards .*, not synthetic"):
+    with pytest.raises(UserError, match=r"--shuffle_window=2 goes with datasets in shards .*, not synthetic"):
         build.check_window(asked, build.sources(asked)[0])

@@ -171,7 +171,7 @@ def _comparison_note(runs: Sequence[Run]) -> str:
     if not any(run.imagenet for run in runs):
         return "The measures of Lu et al. for the targets that were asked for; published figures stand beside ImageNet."
     lead = "Published figures as printed (ResNet-50 on ImageNet; some contradict each other, see docs/dev/criteria.md)."
-    others = sorted({str(run.flags.get("dataset", "another data set")) for run in runs if not run.imagenet})
+    others = sorted({str(run.flags.get("dataset", "another dataset")) for run in runs if not run.imagenet})
     if not others:
         return lead
     return f"{lead} Runs on {', '.join(others)} show the same criteria and are not comparable with them."

@@ -39,7 +39,7 @@ def test_two_healthy_hosts_pass_every_check():
         ("gpus", [GPU, GPU | {"clocks_throttle_reasons.active": "0x40"}], "GPU clocks", WARN, "b: GPU 0 is slowed"),
         ("nccl", False, "NCCL", FAIL, "b: Horovod was built without NCCL"),
         ("peer_memory", False, "GPUDirect RDMA", WARN, "b: nvidia-peermem"),
-        ("data", {"exists": False}, "data set", FAIL, "b: no /data"),
+        ("data", {"exists": False}, "dataset", FAIL, "b: no /data"),
         ("data", HEALTHY["data"] | {"digest": "d2"}, "data files", FAIL, "digest d2 on b"),
         ("run_free_gb", 1.0, "space for results", WARN, "b: 1.0 GB"),
         ("shared_memory_gb", 0.06, "shared memory", WARN, "b: 0.06 GB"),
