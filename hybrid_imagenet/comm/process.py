@@ -187,17 +187,17 @@ def local_rank() -> int:
 
 
 def intend(settings: Settings) -> None:
-    """Leaves the settings of the exchange of gradients, before the ranks are connected.
+    """Sets how gradients are exchanged, before the ranks are connected.
 
     Raises:
-      UserError: if the ranks go by other settings already, or the grid does not hold them.
+      UserError: if other settings are already in use, or the grid does not hold the ranks.
     """
     known = _process.settings
     if known is not None and known != settings and size() > 1:
         raise UserError(
-            f"allreduce={settings.allreduce}, compression={settings.compression}: the ranks go by allreduce="
-            f"{known.allreduce}, compression={known.compression} already; give all optimizers the same settings, and "
-            "make the first before anything that communicates"
+            f"allreduce={settings.allreduce}, compression={settings.compression}: conflicting communication settings, "
+            f"allreduce={known.allreduce}, compression={known.compression} are already in use; use the same settings "
+            "for all optimizers, and create the first before any collective"
         )
     check_grids(_place(), (settings,))
     _process.settings = settings

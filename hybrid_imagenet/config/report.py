@@ -130,8 +130,8 @@ def _warmup_that_does_not_rise(config: RunConfig) -> str | None:
     if start <= peak:
         return None
     return (
-        f"--warmup_start_lr={start:g} is above the rate after the warmup, {peak:.4g}, so that the warmup has that rate "
-        "throughout: lower it, as with --warmup_start_lr=0"
+        f"--warmup_start_lr={start:g} is above the learning rate after the warmup, {peak:.4g}, which the warmup "
+        "then has throughout: lower it, for example --warmup_start_lr=0"
     )
 
 
@@ -141,7 +141,7 @@ def _masters_without_work(config: RunConfig) -> str | None:
         return None
     return (
         f"--size_switch_kb={threshold} is not above --fusion_threshold_mb="
-        f"{config.fusion_threshold_mb:g} ({full:g} KiB), so that every full bucket goes by the ring and none by "
+        f"{config.fusion_threshold_mb:g} ({full:g} KiB), so every full bucket is summed by the ring and none by "
         "masters: raise the first or lower the second"
     )
 

@@ -180,7 +180,7 @@ class Request:
         kind = of(self.name)
         if self.val_fraction and kind.module != "folder":
             raise UserError(
-                f"--val_fraction={self.val_fraction:g} goes with --dataset=folder, not {self.name}: leave it out, or "
+                f"--val_fraction={self.val_fraction:g} needs --dataset=folder, not {self.name}: omit it, or "
                 f"use --tuning_split={self.val_fraction:g}"
             )
         if not self.data_dir:

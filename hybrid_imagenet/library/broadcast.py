@@ -32,8 +32,8 @@ class BroadcastInitialState(keras.callbacks.Callback):
         steps = ranks.allgather_object((self.params or {}).get("steps"))
         if len(set(steps)) > 1:
             raise SharedError(
-                f"the ranks have different numbers of steps per epoch ({', '.join(map(str, steps))}), so that some "
-                "would wait for ever: share the data with hybrid_imagenet.data.shard, or give steps_per_epoch"
+                f"the ranks have different numbers of steps per epoch ({', '.join(map(str, steps))}), and some "
+                "would wait forever: share the data with hybrid_imagenet.data.shard, or give steps_per_epoch"
             )
         broadcast_model(self.model, ranks)
 

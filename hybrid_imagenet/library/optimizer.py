@@ -96,7 +96,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         settings = _settings(compression, allreduce, communication)
         steps = gradient_accumulation_steps or inner.gradient_accumulation_steps
         if steps is not None and (not isinstance(steps, int) or steps < 2):
-            raise UserError(f"gradient_accumulation_steps={steps}: give a whole number of at least 2, or leave it out")
+            raise UserError(f"gradient_accumulation_steps={steps}: give a whole number of at least 2, or omit it")
         inner.gradient_accumulation_steps = None
         super().__init__(inner, _Ranks(), _loss_scale(loss_scale), name=name)
         self.schedule = schedule
