@@ -96,8 +96,8 @@ def _normalization_groups_are_possible(config: RunConfig) -> None:
         raise UserError(f"--bn_group={group} cannot be combined with --sync_batch_norm, which is one group: omit one")
     if virtual % group and group % virtual:
         raise UserError(
-            f"--bn_group={group} cannot be combined with --virtual_gpus={virtual}: a group must be a part of a rank's GPUs "
-            "or hold all GPUs of its ranks, so that one number divides the other"
+            f"--bn_group={group} cannot be combined with --virtual_gpus={virtual}: a group must be a part of a rank's "
+            "GPUs or hold all GPUs of its ranks, so that one number divides the other"
         )
 
 
@@ -147,8 +147,8 @@ def _tuning_split_is_a_number_of_images(config: RunConfig) -> None:
 def _virtual_gpus_have_a_batch(config: RunConfig) -> None:
     if config.virtual_gpus > 1 and config.model == "alexnet_bn":
         raise UserError(
-            f"--virtual_gpus={config.virtual_gpus} cannot be combined with --model=alexnet_bn, whose dropout is drawn for "
-            "a whole batch: choose a ResNet"
+            f"--virtual_gpus={config.virtual_gpus} cannot be combined with --model=alexnet_bn, whose dropout is drawn "
+            "for a whole batch: choose a ResNet"
         )
 
 
