@@ -51,7 +51,6 @@ def test_each_image_has_its_own_place_on_any_number_of_ranks(tmp_path, size, bat
             options=HostOptions(readers=1, prefetch=1),
         )
         validation.run()
-        assert 0 < (validation.found[:, 0] > 0).sum() <= 12
         found += validation.found
     validation.found = found
     pixels, results = test_idx.TRAIN[:, 0, 0], validation.image_results()
