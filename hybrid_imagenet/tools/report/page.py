@@ -141,7 +141,7 @@ def _grid(found: Sequence[svg.Chart]) -> str:
 
 def _note(runs: Sequence[Run]) -> str:
     words = ["Solid: validation. Dashed: training. The buttons above hide a run's lines."] if len(runs) > 1 else []
-    words.append("The axis of accuracy begins where the runs are after their first third; lines come in from below.")
+    words.append("The axis of accuracy starts at the level after a third of a run; earlier values lie below it.")
     if any(run.diverged for run in runs) and len(runs) > 1:
         words.append("A run that diverged leaves the chart where its values lie far from the others'.")
     return " ".join(words)
