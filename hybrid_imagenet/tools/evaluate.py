@@ -57,9 +57,7 @@ def _parser() -> command_line.Parser:
         default="auto",
         help="compute type (%(default)s: float32 if the run was trained in it, else the fastest of this machine)",
     )
-    parser.add_argument(
-        "--bad_records", choices=("fail", "skip"), default="fail", help="at a bad record: end, or omit it (%(default)s)"
-    )
+    parser.add_argument("--bad_records", choices=("fail", "skip"), default="fail", help="end, or omit (%(default)s)")
     parser.add_argument(
         "--max_bad_records",
         type=int,

@@ -52,29 +52,16 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
     Raises:
       UserError: for a wrong command line.
     """
-    parser = Parser(
-        "run",
-        "Starts training, or FILE, on ranks and hosts: run [OPTIONS] -- FLAGS, or run [OPTIONS] FILE ARGUMENTS.",
-    )
+    parser = Parser("run", "Starts training (-- FLAGS) or a script (FILE ARGUMENTS) on ranks and hosts.")
     parser.add_argument("-np", type=int, metavar="N", help="number of ranks (default: all slots)")
     parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and ranks on each (default: this host)")
-    parser.add_argument(
-        "--network_interfaces",
-        dest="interface",
-        default="",
-        help="network interface of the ranks, on hosts with several",
-    )
+    parser.add_argument("--network_interfaces", dest="interface", default="", help="network interface of the ranks")
     parser.add_argument("--ssh_port", type=int, help="port of sshd on the hosts")
     parser.add_argument("--module", default=_MAIN, help="the Python module that is run (%(default)s)")
     parser.add_argument(
         "--accept_new_host_keys", action="store_true", help="let ssh trust hosts that it does not know yet"
     )
-    parser.add_argument(
-        "--preempted",
-        default="",
-        metavar="COMMAND",
-        help="command to run when the job has stopped after saving (code 75)",
-    )
+    parser.add_argument("--preempted", default="", metavar="COMMAND", help="run after a stop that saved (code 75)")
     parser.add_argument("--dry_run", action="store_true", help="print the command, run nothing")
     again = parser.add_argument_group("restart after a loss")
     again.add_argument(

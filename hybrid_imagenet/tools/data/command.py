@@ -25,9 +25,7 @@ def _parser() -> argparse.ArgumentParser:
     prepare.add_argument("--resize", type=command_line.positive, metavar="PIXELS", help="reduce larger images")
     prepare.add_argument("--quality", type=command_line.positive, default=90, help="of reduced JPEGs (%(default)s)")
     prepare.add_argument("--per_shard", type=command_line.positive, default=1024, help="images per shard (%(default)s)")
-    prepare.add_argument(
-        "--bad_records", choices=("fail", "skip"), default="fail", help="at a bad record: end, or omit and list it"
-    )
+    prepare.add_argument("--bad_records", choices=("fail", "skip"), default="fail", help="end, or omit and list")
     prepare.add_argument(
         "--max_bad_records", type=int, default=100, help="bad records per split above which it ends (%(default)s)"
     )
@@ -55,9 +53,7 @@ def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
     parser.add_argument(flag, dest="dataset", required=True, help=registry.HELP)
     parser.add_argument("--data_dir", help=f"where it lies: a directory, or for {registry.AT_URLS} a URL")
     parser.add_argument("--data_cache_dir", help="for copies of the files of a URL")
-    parser.add_argument(
-        "--num_classes", type=command_line.positive, help="number of classes, where the files do not name them"
-    )
+    parser.add_argument("--num_classes", type=command_line.positive, help="classes, if the files do not name them")
     parser.add_argument("--num_examples", type=command_line.positive, help="training images of a synthetic dataset")
     parser.add_argument("--val_fraction", type=command_line.fraction, default=0.0, help="of a folder, as in training")
     parser.add_argument(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import html
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -27,12 +26,11 @@ def matrix(results: Results) -> np.ndarray:
 
 def pairs(results: Results) -> list[tuple[str, str, int]]:
     """The true class, the predicted class and the number of images, most images first; right ones do not count."""
-    wrong = results["label"] != results["predicted"]
-    found = collections.Counter(
-        zip(results["label"][wrong].tolist(), results["predicted"][wrong].tolist(), strict=True)
-    )
-    names = results["class_names"]
-    return [(str(names[a]), str(names[b]), n) for (a, b), n in found.most_common(_PAIRS)]
+    counts, names = matrix(results), results["class_names"]
+    np.fill_diagonal(counts, 0)
+    most = np.argsort(-counts, axis=None, kind="stable")[:_PAIRS]
+    chosen = [divmod(int(place), len(counts)) for place in most]
+    return [(str(names[a]), str(names[b]), int(counts[a, b])) for a, b in chosen if counts[a, b]]
 
 
 def lines(results: Results) -> Iterator[str]:

@@ -17,9 +17,7 @@ _PORT = 8600
 def _parser() -> command_line.Parser:
     parser = command_line.Parser("report", "Writes DIR/index.html, one file that needs no network.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the directory of a run, finished or not")
-    parser.add_argument(
-        "--out", metavar="DIR", help="directory of the page (default: RUN/report for one run, ./report for several)"
-    )
+    parser.add_argument("--out", metavar="DIR", help="default: RUN/report for one run, ./report for several")
     parser.add_argument("--text", action="store_true", help="write nothing; print the summary of each run")
     parser.add_argument(
         "--serve", action="store_true", help="write nothing; show the page at http://127.0.0.1:PORT/ and keep it live"

@@ -159,9 +159,8 @@ def _time(runs: Sequence[Run]) -> str:
 
 def _classes(runs: Sequence[Run]) -> list[str]:
     """A section on the classes and images of each run that kept what its last validation found."""
-    name = " of {}" if len(runs) > 1 else ""
     return [
-        _section(f"Classes and images{html.escape(name.format(run.name))}", "", classes.section(run.images))
+        _section(f"Classes and images of {html.escape(run.name)}", "", classes.section(run.images))
         for run in runs
         if run.images is not None
     ]
