@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hybrid_imagenet.config import relative_step
 from hybrid_imagenet.config.checks import check_data
 from hybrid_imagenet.config.derived import base_batch, batches, decoupled_decay, schedule_arguments, sizes
-from hybrid_imagenet.errors import without_secrets
+from hybrid_imagenet.errors import counted, without_secrets
 from hybrid_imagenet.numerics import mlperf, schedules
 from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import SampleOrder
@@ -95,7 +95,10 @@ def describe(config: RunConfig, num_examples: int) -> str:
     lines = [f"{name:<{width}}  {text:<{value_width}}  {_origin(config, name)}" for name, text in texts.items()]
     lines += [f"{name:<{width}}  not used: {note}" for name, note in config.dropped.items()]
     rows = plan(config, num_examples)
-    lines += ["", f"{num_examples} training images, {config.gpus} GPUs, {sum(row.steps for row in rows)} steps"]
+    lines += [
+        "",
+        f"{num_examples} training images, {counted(config.gpus, 'GPU')}, {sum(row.steps for row in rows)} steps",
+    ]
     lines += [text for text in (relative_step.line(config),) if text]
     lines += _worked_out(config)
     lines += warnings(config)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet import comm, data
 from hybrid_imagenet.data import Request
-from hybrid_imagenet.errors import UserError, printable
+from hybrid_imagenet.errors import UserError, counted, printable
 from hybrid_imagenet.tools import command_line
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _line(network: Trained, results: dict[str, Any]) -> str:
     top5 = f"top-5 {100 * results['top5']:.3f} %, " if len(network.class_names) > 5 else ""
     dropped = f" ({results['dropped']} dropped)" if results["dropped"] else ""
     return (
-        f"{printable(network.origin)}{which}: {results['count']} images{dropped}, top-1 {100 * results['top1']:.3f} %, "
+        f"{printable(network.origin)}{which}: {counted(results['count'], 'image')}{dropped}, top-1 {100 * results['top1']:.3f} %, "
         f"{top5}loss {results['loss']:.5f}, {results['precision']}"
     )
 

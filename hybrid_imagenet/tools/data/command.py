@@ -10,7 +10,7 @@ from pathlib import Path
 from hybrid_imagenet import data
 from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.data import directories, listing, registry
-from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, counted
 from hybrid_imagenet.numerics.augment import AUGMENTATIONS
 from hybrid_imagenet.tools import command_line
 
@@ -76,9 +76,9 @@ def _prepare(arguments: argparse.Namespace) -> int:
     )
     for split, entry in manifest["splits"].items():
         size = sum(shard["bytes"] for shard in entry["shards"])
-        left_out = f", {entry['images_dropped']} of {entry['images_in']} images left out (see manifest.json)"
+        left_out = f", {entry['images_dropped']} of {entry['images_in']} images omitted (see manifest.json)"
         print(
-            f"{split}: {entry['num_examples']} images in {len(entry['shards'])} shards, {size} bytes"
+            f"{split}: {counted(entry['num_examples'], 'image')} in {counted(len(entry['shards']), 'shard')}, {size} bytes"
             f"{left_out if entry['bad_records'] else ''}"
         )
     print(f"train with --dataset=tfrecord --data_dir={arguments.to}")
