@@ -172,8 +172,8 @@ def _line(network: Trained, results: dict[str, Any]) -> str:
     top5 = f"top-5 {100 * results['top5']:.3f} %, " if len(network.class_names) > 5 else ""
     dropped = f" ({results['dropped']} dropped)" if results["dropped"] else ""
     return (
-        f"{printable(network.origin)}{which}: {counted(results['count'], 'image')}{dropped}, top-1 {100 * results['top1']:.3f} %, "
-        f"{top5}loss {results['loss']:.5f}, {results['precision']}"
+        f"{printable(network.origin)}{which}: {counted(results['count'], 'image')}{dropped}, "
+        f"top-1 {100 * results['top1']:.3f} %, {top5}loss {results['loss']:.5f}, {results['precision']}"
     )
 
 
