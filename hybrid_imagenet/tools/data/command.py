@@ -77,8 +77,9 @@ def _prepare(arguments: argparse.Namespace) -> int:
     for split, entry in manifest["splits"].items():
         size = sum(shard["bytes"] for shard in entry["shards"])
         left_out = f", {entry['images_dropped']} of {entry['images_in']} images omitted (see manifest.json)"
+        shards = counted(len(entry["shards"]), "shard")
         print(
-            f"{split}: {counted(entry['num_examples'], 'image')} in {counted(len(entry['shards']), 'shard')}, {size} bytes"
+            f"{split}: {counted(entry['num_examples'], 'image')} in {shards}, {size} bytes"
             f"{left_out if entry['bad_records'] else ''}"
         )
     print(f"train with --dataset=tfrecord --data_dir={arguments.to}")
