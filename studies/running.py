@@ -28,7 +28,7 @@ LAUNCHERS = ("mpirun", "horovodrun")
 _MPI_ARGUMENTS = ("--quiet", "--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "^openib", "-bind-to", "none",
                   "-map-by", "slot")  # fmt: skip
 # The state at the end is enough: no run is resumed.
-_SAVING = ("--checkpoint_every_epochs=1000000", "--keep_checkpoints=1", "--nokeep_best", "--save_image_results")
+_SAVING = ("--checkpoint_every_epochs=1000000", "--keep_checkpoints=1", "--nokeep_best")
 _GRACE_SECONDS = 20.0
 _LOOK_SECONDS = 0.2
 _ROOT = pathlib.Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""`bench gpu`: the speed of one GPU, of a host and of a cluster, beside what is published; a report for a bug report.
+"""`bench gpu`: measures one GPU, a host and a cluster beside published figures, and writes a report.
 
     hybrid-imagenet bench gpu                               # this host
     hybrid-imagenet bench gpu -H node1:8,node2:8 -- --precision=mixed_float16 --dataset=tfrecord --data_dir=/data
@@ -65,7 +65,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=command_line.positive, default=3, help="rounds that count (%(default)s)")
     parser.add_argument("--classes", type=command_line.positive, default=1000, help="of the network (%(default)s)")
     parser.add_argument("--timeout", type=float, default=900, help="seconds that a job may take (%(default)s)")
-    parser.add_argument("--allow_cpu", action="store_true", help="go on without GPUs, with two ranks on the CPU")
+    parser.add_argument("--allow_cpu", action="store_true", help="continue without GPUs, with two ranks on the CPU")
     parser.set_defaults(threads=None)
     return parser.parse_args(list(words))
 

@@ -44,7 +44,7 @@ def write(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
 def parser() -> argparse.ArgumentParser:
     """The options of the benchmark."""
     found = command_line.Parser("bench input", (__doc__ or "").split("\n")[0])
-    found.add_argument("--source", help="a data set as --dataset takes it; default: made photographs")
+    found.add_argument("--source", help="dataset, as in training (default: generated photographs)")
     found.add_argument("--data_dir", help="where the source lies")
     found.add_argument("--data_cache_dir", help="for copies of the files of a URL")
     found.add_argument("--augmentation", default="inception", help="(%(default)s)")

@@ -1,13 +1,12 @@
-"""`benchmarks scaling`: training throughput on 1, 2, ... N ranks, with computation and exposed communication apart.
+"""`bench scaling`: training throughput on 1, 2, ... N ranks, computation and exposed communication separately.
 
     hybrid-imagenet bench scaling --ranks=1,2 -- --flagfile=flags/digits.flags
 
-starts a job for each number of ranks; what follows `--` are flags of the training program. Each rank holds one batch of
-random images in memory, so reading and decoding do not count. Every round times a few full steps and then as many
-whose gradients are left where they are; both on all ranks at once, so that what ranks share (cores, memory, power) is
-shared in both. The difference is the communication that nothing hides. Times are medians over rounds, on the slowest
-rank. Efficiency is throughput over the throughput of the smallest job scaled by the number of ranks
-(Lu et al., Tables 3.2 and 3.3).
+starts a job for each number of ranks; flags of the training program follow `--`. Each rank holds one batch of
+random images in memory, so reading and decoding do not count. Every round times some full steps, then the same number
+of steps without a reduction of gradients. All ranks run both, so cores, memory and power are shared alike. The
+difference is the exposed communication. Times are medians over rounds, on the slowest rank. Efficiency is throughput
+per rank divided by that of the smallest job (Lu et al., Tables 3.2 and 3.3).
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ def worker(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
 
 
 def job(arguments: Sequence[str], ranks: int, options: argparse.Namespace) -> Row:
-    """What rank 0 prints of some ranks of Python with these arguments."""
+    """Runs Python with these arguments on N ranks; returns the result that rank 0 prints."""
     launcher = shlex.split(options.launcher.format(ranks=ranks)) if ranks > 1 else []
     return launch([*launcher, sys.executable, *arguments], ranks, options.timeout)[0]
 
@@ -112,7 +111,7 @@ def job(arguments: Sequence[str], ranks: int, options: argparse.Namespace) -> Ro
 def launch(
     command: Sequence[str], ranks: int, timeout: float, environment: Mapping[str, str] | None = None
 ) -> tuple[Row, str]:
-    """Runs a job; returns what its rank 0 prints as its result, and all that its ranks print.
+    """Runs a job; returns the result that rank 0 prints, and the whole output of all ranks.
 
     Raises:
       UserError: if it cannot be started, fails or takes too long.
@@ -136,10 +135,10 @@ def launch(
 
 
 def reason(said: str) -> str:
-    """The lines of a failed job that tell most: its errors, else its last ones; in one line."""
+    """Returns the errors of a failed job, or else its last lines, in one line."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and "NCCL INFO" not in line]
     errors = [line for line in lines if "error:" in line.lower() or "Error" in line or "NCCL WARN" in line]
-    return " | ".join((errors or lines)[-3:])[:600] or "it said nothing"
+    return " | ".join((errors or lines)[-3:])[:600] or "it printed nothing"
 
 
 def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
@@ -201,7 +200,7 @@ def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: i
 
 
 def _gradients_stay(ranks: Communicator) -> Communicator:
-    """Returns a communicator that leaves gradients where they are; the control word of a step is still summed."""
+    """Returns a communicator that does not reduce gradients; the control word of a step is still summed."""
     from hybrid_imagenet.comm import SingleProcess
 
     class Staying(SingleProcess):
@@ -214,7 +213,7 @@ def _gradients_stay(ranks: Communicator) -> Communicator:
 def training_step(
     config: RunConfig, everyone: Communicator, reducer: Communicator, precision: str, classes: int
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A training step on a batch in memory whose gradients go through `reducer`, and a wait until all steps are done.
+    """Returns a training step on a batch in memory that reduces gradients by `reducer`, and a wait for all steps.
 
     As in training, the host may be ahead of a GPU; nothing is fetched from it between steps.
     """

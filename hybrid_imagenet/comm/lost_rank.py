@@ -28,4 +28,4 @@ def described(error: BaseException, remedy: str = "; start again with --resume")
     """Returns the one line on a loss, for a rank that ends with it; `remedy` is its end."""
     found = _WORDS.search(str(error))
     reason = (found[1] or found[0]) if found else type(error).__name__
-    return f"{LINE} ({reason[:_LONGEST].strip(' :')}); that rank may have told why{remedy}"
+    return f"{LINE} ({reason[:_LONGEST].strip(' :')}); see that rank's own message for the cause{remedy}"

@@ -155,7 +155,7 @@ class RemoteDirectory(Directory):
     def _answer(self, name: str) -> _Known:
         info = self._ask(lambda: self._files.info(self._at(name)), self.where(name))
         if info.get("size") is None:
-            raise UserError(f"{self.where(name)}: the server does not tell its size")
+            raise UserError(f"{self.where(name)}: the server does not report its size; use one that does")
         return _Known(int(info["size"]), next((f"{key}={info[key]}" for key in _VERSIONS if info.get(key)), ""))
 
     def _check_unchanged(self, name: str) -> None:

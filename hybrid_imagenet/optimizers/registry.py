@@ -29,8 +29,8 @@ def _momentum(default: float) -> Any:
 def _decoupled_decay() -> Any:
     return option(
         False,
-        "Take weight_decay * rate / peak rate off the weights before each update, in place of decay in the gradient "
-        "(Loshchilov and Hutter); the flag --weight_decay is then that of 256 images, and follows the batch.",
+        "Take weight_decay * learning rate / its peak off the weights before each update, in place of decay in the "
+        "gradient (Loshchilov and Hutter); the flag --weight_decay is then that of 256 images, and follows the batch.",
     )
 
 
@@ -115,7 +115,7 @@ class HybridOptions(MomentumOptions):
     )
     lars_eta: float = option(
         0.001,
-        "Trust coefficient; of no paper. Runs of the program choose it by their batch (docs/methods.md).",
+        "Trust coefficient; no paper prints one, so the program chooses it by the batch (docs/methods.md).",
         minimum=0,
     )
     lars_eps: float = option(0.0, _EPS, minimum=0)

@@ -343,7 +343,7 @@ def _of_killed(killed: Killed) -> str:
         name = ""
     by = f"signal {killed.signal}{name}"
     if killed.signal == signal.SIGKILL:
-        by += ", as the kernel does when memory runs out (dmesg there tells)"
+        by += ", as the kernel does when memory runs out (check dmesg on that host)"
     return f"error: rank {killed.rank} on {printable(killed.host)} was ended by {by}; start again with --resume"
 
 

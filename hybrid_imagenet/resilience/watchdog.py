@@ -39,7 +39,7 @@ _LOOK = 0.5
 _FACTOR, _SLOW_FACTOR = 2.0, 6.0
 _LEAST = 60.0  # seconds that a stage may last in any case: imports take a while on a loaded host
 _NO_THREAD = 15.0  # seconds more for a stage in which no thread of Python runs, as TensorFlow connecting its servers
-_SLOW = ("reading the data set", "building the model", "compiling the step")
+_SLOW = ("reading the dataset", "building the model", "compiling the step")
 
 
 def listeners(hosts: Sequence[str]) -> tuple[int, ...]:

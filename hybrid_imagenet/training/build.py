@@ -64,8 +64,8 @@ def check_window(config: RunConfig, source: Source) -> None:
     """Raises UserError for a window of shards of a source that has none."""
     if config.shuffle_window and source.shard_sizes is None:
         raise UserError(
-            f"--shuffle_window={config.shuffle_window} goes with data sets in shards (such as tfrecord), "
-            f"not {config.dataset}: leave it out"
+            f"--shuffle_window={config.shuffle_window} needs a dataset in shards (such as tfrecord), "
+            f"not {config.dataset}: omit it"
         )
 
 

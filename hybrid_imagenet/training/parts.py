@@ -77,7 +77,6 @@ class Parts:
             image_size=derived.evaluation_size(config),
             crop_fraction=build.evaluation_crop(config),
             options=options,
-            by_image=config.save_image_results,
         )
         self.facts = {
             "world_size": communicator.size,

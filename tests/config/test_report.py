@@ -66,7 +66,7 @@ def test_a_batch_larger_than_the_data_is_named():
         (["--batch_schedule=flash_exp9"], "--batch_schedule: 'flash_exp9'"),
         (
             ["--sync_batch_norm", "--gradient_accumulation_steps=2"],
-            "--gradient_accumulation_steps above 1 does not go with --sync_batch_norm",
+            "--gradient_accumulation_steps above 1 cannot be combined with --sync_batch_norm",
         ),
         (["--sync_batch_norm", "--batch_schedule=3:16x2"], "--sync_batch_norm"),
         (["--momentum=1"], "--momentum=1"),

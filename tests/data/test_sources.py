@@ -259,7 +259,7 @@ def test_a_fraction_and_a_directory_of_validation_images_contradict_each_other(t
     make("folder", tmp_path)
     with pytest.raises(UserError, match="holds validation images already"):
         data.open_source("folder", str(tmp_path), val_fraction=0.2)
-    with pytest.raises(UserError, match=r"--val_fraction=0\.2 goes with --dataset=folder, not digits"):
+    with pytest.raises(UserError, match=r"--val_fraction=0\.2 needs --dataset=folder, not digits"):
         data.open_source("digits", val_fraction=0.2)
 
 

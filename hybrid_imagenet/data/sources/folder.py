@@ -122,7 +122,7 @@ def _whole(directory: Path) -> Path:
     """Returns where the classes lie of images that are still to be divided."""
     for name in listing.SPLIT_NAMES["validation"]:
         if (directory / name).is_dir() and (directory / "train").is_dir():
-            raise UserError(f"--val_fraction: {directory / name} holds validation images already: leave it out")
+            raise UserError(f"--val_fraction: {directory / name} holds validation images already: omit it")
     return directory / "train" if (directory / "train").is_dir() else directory
 
 

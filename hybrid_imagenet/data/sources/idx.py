@@ -134,7 +134,7 @@ def read(path: Path) -> npt.NDArray[np.uint8]:
         )
     dimensions = content[3]
     if dimensions > _MOST_DIMENSIONS:
-        raise UserError(f"{path}: says that it has {dimensions} dimensions; labels have 1, images 3")
+        raise UserError(f"{path}: its header has {dimensions} dimensions; labels have 1, images 3")
     start = 4 + 4 * dimensions
     if len(content) < start:
         raise UserError(f"{path}: ends inside of its header; restore the file")
