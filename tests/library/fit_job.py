@@ -1,8 +1,8 @@
 """A job that fits three epochs: KIND LIMIT FOLDER. It prints each epoch; the weights of each rank end in FOLDER.
 
 With BackupAndRestore, CSVLogger and, if it is installed, TensorBoard on rank 0. In the second epoch rank 1 `waits`, is
-`stopped`, or has `fewer` batches; `slow` steps leave time for a signal; `whole` does nothing of that. LIMIT is that of
-the watchdog, in seconds.
+`stopped`, is `killed`, `raises` an error or has `fewer` batches; `slow` steps leave time for a signal; `whole` does
+nothing of that. LIMIT is that of the watchdog, in seconds.
 """
 
 import importlib.util
@@ -31,10 +31,14 @@ class Act(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if kind == "slow":
             time.sleep(0.2)
-        if (hi.rank(), self.epoch, batch) == (1, 1, 2) and kind in ("waits", "stopped"):
-            self.hang()
+        if (hi.rank(), self.epoch, batch) == (1, 1, 2) and kind in ("waits", "stopped", "killed", "raises"):
+            self.fail()
 
-    def hang(self):
+    def fail(self):
+        if kind == "raises":
+            raise RuntimeError("of rank 1")
+        if kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         if kind == "stopped":
             time.sleep(4)  # until a beat has told of this line
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -56,10 +56,23 @@ def test_a_rank_that_hangs_is_named_and_ends_the_others(kind, state, tmp_path):
     errors = done.stderr
     assert done.returncode == EXIT_STALLED, errors
     # Six steps are done: four of the first epoch and two of the second.
-    where = r"after step 6; it was in\nstall: +\S*tests/library/fit_job.py:\d+ hang\n"
+    where = r"after step 6; it was in\nstall: +\S*tests/library/fit_job.py:\d+ fail\n"
     assert re.search(rf"stall: rank 1 on \S+ \(process \d+\) is {state} for \d+ s, {where}", errors), errors
     assert re.search(r"error: rank 1 on \S+ hung for \d+ s \(stall_timeout=10\): the job ends\n", errors), errors
     assert "rank 0 on" not in errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "code", "why"),
+    [("killed", 137, r"error: rank 1 on \S+ was ended by signal 9 "), ("raises", 1, "Traceback ")],
+)
+def test_a_rank_that_ends_alone_ends_the_others_which_print_one_line_at_most(kind, code, why, tmp_path):
+    words = [*RUN, JOB, kind, "60", str(tmp_path)]
+    done = subprocess.run(words, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stderr
+    assert len(re.findall(rf"^{why}", done.stderr, re.MULTILINE)) == 1, done.stderr
+    assert ("RuntimeError: of rank 1\n" in done.stderr) == (kind == "raises")
 
 
 @pytest.mark.slow
