@@ -28,7 +28,8 @@ def check(program, rows, alone):
     distance = [
         np.max(np.abs(np.subtract(*pair)), initial=0) for pair in zip(found["weights"], alone["weights"], strict=True)
     ]
-    if program.differs and program.differs != cases.ROUNDED:
+    one_rank_differs = program.differs == cases.ONCE_AN_UPDATE  # other reasons need several
+    if program.differs and program.differs != cases.ROUNDED and (len(rows) > 1 or one_rank_differs):
         assert max(distance) > 10 * program.close, "they are equal after all"
         return max(distance)
     assert max(distance) <= program.close
