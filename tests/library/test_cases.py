@@ -8,13 +8,12 @@ from tests.ranks import ROOT
 
 PROGRAMS = cases.PROGRAMS | published.PROGRAMS
 FIRST = [f"{row}: {next(iter(variants))}" for row, variants in cases.ROWS.items()] + list(published.PROGRAMS)
-ALWAYS = [
+ALWAYS = [  # a case of each mechanism; GANs and distillation are in test_fit.py too
     "Keras's optimizers: MultiOptimizer", "optimizers of `hi`: hybrid", "`use_ema`, `SwapEMAWeights`: swapped",
     "`gradient_accumulation_steps`: XLA, two steps per execution",
     "`run_eagerly=True`, `steps_per_execution`: eager own step",
     "sample weights, class weights, several outputs: sample weights", "embeddings: SGD",
-    "mixed precision: own step, float16", "validation, partial batches: other parts", "GAN with gradient penalty",
-    "distillation", "training loop",
+    "mixed precision: own step, float16", "validation, partial batches: other parts", "training loop",
 ]  # fmt: skip
 ON_FOUR = "`jit_compile`: own step"
 
