@@ -86,7 +86,7 @@ class Validation:
         count = int(total.count)
         return {**total.means("val"), "val_count": count, "val_dropped": self._source.num_examples - count}
 
-    def image_results(self) -> dict[str, npt.NDArray[Any]]:
+    def image_results(self) -> dict[str, Any]:
         """Returns what the last pass found for the n images that it used.
 
         `label` and `predicted`, int32 [n]; `probability` of the predicted class, float32 [n]; `class_names`; `worst`,

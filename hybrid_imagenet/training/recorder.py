@@ -202,7 +202,7 @@ class Recording:
         path = self._directory.path / "image_results.npz"
         try:
             with files.replacing(path) as temporary, temporary.open("wb") as file:
-                np.savez(file, allow_pickle=False, **validation.image_results())
+                np.savez(file, **validation.image_results())
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; make room, and start again with --resume") from None
 
