@@ -86,7 +86,7 @@ def _train(config: configuration.RunConfig) -> int:
     from hybrid_imagenet import comm
 
     follow_launcher()
-    watch_start(START, config.stall_timeout, launcher_rank())
+    watch_start(START, config.stall_timeout, launcher_rank(), config.ranks)
     if launcher_rank() == 0 and config.progress != "none":
         START.open(_title(config), sys.stdout, terminal=on_terminal(config.progress, placement().size))
     START.begin("loading TensorFlow")

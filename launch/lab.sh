@@ -110,10 +110,9 @@ write_ssh_files() {
 Host *
   IdentityFile $lab_dir/key
   IdentitiesOnly yes
-  StrictHostKeyChecking no
-  UserKnownHostsFile /dev/null
-  LogLevel ERROR
+  UserKnownHostsFile $lab_dir/known_hosts
 CLIENT
+  echo "* $(cat "$lab_dir/key.pub")" >"$lab_dir/known_hosts"
   cat >"$lab_dir/sshd_config" <<SERVER
 HostKey $lab_dir/key
 AuthorizedKeysFile $lab_dir/key.pub
@@ -200,7 +199,8 @@ run_command() {
   shift 2
   for ((i = 1; i <= count; i++)); do list+=("lab$i:$slots"); done
   inner=$(children_of "${host_pids[1]}")
-  HOSTS=$(IFS=, && echo "${list[*]}") INTERFACE=eth0 nsenter --all --target "${inner%% *}" --wd="$PWD" -- "$@" &
+  # Open MPI's files lie in a directory named by host and process, which another lab's may share.
+  HOSTS=$(IFS=, && echo "${list[*]}") INTERFACE=eth0 OMPI_MCA_orte_tmpdir_base=$lab_dir nsenter --all --target "${inner%% *}" --wd="$PWD" -- "$@" &
   command_pid=$!
   wait "$command_pid" || code=$?
   exit "$code"

@@ -6,9 +6,12 @@ on the hosts. So the ranks ask each other through MPI (mpi4py).
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hybrid_imagenet.errors import UserError
@@ -109,11 +112,28 @@ def gather(own: Sequence[str], size: int) -> list[list[str]]:
         raise UserError("ranks find each other through mpi4py, which is missing: pip install mpi4py") from None
 
     mpi4py.rc.errors = "default"  # as without mpi4py; else errors inside of Horovod's communicators would be returned
+    mpi4py.rc.initialize = False
     from mpi4py import MPI
 
+    if not MPI.Is_initialized():
+        _start(MPI)
     found = [list(other) for other in MPI.COMM_WORLD.allgather(list(own))]
     check_size(len(found), size)
     return found
+
+
+def _start(mpi: Any) -> None:
+    """Starts MPI without the interpreter's lock.
+
+    mpi4py would keep it until all ranks have come, and no thread of this one could tell that one is missing.
+    """
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    library = next((line.split(maxsplit=5)[5] for line in maps if "/libmpi.so" in line), None)
+    if library is None:  # it has another name
+        mpi.Init_thread()
+    else:
+        ctypes.CDLL(library).MPI_Init_thread(None, None, mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+    atexit.register(lambda: mpi.Is_finalized() or mpi.Finalize())
 
 
 def check_size(connected: int, size: int) -> None:

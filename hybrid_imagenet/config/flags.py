@@ -61,7 +61,7 @@ class Run:
         None, "Stop after the validation that reaches this top-1 accuracy (a fraction).", minimum=0, maximum=1
     )
     seed: int = option(0, "Seed of initialization, data order and augmentation.", minimum=0, basic=True)
-    deterministic: bool = option(False, "Bitwise repeatable runs; slower.")
+    deterministic: bool = option(False, "Bitwise repeatable runs, with as many ranks on each host; slower.")
     log_every_steps: int = option(
         20, "Steps between fetches of the training metrics from the device.", unit="steps", minimum=1
     )

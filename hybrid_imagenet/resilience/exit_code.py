@@ -27,20 +27,23 @@ class End(NamedTuple):
     Attributes:
       code: its exit code.
       saved: false if a signal ended it before there was something to save.
-      before: what stands before it in the line.
     """
 
     code: int
     saved: bool
-    before: bytes
 
 
 def announce(code: int, environ: Mapping[str, str] | None = None, *, saved: bool = True) -> None:
     """Writes the line at the end of a rank that has a supervisor; does nothing in other processes."""
+    tell(f"ends {code}{'' if saved else f' {_UNSAVED}'}", environ)
+
+
+def tell(text: str, environ: Mapping[str, str] | None = None) -> None:
+    """Writes a line for the supervisor of this rank; does nothing in other processes."""
     word = (os.environ if environ is None else environ).get(JOB_VARIABLE, "")
     if _WORD.fullmatch(word):
         with contextlib.suppress(OSError):  # nobody listens any more
-            os.write(2, line(word, code, saved))
+            os.write(2, f"{word} {text}\n".encode())
 
 
 def end_with_line(text: str, code: int) -> None:
@@ -53,12 +56,7 @@ def end_with_line(text: str, code: int) -> None:
     os._exit(code)
 
 
-def line(word: str, code: int, saved: bool = True) -> bytes:
-    """Returns the line that announces an exit code."""
-    return f"{word} ends {code}{'' if saved else f' {_UNSAVED}'}\n".encode()
-
-
-def find(text: bytes, word: str) -> End | None:
-    """Returns the end that a line of standard error announces; None for any other line."""
-    found = re.search(rb"%s ends (\d{1,3})\b( %s)?" % (word.encode(), _UNSAVED.encode()), text)
-    return End(int(found[1]), not found[2], text[: found.start()]) if found else None
+def find(text: bytes) -> End | None:
+    """Returns the end that is announced by what follows the job's word in a line; None for anything else."""
+    found = re.match(rb" ends (\d{1,3})\b( %s)?" % _UNSAVED.encode(), text)
+    return End(int(found[1]), not found[2]) if found else None

@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
+import time
 from collections.abc import Iterable
 from pathlib import Path
+
+_SETTLED = 5.0
 
 
 def parent(process: int) -> int:
@@ -53,6 +57,26 @@ def kill(processes: Iterable[int]) -> None:
     for process in processes:
         with contextlib.suppress(OSError):
             os.kill(process, signal.SIGKILL)
+
+
+def remove_shared_memory(since: float, within: Path = Path("/dev/shm")) -> None:
+    """Removes what ranks on this host have left there of Open MPI when its launcher was killed, 4 MiB each.
+
+    Kept is what any process maps, what is newer than some seconds, as its rank may be about to map it, and what was
+    made before `since`, in seconds since 1970: another job may have left it.
+    """
+    for path in within.glob(f"vader_segment.{socket.gethostname()}.{os.getuid()}.*"):
+        with contextlib.suppress(OSError):
+            if since <= path.stat().st_mtime < time.time() - _SETTLED and not _mapped(str(path)):
+                path.unlink()
+
+
+def _mapped(path: str) -> bool:
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            if f" {path}\n" in maps.read_text(errors="replace"):
+                return True
+    return False
 
 
 def _status(process: int) -> tuple[str, int]:

@@ -34,7 +34,7 @@ from typing import IO, NamedTuple
 from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.comm.quiet import GREETINGS
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, EXIT_STALLED, EXIT_USAGE, printable
-from hybrid_imagenet.resilience import exit_code, lasting_output, processes
+from hybrid_imagenet.resilience import arrivals, exit_code, lasting_output, processes
 from hybrid_imagenet.resilience.stop_signals import REQUESTS, UNSAVED
 
 _GRACE = 12.0  # seconds for a launcher to end after a rank has ended the job
@@ -44,6 +44,8 @@ _KILLED_WITHIN = 3.0  # seconds until a killed process has gone
 _ASK_EVERY = 2.0  # seconds between requests to ranks that do not answer
 _RECENT = 60.0  # ends of ranks that were longer ago did not end the job: the others went on
 _ALIVE_EVERY = 5  # seconds between ssh's questions to a host that says nothing
+_CONNECTS_WITHIN = 60  # seconds until ssh gives a host up that accepts a connection and says nothing
+_START_LEAST = 60.0  # seconds until the first rank has started, or twice --stall_timeout
 _CODE_SSH = 255  # mpirun's and ssh's when the connection to a host is lost
 _DEFAULT_STALL = 300.0  # of --stall_timeout
 _BY_SIGNAL = {-signal.SIGUSR1, -signal.SIGTERM, 128 + signal.SIGUSR1, 128 + signal.SIGTERM}
@@ -76,8 +78,12 @@ _BEGINNINGS = (
     b"ORTE has lost communication with a remote daemon",
     b"ORTE does not know how to route a message to the specified daemon",
 )
-# Open MPI's words.
+# Open MPI's words on a rank; its words and ssh's on a host.
 _KILLED = re.compile(rb"process rank (\d+)(?: with PID \d+)? on node (\S+) exited on signal (\d+)")
+_LOST_HOST = re.compile(
+    rb"^\s*Remote daemon: \S+ on node (?P<daemon>\S+)|^Timeout, server (?P<silent>\S+) not responding"
+    rb"|^Connection to (?P<closed>\S+) closed by remote host|^ssh: connect to host (?P<absent>\S+) port "
+)
 _LONGEST = 50  # lines of a block
 _WHY = re.compile(rb"error: |rank \d+: unexpected error")  # how a rank's own words on its end begin
 # ssh's words for a name that it cannot resolve, whatever launcher has called it.
@@ -97,10 +103,12 @@ class LauncherReports:
 
     Attributes:
       killed: the first rank that a report says was ended by a signal.
+      lost: the first host that a report, or ssh, says cannot be reached any more; "" without one.
     """
 
     def __init__(self) -> None:
         self.killed: Killed | None = None
+        self.lost = ""
         self._rule = b""  # a line of dashes of which it is not known yet what follows
         self._left = 0  # lines that a report may still have
 
@@ -109,6 +117,8 @@ class LauncherReports:
         found = _KILLED.search(line)
         if found:
             self.killed = self.killed or Killed(int(found[1]), found[2].decode(errors="replace"), int(found[3]))
+        if lost := _LOST_HOST.search(line):
+            self.lost = self.lost or (lost[lost.lastgroup or 0]).decode(errors="replace")
         if self._left:
             self._left = 0 if _RULE.fullmatch(line) else self._left - 1
             return b""
@@ -129,10 +139,25 @@ class LauncherReports:
         return kept
 
 
+def _questions(stall_timeout: float) -> int:
+    """How many unanswered questions end a connection: after the watchdog has judged, or a short outage is over."""
+    return math.ceil((stall_timeout + 10) / _ALIVE_EVERY)
+
+
 def ssh_options(stall_timeout: float) -> list[str]:
-    """Returns ssh's options: a connection ends after the watchdog has judged, not before a short outage is over."""
-    count = math.ceil((stall_timeout + 10) / _ALIVE_EVERY)
-    return ["-o", f"ServerAliveInterval={_ALIVE_EVERY}", "-o", f"ServerAliveCountMax={count}"]
+    """Returns ssh's options, by which it notices a lost host."""
+    options = (
+        f"ConnectTimeout={_CONNECTS_WITHIN}",
+        f"ServerAliveInterval={_ALIVE_EVERY}",
+        f"ServerAliveCountMax={_questions(stall_timeout)}",
+    )
+    return [word for option in options for word in ("-o", option)]
+
+
+def daemon_options(stall_timeout: float) -> dict[str, str]:
+    """Returns Open MPI's variables by which its daemon on a lost host notices that it is lost, and ends its ranks."""
+    values = {"time": _ALIVE_EVERY, "intvl": _ALIVE_EVERY, "probes": _questions(stall_timeout)}
+    return {f"OMPI_MCA_oob_tcp_keepalive_{name}": str(value) for name, value in values.items()}
 
 
 def stall_timeout(words: Sequence[str]) -> float:
@@ -155,6 +180,7 @@ class Supervisor:
         ssh_port: int | None = None,
         accept_new_host_keys: bool = False,
         saves: bool = True,
+        places: Sequence[str] = (),
     ):
         """Takes the launcher's words.
 
@@ -164,9 +190,11 @@ class Supervisor:
           ssh_port: port of sshd on the hosts, for mpirun; None leaves it to ssh's configuration.
           accept_new_host_keys: let ssh trust hosts that it does not know yet; a key that has changed is refused.
           saves: the ranks save when they are asked to stop; a program of the user's own does not.
+          places: the host of each rank, where the launcher starts the program of this package.
         """
         self._saves = saves
         self._command = list(command)
+        self._daemons = daemon_options(stall)
         self._ssh = [*ssh_options(stall), *(["-p", str(ssh_port)] if ssh_port else [])]
         if accept_new_host_keys:
             self._ssh += ["-o", "StrictHostKeyChecking=accept-new"]
@@ -174,6 +202,9 @@ class Supervisor:
         self._ends: list[tuple[float, exit_code.End]] = []
         self._unknown = ""  # a host whose name ssh does not know
         self._reports = LauncherReports()
+        self._places, self._arrivals = list(places), arrivals.Arrivals(places)
+        self._began, self._started = time.monotonic(), time.time()
+        self._start_limit = max(_START_LEAST, 2 * stall)
         self._loss = b""  # what the first rank has said that lost another one
         self._explained = False  # a rank has said why it ends
         self._asked = 0.0  # when the ranks were last asked to stop; 0 before
@@ -213,7 +244,7 @@ class Supervisor:
             REQUESTS.end()
 
     def _environment(self) -> dict[str, str]:
-        env = os.environ | {exit_code.JOB_VARIABLE: self._word} | _terminal()
+        env = self._daemons | os.environ | {exit_code.JOB_VARIABLE: self._word} | _terminal()
         ssh = shutil.which("ssh")
         if ssh is not None:  # without it Open MPI finds its own way, or starts ranks on this host only
             env.setdefault("OMPI_MCA_plm_rsh_agent", " ".join([ssh, *self._ssh]))
@@ -233,10 +264,12 @@ class Supervisor:
     def _read_errors(self, pipe: IO[bytes]) -> None:
         """Passes standard error on, without greetings and lines meant for this process."""
         for line in pipe:
-            found = exit_code.find(line, self._word)
-            if found is not None:
-                self._ends.append((time.monotonic(), found))
-                line = b"" if _TAG.fullmatch(found.before) else found.before + b"\n"
+            before, word, told = line.partition(self._word.encode())
+            now, end = time.monotonic(), exit_code.find(told)
+            if end is not None:
+                self._ends.append((now, end))
+            if word and (end is not None or self._arrivals.heard(told, now)):
+                line = b"" if _TAG.fullmatch(before) else before + b"\n"
             if line:
                 self._tell(self._reports.passed_on(line))
         self._tell(self._reports.rest())
@@ -258,6 +291,15 @@ class Supervisor:
         now = time.monotonic()
         if self._asked and not self._ends and now - self._asked > _ASK_EVERY:
             self._ask_to_stop()  # mpirun loses a request that comes before it has started its ranks
+        if late := self._arrivals.late(now):
+            _print(late.encode())
+        if self._places and not self._arrivals.any and not self._ends and now - self._began > self._start_limit:
+            hosts = ",".join(f"{host}:{self._places.count(host)}" for host in dict.fromkeys(self._places))
+            _print(
+                f"error: no rank has started after {now - self._began:.0f} s: a host or file system does not answer: "
+                f"run hybrid-imagenet doctor -H {hosts}\n".encode()
+            )
+            self._ends.append((now, exit_code.End(EXIT_STALLED, True)))
         began = next((at for at, end in self._ends if end.code), None)
         if not self._forced and began is not None and now - began > _GRACE:
             self._forced = now
@@ -281,13 +323,14 @@ class Supervisor:
         until = time.monotonic() + _KILLED_WITHIN
         while left and _left() and time.monotonic() < until:
             time.sleep(0.05)
+        processes.remove_shared_memory(self._started)
 
     def _result(self, code: int) -> int:
         now = time.monotonic()
         ends = [end for at, end in self._ends if now - at < _RECENT]
+        killed, lost = self._reports.killed, self._reports.lost
         # Ranks that had nothing to save when the launcher ended them do not say why it did.
-        told = [end.code for end in ends if end.saved or code != _CODE_SSH]
-        killed = self._reports.killed
+        told = [end.code for end in ends if end.saved or not (killed or lost or code == _CODE_SSH)]
         if REQUESTS.forced and not {EXIT_OK, EXIT_PREEMPTED} & {code, *told}:
             return 128 + REQUESTS.forced
         if REQUESTS.stop and not all(end.saved for end in ends):
@@ -295,6 +338,10 @@ class Supervisor:
         if killed and not (self._explained or REQUESTS.stop or self._forced or EXIT_PREEMPTED in told):
             print(_of_killed(killed), file=sys.stderr)
             return 128 + killed.signal
+        if lost and code and not REQUESTS.stop:
+            self._loss = (
+                f"error: the connection to host {printable(lost)} is lost; start again with --resume\n".encode()
+            )
         if self._loss and not self._explained:
             _print(self._loss)
         if code in (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED, EXIT_PREEMPTED):
@@ -312,8 +359,9 @@ class Supervisor:
                 file=sys.stderr,
             )
             return EXIT_USAGE
-        if code == _CODE_SSH and not told:
-            print("error: the connection to a host is lost; start again with --resume", file=sys.stderr)
+        if (code == _CODE_SSH or lost) and not told:
+            if not lost:
+                print("error: the connection to a host is lost; start again with --resume", file=sys.stderr)
             return EXIT_STALLED
         return code if code >= 0 else 128 - code
 

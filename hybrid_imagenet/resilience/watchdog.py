@@ -6,7 +6,7 @@ where there is one, outside of the collectives that hang. A beat carries the Pyt
 so that the last one tells what a rank was doing that cannot be asked any more.
 
 That needs connected ranks; a dead mount or a stopped rank waits before. So a thread of each rank looks at the stage of
-its start (`stages.START`) until the first training step is done (`watch_start`).
+its start (`stages.START`) until the first training step is done (`watch_start`), and tells the supervisor (`arrivals`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from types import ModuleType
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.hosts import interfaces
 from hybrid_imagenet.errors import EXIT_STALLED
+from hybrid_imagenet.resilience import arrivals
 from hybrid_imagenet.resilience.exit_code import end_with_line
 from hybrid_imagenet.resilience.heartbeats import MAX_BYTES, Beat, Ledger, main_stack, shown_file
 from hybrid_imagenet.stages import Stages
@@ -230,9 +231,14 @@ class Watchdog:
         if stall is None:
             self._told = ()
             return
+        own = f"rank {self._rank} on {self._hosts[self._rank]}"
+        # A deputy that hears nobody and is read by the user has lost its own network for a while.
+        alone = self._rank != 0 and len(stall.ranks) == len(self._hosts) - 1 > 1
         if stall.ranks != self._told:
             self._told = stall.ranks
-            print(stall.text, file=sys.stderr, flush=True)
+            print(f"stall: {own} hears no other rank" if alone else stall.text, file=sys.stderr, flush=True)
+        if stall.seconds > self._limit and alone:
+            self._end(f"{own} heard no other rank for {stall.seconds:.0f} s")
         if stall.seconds > self._limit:
             ranks = ", ".join(f"{rank} on {self._hosts[rank]}" for rank in stall.ranks)
             self._end(f"rank {ranks} hung for {stall.seconds:.0f} s")
@@ -241,7 +247,7 @@ class Watchdog:
         end_with_line(f"error: {what} ({self._option}={self._limit:g}): the job ends{self._remedy}", EXIT_STALLED)
 
 
-def watch_start(start: Stages, stall_timeout: float, rank: int) -> None:
+def watch_start(start: Stages, stall_timeout: float, rank: int, size: int = 1) -> None:
     """Ends this process with EXIT_STALLED and one line if a stage of its start takes too long.
 
     Native code may keep the interpreter's lock all the while. Then faulthandler's own thread prints the stacks, and
@@ -251,16 +257,22 @@ def watch_start(start: Stages, stall_timeout: float, rank: int) -> None:
       start: tells the stage, and when the start is over.
       stall_timeout: --stall_timeout, in seconds; 0 watches nothing.
       rank: this process's number.
+      size: number of ranks; several tell their supervisor of each stage.
     """
     if stall_timeout:
-        arguments = start, stall_timeout, rank
+        arguments = start, stall_timeout, rank, size
         threading.Thread(target=_watch_start, args=arguments, name="start limit", daemon=True).start()
 
 
-def _watch_start(start: Stages, stall_timeout: float, rank: int) -> None:
+def _watch_start(start: Stages, stall_timeout: float, rank: int, size: int) -> None:
+    told, due = "", 0.0
     while not start.over.wait(min(_LOOK, stall_timeout / 10)):
         stage, since = start.stage
-        seconds = time.monotonic() - since
+        now = time.monotonic()
+        if size > 1 and (stage != told or now > due):
+            told, due = stage, now + arrivals.EVERY
+            arrivals.announce(rank, size, stage)
+        seconds = now - since
         limit = max(_LEAST, stall_timeout * (_SLOW_FACTOR if stage in _SLOW else _FACTOR))
         faulthandler.dump_traceback_later(limit - seconds + _NO_THREAD, exit=True, file=2)
         if seconds > limit:
@@ -272,3 +284,5 @@ def _watch_start(start: Stages, stall_timeout: float, rank: int) -> None:
                 EXIT_STALLED,
             )
     faulthandler.cancel_dump_traceback_later()
+    if size > 1:
+        arrivals.announce(rank, size, None)

@@ -226,6 +226,7 @@ def _run(options: argparse.Namespace, flags: list[str], stall: float, config: Ru
             ssh_port=options.ssh_port,
             accept_new_host_keys=options.accept_new_host_keys,
             saves=not options.program,
+            places=[host for host, count in slots.items() for _ in range(count)] if config is not None else (),
         )
 
     if not options.max_restarts and not options.script:

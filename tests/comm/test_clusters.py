@@ -1,12 +1,15 @@
 """Ranks that no mpirun has started: what they conclude from TF_CONFIG and from Slurm's variables."""
 
 import json
+import subprocess
 
 import pytest
 
 from hybrid_imagenet.comm import clusters, environment
 from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.errors import UserError
+from tests.ranks import ROOT
+from tests.support import program
 
 
 def tf_config(kind, index, **jobs):
@@ -74,3 +77,25 @@ def test_lists_of_nodes(text, names):
 def test_what_cannot_be_read_is_one_line(environ):
     with pytest.raises(UserError, match="cannot be read"):
         environment.placement(environ)
+
+
+SRUN = """
+for task in 0 1; do
+  SLURM_JOB_ID=$$ SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=localhost SLURM_STEP_TASKS_PER_NODE=2 \
+    SLURM_PROCID=$task "$@" &
+  tasks="$tasks $!"
+done
+for task in $tasks; do wait $task || exit; done
+"""
+
+
+@pytest.mark.slow
+def test_the_tasks_of_srun_train_together(tmp_path):
+    data = program.make_data(tmp_path)
+    flags = (*program.FLAGS, "--engine=tensorflow", f"--data_dir={data}", f"--run_dir={tmp_path}/run", "--epochs=1")
+    command = ("sh", "-c", SRUN, "srun", *program.command(1, *flags))
+    done = subprocess.run(command, cwd=ROOT, env=program.environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks x 8 images" in done.stdout
+    (epoch,) = [record for record in program.records(tmp_path / "run") if record["kind"] == "epoch"]
+    assert epoch["train_count"] == program.TRAIN

@@ -21,8 +21,13 @@ from pathlib import Path
 ALL = ("lab1", "lab2", "lab3")
 EXAMPLES = 6000
 FLAGS = (
-    *("--dataset=synthetic", f"--num_examples={EXAMPLES}", "--model=resnet8", "--model_width=4", "--image_size=16"),
-    *("--precision=float32", "--per_gpu_batch=8", "--epochs=1000000", "--log_every_steps=10", "--stall_timeout=10"),
+    *(
+        "--dataset=synthetic",
+        f"--num_examples={EXAMPLES}",
+        "--model=tests.training.own_networks:small",
+        "--image_size=16",
+    ),
+    *("--precision=float32", "--per_gpu_batch=8", "--epochs=1000000", "--log_every_steps=10", "--stall_timeout=20"),
     "--checkpoint_every_steps=20",
 )
 RANK = "$(pgrep -n -f [b]in/python.*hybrid_imagenet.main)"
@@ -31,7 +36,7 @@ COMMANDS = {
     "damage": f"kill -9 {RANK}",
     "stop": f"kill -STOP {RANK}",
     "leave": f"kill -9 {RANK}",
-    "cut": "setsid sh -c 'ip link set eth0 down; sleep 12; ip link set eth0 up' >/dev/null 2>&1 </dev/null &",
+    "cut": "setsid sh -c 'ip link set eth0 down; sleep 25; ip link set eth0 up' >/dev/null 2>&1 </dev/null &",
 }
 PATIENCE = 300.0  # seconds for the next step
 

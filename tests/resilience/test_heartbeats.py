@@ -158,6 +158,20 @@ def test_a_stopped_rank_is_named_and_the_job_ends(tmp_path):
         assert errors.count("stall: rank") == 1  # told once
 
 
+def test_a_deputy_that_hears_nobody_names_itself(tmp_path):
+    processes = start(tmp_path, 3, 4)
+    for process in processes:
+        assert process.stdout.readline() == "training\n"
+    time.sleep(0.6)
+    for silent in (0, 2):
+        os.kill(processes[silent].pid, signal.SIGSTOP)
+    code, errors = finish(processes, 1)
+    assert code == 4
+    first, last = errors.splitlines()
+    assert first == "stall: rank 1 on here hears no other rank"
+    assert last.startswith("error: rank 1 on here heard no other rank for ")
+
+
 def test_a_hanging_main_thread_is_told_from_those_that_wait(tmp_path):
     code, errors = finish(start(tmp_path, 3, 3, 2), 0)
     assert code == 4

@@ -1,7 +1,9 @@
 """A supervised launcher: its end, its exit code, and what is left; with programs that stand in for mpirun."""
 
+import mmap
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +12,7 @@ import pytest
 
 from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.resilience import exit_code, supervisor
+from hybrid_imagenet.resilience.processes import remove_shared_memory
 from tests.ranks import ROOT
 from tests.support import processes
 
@@ -58,6 +61,25 @@ def test_a_host_that_ssh_does_not_know_is_named_in_one_line():
     assert err == "error: host nowhere: ssh cannot resolve this name: check -H, and that `ssh nowhere true` works\n"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"{'-' * 74}\nORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[3,0],0] on node near\n"
+        f"  Remote daemon: [[31450,0],2] on node far\n\nIt is usually due to a failure.\n{'-' * 74}\n",
+        "Timeout, server far not responding.\n",
+        "Connection to far closed by remote host.\n",
+        "ssh: connect to host far port 22: No route to host\n",
+    ],
+)
+@pytest.mark.parametrize("code", [205, 255])
+def test_a_lost_host_is_named_whatever_its_ranks_have_said(said, code, tmp_path):
+    (tmp_path / "said").write_text(said)
+    found, _, err, _ = finish(start(f"echo $WORD ends 75 unsaved >&2; cat {tmp_path}/said >&2; exit {code}"))
+    assert found == 4
+    assert err.splitlines()[-1] == "error: the connection to host far is lost; start again with --resume"
+    assert "ORTE" not in err
+
+
 RULE = "-" * 74
 REPORT = f"""{RULE}
 Primary job  terminated normally, but 1 process returned
@@ -76,6 +98,7 @@ LOSS = f"{lost_rank.LINE} (Connection closed by peer)"
     [
         (REPORT, [], 137, [KILLED]),
         (f"{LOSS}\n{LOSS}\n{REPORT}", [4, 4], 137, [KILLED]),  # the others have lost it
+        (REPORT, ["75 unsaved"] * 2, 137, [KILLED]),  # mpirun has ended the others before the first step
         (f"process rank 3 on node far exited on signal 11\n{LOSS}\n", [4], 139,
          ["error: rank 3 on far was ended by signal 11 (SIGSEGV); start again with"]),
         (f"{LOSS}\n[1,2]<stderr>:{LOSS}\n", [4, 4], 4, [LOSS]),
@@ -210,8 +233,10 @@ def test_a_missing_launcher_is_one_line():
 
 def test_ssh_waits_until_the_watchdog_has_had_its_say():
     for stall in (20, 300):
-        interval, count = (int(word.partition("=")[2]) for word in supervisor.ssh_options(stall)[1::2])
+        connects, interval, count = (int(word.partition("=")[2]) for word in supervisor.ssh_options(stall)[1::2])
         assert stall + 10 <= interval * count < stall + 20  # and at most one interval more
+        assert connects == 60
+        assert list(supervisor.daemon_options(stall).values()) == ["5", "5", str(count)]
     assert supervisor.stall_timeout(["x", "--stall_timeout=20", "--stall_timeout=45"]) == 45
     assert supervisor.stall_timeout(["--stall_timeout=0"]) == supervisor.stall_timeout(["--stall_timeout=.5.5"]) == 300
 
@@ -222,6 +247,21 @@ def test_only_a_supervised_rank_announces_its_end(capfd):
     exit_code.announce(4, {exit_code.JOB_VARIABLE: "x; y"})
     assert capfd.readouterr().err == ""
     exit_code.announce(4, {exit_code.JOB_VARIABLE: word})
-    assert exit_code.find(capfd.readouterr().err.encode(), word) == (4, True, b"")
-    assert exit_code.find(b"[1,2]<stderr>:" + exit_code.line(word, 75, False), word) == (75, False, b"[1,2]<stderr>:")
-    assert exit_code.find(exit_code.line(word[::-1], 75), word) is None
+    exit_code.announce(75, {exit_code.JOB_VARIABLE: word}, saved=False)
+    ends = [exit_code.find(line.removeprefix(word).encode()) for line in capfd.readouterr().err.splitlines()]
+    assert ends == [(4, True), (75, False)]
+    assert exit_code.find(b" ends 7x5") is exit_code.find(b"x ends 4") is None
+
+
+def test_shared_memory_that_a_dead_job_has_left_is_removed_and_no_other(tmp_path):
+    names = {name: tmp_path / f"vader_segment.{socket.gethostname()}.{os.getuid()}.{name}" for name in "abcd"}
+    now = time.time()
+    for path, age in zip(names.values(), (20, 20, 99, 0), strict=True):
+        path.write_bytes(bytes(mmap.PAGESIZE))
+        os.utime(path, (now - age, now - age))
+    other = tmp_path / "vader_segment.other.0.a"
+    other.touch()
+    os.utime(other, (now - 20, now - 20))
+    with names["b"].open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        remove_shared_memory(now - 60, tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([names["b"], names["c"], names["d"], other])

@@ -23,6 +23,8 @@ from tests.ranks import ROOT, environment
 from tests.support import processes, program
 
 PAGE = ROOT / "docs" / "dev" / "ends.md"
+SEVERAL = "\n## On several hosts\n"
+"""The heading of what `tests.launch.losses` writes on the page."""
 PATIENCE = 300.0  # seconds for a moment to come, and for an end
 BETWEEN = 0.5  # seconds between two signals
 
@@ -272,8 +274,7 @@ def main() -> None:
                 found[case] = end(case, pathlib.Path(folder))
                 print(*case.key, found[case], flush=True)
     if not sys.argv[1:]:
-        PAGE.parent.mkdir(exist_ok=True)
-        PAGE.write_text(table(found))
+        PAGE.write_text("".join((table(found), *PAGE.read_text().partition(SEVERAL)[1:])))
 
 
 if __name__ == "__main__":
