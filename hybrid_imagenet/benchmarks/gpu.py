@@ -2,6 +2,7 @@
 
     hybrid-imagenet bench gpu                               # this host
     hybrid-imagenet bench gpu -H node1:8,node2:8 -- --precision=mixed_float16 --dataset=tfrecord --data_dir=/data
+    hybrid-imagenet bench gpu --arms                        # from a checkout: which settings are best on one GPU
 
 Looks at the hosts as the doctor does, then times training steps on one GPU, on all GPUs of the first host and of all
 hosts (`bench scaling` measures them; `bench input` tells how fast a host reads images). Words after `--` are flags of
@@ -38,6 +39,8 @@ Row = dict[str, Any]
 
 def main(argv: Sequence[str]) -> int:
     """Measures, prints the report and writes it to --out."""
+    if "--arms" in argv:
+        return _arms([word for word in argv if word != "--arms"])
     words, flags = scaling.split(argv)
     options = _parse(words)
     report = climb(options, flags)
@@ -49,6 +52,15 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: {report['error']}", file=sys.stderr)
         return EXIT_USAGE
     return EXIT_OK
+
+
+def _arms(words: Sequence[str]) -> int:
+    """Runs `benchmarks arms` of the checkout: its arms are benchmarks and tests that stand there."""
+    root = Path(__file__).parents[2]
+    if not (root / "benchmarks" / "arms.py").is_file():
+        raise UserError("--arms: needs a checkout of this program, with benchmarks/ and tests/, and this is none")
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    os.execve(sys.executable, [sys.executable, "-m", "benchmarks", "arms", *words], os.environ | {"PYTHONPATH": path})
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
@@ -65,6 +77,9 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=command_line.positive, default=3, help="rounds that count (%(default)s)")
     parser.add_argument("--classes", type=command_line.positive, default=1000, help="of the network (%(default)s)")
     parser.add_argument("--timeout", type=float, default=900, help="seconds that a job may take (%(default)s)")
+    parser.add_argument(
+        "--arms", action="store_true", help="settle what a GPU must tell; --arms --help has its options"
+    )
     parser.add_argument("--allow_cpu", action="store_true", help="go on without GPUs, with two ranks on the CPU")
     parser.set_defaults(threads=None)
     return parser.parse_args(list(words))

@@ -1,0 +1,236 @@
+"""The arms of `bench gpu --arms`: for each its command line and the rule that turns its figures into a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hybrid_imagenet.analysis import published
+from studies.base import BASE
+
+Row = dict[str, Any]
+Judge = Callable[[str, Mapping[str, Row], Row], str]
+_LOSSES_AGREE = 1e-3  # relative, of the mean over the first steps
+_CALLS_WAIT = 0.8  # of a step
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One thing to find out.
+
+    Attributes:
+      name: a word, unique.
+      words: the command line behind the interpreter; {folder}, {steps}, {rounds}, {peer}, {fashion} are filled in.
+      rule: what is decided by it, as the table prints it.
+      judge: the verdict from the arm's name, the rows that were measured, its own among them, and the machine.
+      small: what a rehearsal adds to the words.
+      gigabytes: of GPU memory that it takes at most.
+      alone: it warms up without others beside it.
+      timed: it waits for its turn (`hybrid_imagenet.benchmarks.turn`); others run beside others of their kind.
+      seconds: it may take before it is ready, and again from its turn on.
+      needs: a module of the peers' interpreter, or `fashion`: what it cannot do without.
+      environment: variables that it gets.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    rule: str
+    judge: Judge
+    small: tuple[str, ...] = (
+        *("--model=resnet8", "--model_width=4", "--image_size=32", "--per_gpu_batch=4", "--precision=float32"),
+    )
+    gigabytes: float = 24
+    alone: bool = False
+    timed: bool = True
+    seconds: float = 240
+    needs: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
+
+    def command(self, folder: Path, options: argparse.Namespace) -> list[str]:
+        """The words with what this start is about; its results go to the folder."""
+        values = {"folder": folder, "peer": options.peer_python, "fashion": options.fashion_mnist}
+        values |= {"steps": options.steps, "rounds": options.rounds}
+        return [word.format(**values) for word in [*self.words, *(self.small if options.rehearse else ())]]
+
+    def missing(self, options: argparse.Namespace) -> str:
+        """What this machine lacks for the arm; empty if nothing."""
+        if self.needs == "fashion":
+            return "" if options.fashion_mnist else "needs --fashion_mnist=DIR"
+        program = f"import importlib.util as u, sys; sys.exit(u.find_spec({self.needs!r}) is None)"
+        found = not self.needs
+        if not found:
+            try:
+                found = subprocess.run([options.peer_python, "-c", program], check=False).returncode == 0
+            except OSError:
+                found = False
+        return "" if found else f"{options.peer_python} has no {self.needs}"
+
+
+def _base(name: str, rows: Mapping[str, Row], machine: Row) -> str:
+    row, said = rows[name], []
+    if speeds := published.speeds(machine["key"], "fp16") if machine["key"] else []:
+        peer = max(speeds, key=lambda speed: speed.images_per_second)
+        share = row["images_per_second"] / peer.images_per_second
+        said = [f"{share:.0%} of the published {peer.images_per_second:,.0f} images/s ({peer.source})"]
+    said.append(f"calls return after {row['call_share']:.2f} of a step")
+    if row["call_share"] > _CALLS_WAIT:
+        said.append("calls wait for the device: look for copies to the host")
+    return "; ".join(said)
+
+
+def _spread(name: str, rows: Mapping[str, Row], machine: Row) -> str:
+    return f"{abs(_ratio(rows[name], rows['base']) - 1):.1%} from base" if "base" in rows else "base is missing"
+
+
+def _ratio(row: Row, other: Row) -> float:
+    return row["images_per_second"] / other["images_per_second"]
+
+
+def _default(gain: float, other: str = "base") -> Judge:
+    """The default if it is faster than another arm by a factor and its first losses agree."""
+
+    def judge(name: str, rows: Mapping[str, Row], machine: Row) -> str:
+        if other not in rows:
+            return f"no verdict: {other} was not measured"
+        row, before = rows[name], rows[other]
+        said = f"{_ratio(row, before):.3f} times as fast"
+        apart = abs(row["first_loss"] - before["first_loss"]) / abs(before["first_loss"])
+        if apart > _LOSSES_AGREE:
+            return f"no: losses are {apart:.1e} apart; {said}"
+        return f"{'yes' if _ratio(row, before) >= gain else 'no'}: {said}"
+
+    return judge
+
+
+def _beside(other: str = "base") -> Judge:
+    def judge(name: str, rows: Mapping[str, Row], machine: Row) -> str:
+        return f"{_ratio(rows[name], rows[other]):.3f} times {other}" if other in rows else "measured"
+
+    return judge
+
+
+def _lu(precision: str, batch: int) -> Judge:
+    printed = published.LU_SINGLE_V100[precision, batch]
+    return lambda name, rows, machine: f"{rows[name]['images_per_second'] / printed:.2f} times {printed:,.0f} (V100)"
+
+
+def _loop(name: str, rows: Mapping[str, Row], machine: Row) -> str:
+    row = rows[name]
+    said = f"{row['ratio']:.1%} of the step; a validation image takes {row['validation']['share_of_training']:.2f}"
+    return f"{'yes' if row['ratio'] >= 0.97 else 'no'}: {said} of a training image's time"
+
+
+def _exposed(than: str = "") -> Judge:
+    def judge(name: str, rows: Mapping[str, Row], machine: Row) -> str:
+        own = rows[name]["exposed_seconds"]
+        said = f"{1e3 * own:.1f} ms exposed"
+        if than not in rows:
+            return said if not than else f"no verdict: {than} was not measured; {said}"
+        other = rows[than]["exposed_seconds"]
+        return f"{'yes' if own <= other else 'no'}: {said}, {1e3 * other:.1f} with {than}"
+
+    return judge
+
+
+def _peer(name: str, rows: Mapping[str, Row], machine: Row) -> str:
+    ((peer, row),) = rows[name]["peers"].items()
+    return f"{peer} has {row['images_per_second']:,.0f} images/s; ours is {row['ratio']:.2f} times as fast"
+
+
+def _accuracy(other: str = "") -> Judge:
+    def judge(name: str, rows: Mapping[str, Row], machine: Row) -> str:
+        top1 = rows[name]["val_top1"]
+        if other not in rows:
+            return f"top-1 {top1:.2%}"
+        apart = abs(top1 - rows[other]["val_top1"])
+        return f"{'yes' if apart <= 0.02 else 'no'}: top-1 {top1:.2%}, {100 * apart:.2f} points from {other}"
+
+    return judge
+
+
+def _passed(name: str, rows: Mapping[str, Row], machine: Row) -> str:
+    return "yes: the tests passed"
+
+
+_SCALING = ("scaling", "--worker", "--steps={steps}", "--rounds={rounds}", "--")
+_STEP = ("--dataset=synthetic_tensors", "--precision=mixed_float16", "--per_gpu_batch=256")
+_SHARED = (("NCCL_MULTI_RANK_GPU_ENABLE", "1"),)
+
+
+def _step(name: str, rule: str, judge: Judge, *flags: str, ranks: int = 1, **more: Any) -> Arm:
+    """An arm that times the step of some flags, which win over the base's; several ranks share a GPU."""
+    words = ("-m", "hybrid_imagenet.benchmarks")
+    if ranks > 1:
+        words = ("-m", "hybrid_imagenet", "run", "-np", str(ranks), "-H", f"localhost:{ranks}")
+        words += ("--module=hybrid_imagenet.benchmarks", "--")
+        more["environment"] = (*_SHARED, *more.get("environment", ()))
+    return Arm(name, (*words, *_SCALING, *_STEP, *flags), rule, judge, **more)
+
+
+def _against(peer: str, module: str) -> Arm:
+    words = ("-m", "benchmarks", "step", "--batch=256", "--precision=mixed_float16", f"--peers={peer}")
+    words += ("--torch_python={peer}", "--steps={steps}", "--rounds={rounds}", "--json={folder}/row.json")
+    small = ("--model=resnet8", "--model_width=4", "--image_size=32", "--batch=4", "--precision=float32")
+    return Arm(peer, words, "the peers' column", _peer, small, 60, needs=module)
+
+
+def _trained(name: str, rule: str, judge: Judge, flags: Sequence[str], small: str, **more: Any) -> Arm:
+    words = ("-m", "hybrid_imagenet.main", *flags, "--run_dir={folder}/run", "--progress=plain")
+    return Arm(name, words, rule, judge, (small,), timed=False, **more)
+
+
+_DIGITS = (*BASE, "--virtual_gpus=2", "--seed=1")
+_LU_FASHION = (
+    *("--recipe=hybrid", "--dataset=fashion_mnist", "--data_dir={fashion}", "--augmentation=shift", "--model=resnet50"),
+    *("--stem=3x3_stride2", "--image_size=28", "--virtual_gpus=24", "--per_gpu_batch=256", "--eval_batch=1000"),
+    *("--epochs=90", "--warmup_epochs=10", "--checkpoint_every_epochs=90", "--precision=mixed_float16"),
+)
+_LOOP = ("--dataset=synthetic", "--num_examples=51200", "--num_classes=1000", "--stall_timeout=0", *_STEP[1:])
+_FASTER = "the default if it is fastest by 2 %"
+
+ARMS = (
+    _step("base", "the published peer; calls wait if they take over .8 of a step", _base, alone=True),
+    _step("fuse", "default if >= 2 % faster and losses agree", _default(1.02), "--fuse_relu_gradients", alone=True),
+    _step("again", "smaller differences than this are noise", _spread),
+    _step("512", "docs", _beside(), "--per_gpu_batch=512", gigabytes=48),
+    _step("lars", "the planner", _beside(), "--optimizer=lars"),
+    _step("muon", "the planner", _beside(), "--optimizer=muon"),
+    _step("bf16", "docs", _beside(), "--precision=mixed_bfloat16"),
+    _step("tf32", "docs", _beside(), "--precision=float32", gigabytes=44),
+    _step("jit_compile", "default if >= 3 % faster; note its first steps", _default(1.03), "--jit_compile"),
+    _step("1024", "docs", _beside(), "--per_gpu_batch=1024", gigabytes=94),
+    _step("sony", "the planner", _beside(), "--augmentation=sony"),
+    _step("inception32", "the planner", _beside(), "--augmentation=inception", "--per_gpu_batch=32", gigabytes=6),
+    _step("threads1", _FASTER, _default(1.02), environment=(("TF_GPU_THREAD_COUNT", "1"),)),
+    _step("threads4", _FASTER, _default(1.02), environment=(("TF_GPU_THREAD_COUNT", "4"),)),
+    _step("lu_fp16_128", "Table 3.2 of Lu et al.", _lu("fp16", 128), "--per_gpu_batch=128", gigabytes=14),
+    _step("lu_fp16_256", "Table 3.2 of Lu et al.", _lu("fp16", 256)),
+    _step("lu_tf32_128", "Table 3.2 of Lu et al.", _lu("fp32", 128), "--precision=float32", "--per_gpu_batch=128"),
+    Arm(
+        "loop",
+        ("-m", "benchmarks", "loop", "--steps={steps}", "--rounds={rounds}", "--json={folder}/row.json", "--", *_LOOP),
+        "the loop with JPEGs has >= 97 % of the step",
+        _loop,
+    ),
+    _step("ranks2", "docs", _exposed(), "--per_gpu_batch=128", ranks=2, gigabytes=60),
+    _step("ranks2_sync", "asynchronous completion stays if ranks2 is faster", _exposed("ranks2"), "--per_gpu_batch=128",
+          ranks=2, gigabytes=60, environment=(("HOROVOD_ENABLE_ASYNC_COMPLETION", "0"),)),
+    _step("ranks2_tensorflow", "recommended if it exposes no more than Horovod", _exposed("ranks2"),
+          "--per_gpu_batch=128", "--engine=tensorflow", ranks=2, gigabytes=60),
+    _step("ranks4", "docs", _exposed(), "--per_gpu_batch=64", ranks=4, gigabytes=80),
+    Arm("sums", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/comm/test_algorithms.py",
+                 "tests/comm/test_gradients_on_ranks.py"),
+        "each all-reduce is within the rounding of FP64", _passed, ("-k", "like_the_ring"), 30, timed=False,
+        environment=_SHARED),
+    _trained("digits_cpu", "what digits_gpu is compared with", _accuracy(), _DIGITS, "--epochs=1", gigabytes=0,
+             environment=(("CUDA_VISIBLE_DEVICES", ""),)),
+    _trained("digits_gpu", "within 2 points of the CPU", _accuracy("digits_cpu"), _DIGITS, "--epochs=1", gigabytes=8),
+    _against("torch_compiled", "torch"),
+    _against("jax", "jax"),
+    _trained("lu_fashion", "Lu et al. in full form on Fashion-MNIST: docs", _accuracy(), _LU_FASHION, "--max_steps=1",
+             gigabytes=60, seconds=3600, needs="fashion"),
+)  # fmt: skip
