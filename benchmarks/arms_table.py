@@ -163,7 +163,7 @@ _SHARED = (("NCCL_MULTI_RANK_GPU_ENABLE", "1"),)
 
 def _step(name: str, rule: str, judge: Judge, *flags: str, ranks: int = 1, **more: Any) -> Arm:
     """An arm that times the step of some flags, which win over the base's; several ranks share a GPU."""
-    words = ("-m", "hybrid_imagenet.benchmarks")
+    words: tuple[str, ...] = ("-m", "hybrid_imagenet.benchmarks")
     if ranks > 1:
         words = ("-m", "hybrid_imagenet", "run", "-np", str(ranks), "-H", f"localhost:{ranks}")
         words += ("--module=hybrid_imagenet.benchmarks", "--")
@@ -172,8 +172,8 @@ def _step(name: str, rule: str, judge: Judge, *flags: str, ranks: int = 1, **mor
 
 
 def _against(peer: str, module: str) -> Arm:
-    words = ("-m", "benchmarks", "step", "--batch=256", "--precision=mixed_float16", f"--peers={peer}")
-    words += ("--torch_python={peer}", "--steps={steps}", "--rounds={rounds}", "--json={folder}/row.json")
+    words = ("-m", "benchmarks", "step", "--batch=256", "--precision=mixed_float16", f"--peers={peer}",
+             "--torch_python={peer}", "--steps={steps}", "--rounds={rounds}", "--json={folder}/row.json")  # fmt: skip
     small = ("--model=resnet8", "--model_width=4", "--image_size=32", "--batch=4", "--precision=float32")
     return Arm(peer, words, "the peers' column", _peer, small, 60, needs=module)
 
