@@ -14,6 +14,7 @@ from pathlib import Path
 
 _TURING = (7, 5)
 _CUDNN_WITHOUT_OLDER = (9, 11)  # the first release without kernels for GPUs before Turing
+NET_PLUGIN = "libnccl-net.so"
 _FIRST_WITHOUT_PTX = 10  # XLA fails on the code that the driver makes for Blackwell from older kernels
 
 
@@ -160,7 +161,8 @@ def without_verbs(root: Path = Path("/")) -> str | None:
     """Returns why NCCL will not use this host's RDMA adapters, with the remedy; None if it can or there are none."""
     adapters = any((root / "sys/class/infiniband").glob("*"))
     devices = any((root / "dev/infiniband").glob("uverbs*"))
-    return verbs_missing(adapters, devices, adapters and devices and _has_verbs())
+    reason = verbs_missing(adapters, devices, adapters and devices and loads("libibverbs.so.1"))
+    return reason or plugin_missing(has_efa(root), loads(NET_PLUGIN))
 
 
 def verbs_missing(adapters: bool, devices: bool, library: bool) -> str | None:
@@ -180,9 +182,27 @@ def verbs_missing(adapters: bool, devices: bool, library: bool) -> str | None:
     return None
 
 
-def _has_verbs() -> bool:
+def has_efa(root: Path = Path("/")) -> bool:
+    """Returns whether this host has Amazon's EFA adapters, for which the kernel lists verbs that NCCL does not use."""
+    return any(path.resolve().name == "efa" for path in (root / "sys/class/infiniband").glob("*/device/driver"))
+
+
+def plugin_missing(efa: bool, plugin: bool) -> str | None:
+    """Returns what NCCL lacks to use EFA adapters, with the remedy; None if nothing, or without such adapters.
+
+    Args:
+      efa: the host has some.
+      plugin: NET_PLUGIN can be loaded.
+    """
+    if not efa or plugin:
+        return None
+    return f"its EFA adapters need {NET_PLUGIN}: install aws-ofi-nccl, and put it on LD_LIBRARY_PATH"
+
+
+def loads(library: str) -> bool:
+    """Returns whether a shared library can be loaded."""
     try:
-        ctypes.CDLL("libibverbs.so.1")
+        ctypes.CDLL(library)
     except OSError:
         return False
     return True

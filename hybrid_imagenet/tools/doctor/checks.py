@@ -209,6 +209,7 @@ def _paths(hosts: Hosts) -> list[Finding]:
     verbs = []
     for host, facts in hosts.items():
         reason = setup.verbs_missing(bool(facts["rdma"]), facts["verbs"]["devices"], facts["verbs"]["library"])
+        reason = reason or setup.plugin_missing(facts["verbs"]["efa"], facts["verbs"]["plugin"])
         if facts["gpus"] and reason:
             verbs.append((host, reason))
     peer = [

@@ -51,7 +51,12 @@ def facts(request: dict[str, Any], root: Path = Path("/")) -> dict[str, Any]:
         "interfaces": _interfaces(root),
         "rdma": _rdma(root),
         "peer_memory": any((root / "sys/module" / name).exists() for name in ("nvidia_peermem", "nv_peer_mem")),
-        "verbs": {"devices": any((root / "dev/infiniband").glob("uverbs*")), "library": _loads("libibverbs.so.1")},
+        "verbs": {
+            "devices": any((root / "dev/infiniband").glob("uverbs*")),
+            "library": _loads("libibverbs.so.1"),
+            "efa": any(p.resolve().name == "efa" for p in (root / "sys/class/infiniband").glob("*/device/driver")),
+            "plugin": _loads("libnccl-net.so"),
+        },
         "gpus": _gpus(),
         "gpu_bus": _gpu_bus(root),
         "unresolved": [name for name in request.get("hosts", ()) if not _resolves(name)],

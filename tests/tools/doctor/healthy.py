@@ -31,7 +31,7 @@ HEALTHY = {
     },
     "rdma": [{"device": "mlx5_0", "active": True, "link": "Ethernet", "rate": "40 Gb/sec (4X QDR)"}],
     "peer_memory": True,
-    "verbs": {"devices": True, "library": True},
+    "verbs": {"devices": True, "library": True, "efa": False, "plugin": False},
     "gpus": [GPU, GPU | {"index": "1"}],
     "gpu_bus": ["0000:1a:00.0", "0000:1b:00.0"],
     "unresolved": [],

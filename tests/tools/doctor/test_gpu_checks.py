@@ -44,12 +44,14 @@ def test_the_probe_reads_gpus_with_their_capability(tmp_path, nvidia_smi):
     files = {f"{device}:{bus}:00.0/vendor": "0x10de\n" for bus in ("1a", "86", "87", "90")}
     files |= {f"{device}:{bus}:00.0/class": "0x030200\n" for bus in ("1a", "86", "87")}
     files |= {f"{device}:90:00.0/class": "0x068000\n"}  # a switch of NVLink is no GPU
-    files |= {"dev/infiniband/uverbs0": ""}
+    files |= {"dev/infiniband/uverbs0": "", "sys/bus/pci/drivers/efa/bind": ""}
     tree(tmp_path, files)
+    (tmp_path / "sys/class/infiniband/rdmap0/device").mkdir(parents=True)
+    (tmp_path / "sys/class/infiniband/rdmap0/device/driver").symlink_to(tmp_path / "sys/bus/pci/drivers/efa")
     facts = probe.facts({}, tmp_path)
     assert [(g["compute_cap"], g["index"]) for g in facts["gpus"]] == [("7.0", "0"), ("6.1", "1")]
     assert facts["gpu_bus"] == ["0000:1a:00.0", "0000:86:00.0", "0000:87:00.0"]
-    assert facts["verbs"]["devices"] is True
+    assert (facts["verbs"]["devices"], facts["verbs"]["efa"]) == (True, True)
     assert facts["build"]["is_cuda_build"] is False, "the tests run with TensorFlow for CPUs"
 
 
@@ -78,13 +80,17 @@ def test_gpus_are_held_against_the_kernels_of_tensorflow_and_cudnn(nvidia_smi, t
     assert text in finding.message
 
 
+VERBS = {"devices": True, "library": True, "efa": False, "plugin": True}
+
+
 @pytest.mark.parametrize(
     ("change", "check", "level", "text"),
     [
         ({"build": {"is_cuda_build": False}}, "GPU kernels", FAIL, "b: this TensorFlow is built for the CPU"),
         ({"gpus": [GPU | {"driver_version": "470.8"}] * 2}, "driver and CUDA", FAIL, "470.8 is too old for CUDA 12"),
-        ({"verbs": {"devices": False, "library": True}}, "RDMA libraries", WARN, "b: its RDMA adapters have no"),
-        ({"verbs": {"devices": True, "library": False}}, "RDMA libraries", WARN, "but no libibverbs"),
+        ({"verbs": VERBS | {"devices": False}}, "RDMA libraries", WARN, "b: its RDMA adapters have no"),
+        ({"verbs": VERBS | {"library": False}}, "RDMA libraries", WARN, "but no libibverbs"),
+        ({"verbs": VERBS | {"efa": True, "plugin": False}}, "RDMA libraries", WARN, "EFA adapters need libnccl-net.so"),
     ],
 )  # fmt: skip
 def test_one_wrong_fact_about_gpus_gives_one_finding(change, check, level, text):
