@@ -135,7 +135,7 @@ class Table:
         """What the arm's rule says of the rows so far; of an arm without a row that it was not run."""
         row = self.rows.get(arm.name, {"status": NOT_RUN})
         if row["status"] != MEASURED:
-            return " ".join(filter(None, [row["status"], row.get("reason", "")]))
+            return ": ".join(filter(None, [row["status"], row.get("reason", "")]))
         measured = {name: found for name, found in self.rows.items() if found["status"] == MEASURED}
         return arm.judge(arm.name, measured, self.machine)
 
@@ -247,7 +247,7 @@ def _finish(running: list[Running], table: Table, options: argparse.Namespace, d
             late = now > deadline or (now - one.since > one.arm.seconds and not one.ready())
             if late and one.process.poll() is None:
                 one.end()
-                table.add(one.arm, {"status": CUT, "reason": "by the time limit"})
+                table.add(one.arm, {"status": CUT, "reason": "time limit"})
                 running.remove(one)
             elif one.process.poll() is not None:
                 table.add(one.arm, _outcome(one))
@@ -263,7 +263,7 @@ def _outcome(one: Running) -> Row:
     """What an arm leaves: the JSON of a benchmark, the summary of a training, or its exit code alone."""
     said = (one.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
     if one.process.returncode:
-        return {"status": FAILED, "reason": f"with code {one.process.returncode}: {scaling.reason(said)[:200]}"}
+        return {"status": FAILED, "reason": f"code {one.process.returncode}: {scaling.reason(said)[:200]}"}
     row: Mapping[str, Any] = {}
     for name in ("row.json", "run/summary.json"):
         if (one.folder / name).exists():

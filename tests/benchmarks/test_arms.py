@@ -44,7 +44,7 @@ def test_arms_are_timed_one_after_the_other_and_one_that_fails_is_named(run, tmp
     broken = fake("broken", "print('ValueError: no kernel'); raise SystemExit(3)")
     rows = run(fake("a", TIMED), broken, fake("b", TIMED), fake("c", "pass", timed=False))
     assert [row["status"] for row in rows.values()] == ["measured", "failed", "measured", "measured"]
-    assert rows["broken"]["verdict"] == "failed with code 3: ValueError: no kernel"
+    assert rows["broken"]["verdict"] == "failed: code 3: ValueError: no kernel"
     spans = sorted((rows[name]["began"], rows[name]["ended"]) for name in "ab")
     assert spans[0][1] <= spans[1][0]
     text = (tmp_path / "out" / "arms.md").read_text()
@@ -58,7 +58,7 @@ def test_at_the_end_of_the_time_what_runs_is_cut_and_the_rest_is_named(run, monk
     rows = run(fake("hangs", "import time; time.sleep(60)", alone=True), fake("later", "pass"), minutes=2 / 60)
     assert time.monotonic() - began < 10
     assert {name: row["verdict"] for name, row in rows.items()} == {
-        "hangs": "cut by the time limit", "later": "not run"}  # fmt: skip
+        "hangs": "cut: time limit", "later": "not run"}  # fmt: skip
 
 
 def test_an_arm_that_never_gets_ready_is_cut_alone(run):
@@ -68,9 +68,9 @@ def test_an_arm_that_never_gets_ready_is_cut_alone(run):
 
 def test_a_second_start_runs_what_is_missing(run, tmp_path):
     once = f"import pathlib; pathlib.Path('{tmp_path}/once').mkdir()"
-    rows = run(fake("once", once, alone=True), fake("absent", "pass", needs="no_such_module"))
-    assert rows["absent"]["verdict"] == "not run python3 has no no_such_module"
-    rows = run(fake("once", once), fake("absent", "pass"))
+    rows = run(fake("once", once, alone=True), fake("data", "'{fashion}'"))
+    assert rows["data"]["verdict"] == "not run: needs --fashion_mnist=DIR"
+    rows = run(fake("once", once), fake("data", "'{fashion}'"), words=["--rehearse", "--fashion_mnist=/data"])
     assert [row["status"] for row in rows.values()] == ["measured", "measured"]
     rows = run(fake("once", once), words=["--rehearse", "--again"])
     assert rows["once"]["status"] == "failed"
@@ -113,6 +113,7 @@ BASE = {"images_per_second": 5000.0, "call_share": 0.3, "first_loss": 7.0, "expo
         ("digits_gpu", {"val_top1": 0.94}, "yes: top-1 94.00%, 1.00 points from digits_cpu"),
         ("digits_gpu", {"val_top1": 0.92}, "no: top-1 92.00%"),
         ("torch_compiled", {"peers": {"torch_compiled": {"images_per_second": 4000.0, "ratio": 1.25}}}, "1.25 times"),
+        ("jax", {"peers": {}}, "not installed"),
     ],
 )
 def test_the_rule_beside_an_arm_gives_its_verdict(name, row, verdict):
