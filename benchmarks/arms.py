@@ -136,8 +136,10 @@ class Table:
         row = self.rows.get(arm.name, {"status": NOT_RUN})
         if row["status"] != MEASURED:
             return ": ".join(filter(None, [row["status"], row.get("reason", "")]))
-        measured = {name: found for name, found in self.rows.items() if found["status"] == MEASURED}
-        return arm.judge(arm.name, measured, self.machine)
+        other = self.rows.get(arm.than, {"status": NOT_RUN})
+        if arm.than and other["status"] != MEASURED:
+            return f"no verdict: {arm.than} was not measured"
+        return arm.judge(row, other | {"arm": arm.than}, self.machine)
 
     def write(self) -> None:
         """Writes arms.json and arms.md, each whole or not at all."""

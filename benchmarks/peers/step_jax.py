@@ -1,4 +1,4 @@
-"""Implementation: JAX, ResNet v1.5 in NHWC, compiled as one program by XLA; weights in FP32, computation as asked."""
+"""Implementation: JAX, ResNet-50 v1.5 in NHWC, one program of XLA; weights in FP32, computation as asked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 from benchmarks._step_protocol import say, serve, settings
-from hybrid_imagenet.numerics.depths import BASIC, DEPTHS
 
 try:
     import jax
@@ -16,94 +15,85 @@ except ImportError:
     say(skipped="JAX is not installed here; name an interpreter that has it with --torch_python=PATH")
     sys.exit(0)
 
-_LOSS_SCALE = 1024.0  # of FP16
+_LOSS_SCALE = 1024.0
 _KINDS = {"float32": jnp.float32, "mixed_bfloat16": jnp.bfloat16, "mixed_float16": jnp.float16}
+_STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
+Weights = list[jax.Array]
 
 
 class Network:
-    """Makes weights when it is first called, with weights=None, and reads them in the same order afterwards."""
+    """ResNet-50; `apply` makes the weights when it is called without, and reads them in the same order with them."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.options, self.kind = options, _KINDS[options["precision"]]
-        self.weights: list[jax.Array] = []
-        self.given: Any = None
+    def __init__(self, kind: Any, classes: int) -> None:
+        """Computes in a type; `made` are the weights."""
+        self.kind, self.classes = kind, classes
+        self.made: Weights = []
+        self.given = iter(self.made)
 
-    def weight(self, shape: tuple[int, ...], value: float | None = None) -> jax.Array:
-        """The next weight: constant, or normal by the number of inputs."""
-        if self.given is not None:
-            return next(self.given)
-        made = jax.random.normal(jax.random.key(len(self.weights)), shape) * math.sqrt(2 / math.prod(shape[:-1]))
-        self.weights.append(made if value is None else jnp.full(shape, value))
-        return self.weights[-1]
+    def weight(self, *shape: int, value: float | None = None) -> jax.Array:
+        """The next weight: new ones are constant, or normal by the number of inputs."""
+        if (given := next(self.given, None)) is not None:
+            return given
+        normal = jax.random.normal(jax.random.key(len(self.made)), shape) * math.sqrt(2 / math.prod(shape[:-1]))
+        self.made.append(normal if value is None else jnp.full(shape, value))
+        return self.made[-1]
 
     def conv_norm(self, x: jax.Array, outputs: int, size: int, stride: int = 1) -> jax.Array:
         """A convolution and batch normalization, whose statistics are in FP32."""
-        kernel = self.weight((size, size, x.shape[-1], outputs)).astype(self.kind)
+        kernel = self.weight(size, size, x.shape[-1], outputs).astype(self.kind)
         padding = [(size // 2, size // 2)] * 2
-        y = jax.lax.conv_general_dilated(
-            x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-        scale, offset = self.weight((outputs,), 1.0), self.weight((outputs,), 0.0)
+        layout = ("NHWC", "HWIO", "NHWC")
+        y = jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=layout)
+        scale, offset = self.weight(outputs, value=1.0), self.weight(outputs, value=0.0)
         wide = y.astype(jnp.float32)
         mean = wide.mean((0, 1, 2))
         variance = (wide * wide).mean((0, 1, 2)) - mean * mean
         return ((wide - mean) * (scale * jax.lax.rsqrt(variance + 1e-5)) + offset).astype(self.kind)
 
-    def __call__(self, given: list[jax.Array] | None, x: jax.Array) -> jax.Array:
+    def apply(self, weights: Weights, x: jax.Array) -> jax.Array:
         """Images [b, s, s, 3] to logits, float32 [b, classes]."""
-        self.given = None if given is None else iter(given)
-        options = self.options
-        large, basic = options["stem"] == "imagenet", options["model"] in BASIC
-        x = self.conv_norm(
-            x.astype(self.kind), options["width"], 7 if large else 3, 1 if options["stem"] == "3x3" else 2
-        )
-        x = jax.nn.relu(x)
-        if large:
-            low = jnp.array(-jnp.inf, self.kind)
-            x = jax.lax.reduce_window(x, low, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0)))
-        for stage, count in enumerate(DEPTHS[options["model"]]):
+        self.given = iter(weights)
+        x = jax.nn.relu(self.conv_norm(x.astype(self.kind), 64, 7, 2))
+        low, padding = jnp.array(-jnp.inf, self.kind), ((0, 0), (1, 1), (1, 1), (0, 0))
+        x = jax.lax.reduce_window(x, low, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding)
+        for count, width in _STAGES:
             for index in range(count):
-                x = self.block(x, options["width"] * 2**stage, 2 if stage and not index else 1, basic)
-        logits = x.astype(jnp.float32).mean((1, 2)) @ self.weight((x.shape[-1], options["num_classes"]))
-        return logits + self.weight((options["num_classes"],), 0.0)
-
-    def block(self, x: jax.Array, width: int, stride: int, basic: bool) -> jax.Array:
-        """3x3 and 3x3, or 1x1, 3x3, 1x1; projection where the shape changes."""
-        outputs = width if basic else 4 * width
-        y = x if basic else jax.nn.relu(self.conv_norm(x, width, 1))
-        y = jax.nn.relu(self.conv_norm(y, width, 3, stride))
-        y = self.conv_norm(y, outputs, 3 if basic else 1)
-        same = stride == 1 and x.shape[-1] == outputs
-        return jax.nn.relu(y + (x if same else self.conv_norm(x, outputs, 1, stride)))
+                stride = 2 if width > 64 and index == 0 else 1
+                y = jax.nn.relu(self.conv_norm(x, width, 1))
+                y = jax.nn.relu(self.conv_norm(y, width, 3, stride))
+                y = self.conv_norm(y, 4 * width, 1)
+                x = jax.nn.relu(y + (x if index else self.conv_norm(x, 4 * width, 1, stride)))
+        means = x.astype(jnp.float32).mean((1, 2))
+        return means @ self.weight(means.shape[-1], self.classes) + self.weight(self.classes, value=0.0)
 
 
 def main() -> None:
     """Builds the network and serves steps, on a GPU where JAX sees one."""
     options = settings()
-    network = Network(options)
-    size = options["image_size"]
-    images = jax.random.normal(jax.random.key(0), (options["batch"], size, size, 3))
+    if (options["model"], options["width"], options["stem"]) != ("resnet50", 64, "imagenet"):
+        say(skipped="the JAX implementation is a ResNet-50; leave it out of --peers")
+        return
+    network = Network(_KINDS[options["precision"]], options["num_classes"])
+    images = jax.random.normal(jax.random.key(0), (options["batch"], options["image_size"], options["image_size"], 3))
     labels = jax.random.randint(jax.random.key(1), (options["batch"],), 0, options["num_classes"])
-    network(None, images[:1])
-    scale = _LOSS_SCALE if options["precision"] == "mixed_float16" else 1.0
+    network.apply([], images[:1])
 
-    def scaled_loss(weights: list[jax.Array], images: jax.Array, labels: jax.Array) -> jax.Array:
-        scores = jax.nn.log_softmax(network(weights, images))
-        return -scale * jnp.take_along_axis(scores, labels[:, None], 1).mean()
+    def scaled_loss(weights: Weights, images: jax.Array, labels: jax.Array) -> jax.Array:
+        scores = jax.nn.log_softmax(network.apply(weights, images))
+        return -_LOSS_SCALE * jnp.take_along_axis(scores, labels[:, None], 1).mean()
 
-    def step(state: tuple[list[jax.Array], list[jax.Array]], *batch: jax.Array) -> tuple[Any, jax.Array]:
-        weights, momenta = state
+    def step(weights: Weights, momenta: Weights, *batch: jax.Array) -> tuple[Weights, Weights, jax.Array]:
         loss, gradients = jax.value_and_grad(scaled_loss)(weights, *batch)
-        momenta = [0.9 * m + g / scale for m, g in zip(momenta, gradients, strict=True)]
-        return ([w - 1e-3 * m for w, m in zip(weights, momenta, strict=True)], momenta), loss / scale
+        momenta = [0.9 * m + g / _LOSS_SCALE for m, g in zip(momenta, gradients, strict=True)]
+        return [w - 1e-3 * m for w, m in zip(weights, momenta, strict=True)], momenta, loss / _LOSS_SCALE
 
-    compiled = jax.jit(step, donate_argnums=0)
-    state = (network.weights, [jnp.zeros_like(weight) for weight in network.weights])
+    compiled = jax.jit(step, donate_argnums=(0, 1))
+    state = (network.made, [jnp.zeros_like(weight) for weight in network.made])
 
     def run(steps: int) -> float:
         nonlocal state
         for _ in range(steps):
-            state, loss = compiled(state, images, labels)
+            *state, loss = compiled(*state, images, labels)
         return float(loss)
 
     serve(run, name="jax", version=f"jax {jax.__version__}")

@@ -93,22 +93,32 @@ def test_memory_bounds_what_runs_side_by_side():
 BASE = {"images_per_second": 5000.0, "call_share": 0.3, "first_loss": 7.0, "exposed_seconds": 0.002, "val_top1": 0.95}
 
 
+@pytest.fixture
+def verdict(tmp_path):
+    def verdict(name, **rows):
+        """What the table says of an arm when these rows were measured."""
+        table = arms.Table(tmp_path, ARMS, MACHINE)
+        table.rows = {key: row | {"status": arms.MEASURED} for key, row in rows.items()}
+        return table.verdict({arm.name: arm for arm in ARMS}[name])
+
+    return verdict
+
+
 @pytest.mark.parametrize(
-    ("name", "row", "verdict"),
+    ("name", "row", "expected"),
     [
         ("base", {}, "63% of the published 7,950 images/s"),
         ("base", {}, "calls return after 0.30 of a step"),
         ("base", {"call_share": 0.9}, "calls wait for the device"),
-        ("fuse", {"images_per_second": 5150.0}, "yes: 1.030 times as fast"),
-        ("fuse", {"images_per_second": 5050.0}, "no: 1.010 times as fast"),
+        ("fuse", {"images_per_second": 5150.0}, "yes: 1.030 times base"),
+        ("fuse", {"images_per_second": 5050.0}, "no: 1.010 times base"),
         ("fuse", {"images_per_second": 5150.0, "first_loss": 7.1}, "no: losses are 1.4e-02 apart"),
         ("jit_compile", {"images_per_second": 5100.0}, "no: 1.020"),
         ("jit_compile", {"images_per_second": 5160.0}, "yes: 1.032"),
-        ("again", {"images_per_second": 4950.0}, "1.0% from base"),
-        ("lu_fp16_128", {"images_per_second": 2754.0}, "2.00 times 1,377"),
+        ("again", {"images_per_second": 4950.0}, "0.990 times base"),
         ("loop", {"ratio": 0.98, "validation": {"share_of_training": 0.3}}, "yes: 98.0% of the step"),
         ("loop", {"ratio": 0.96, "validation": {"share_of_training": 0.3}}, "no: 96.0% of the step"),
-        ("ranks2_tensorflow", {"exposed_seconds": 0.001}, "yes: 1.0 ms exposed, 2.0 with ranks2"),
+        ("ranks2_tensorflow", {"exposed_seconds": 0.001}, "yes: 1.0 ms exposed, 2.0 ms exposed with ranks2"),
         ("ranks2_tensorflow", {"exposed_seconds": 0.004}, "no: 4.0 ms exposed"),
         ("digits_gpu", {"val_top1": 0.94}, "yes: top-1 94.00%, 1.00 points from digits_cpu"),
         ("digits_gpu", {"val_top1": 0.92}, "no: top-1 92.00%"),
@@ -116,16 +126,14 @@ BASE = {"images_per_second": 5000.0, "call_share": 0.3, "first_loss": 7.0, "expo
         ("jax", {"peers": {}}, "not installed"),
     ],
 )
-def test_the_rule_beside_an_arm_gives_its_verdict(name, row, verdict):
-    (arm,) = [arm for arm in ARMS if arm.name == name]
-    rows = dict.fromkeys(("base", "ranks2", "digits_cpu"), BASE) | {name: BASE | row}
-    assert verdict in arm.judge(name, rows, MACHINE)
-    assert "expected" not in arm.judge(name, rows, MACHINE)
+def test_the_rule_beside_an_arm_gives_its_verdict(verdict, name, row, expected):
+    said = verdict(name, **(dict.fromkeys(("base", "ranks2", "digits_cpu"), BASE) | {name: BASE | row}))
+    assert expected in said
+    assert "as expected" not in said
 
 
-def test_without_the_arm_that_it_is_compared_with_there_is_no_verdict():
-    (fuse,) = [arm for arm in ARMS if arm.name == "fuse"]
-    assert fuse.judge("fuse", {"fuse": BASE}, MACHINE) == "no verdict: base was not measured"
+def test_without_the_arm_that_it_is_compared_with_there_is_no_verdict(verdict):
+    assert verdict("fuse", fuse=BASE) == "no verdict: base was not measured"
 
 
 @pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
