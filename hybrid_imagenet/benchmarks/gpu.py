@@ -90,7 +90,7 @@ def climb(options: argparse.Namespace, flags: Sequence[str]) -> Row:
     report: Row = {
         "benchmark": "gpu", "date": datetime.date.today().isoformat(), "hosts": options.hosts,
         "flags": list(map(without_secrets, flags)), "facts": {}, "findings": [], "rungs": {},
-        "expected": None, "expected_from": "", "reached": [], "fused": None, "notes": [], "error": "",
+        "expected": None, "expected_from": "", "reached": [], "notes": [], "error": "",
     }  # fmt: skip
     try:
         configuration.resolve(_with_defaults(flags, None))
@@ -112,15 +112,8 @@ def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str]) -> No
     flags = _with_defaults(flags, key)
     report["flags"] = list(map(without_secrets, flags))
     print(f"2. one GPU{'' if gpu else ' (no GPU: CPU figures)'}", flush=True)
-    report["rungs"]["one GPU"] = alone = measure(1, f"{first}:1", flags, options)
+    report["rungs"]["one GPU"] = measure(1, f"{first}:1", flags, options)
     _expect(report, key)
-    if gpu and alone["precision"] == "mixed_float16":
-        print("   the same with --fuse_relu_gradients", flush=True)
-        try:
-            fused = measure(1, f"{first}:1", [*flags, "--fuse_relu_gradients"], options)
-            report["fused"] = fused["images_per_second"]
-        except UserError as error:
-            report["fused"] = str(error)
     if slots[first] > 1:
         print(f"3. one host: {slots[first]} ranks", flush=True)
         report["rungs"]["one host"] = measure(slots[first], f"{first}:{slots[first]}", flags, options)
@@ -235,11 +228,6 @@ def _lines(report: Row) -> Iterator[str]:
         yield f"published: {report['expected']:,.0f} images/s ({report['expected_from']})"
     for before in report["reached"]:
         yield f"this program before: {before['images_per_second']:,.0f} at batch {before['batch']}"
-    if isinstance(report["fused"], str):
-        yield f"--fuse_relu_gradients does not run on this GPU: {report['fused']}"
-    elif report["fused"] is not None:
-        ratio = report["fused"] / alone["images_per_second"]
-        yield f"with --fuse_relu_gradients {report['fused']:,.1f} images/s: {ratio:.3f} times as fast"
     yield from report["notes"]
     if report["expected"] and not report["notes"] and not report["error"]:
         yield "the speed is as expected"
