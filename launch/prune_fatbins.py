@@ -1,8 +1,8 @@
-"""prune_fatbins.py CAPABILITY LIBRARY...: blanks the GPU code of other GPUs in shared libraries, in place.
+"""prune_fatbins.py CAPABILITY LIBRARY...: takes the code for other GPUs out of shared libraries, in place.
 
 A library holds containers of GPU code ("fatbins") in sections of their own, each with an entry for each kind of GPU.
-The driver reads the headers of the entries and takes the one for its GPU. Here the headers stay, and the code for other
-GPUs becomes zeros, which compress to nothing. Where no entry is for the GPU, PTX that it can compile stays.
+Here a container keeps the entries for one GPU, or where it has none, PTX that the driver can compile for it. What they
+leave are zeros behind the container's end, so that nothing else of the library moves; they compress to nothing.
 The form is that of nv_fatbin files of CUDA 11 to 13, as cuobjdump lists them:
 
     container: magic 0xBA55ED50 (uint32), version, header bytes (uint16 each), bytes that follow (uint64)
@@ -21,32 +21,38 @@ from pathlib import Path
 _MAGIC = struct.pack("<I", 0xBA55ED50)
 _CONTAINER = struct.Struct("<IHHQ")
 _ENTRY = struct.Struct("<HHIQ")
-_CAPABILITY_AT = 28
+_SIZE_AT, _CAPABILITY_AT = 8, 28
+Entry = tuple[int, int, int, int]  # kind, capability, first byte and end
 _PTX, _MACHINE_CODE = 1, 2
 _SECTIONS = (b".nv_fatbin", b"__nv_relfatbin")
 
 
 def prune(library: Path, capability: int) -> int:
-    """Blanks code in a library; returns the bytes.
+    """Takes entries out of the containers of a library; returns their bytes, which become zeros.
 
     Raises:
       ValueError: if a container has another form.
     """
-    blanked = 0
+    removed = 0
     with library.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
         for start, end in _sections(data):
             place = data.find(_MAGIC, start, end)
             while place >= 0:
                 _, _, header, size = _CONTAINER.unpack_from(data, place)
-                entries = list(_entries(data, place + header, place + header + size))
-                ready = any(_runs(kind, code, capability) for kind, code, _, _ in entries)
-                for kind, code, first, length in entries:
-                    compiled = not ready and kind == _PTX and code <= capability
-                    if not compiled and not _runs(kind, code, capability):
-                        data[first : first + length] = bytes(length)
-                        blanked += length
-                place = data.find(_MAGIC, place + header + size, end)
-    return blanked
+                first, behind = place + header, place + header + size
+                kept = b"".join(data[a:b] for a, b in _kept(list(_entries(data, first, behind)), capability))
+                data[first:behind] = kept.ljust(size, b"\0")
+                struct.pack_into("<Q", data, place + _SIZE_AT, len(kept))
+                removed += size - len(kept)
+                place = data.find(_MAGIC, behind, end)
+    return removed
+
+
+def _kept(entries: list[Entry], capability: int) -> list[tuple[int, int]]:
+    """First byte and end of the entries for a GPU, else of those that it can compile, else of the smallest one."""
+    ready = [(a, b) for kind, code, a, b in entries if _runs(kind, code, capability)]
+    compiled = [(a, b) for kind, code, a, b in entries if kind == _PTX and code <= capability]
+    return ready or compiled or sorted(((a, b) for _, _, a, b in entries), key=lambda span: span[1] - span[0])[:1]
 
 
 def _runs(kind: int, code: int, capability: int) -> bool:
@@ -54,14 +60,14 @@ def _runs(kind: int, code: int, capability: int) -> bool:
     return kind == _MACHINE_CODE and code // 10 == capability // 10 and code <= capability
 
 
-def _entries(data: mmap.mmap, place: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Kind, capability, first byte and bytes of the code of each entry of a container."""
+def _entries(data: mmap.mmap, place: int, end: int) -> Iterator[Entry]:
+    """The entries of a container."""
     while place < end:
         kind, _, header, length = _ENTRY.unpack_from(data, place)
         if kind not in (_PTX, _MACHINE_CODE) or header <= _CAPABILITY_AT or place + header + length > end:
             raise ValueError(f"byte {place}: not an entry of GPU code")
         (code,) = struct.unpack_from("<I", data, place + _CAPABILITY_AT)
-        yield kind, code, place + header, length
+        yield kind, code, place, place + header + length
         place += header + length
 
 
@@ -82,12 +88,12 @@ def main() -> int:
     """Prunes the libraries that the command line names."""
     for word in sys.argv[2:]:
         try:
-            blanked = prune(Path(word), int(sys.argv[1]))
+            removed = prune(Path(word), int(sys.argv[1]))
         except ValueError as error:
             print(f"error: {word}: {error}", file=sys.stderr)
             return 1
-        if blanked:
-            print(f"{Path(word).name}: {blanked / 2**20:.0f} MiB of code for other GPUs", file=sys.stderr)
+        if removed:
+            print(f"{Path(word).name}: {removed / 2**20:.0f} MiB of code for other GPUs", file=sys.stderr)
     return 0
 
 
