@@ -169,22 +169,23 @@ class Table:
 
 @dataclasses.dataclass
 class Running:
-    """An arm whose process runs; `since` is when it started, or was told to go."""
+    """An arm whose process runs; `since` is when it started, or was told to go, `beside` how many then warmed up."""
 
     arm: Arm
     folder: Path
     process: subprocess.Popen[bytes]
     since: float
     going: bool = False
+    beside: int = 0
 
     def ready(self) -> bool:
         """Whether it waits for its turn."""
         return not self.going and (self.folder / turn.READY).exists()
 
-    def go(self) -> None:
-        """Lets it be timed."""
+    def go(self, beside: int) -> None:
+        """Lets it be timed while so many arms still warm up."""
         (self.folder / turn.GO).touch()
-        self.going, self.since = True, time.monotonic()
+        self.going, self.beside, self.since = True, beside, time.monotonic()
 
     def end(self) -> None:
         """Ends its processes."""
@@ -246,18 +247,21 @@ def _finish(running: list[Running], table: Table, options: argparse.Namespace, d
     while running:
         now = time.monotonic()
         for one in list(running):
-            late = now > deadline or (now - one.since > one.arm.seconds and not one.ready())
-            if late and one.process.poll() is None:
-                one.end()
-                table.add(one.arm, {"status": CUT, "reason": "time limit"})
-                running.remove(one)
-            elif one.process.poll() is not None:
-                table.add(one.arm, _outcome(one))
-                running.remove(one)
+            if one.process.poll() is not None:
+                row = _outcome(one)
+            elif now > deadline:
+                row = {"status": NOT_RUN, "reason": "cut at the end of --minutes"}
+            elif now - one.since > one.arm.seconds and not one.ready():
+                row = {"status": CUT, "reason": f"took more than {one.arm.seconds:.0f} s"}
+            else:
+                continue
+            one.end()
+            table.add(one.arm, row)
+            running.remove(one)
         warming = [one for one in running if not one.going and not one.ready()]
         if not any(one.going for one in running) and (not warming or now - began > options.patience):
             for one in [one for one in running if one.ready()][:1]:
-                one.go()
+                one.go(len(warming))
         time.sleep(_LOOK_SECONDS)
 
 
@@ -270,4 +274,4 @@ def _outcome(one: Running) -> Row:
     for name in ("row.json", "run/summary.json"):
         if (one.folder / name).exists():
             row = files.read_json(one.folder / name)
-    return {**scaling.result(said), **row, "status": MEASURED}
+    return {**scaling.result(said), **row, "beside": one.beside, "status": MEASURED}

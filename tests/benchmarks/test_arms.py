@@ -58,7 +58,7 @@ def test_at_the_end_of_the_time_what_runs_is_cut_and_the_rest_is_named(run, monk
     rows = run(fake("hangs", "import time; time.sleep(60)", alone=True), fake("later", "pass"), minutes=2 / 60)
     assert time.monotonic() - began < 10
     assert {name: row["verdict"] for name, row in rows.items()} == {
-        "hangs": "cut: time limit", "later": "not run"}  # fmt: skip
+        "hangs": "not run: cut at the end of --minutes", "later": "not run"}  # fmt: skip
 
 
 def test_an_arm_that_never_gets_ready_is_cut_alone(run):
