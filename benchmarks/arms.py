@@ -45,10 +45,10 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(list(argv))
     deadline = time.monotonic() + 60 * options.minutes - _RESERVED_SECONDS
     arms = _chosen(options)
-    table = Table(Path(options.out), arms, _machine())
+    table = Table(Path(options.out), ARMS, _machine())
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the arms too
     try:
-        run(table, options, deadline)
+        run(arms, table, options, deadline)
     finally:
         signal.signal(signal.SIGTERM, before)
         table.write()
@@ -196,9 +196,9 @@ class Running:
                 self.process.wait(_GRACE_SECONDS)
 
 
-def run(table: Table, options: argparse.Namespace, deadline: float) -> None:
-    """Runs the arms that the table lacks in waves, until all have ended or the time is over."""
-    waiting = [arm for arm in table.arms if options.again or arm.name not in table.rows]
+def run(arms: Sequence[Arm], table: Table, options: argparse.Namespace, deadline: float) -> None:
+    """Runs those arms that the table lacks in waves, until all have ended or the time is over."""
+    waiting = [arm for arm in arms if options.again or arm.name not in table.rows]
     table.rows = {name: row for name, row in table.rows.items() if name not in {arm.name for arm in waiting}}
     for arm in list(waiting):
         if missing := arm.missing(options):
