@@ -68,7 +68,7 @@ def _base(row: Row, other: Row, machine: Row) -> str:
         share = row["images_per_second"] / peer.images_per_second
         said = [f"{share:.0%} of the published {peer.images_per_second:,.0f} images/s ({peer.source})"]
     said.append(f"calls return after {row['call_share']:.2f} of a step")
-    if row["call_share"] > _CALLS_WAIT:
+    if machine["gpu"] and row["call_share"] > _CALLS_WAIT:
         said.append("calls wait for the device: look for copies to the host")
     return "; ".join(said)
 
