@@ -148,9 +148,9 @@ blank_other_gpus() {
 # spare_libraries STAGE: what the libraries of the stage need from this system, but glibc, for machines that lack it.
 spare_libraries() {
   local here
-  find "$1" -name '*.so*' -type f -print0 | xargs -0 -P "$(nproc)" -n 40 ldd 2>/dev/null |
+  { find "$1" -name '*.so*' -type f -print0 | xargs -0 -P "$(nproc)" -n 40 ldd 2>/dev/null || true; } | # some are static
     awk '$2 == "=>" && $3 ~ "^/(usr/)?lib" { print $3 }' | sort -u |
-    grep -vE '/(ld-linux|libc|libm|libdl|librt|libpthread|libutil|libresolv|libnsl|libcuda|libnvidia)[-.a-z0-9_]*\.so' |
+    { grep -vE '/(ld-[^/]*|lib(c|m|mvec|dl|rt|pthread|util|resolv|nsl|anl|cuda|nvidia[^/]*))\.so' || true; } |
     while read -r here; do cp -L "$here" "$1/python/spare/"; done
 }
 

@@ -259,13 +259,15 @@ def training_step(
     import numpy as np
     import tensorflow as tf
 
+    from hybrid_imagenet.numerics import augment
     from hybrid_imagenet.training import build
 
     model = build.model(config, precision, classes, everyone)
     optimizer = build.optimizer(config, precision, model, reducer)
     train = build.train_step(config, precision, model, optimizer, reducer)
     random = np.random.default_rng(everyone.rank)
-    shape = [config.per_gpu_batch, config.image_size, config.image_size, 3]
+    side = augment.host_stage(config.augmentation, config.image_size).side
+    shape = [config.per_gpu_batch, side, side, 3]
     batch = {
         "image": tf.constant(random.integers(0, 256, shape, dtype=np.uint8)),
         "label": tf.constant(random.integers(0, classes, shape[:1])),
