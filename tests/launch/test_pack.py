@@ -50,7 +50,7 @@ def test_what_was_packed_runs_at_another_place(packed, environment_dir, tmp_path
         assert result.returncode == 0, result.stderr
         assert run(target / ".venv/bin/tool").stdout.strip() == f"{target}/.venv"
         program = "import hybrid_imagenet, ssl, sys; print(hybrid_imagenet.__file__, sys.base_prefix)"
-        where = run(target / ".venv/bin/python", "-c", program).stdout.split()
+        where = run(target / ".venv/bin/python", "-c", program, cwd=tmp_path, PYTHONPATH="").stdout.split()
         assert where == [f"{target}/hybrid_imagenet/__init__.py", f"{target}/python"]
         (site,) = target.glob(".venv/lib/python3.*/site-packages")
         assert not (site / "cmake").exists() and (site / "mine/kept").exists()
