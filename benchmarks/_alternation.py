@@ -1,4 +1,4 @@
-"""Times the loop of a run and its bare step in turns, for `benchmarks loop`."""
+"""Times the loop of a run and its bare step in turns, for `python -m benchmarks loop`."""
 
 from __future__ import annotations
 

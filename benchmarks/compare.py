@@ -1,4 +1,4 @@
-"""`benchmarks compare OLD.json NEW.json`: lists measures that became slower or larger between two runs of a benchmark.
+"""Lists measures that became slower or larger between two runs of a benchmark.
 
 Where both files hold the same peers, the machine's own drift, judged by them, is taken out of the rates first.
 The exit code is 1 when anything is worse by more than the tolerance.
@@ -92,7 +92,7 @@ def load(path: str) -> Any:
 
 def main(argv: Sequence[str]) -> int:
     """Prints the table and tells by the exit code whether anything became worse."""
-    parser = command_line.Parser("bench compare", (__doc__ or "").split("\n")[0])
+    parser = command_line.Parser(prog="python -m benchmarks compare", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("old", help="JSON file of the earlier run")
     parser.add_argument("new", help="JSON file of the later run")
     parser.add_argument("--tolerance", type=float, default=0.05, help="share by which a measure may be worse")

@@ -1,4 +1,4 @@
-"""`benchmarks loop`: the whole training loop beside the bare step, in one process.
+"""The whole training loop beside the bare step, in one process.
 
     python -m benchmarks loop --json=loop.json -- --per_gpu_batch=16 --precision=float32
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.Parser("bench loop", (__doc__ or "").split("\n")[0])
+    parser = command_line.Parser(prog="python -m benchmarks loop", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=10, help="steps per turn, and between records (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each (%(default)s)")
     parser.add_argument("--json", help="file for the result")

@@ -1,4 +1,4 @@
-"""`benchmarks optimizer`: milliseconds per update of ResNet-50's 161 tensors, beside Keras's own optimizers.
+"""Milliseconds per update of ResNet-50's 161 tensors, beside Keras's own optimizers.
 
 All implementations are built in one process and take turns, so that whatever else the machine does meets all of them.
 Gradients lie on the device. Our optimizers add up their squares too, to see whether they are finite; what that costs
@@ -121,7 +121,7 @@ def implementations(grads: Sequence[tf.Variable], weights: Sequence[Any]) -> lis
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Reads the command line."""
-    parser = command_line.Parser("bench optimizer", (__doc__ or "").split("\n")[0])
+    parser = command_line.Parser(prog="python -m benchmarks optimizer", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=20, help="updates of each implementation")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of TensorFlow")
     parser.add_argument("--json", help="file for the result")

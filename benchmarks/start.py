@@ -1,4 +1,4 @@
-"""`benchmarks start`: how long --help takes, and a job of two ranks from its launch to the end of its first step.
+"""How long --help takes, and a job of two ranks from its launch to the end of its first step.
 
     python -m benchmarks start --json=start.json
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.Parser("bench start", (__doc__ or "").split("\n")[0])
+    parser = command_line.Parser(prog="python -m benchmarks start", description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "--launcher",
         help="what starts the ranks, such as `horovodrun -np 2` or `hybrid-imagenet run -np 2 --` (launch/local.sh)",

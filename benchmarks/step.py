@@ -1,4 +1,4 @@
-"""`python -m benchmarks step`: throughput of a ResNet's training step, in images per second.
+"""Throughput of a ResNet's training step, in images per second.
 
 Each implementation runs in a process that is warmed up first. Then they take turns, a few steps each, so that other
 load on the machine slows all of them. The figure is the median over the rounds. `bench scaling --ranks=1` times the

@@ -21,11 +21,8 @@ COMMANDS = {
     "stop": ("hybrid_imagenet.tools.runs:stop", "ask a run to save and stop"),
     "evaluate": ("hybrid_imagenet.tools.evaluate", "loss, top-1 and top-5 of a trained network on a dataset"),
     "predict": ("hybrid_imagenet.tools.predict", "the most probable classes of images"),
-    "export": (
-        "hybrid_imagenet.tools.export",
-        "convert a network: ONNX, Keras, SavedModel, torchvision",
-    ),
-    "data": ("hybrid_imagenet.tools.data.command", "prepare, check or show a dataset"),
+    "export": ("hybrid_imagenet.tools.export", "convert a network: ONNX, Keras, SavedModel"),
+    "data": ("hybrid_imagenet.tools.data.command", "prepare or check a dataset"),
     "doctor": ("hybrid_imagenet.tools.doctor.command", "check hosts before a run"),
     "plan": ("hybrid_imagenet.tools.plan.command", "predict step time and training time on a cluster"),
     "report": ("hybrid_imagenet.tools.report.command", "draw a page and plots of one or several runs"),

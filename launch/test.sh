@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # launch/test.sh [ARGUMENT ...]
 #
-# Sets everything up (launch/setup.sh), then runs the tests. Arguments go to pytest:
+# Sets everything up (launch/setup.sh), then runs the tests. Without arguments two processes run all of them; arguments go
+# to pytest:
 #
 #   launch/test.sh tests/launch -k hosts
 set -euo pipefail
@@ -13,4 +14,5 @@ case ${1:-} in -h | --help) help_of "${BASH_SOURCE[0]}" && exit 0 ;; esac
 # shellcheck source=launch/env.sh
 . "$launch_dir/env.sh"
 cd "$root_dir"
+(($#)) || set -- --numprocesses=2 --dist=loadgroup --no-loadscope-reorder
 exec "$venv_dir/bin/python" -m pytest "$@"

@@ -18,7 +18,7 @@ from studies.base import TARGET, Arm, Study
 from studies.batch_norm import BATCH_NORM
 from studies.decay import DECAY
 from studies.definitions import STUDIES as AFTER_PAPERS
-from studies.handover import HANDOVER
+from studies.handover import HANDOVER, HANDOVER_256
 from studies.optimizers import COMPARED
 from studies.questions import QUESTIONS
 from studies.results import ArmResults
@@ -33,6 +33,7 @@ STUDIES = {
     **COMPARED,
     DECAY.name: DECAY,
     HANDOVER.name: HANDOVER,
+    HANDOVER_256.name: HANDOVER_256,
     SHORT_PARTS.name: SHORT_PARTS,
     SHUFFLE_WINDOW.name: SHUFFLE_WINDOW,
 }

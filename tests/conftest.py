@@ -33,23 +33,13 @@ def nothing_left():
     assert _process_state() == before
 
 
-MANY = 50  # tests with pools, of some 70
-
-
-@pytest.fixture(scope="session", autouse=True)
-def pools(request):
+@pytest.fixture(scope="session")
+def pools():
     """Pools of 2 and 4 ranks, by size; and of 4 that TensorFlow's own runtime connects.
 
-    A process that has begun with one engine cannot go on with the other. They start when they are called; where most
-    are needed, one after the other beside the first tests, which leave a core free.
+    A process that has begun with one engine cannot go on with the other. They start when they are called.
     """
     made = {2: Pool(2), 4: Pool(4), "tensorflow": Pool(4)}
-    users = [item for item in request.session.items if "pools" in item.function.__code__.co_varnames]
-    if len(users) >= MANY and not request.config.getoption("--fast"):
-        before = None
-        for pool in made.values():
-            pool.begin(before)
-            before = pool
     yield made
     for pool in made.values():
         pool.close()
@@ -96,7 +86,13 @@ def pytest_collection_finish(session):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves the long forms out unless they are asked for."""
+    """Leaves the long forms out unless they are asked for; keeps tests that share something with one worker.
+
+    With several workers (`-n 2 --dist loadgroup`), a file's tests go to one, as do all that need the same ranks.
+    """
+    for item in items:
+        shared = [name for name in ("pools", "undisturbed") if name in item.fixturenames]
+        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.location[0]))
     if not config.getoption("--long"):
         for item in items:
             if "slow" in item.keywords:

@@ -21,7 +21,6 @@ from typing import Any
 from hybrid_imagenet.training.preflight import CHECKED_VARIABLE
 from tests.support import processes
 
-READY = "ready"  # a file in a pool's folder: the first of its ranks is
 MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
 HOROVODRUN = Path(sys.prefix) / "bin" / "horovodrun"
 ROOT = Path(__file__).parents[1]
@@ -64,7 +63,7 @@ class Pool:
           AssertionError: if a rank raised, left or is not done in time, with the ranks' output.
         """
         if self._process is None:
-            self.begin()
+            self._start()
         assert self._process is not None
         self._calls += 1
         task = [function.__module__, function.__qualname__, list(arguments)]
@@ -92,20 +91,15 @@ class Pool:
     def _told(self, reason: str) -> str:
         return f"{reason}\n{(self._folder / 'log').read_text(errors='replace')[-6000:]}"
 
-    def begin(self, after: Pool | None = None) -> None:
-        """Starts the ranks and does not wait for them.
-
-        Args:
-          after: a pool that has begun: these ranks import nothing before it is ready, unless they are called.
-        """
+    def _start(self) -> None:
+        """Starts the ranks and does not wait for them."""
         self._held = tempfile.TemporaryDirectory()
         self._folder, self._calls = Path(self._held.name), 0
         count = [str(self.size)] if self._launcher else []
         command = [*LAUNCHERS[self._launcher], *count, sys.executable, "-m", "tests.support.rank"]
-        turn = [] if after is None else [str(after._folder / READY)]
         with (self._folder / "log").open("w") as log:
             self._process = subprocess.Popen(
-                [*command, str(self._folder), str(os.getpid()), *turn],
+                [*command, str(self._folder), str(os.getpid())],
                 env=environment() | ({CHECKED_VARIABLE: "1"} if self.size > 1 else {}),  # all ranks return alike
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,

@@ -33,10 +33,6 @@ class DamagedCheckpointError(Exception):
     """A checkpoint file that is cut short, altered or of another program; the message says what is wrong."""
 
 
-class NewerCheckpointError(DamagedCheckpointError):
-    """A checkpoint file that a later version of this package has written."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
     """Arrays by name, and a JSON-ready description of the run that they belong to."""
@@ -111,8 +107,6 @@ def _opened(path: pathlib.Path) -> Iterator[tuple[zipfile.ZipFile, int]]:
             yield stack.enter_context(zipfile.ZipFile(file)), status.st_size
     except MemoryError:  # of the machine: sizes are compared with the file's before anything is reserved
         raise
-    except NewerCheckpointError as error:
-        raise NewerCheckpointError(f"{path}: {error}") from None
     except Exception as error:  # zipfile, json and numpy raise nearly anything when their input is damaged
         if isinstance(error, OSError) and error.errno not in _DAMAGE:
             raise
@@ -146,8 +140,6 @@ def _description(array: np.ndarray) -> dict[str, Any]:
     meta = json.loads(array.astype(np.uint8, casting="equiv").tobytes())
     if not isinstance(meta, dict) or not isinstance(meta.get("format"), int):
         raise DamagedCheckpointError("its description is not in the form of this package")
-    if meta["format"] > FORMAT:
-        raise NewerCheckpointError(f"format {meta['format']}, this version reads {FORMAT}: use a newer version")
     if meta["format"] != FORMAT:
         raise DamagedCheckpointError(f"format {meta['format']}, this version reads {FORMAT}")
     return meta

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet import __version__, models
+from hybrid_imagenet import models
 from hybrid_imagenet.checkpoints import archive, store
 from hybrid_imagenet.data import device
 from hybrid_imagenet.errors import UserError
@@ -100,13 +100,6 @@ class Trained:
     def preprocess(self, images: tf.Tensor, dtype: str = "float32") -> tf.Tensor:
         """Prepares pixels of 0 to 255, [b, s, s, 3], as the network's input in `dtype`: exactly as in training."""
         return device.normalize(images, dtype)
-
-    def save(self, path: pathlib.Path) -> None:
-        """Writes a checkpoint without an optimizer's state; raises OSError if that fails."""
-        arrays = {f"{_PART}{i:04d}/{name}": np.asarray(v) for i, (name, v) in enumerate((self.weights or {}).items())}
-        description = self.description()
-        description["imported_from"] = description.pop("origin")
-        archive.write(path, arrays, {**description, "num_classes": len(self.class_names), "version": __version__})
 
 
 def load(path: pathlib.Path, report: Report, *, weights: str = "auto", best: bool = False) -> Trained:

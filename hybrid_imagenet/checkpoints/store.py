@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from hybrid_imagenet.checkpoints import archive
-from hybrid_imagenet.checkpoints.archive import Arrays, Checkpoint, DamagedCheckpointError, NewerCheckpointError
+from hybrid_imagenet.checkpoints.archive import Arrays, Checkpoint, DamagedCheckpointError
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.errors import UserError
 
@@ -277,7 +277,7 @@ class CheckpointStore(CheckpointFolder):
         return checkpoint
 
     def _reject(self, path: pathlib.Path, error: Exception) -> None:
-        if isinstance(error, NewerCheckpointError) or not isinstance(error, DamagedCheckpointError):
+        if not isinstance(error, DamagedCheckpointError):
             self._notes.append(f"checkpoint passed over: {error}")
             return
         place = path.with_name(path.name + _DAMAGED)

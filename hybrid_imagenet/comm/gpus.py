@@ -14,7 +14,6 @@ from pathlib import Path
 
 _TURING = (7, 5)
 _CUDNN_WITHOUT_OLDER = (9, 11)  # the first release without kernels for GPUs before Turing
-NET_PLUGIN = "libnccl-net.so"
 _FIRST_WITHOUT_PTX = 10  # XLA fails on the code that the driver makes for Blackwell from older kernels
 
 
@@ -158,48 +157,23 @@ def installed_cudnn() -> tuple[int, ...] | None:
 
 
 def without_verbs(root: Path = Path("/")) -> str | None:
-    """Returns why NCCL will not use this host's RDMA adapters, with the remedy; None if it can or there are none."""
-    adapters = any((root / "sys/class/infiniband").glob("*"))
-    devices = any((root / "dev/infiniband").glob("uverbs*"))
-    reason = verbs_missing(adapters, devices, adapters and devices and loads("libibverbs.so.1"))
-    return reason or plugin_missing(has_efa(root), loads(NET_PLUGIN))
+    """Returns why NCCL will not use this host's RDMA adapters, with the remedy; None if it can or there are none.
 
-
-def verbs_missing(adapters: bool, devices: bool, library: bool) -> str | None:
-    """Returns what NCCL lacks to use RDMA adapters, with the remedy; None if nothing, or without adapters.
-
-    Args:
-      adapters: the kernel knows some.
-      devices: their /dev/infiniband/uverbs* are there.
-      library: libibverbs can be loaded.
+    The kernel lists verbs for Amazon's EFA too, which NCCL reaches only through a plug-in.
     """
-    if not adapters:
+    if not any((root / "sys/class/infiniband").glob("*")):
         return None
-    if not devices:
+    if not any((root / "dev/infiniband").glob("uverbs*")):
         return "its RDMA adapters have no /dev/infiniband/uverbs*: pass the devices to the container"
-    if not library:
+    if not _loads("libibverbs.so.1"):
         return "it has RDMA adapters but no libibverbs: install libibverbs1 and ibverbs-providers"
+    efa = any(path.resolve().name == "efa" for path in (root / "sys/class/infiniband").glob("*/device/driver"))
+    if efa and not _loads("libnccl-net.so"):
+        return "its EFA adapters need libnccl-net.so: install aws-ofi-nccl, and put it on LD_LIBRARY_PATH"
     return None
 
 
-def has_efa(root: Path = Path("/")) -> bool:
-    """Returns whether this host has Amazon's EFA adapters, for which the kernel lists verbs that NCCL does not use."""
-    return any(path.resolve().name == "efa" for path in (root / "sys/class/infiniband").glob("*/device/driver"))
-
-
-def plugin_missing(efa: bool, plugin: bool) -> str | None:
-    """Returns what NCCL lacks to use EFA adapters, with the remedy; None if nothing, or without such adapters.
-
-    Args:
-      efa: the host has some.
-      plugin: NET_PLUGIN can be loaded.
-    """
-    if not efa or plugin:
-        return None
-    return f"its EFA adapters need {NET_PLUGIN}: install aws-ofi-nccl, and put it on LD_LIBRARY_PATH"
-
-
-def loads(library: str) -> bool:
+def _loads(library: str) -> bool:
     """Returns whether a shared library can be loaded."""
     try:
         ctypes.CDLL(library)

@@ -10,7 +10,6 @@ import typing
 from hybrid_imagenet.config.derived import batches, check_groups, sizes
 from hybrid_imagenet.errors import UserError, counted
 from hybrid_imagenet.numerics import torus
-from hybrid_imagenet.numerics.depths import WIDTH
 from hybrid_imagenet.numerics.schedules import FIXED
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Origin
@@ -112,8 +111,8 @@ def _random_batches_are_possible(config: RunConfig) -> None:
     flag = f"--random_batch={config.random_batch}"
     if not config.sync_batch_norm:
         raise UserError(f"{flag} needs --sync_batch_norm, which weights the moments of unequal batches: add it")
-    if config.mixup or config.jit_compile:
-        raise UserError(f"{flag} does not go with {'--mixup' if config.mixup else '--jit_compile'}: omit one")
+    if config.jit_compile:
+        raise UserError(f"{flag} does not go with --jit_compile: omit one")
     smallest = min(stage.per_gpu_batch for stage in batches(config).stages)
     if config.random_batch > smallest:
         raise UserError(f"{flag}: a GPU has a batch of {smallest} images; give at most that number")
@@ -144,21 +143,14 @@ def _tuning_split_is_a_number_of_images(config: RunConfig) -> None:
         raise UserError(f"--eval_split={config.eval_split} goes with --tuning_split only: leave it out")
 
 
-def _virtual_gpus_have_a_batch(config: RunConfig) -> None:
-    if config.virtual_gpus > 1 and config.model == "alexnet_bn":
-        raise UserError(
-            f"--virtual_gpus={config.virtual_gpus} does not go with --model=alexnet_bn, whose dropout is drawn for a "
-            "whole batch: choose a ResNet"
-        )
+_OF_RESNETS = ("blurpool", "eval_image_size", "image_size_schedule", "model_width", "stem", "virtual_gpus")
 
 
-def _network_has_its_flags(config: RunConfig) -> None:
-    for flag in ("blurpool", "eval_image_size"):
-        if config.model == "alexnet_bn" and getattr(config, flag):
-            raise UserError(f"--{flag} does not go with --model=alexnet_bn: leave it out, or choose a ResNet")
-    if config.model == "alexnet_bn" and (config.model_width, config.stem) != (WIDTH, "imagenet"):
-        flag = f"--stem={config.stem}" if config.stem != "imagenet" else f"--model_width={config.model_width}"
-        raise UserError(f"{flag} does not go with --model=alexnet_bn: leave it out, or choose a ResNet")
+def _alexnet_has_no_flags_of_resnets(config: RunConfig) -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for name in _OF_RESNETS:
+        if config.model == "alexnet_bn" and getattr(config, name) != defaults[name]:
+            raise UserError(f"--{name} does not go with --model=alexnet_bn: leave it out, or choose a ResNet")
 
 
 _BUILT_IN_ONLY = ("model_width", "stem", "initializer", "zero_last_gamma", "batch_norm")
@@ -184,8 +176,6 @@ def _image_sizes_are_possible(config: RunConfig) -> None:
         sizes(config)
     except ValueError as error:
         raise UserError(f"--image_size_schedule: {error}") from None
-    if config.image_size_schedule and config.model == "alexnet_bn":
-        raise UserError("--image_size_schedule does not go with --model=alexnet_bn, whose input has one size")
 
 
 def check_data(config: RunConfig, num_examples: int) -> None:
@@ -239,9 +229,8 @@ RULES = (
     _batches_are_possible,
     _normalization_groups_are_possible,
     _image_sizes_are_possible,
-    _network_has_its_flags,
+    _alexnet_has_no_flags_of_resnets,
     _own_network_has_no_flags,
-    _virtual_gpus_have_a_batch,
     _average_has_a_decay,
     _random_batches_are_possible,
     _copies_are_of_a_url,

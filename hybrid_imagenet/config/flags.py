@@ -249,7 +249,6 @@ class Data:
     label_smoothing: float = option(
         0.0, "Probability moved from the true label to all labels.", minimum=0, maximum=1, basic=True
     )
-    mixup: float = option(0.0, "alpha of mixup; 0 for none (Zhang et al. take 0.2 on ImageNet).", minimum=0)
 
 
 @dataclasses.dataclass(frozen=True)

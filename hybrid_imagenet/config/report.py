@@ -12,8 +12,7 @@ from hybrid_imagenet.errors import without_secrets
 from hybrid_imagenet.numerics import mlperf, schedules
 from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import SampleOrder
-from hybrid_imagenet.numerics.schedules import FIXED
-from hybrid_imagenet.optimizers.registry import OPTIMIZERS, rule
+from hybrid_imagenet.optimizers.registry import rule
 from hybrid_imagenet.options import Origin
 
 if TYPE_CHECKING:
@@ -96,9 +95,9 @@ def describe(config: RunConfig, num_examples: int) -> str:
     lines += [f"{name:<{width}}  not used: {note}" for name, note in config.dropped.items()]
     rows = plan(config, num_examples)
     lines += ["", f"{num_examples} training images, {config.gpus} GPUs, {sum(row.steps for row in rows)} steps"]
-    lines += [text for text in (relative_step.line(config),) if text]
+    lines += filter(None, [relative_step.line(config)])
     lines += _worked_out(config)
-    lines += warnings(config)
+    lines += [f"warning: {text}" for text in [relative_step.warning(config)] if text]
     lines.append("")
     lines.append(
         f"{'epoch':>5}  {'phase':<8}  {'learning rate':>23}  {'AdaBound bounds':>21}  {'momentum':>8}  "
@@ -106,44 +105,6 @@ def describe(config: RunConfig, num_examples: int) -> str:
     )
     lines += [_row(row) for row in rows]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def warnings(config: RunConfig, *, imagenet: bool = True) -> list[str]:
-    """One line with a remedy for each setting that is possible but probably not meant.
-
-    The relative step of LARS is judged for runs on `imagenet` only, of which tuned ones are known.
-    """
-    found = [
-        relative_step.warning(config) if imagenet else None,
-        _warmup_that_does_not_rise(config),
-        _masters_without_work(config),
-    ]
-    return [f"warning: {text}" for text in found if text]
-
-
-def _warmup_that_does_not_rise(config: RunConfig) -> str | None:
-    method = OPTIMIZERS[config.optimizer]
-    start = config.chosen.get("warmup_start_lr")
-    if start is None or not config.warmup_epochs or method.rate != "lr" or config.lr_schedule in FIXED:
-        return None
-    peak = schedules.create(**schedule_arguments(config)).peak
-    if start <= peak:
-        return None
-    return (
-        f"--warmup_start_lr={start:g} is above the rate after the warmup, {peak:.4g}, so that the warmup has that rate "
-        "throughout: lower it, as with --warmup_start_lr=0"
-    )
-
-
-def _masters_without_work(config: RunConfig) -> str | None:
-    full, threshold = 1024 * config.fusion_threshold_mb, config.chosen.get("size_switch_kb")
-    if threshold is None or threshold > full:
-        return None
-    return (
-        f"--size_switch_kb={threshold} is not above --fusion_threshold_mb="
-        f"{config.fusion_threshold_mb:g} ({full:g} KiB), so that every full bucket goes by the ring and none by "
-        "masters: raise the first or lower the second"
-    )
 
 
 def _worked_out(config: RunConfig) -> list[str]:

@@ -1,4 +1,4 @@
-"""Reads and writes state dictionaries of torchvision's ResNets, as .safetensors or .pth files.
+"""Reads state dictionaries of torchvision's ResNets, in .safetensors or .pth files.
 
 torchvision's networks equal this package's (v1.5: the stride in the 3x3 convolution; padding on all sides;
 epsilon 1e-5; images normalized by ImageNet's means and deviations), so weights carry over unchanged. Only the order of
@@ -39,31 +39,6 @@ def read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
     raise UserError(f"{path}: does not hold the weights of torchvision's {', '.join(DEPTHS)}{example}")
 
 
-def write(path: Path, model: str, weights: Weights, epsilon: float) -> None:
-    """Writes the weights of a ResNet for `load_state_dict`.
-
-    Variances take up the difference between `epsilon` and torchvision's. One may then be slightly negative; the sum of
-    both is what it was.
-
-    Raises:
-      UserError: if the library for the kind of file is missing.
-    """
-    shift = np.float64(epsilon) - EPSILON
-    tensors = {}
-    for there, here in _names(model).items():
-        value = np.asarray(weights[here])
-        if shift and here.endswith("/moving_variance"):
-            value = (value + shift).astype(np.float32)
-        tensors[there] = _to_torch(value)
-        if there.endswith(".running_var"):
-            tensors[there.replace("running_var", _COUNTER)] = np.array(0, np.int64)
-    if path.suffix == ".safetensors":
-        _safetensors(path).numpy.save_file(tensors, path)
-        return
-    torch = _torch(path)
-    torch.save({name: torch.from_numpy(value) for name, value in tensors.items()}, path)
-
-
 def _names(model: str) -> dict[str, str]:
     """Returns the paths of variables by the names that torchvision gives them."""
     names = {}
@@ -89,12 +64,6 @@ def _units(model: str) -> dict[tuple[str, str], str]:
 def _from_torch(value: np.ndarray) -> np.ndarray:
     """[out, in, ...] to [..., in, out]."""
     order = {4: (2, 3, 1, 0), 2: (1, 0)}.get(value.ndim)
-    return np.ascontiguousarray(value.transpose(order) if order else value, np.float32)
-
-
-def _to_torch(value: np.ndarray) -> np.ndarray:
-    """[..., in, out] to [out, in, ...]."""
-    order = {4: (3, 2, 0, 1), 2: (1, 0)}.get(value.ndim)
     return np.ascontiguousarray(value.transpose(order) if order else value, np.float32)
 
 

@@ -26,7 +26,7 @@ images each is 34816, 69632, 87040 and 121856 images; experiment 3 goes from 552
 worker must be a multiple of 27. No worker has more than 32 images in the paper, which two micro-batches keep to.
 """
 _SIZE = re.compile(r"(\d+):(\d+)")
-_ENTRY = re.compile(r"(\d+):(?:(\d+)(?:x(\d+))?|\*(\d+(?:\.\d+)?(?:/\d+)?))")
+_ENTRY = re.compile(r"(\d+):(?:(\d+)(?:x(\d+))?|\*(\d+(?:\.\d+)?))")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,18 +100,11 @@ def _stage(entry: str, first: Stage, growth: str) -> Stage:
         raise ValueError(f"{entry!r}: give EPOCH:IMAGES, EPOCH:IMAGESxACCUMULATION, EPOCH:*FACTOR or one of {known}")
     epoch, images, micro_batches, factor = match.groups()
     if factor is not None:
-        return _enlarged(first, int(epoch), Fraction(factor) if "/" not in factor else _ratio(factor), growth, entry)
+        return _enlarged(first, int(epoch), Fraction(factor), growth, entry)
     stage = Stage(int(epoch), int(images), int(micro_batches or first.accumulation))
     if stage.images == 0:
         raise ValueError(f"{entry!r}: a batch needs at least one image")
     return stage
-
-
-def _ratio(text: str) -> Fraction:
-    numerator, denominator = text.split("/")
-    if int(denominator) == 0:
-        raise ValueError(f"*{text}: the factor divides by 0")
-    return Fraction(numerator) / int(denominator)
 
 
 def _enlarged(

@@ -1,4 +1,4 @@
-"""AdaBound and AMSBound throughout a run: the adaptive baseline of Lu et al., Fig. 3.1."""
+"""AdaBound throughout a run: the adaptive baseline of Lu et al., Fig. 3.1."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hybrid_imagenet.optimizers.formulas import BoundedAdam, adam_step_size
 from hybrid_imagenet.optimizers.registry import AdaBoundOptions
 from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
 
-_MOMENTS = ("first_moment", "second_moment", "largest_second_moment")
+_MOMENTS = ("first_moment", "second_moment")
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -26,17 +26,14 @@ class AdaBound(GroupedOptimizer):
         w -= clip(s / (sqrt(v) + eps), F (1 - 1/(gamma t + 1)), F (1 + 1/(gamma t))) m
 
     t counts applied updates from 1; F = final_lr lr / learning_rate follows the schedule, as in the authors' code.
-    With `amsbound` the running maximum of v takes its place.
     """
 
     Options = AdaBoundOptions
-    slots: tuple[str, ...] = _MOMENTS[:2]
+    slots = _MOMENTS
 
     def __init__(self, *values: Any, **options: Any):
         super().__init__(*values, **options)
         self._rule = BoundedAdam(self.options.beta1, self.options.beta2, self.options.eps)
-        if self.options.amsbound:
-            self.slots = _MOMENTS
 
     def before(self, now: Before) -> dict[str, tf.Tensor]:
         """Computes the step size and its bounds."""
@@ -49,13 +46,12 @@ class AdaBound(GroupedOptimizer):
             values[WEIGHTS],
             values["first_moment"],
             values["second_moment"],
-            values.get("largest_second_moment"),
             grad,
             unscale=step.unscale,
             decay=step.decay,
             **step.before,
         )
-        return {name: value for name, value in zip((WEIGHTS, *_MOMENTS), new, strict=True) if value is not None}
+        return dict(zip((WEIGHTS, *_MOMENTS), new, strict=True))
 
     def _step_and_bounds(self, number: tf.Tensor, rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         a = self.options

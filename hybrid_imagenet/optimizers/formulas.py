@@ -70,7 +70,7 @@ class BoundedAdam:
 
         g = unscale grad + decay w
         m = beta1 m + (1 - beta1) g
-        v = beta2 v + (1 - beta2) g^2        with a maximum (AMSBound)  v' = max(v', v), used in place of v
+        v = beta2 v + (1 - beta2) g^2
         w = w - clip(step_size / (sqrt(v) + eps), lower, upper) m
 
     Attributes:
@@ -88,7 +88,6 @@ class BoundedAdam:
         w: tf.Tensor,
         m: tf.Tensor,
         v: tf.Tensor,
-        top: tf.Tensor | None,
         grad: tf.Tensor,
         *,
         unscale: tf.Tensor,
@@ -96,15 +95,12 @@ class BoundedAdam:
         step_size: tf.Tensor,
         lower: tf.Tensor,
         upper: tf.Tensor,
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
-        """The new weights, moments and, if there is one, maximum."""
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The new weights and moments."""
         g = unscale * grad
         if not _is_zero(decay):
             g += decay * w
         m = self.beta1 * m + (1.0 - self.beta1) * g
         v = self.beta2 * v + (1.0 - self.beta2) * tf.square(g)
-        used = v
-        if top is not None:
-            used = top = tf.maximum(top, v)
-        rate = step_size / (tf.sqrt(used) + self.eps)
-        return w - tf.minimum(tf.maximum(rate, lower), tf.maximum(upper, lower)) * m, m, v, top
+        rate = step_size / (tf.sqrt(v) + self.eps)
+        return w - tf.minimum(tf.maximum(rate, lower), tf.maximum(upper, lower)) * m, m, v

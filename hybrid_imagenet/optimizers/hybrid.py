@@ -109,11 +109,10 @@ class Hybrid(GroupedOptimizer):
         """One step of `step.phase` on values."""
         w, m = values[WEIGHTS], values["first_moment"]
         if step.phase == 0:
-            w, m, v, _ = self._bounded.values(
+            w, m, v = self._bounded.values(
                 w,
                 m,
                 values["second_moment"],
-                None,
                 grad,
                 unscale=step.unscale,
                 decay=step.decay if self.options.decay_in_warmup else 0.0,

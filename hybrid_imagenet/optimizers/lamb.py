@@ -33,11 +33,11 @@ class LAMB(GroupedOptimizer):
 
     def before(self, now: Before) -> dict[str, tf.Tensor]:
         """Computes the norms of the weights and the corrections for bias."""
-        a, one = self.options, tf.constant(1.0)
+        a = self.options
         return {
             "weight_norms": tf.sqrt(now.weight_sums()),
-            "first": bias_correction(now.number, a.beta1) if a.bias_correction else one,
-            "second": bias_correction(now.number, a.beta2) if a.bias_correction else one,
+            "first": bias_correction(now.number, a.beta1),
+            "second": bias_correction(now.number, a.beta2),
         }
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:

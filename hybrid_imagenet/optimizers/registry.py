@@ -134,7 +134,6 @@ class AdaBoundOptions(Options):
     Attributes:
       final_lr: the rate of SGD, at which the bounds close.
       eps: added to sqrt(v).
-      amsbound: keep the largest second moment.
     """
 
     learning_rate: float = option(1e-3, "Learning rate alpha of Adam inside AdaBound.", above=0, flag="adabound_lr")
@@ -144,7 +143,6 @@ class AdaBoundOptions(Options):
     beta1: float = _beta(0.9, "first", "adabound_beta1")
     beta2: float = _beta(0.999, "second", "adabound_beta2")
     eps: float = 1e-8
-    amsbound: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +154,6 @@ class LambOptions(Options):
       beta1: decay of the first moment.
       beta2: decay of the second moment.
       eps: added to sqrt(v).
-      bias_correction: divide the moments as shown; without it a warmup does the same (You et al., appendix).
     """
 
     learning_rate: float = 0.01
@@ -164,7 +161,6 @@ class LambOptions(Options):
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-6
-    bias_correction: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

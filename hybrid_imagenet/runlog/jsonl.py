@@ -45,8 +45,6 @@ KEYS: Mapping[str, str] = {
     "communication_seconds": "seconds per step of communication that computation did not hide",
     "slowest_rank_seconds": "seconds per step for which the mean rank waited for the slowest",
     "slowest_rank": "rank for which the others waited most in the epoch",
-    "bytes_read": "bytes of training data read since the last record, all ranks",
-    "reads": "read operations since the last record, all ranks",
     "bad_records": "training records found bad in this session, once over all ranks",
     "global_batch": "images per step over all GPUs",
     "per_gpu_batch": "images per GPU and micro-batch: what batch normalization sees",

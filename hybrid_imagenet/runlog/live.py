@@ -8,10 +8,11 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from hybrid_imagenet.errors import printable
 from hybrid_imagenet.runlog import summary as summaries
-from hybrid_imagenet.runlog.progress import EpochTable, Messages, Status, accuracies
+from hybrid_imagenet.runlog.progress import EpochTable, Status, accuracies
 from hybrid_imagenet.stages import START
 
 if TYPE_CHECKING:
@@ -23,28 +24,6 @@ VARIABLE = "HYBRID_IMAGENET_TERMINAL"
 """HOST:DEVICE of the terminal that the launcher writes to, 0 if it writes to none."""
 
 
-class View(Protocol):
-    """The interface of every view."""
-
-    def run_started(self, info: Mapping[str, Any]) -> None:
-        """Begins; `info` as in `progress.Status`."""
-
-    def advance(self, step: int, position: float | None = None) -> None:
-        """Notes a finished step (since the start of the run) and the fractional epochs done."""
-
-    def step(self, record: Mapping[str, Any]) -> None:
-        """Takes a step record."""
-
-    def epoch(self, record: Mapping[str, Any]) -> None:
-        """Takes an epoch record."""
-
-    def message(self, text: str, rank: int | None = None) -> None:
-        """Shows a message once, with the rank that sent it if it is not this one."""
-
-    def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Ends; shows the summary (see `runlog.summary.summarize`) if there is one."""
-
-
 def make_view(
     mode: str,
     stream: TextIO,
@@ -52,7 +31,7 @@ def make_view(
     *,
     line_seconds: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
-) -> View:
+) -> PlainView:
     """Makes the view for a mode.
 
     Args:
@@ -88,7 +67,7 @@ class PlainView:
         self._line_seconds = line_seconds
         self._clock = clock
         self._last_line = float("-inf")
-        self._messages = Messages()
+        self._told: set[str] = set()
         self._notes: Mapping[str, str] = {}
         self._in_table = False  # its head stands above the rows, again after a message
         self.run_started({})
@@ -130,17 +109,15 @@ class PlainView:
                 self._write(f"{'':10} {note}")
         self._notes = self._status.notes()
 
-    def message(self, text: str, rank: int | None = None) -> None:
-        """Writes the message unless it was written before."""
-        line = self._messages.line(text, rank)
-        if line is not None:
+    def message(self, text: str) -> None:
+        """Writes the message unless it was written before; it may quote the names of files."""
+        if text not in self._told:
+            self._told.add(text)
             self._in_table = False
-            self._write(line, "yellow")
+            self._write("\n".join(map(printable, text.split("\n"))), "yellow")
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Writes who else sent a message, and the summary."""
-        for line in self._messages.repeated():
-            self._write(line, "yellow")
+        """Writes the summary, if there is one."""
         if summary is not None and self._line_seconds is not None:
             for line in summaries.lines(summary):
                 self._write(line)

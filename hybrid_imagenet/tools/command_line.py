@@ -127,12 +127,6 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--image_size", type=positive, metavar="PIXELS", help="default: as trained; foreign weights: 224"
     )
-    parser.add_argument(
-        "--class_names",
-        type=pathlib.Path,
-        metavar="FILE",
-        help="one name per line (default: the checkpoint's)",
-    )
 
 
 def check_network(arguments: argparse.Namespace) -> Mapping[str, Any]:
@@ -141,8 +135,6 @@ def check_network(arguments: argparse.Namespace) -> Mapping[str, Any]:
     Raises:
       UserError: for files that are missing or are no checkpoint.
     """
-    if arguments.class_names and not arguments.class_names.is_file():
-        raise UserError(f"--class_names={arguments.class_names}: cannot be read (no such file)")
     return store.look(arguments.checkpoint).meta
 
 
@@ -151,12 +143,7 @@ def load_network(path: pathlib.Path, arguments: argparse.Namespace) -> Trained:
     from hybrid_imagenet.checkpoints import pretrained
 
     network = pretrained.load(path, _warn, weights=arguments.weights, best=arguments.best)
-    changes: dict[str, Any] = {}
-    if arguments.image_size:
-        changes["image_size"] = arguments.image_size
-    if arguments.class_names:
-        changes["class_names"] = _class_names(arguments.class_names, len(network.class_names))
-    return dataclasses.replace(network, **changes)
+    return dataclasses.replace(network, image_size=arguments.image_size) if arguments.image_size else network
 
 
 def positive(text: str) -> int:
@@ -220,14 +207,3 @@ def run(program: Callable[[Sequence[str]], int | None], arguments: Sequence[str]
 
 def _warn(message: str) -> None:
     print(f"warning: {printable(message)}", file=sys.stderr)
-
-
-def _class_names(path: pathlib.Path, count: int) -> tuple[str, ...]:
-    try:
-        names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"--class_names={path}: cannot be read ({reason})") from None
-    if len(names) != count:
-        raise UserError(f"--class_names={path}: {len(names)} names, but the network has {count} classes")
-    return names

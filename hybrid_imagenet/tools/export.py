@@ -22,9 +22,6 @@ _BATCHES = (3, 1)  # two sizes, so that a fixed batch would show
 TITLES = {
     ".keras": "Keras",
     ".onnx": "ONNX",
-    ".safetensors": "torchvision",
-    ".pth": "torchvision",
-    ".npz": "a checkpoint without an optimizer",
     "": "a directory with a TensorFlow SavedModel",
 }
 """The forms in which a network is written, by the suffix of the file; `export_forms.FORMS` has their functions."""
@@ -38,8 +35,7 @@ def _parser() -> command_line.Parser:
         metavar="FILE",
         type=pathlib.Path,
         required=True,
-        help="new file; its suffix tells the form: .keras, .onnx, .safetensors or .pth (torchvision), "
-        ".npz (checkpoint), none (directory with a SavedModel)",
+        help="new file; its suffix tells the form: .keras, .onnx, none (directory with a SavedModel)",
     )
     return parser
 

@@ -13,14 +13,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.checkpoints import pretrained
 from hybrid_imagenet.checkpoints.pretrained import Trained
 from hybrid_imagenet.data import device
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.models import torchvision
 from hybrid_imagenet.models.layers import BlurPool, Conv2D, MaxPool2D
 from hybrid_imagenet.models.normalization import BatchNormalization
-from hybrid_imagenet.numerics.depths import WIDTH
 
 Outputs = Callable[[np.ndarray], np.ndarray]
 
@@ -158,35 +155,9 @@ def _onnx_module(name: str) -> Any:
         raise UserError(f"ONNX needs the package {name}; install the extra hybrid_imagenet[export]") from None
 
 
-def _write_torchvision(network: Trained, path: pathlib.Path) -> None:
-    other = f"with --model_width={network.width} and --stem={network.stem}"
-    reasons = {
-        "with batch normalization": not network.model.startswith("resnet"),
-        other: (network.width, network.stem) != (WIDTH, "imagenet"),
-        "with --blurpool": network.blurpool,
-    }
-    for reason, found in reasons.items():
-        if found:
-            raise UserError(f"{network.origin}: torchvision has no {network.model} {reason}; export to .onnx")
-    torchvision.write(path, network.model, network.weights or {}, network.batch_norm_epsilon)
-
-
-def _write_checkpoint(network: Trained, path: pathlib.Path) -> None:
-    network.build()  # refuses a description that does not fit the weights
-    network.save(path)
-
-
-def _open_weights(network: Trained, path: pathlib.Path) -> Outputs:
-    again = pretrained.load(path, print)
-    return outputs(dataclasses.replace(again, image_size=network.image_size))
-
-
 FORMS = {
     ".keras": Form(_write_keras, _open_keras),
     ".onnx": Form(_write_onnx, _open_onnx),
-    ".safetensors": Form(_write_torchvision, _open_weights),
-    ".pth": Form(_write_torchvision, _open_weights),
-    ".npz": Form(_write_checkpoint, _open_weights),
     "": Form(_write_saved_model, _open_saved_model),
 }
 """How each of `export.TITLES` is written and read, by suffix."""

@@ -145,8 +145,6 @@ def train_step(
         communicator,
         loss=LOSSES[config.loss],
         label_smoothing=config.label_smoothing,
-        mixup=config.mixup,
-        parts=config.virtual_gpus,
         jit_compile=config.jit_compile,
         choose=choose,
         fuse_relu_gradients=config.fuse_relu_gradients,

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.data.sources.base import IoStatistics
 from hybrid_imagenet.errors import NumericsError
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
@@ -118,37 +117,22 @@ class TrustRatios:
 
 
 class Costs:
-    """Gives `communication_seconds`, `slowest_rank`, `slowest_rank_seconds`, `bytes_read`, `reads` and
-    `checkpoint_seconds` (of checkpoints since the last record) of an epoch.
+    """Gives `communication_seconds`, `slowest_rank`, `slowest_rank_seconds` and `checkpoint_seconds` (of checkpoints
+    since the last record) of an epoch.
 
     All ranks leave a reduction at the same time; the slowest enters it last and so waits least. The mean of what the
     others wait longer is the time that a step loses to it.
     """
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        io_statistics: Callable[[], IoStatistics],
-        checkpoint_seconds: Callable[[], float],
-    ):
-        """Takes this rank's counters of training data read, and the time of checkpoints."""
+    def __init__(self, communicator: Communicator, checkpoint_seconds: Callable[[], float]):
+        """Takes the ranks, and what gives the time of checkpoints."""
         self._checkpoint_seconds = checkpoint_seconds
         self._communicator = communicator
-        self._io_statistics = io_statistics
-        self._read = io_statistics()
 
     def __call__(self, epoch: int) -> dict[str, Any]:
-        """Gathers the ranks' counters; every rank calls it."""
-        read = self._io_statistics()
-        exposed = self._communicator.statistics().get("exposed_ms")
-        own = [exposed, read.bytes_read - self._read.bytes_read, read.operations - self._read.operations]
-        self._read = read
-        waits, read_bytes, reads = zip(*self._communicator.allgather_object(own), strict=True)
-        values = {
-            "bytes_read": sum(read_bytes),
-            "reads": sum(reads),
-            "checkpoint_seconds": self._checkpoint_seconds(),
-        }
+        """Gathers the ranks' clocks; every rank calls it."""
+        waits = self._communicator.allgather_object(self._communicator.statistics().get("exposed_ms"))
+        values: dict[str, Any] = {"checkpoint_seconds": self._checkpoint_seconds()}
         if None not in waits:
             seconds = [wait / 1000 for wait in waits]
             values["communication_seconds"] = min(seconds)

@@ -119,7 +119,8 @@ class Loop:
             end = self._order.advance(start, global_batch)
             position = self._order.position(end)
             self._events.step_begins(self._order.position(start), position, global_batch)
-            self._one_step(batches, micro_batches)
+            with tf.profiler.experimental.Trace("train", step_num=self.state.step + 1, _r=1):
+                self._one_step(batches, micro_batches)
             self.state.cursor = end
             self.state.step += 1
             self.state.images += global_batch

@@ -18,11 +18,11 @@ from hybrid_imagenet import __version__, files
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
-from hybrid_imagenet.config import Origin, RunConfig, derived, report
+from hybrid_imagenet.config import Origin, RunConfig, derived, relative_step
 from hybrid_imagenet.data.directories import is_url
 from hybrid_imagenet.errors import UserError, counted, without_secrets
-from hybrid_imagenet.optimizers.registry import OPTIMIZERS
-from hybrid_imagenet.runlog import jsonl, live, run_dir, summary, trackers
+from hybrid_imagenet.runlog import jsonl, live, run_dir, summary
+from hybrid_imagenet.runlog.tensorboard import TensorBoard
 from hybrid_imagenet.stages import on_terminal
 
 
@@ -54,7 +54,8 @@ class Recording:
         self._handler: logging.Handler | None = None
         self._meaning: dict[str, Any] = {}  # what results are compared with, for the summary
         self._level = logging.NOTSET
-        self.view = self._make_view(rank, size)
+        self.view = live.make_view(_view_mode(config, rank, size), sys.stdout, config.epochs)
+        self._tensorboard: TensorBoard | None = None
         self.writer: jsonl.MetricsWriter | None = None
         self.store: CheckpointStore | None = None
         if self._directory is not None:
@@ -64,6 +65,8 @@ class Recording:
                 keep_best=config.keep_best,
                 report=self.view.message,
             )
+            if config.tensorboard:
+                self._tensorboard = TensorBoard(str(self._directory.path / "tensorboard"), self.view.message)
 
     def announce(self, text: str) -> None:
         """Shows what all ranks know alike, once: on rank 0."""
@@ -146,13 +149,9 @@ class Recording:
             f"{facts['validation_images']} validation images), {counted(facts['world_size'], 'rank')} x {virtual}"
             f"{self._config.per_gpu_batch} images, {facts['precision']}, results in {self._directory.path}"
         )
-        if self._config.warmup_epochs >= self._config.epochs and OPTIMIZERS[self._config.optimizer].bounded_warmup:
-            self.view.message(
-                f"all {self._config.epochs:g} epochs lie inside of the warmup of {self._config.warmup_epochs:g} "
-                "epochs: SGD will not be reached"
-            )
-        for text in report.warnings(self._config, imagenet=bool(info.get("imagenet"))):
-            self.view.message(text)
+        warning = relative_step.warning(self._config) if info.get("imagenet") else None
+        if warning:
+            self.view.message(f"warning: {warning}")
 
     def step(self, step: int, position: float, record: Mapping[str, Any] | None) -> None:
         """Advances the view; writes and shows the record of a step whose metrics were fetched."""
@@ -160,14 +159,11 @@ class Recording:
             return
         self.view.advance(step, position)
         if record is not None:
-            self.writer.write({"kind": "step", **record})
-            self.view.step({"kind": "step", **record})
+            self._show({"kind": "step", **record}, self.view.step)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Writes and shows the record of an epoch."""
-        if self.writer is not None:
-            self.writer.write({"kind": "epoch", **record})
-            self.view.epoch({"kind": "epoch", **record})
+        self._show({"kind": "epoch", **record}, self.view.epoch)
 
     def finish(self, *, world_size: int, train_images: int, seconds: float, stop: str) -> None:
         """Closes metrics.jsonl, writes summary.json, and shows the summary."""
@@ -186,7 +182,7 @@ class Recording:
             **self._meaning,
         )
         self._directory.write_json("summary.json", values)
-        self.view.run_finished(values)
+        self._close_view(values)
         if self.store is not None:
             self.store.wait()
             for line in closing_lines(self._config, self._directory.path, self.store.paths(), stop):
@@ -221,7 +217,7 @@ class Recording:
         self.stop_logging()
         if self._directory is None:
             return
-        self.view.run_finished()
+        self._close_view()
         if self.writer is not None:
             self.writer.close()
         if self.store is not None:
@@ -229,25 +225,30 @@ class Recording:
                 self.store.wait()
         self._directory.release()
 
-    def _make_view(self, rank: int, size: int) -> live.View:
-        view = live.make_view(_view_mode(self._config, rank, size), sys.stdout, self._config.epochs)
-        makers: dict[str, Callable[[], trackers.Sink]] = {}
-        if self._directory is not None and self._config.tensorboard:
-            folder = str(self._directory.path / "tensorboard")
-            makers["TensorBoard"] = lambda: trackers.TensorBoard(folder)
-        return trackers.WithSinks(view, makers) if makers else view
+    def _close_view(self, values: Mapping[str, Any] | None = None) -> None:
+        self.view.run_finished(values)
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def _show(self, record: Mapping[str, Any], view: Callable[[Mapping[str, Any]], None]) -> None:
+        if self.writer is not None:
+            self.writer.write(record)
+            view(record)
+            if self._tensorboard is not None:
+                self._tensorboard.log(record)
 
 
 class _ToView(logging.Handler):
     """Shows the log messages of the parts, once: those of rank 0, and warnings of the others with their rank."""
 
-    def __init__(self, view: live.View, rank: int):
+    def __init__(self, view: live.PlainView, rank: int):
         super().__init__()
         self._view = view
         self._rank = rank
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._view.message(record.getMessage(), self._rank or None)
+        text = record.getMessage()
+        self._view.message(f"rank {self._rank}: {text}" if self._rank else text)
 
 
 def _open(config: RunConfig) -> run_dir.RunDirectory:

@@ -17,7 +17,6 @@ from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.training.accumulators import SumAccumulator
 from hybrid_imagenet.training.divergence import LossAlarm, highest_loss
 from hybrid_imagenet.training.losses import Loss, cross_entropy
-from hybrid_imagenet.training.mixup import mirrored, mix
 from hybrid_imagenet.xla import has_gpu, on_gpu
 
 _LAG = 2  # steps, after which a GPU has made a copy and still has work
@@ -133,8 +132,6 @@ class TrainStep:
         *,
         loss: Loss = cross_entropy,
         label_smoothing: float = 0.0,
-        mixup: float = 0.0,
-        parts: int = 1,
         jit_compile: bool = False,
         choose: Choose | None = None,
         fuse_relu_gradients: bool = False,
@@ -148,8 +145,6 @@ class TrainStep:
           communicator: adds up the control word over ranks.
           loss: one of `losses.LOSSES`.
           label_smoothing: see there.
-          mixup: alpha of `mixup.mix`; 0 for none. The metrics are computed on the mixed images and their first labels.
-          parts: GPUs that a batch stands for, one after the other; images are mixed within each one's.
           jit_compile: compile forward and backward with XLA; the reduction stays outside and does not overlap.
           choose: leaves out images of a batch; returns the others, and the weight of this rank's mean loss.
           fuse_relu_gradients: see `models.kernels.shapes_first`; of use on GPUs in FP16.
@@ -162,8 +157,6 @@ class TrainStep:
         self._communicator = communicator
         self._loss = loss
         self._label_smoothing = label_smoothing
-        self._mixup = mixup
-        self._parts = parts
         self._choose = choose
         self._fuse_relu_gradients = fuse_relu_gradients
         one_by_one = jit_compile or not has_gpu()  # XLA fuses casts by itself
@@ -221,16 +214,13 @@ class TrainStep:
         weight = None
         if self._choose is not None:
             batch, weight = self._choose(batch)
-        images, share = self._preprocess(batch), tf.constant(1.0)
-        if self._mixup:
-            images, share = mix(images, batch["seed"], self._mixup, self._parts)
-        losses, logits, gradients = self._forward_backward(images, batch["label"], share, weight)
+        losses, logits, gradients = self._forward_backward(self._preprocess(batch), batch["label"], weight)
         self.sums.add(losses, logits, batch["label"])
         self.alarm.judge(losses)
         return gradients
 
     def _loss_and_gradients(
-        self, images: tf.Tensor, labels: tf.Tensor, share: tf.Tensor, weight: tf.Tensor | None
+        self, images: tf.Tensor, labels: tf.Tensor, weight: tf.Tensor | None
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         with (
             kernels.cast_together(self._kernels) as cast,
@@ -240,20 +230,15 @@ class TrainStep:
             sources = [cast.get(id(v), v.value) for v in self.model.trainable_variables]
             tape.watch(sources)
             logits = self.model(images, training=True)
-            losses, scaled = on_gpu(self._objective)(logits, labels, share, weight)
+            losses, scaled = on_gpu(self._objective)(logits, labels, weight)
         gradients = tape.gradient(scaled, sources)
         if self._fuse_relu_gradients:
             losses = kernels.shapes_first(losses, gradients)
         return losses, logits, gradients
 
-    def _objective(
-        self, logits: tf.Tensor, labels: tf.Tensor, share: tf.Tensor, weight: tf.Tensor | None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def _objective(self, logits: tf.Tensor, labels: tf.Tensor, weight: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the losses of the images and the scaled mean, from which the gradients start."""
         losses = self._loss(logits, labels, self._label_smoothing)
-        if self._mixup:
-            others = self._loss(logits, mirrored(labels, self._parts), self._label_smoothing)
-            losses = share * losses + (1.0 - share) * others
         loss = tf.reduce_mean(losses)
         return losses, self.optimizer.scale_loss(loss if weight is None else weight * loss)
 

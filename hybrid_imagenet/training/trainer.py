@@ -109,7 +109,7 @@ class Trainer:
     def step_begins(self, start: float, end: float, global_batch: int) -> None:
         """Readies a step that covers the fractional epochs `start` to `end`."""
         if self._profiler is not None:
-            self._profiler.step_begins(self.parts.state.step + 1)
+            self._profiler.after(self.parts.state.step)
         self.parts.state.hyper = dict(self.parts.schedule(start, end, global_batch))
         self.parts.optimizer.inner.hyper.assign(self.parts.state.hyper)
         self.parts.updates.step_begins(start, end)
@@ -122,8 +122,6 @@ class Trainer:
         """
         parts, step = self.parts, self.parts.state.step
         parts.updates.step_ends()
-        if self._profiler is not None:
-            self._profiler.step_ends(step)
         parts.watchdog.note(step)
         if record is not None:
             record |= self._hyperparameters()
@@ -218,7 +216,7 @@ class Trainer:
             lambda epoch: self._numerics.values(),
             TrustRatios(optimizer.inner, weights),
             WeightCheck(gather, weights),
-            Costs(parts.communicator, parts.data.source.io_statistics, self.saver.take_seconds),
+            Costs(parts.communicator, self.saver.take_seconds),
         )
         self._loop = Loop(
             state=parts.state,

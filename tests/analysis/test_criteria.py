@@ -6,6 +6,7 @@ import pytest
 
 from hybrid_imagenet.analysis import criteria, published
 from tests.references import criteria_reference as h
+from tests.tools.plan.efficiencies import EFFICIENCIES
 
 
 def seconds(epochs, images_per_second, single):
@@ -104,7 +105,7 @@ def test_a_throughput_stands_with_a_run_only_if_its_time_follows_from_it():
 
 
 def test_table_6_of_mikami_et_al_does_not_belong_to_the_runs_of_table_5():
-    rates = {r.gpus: r.images_per_second for r in published.EFFICIENCIES if "Table 6" in r.source}
+    rates = {r.gpus: r.images_per_second for r in EFFICIENCIES if "Table 6" in r.source}
     runs = {r.gpus: r for r in published.RESULTS if "reference" in r.source or "exp. 2" in r.source}
     for gpus, implied in ((1024, 228_000), (3456, 944_000)):
         assert 90 * h.IMAGES / runs[gpus].seconds == pytest.approx(implied, rel=2e-3)
@@ -113,7 +114,7 @@ def test_table_6_of_mikami_et_al_does_not_belong_to_the_runs_of_table_5():
 
 
 def test_sony_efficiencies_are_relative_to_one_node():
-    for row in published.EFFICIENCIES:
+    for row in EFFICIENCIES:
         if row.source == "Mikami et al., Table 6":
             per_gpu = published.MIKAMI_FOUR_GPUS / 4
             assert criteria.scaling_efficiency(row.images_per_second, per_gpu, row.gpus) == pytest.approx(

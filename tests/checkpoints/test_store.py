@@ -105,17 +105,6 @@ def test_a_description_of_another_form_is_passed_over_and_does_not_count(folder,
     assert names(folder) == [name(1), f"{name(5)}.damaged"]
 
 
-def test_what_this_version_cannot_judge_stays_where_it_is(folder):
-    told = []
-    store = CheckpointStore(folder, keep=1, report=told.append)
-    save(store, 1)
-    archive.write(folder / name(2), ARRAYS, {**meta(2), "format": 2})
-    assert store.newest_good().path.name == name(1)
-    save(store, 3)
-    assert names(folder) == [name(2), name(3)]
-    assert len(set(told)) == 1 and str(folder / name(2)) in told[0] and "format 2" in told[0]
-
-
 def test_the_best_stays_beside_the_newest(folder):
     store = CheckpointStore(folder, keep=2, keep_best=True)
     scores = {1: 0.3, 2: 0.7, 3: 0.7, 4: None, 5: 0.6, 6: 0.5}

@@ -34,7 +34,7 @@ def found(*flags, gpus=24):
     ],
 )
 def test_it_is_how_far_the_optimizer_moves_a_layer(flags):
-    """300 updates with one and the same gradient, the weights put back after each."""
+    """120 updates with one and the same gradient, the weights put back after each."""
     resolved = config.resolve(["--weight_decay=0", *flags], 24)
     values = {"learning_rate": 2.4, "momentum": 0.9, "phase": 1.0, "lower_bound": 2.4, "upper_bound": 2.4}
     random = np.random.default_rng(1)
@@ -43,7 +43,7 @@ def test_it_is_how_far_the_optimizer_moves_a_layer(flags):
     optimizer = optimizers.create(**derived.optimizer_arguments(resolved))
     optimizer.build([weights])
     optimizer.hyper.assign(values)
-    for _ in range(300):
+    for _ in range(120):
         weights.assign(start)
         optimizer.apply([tf.constant(gradient)])
     moved = np.linalg.norm(weights.numpy() - start) / np.linalg.norm(start)

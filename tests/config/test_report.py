@@ -100,12 +100,3 @@ def test_the_warmup_of_optimizers_with_small_rates_rises_to_them(flags):
 @pytest.mark.parametrize("optimizer", ["sgd", "lars", "adabound"])
 def test_that_of_others_begins_where_it_did(optimizer):
     assert config.resolve([f"--optimizer={optimizer}"]).warmup_start_lr == 0.1
-
-
-def test_a_warmup_that_begins_above_its_end_is_a_warning_whose_remedy_helps():
-    low = ["--optimizer=sgd", "--lr=0.05", "--lr_scaling=none", *FLAGS]
-    (warning,) = report.warnings(config.resolve(low, 2))
-    assert "--warmup_start_lr=0.1 is above the rate after the warmup, 0.05" in warning
-    assert warning in report.describe(config.resolve(low, 2), 1437)
-    for flags in ([*low, "--warmup_start_lr=0"], [*low, "--lr=0.1"], [*low, "--warmup_epochs=0"]):
-        assert report.warnings(config.resolve(flags, 2)) == []

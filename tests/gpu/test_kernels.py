@@ -121,8 +121,8 @@ def whole_step(precision):
         network = build.model(config, precision, graphs.CLASSES, alone)
         step = build.train_step(config, precision, network, build.optimizer(config, precision, network, alone), alone)
         images = tf.TensorSpec([4, 32, 32, 3], precision.removeprefix("mixed_"))
-        labels, share = tf.TensorSpec([4], tf.int64), tf.TensorSpec([], tf.float32)
-        return compiled(lambda *arguments: step._loss_and_gradients(*arguments, None), images, labels, share)
+        labels = tf.TensorSpec([4], tf.int64)
+        return compiled(lambda *arguments: step._loss_and_gradients(*arguments, None), images, labels)
 
 
 def augmentation(name, precision):

@@ -97,7 +97,7 @@ def test_no_layout_changes_and_no_padding_in_a_pass_of_its_own(traced):
 
 
 def test_float32_has_no_casts_between_float_types():
-    operations, _ = traced_nodes("float32", "resnet18")
+    operations, _ = traced_nodes("float32", "resnet10")
     assert not [op for op in of_type(operations, "Cast") if op.get_attr("SrcT").is_floating]
 
 

@@ -23,7 +23,7 @@ def trainable_parameters(model):
     return sum(int(np.prod(v.shape)) for v in model.trainable_variables)
 
 
-@pytest.mark.parametrize("name", ["resnet8", "resnet10", "resnet18", "resnet50", "resnet152"])
+@pytest.mark.parametrize("name", ["resnet8", "resnet18", "resnet50"])
 def test_parameter_counts_are_the_published_ones(name):
     assert resnet_reference.parameter_count(name, 1000) == PUBLISHED[name]
     with keras.StatelessScope():  # no weights are drawn

@@ -57,7 +57,6 @@ CASES = {
     "sgd": ({"optimizer": "sgd", "weight_decay": 1e-4}, 0),
     "nesterov": ({"optimizer": "sgd", "nesterov": True, "weight_decay": 1e-4, "decay_all": True}, 0),
     "adabound": ({"optimizer": "adabound", "weight_decay": 1e-4}, 0),
-    "amsbound": ({"optimizer": "adabound", "amsbound": True, "weight_decay": 1e-4}, 0),
     "warmup": ({"optimizer": "hybrid", "decay_in_warmup": True, "weight_decay": 1e-4}, 0),
     "without ratios": ({"optimizer": "hybrid", "lars_variant": "none", "weight_decay": 1e-4}, 1),
     "lars": ({"optimizer": "lars", "weight_decay": 1e-4}, 0),

@@ -244,20 +244,6 @@ def test_the_hybrid_allreduce_of_jia_uses_masters_and_the_ring(name, shapes, lat
     assert masters and ring
     assert all(bucket in masters for bucket in buckets if len(bucket.members) > 1)
     assert sum(len(bucket.members) for bucket in masters) > 2 * len(ring)
-    assert not report.warnings(resolved)
-
-
-def test_a_hybrid_allreduce_without_masters_is_a_warning():
-    found = {}
-    for kilobytes in (256, 16384, 16385):
-        flags = ["--allreduce=size_switched", f"--size_switch_kb={kilobytes}", "--fusion_threshold_mb=16"]
-        found[kilobytes] = report.warnings(config.resolve(flags, 24), imagenet=False)
-    assert found[16385] == []
-    for kilobytes in (256, 16384):
-        (line,) = found[kilobytes]
-        assert f"--size_switch_kb={kilobytes}" in line and "--fusion_threshold_mb=16" in line
-    assert report.warnings(config.resolve(["--fusion_threshold_mb=16"], 24), imagenet=False) == []
-    assert found[256][0] in report.describe(config.resolve(["--allreduce=size_switched"], 24), IMAGENET)
 
 
 @pytest.mark.parametrize(("page", "count"), [("README.md", 4), ("docs/recipes.md", 6)])

@@ -25,17 +25,14 @@ def lu_bounds(t, warmup, peak, beta2=0.999):
 
 
 def bounded_adam_step(
-    layer, grad, t, alpha, lower, upper, *, beta1=0.9, beta2=0.999, eps=1e-8, corrected=True, amsbound=False, decay=0.0
+    layer, grad, t, alpha, lower, upper, *, beta1=0.9, beta2=0.999, eps=1e-8, corrected=True, decay=0.0
 ):
     """m, v, then w -= clip(s / (sqrt(v) + eps), lower, upper) m."""
     g = grad + decay * layer["w"]
     layer["m"] = beta1 * layer["m"] + (1 - beta1) * g
     layer["v"] = beta2 * layer["v"] + (1 - beta2) * g * g
     s = alpha * np.sqrt(1 - beta2**t) / (1 - beta1**t) if corrected else alpha
-    v = layer["v"]
-    if amsbound:
-        v = layer["top"] = np.maximum(layer.get("top", 0.0), v)
-    layer["w"] = layer["w"] - np.clip(s / (np.sqrt(v) + eps), lower, max(upper, lower)) * layer["m"]
+    layer["w"] = layer["w"] - np.clip(s / (np.sqrt(layer["v"]) + eps), lower, max(upper, lower)) * layer["m"]
 
 
 def lars_ratio(w, grad, eta, decay, eps=0.0, eps_rule="add"):
@@ -82,12 +79,12 @@ def sgd_step(layer, grad, lr, momentum, *, decay=0.0, nesterov=False):
         layer["w"] = layer["w"] - lr * layer["m"]
 
 
-def lamb_step(layer, grad, t, lr, *, beta1=0.9, beta2=0.999, eps=1e-6, decay=0.01, corrected=True):
+def lamb_step(layer, grad, t, lr, *, beta1=0.9, beta2=0.999, eps=1e-6, decay=0.01):
     """You et al. 2020, algorithm 2, phi(z) = z; no decay and no scaling of biases and normalization (authors' code)."""
     layer["m"] = beta1 * layer["m"] + (1 - beta1) * grad
     layer["v"] = beta2 * layer["v"] + (1 - beta2) * grad * grad
-    m = layer["m"] / (1 - beta1**t) if corrected else layer["m"]
-    v = layer["v"] / (1 - beta2**t) if corrected else layer["v"]
+    m = layer["m"] / (1 - beta1**t)
+    v = layer["v"] / (1 - beta2**t)
     update = m / (np.sqrt(v) + eps)
     ratio = 1.0
     if layer["kernel"]:

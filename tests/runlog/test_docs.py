@@ -5,7 +5,7 @@ import re
 
 from hybrid_imagenet.runlog import summary
 from hybrid_imagenet.runlog.jsonl import KEYS
-from hybrid_imagenet.runlog.trackers import TAGS
+from hybrid_imagenet.runlog.tensorboard import TAGS
 
 TEXT = (pathlib.Path(__file__).parents[2] / "docs" / "logs.md").read_text()
 

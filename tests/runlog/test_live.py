@@ -132,19 +132,14 @@ def test_messages_are_no_commands_for_the_terminal(mode):
 
 
 @pytest.mark.parametrize("mode", ["plain", "none", "live"])
-def test_messages_appear_once_with_their_rank(mode):
+def test_a_message_appears_once(mode):
     stream = io.StringIO()
     view = live.make_view(mode, stream, 5)
     view.run_started(INFO)
-    view.message("slow disk", rank=3)
-    view.message("slow disk", rank=5)
-    view.message("slow disk", rank=3)
-    view.message("own remark")
+    for text in ("slow disk", "own remark", "slow disk"):
+        view.message(text)
     view.run_finished(None)
-    text = stream.getvalue()
-    assert text.count("rank 3: slow disk") == 1
-    assert text.count("also from rank 5: slow disk") == 1
-    assert text.count("own remark") == 1
+    assert stream.getvalue().count("slow disk") == stream.getvalue().count("own remark") == 1
 
 
 @pytest.mark.parametrize("columns", ["30", "200"])

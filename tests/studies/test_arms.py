@@ -10,7 +10,7 @@ from hybrid_imagenet.analysis import published
 from hybrid_imagenet.config import derived, relative_step, report
 from studies import batch_norm, optimizers, questions, shuffle_window, tuning
 from studies.command import STUDIES
-from studies.handover import GPUS
+from studies.handover import ADAM_RATES
 
 PARTS = {
     "softmax": {"loss"},
@@ -99,12 +99,14 @@ def test_optimizers_have_equal_budgets_and_points_of_lamb_lie_around_its_authors
             assert steps == pytest.approx([factor * tuned for factor in questions.FACTORS], rel=1e-3)
 
 
-def test_a_point_of_the_hand_over_is_what_it_is_called():
-    base = settled("handover", "default")
-    for each in arm_of("handover", "handover").points:
-        power, step = each.at
-        resolved = settled("handover", "handover", *each.flags)
-        assert resolved.chosen["adabound_lr"] == pytest.approx(0.001 * GPUS**power, rel=1e-3)
+@pytest.mark.parametrize("study, gpus", [("handover", 32), ("handover-256", 8)])
+def test_a_point_of_the_hand_over_is_what_it_is_called(study, gpus):
+    base = settled(study, "default")
+    for each in arm_of(study, "handover").points:
+        factor, step = each.at
+        resolved = settled(study, "handover", *each.flags)
+        assert factor == ADAM_RATES[each.label.partition(",")[0]](gpus)
+        assert resolved.chosen["adabound_lr"] == pytest.approx(0.001 * factor, rel=1e-3)
         assert resolved.chosen["lars_eta"] == pytest.approx(step * base.chosen["lars_eta"], rel=1e-3)
         assert resolved.lr_schedule == ("exponential" if "kappa" in each.label else "poly")
         assert resolved.chosen["hybrid_ramp_epochs"] == float(each.label.rsplit(" ", 1)[1])

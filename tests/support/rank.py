@@ -1,7 +1,4 @@
-"""A rank of a pool: `python -m tests.support.rank FOLDER PROCESS [FILE]` works until PROCESS is gone.
-
-It takes tasks from FOLDER, and makes itself ready when FILE exists or there is one.
-"""
+"""A rank of a pool: `python -m tests.support.rank FOLDER PROCESS` takes tasks from FOLDER until PROCESS is gone."""
 
 import gc
 import importlib
@@ -13,23 +10,19 @@ import time
 import traceback
 
 from hybrid_imagenet.comm import environment
-from tests.ranks import READY
 from tests.support import in_process, processes
 
 SHORTEST, LONGEST = 0.02, 0.1  # seconds between two looks for work
 
 
-def serve(folder: pathlib.Path, owner: int, turn: pathlib.Path | None = None) -> None:
+def serve(folder: pathlib.Path, owner: int) -> None:
     """Answers one task after the other."""
     rank = environment.placement().rank
-    number, ready, pause = 1, False, SHORTEST
+    number, pause = 1, SHORTEST
+    _start()
+    gc.freeze()  # what is imported stays: no collection of garbage need look at it
     while not (folder / "end").exists() and processes.alive(owner):
         task = folder / f"{number}.task"
-        if not ready and (turn is None or turn.exists() or task.exists()):
-            _start()
-            gc.freeze()  # what is imported stays: no collection of garbage need look at it
-            ready = True
-            (folder / READY).touch()
         if not task.exists():
             time.sleep(pause)
             pause = min(1.1 * pause, LONGEST)  # many ranks wait while few work
@@ -95,4 +88,4 @@ def _disconnect() -> None:
 _GIVEN = set(os.environ)
 
 if __name__ == "__main__":
-    serve(pathlib.Path(sys.argv[1]), int(sys.argv[2]), *map(pathlib.Path, sys.argv[3:]))
+    serve(pathlib.Path(sys.argv[1]), int(sys.argv[2]))

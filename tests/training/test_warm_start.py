@@ -12,6 +12,7 @@ from hybrid_imagenet.data import device
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import warm_start
 from tests.support import in_process, program
+from tests.tools.export.support import save
 
 SMALL = {"image_size": 16, "width": 4, "zero_last_gamma": False}
 FLAGS = ("--image_size=16", "--epochs=1", "--warmup_epochs=0", "--optimizer=sgd", "--lr=0.1")
@@ -29,7 +30,7 @@ def trained(tmp_path_factory):
     names = tuple("abcde")
     made = Trained("here", "resnet8", names, 16, 0.875, 1e-5, width=4, weights=weights)
     path = tmp_path_factory.mktemp("trained") / "source.npz"
-    made.save(path)
+    save(made, path)
     return made, path
 
 

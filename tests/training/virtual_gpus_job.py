@@ -29,7 +29,6 @@ NEIGHBORS = 2
 HYBRID = ("--optimizer=hybrid", "--warmup_epochs=2", "--lars_eta=0.01")
 METHODS = {"hybrid, last, groups of two": (*HYBRID, f"--bn_group={NEIGHBORS}")}
 LONG = {
-    "hybrid, last, mixup": (*HYBRID, "--mixup=0.3"),
     "sgd, last, groups of two": ("--optimizer=sgd", f"--bn_group={NEIGHBORS}", "--lr=0.02", "--lr_scaling=none"),
     "lars, moving, larger batch": (
         *("--optimizer=lars", "--batch_norm=moving", "--lr_schedule=poly", "--warmup_epochs=1"),

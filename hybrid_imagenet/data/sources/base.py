@@ -1,4 +1,4 @@
-"""Defines a source of images: random access, a name for each record's place, and counters of what it read."""
+"""Defines a source of images: random access, and a name for each record's place."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import contextlib
 import functools
 import hashlib
 import os
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,37 +31,6 @@ class BadRecord(Exception):  # noqa: N818 - it names the record, not the error
         self.file = file
         self.offset = offset
         self.reason = reason
-
-
-class IoStatistics(NamedTuple):
-    """Counts what has been read from storage since the source was opened."""
-
-    bytes_read: int = 0
-    operations: int = 0
-    seconds: float = 0.0  # time inside read calls, summed over threads
-
-    def since(self, earlier: IoStatistics) -> IoStatistics:
-        """Returns what was read since `earlier`."""
-        read, done, took = earlier
-        return IoStatistics(self.bytes_read - read, self.operations - done, self.seconds - took)
-
-
-class IoCounter:
-    """Adds up reads from several threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._total = IoStatistics()
-
-    def add(self, bytes_read: int, operations: int, seconds: float) -> None:
-        """Counts some read operations."""
-        with self._lock:
-            read, done, took = self._total
-            self._total = IoStatistics(read + bytes_read, done + operations, took + seconds)
-
-    def total(self) -> IoStatistics:
-        """Returns the sums so far."""
-        return self._total
 
 
 class Source(abc.ABC):
@@ -94,7 +61,6 @@ class Source(abc.ABC):
     class_list: str | None = None
 
     def __init__(self) -> None:
-        self.io = IoCounter()
         self.labels_seen: set[int] = set()
 
     @abc.abstractmethod
@@ -132,10 +98,6 @@ class Source(abc.ABC):
         digests = map(_digest, (self.class_names, sizes, self.listing))
         return {"images": self.num_examples} | dict(zip(_COMPARED, digests, strict=True))
 
-    def io_statistics(self) -> IoStatistics:
-        """Returns bytes and operations read so far, and the time they took."""
-        return self.io.total()
-
     def _checked_label(self, index: int, label: int) -> int:
         if not 0 <= label < self.num_classes:
             raise BadRecord(*self.locate(index), f"label {label} is not one of {self.num_classes} classes")
@@ -166,19 +128,15 @@ def _opened(path: str) -> BinaryIO:
     return Path(path).open("rb", buffering=0)
 
 
-def read_at(path: str, offset: int, length: int, counter: IoCounter) -> bytes:
-    """Reads `length` bytes at `offset`, counted; shorter only at the end of the file."""
-    started = time.perf_counter()
+def read_at(path: str, offset: int, length: int) -> bytes:
+    """Reads `length` bytes at `offset`; fewer only at the end of the file."""
     file = _opened(path)
     data = os.pread(file.fileno(), length, offset)
-    operations = 1
     while len(data) < length:  # a signal or a network file system may cut a read short
         more = os.pread(file.fileno(), length - len(data), offset + len(data))
-        operations += 1
         if not more:
             break
         data += more
-    counter.add(len(data), operations, time.perf_counter() - started)
     return data
 
 

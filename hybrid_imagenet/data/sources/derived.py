@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from hybrid_imagenet.data import images
 from hybrid_imagenet.data.listing import Note
-from hybrid_imagenet.data.sources.base import BadRecord, IoStatistics, Source
+from hybrid_imagenet.data.sources.base import BadRecord, Source
 
 
 class Subset(Source):
@@ -49,9 +49,6 @@ class Subset(Source):
     def locate(self, index: int) -> tuple[str, int]:
         return self._source.locate(int(self._indices[index]))
 
-    def io_statistics(self) -> IoStatistics:
-        return self._source.io_statistics()
-
 
 class CachedSource(Source):
     """Wraps a source so that its images are read from storage once.
@@ -72,7 +69,6 @@ class CachedSource(Source):
         self._limit = limit
         self._memory: dict[int, tuple[bytes, int]] = {}
         self._stored = 0
-        self.io = source.io
         self.num_examples, self.num_classes = source.num_examples, source.num_classes
         self.class_names, self.notes = source.class_names, source.notes
         self.shard_sizes, self.listing = source.shard_sizes, source.listing

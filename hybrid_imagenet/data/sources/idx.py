@@ -6,7 +6,6 @@ import gzip
 import io
 import math
 import struct
-import time
 import zlib
 from pathlib import Path
 
@@ -26,7 +25,7 @@ FASHION_MNIST = (
 """The classes of Fashion-MNIST (Xiao, Rasul, Vollgraf, arXiv 1708.07747, Table 2)."""
 _PREFIXES = {"train": "train", "validation": "t10k"}
 _BYTES = 0x08  # the type code of unsigned bytes
-_MOST_DIMENSIONS = 4
+_MOST_DIMENSIONS = 3
 _MOST_BYTES = 16 << 30  # of a file that unpacks; all of it stays in memory
 
 
@@ -52,11 +51,10 @@ def _is_in_tfds(request: Request) -> bool:
 
 
 class IdxSource(Source):
-    """Gives random access to the pixels of one split, held in memory as stored: one byte per pixel and color.
+    """Gives random access to the pixels of one split, held in memory as stored: one byte per pixel.
 
-    The images are `train-images-idx3-ubyte` and `t10k-images-idx3-ubyte` of shape [n, height, width] (gray) or
-    `...-idx4-ubyte` of shape [n, height, width, 3], the labels `...-labels-idx1-ubyte`, each with or without `.gz`.
-    Gray images are handed out as RGB with three equal channels.
+    The images are `train-images-idx3-ubyte` and `t10k-images-idx3-ubyte` of shape [n, height, width], gray, the labels
+    `...-labels-idx1-ubyte`, each with or without `.gz`. Images are handed out as RGB with three equal channels.
 
     Args:
       directory: where the four files lie.
@@ -71,8 +69,8 @@ class IdxSource(Source):
         super().__init__()
         self._file, labels_file = _files(directory, split)
         self.listing = [self._file.name.removesuffix(".gz")]
-        self.pixels, self.labels = self._read(self._file), self._read(labels_file)
-        if self.pixels.ndim not in (3, 4) or 0 in self.pixels.shape or self.pixels.shape[3:] not in ((), (3,)):
+        self.pixels, self.labels = read(self._file), read(labels_file)
+        if self.pixels.ndim != 3 or 0 in self.pixels.shape:
             raise UserError(f"{self._file}: holds an array of {_shape(self.pixels)}, not images; restore the file")
         if self.labels.shape != self.pixels.shape[:1]:
             raise UserError(
@@ -91,27 +89,20 @@ class IdxSource(Source):
         if self.pixels.shape[1] == self.pixels.shape[2]:
             self.side = self.pixels.shape[1]
 
-    def _read(self, path: Path) -> npt.NDArray[np.uint8]:
-        started = time.perf_counter()
-        array = read(path)
-        self.io.add(path.stat().st_size, 1, time.perf_counter() - started)
-        return array
-
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Returns the pixels of an image, in the form that `images.probe` calls RAW, and its label."""
-        pixels = self._rgb(self.pixels[index])
-        return images.raw(pixels), int(self.labels[index])
+        return images.raw(_rgb(self.pixels[index])), int(self.labels[index])
 
     def read_pixels(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        return self._rgb(self.pixels[indices]), self.labels[indices].astype(np.int32)
-
-    def _rgb(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Returns gray images with three equal channels; those with colors stay."""
-        return pixels if self.pixels.ndim == 4 else np.repeat(pixels[..., None], 3, axis=-1)
+        return _rgb(self.pixels[indices]), self.labels[indices].astype(np.int32)
 
     def locate(self, index: int) -> tuple[str, int]:
         """Returns the file of the images, and the number of this one there."""
         return str(self._file), index
+
+
+def _rgb(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    return np.repeat(pixels[..., None], 3, axis=-1)
 
 
 def read(path: Path) -> npt.NDArray[np.uint8]:
@@ -136,7 +127,7 @@ def read(path: Path) -> npt.NDArray[np.uint8]:
         )
     dimensions = content[3]
     if dimensions > _MOST_DIMENSIONS:
-        raise UserError(f"{path}: says that it has {dimensions} dimensions; labels have 1, images 3 or 4")
+        raise UserError(f"{path}: says that it has {dimensions} dimensions; labels have 1, images 3")
     start = 4 + 4 * dimensions
     if len(content) < start:
         raise UserError(f"{path}: ends inside of its header; restore the file")
@@ -149,20 +140,18 @@ def read(path: Path) -> npt.NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-def _candidates(directory: Path, *names: str) -> list[Path]:
-    return [directory / f"{name}{suffix}" for name in names for suffix in ("", ".gz")]
+def _candidates(directory: Path, name: str) -> list[Path]:
+    return [directory / f"{name}{suffix}" for suffix in ("", ".gz")]
 
 
 def _files(directory: Path, split: str) -> tuple[Path, Path]:
     prefix = _PREFIXES[split]
-    images_file = _find(directory, f"{prefix}-images-idx3-ubyte", f"{prefix}-images-idx4-ubyte")
-    return images_file, _find(directory, f"{prefix}-labels-idx1-ubyte")
+    return _find(directory, f"{prefix}-images-idx3-ubyte"), _find(directory, f"{prefix}-labels-idx1-ubyte")
 
 
-def _find(directory: Path, *names: str) -> Path:
-    found = next((path for path in _candidates(directory, *names) if path.is_file()), None)
+def _find(directory: Path, name: str) -> Path:
+    found = next((path for path in _candidates(directory, name) if path.is_file()), None)
     if found is None:
-        name = names[0]
         raise UserError(f"--data_dir={directory}: has no {name} or {name}.gz; give the directory of the IDX files")
     return found
 

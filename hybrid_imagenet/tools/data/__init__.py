@@ -1,1 +1,1 @@
-"""Prepares, checks and shows data sets."""
+"""Prepares and checks data sets."""

@@ -1,4 +1,4 @@
-"""`hybrid-imagenet data prepare|check|show`: converts, verifies and shows datasets."""
+"""`hybrid-imagenet data prepare|check`: converts and verifies datasets."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hybrid_imagenet import data
-from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.data import directories, listing, registry
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE
-from hybrid_imagenet.numerics.augment import AUGMENTATIONS
 from hybrid_imagenet.tools import command_line
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.Parser("data", "Converts, verifies and shows datasets.")
+    parser = command_line.Parser("data", "Converts and verifies datasets.")
     commands = parser.add_subparsers(dest="command", required=True)
 
     prepare = commands.add_parser("prepare", help="write any dataset as TFRecord shards with an index and a manifest")
@@ -36,16 +34,6 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--shuffle_window", type=int, metavar="SHARDS", help="of training, whose mixing is measured (as in training)"
     )
-
-    show = commands.add_parser("show", help="write a contact sheet (PNG) of augmented samples")
-    _add_source(show, "--dataset")
-    show.add_argument("--split", choices=data.SPLITS, default="train", help="(%(default)s)")
-    show.add_argument("--augmentation", choices=AUGMENTATIONS, help="default: as in training")
-    show.add_argument("--image_size", type=command_line.positive, default=224, help="pixels (%(default)s)")
-    show.add_argument("--count", type=command_line.positive, default=6, help="images, one per row (%(default)s)")
-    show.add_argument("--variants", type=command_line.positive, default=6, help="training views of each (%(default)s)")
-    show.add_argument("--seed", type=int, default=0, help="chooses images and views (%(default)s)")
-    show.add_argument("--out", required=True, help="the PNG file")
     return parser
 
 
@@ -104,26 +92,9 @@ def _check(arguments: argparse.Namespace) -> int:
     return EXIT_USAGE if faults else EXIT_OK
 
 
-def _show(arguments: argparse.Namespace) -> int:
-    import_tensorflow()
-    from hybrid_imagenet.tools.data import show
-
-    show.contact_sheet(
-        registry.Request.from_flags(arguments, arguments.split).open(),
-        Path(arguments.out),
-        augmentation=arguments.augmentation or registry.of(arguments.dataset).augmentation,
-        image_size=arguments.image_size,
-        count=arguments.count,
-        variants=arguments.variants,
-        seed=arguments.seed,
-    )
-    print(f"wrote {arguments.out}: evaluation on the left, then {arguments.variants} training views")
-    return EXIT_OK
-
-
 def _run(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
-    return {"prepare": _prepare, "check": _check, "show": _show}[arguments.command](arguments)
+    return {"prepare": _prepare, "check": _check}[arguments.command](arguments)
 
 
 def main(argv: Sequence[str]) -> int:

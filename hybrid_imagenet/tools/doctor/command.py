@@ -35,7 +35,6 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--ssh_port", type=int, help="port of sshd on the hosts")
     parser.add_argument("--data_dir", help="dataset to compare between hosts")
     parser.add_argument("--run_dir", default="runs", help="where results will go (%(default)s)")
-    parser.add_argument("--no_nccl", action="store_true", help="where there are GPUs: start no ranks to try NCCL")
     parser.add_argument("--no_ranks", action="store_true", help="import nothing and start no ranks: only ask hosts")
     return parser.parse_args(arguments)
 
@@ -65,7 +64,7 @@ def examine(options: argparse.Namespace) -> tuple[dict[str, Any], list[Finding]]
         findings.extend(judge(good, Request(slots, options.interface, data_dir, gpus)))
         if not options.no_ranks:
             attempt = functools.partial(trials.run, interface=options.interface, ssh_port=options.ssh_port)
-            findings.extend(trials.examine(good, gpus and not options.no_nccl, attempt))
+            findings.extend(trials.examine(good, gpus, attempt))
     return good, findings
 
 

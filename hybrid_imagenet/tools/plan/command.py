@@ -68,11 +68,10 @@ def lines(plan: settings.Plan) -> list[str]:
         found.append(f"this program has reached {reached:.0f} images/s at that batch: --speed=own plans with it")
     if plan.allreduce != "auto" and plan.allreduce not in offered:
         found.append(f"no cost formula is known for {plan.allreduce}: it is taken to cost what the ring does")
-    target = "target" if plan.epochs_to_target is not None else "to 75.9 %"
     found += ["", f"{'GPUs':>6} {'batch':>8} {'step ms':>8} {'comm ms':>8} {'exposed':>8} {'eff.':>7} {'images/s':>11} "
-              f"{f'{plan.epochs} epochs':>13} {target:>13}  exchange"]  # fmt: skip
+              f"{f'{plan.epochs} epochs':>13} {'to 75.9 %':>13}  exchange"]  # fmt: skip
     found += [_row(row, "*" if row is here else " ") for row in rows]
-    found += ["", *_FOOTNOTES, *([] if plan.epochs_to_target is not None else [_REFERENCE])]
+    found += ["", *_FOOTNOTES, _REFERENCE]
     if here.gpus > 1:
         topology = cluster.topology(cluster.hosts)
         advice = best(job, topology, ways(topology, offered))
@@ -82,7 +81,7 @@ def lines(plan: settings.Plan) -> list[str]:
         if here.way != advice.way and longer >= 0.1:
             found.append(f"a step as asked for ({describe(here.way)}) takes {longer:.1f} % longer")
     if not any(row.target_seconds for row in rows):
-        found.append("no reference convergence is known for these batches; give --epochs_to_target")
+        found.append("no reference convergence is known for these batches")
     return found
 
 

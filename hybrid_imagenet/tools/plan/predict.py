@@ -27,7 +27,6 @@ class Job:
       jitter: relative wait for the slowest rank.
       images_per_epoch: images in the training set.
       epochs: of the whole training.
-      epochs_to_target: None takes MLPerf's reference at the global batch.
     """
 
     layers: Sequence[Layer]
@@ -37,7 +36,6 @@ class Job:
     jitter: float
     images_per_epoch: int
     epochs: int
-    epochs_to_target: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +71,7 @@ def predict(job: Job, topology: Topology, way: Way) -> Prediction:
     traffic = _traffic(job, topology, way) if ranks > 1 else Exchange(0.0, 0.0, ())
     step = job.compute_seconds * (1 + (job.jitter if ranks > 1 else 0.0)) + traffic.exposed
     rate = batch / step
-    target = job.epochs_to_target if job.epochs_to_target is not None else published.reference_epochs(batch)
+    target = published.reference_epochs(batch)
     return Prediction(
         gpus=ranks,
         way=way,

@@ -40,9 +40,6 @@ class Plan:
     link: str | None = option(None, f"Link of a host: {', '.join(LINKS)}, or such as 25gbit or 3.1GB/s:20us.")
     inside: str | None = option(None, f"Link inside a host: {', '.join(INSIDE)}, or such as 20GB/s:5us.")
     epochs: int = option(90, "Passes over ImageNet.", minimum=1)
-    epochs_to_target: float | None = option(
-        None, "Epochs to the accuracy wanted; default MLPerf's reference to 75.9 % at the batch.", minimum=0
-    )
     max_gpus: int = option(4096, "Largest number of GPUs in the table.", minimum=1, maximum=10_000_000)
 
 
@@ -90,7 +87,6 @@ def resolve(plan: Plan) -> tuple[Cluster, OneGpu, Job]:
         jitter=cluster.jitter,
         images_per_epoch=IMAGENET_TRAIN_IMAGES,
         epochs=plan.epochs,
-        epochs_to_target=plan.epochs_to_target,
     )
     return cluster, alone, job
 

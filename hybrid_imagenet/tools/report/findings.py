@@ -283,8 +283,6 @@ def _missed(run: Run, epochs: float) -> Iterator[Suggestion]:
         gap = f"training accuracy is {100 * (train - validation):.1f} points above validation's"
         if not flags.get("label_smoothing"):
             yield Suggestion("--label_smoothing=0.1", gap)
-        if not flags.get("mixup"):
-            yield Suggestion("--mixup=0.2", gap)
         if flags.get("batch_norm") == "last":
             yield Suggestion("--batch_norm=precise", f"{gap}; statistics of one small batch may be the cause")
     elif train is not None and run.target_asked and train < max(run.targets) and flags.get("lr"):

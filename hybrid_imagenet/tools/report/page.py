@@ -25,7 +25,6 @@ def charts(runs: Sequence[Run]) -> dict[str, list[svg.Chart]]:
         ),
         "rates": _present([figures.learning_rates(runs), figures.relative_steps(runs)]),
         "speed": _present([figures.throughput(runs)]),
-        "input": figures.input_output(runs),
     }
 
 
@@ -40,7 +39,6 @@ def build(runs: Sequence[Run], title: str) -> str:
         _section("Learning rate and relative step", "", _grid(drawn["rates"]) or _missing("learning rates")),
         _section("Speed", "", _grid(drawn["speed"]) or _missing("throughput")),
         _section("Where the time goes", "", _time(runs)),
-        _section("Input", "", _grid(drawn["input"]) or _missing("bytes read and reads")),
         _section("Criteria", _comparison_note(runs), tables.criteria(runs)),
         _section("Configuration", "", tables.flag_differences(runs) + tables.all_flags(runs)),
         _section("Environment", "", tables.environment(runs)),

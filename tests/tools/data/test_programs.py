@@ -194,17 +194,6 @@ def test_a_killed_preparation_goes_on_where_it_stopped(tmp_path):
     assert not [path for path in (tmp_path / "to").iterdir() if path.name.startswith((".", "prepare"))]
 
 
-def test_a_contact_sheet_shows_each_image_in_every_variant(tmp_path):
-    make("folder", tmp_path)
-    out = tmp_path / "sheet.png"
-    arguments = ["--count=3", "--variants=4", "--image_size=14", "--augmentation=alexnet", f"--out={out}"]
-    assert run("show", "--dataset=folder", f"--data_dir={tmp_path}", *arguments) == 0
-    sheet = np.asarray(Image.open(out))
-    assert sheet.shape == (3 * 16, 5 * 16, 3)
-    rows = sheet.reshape(3, 16, 5, 16, 3)[:, :14, :, :14].swapaxes(1, 2)
-    assert all(len(np.unique(row.reshape(5, -1), axis=0)) >= 3 for row in rows)
-
-
 def test_only_the_source_that_an_interrupted_preparation_read_continues_it(tmp_path, capsys):
     """Other trees of as many images: one elsewhere, one with another class. The first call ends at a bad image."""
     for name in ("a", "b", "c"):

@@ -15,7 +15,7 @@ from tests.tools.doctor.healthy import GPU, HEALTHY, judged
 
 def test_two_healthy_hosts_pass_every_check():
     findings = judged()
-    assert len(findings) >= 24
+    assert len(findings) >= 17
     assert {f.level for f in findings.values()} == {PASS}
 
 
@@ -26,25 +26,20 @@ def test_two_healthy_hosts_pass_every_check():
         ("versions", {"horovod": "0.28.1"}, "version of tensorflow", FAIL, "none on b"),
         ("code", "def", "program", FAIL, "def on b"),
         ("unresolved", ["a"], "host names", FAIL, "b: cannot look up a"),
-        ("interfaces", {"ens3": {"up": True, "mtu": 1500, "mbit_s": 1}}, "interface eth0", FAIL, "b: missing"),
-        ("interfaces", {"eth0": {"up": False, "mtu": 9000, "mbit_s": 1}}, "interface eth0", FAIL, "b: missing or down"),
-        ("interfaces", {"eth0": {"up": True, "mtu": 1500, "mbit_s": 40000}}, "MTU of eth0", FAIL, "1500 on b"),
-        ("interfaces", {"eth0": {"up": True, "mtu": 9000, "mbit_s": 1000}}, "Mbit/s of eth0", WARN, "1000 on b"),
+        ("interfaces", {"ens3": {"up": True, "mtu": 1500}}, "interface eth0", FAIL, "b: missing"),
+        ("interfaces", {"eth0": {"up": False, "mtu": 9000}}, "interface eth0", FAIL, "b: missing or down"),
+        ("interfaces", {"eth0": {"up": True, "mtu": 1500}}, "MTU of eth0", FAIL, "1500 on b"),
         ("rdma", [], "RDMA", FAIL, "b: no active port"),
         ("rdma", [{"active": False, "rate": "40"}], "RDMA", FAIL, "b: no active port"),
         ("gpus", [GPU], "GPUs", FAIL, "b: 1 GPUs for 2 ranks"),
         ("gpus", [GPU | {"name": "P40"}, GPU | {"name": "P40"}], "GPU model", WARN, "P40 on b"),
         ("gpus", [GPU, GPU | {"driver_version": "1"}], "GPU driver", WARN, "1, 580.1 on b"),
-        ("gpus", [GPU, GPU | {"ecc.errors.uncorrected.volatile.total": "3"}], "ECC errors", FAIL, "b: 3 on GPU 0"),
-        ("gpus", [GPU, GPU | {"clocks_throttle_reasons.active": "0x40"}], "GPU clocks", WARN, "b: GPU 0 is slowed"),
         ("nccl", False, "NCCL", FAIL, "b: Horovod was built without NCCL"),
-        ("peer_memory", False, "GPUDirect RDMA", WARN, "b: nvidia-peermem"),
         ("data", {"exists": False}, "data set", FAIL, "b: no /data"),
         ("data", HEALTHY["data"] | {"digest": "d2"}, "data files", FAIL, "digest d2 on b"),
         ("run_free_gb", 1.0, "space for results", WARN, "b: 1.0 GB"),
         ("shared_memory_gb", 0.06, "shared memory", WARN, "b: 0.06 GB"),
         ("cores", 1, "cores", WARN, "b: 2 ranks on 1 cores"),
-        ("open_files", 1024, "open files", WARN, "b: 1024"),
         ("locked_memory", 1024, "locked memory", WARN, "b: 1024"),
     ],
 )
@@ -63,7 +58,7 @@ def test_a_host_without_horovod_fails():
 
 def test_without_a_named_interface_several_common_ones_ask_for_a_choice():
     def two(facts):
-        facts["interfaces"]["ib0"] = {"up": True, "mtu": 2044, "mbit_s": 100000}
+        facts["interfaces"]["ib0"] = {"up": True, "mtu": 2044}
 
     request = Request({"a": 2, "b": 2}, None, None, gpus=True)
     assert judged(two, request)["interface"].level == PASS, "only one is common"
@@ -80,21 +75,18 @@ def test_probe_reads_interfaces_and_adapters_of_a_host(tmp_path):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
 
-    for name, value in (("operstate", "up\n"), ("mtu", "9000\n"), ("speed", "40000\n")):
+    for name, value in (("operstate", "up\n"), ("mtu", "9000\n")):
         write(f"sys/class/net/ens1/{name}", value)
     write("sys/class/net/ens2/operstate", "down\n")
     write("sys/class/net/ens2/mtu", "1500\n")
-    write("sys/class/net/ens2/speed", "-1\n")
     write("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
-    write("sys/module/nvidia_peermem/version", "1")
     (tmp_path / "dev/shm").mkdir(parents=True)
     facts = probe.facts({}, tmp_path)
     assert facts["interfaces"] == {
-        "ens1": {"up": True, "mtu": 9000, "mbit_s": 40000},
-        "ens2": {"up": False, "mtu": 1500, "mbit_s": None},
+        "ens1": {"up": True, "mtu": 9000},
+        "ens2": {"up": False, "mtu": 1500},
     }
     assert facts["rdma"] == [{"device": "mlx5_0", "active": True}]
-    assert facts["peer_memory"] is True
     assert facts["shared_memory_gb"] > 0
 
 

@@ -38,7 +38,7 @@ def test_one_trial_inside_each_kind_of_host_and_one_between_two():
         (ONE, "", FAIL, "did not go through NCCL"),
         (TWO, BETWEEN, WARN, "nvidia-peermem"),
         (TWO, BETWEEN.replace("NET/IB/1\n", "NET/IB/1/GDRDMA\n"), PASS, "GDRDMA"),
-        (TWO, SOCKET, WARN, "RDMA adapters are there but not used"),
+        (TWO, SOCKET, WARN, "RDMA adapters are not used"),
     ],
 )
 def test_the_way_of_the_data_is_judged(trial, said, level, text):
@@ -69,13 +69,6 @@ def test_ranks_that_do_not_add_up_fail_with_a_command_to_repeat(outcome, words, 
     assert "hybrid-imagenet run -np 2 -H a:2" in finding.remedy
 
 
-def test_without_tensorflow_no_ranks_are_started(monkeypatch):
-    missing = Outcome(1, "Traceback\nModuleNotFoundError: No module named 'tensorflow'\n")
-    monkeypatch.setattr(trials, "import_tensorflow", lambda: missing)
-    (finding,) = trials.examine(HOSTS, True, None)
-    assert finding.level == FAIL and "No module named 'tensorflow'" in finding.message
-
-
 def test_real_ranks_on_this_host():
     findings = trials.examine({"localhost": {}}, False, trials.run)
-    assert [(f.level, f.check) for f in findings] == [(PASS, "TensorFlow"), (PASS, "two ranks inside localhost")]
+    assert [(f.level, f.check) for f in findings] == [(PASS, "two ranks inside localhost")]

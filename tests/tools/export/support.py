@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from safetensors.numpy import save_file
 
-from hybrid_imagenet.checkpoints import pretrained
+from hybrid_imagenet.checkpoints import archive, pretrained
 from tests.references import torchvision_reference
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
@@ -23,6 +23,14 @@ def network(folder, name="resnet18", size=32, **changes):
     loaded = pretrained.load(path, print)
     settings = {"image_size": size, "class_names": CLASSES, "crop_fraction": 1.0} | changes
     return dataclasses.replace(loaded, **settings)
+
+
+def save(trained, path):
+    """The network as a checkpoint without the state of a run."""
+    arrays = {f"model/{i:04d}/{name}": value for i, (name, value) in enumerate(trained.weights.items())}
+    description = trained.description()
+    del description["origin"]
+    archive.write(path, arrays, {**description, "num_classes": len(trained.class_names)})
 
 
 def pixels(count, size=32, seed=0):

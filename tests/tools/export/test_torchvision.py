@@ -4,13 +4,11 @@ import pickle
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from hybrid_imagenet.checkpoints import pretrained
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.tools import export as program
 from hybrid_imagenet.tools import export_forms
-from tests.references import torchvision_reference
 from tests.tools.export.support import assert_close, network, pixels, reference, tensors
 
 
@@ -20,29 +18,10 @@ def test_imported_weights_give_torchvisions_outputs(tmp_path, name, size):
     assert_close(export_forms.outputs(network(tmp_path, name, size))(images), reference(images, name))
 
 
-@pytest.mark.parametrize("name", ["resnet34", "resnet101"])
-def test_every_depth_is_recognized(tmp_path, name):
-    loaded = network(tmp_path, name)
-    assert loaded.model == name
-    assert len(loaded.weights) == sum(not key.endswith("num_batches_tracked") for key in tensors(name))
-
-
-def test_exported_weights_are_what_was_imported(tmp_path):
-    path = tmp_path / "again.safetensors"
-    program.export(network(tmp_path), export_forms.of(path), path)
-    again, expected = load_file(path), tensors()
-    assert set(again) == set(expected)
-    for key, value in expected.items():
-        if not key.endswith("num_batches_tracked"):
-            np.testing.assert_array_equal(again[key], value)
-
-
-def test_another_epsilon_is_taken_up_by_the_variance(tmp_path):
-    path = tmp_path / "again.safetensors"
-    original = network(tmp_path, batch_norm_epsilon=1e-2)
-    program.export(original, export_forms.of(path), path)
-    images = pixels(2)
-    assert_close(export_forms.outputs(original)(images), reference(images, weights=load_file(path)))
+def test_another_depth_is_recognized(tmp_path):
+    loaded = network(tmp_path, "resnet34")
+    assert loaded.model == "resnet34"
+    assert len(loaded.weights) == sum(not key.endswith("num_batches_tracked") for key in tensors("resnet34"))
 
 
 def test_a_file_of_another_network_is_refused(tmp_path):
@@ -53,25 +32,6 @@ def test_a_file_of_another_network_is_refused(tmp_path):
     path.write_bytes(b"no tensors")
     with pytest.raises(UserError, match="cannot be read as a safetensors file"):
         pretrained.load(path, print)
-
-
-def test_pytorch_itself_agrees(tmp_path):
-    torch = pytest.importorskip("torch")
-    module = torchvision_reference.torch_network(torch, 7)
-    state = {key: torch.from_numpy(value) for key, value in tensors("resnet50").items()}
-    module.load_state_dict(state)
-    torch.save(module.state_dict(), tmp_path / "resnet50.pth")
-    loaded = network(tmp_path, "resnet50", 64, weights=pretrained.load(tmp_path / "resnet50.pth", print).weights)
-    images = pixels(1, 64)
-    assert_close(export_forms.outputs(loaded)(images), reference(images, "resnet50"))
-    normal = torch.from_numpy(loaded.preprocess(images).numpy().transpose(0, 3, 1, 2).copy())
-    with torch.no_grad():
-        assert_close(module(normal).numpy(), reference(images, "resnet50"))
-        path = tmp_path / "again.pth"
-        program.export(loaded, export_forms.of(path), path)
-        other = torchvision_reference.torch_network(torch, 7)
-        other.load_state_dict(torch.load(path, weights_only=True))
-        np.testing.assert_array_equal(other(normal).numpy(), module(normal).numpy())
 
 
 class _Trap:

@@ -121,7 +121,7 @@ def test_planned_size_is_in_the_table_and_flags_override_the_cluster(capsys):
     text = (
         "--hosts=5 --gpus_per_host=4 --link=25gbit:20us --images_per_second=100 --per_gpu_batch=64 --allreduce=masters"
     )
-    assert program.main([*text.split(), "--max_gpus=32", "--epochs_to_target=32"]) == 0
+    assert program.main([*text.split(), "--max_gpus=32"]) == 0
     text = capsys.readouterr().out
     assert "5 hosts x 4 GPUs, batch 64 per GPU, 100 images/s on one GPU (given); link 2.81 GB/s and 20 us a hop" in text
     assert [line.split()[0] for line in text.splitlines()[3:8]] == ["4", "8", "16", "20*", "32"]
