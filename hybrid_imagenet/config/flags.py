@@ -313,7 +313,7 @@ class Model:
     fuse_relu_gradients: bool = option(
         False,
         "On GPUs in FP16, have TensorFlow fuse the gradients of ReLU and normalization; not tried on a GPU yet, so "
-        "`bench gpu` tries it beside the step without.",
+        "`bench gpu --arms` tries it beside the step without.",
     )
     precise_batch_norm_batches: int = option(16, "Batches per GPU behind precise statistics.", minimum=1)
     precision: str = option(

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import io
 import subprocess
 import sys
@@ -286,6 +287,26 @@ def test_an_index_is_made_again_whatever_the_damage_of_its_file(tmp_path):
         assert load_index(path, Numbers).values.tolist() == [1, 2]
     (tmp_path / "file").touch()  # a cache that cannot be written costs only the time
     assert remembered(tmp_path / "file" / "index", Numbers, lambda: 5) == 5
+
+
+def test_of_two_processes_one_makes_an_index_and_the_other_reads_it(tmp_path):
+    """Two ranks of a host would otherwise both scan all shards."""
+    program = f"""
+import dataclasses, pathlib, time
+import numpy as np
+from hybrid_imagenet.data.sources.base import remembered
+Numbers = dataclasses.make_dataclass("Numbers", ["values"])
+def make():
+    with open({str(tmp_path / "made")!r}, "a") as made:
+        made.write("x")
+    time.sleep(1)
+    return Numbers(np.array([1, 2]))
+print(remembered(pathlib.Path({str(tmp_path / "index.npz")!r}), Numbers, make).values.tolist())
+"""
+    start = functools.partial(subprocess.Popen, [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    both = [start(cwd=ROOT) for _ in range(2)]
+    assert [process.communicate()[0] for process in both] == ["[1, 2]\n"] * 2
+    assert (tmp_path / "made").read_text() == "x"
 
 
 def test_the_index_of_shards_is_remembered_until_a_file_changes(tmp_path, monkeypatch):
