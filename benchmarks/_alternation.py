@@ -140,7 +140,7 @@ class Alternation(Trainer):
         return statistics.median(seconds)
 
     def _checkpoint(self) -> Iterator[None]:
-        """Saves; the loop goes on until the file is complete."""
+        """Saves; the loop continues until the file is complete."""
         store = self.parts.recording.store
         began = time.perf_counter()
         self.saver.save()

@@ -183,7 +183,7 @@ class Running:
         return not self.going and (self.folder / turn.READY).exists()
 
     def go(self, beside: int) -> None:
-        """Lets it be timed while so many arms still warm up."""
+        """Lets it be timed while this many arms still warm up."""
         (self.folder / turn.GO).touch()
         self.going, self.beside, self.since = True, beside, time.monotonic()
 

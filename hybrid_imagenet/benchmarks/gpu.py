@@ -33,7 +33,7 @@ from hybrid_imagenet.tools.doctor.checks import PASS
 _BATCHES = {"p40": 128}  # images per GPU, as in the publications; 256 on the others
 _ENOUGH = 0.9  # of the published speed; published figures differ by as much
 _NOTICED = 0.05  # of a step
-_NO_GPU = "no host has a GPU: only the doctor's part was done; --allow_cpu goes on with CPU figures"
+_NO_GPU = "no host has a GPU: only the doctor's part was done; --allow_cpu continues with CPU figures"
 Row = dict[str, Any]
 
 
@@ -217,7 +217,7 @@ def _lines(report: Row) -> Iterator[str]:
         f"{alone['model']}, {alone['image_size']} px, {alone['precision']}, batch {alone['batch_per_rank']} per rank, "
         f"{alone['gpu'] or 'CPU'}"
     )
-    yield f"{'':9}{'ranks':>6}{'step ms':>9}{'exposed ms':>12}{'images/s':>11}{'of so many alone':>18}"
+    yield f"{'':9}{'ranks':>6}{'step ms':>9}{'exposed ms':>12}{'images/s':>11}{'of N x one alone':>18}"
     for name, row in rungs.items():
         share = row["images_per_second"] / (alone["images_per_second"] * row["ranks"])
         yield (

@@ -23,7 +23,7 @@ MAX_BYTES = 8192  # of a datagram; longer ones are dropped unread
 _PACKAGE = "hybrid_imagenet"
 _FRAMES = 12  # of the main thread, the innermost ones
 _LONGEST = 255  # characters of a name or a frame
-_STEPS_PATIENCE = 4  # a step may take so many times the mean before ranks are said to hang
+_STEPS_PATIENCE = 4  # a step may take this many times the mean before ranks are said to hang
 _APART = "stall: they wait for each other in different places: ranks need equal numbers of batches and of collectives"
 
 

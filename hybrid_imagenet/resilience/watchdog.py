@@ -74,7 +74,7 @@ class Watchdog:
           ranks: this rank and the others.
           stall_timeout: 0 switches the watchdog off.
           waits_in: modules in which a rank that has done its own part waits for the others: it is not to blame.
-          lasts: returns whether that which is watched goes on; when it does not, this rank takes leave without `stop`.
+          lasts: returns whether what is watched still runs; if not, this rank signs off without `stop`.
           option: what the user calls `stall_timeout`.
           remedy: what the last line says after "the job ends".
         """
@@ -136,7 +136,7 @@ class Watchdog:
         self._progress = now
 
     def stop(self) -> None:
-        """Takes leave of the listeners and ends the thread."""
+        """Signs off at the listeners and ends the thread."""
         if self._thread is None:
             return
         self._stop.set()

@@ -118,7 +118,7 @@ class MetricsWriter:
             self._file.write(json.dumps(clean(record), allow_nan=False) + "\n")
             self._file.flush()
             if os.fstat(self._file.fileno()).st_nlink == 0:
-                raise UserError(f"{self.path} was deleted during the run: nothing more can be recorded; start anew")
+                raise UserError(f"{self.path} was deleted during the run: nothing more can be recorded; start again")
             if record["kind"] == "epoch":
                 os.fsync(self._file.fileno())
         except OSError as error:

@@ -104,7 +104,7 @@ def model(config: RunConfig, precision: str, num_classes: int, communicator: Com
 
 
 def _statistics_over_ranks(communicator: Communicator, together: int) -> Callable[[tf.Tensor, str], tf.Tensor] | None:
-    """Returns what sums statistics over so many neighbouring ranks; None where a rank is by itself."""
+    """Returns what sums statistics over this many neighbouring ranks; None where a rank is by itself."""
     if together == 1:
         return None
     return communicator.allreduce_sum if together == communicator.size else communicator.allreduce_neighbors

@@ -118,7 +118,7 @@ class Parts:
         return self.data.global_batch(self.state.cursor.epoch)
 
     def _statistics(self, *, precise: bool) -> BatchNormStatistics:
-        """Returns what merges statistics of normalization over ranks, if `precise` measured anew."""
+        """Returns what merges statistics of normalization over ranks, if `precise` measured them."""
         layers, collect = normalization.kept_statistics(self.model), None
         if precise:
             collect = PreciseStatistics(

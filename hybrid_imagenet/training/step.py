@@ -63,7 +63,7 @@ class LateCopies:
         self._found = {}
 
     def forget(self) -> None:
-        """Drops the copy: the variables begin anew."""
+        """Drops the copy: the variables start again."""
         self._made, self._copy = 0, None
         self.close()
 
@@ -80,7 +80,7 @@ class LateCopies:
 class PerShape:
     """Compiles a function of a batch and more tensors, and remembers its trace for each shape of the images.
 
-    A tf.function finds its trace anew at each call, from the types of all arguments; for a step with hundreds of
+    A tf.function looks up its trace at each call, from the types of all arguments; for a step with hundreds of
     variables that takes as long as the call itself (`benchmarks loop`).
     """
 

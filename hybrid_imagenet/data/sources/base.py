@@ -74,7 +74,7 @@ class Source(abc.ABC):
       num_classes: labels lie in [0, num_classes).
       class_names: one name per class, in the order of the labels.
       ready: the pipeline may decode one batch and repeat its pixels, so that batches cost nothing.
-      side: all images are squares of so many pixels, which `read_pixels` gives without decoding; None where not.
+      side: all images are squares of this many pixels, which `read_pixels` gives without decoding; None where not.
       notes: what is not read, or read on an assumption, one line for each kind.
       shard_sizes: examples in each file, int64 [s], in the order of their numbers; None where files do not matter.
       class_list: the file that names the classes, where it cannot be compared with the labels before they are read.

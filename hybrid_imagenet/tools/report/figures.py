@@ -11,7 +11,7 @@ from hybrid_imagenet.tools.report.load import Run
 from hybrid_imagenet.tools.report.svg import COLORS, Chart, Series
 
 _FIRST_THIRD = 1 / 3  # of a run: the steep rise, which would flatten all that follows
-_WIDE = 20.0  # losses further apart than this go on a logarithmic axis
+_WIDE = 20.0  # losses further apart than this get a logarithmic axis
 _HOPELESS = 0.5  # of the best accuracy: a run below that does not stretch the axis of the others
 _TIMES = ((2.0 * 3600, 3600.0, "hours"), (2 * 60.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 _BYTES = ((1e9, 1e9, "GB/s"), (1e6, 1e6, "MB/s"), (0.0, 1e3, "kB/s"))
