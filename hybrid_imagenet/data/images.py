@@ -61,9 +61,7 @@ def probe(data: bytes) -> tuple[int, int, int]:
         if not _jpeg_ends(data):
             raise ValueError("the JPEG is truncated: it has no end-of-image marker")
         if (scans := data.count(_SCAN_MARKER)) > _MOST_SCANS:
-            raise ValueError(
-                f"the JPEG has {scans} scans, each of which takes the time of a whole image: re-encode it"
-            )
+            raise ValueError(f"the JPEG has {scans} scans, each of which takes the time of a whole image: re-encode it")
         return _bounded(JPEG, *_jpeg_size(data))
     if data[:4] == RAW_MARK and len(data) >= 12:
         return _bounded(RAW, *struct.unpack_from("<ii", data, 4))
