@@ -17,6 +17,7 @@ _TIMES = ((2.0 * 3600, 3600.0, "hours"), (2 * 60.0, 60.0, "minutes"), (0.0, 1.0,
 _BYTES = ((1e9, 1e9, "GB/s"), (1e6, 1e6, "MB/s"), (0.0, 1e3, "kB/s"))
 CAUSES = {
     "computation": 0,
+    "computation and other": 0,
     "input": 1,
     "exposed communication": 2,
     "slowest rank": 3,
