@@ -137,7 +137,8 @@ def test_a_killed_job_that_starts_again_ends_as_one_that_was_not(tmp_path, undis
         assert process.poll() is None
     every = [process.pid, *processes.descendants(process.pid)]  # ranks would outlive mpirun, and remove their backup
     for number in every:
-        os.kill(number, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
     process.communicate()
     assert processes.gone_within(every, 10)
     again = job("whole", tmp_path)
