@@ -1,11 +1,14 @@
 """Hosts of the ranks, as they are found before Horovod starts."""
 
 import ipaddress
+import subprocess
+import sys
 
 import pytest
 
 from hybrid_imagenet.comm import hosts
 from hybrid_imagenet.errors import UserError
+from tests.ranks import MPIRUN, ROOT, environment
 
 
 def test_names_are_unique():
@@ -47,3 +50,26 @@ def test_ranks_meet_at_addresses_that_no_two_hosts_have():
 
 def test_this_hosts_interfaces_have_addresses():
     assert all(ipaddress.IPv4Address(address).is_loopback is False for address in hosts.interfaces().values())
+
+
+WAITS = """
+import os, threading, time
+from hybrid_imagenet.comm import hosts
+
+def tick():
+    while True:
+        ticks.append(time.monotonic())
+        time.sleep(0.05)
+
+ticks = []
+threading.Thread(target=tick, daemon=True).start()
+time.sleep(6 * int(os.environ["OMPI_COMM_WORLD_RANK"]))
+assert hosts.gather([os.environ["OMPI_COMM_WORLD_RANK"]], 2) == [["0"], ["1"]]
+print(max(after - before for before, after in zip(ticks, ticks[1:])) < 4)
+"""
+
+
+def test_threads_run_while_a_rank_waits_for_another():
+    command = [str(MPIRUN), "--oversubscribe", "--bind-to", "none", "-np", "2", sys.executable, "-c", WAITS]
+    done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == ["True", "True"], done.stderr

@@ -163,8 +163,8 @@ def main() -> None:
             print(table({loss: found[loss]}).splitlines()[-1], flush=True)
             if "LOG" in os.environ:
                 print(log, flush=True)
-    if not sys.argv[1:]:
-        ends.PAGE.write_text(ends.PAGE.read_text().partition(ends.SEVERAL)[0] + table(found))
+            if not sys.argv[1:]:
+                ends.PAGE.write_text(ends.PAGE.read_text().partition(ends.SEVERAL)[0] + table(found))
 
 
 if __name__ == "__main__":
