@@ -47,6 +47,7 @@ class Implementation:
         self.batch = settings["batch"]
         environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS=str(settings["threads"]))
         environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # a GPU's memory is for all implementations
+        environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX's variable for the same
         if module == _PROGRAM:  # as our program sets it; the others run as they come
             prefer_onednn(environment)
             gpus.prefer_fast_kernels(environment)
