@@ -103,16 +103,16 @@ def _ours(
     elements = iter(batches)
     for _ in range(_WARM_UP):
         next(elements)
-    before, cpu, start = source.io_statistics(), time.process_time(), time.perf_counter()
+    before = source.reads.bytes_read, source.reads.operations
+    cpu, start = time.process_time(), time.perf_counter()
     images = 0
     while (seconds := time.perf_counter() - start) < arguments.seconds:
         next(elements)
         images += arguments.batch
-    read = source.io_statistics().since(before)
     row = row_of(f"hybrid_imagenet: {title}", images, seconds, time.process_time() - cpu, arguments.threads)
     return row | {
-        "bytes_per_second": read.bytes_read / seconds,
-        "operations_per_second": read.operations / seconds,
+        "bytes_per_second": (source.reads.bytes_read - before[0]) / seconds,
+        "operations_per_second": (source.reads.operations - before[1]) / seconds,
         "wait_share": _wait_share(source, arguments, decoder, 0.8 * images / seconds),
     }
 

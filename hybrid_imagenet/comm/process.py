@@ -22,7 +22,7 @@ from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import Placement, configure_tensorflow, placement, prepare
 from hybrid_imagenet.comm.settings import ENGINES, Settings
 from hybrid_imagenet.comm.single_process import SingleProcess
-from hybrid_imagenet.errors import SharedError, UserError
+from hybrid_imagenet.errors import EXIT_FAILURE, SharedError, UserError
 from hybrid_imagenet.numerics.torus import parse_grid
 from hybrid_imagenet.stages import START
 
@@ -139,11 +139,13 @@ def init(threads: int | None = None) -> None:
         return
     _process.place = place = ready(threads)
     if place.size > 1:
+        hook = _in_one_line(sys.excepthook)
         if engine_of("auto") == "tensorflow":  # it must connect before TensorFlow is used
             from hybrid_imagenet.comm import tensorflow_engine
 
             tensorflow_engine.join(place)
-        _process.hook, sys.excepthook = sys.excepthook, _in_one_line(sys.excepthook)
+            hook = _and_leave(hook)
+        _process.hook, sys.excepthook = sys.excepthook, hook
 
 
 def _in_one_line(otherwise: Hook) -> Hook:
@@ -160,6 +162,19 @@ def _in_one_line(otherwise: Hook) -> Hook:
             otherwise(kind, error, trace)
 
     return hook
+
+
+def _and_leave(hook: Hook) -> Hook:
+    """Returns a hook that ends the process: at an exit TensorFlow and MPI would wait for a rank that has stopped."""
+
+    def leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        hook(kind, error, trace)
+        if not issubclass(kind, KeyboardInterrupt):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(EXIT_FAILURE)
+
+    return leave
 
 
 def is_ready() -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
 from hybrid_imagenet.data.directories import SUBDIRECTORIES, Directory
-from hybrid_imagenet.data.sources.base import IoCounter, read_at
+from hybrid_imagenet.data.sources.base import Reads, read_at
 from hybrid_imagenet.errors import StorageError, UserError, without_secrets
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class RemoteDirectory(Directory):
             raise UserError(f"--data_cache_dir={copies}: cannot be written ({error.strerror or error})") from None
         self._known: dict[str, _Known] = {}
         self._ranges = False  # whether the server is known to send parts of files
-        self._copied = IoCounter()  # reads of copies, which say nothing about the server
+        self._copied = Reads()  # reads of copies, which say nothing about the server
         self._ahead: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._asked: Sequence[str] = ()
         self._threads: list[threading.Thread] = []
@@ -220,7 +220,6 @@ class RemoteDirectory(Directory):
 
         All from `start` on if the server sends the whole file regardless.
         """
-        started = time.perf_counter()
         size, most = self._about(name).size, _BLOCK
 
         def block() -> bytes:
@@ -237,7 +236,7 @@ class RemoteDirectory(Directory):
 
         # A server that may send the whole file gets the time for it.
         content = self._ask(block, self.where(name), patience=1.0 if self._ranges else max(1.0, size / _BLOCK))
-        self.io.add(len(content), 1, time.perf_counter() - started)
+        self.reads.add(len(content))
         return content
 
 

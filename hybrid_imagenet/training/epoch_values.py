@@ -12,7 +12,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator
-from hybrid_imagenet.data.sources.base import IoStatistics
+from hybrid_imagenet.data.sources.base import Reads
 from hybrid_imagenet.errors import NumericsError
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
@@ -125,24 +125,19 @@ class Costs:
     others wait longer is the time that a step loses to it.
     """
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        io_statistics: Callable[[], IoStatistics],
-        checkpoint_seconds: Callable[[], float],
-    ):
+    def __init__(self, communicator: Communicator, reads: Reads, checkpoint_seconds: Callable[[], float]):
         """Takes this rank's counters of training data read, and the time of checkpoints."""
         self._checkpoint_seconds = checkpoint_seconds
         self._communicator = communicator
-        self._io_statistics = io_statistics
-        self._read = io_statistics()
+        self._reads = reads
+        self._before = (reads.bytes_read, reads.operations)
 
     def __call__(self, epoch: int) -> dict[str, Any]:
         """Gathers the ranks' counters; every rank calls it."""
-        read = self._io_statistics()
+        read = (self._reads.bytes_read, self._reads.operations)
         exposed = self._communicator.statistics().get("exposed_ms")
-        own = [exposed, read.bytes_read - self._read.bytes_read, read.operations - self._read.operations]
-        self._read = read
+        own = [exposed, *(now - then for now, then in zip(read, self._before, strict=True))]
+        self._before = read
         waits, read_bytes, reads = zip(*self._communicator.allgather_object(own), strict=True)
         values = {
             "bytes_read": sum(read_bytes),

@@ -215,7 +215,7 @@ class Trainer:
             lambda epoch: self._numerics.values(),
             TrustRatios(optimizer.inner, weights),
             WeightCheck(gather, weights),
-            Costs(parts.communicator, parts.data.source.io_statistics, self.saver.take_seconds),
+            Costs(parts.communicator, parts.data.source.reads, self.saver.take_seconds),
         )
         self._loop = Loop(
             state=parts.state,

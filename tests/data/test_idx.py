@@ -45,7 +45,7 @@ def test_pixels_and_labels_come_out_as_they_are_stored(tmp_path):
         contents, _ = source.read([3])
         assert contents[0].endswith(pixels[0].tobytes())
         assert source.locate(3)[1] == 3
-        assert source.io_statistics().bytes_read > 0
+        assert source.reads.bytes_read > 0
 
 
 def test_classes_of_other_sets_have_names_from_a_file_or_numbers(tmp_path):

@@ -75,9 +75,8 @@ def test_images_labels_and_classes_agree_between_all_forms(form, tmp_path):
             assert source.class_names[0] == "n01440764"
         else:
             assert source.class_names == support.CLASSES
-        statistics = source.io_statistics()
-        assert statistics.operations >= 1
-        assert statistics.bytes_read >= sum(map(len, images)) * (form != "parquet")
+        assert source.reads.operations >= 1
+        assert source.reads.bytes_read >= sum(map(len, images)) * (form != "parquet")
 
 
 def test_the_number_of_classes_of_shards_without_names_is_given(tmp_path):
@@ -220,8 +219,8 @@ def test_parquet_row_groups_in_memory_are_bounded(tmp_path):
     for source in (small, large):
         for _ in range(2):
             source.read(range(source.num_examples))
-    assert large.io_statistics().operations == 6  # 14 rows in groups of 3, two files
-    assert small.io_statistics().operations == 12
+    assert large.reads.operations == 6  # 14 rows in groups of 3, two files
+    assert small.reads.operations == 12
 
 
 def flat_folder(directory):

@@ -8,10 +8,9 @@ import functools
 import hashlib
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,35 +34,22 @@ class BadRecord(Exception):  # noqa: N818 - it names the record, not the error
         self.reason = reason
 
 
-class IoStatistics(NamedTuple):
-    """Counts what has been read from storage since the source was opened."""
+class Reads:
+    """Counts reads from storage by several threads.
 
-    bytes_read: int = 0
-    operations: int = 0
-    seconds: float = 0.0  # time inside read calls, summed over threads
-
-    def since(self, earlier: IoStatistics) -> IoStatistics:
-        """Returns what was read since `earlier`."""
-        read, done, took = earlier
-        return IoStatistics(self.bytes_read - read, self.operations - done, self.seconds - took)
-
-
-class IoCounter:
-    """Adds up reads from several threads."""
+    Attributes:
+      bytes_read, operations: since the source was opened.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._total = IoStatistics()
+        self.bytes_read = self.operations = 0
 
-    def add(self, bytes_read: int, operations: int, seconds: float) -> None:
+    def add(self, bytes_read: int, operations: int = 1) -> None:
         """Counts some read operations."""
         with self._lock:
-            read, done, took = self._total
-            self._total = IoStatistics(read + bytes_read, done + operations, took + seconds)
-
-    def total(self) -> IoStatistics:
-        """Returns the sums so far."""
-        return self._total
+            self.bytes_read += bytes_read
+            self.operations += operations
 
 
 class Source(abc.ABC):
@@ -94,7 +80,7 @@ class Source(abc.ABC):
     class_list: str | None = None
 
     def __init__(self) -> None:
-        self.io = IoCounter()
+        self.reads = Reads()
         self.labels_seen: set[int] = set()
 
     @abc.abstractmethod
@@ -132,10 +118,6 @@ class Source(abc.ABC):
         digests = map(_digest, (self.class_names, sizes, self.listing))
         return {"images": self.num_examples} | dict(zip(_COMPARED, digests, strict=True))
 
-    def io_statistics(self) -> IoStatistics:
-        """Returns bytes and operations read so far, and the time they took."""
-        return self.io.total()
-
     def _checked_label(self, index: int, label: int) -> int:
         if not 0 <= label < self.num_classes:
             raise BadRecord(*self.locate(index), f"label {label} is not one of {self.num_classes} classes")
@@ -166,9 +148,8 @@ def _opened(path: str) -> BinaryIO:
     return Path(path).open("rb", buffering=0)
 
 
-def read_at(path: str, offset: int, length: int, counter: IoCounter) -> bytes:
+def read_at(path: str, offset: int, length: int, counter: Reads) -> bytes:
     """Reads `length` bytes at `offset`, counted; shorter only at the end of the file."""
-    started = time.perf_counter()
     file = _opened(path)
     data = os.pread(file.fileno(), length, offset)
     operations = 1
@@ -178,7 +159,7 @@ def read_at(path: str, offset: int, length: int, counter: IoCounter) -> bytes:
         if not more:
             break
         data += more
-    counter.add(len(data), operations, time.perf_counter() - started)
+    counter.add(len(data), operations)
     return data
 
 

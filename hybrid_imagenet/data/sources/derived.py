@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from hybrid_imagenet.data import images
 from hybrid_imagenet.data.listing import Note
-from hybrid_imagenet.data.sources.base import BadRecord, IoStatistics, Source
+from hybrid_imagenet.data.sources.base import BadRecord, Source
 
 
 class Subset(Source):
@@ -29,6 +29,7 @@ class Subset(Source):
     ) -> None:
         super().__init__()
         self._source, self._indices = source, indices
+        self.reads = source.reads
         self.num_examples = len(indices)
         self.num_classes, self.class_names = source.num_classes, source.class_names
         self.ready, self.side = source.ready, source.side
@@ -48,9 +49,6 @@ class Subset(Source):
 
     def locate(self, index: int) -> tuple[str, int]:
         return self._source.locate(int(self._indices[index]))
-
-    def io_statistics(self) -> IoStatistics:
-        return self._source.io_statistics()
 
 
 class CachedSource(Source):
@@ -72,7 +70,7 @@ class CachedSource(Source):
         self._limit = limit
         self._memory: dict[int, tuple[bytes, int]] = {}
         self._stored = 0
-        self.io = source.io
+        self.reads = source.reads
         self.num_examples, self.num_classes = source.num_examples, source.num_classes
         self.class_names, self.notes = source.class_names, source.notes
         self.shard_sizes, self.listing = source.shard_sizes, source.listing

@@ -8,7 +8,6 @@ import functools
 import io
 import json
 import re
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -60,7 +59,7 @@ class ParquetSource(Source):
     def __init__(self, directory: Directory, split: str, num_classes: int | None, cache_bytes: int) -> None:
         super().__init__()
         self._directory = directory
-        self.io = directory.io
+        self.reads = directory.reads
         self._files, self.notes = _find(directory, split)
         self.listing = self._files
         self._footers = footers = _footers(directory, self._files)
@@ -107,11 +106,11 @@ class ParquetSource(Source):
         file = int(np.searchsorted(self._first_group, group, "right")) - 1
         number = group - int(self._first_group[file])
         name, footer = self._files[file], self._footers[file]
-        path, started = self._directory.path(name), time.perf_counter()
+        path = self._directory.path(name)
         with _explained(self._directory, name), _package().ParquetFile(path, metadata=footer) as opened:
             table = opened.read_row_group(number, columns=[self._image, self._label]).select([self._image, self._label])
         if not self._directory.remote:
-            self.io.add(footer.row_group(number).total_byte_size, 1, time.perf_counter() - started)
+            self.reads.add(footer.row_group(number).total_byte_size)
         return table
 
     def _class_names(self, footers: Sequence[Any]) -> tuple[str, ...] | None:

@@ -118,7 +118,7 @@ class ShardSource(Source):
         """Reads one record with a single operation."""
         file, offset = self.locate(index)
         try:
-            record = read_at(file, offset, int(self.index.length[index]), self.io)
+            record = read_at(file, offset, int(self.index.length[index]), self.reads)
             features = decode_example(unframe(record), self._wanted)
         except (RecordError, OSError) as error:
             raise BadRecord(file, offset, str(error)) from None

@@ -75,7 +75,7 @@ class WebDatasetSource(Source):
     def __init__(self, directory: Directory, split: str, num_classes: int | None) -> None:
         super().__init__()
         self._directory = directory
-        self.io = directory.io
+        self.reads = directory.reads
         self._index = functools.lru_cache(maxsize=_INDICES)(self._load)
         self._files, sizes, self.notes = _find(directory, split)
         self._promised = sizes
