@@ -22,7 +22,7 @@ from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import Placement, configure_tensorflow, placement, prepare
 from hybrid_imagenet.comm.settings import ENGINES, Settings
 from hybrid_imagenet.comm.single_process import SingleProcess
-from hybrid_imagenet.errors import EXIT_FAILURE, SharedError, UserError
+from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED, SharedError, UserError
 from hybrid_imagenet.numerics.torus import parse_grid
 from hybrid_imagenet.stages import START
 
@@ -172,7 +172,7 @@ def _and_leave(hook: Hook) -> Hook:
         if not issubclass(kind, KeyboardInterrupt):
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(EXIT_FAILURE)
+            os._exit(EXIT_STALLED if lost_rank.is_loss(error) else EXIT_FAILURE)
 
     return leave
 
