@@ -24,20 +24,6 @@ def check(config: RunConfig) -> None:
         rule(config)
 
 
-def _weights_are_averaged_once(config: RunConfig) -> None:
-    if not OPTIMIZERS[config.optimizer].averages:
-        return
-    if config.ema_decay:
-        raise UserError(
-            f"--ema_decay={config.ema_decay:g} cannot be combined with --optimizer={config.optimizer}, which validates "
-            "an average of its own: omit it"
-        )
-    if ":" in config.model:
-        raise UserError(
-            f"--optimizer={config.optimizer} is for the built-in networks: choose another with --model={config.model}"
-        )
-
-
 def _warmup_fits(config: RunConfig) -> None:
     # A short trial of a recipe or flag file ends inside of its warmup, which is fine; asking for both is a mistake.
     asked = config.origins.get("warmup_epochs") is Origin.COMMAND_LINE
@@ -221,7 +207,6 @@ def own_network(target: str) -> str | None:
 
 
 RULES = (
-    _weights_are_averaged_once,
     _warmup_fits,
     _profile_has_a_first_and_a_last_step,
     _allreduce_fits,

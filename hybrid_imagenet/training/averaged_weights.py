@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.average import WeightCopies
+from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.training.batch_norm import Pairs
 
 
@@ -27,7 +27,7 @@ class AveragedWeights:
     def __init__(
         self,
         model: keras.Model,
-        average: WeightCopies,
+        average: WeightAverage,
         statistics: Pairs,
         measure: Callable[[], None],
         step: Callable[[], int],
@@ -78,7 +78,6 @@ class AveragedWeights:
 
     def _enter(self) -> None:
         self._trained = [tf.identity(v.value) for v in self._network.non_trainable_variables]
-        self._average.refresh()
         self._average.exchange()
 
     def _leave(self) -> None:

@@ -133,8 +133,8 @@ class Parts:
         )
 
     def _averaged(self) -> AveragedWeights | None:
-        """Returns the averaged weights of --ema_decay, or those of the optimizer's method; None without any."""
-        average = self.optimizer.average or self.optimizer.inner.evaluated()
+        """Returns the averaged weights of --ema_decay; None without any."""
+        average = self.optimizer.average
         if average is None:
             return None
         pairs, measure = normalization.statistics(self.model), self._statistics(precise=True).synchronize
