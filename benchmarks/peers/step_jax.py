@@ -54,8 +54,8 @@ class Network:
         """Images [b, s, s, 3] to logits, float32 [b, classes]."""
         self.given = iter(weights)
         x = jax.nn.relu(self.conv_norm(x.astype(self.kind), 64, 7, 2))
-        low, padding = jnp.array(-jnp.inf, self.kind), ((0, 0), (1, 1), (1, 1), (0, 0))
-        x = jax.lax.reduce_window(x, low, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding)
+        padding = ((0, 0), (1, 1), (1, 1), (0, 0))
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding)
         for count, width in _STAGES:
             for index in range(count):
                 stride = 2 if width > 64 and index == 0 else 1
