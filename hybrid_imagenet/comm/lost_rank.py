@@ -8,6 +8,7 @@ import sys
 LINE = "error: the connection to another rank is lost"
 """How the line begins with which a rank ends that has lost another one."""
 _WORDS = re.compile(r"Horovod has been shut down|(?:Collective ops is aborted by: )+(.*)")
+_TASK = re.compile(r"/job:worker(?:/replica:\d+)?/task:(\d+)")  # TensorFlow's name of a rank
 _LONGEST = 200  # characters of a reason
 
 
@@ -28,4 +29,5 @@ def described(error: BaseException, remedy: str = "; start again with --resume")
     """Returns the one line on a loss, for a rank that ends with it; `remedy` is its end."""
     found = _WORDS.search(str(error))
     reason = (found[1] or found[0]) if found else type(error).__name__
+    reason = _TASK.sub(r"rank \1", reason)
     return f"{LINE} ({reason[:_LONGEST].strip(' :')}); see that rank's own message for the cause{remedy}"

@@ -27,7 +27,7 @@ UNHEALTHY = "Collective ops is aborted by: Error reported from /job:worker/task:
         (tf.errors.UnavailableError(None, None, RESET), "recvmsg:Connection reset by peer"),
         (
             tf.errors.UnavailableError(None, None, UNHEALTHY),
-            "Error reported from /job:worker/task:2: The following tasks are unhealthy",
+            "Error reported from rank 2: The following tasks are unhealthy",
         ),
     ],
 )

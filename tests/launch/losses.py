@@ -37,7 +37,8 @@ WAYS = {
     CUT: "ip link set eth0 down; until [ -e {folder}/over ]; do sleep 0.1; done; ip link set eth0 up",
     NO_DAEMON: "pkill -KILL orted",
 }
-WATCH = "while pgrep -f '[h]ybrid_imagenet.main|[o]rted|[m]pirun'; do sleep 0.1; done; touch {folder}/gone-{host}"
+WATCH = "while pgrep -f '{processes}'; do sleep 0.1; done; touch {folder}/gone-{host}"
+OURS = "[h]ybrid_imagenet.main|[o]rted|[m]pirun"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +88,9 @@ def end(loss: Loss, hosts: str, folder: pathlib.Path) -> End:
     _wait(lambda: _reached(loss.moment, folder), job, folder)
     time.sleep(1.0 if loss.moment == VALIDATION else 0.0)
     for host in names:
-        _begin(host, WATCH.format(folder=folder, host=host))
+        # A daemon that was cut off while it sent a rank's output waits until TCP gives up.
+        ours = RANK if (loss.way, host) == (CUT, names[-1]) else OURS
+        _begin(host, WATCH.format(processes=ours, folder=folder, host=host))
     began = time.time()
     _begin(names[-1], WAYS[loss.way].format(folder=folder))
     code = job.wait(PATIENCE)
@@ -96,8 +99,10 @@ def end(loss: Loss, hosts: str, folder: pathlib.Path) -> End:
         time.sleep(0.1)
     left = tuple(host for host in names if not (folder / f"gone-{host}").exists())
     (folder / "over").touch()
+    while subprocess.run(["ssh", "-o", "ConnectTimeout=1", names[-1], "true"], capture_output=True).returncode:
+        time.sleep(0.1)
     lines = (folder / "log").read_text(errors="replace").splitlines()
-    said = tuple(line for line in lines if re.match(r"error: |stall: rank|[Ww]arning: |ssh: |Timeout", line))
+    said = tuple(line for line in lines if re.match(r"error: |stall: rank|ssh: |Timeout,", line))
     stack = next((line.removeprefix("stall:   ") for line in lines if line.startswith("stall:   ")), "")
     return End(code, seconds, _saved(folder), left, said, stack)
 
@@ -140,7 +145,8 @@ def table(found: dict[Loss, End]) -> str:
         "Written by `launch/lab.sh --hosts=3 --slots=1 -- python -m tests.launch.losses` from real runs: do not edit.",
         "A training of a rank on each of three hosts loses the last one. As `--stall_timeout` is 20, a hung rank is",
         "named after 10 s, not after 30 s. `seconds`: from the loss to the end of the job. `saved`: the step of the",
-        "newest checkpoint of the last recorded one. `left`: hosts on which a process of the job stays.",
+        "newest checkpoint of the last recorded one. `left`: hosts on which a process of the job stays; of one that is",
+        "cut off, ranks alone count.",
         "",
         "| engine | moment | lost | exit code | seconds | saved | left | on standard error |",
         "|---|---|---|---|---|---|---|---|",
