@@ -43,7 +43,7 @@ def compare(call, name, size, record_property):
     found = call(programs.compared, name)
     assert name not in cases.PROGRAMS or found[0]["reductions"] == (found[0]["updates"] if size > 1 else None)
     largest = check(PROGRAMS[name], found, places.alone(PROGRAMS[name], size))
-    record_property("largest difference", largest)  # --junitxml=FILE keeps it, for docs/library.md
+    record_property("largest difference", float(largest))  # --junitxml=FILE keeps it, for docs/library.md
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in ALWAYS else pytest.mark.slow) for n in PROGRAMS])
