@@ -17,6 +17,7 @@ BENCHMARKS = {
     "start": "seconds to the first training step",
     "input": "images/s of reading and decoding beside other libraries",
     "scaling": "images/s on 1, 2, ... ranks beside Horovod's Keras",
+    "arms": "all that a GPU can tell within some minutes (bench gpu --arms)",
     "compare": "two JSON files of one benchmark: each measure with its change",
 }
 

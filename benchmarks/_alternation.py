@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from benchmarks.step import processor
 from hybrid_imagenet import train
+from hybrid_imagenet.benchmarks import turn
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig
 from hybrid_imagenet.errors import UserError
@@ -86,6 +87,7 @@ class Alternation(Trainer):
         """The measurement; each `yield` lets the loop make one step."""
         for _ in range(_WARM_UP):
             yield
+        turn.wait()
         for _ in range(self._rounds):
             yield  # the pipeline works at the loop's pace from here on
             self._wait()
@@ -138,7 +140,7 @@ class Alternation(Trainer):
         return statistics.median(seconds)
 
     def _checkpoint(self) -> Iterator[None]:
-        """Saves; the loop goes on until the file is complete."""
+        """Saves; the loop continues until the file is complete."""
         store = self.parts.recording.store
         began = time.perf_counter()
         self.saver.save()

@@ -5,7 +5,7 @@
 A run is put together as the training program does it: JPEG shards (made photographs, unless the flags after `--` name
 a data set), metrics, all callbacks, progress and records. Then its loop and the bare step take turns: some steps of the
 loop, and as many of the same compiled step on a batch that stays in memory, with the input pipeline idle. Figures are
-medians over the rounds. Afterwards the loop saves a checkpoint while it goes on, and validation is timed.
+medians over the rounds. Afterwards the loop saves a checkpoint while it continues, and validation is timed.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks._step_protocol import MARK
+from hybrid_imagenet.benchmarks import turn
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.environment import prefer_onednn
 from hybrid_imagenet.errors import UserError
@@ -32,6 +33,7 @@ PEERS = {
     "keras": "benchmarks.peers.step_keras",
     "torch": "benchmarks.peers.step_torch",
     "torch_compiled": "benchmarks.peers.step_torch",
+    "jax": "benchmarks.peers.step_jax",
 }
 SETTINGS = ("batch", "image_size", "precision", "threads", "model", "width", "stem", "num_classes")
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -45,6 +47,7 @@ class Implementation:
         self.batch = settings["batch"]
         environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS=str(settings["threads"]))
         environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # a GPU's memory is for all implementations
+        environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX's variable for the same
         if module == _PROGRAM:  # as our program sets it; the others run as they come
             prefer_onednn(environment)
             gpus.prefer_fast_kernels(environment)
@@ -117,7 +120,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads per implementation")
     parser.add_argument("--peers", default="keras,torch", help=f"comma-separated: {', '.join(PEERS)}")
     parser.add_argument(
-        "--torch_python", default=sys.executable, help="interpreter that has PyTorch (default: this one)"
+        "--torch_python", default=sys.executable, help="interpreter that has PyTorch or JAX (default: this one)"
     )
     parser.add_argument("--json", help="file for the result")
     return parser.parse_args(argv)
@@ -135,12 +138,13 @@ def main(argv: Sequence[str]) -> int:
     try:
         for name, module in _compared(options).items():
             changed = settings | {"compiled": name == "torch_compiled"}
-            python = options.torch_python if name.startswith("torch") else sys.executable
+            python = options.torch_python if name.startswith(("torch", "jax")) else sys.executable
             implementation = Implementation(name, python, changed, module)
             implementations.append(implementation)
             if "skipped" in implementation.description:
                 print(f"{name}: skipped, {implementation.description['skipped']}")
         running = [c for c in implementations if "skipped" not in c.description]
+        turn.wait()
         for _ in range(options.rounds):
             for implementation in running:
                 implementation.run(options.steps)

@@ -17,7 +17,7 @@ COMMANDS = {
     "run": ("hybrid_imagenet.tools.run", "start training, or a script, on several ranks and hosts"),
     "resume": ("hybrid_imagenet.tools.resume", "continue a run with its own flags, or with others"),
     "runs": ("hybrid_imagenet.tools.runs", "list runs with their state and results; compare the flags of two"),
-    "status": ("hybrid_imagenet.tools.runs:status", "how a run stands, and how to continue or stop it"),
+    "status": ("hybrid_imagenet.tools.runs:status", "the state of a run, and how to continue or stop it"),
     "stop": ("hybrid_imagenet.tools.runs:stop", "ask a run to save and stop"),
     "evaluate": ("hybrid_imagenet.tools.evaluate", "loss, top-1 and top-5 of a trained network on a dataset"),
     "predict": ("hybrid_imagenet.tools.predict", "the most probable classes of images"),
@@ -25,8 +25,8 @@ COMMANDS = {
     "data": ("hybrid_imagenet.tools.data.command", "prepare or check a dataset"),
     "doctor": ("hybrid_imagenet.tools.doctor.command", "check hosts before a run"),
     "plan": ("hybrid_imagenet.tools.plan.command", "predict step time and training time on a cluster"),
-    "report": ("hybrid_imagenet.tools.report.command", "draw a page and plots of one or several runs"),
-    "bench": ("hybrid_imagenet.benchmarks.__main__", "measure the step, the loop, input, communication and more"),
+    "report": ("hybrid_imagenet.tools.report.command", "write a page with charts on one or several runs"),
+    "bench": ("hybrid_imagenet.benchmarks.__main__", "measure a GPU, input, all-reduce and scaling"),
 }
 
 

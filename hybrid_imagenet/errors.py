@@ -113,6 +113,6 @@ class StorageError(UserError):
 
 
 class NumericsError(SharedError):
-    """Training cannot go on because of non-finite or diverging values."""
+    """Training cannot continue because of non-finite or diverging values."""
 
     exit_code = EXIT_NUMERICS

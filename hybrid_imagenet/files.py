@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import secrets
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -15,6 +16,7 @@ from typing import IO, Any, TypeVar
 from hybrid_imagenet.errors import UserError
 
 T = TypeVar("T")
+_LOCKS = 64  # files may share one, and then wait for each other
 
 
 @contextlib.contextmanager
@@ -66,6 +68,21 @@ def lock(directory: Path, flags: int = os.O_CREAT) -> IO[bytes]:
         file.close()
         raise
     return file
+
+
+@contextlib.contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Holds up other processes of this user that want to make the same cache file, until the block is done.
+
+    Where the cache cannot be locked nobody waits.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            folder = cache_root() / "index"
+            folder.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context((folder / f"{zlib.crc32(bytes(path)) % _LOCKS}.lock").open("ab"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def readable(read: Callable[[], T]) -> T | None:

@@ -1,6 +1,6 @@
 """Shows on one rank what a start is doing, stage by stage, and how long each stage took.
 
-Open to every room, as a start goes through many. Silent until the program opens it; a library's user never sees it.
+Any package may import it, since a start runs through many. Prints nothing until the program opens it, so `hi` is quiet.
 """
 
 from __future__ import annotations

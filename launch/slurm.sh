@@ -18,7 +18,7 @@
 #
 # Submit it from the checkout, which all nodes must see at the same path, with the environment (launch/setup.sh --gpu).
 # One rank per task. Five minutes before the time limit, and on preemption, all ranks save and stop; the job then queues
-# again and goes on from the checkpoint. Words after the script are flags of the program; the run directory is
+# again and continues from the checkpoint. Words after the script are flags of the program; the run directory is
 # runs/slurm-JOBID unless --run_dir is among them.
 set -euo pipefail
 # Slurm runs a copy of this file, so the checkout is where the job was submitted.
@@ -44,7 +44,7 @@ run_dir=runs/slurm-$SLURM_JOB_ID
 for argument in "$@"; do
   case $argument in --run_dir=*) run_dir=${argument#*=} ;; esac
 done
-resume_flag "$run_dir" # a job that was queued again goes on in its directory
+resume_flag "$run_dir" # a job that was queued again continues in its directory
 run_command "--flagfile=$root_dir/flags/cluster1.flags" "--run_dir=$run_dir" "$@" "${resume[@]}"
 if [[ -n ${DRY_RUN:-} ]]; then
   print_command "${command[@]}"

@@ -1,6 +1,6 @@
 """An interval of a difference in accuracy by resampling runs and images, beside Student's over the runs alone.
 
-Student's interval speaks of other seeds on the same images; drawing the images anew as well tells how far the answer
+Student's interval speaks of other seeds on the same images; drawing the images again as well tells how far the answer
 would move on other images of the same kind.
 """
 

@@ -147,7 +147,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[Study], StudyOptions, tuple[st
         raise UserError(f"{name}: choose one of {', '.join(STUDIES)}, all or list{did_you_mean(name, STUDIES)}")
     for flag in ("--run_dir", "--seed", "--resume"):
         if any(word.split("=")[0] == flag for word in extra):
-            raise UserError(f"{flag} after --: the study gives every run its own; leave it out")
+            raise UserError(f"{flag} after --: the study gives every run its own; omit it")
     studies = list(AFTER_PAPERS.values()) if name == "all" else [STUDIES[name]]
     names = [arm.name for study in studies for arm in study.arms]
     for pattern in options.arms.split(",") if options.arms is not None else ():

@@ -12,7 +12,7 @@ from studies.trial_runs import Cell
 
 
 def images(cell: Cell) -> int | None:
-    """Training images that a run reads in all its epochs; None for a data set of unknown size."""
+    """Training images that a run reads in all its epochs; None for a dataset of unknown size."""
     config = configuration.resolve(cell.flags, cell.ranks)
     examples = registry.of(config.dataset).images
     if examples is None:
@@ -33,6 +33,6 @@ def line(cells: Sequence[Cell], rate: float, later: int = 0) -> str:
     runs = f"{len(cells) + later} runs, {done} of them there"
     known = [count for count in counts if count is not None]
     if not known or len(known) < len(counts):
-        return f"{runs}; the size of the data set is not known before it is read"
+        return f"{runs}; the size of the dataset is not known before it is read"
     total = sum(known) / len(known) * (len(cells) + later - done)
     return f"{runs}; {total / 1e6:.1f} million images are left: {total / rate / 3600:.1f} hours at {rate:g} images/s"

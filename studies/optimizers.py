@@ -26,12 +26,6 @@ def muon_points(batch: int, factors: tuple[float, ...]) -> tuple[Point, ...]:
     return tuple(Point(f"{rate:.3g}", (f"--lr={rate:.4g}",)) for rate in rates)
 
 
-def free_points(batch: int, factors: tuple[float, ...]) -> tuple[Point, ...]:
-    """Rates of schedule-free SGD equal to SGD's effective ones, lr / (1 - momentum)."""
-    labels = [point.label for point in sgd_points(batch, factors)]
-    return tuple(Point(label, (f"--lr={label}",)) for label in labels)
-
-
 OPTIMIZERS = {
     "sgd": METHODS["sgd"],
     "nesterov": ("Nesterov, polynomial decay", ("--optimizer=sgd", "--sgd_nesterov", *POLY), sgd_points),
@@ -39,11 +33,6 @@ OPTIMIZERS = {
     "lamb": ("LAMB, polynomial decay", ("--optimizer=lamb", *POLY), lamb_points),
     "hybrid": METHODS["hybrid"],
     "muon": ("Muon, polynomial decay", ("--optimizer=muon", *POLY), muon_points),
-    "schedule_free": (
-        "schedule-free SGD",
-        ("--optimizer=schedule_free", "--lr_schedule=constant", *GRADUAL),
-        free_points,
-    ),
 }
 """Label, flags and tuning points of each."""
 
@@ -56,12 +45,11 @@ OPTIMIZERS_BY_BATCH = Study(
     claims=tuple(
         Claim(f"{name}_{batch}", f"nesterov_{batch}", by_paper=False)
         for batch in BATCHES[1:]
-        for name in ("lars", "lamb", "muon", "hybrid", "schedule_free")
+        for name in ("lars", "lamb", "muon", "hybrid")
     ),
     notes=(
-        "Tuning points are 1/4 to 64 times a published setting: Goyal et al.'s rate over 4 (SGD, Nesterov; "
-        "schedule-free SGD has the same effective rates), the relative step of MLPerf's points (LARS, hybrid), the "
-        "rate of You et al. (LAMB), 0.005 (Muon).",
+        "Tuning points are 1/4 to 64 times a published setting: Goyal et al.'s rate over 4 (SGD, Nesterov), the "
+        "relative step of MLPerf's points (LARS, hybrid), the rate of You et al. (LAMB), 0.005 (Muon).",
         "Updates are counted to a share of the training images that are got right while training, an epoch's mean, "
         "between epochs interpolated.",
         "Weight decay and momentum are each optimizer's defaults: 1e-4 in the gradient, 0.01 beside it (LAMB, Muon).",

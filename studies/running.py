@@ -28,7 +28,7 @@ LAUNCHERS = ("mpirun", "horovodrun")
 _MPI_ARGUMENTS = ("--quiet", "--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "^openib", "-bind-to", "none",
                   "-map-by", "slot")  # fmt: skip
 # The state at the end is enough: no run is resumed.
-_SAVING = ("--checkpoint_every_epochs=1000000", "--keep_checkpoints=1", "--nokeep_best", "--save_image_results")
+_SAVING = ("--checkpoint_every_epochs=1000000", "--keep_checkpoints=1", "--nokeep_best")
 _GRACE_SECONDS = 20.0
 _LOOK_SECONDS = 0.2
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -80,7 +80,7 @@ def environment() -> dict[str, str]:
 
 
 def resumable(work: Callable[[], int]) -> int:
-    """The exit code of a program that can be stopped and goes on when it is started again.
+    """The exit code of a program that can be stopped and continues when it is started again.
 
     SIGTERM counts as Ctrl-C; a UserError is one line on standard error.
     """
@@ -96,7 +96,7 @@ def resumable(work: Callable[[], int]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("stopped; the same command goes on where this one ended", file=sys.stderr)
+        print("stopped; the same command continues where this one ended", file=sys.stderr)
         return EXIT_PREEMPTED
     finally:
         for number, handler in before.items():
@@ -150,7 +150,7 @@ def run_process(
     """Runs a command to its end and returns its exit code; what it prints goes to the cell's output file.
 
     Without a `place` it may use all that this process may. On Ctrl-C, or in a thread once `stop()` is true, its
-    processes are ended before KeyboardInterrupt goes on.
+    processes are ended before KeyboardInterrupt is raised further.
 
     Raises:
       UserError: if it cannot be started.

@@ -17,7 +17,7 @@ from hybrid_imagenet import config as configuration
 from hybrid_imagenet.config import Origin
 from hybrid_imagenet.config.flags import defaults as chosen_defaults
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, UserError
-from hybrid_imagenet.files import read_json
+from hybrid_imagenet.files import read_json, readable
 from hybrid_imagenet.runlog import jsonl
 
 FINISHED, FAILED, DIVERGED, MISSING = "finished", "failed", "diverged", "missing"
@@ -36,7 +36,6 @@ WATCHING = frozenset(
             "single_gpu_throughput",
             "profile_steps",
             "resume",
-            "save_image_results",
         ),
     }
 )
@@ -140,11 +139,8 @@ def read(cell: Cell) -> Result:
 
 def _right(cell: Cell) -> npt.NDArray[np.bool_] | None:
     """Reads which images the last validation got right; None where the run did not keep it."""
-    try:
-        found = np.load(cell.run_dir / "image_results.npy", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
-    return found if found.dtype == bool and found.ndim == 1 and len(found) else None
+    found = readable(lambda: dict(np.load(cell.run_dir / "image_results.npz", allow_pickle=False)))
+    return None if not found else found["label"] == found["predicted"]
 
 
 def _records(cell: Cell) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:

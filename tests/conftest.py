@@ -55,7 +55,7 @@ def tiny_data(tmp_path_factory):
 def undisturbed(tiny_data, tmp_path_factory):
     """A run of two ranks that horovodrun started, and its output; it must not be changed."""
     run_dir = tmp_path_factory.mktemp("runs") / "undisturbed"
-    watched = ("--profile_steps=3,5", "--save_image_results", "--tensorboard", "--max_skipped_steps=5")
+    watched = ("--profile_steps=3,5", "--tensorboard", "--max_skipped_steps=5")
     done = program.train(2, tiny_data, run_dir, *watched, *program.METHODS, launcher="horovodrun")
     assert done.returncode == 0, done.stdout + done.stderr
     return run_dir, done.stdout

@@ -94,7 +94,7 @@ def test_a_room_imports_only_what_lies_below_it(room):
         assert not beyond, f"{path.relative_to(PACKAGE)} imports {sorted(beyond)}"
 
 
-def test_rooms_depend_in_one_direction():
+def test_packages_depend_in_one_direction():
     order, left = [], dict(ALLOWED)
     while left:
         free = [room for room, below in left.items() if not below - set(order)]
@@ -127,7 +127,7 @@ def test_modules_import_each_other_in_no_circle():
         visit(name)
 
 
-def test_the_page_lists_every_room_and_only_files_that_exist():
+def test_the_page_lists_every_package_and_only_files_that_exist():
     text = (PACKAGE.parent / "docs" / "dev" / "architecture.md").read_text()
     rows = set(re.findall(r"^\| `(\w+)/` \|", text, re.M))
     assert rows == {room for room in ALLOWED if (PACKAGE / room).is_dir()}
@@ -158,7 +158,7 @@ def joined(one, other):
     return False
 
 
-@pytest.mark.parametrize("heading", paths_of_the_page().keys() - {GRADIENT})
+@pytest.mark.parametrize("heading", sorted(paths_of_the_page().keys() - {GRADIENT}))
 def test_the_files_of_a_path_import_each_other(heading):
     """From the first file all others are reached: each imports one of them, is imported by one, or is named by one."""
     first, *left = [PACKAGE / name for name in paths_of_the_page()[heading]]

@@ -1,6 +1,7 @@
 """Users' pages: commands parse, run and exit with 0, links and flags exist, words and sentences are plain."""
 
 import contextlib
+import importlib.util
 import os
 import pathlib
 import re
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import hybrid_imagenet as hi
 from hybrid_imagenet import __main__, config
 from hybrid_imagenet.tools import evaluate, export, predict, run, runs
 from hybrid_imagenet.tools.data import command as data
@@ -217,3 +219,14 @@ def test_help_is_plain(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert len(shown) > 10000
     assert not (found := AVOIDED.findall(shown)), found
+
+
+def test_the_api_reference_has_every_public_name():
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "dev" / "reference.py")
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    text = reference.api()
+    assert not (found := AVOIDED.findall(text)), found
+    headings = set(re.findall(r"^##+ (.*)$", text, re.M))
+    assert {f"hi.{name}" for name in hi.__all__} <= headings
+    assert {f"hi.order.{name}" for name in hi.order.__all__} <= headings

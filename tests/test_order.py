@@ -1,6 +1,8 @@
 """The public order of examples: exactly once, and resumed anywhere."""
 
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -59,6 +61,15 @@ def test_each_example_once_per_epoch_over_interruptions_with_other_ranks_and_bat
     assert seen == list(itertools.islice(itertools.chain.from_iterable(trained(undisturbed, 10**6)), len(seen)))
     for start in range(0, len(seen) - n + 1, n):
         assert sorted(seen[start : start + n]) == list(range(n))
+
+
+def test_the_import_loads_no_framework_and_the_state_is_two_integers():
+    code = (
+        "import sys; from hybrid_imagenet.order import ExactBatchSampler; print(ExactBatchSampler(5, 2).state_dict(), "
+        "{'tensorflow', 'keras', 'torch', 'horovod'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "{'epoch': 0, 'offset': 0} set()\n"
 
 
 def test_a_batch_that_was_read_ahead_is_not_counted():

@@ -11,7 +11,7 @@ def main() -> None:
     """Builds the model and serves steps."""
     options = settings()
     if (options["model"], options["width"], options["stem"]) != ("resnet50", 64, "imagenet"):
-        say(skipped="keras.applications has no such ResNet; leave it out with --peers=torch")
+        say(skipped="keras.applications has no such ResNet; omit it with --peers=torch")
         return
     limit_threads(options)
     keras.mixed_precision.set_global_policy(options["precision"])

@@ -11,8 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mkdocs.structure.files import File
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {  # pages of the site that lie elsewhere in the checkout
     "index.md": "README.md",
@@ -24,11 +22,14 @@ PAGES = {  # pages of the site that lie elsewhere in the checkout
     "tests.md": "tests/README.md",
 }
 _HERE = {source: page for page, source in PAGES.items()}
+_WRAPPED = "<style>.md-typeset pre > code { white-space: pre-wrap; }</style>\n"
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files, config):
     """Adds the generated pages."""
+    from mkdocs.structure.files import File
+
     for page, source in PAGES.items():
         files.append(File.generated(config, page, content=linked((ROOT / source).read_text(), source, page)))
     files.append(File.generated(config, "generated/commands.md", content=commands()))
@@ -55,8 +56,8 @@ def linked(text, source, page):
 
     def link(match):
         image, words, target, anchor = match.groups()
-        if "://" in target:
-            return match[0]
+        if "://" in target:  # the site asks no other server for images
+            return f"`{words}`" if image else match[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         if path in _HERE:
             path = f"docs/{_HERE[path]}"
@@ -72,7 +73,7 @@ def commands():
     sys.path.insert(0, str(ROOT))
     from hybrid_imagenet.__main__ import COMMANDS
 
-    parts = ["# Command line\n\nGenerated from `hybrid-imagenet COMMAND --help`.\n"]
+    parts = ["# Command line\n\nGenerated from `hybrid-imagenet COMMAND --help`.\n", _WRAPPED]
     for name, (_, line) in COMMANDS.items():
         words = [name, "--help=all" if name == "train" else "--help"]
         shown = subprocess.run(
@@ -93,8 +94,9 @@ def api():
         "hi.schedules": list(exported("schedules.py")),
         "hi.callbacks": list(exported("callbacks.py")),
         "hi.data": ["hybrid_imagenet.data:shard"],
+        "hi.order": [f"hybrid_imagenet.order:{name}" for name in hybrid_imagenet.order.__all__],
     }
-    parts = ["# API\n\nGenerated from signatures and docstrings. [The library](../library.md) is the guide.\n"]
+    parts = ["# API\n\nGenerated from docstrings. [The library](../library.md) is the guide.\n", _WRAPPED]
     for group, names in groups.items():
         parts.append(f"## {group}\n")
         parts += [entry(group, *name.split(":")) for name in names]
@@ -124,7 +126,8 @@ def exported(file):
 
 def entry(group, module, name):
     """Returns the heading, signature and docstrings of a function or class, read from its source."""
-    path = ROOT / (module.replace(".", "/") + ".py")
+    path = ROOT / module.replace(".", "/")
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     nodes = {node.name: node for node in ast.parse(path.read_text()).body if hasattr(node, "name")}
     node = nodes[name]
     init = next((n for n in getattr(node, "body", []) if getattr(n, "name", "") == "__init__"), None)

@@ -95,7 +95,7 @@ LU_SINGLE_P40 = 295.0
 EIGHT_A100, EIGHT_H100 = 27_185 / 8, 57_295 / 8
 """MLPerf's images per second of one of NVIDIA's eight, 80 GB at batch 408 and H100 at batch 400."""
 MIKAMI_FOUR_GPUS = 2565.0
-"""Mikami et al., Table 6: images per second of one node (4 GPUs), the yardstick of its efficiencies."""
+"""Mikami et al., Table 6: images per second of one node (4 GPUs), the baseline of its efficiencies."""
 
 
 def reference_epochs(global_batch: int) -> float | None:

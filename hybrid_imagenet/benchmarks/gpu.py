@@ -1,7 +1,8 @@
-"""`bench gpu`: the speed of one GPU, of a host and of a cluster, beside what is published; a report for a bug report.
+"""`bench gpu`: measures one GPU, a host and a cluster beside published figures, and writes a report.
 
     hybrid-imagenet bench gpu                               # this host
     hybrid-imagenet bench gpu -H node1:8,node2:8 -- --precision=mixed_float16 --dataset=tfrecord --data_dir=/data
+    hybrid-imagenet bench gpu --arms                        # from a checkout: which settings are best on one GPU
 
 Looks at the hosts as the doctor does, then times training steps on one GPU, on all GPUs of the first host and of all
 hosts (`bench scaling` measures them; `bench input` tells how fast a host reads images). Words after `--` are flags of
@@ -32,12 +33,14 @@ from hybrid_imagenet.tools.doctor.checks import PASS
 _BATCHES = {"p40": 128}  # images per GPU, as in the publications; 256 on the others
 _ENOUGH = 0.9  # of the published speed; published figures differ by as much
 _NOTICED = 0.05  # of a step
-_NO_GPU = "no host has a GPU: only the doctor's part was done; --allow_cpu goes on with CPU figures"
+_NO_GPU = "no host has a GPU: only the doctor's part was done; --allow_cpu continues with CPU figures"
 Row = dict[str, Any]
 
 
 def main(argv: Sequence[str]) -> int:
     """Measures, prints the report and writes it to --out."""
+    if "--arms" in argv:
+        return _arms([word for word in argv if word != "--arms"])
     words, flags = scaling.split(argv)
     options = _parse(words)
     report = climb(options, flags)
@@ -49,6 +52,15 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: {report['error']}", file=sys.stderr)
         return EXIT_USAGE
     return EXIT_OK
+
+
+def _arms(words: Sequence[str]) -> int:
+    """Runs `benchmarks arms` of the checkout: its arms are benchmarks and tests that stand there."""
+    root = Path(__file__).parents[2]
+    if not (root / "benchmarks" / "arms.py").is_file():
+        raise UserError("--arms: needs a checkout of this program, with benchmarks/ and tests/, and this is none")
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    os.execve(sys.executable, [sys.executable, "-m", "benchmarks", "arms", *words], os.environ | {"PYTHONPATH": path})
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
@@ -65,7 +77,10 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=command_line.positive, default=3, help="rounds that count (%(default)s)")
     parser.add_argument("--classes", type=command_line.positive, default=1000, help="of the network (%(default)s)")
     parser.add_argument("--timeout", type=float, default=900, help="seconds that a job may take (%(default)s)")
-    parser.add_argument("--allow_cpu", action="store_true", help="go on without GPUs, with two ranks on the CPU")
+    parser.add_argument(
+        "--arms", action="store_true", help="settle what a GPU must tell; --arms --help has its options"
+    )
+    parser.add_argument("--allow_cpu", action="store_true", help="continue without GPUs, with two ranks on the CPU")
     parser.set_defaults(threads=None)
     return parser.parse_args(list(words))
 
@@ -75,7 +90,7 @@ def climb(options: argparse.Namespace, flags: Sequence[str]) -> Row:
     report: Row = {
         "benchmark": "gpu", "date": datetime.date.today().isoformat(), "hosts": options.hosts,
         "flags": list(map(without_secrets, flags)), "facts": {}, "findings": [], "rungs": {},
-        "expected": None, "expected_from": "", "reached": [], "fused": None, "notes": [], "error": "",
+        "expected": None, "expected_from": "", "reached": [], "notes": [], "error": "",
     }  # fmt: skip
     try:
         configuration.resolve(_with_defaults(flags, None))
@@ -97,15 +112,8 @@ def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str]) -> No
     flags = _with_defaults(flags, key)
     report["flags"] = list(map(without_secrets, flags))
     print(f"2. one GPU{'' if gpu else ' (no GPU: CPU figures)'}", flush=True)
-    report["rungs"]["one GPU"] = alone = measure(1, f"{first}:1", flags, options)
+    report["rungs"]["one GPU"] = measure(1, f"{first}:1", flags, options)
     _expect(report, key)
-    if gpu and alone["precision"] == "mixed_float16":
-        print("   the same with --fuse_relu_gradients", flush=True)
-        try:
-            fused = measure(1, f"{first}:1", [*flags, "--fuse_relu_gradients"], options)
-            report["fused"] = fused["images_per_second"]
-        except UserError as error:
-            report["fused"] = str(error)
     if slots[first] > 1:
         print(f"3. one host: {slots[first]} ranks", flush=True)
         report["rungs"]["one host"] = measure(slots[first], f"{first}:{slots[first]}", flags, options)
@@ -209,7 +217,7 @@ def _lines(report: Row) -> Iterator[str]:
         f"{alone['model']}, {alone['image_size']} px, {alone['precision']}, batch {alone['batch_per_rank']} per rank, "
         f"{alone['gpu'] or 'CPU'}"
     )
-    yield f"{'':9}{'ranks':>6}{'step ms':>9}{'exposed ms':>12}{'images/s':>11}{'of so many alone':>18}"
+    yield f"{'':9}{'ranks':>6}{'step ms':>9}{'exposed ms':>12}{'images/s':>11}{'of N x one alone':>18}"
     for name, row in rungs.items():
         share = row["images_per_second"] / (alone["images_per_second"] * row["ranks"])
         yield (
@@ -220,11 +228,6 @@ def _lines(report: Row) -> Iterator[str]:
         yield f"published: {report['expected']:,.0f} images/s ({report['expected_from']})"
     for before in report["reached"]:
         yield f"this program before: {before['images_per_second']:,.0f} at batch {before['batch']}"
-    if isinstance(report["fused"], str):
-        yield f"--fuse_relu_gradients does not run on this GPU: {report['fused']}"
-    elif report["fused"] is not None:
-        ratio = report["fused"] / alone["images_per_second"]
-        yield f"with --fuse_relu_gradients {report['fused']:,.1f} images/s: {ratio:.3f} times as fast"
     yield from report["notes"]
     if report["expected"] and not report["notes"] and not report["error"]:
         yield "the speed is as expected"

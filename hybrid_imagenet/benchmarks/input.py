@@ -44,7 +44,7 @@ def write(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
 def parser() -> argparse.ArgumentParser:
     """The options of the benchmark."""
     found = command_line.Parser("bench input", (__doc__ or "").split("\n")[0])
-    found.add_argument("--source", help="a data set as --dataset takes it; default: made photographs")
+    found.add_argument("--source", help="dataset, as in training (default: generated photographs)")
     found.add_argument("--data_dir", help="where the source lies")
     found.add_argument("--data_cache_dir", help="for copies of the files of a URL")
     found.add_argument("--augmentation", default="inception", help="(%(default)s)")
@@ -103,24 +103,18 @@ def _ours(
     elements = iter(batches)
     for _ in range(_WARM_UP):
         next(elements)
-    before, cpu, start = _reads(), time.process_time(), time.perf_counter()
+    before = source.reads.bytes_read, source.reads.operations
+    cpu, start = time.process_time(), time.perf_counter()
     images = 0
     while (seconds := time.perf_counter() - start) < arguments.seconds:
         next(elements)
         images += arguments.batch
-    read, operations = (now - then for now, then in zip(_reads(), before, strict=True))
     row = row_of(f"hybrid_imagenet: {title}", images, seconds, time.process_time() - cpu, arguments.threads)
     return row | {
-        "bytes_per_second": read / seconds,
-        "operations_per_second": operations / seconds,
+        "bytes_per_second": (source.reads.bytes_read - before[0]) / seconds,
+        "operations_per_second": (source.reads.operations - before[1]) / seconds,
         "wait_share": _wait_share(source, arguments, decoder, 0.8 * images / seconds),
     }
-
-
-def _reads() -> tuple[int, int]:
-    """The bytes and the read operations of this process so far, as Linux counts them (proc_pid_io(5))."""
-    found = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(found["rchar"]), int(found["syscr"])
 
 
 def _endless(source: data.Source, arguments: argparse.Namespace, decoder: str) -> Any:

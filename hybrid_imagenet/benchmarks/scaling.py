@@ -1,18 +1,18 @@
-"""`benchmarks scaling`: training throughput on 1, 2, ... N ranks, with computation and exposed communication apart.
+"""`bench scaling`: training throughput on 1, 2, ... N ranks, computation and exposed communication separately.
 
     hybrid-imagenet bench scaling --ranks=1,2 -- --flagfile=flags/digits.flags
 
-starts a job for each number of ranks; what follows `--` are flags of the training program. Each rank holds one batch of
-random images in memory, so reading and decoding do not count. Every round times a few full steps and then as many
-whose gradients are left where they are; both on all ranks at once, so that what ranks share (cores, memory, power) is
-shared in both. The difference is the communication that nothing hides. Times are medians over rounds, on the slowest
-rank. Efficiency is throughput over the throughput of the smallest job scaled by the number of ranks
-(Lu et al., Tables 3.2 and 3.3).
+starts a job for each number of ranks; flags of the training program follow `--`. Each rank holds one batch of
+random images in memory, so reading and decoding do not count. Every round times some full steps, then the same number
+of steps without a reduction of gradients. All ranks run both, so cores, memory and power are shared alike. The
+difference is the exposed communication. Times are medians over rounds, on the slowest rank. Efficiency is throughput
+per rank divided by that of the smallest job (Lu et al., Tables 3.2 and 3.3).
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shlex
 import statistics
@@ -23,6 +23,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from hybrid_imagenet.benchmarks import turn
 from hybrid_imagenet.errors import UserError, counted
 from hybrid_imagenet.tools import command_line
 
@@ -33,6 +34,7 @@ if typing.TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
 
 _MARK = "scaling-result "
+_FIRST_STEPS = 3  # whose loss two ways to compute a step must share
 Row = dict[str, typing.Any]
 
 
@@ -104,7 +106,7 @@ def worker(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
 
 
 def job(arguments: Sequence[str], ranks: int, options: argparse.Namespace) -> Row:
-    """What rank 0 prints of some ranks of Python with these arguments."""
+    """Runs Python with these arguments on N ranks; returns the result that rank 0 prints."""
     launcher = shlex.split(options.launcher.format(ranks=ranks)) if ranks > 1 else []
     return launch([*launcher, sys.executable, *arguments], ranks, options.timeout)[0]
 
@@ -112,7 +114,7 @@ def job(arguments: Sequence[str], ranks: int, options: argparse.Namespace) -> Ro
 def launch(
     command: Sequence[str], ranks: int, timeout: float, environment: Mapping[str, str] | None = None
 ) -> tuple[Row, str]:
-    """Runs a job; returns what its rank 0 prints as its result, and all that its ranks print.
+    """Runs a job; returns the result that rank 0 prints, and the whole output of all ranks.
 
     Raises:
       UserError: if it cannot be started, fails or takes too long.
@@ -129,17 +131,22 @@ def launch(
         process.terminate()  # a launcher ends its ranks
         process.communicate()
         raise UserError(f"{job} took more than --timeout={timeout:g} s") from None
-    marked = said.partition(_MARK)[2]
-    if process.returncode or not marked:
+    if process.returncode or not (row := result(said)):
         raise UserError(f"{job} failed (exit code {process.returncode}): {reason(said)}")
-    return json.JSONDecoder().raw_decode(marked)[0], said  # a launcher may put more on the line after it
+    return row, said
+
+
+def result(said: str) -> Row:
+    """Returns what rank 0 of a job prints as its result; an empty row if there is none."""
+    marked = said.partition(_MARK)[2]
+    return json.JSONDecoder().raw_decode(marked)[0] if marked else {}  # a launcher may put more on the line after it
 
 
 def reason(said: str) -> str:
-    """The lines of a failed job that tell most: its errors, else its last ones; in one line."""
+    """Returns the errors of a failed job, or else its last lines, in one line."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and "NCCL INFO" not in line]
     errors = [line for line in lines if "error:" in line.lower() or "Error" in line or "NCCL WARN" in line]
-    return " | ".join((errors or lines)[-3:])[:600] or "it said nothing"
+    return " | ".join((errors or lines)[-3:])[:600] or "it printed nothing"
 
 
 def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
@@ -169,17 +176,28 @@ def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: i
     if communicator.size > 1:
         steps_to_time.append(training_step(config, communicator, _gradients_stay(communicator), precision, classes))
     samples: list[list[float]] = [[] for _ in steps_to_time]
+    shares: list[float] = []
+    began = time.perf_counter()
+    for _ in range(_FIRST_STEPS):
+        steps_to_time[0].call()
+    first_loss = steps_to_time[0].loss()
+    first_seconds = time.perf_counter() - began
     for number in range(rounds + 1):  # the first traces and does not count
-        for (step, wait), seconds in zip(steps_to_time, samples, strict=True):
-            step()
-            wait()
+        for step, seconds in zip(steps_to_time, samples, strict=True):
+            step.call()
+            step.wait()
+            if number == 1 and communicator.rank == 0:
+                turn.wait()
             communicator.barrier()
             start = time.perf_counter()
             for _ in range(steps):
-                step()
-            wait()
+                step.call()
+            called = time.perf_counter() - start
+            step.wait()
             if number:
-                seconds.append((time.perf_counter() - start) / steps)
+                elapsed = time.perf_counter() - start
+                seconds.append(elapsed / steps)
+                shares.append(called / elapsed)
     everyone = communicator.allgather_object([statistics.median(seconds) for seconds in samples])
     step_seconds = max(rank[0] for rank in everyone)
     compute_seconds = max(rank[-1] for rank in everyone)
@@ -197,11 +215,15 @@ def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: i
         "compute_seconds": compute_seconds,
         "exposed_seconds": max(0.0, step_seconds - compute_seconds),
         "images_per_second": communicator.size * config.per_gpu_batch / step_seconds,
+        "call_share": statistics.median(shares),  # of a step, until its call returns
+        "first_loss": first_loss,
+        "first_seconds": first_seconds,
+        "gpu_bytes": tf.config.experimental.get_memory_info("GPU:0")["peak"] if gpus else None,
     }
 
 
 def _gradients_stay(ranks: Communicator) -> Communicator:
-    """Returns a communicator that leaves gradients where they are; the control word of a step is still summed."""
+    """Returns a communicator that does not reduce gradients; the control word of a step is still summed."""
     from hybrid_imagenet.comm import SingleProcess
 
     class Staying(SingleProcess):
@@ -211,23 +233,40 @@ def _gradients_stay(ranks: Communicator) -> Communicator:
     return Staying()
 
 
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A training step.
+
+    Attributes:
+      call: makes the step; on a GPU it may return before.
+      wait: returns when all steps are done.
+      loss: waits; the mean loss of all images of all steps so far.
+    """
+
+    call: Callable[[], object]
+    wait: Callable[[], object]
+    loss: Callable[[], float]
+
+
 def training_step(
     config: RunConfig, everyone: Communicator, reducer: Communicator, precision: str, classes: int
-) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A training step on a batch in memory whose gradients go through `reducer`, and a wait until all steps are done.
+) -> Step:
+    """Returns a training step on a batch in memory whose gradients go through `reducer`.
 
     As in training, the host may be ahead of a GPU; nothing is fetched from it between steps.
     """
     import numpy as np
     import tensorflow as tf
 
+    from hybrid_imagenet.numerics import augment
     from hybrid_imagenet.training import build
 
     model = build.model(config, precision, classes, everyone)
     optimizer = build.optimizer(config, precision, model, reducer)
     train = build.train_step(config, precision, model, optimizer, reducer)
     random = np.random.default_rng(everyone.rank)
-    shape = [config.per_gpu_batch, config.image_size, config.image_size, 3]
+    side = augment.host_stage(config.augmentation, config.image_size).side
+    shape = [config.per_gpu_batch, side, side, 3]
     batch = {
         "image": tf.constant(random.integers(0, 256, shape, dtype=np.uint8)),
         "label": tf.constant(random.integers(0, classes, shape[:1])),
@@ -239,7 +278,7 @@ def training_step(
     def wait() -> object:
         return tf.reshape(last, [-1])[0].numpy()  # of the update of the first layer, which comes last
 
-    return lambda: train.single(batch, control), wait
+    return Step(lambda: train.single(batch, control), wait, lambda: train.sums.read().means("train")["train_loss"])
 
 
 def add_efficiency(rows: Sequence[Row]) -> None:

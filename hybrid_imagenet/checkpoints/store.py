@@ -134,7 +134,7 @@ class CheckpointFolder:
         """Returns what `read` finds in a file; None if it cannot be used, which is reported."""
         try:
             return read(path)
-        except FileNotFoundError:  # the run that goes on there has removed it
+        except FileNotFoundError:  # the run that continues there has removed it
             return None
         except (DamagedCheckpointError, OSError) as error:
             self._reject(path, error)

@@ -173,7 +173,7 @@ def configure_tensorflow(place: Placement, threads: int) -> None:
 
 
 def restart_with_huge_pages() -> None:
-    """Starts the running program anew, in place, with memory in huge pages, where those are to be had on request.
+    """Restarts the running program in place with memory in huge pages, where those are to be had on request.
 
     Large tensors are fresh memory from the kernel at each step, and the ranks of one host copy straight out of each
     other's. In pages of 4 KiB an all-reduce of 64 MiB spends half its time on them (docs/dev/communication.md). glibc

@@ -157,32 +157,26 @@ def installed_cudnn() -> tuple[int, ...] | None:
 
 
 def without_verbs(root: Path = Path("/")) -> str | None:
-    """Returns why NCCL will not use this host's RDMA adapters, with the remedy; None if it can or there are none."""
-    adapters = any((root / "sys/class/infiniband").glob("*"))
-    devices = any((root / "dev/infiniband").glob("uverbs*"))
-    return verbs_missing(adapters, devices, adapters and devices and _has_verbs())
+    """Returns why NCCL will not use this host's RDMA adapters, with the remedy; None if it can or there are none.
 
-
-def verbs_missing(adapters: bool, devices: bool, library: bool) -> str | None:
-    """Returns what NCCL lacks to use RDMA adapters, with the remedy; None if nothing, or without adapters.
-
-    Args:
-      adapters: the kernel knows some.
-      devices: their /dev/infiniband/uverbs* are there.
-      library: libibverbs can be loaded.
+    The kernel lists verbs for Amazon's EFA too, which NCCL reaches only through a plug-in.
     """
-    if not adapters:
+    if not any((root / "sys/class/infiniband").glob("*")):
         return None
-    if not devices:
+    if not any((root / "dev/infiniband").glob("uverbs*")):
         return "its RDMA adapters have no /dev/infiniband/uverbs*: pass the devices to the container"
-    if not library:
+    if not _loads("libibverbs.so.1"):
         return "it has RDMA adapters but no libibverbs: install libibverbs1 and ibverbs-providers"
+    efa = any(path.resolve().name == "efa" for path in (root / "sys/class/infiniband").glob("*/device/driver"))
+    if efa and not _loads("libnccl-net.so"):
+        return "its EFA adapters need libnccl-net.so: install aws-ofi-nccl, and put it on LD_LIBRARY_PATH"
     return None
 
 
-def _has_verbs() -> bool:
+def _loads(library: str) -> bool:
+    """Returns whether a shared library can be loaded."""
     try:
-        ctypes.CDLL("libibverbs.so.1")
+        ctypes.CDLL(library)
     except OSError:
         return False
     return True

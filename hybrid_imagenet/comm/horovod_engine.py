@@ -18,7 +18,7 @@ from hybrid_imagenet.comm.settings import ALGORITHMS, Settings
 
 _ITSELF = "Horovod's own torus over NCCL, with one row per host"
 _COMPOSED = (
-    "made of operations among sets of ranks: Horovod negotiates all but all-reduces anew at each step, and they wait "
+    "made of operations among sets of ranks: Horovod negotiates all but all-reduces again at each step, and they wait "
     "for all that the GPU was given before; compare it with --allreduce=ring"
 )
 _log = logging.getLogger(__name__)

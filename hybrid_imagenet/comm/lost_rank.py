@@ -30,4 +30,4 @@ def described(error: BaseException, remedy: str = "; start again with --resume")
     found = _WORDS.search(str(error))
     reason = (found[1] or found[0]) if found else type(error).__name__
     reason = _TASK.sub(r"rank \1", reason)
-    return f"{LINE} ({reason[:_LONGEST].strip(' :')}); that rank may have told why{remedy}"
+    return f"{LINE} ({reason[:_LONGEST].strip(' :')}); see that rank's own message for the cause{remedy}"

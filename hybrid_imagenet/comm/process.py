@@ -22,7 +22,7 @@ from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import Placement, configure_tensorflow, placement, prepare
 from hybrid_imagenet.comm.settings import ENGINES, Settings
 from hybrid_imagenet.comm.single_process import SingleProcess
-from hybrid_imagenet.errors import SharedError, UserError
+from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED, SharedError, UserError
 from hybrid_imagenet.numerics.torus import parse_grid
 from hybrid_imagenet.stages import START
 
@@ -123,7 +123,7 @@ _process = _Process()
 
 
 def init(threads: int | None = None) -> None:
-    """Readies this process for its place among the ranks; call it first, before anything uses TensorFlow.
+    """Prepares this process for its rank; call it before anything uses TensorFlow.
 
     It gives the rank a GPU of its own and its share of the host's cores, as `comm.start` does. Among several ranks an
     uncaught error of all of them, or the loss of another one, becomes one line (`sys.excepthook`). A second call does
@@ -139,11 +139,13 @@ def init(threads: int | None = None) -> None:
         return
     _process.place = place = ready(threads)
     if place.size > 1:
+        hook = _in_one_line(sys.excepthook)
         if engine_of("auto") == "tensorflow":  # it must connect before TensorFlow is used
             from hybrid_imagenet.comm import tensorflow_engine
 
             tensorflow_engine.join(place)
-        _process.hook, sys.excepthook = sys.excepthook, _in_one_line(sys.excepthook)
+            hook = _and_leave(hook)
+        _process.hook, sys.excepthook = sys.excepthook, hook
 
 
 def _in_one_line(otherwise: Hook) -> Hook:
@@ -162,13 +164,26 @@ def _in_one_line(otherwise: Hook) -> Hook:
     return hook
 
 
+def _and_leave(hook: Hook) -> Hook:
+    """Returns a hook that ends the process: at an exit TensorFlow and MPI would wait for a rank that has stopped."""
+
+    def leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        hook(kind, error, trace)
+        if not issubclass(kind, KeyboardInterrupt):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(EXIT_STALLED if lost_rank.is_loss(error) else EXIT_FAILURE)
+
+    return leave
+
+
 def is_ready() -> bool:
     """Whether `init` was called, or this is a single process, which needs none."""
     return _process.place is not None or placement().size == 1
 
 
 def rank() -> int:
-    """The number of this process among all, from 0.
+    """Returns the rank of this process, from 0.
 
     Raises:
       UserError: before `init`, where a launcher has started several ranks.
@@ -177,34 +192,34 @@ def rank() -> int:
 
 
 def size() -> int:
-    """The number of processes; errors as for `rank`."""
+    """Returns the number of ranks; raises as `rank`."""
     return _place().size
 
 
 def local_rank() -> int:
-    """The number of this process among those of its host, from 0; errors as for `rank`."""
+    """Returns this process's rank on its host, from 0; raises as `rank`."""
     return _place().local_rank
 
 
 def intend(settings: Settings) -> None:
-    """Leaves the settings of the exchange of gradients, before the ranks are connected.
+    """Sets how gradients are exchanged, before the ranks are connected.
 
     Raises:
-      UserError: if the ranks go by other settings already, or the grid does not hold them.
+      UserError: if other settings are already in use, or the grid does not hold the ranks.
     """
     known = _process.settings
     if known is not None and known != settings and size() > 1:
         raise UserError(
-            f"allreduce={settings.allreduce}, compression={settings.compression}: the ranks go by allreduce="
-            f"{known.allreduce}, compression={known.compression} already; give all optimizers the same settings, and "
-            "make the first before anything that communicates"
+            f"allreduce={settings.allreduce}, compression={settings.compression}: conflicting communication settings, "
+            f"allreduce={known.allreduce}, compression={known.compression} are already in use; use the same settings "
+            "for all optimizers, and create the first before any collective"
         )
     check_grids(_place(), (settings,))
     _process.settings = settings
 
 
 def communicator() -> Communicator:
-    """The ranks, connected at the first call; every rank makes that call.
+    """Returns the communicator, which connects the ranks at the first call; every rank must call it.
 
     Raises:
       UserError: before `init`, where a launcher has started several ranks; else as `comm.start`.
@@ -216,7 +231,7 @@ def communicator() -> Communicator:
 
 
 def shutdown() -> None:
-    """Leaves the group; the process may call `init` again, for tests and notebooks."""
+    """Leaves the process group; `init` may be called again, in tests and notebooks."""
     if _process.communicator is not None:
         _process.communicator.shutdown()
     if _process.hook is not None:

@@ -36,7 +36,7 @@ class GroupOptions:
 class SizeOptions(GroupOptions):
     """Options of an all-reduce that depends on the size."""
 
-    size_switch_kb: int = option(256, "Smaller buckets go by masters, others by the ring.", unit="KiB", minimum=0)
+    size_switch_kb: int = option(256, "Sum smaller buckets by masters, others by the ring.", unit="KiB", minimum=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Communication:
 
     engine: str = option(
         "auto",
-        "What connects the ranks: Horovod, or TensorFlow's own collective operations; auto takes Horovod where it is "
+        "Connection between ranks: Horovod, or TensorFlow's own collective operations; auto takes Horovod where it is "
         "installed.",
         choices=("auto", *ENGINES),
     )

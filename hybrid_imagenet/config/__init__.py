@@ -164,7 +164,7 @@ def _take_chosen(values: dict[str, Any], origins: dict[str, Origin]) -> tuple[di
             value, origin = values.pop(name), origins.pop(name)
             if origin is Origin.COMMAND_LINE:
                 others = " or ".join(owners(flag, name))
-                raise UserError(f"--{name} does not go with --{flag}={here}: leave it out, or choose {others}")
+                raise UserError(f"--{name} cannot be combined with --{flag}={here}: omit it, or choose {others}")
             dropped[name] = f"{origin.value} has {value}, but --{flag}={here} has no --{name}"
     return chosen, dropped
 

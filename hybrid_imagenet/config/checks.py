@@ -24,20 +24,6 @@ def check(config: RunConfig) -> None:
         rule(config)
 
 
-def _weights_are_averaged_once(config: RunConfig) -> None:
-    if not OPTIMIZERS[config.optimizer].averages:
-        return
-    if config.ema_decay:
-        raise UserError(
-            f"--ema_decay={config.ema_decay:g} does not go with --optimizer={config.optimizer}, which validates an "
-            "average of its own: leave it out"
-        )
-    if ":" in config.model:
-        raise UserError(
-            f"--optimizer={config.optimizer} is for the built-in networks: choose another with --model={config.model}"
-        )
-
-
 def _warmup_fits(config: RunConfig) -> None:
     # A short trial of a recipe or flag file ends inside of its warmup, which is fine; asking for both is a mistake.
     asked = config.origins.get("warmup_epochs") is Origin.COMMAND_LINE
@@ -84,25 +70,25 @@ def _batches_are_possible(config: RunConfig) -> None:
         raise UserError(f"--batch_schedule: {error}") from None
     if config.sync_batch_norm and any(stage.accumulation > 1 for stage in schedule.stages):
         raise UserError(
-            "--gradient_accumulation_steps above 1 does not go with --sync_batch_norm: statistics over all images of "
-            "an update would need all micro-batches at once; lower one or switch off the other"
+            "--gradient_accumulation_steps above 1 cannot be combined with --sync_batch_norm: statistics over all "
+            "images of an update would need all micro-batches at once; lower one or switch off the other"
         )
 
 
 def _normalization_groups_are_possible(config: RunConfig) -> None:
     group, virtual = config.bn_group, config.virtual_gpus
     if config.sync_batch_norm and group > 1:
-        raise UserError(f"--bn_group={group} does not go with --sync_batch_norm, which is one group: omit one")
+        raise UserError(f"--bn_group={group} cannot be combined with --sync_batch_norm, which is one group: omit one")
     if virtual % group and group % virtual:
         raise UserError(
-            f"--bn_group={group} does not go with --virtual_gpus={virtual}: a group must be a part of a rank's GPUs or "
-            "hold all GPUs of its ranks, so that one number divides the other"
+            f"--bn_group={group} cannot be combined with --virtual_gpus={virtual}: a group must be a part of a rank's "
+            "GPUs or hold all GPUs of its ranks, so that one number divides the other"
         )
 
 
 def _average_has_a_decay(config: RunConfig) -> None:
     if config.ema_every > 1 and not config.ema_decay:
-        raise UserError(f"--ema_every={config.ema_every} goes with --ema_decay only: add that, or omit it")
+        raise UserError(f"--ema_every={config.ema_every} needs --ema_decay: add that, or omit it")
 
 
 def _random_batches_are_possible(config: RunConfig) -> None:
@@ -112,7 +98,7 @@ def _random_batches_are_possible(config: RunConfig) -> None:
     if not config.sync_batch_norm:
         raise UserError(f"{flag} needs --sync_batch_norm, which weights the moments of unequal batches: add it")
     if config.jit_compile:
-        raise UserError(f"{flag} does not go with --jit_compile: omit one")
+        raise UserError(f"{flag} cannot be combined with --jit_compile: omit one")
     smallest = min(stage.per_gpu_batch for stage in batches(config).stages)
     if config.random_batch > smallest:
         raise UserError(f"{flag}: a GPU has a batch of {smallest} images; give at most that number")
@@ -129,7 +115,7 @@ def _copies_are_of_a_url(config: RunConfig) -> None:
 def _decoder_has_work(config: RunConfig) -> None:
     if config.decoder == "dali" and config.data_cache == "decoded":
         raise UserError(
-            "--decoder=dali does not go with --data_cache=decoded, which leaves nothing to decode: use "
+            "--decoder=dali cannot be combined with --data_cache=decoded, which leaves nothing to decode: use "
             "--data_cache=encoded, or omit one of them"
         )
 
@@ -140,7 +126,7 @@ def _tuning_split_is_a_number_of_images(config: RunConfig) -> None:
             f"--tuning_split={config.tuning_split:g}: give a whole number of images, or a fraction of them below 1"
         )
     if not config.tuning_split and config.origins.get("eval_split") is Origin.COMMAND_LINE:
-        raise UserError(f"--eval_split={config.eval_split} goes with --tuning_split only: leave it out")
+        raise UserError(f"--eval_split={config.eval_split} needs --tuning_split: add that, or omit it")
 
 
 _OF_RESNETS = ("blurpool", "eval_image_size", "image_size_schedule", "model_width", "stem", "virtual_gpus")
@@ -150,7 +136,7 @@ def _alexnet_has_no_flags_of_resnets(config: RunConfig) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for name in _OF_RESNETS:
         if config.model == "alexnet_bn" and getattr(config, name) != defaults[name]:
-            raise UserError(f"--{name} does not go with --model=alexnet_bn: leave it out, or choose a ResNet")
+            raise UserError(f"--{name} cannot be combined with --model=alexnet_bn: omit it, or choose a ResNet")
 
 
 _BUILT_IN_ONLY = ("model_width", "stem", "initializer", "zero_last_gamma", "batch_norm")
@@ -167,7 +153,7 @@ def _own_network_has_no_flags(config: RunConfig) -> None:
     asked = [name for name in _BUILT_IN_ONLY if config.origins.get(name) is Origin.COMMAND_LINE]
     for name in (*asked, *(name for name in _BUILT_IN_MEANS if getattr(config, name) != defaults[name])):
         raise UserError(
-            f"--{name}={getattr(config, name)} is for the built-in networks: leave it out with --model={config.model}"
+            f"--{name}={getattr(config, name)} is for the built-in networks: omit it with --model={config.model}"
         )
 
 
@@ -179,7 +165,7 @@ def _image_sizes_are_possible(config: RunConfig) -> None:
 
 
 def check_data(config: RunConfig, num_examples: int) -> None:
-    """Checks the batches of all epochs against the data set.
+    """Checks the batches of all epochs against the dataset.
 
     Raises:
       UserError: if an update needs more images than an epoch has, or groups for normalization do not hold all GPUs.
@@ -221,7 +207,6 @@ def own_network(target: str) -> str | None:
 
 
 RULES = (
-    _weights_are_averaged_once,
     _warmup_fits,
     _profile_has_a_first_and_a_last_step,
     _allreduce_fits,

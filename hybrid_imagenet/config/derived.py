@@ -98,7 +98,7 @@ def base_batch(config: RunConfig) -> int:
 
 
 def gradient_factor(config: RunConfig, momentum: float) -> float:
-    """The factor in front of the gradient in LARS's velocity: 1 - momentum where hybrid goes on averaging, else 1."""
+    """The factor in front of the gradient in LARS's velocity: 1 - momentum where hybrid continues averaging, else 1."""
     return 1 - momentum if config.chosen.get("hybrid_handover") == "continuous" else 1.0
 
 

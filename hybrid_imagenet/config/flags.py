@@ -44,7 +44,7 @@ class Run:
     )
     epochs: float = option(
         90,
-        "Passes over the training set, which schedules span; 0.5 is half a pass.",
+        "Passes over the training images, which schedules span; 0.5 is half a pass.",
         unit="epochs",
         above=0,
         maximum=1e6,
@@ -67,7 +67,7 @@ class Run:
     )
     stall_timeout: float = option(
         300.0,
-        "End the job after this time without progress; a hung rank is named before. 0 disables.",
+        "End the job after this time without progress; a hung rank is named after 30 s. 0 disables.",
         unit="s",
         minimum=0,
     )
@@ -103,9 +103,6 @@ class Evaluation:
     )
     eval_flip: bool = option(
         False, "Validate by the mean of the scores of an image and of its mirror image; twice the work."
-    )
-    save_image_results: bool = option(
-        False, "Write which images the last validation got right, to RUN_DIR/image_results.npy: bool, one per image."
     )
     target_top1: tuple[float, ...] = option(
         (0.75, 0.759),
@@ -201,13 +198,13 @@ class Data:
         minimum=0.05,
         maximum=1,
     )
-    num_examples: int | None = option(None, "Training images of a synthetic set; default ImageNet's.", minimum=1)
+    num_examples: int | None = option(None, "Training images of a synthetic dataset; default ImageNet's.", minimum=1)
     num_classes: int | None = option(
         None, "Classes of files that do not name them, in a manifest, labels.txt or metadata.", minimum=1
     )
     decoder: str = option(
         "tensorflow",
-        "What decodes JPEGs: TensorFlow, or NVIDIA DALI (on the GPU where there is one; needs the extra dali).",
+        "Decoder of JPEGs: TensorFlow, or NVIDIA DALI (on the GPU where there is one; needs the extra dali).",
         choices=("tensorflow", "dali"),
     )
     data_threads: int | None = option(
@@ -222,7 +219,7 @@ class Data:
     data_cache: str = option(
         "none",
         "Keep images in memory after they were first read (half of --data_memory_gb): encoded as they are, or decoded "
-        "to pixels (no decoding later, about five times the room).",
+        "to pixels (no decoding later, about five times the memory).",
         choices=("none", "encoded", "decoded"),
     )
     data_cache_dir: str | None = option(
@@ -231,13 +228,13 @@ class Data:
     )
     bad_records: str = option(
         "fail",
-        "What a record that cannot be read or decoded does: end the run, or be counted, logged and replaced.",
+        "A record that cannot be read or decoded: end the run, or count, log and replace it.",
         choices=("fail", "skip"),
     )
     max_bad_records: int = option(100, "Bad records of all ranks above which the run ends.", minimum=0)
     remainder: str = option(
         "wrap",
-        "What a last, partial batch of an epoch becomes: filled up from the next epoch (every example exactly once "
+        "The last, partial batch of an epoch: filled up from the next epoch (every example exactly once "
         "per epoch), or dropped.",
         choices=("wrap", "drop"),
     )
@@ -315,8 +312,8 @@ class Model:
     )
     fuse_relu_gradients: bool = option(
         False,
-        "On GPUs in FP16, have TensorFlow fuse the gradients of ReLU and normalization; not seen on a GPU yet, so "
-        "`bench gpu` tries it beside the step without.",
+        "On GPUs in FP16, have TensorFlow fuse the gradients of ReLU and normalization; not tried on a GPU yet, so "
+        "`bench gpu --arms` tries it beside the step without.",
     )
     precise_batch_norm_batches: int = option(16, "Batches per GPU behind precise statistics.", minimum=1)
     precision: str = option(
@@ -349,16 +346,16 @@ class Optimization:
     )
     virtual_gpus: int = option(
         1,
-        "GPUs that each rank stands for: it reads as many batches, normalizes each by itself, and learning rates go by "
+        "GPUs that each rank stands for: it reads as many batches and normalizes each by itself; learning rates follow "
         "their number.",
         unit="GPUs",
         minimum=1,
     )
     random_batch: int = option(
         0,
-        "Each GPU uses a random number of its images at each step, this many to --per_gpu_batch, and leaves the others "
-        "out; gradients and moments are weighted by count, rates stay (Lu et al., Table 3.4, first row). 0 uses all. "
-        "Needs --sync_batch_norm.",
+        "Each GPU uses a random number of its images at each step, this many to --per_gpu_batch, and omits the others; "
+        "gradients and moments are weighted by count, learning rates stay (Lu et al., Table 3.4, first row). 0 uses "
+        "all. Needs --sync_batch_norm.",
         unit="images",
         minimum=0,
     )
@@ -371,7 +368,7 @@ class Optimization:
     )
     batch_growth: str = option(
         "per_gpu",
-        "What a factor of --batch_schedule enlarges: the batch of a GPU, or the number of micro-batches.",
+        "Enlarged by a factor of --batch_schedule: the batch of a GPU, or the number of micro-batches.",
         choices=("per_gpu", "accumulation"),
     )
     optimizer: str = option("hybrid", "Update rule.", choices=tuple(OPTIMIZERS), basic=True)

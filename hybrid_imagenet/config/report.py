@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hybrid_imagenet.config import relative_step
 from hybrid_imagenet.config.checks import check_data
 from hybrid_imagenet.config.derived import base_batch, batches, decoupled_decay, schedule_arguments, sizes
-from hybrid_imagenet.errors import without_secrets
+from hybrid_imagenet.errors import counted, without_secrets
 from hybrid_imagenet.numerics import mlperf, schedules
 from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import SampleOrder
@@ -54,7 +54,7 @@ def plan(config: RunConfig, num_examples: int) -> list[EpochPlan]:
     """Every epoch of a run on `num_examples` images.
 
     Raises:
-      UserError: if a batch does not fit the data set.
+      UserError: if a batch does not fit the dataset.
     """
     check_data(config, num_examples)
     schedule = schedules.create(**schedule_arguments(config))
@@ -94,7 +94,10 @@ def describe(config: RunConfig, num_examples: int) -> str:
     lines = [f"{name:<{width}}  {text:<{value_width}}  {_origin(config, name)}" for name, text in texts.items()]
     lines += [f"{name:<{width}}  not used: {note}" for name, note in config.dropped.items()]
     rows = plan(config, num_examples)
-    lines += ["", f"{num_examples} training images, {config.gpus} GPUs, {sum(row.steps for row in rows)} steps"]
+    lines += [
+        "",
+        f"{num_examples} training images, {counted(config.gpus, 'GPU')}, {sum(row.steps for row in rows)} steps",
+    ]
     lines += filter(None, [relative_step.line(config)])
     lines += _worked_out(config)
     lines += [f"warning: {text}" for text in [relative_step.warning(config)] if text]

@@ -35,7 +35,7 @@ def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"]
       data: a `tf.data.Dataset`, or arrays in any nesting of tuples, lists and dictionaries that have one length.
       rank: of this process, from 0.
       size: number of processes.
-      remainder: `drop` leaves out the last elements that are too few for all ranks, so that all make as many steps;
+      remainder: `drop` omits the last elements if they are too few for all ranks, so that all make as many steps;
         `keep` gives them to the first ranks, so that a validation sees each element once.
 
     Returns:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hybrid_imagenet.data.listing import SPLIT_NAMES
-from hybrid_imagenet.data.sources.base import read_at
+from hybrid_imagenet.data.sources.base import Reads, read_at
 from hybrid_imagenet.errors import UserError, without_secrets
 
 SUBDIRECTORIES = ("data", *(name for names in SPLIT_NAMES.values() for name in names))
@@ -23,6 +23,7 @@ class Directory:
 
     Attributes:
       location: as the user gave it, without passwords.
+      reads: counts what is read from storage.
       remote: whether files are copied before they are read.
     """
 
@@ -31,6 +32,7 @@ class Directory:
     def __init__(self, location: str) -> None:
         self.location = without_secrets(location)
         self._path = Path(location)
+        self.reads = Reads()
 
     def names(self) -> list[str]:
         """Returns the files, sorted, those of a subdirectory as `train/name`."""
@@ -59,7 +61,7 @@ class Directory:
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """Returns bytes of a file; fewer only at its end. Raises as `path`."""
-        return read_at(str(self.path(name)), offset, length)
+        return read_at(str(self.path(name)), offset, length, self.reads)
 
     def tail(self, name: str, length: int) -> bytes:
         """Returns the last bytes of a file, all of a shorter one, without a copy; raises as `path`."""

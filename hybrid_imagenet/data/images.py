@@ -61,9 +61,7 @@ def probe(data: bytes) -> tuple[int, int, int]:
         if not _jpeg_ends(data):
             raise ValueError("the JPEG is truncated: it has no end-of-image marker")
         if (scans := data.count(_SCAN_MARKER)) > _MOST_SCANS:
-            raise ValueError(
-                f"the JPEG has {scans} scans, each of which takes the time of a whole image: store it anew"
-            )
+            raise ValueError(f"the JPEG has {scans} scans, each of which takes the time of a whole image: re-encode it")
         return _bounded(JPEG, *_jpeg_size(data))
     if data[:4] == RAW_MARK and len(data) >= 12:
         return _bounded(RAW, *struct.unpack_from("<ii", data, 4))
@@ -219,7 +217,7 @@ def _run(decoding: Callable[[], tf.Tensor]) -> None:
 
 
 def _with_stderr(function: Callable[[], None]) -> str:
-    """Calls a function; returns what C code writes to stderr meanwhile, of which all but warnings goes on there."""
+    """Calls a function; returns what C code writes to stderr meanwhile, of which all but warnings is passed on."""
     with _stderr, tempfile.TemporaryFile() as caught:
         sys.stderr.flush()
         stderr = os.dup(2)

@@ -1,4 +1,4 @@
-"""Measures how well an order mixes the classes: how many a batch of consecutive training images holds."""
+"""Measures how well an order mixes the classes: the number of classes in a batch of consecutive training images."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-IMAGES = 256  # that follow one another
-_PIECES = 8  # of so many images, that are looked at
+IMAGES = 256  # consecutive ones, in which classes are counted
+_PIECES = 8  # times that many images are counted
 FIRST = _PIECES * IMAGES
-"""The images of an epoch that show how it is mixed."""
+"""The number of images, from the start of an epoch, by which its mixing is judged."""
 _CLEARLY_BAD = 0.5  # of the expected number of classes
 _log = logging.getLogger(__name__)
 
 
 def expected(counts: npt.NDArray[np.int64], images: int = IMAGES) -> float:
-    """Returns the mean number of classes among images that are drawn from all alike.
+    """Returns the expected number of classes among images drawn at random.
 
     Args:
       counts: images of each class, int64 [c].
-      images: that are drawn, with replacement.
+      images: number of draws, with replacement.
     """
     return float(np.sum(1 - (1 - counts / counts.sum()) ** images))
 
 
 def complaint(labels: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], window: int) -> str | None:
-    """Returns a line with the remedy if consecutive images hold less than half of the classes of a mixed order.
+    """Returns a warning with its remedy if consecutive images hold less than half of the expected classes, else None.
 
     Args:
       labels: of the first images in the order of training, int64 [n].
       counts: images of each class, int64 [c].
-      window: shards whose images are mixed.
+      window: number of shards mixed at a time.
     """
     images = min(IMAGES, len(labels))
     pieces = labels[: len(labels) // images * images].reshape(-1, images)
@@ -51,7 +51,7 @@ class Watch:
     """Warns once if the first training images that a rank reads hold few classes."""
 
     def __init__(self, num_classes: int, window: int) -> None:
-        """Takes the number of classes, of which all are taken to have as many images, and the window of the order."""
+        """Takes the number of classes, which are assumed to be of equal size, and the window of shards."""
         self._counts = np.ones(num_classes, np.int64)
         self._window = window
         self._lock = threading.Lock()

@@ -56,7 +56,7 @@ class HostOptions:
 
 
 def order_of(source: Source, window: int, seed: int = 0, remainder: str = "wrap") -> SampleOrder:
-    """Returns the order of a source's examples: all mixed, or with a window those of so many shards at a time."""
+    """Returns the order of a source's examples: all mixed, or with a window those of this many shards at a time."""
     if window and source.shard_sizes is not None:
         return ShardOrder(source.shard_sizes, window, seed, remainder)
     return SampleOrder(source.num_examples, seed, remainder)
@@ -84,7 +84,7 @@ def training(
     elements `{"image": uint8 [b, side, side, 3], "label": int64 [b], "seed": int64 [b, 2]}`. Batch, accumulation and
     image size may change from epoch to epoch: the epoch is the one in which a step begins.
 
-    With `parts` above 1 the rank stands for so many ranks: `batch` and `b` are those of one part, and an element holds
+    With `parts` above 1 the rank stands for `parts` ranks: `batch` and `b` are those of one part, and an element holds
     the elements that these ranks would have, one after the other.
 
     A record that cannot be used ends the run with `bad_records="fail"`; with "skip" it is logged, counted in

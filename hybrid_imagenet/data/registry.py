@@ -62,7 +62,7 @@ _TFDS_AUGMENTATIONS = {
     **dict.fromkeys(("mnist", "kmnist", "emnist", "svhn_cropped"), "digits"),
     **dict.fromkeys(("cifar10", "cifar100", "fashion_mnist"), "shift"),
 }
-_OTHERS = "or the name of another TFDS image classification set"
+_OTHERS = "or the name of another TFDS image classification dataset"
 NAMES = f"{', '.join(SOURCES)}, {_OTHERS}"
 HELP = f"{', '.join(name + f' ({known.note})' * bool(known.note) for name, known in SOURCES.items())}, {_OTHERS}"
 AT_URLS = " and ".join(name for name, source in SOURCES.items() if source.url_window)
@@ -180,7 +180,7 @@ class Request:
         kind = of(self.name)
         if self.val_fraction and kind.module != "folder":
             raise UserError(
-                f"--val_fraction={self.val_fraction:g} goes with --dataset=folder, not {self.name}: leave it out, or "
+                f"--val_fraction={self.val_fraction:g} needs --dataset=folder, not {self.name}: omit it, or "
                 f"use --tuning_split={self.val_fraction:g}"
             )
         if not self.data_dir:

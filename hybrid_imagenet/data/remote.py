@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
 from hybrid_imagenet.data.directories import SUBDIRECTORIES, Directory
-from hybrid_imagenet.data.sources.base import read_at
+from hybrid_imagenet.data.sources.base import Reads, read_at
 from hybrid_imagenet.errors import StorageError, UserError, without_secrets
 
 T = TypeVar("T")
@@ -76,6 +76,7 @@ class RemoteDirectory(Directory):
             raise UserError(f"--data_cache_dir={copies}: cannot be written ({error.strerror or error})") from None
         self._known: dict[str, _Known] = {}
         self._ranges = False  # whether the server is known to send parts of files
+        self._copied = Reads()  # reads of copies, which say nothing about the server
         self._ahead: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._asked: Sequence[str] = ()
         self._threads: list[threading.Thread] = []
@@ -109,7 +110,7 @@ class RemoteDirectory(Directory):
         return copy
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        return read_at(str(self.path(name)), offset, length)
+        return read_at(str(self.path(name)), offset, length, self._copied)
 
     def tail(self, name: str, length: int) -> bytes:
         size = self._about(name).size
@@ -154,7 +155,7 @@ class RemoteDirectory(Directory):
     def _answer(self, name: str) -> _Known:
         info = self._ask(lambda: self._files.info(self._at(name)), self.where(name))
         if info.get("size") is None:
-            raise UserError(f"{self.where(name)}: the server does not tell its size")
+            raise UserError(f"{self.where(name)}: the server does not report its size; use one that does")
         return _Known(int(info["size"]), next((f"{key}={info[key]}" for key in _VERSIONS if info.get(key)), ""))
 
     def _check_unchanged(self, name: str) -> None:
@@ -234,7 +235,9 @@ class RemoteDirectory(Directory):
             return content
 
         # A server that may send the whole file gets the time for it.
-        return self._ask(block, self.where(name), patience=1.0 if self._ranges else max(1.0, size / _BLOCK))
+        content = self._ask(block, self.where(name), patience=1.0 if self._ranges else max(1.0, size / _BLOCK))
+        self.reads.add(len(content))
+        return content
 
 
 def _file_system(url: str) -> tuple[Any, str]:

@@ -32,17 +32,17 @@ class BroadcastInitialState(keras.callbacks.Callback):
         steps = ranks.allgather_object((self.params or {}).get("steps"))
         if len(set(steps)) > 1:
             raise SharedError(
-                f"the ranks have different numbers of steps per epoch ({', '.join(map(str, steps))}), so that some "
-                "would wait for ever: share the data with hybrid_imagenet.data.shard, or give steps_per_epoch"
+                f"the ranks have different numbers of steps per epoch ({', '.join(map(str, steps))}), and some "
+                "would wait forever: share the data with hybrid_imagenet.data.shard, or give steps_per_epoch"
             )
         broadcast_model(self.model, ranks)
 
 
 def broadcast_model(model: keras.Model, communicator: Communicator | None = None) -> None:
-    """Gives every rank the weights of rank 0, the state of its optimizers, and the epoch with which `fit` begins.
+    """Sends rank 0's weights, optimizer states and first epoch of `fit` to all ranks.
 
-    Random state, such as dropout's, stays each rank's own. Sums of an accumulation under way become their mean over
-    ranks, unless rank 0 has restored its own. Every rank calls it.
+    Random state, such as dropout's, stays each rank's own. Partial sums of gradient accumulation become their mean over
+    ranks, unless rank 0 has restored its own. Every rank must call it.
 
     Args:
       model: with weights; compiled or not.

@@ -24,7 +24,7 @@ _LOCKS: dict[pathlib.Path, IO[bytes]] = {}  # of the folders that this process w
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Saves weights, optimizer state and position after epochs, and goes on from the newest good checkpoint.
+    """Saves weights, optimizer state and position after epochs; a new `fit` continues from the newest good checkpoint.
 
     Files are written by rank 0 in the background, checksummed and replaced atomically, by the program's
     `CheckpointSaver`; a damaged one is set aside and the one before is taken. Every rank has this callback, behind

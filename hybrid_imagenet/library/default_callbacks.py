@@ -33,7 +33,7 @@ _REMEDY = (
 
 
 class ProgressOnRankZero(keras.callbacks.Callback):
-    """Lets Keras show its progress on rank 0 alone, whatever `verbose` says on the others."""
+    """Shows Keras's progress on rank 0 only, whatever `verbose` is on the others."""
 
     def set_params(self, params: dict[str, Any] | None) -> None:
         """Silences the other ranks; Keras gives its own progress bar the same parameters after this."""
@@ -45,8 +45,8 @@ class ProgressOnRankZero(keras.callbacks.Callback):
 class MergeBatchNormStatistics(keras.callbacks.Callback):
     """Merges statistics of batch normalization before validation and at the end of epochs (`training.batch_norm`).
 
-    Sums of an accumulation that the end of an epoch interrupts become their mean over ranks. So what callbacks later
-    in the list save on one rank is right for all.
+    Partial sums of gradient accumulation at the end of an epoch become their mean over ranks. What later callbacks
+    save on one rank is then right for all.
     """
 
     def __init__(self) -> None:
@@ -80,8 +80,8 @@ class MergeBatchNormStatistics(keras.callbacks.Callback):
 class CompareRanks(keras.callbacks.Callback):
     """Ends training on all ranks when a callback or a step has changed some of them only.
 
-    It compares where an epoch begins and where training ends, after all callbacks of the epoch before. A rank that
-    stops meets the others, which begin the next epoch, in this comparison and not in a step, where they would wait.
+    It compares at the start of each epoch and at the end of training, after all other callbacks. A rank that stops
+    alone is found here, and not in a step, in which the other ranks would wait for it.
     """
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -114,12 +114,13 @@ class CompareRanks(keras.callbacks.Callback):
 class StallWatchdog(keras.callbacks.Callback):
     """Runs a watchdog during `model.fit`: ranks that hang are named, and end the job (`resilience.watchdog`).
 
-    It ends with `fit`, also where an exception ends `fit` on this rank: what the process does then is its own business.
+    It ends with `fit`, also where an exception ends `fit` on this rank.
     """
 
     def __init__(self, stall_timeout: float = STALL_SECONDS):
-        """Ends all ranks with exit code 4 when one makes no progress for `stall_timeout`; before the first step, which
-        compiles, when one gives no sign of life for so long.
+        """Ends all ranks with exit code 4 when one makes no progress for `stall_timeout` seconds.
+
+        Before the first step, which compiles, only a rank that sends no heartbeat for this time counts.
         """
         super().__init__()
         self._stall_seconds = stall_timeout

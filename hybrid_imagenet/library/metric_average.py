@@ -19,7 +19,7 @@ class MetricAverage(keras.callbacks.Callback):
 
     States of Keras's metrics (sums and counts, confusion counts, ...) are added over ranks in float64, and the result
     of the added states takes the place of each rank's own, for training and validation. Values that come from
-    elsewhere, a metric class of one's own or a `train_step`'s logs, are averaged as they are, each rank counting alike.
+    elsewhere, a custom metric class or a `train_step`'s logs, are averaged as they are, each rank counting alike.
     Vectors are treated as numbers are.
     """
 

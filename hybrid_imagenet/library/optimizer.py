@@ -51,9 +51,9 @@ class _Ranks:
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class DistributedOptimizer(distributed.DistributedOptimizer):
-    """Averages gradients over ranks and lets `inner` update the weights: for `model.compile` and loops of one's own.
+    """Averages gradients over ranks and lets `inner` update the weights: for `model.compile` and custom loops.
 
-    Under any policy the loss is scaled, because gradients travel in `compression`, where small ones would vanish.
+    The loss is scaled under any dtype policy: gradients are sent in FP16 by default, in which small ones underflow.
     A step whose mean gradient is not finite is skipped on all ranks. See `optimizers.distributed` for the formulas
     (Lu et al. 2.2.2; Micikevicius et al., Mixed Precision Training), docs/library.md for what works with it.
     """
@@ -74,10 +74,10 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
 
         Args:
           inner: one of `hybrid_imagenet.optimizers`, or any of Keras's, as an object or by name.
-          compression: type of gradients on the wire; none, fp16 or bf16.
+          compression: type in which gradients are sent; none, fp16 or bf16.
           allreduce: ring, torus, hierarchical, masters or size_switched (docs/communication.md).
-          loss_scale: `dynamic`, from 2^15 on, or a number; 1 for none.
-          schedule: sets the inner optimizer's scalars before each step, through `callbacks.HyperparameterSchedule`:
+          loss_scale: `dynamic`, which starts at 2^15, or a number; 1 for none.
+          schedule: sets the inner optimizer's scalars before each step, through a callback of `default_callbacks()`:
             `(start, end, global_batch) -> {"learning_rate": ...}` in fractional epochs, see `schedules`.
           gradient_accumulation_steps: micro-batches per update, 2 or more; their gradients are averaged on each rank
             and reduced once. By default the inner optimizer's own argument of this name, which it then no longer uses.
@@ -96,7 +96,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         settings = _settings(compression, allreduce, communication)
         steps = gradient_accumulation_steps or inner.gradient_accumulation_steps
         if steps is not None and (not isinstance(steps, int) or steps < 2):
-            raise UserError(f"gradient_accumulation_steps={steps}: give a whole number of at least 2, or leave it out")
+            raise UserError(f"gradient_accumulation_steps={steps}: give a whole number of at least 2, or omit it")
         inner.gradient_accumulation_steps = None
         super().__init__(inner, _Ranks(), _loss_scale(loss_scale), name=name)
         self.schedule = schedule

@@ -54,7 +54,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     all of them (Mikami et al.) or a group, and gradients pass through these sums. The function is not part of the
     layer's configuration: a reloaded layer normalizes alone.
 
-    With `parts` above 1 a batch in training is that of so many GPUs (`--virtual_gpus`), one after the other: each part
+    With `parts` above 1 a batch in training is that of `parts` GPUs (`--virtual_gpus`), one after the other: each part
     is normalized by itself and has a moving average of its own. The kept statistics are then those of all parts, merged
     as over ranks; how far each part's moving average lies from them is in `apart`, FP32 [2, parts, c], until they are
     merged (`merge_parts`). Like `allreduce` it is not part of the configuration.
@@ -202,7 +202,7 @@ def merged(means: tf.Tensor, variances: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor
 
 
 def merge_parts(model: keras.Model) -> None:
-    """Gives all parts of each layer's batch the kept statistics, from which their moving averages go on."""
+    """Gives all parts of each layer's batch the kept statistics, from which their moving averages continue."""
     for layer in layers_of(model):
         if layer.apart is not None:
             layer.apart.assign(tf.zeros_like(layer.apart))

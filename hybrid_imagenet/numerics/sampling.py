@@ -82,7 +82,7 @@ class SampleOrder:
     NumPy's generators, whose streams may change between versions.
 
     Args:
-      num_examples: size of the data set, at least 1.
+      num_examples: size of the dataset, at least 1.
       seed: non-negative seed of the order.
       remainder: `wrap` fills the last batch of an epoch from the next one, so that every example occurs exactly
         once per epoch; `drop` leaves out the examples of an epoch that do not fill a batch (see `left_out`).
@@ -92,14 +92,14 @@ class SampleOrder:
       window: shards that are mixed at a time; 0 where all examples are mixed.
 
     Raises:
-      ValueError: for an empty data set or an unknown remainder policy.
+      ValueError: for an empty dataset or an unknown remainder policy.
     """
 
     window = 0
 
     def __init__(self, num_examples: int, seed: int = 0, remainder: str = "wrap", *, shuffle: bool = True) -> None:
         if num_examples < 1:
-            raise ValueError(f"num_examples={num_examples}: a data set needs at least one example")
+            raise ValueError(f"num_examples={num_examples}: a dataset needs at least one example")
         if remainder not in REMAINDERS:
             raise ValueError(f"remainder={remainder!r}: choose one of {', '.join(REMAINDERS)}")
         self.num_examples = num_examples
@@ -120,7 +120,7 @@ class SampleOrder:
           (examples, epochs): int64 [count / size] each; the epochs differ where a wrapped batch spans two.
 
         Raises:
-          ValueError: if `count` is not a multiple of `size`, or a batch exceeds the data set under `drop`.
+          ValueError: if `count` is not a multiple of `size`, or a batch exceeds the dataset under `drop`.
         """
         if count % size:
             raise ValueError(f"a batch of {count} cannot be shared evenly by {size} ranks")

@@ -64,8 +64,7 @@ class BoundedWarmup:
     )
     hybrid_ramp_epochs: float = option(
         0.0,
-        "Epochs after T in which the rate of each layer goes from that of AdaBound's last step to that of LARS; 0 for "
-        "none.",
+        "Epochs after T in which the learning rate of each layer moves from AdaBound's last step to LARS; 0 for none.",
         minimum=0,
     )
 
@@ -285,7 +284,7 @@ class Schedule:
 
     Attributes:
       rate: learning rate of SGD at a fractional epoch, for the batch `base_batch`.
-      base_batch: images per update for which `rate` holds; the rate grows in proportion to the batch.
+      base_batch: images per update for which `rate` holds; the learning rate grows in proportion to the batch.
       momentum: momentum of SGD for a batch.
       peak: lr * N, at which the bounds of the warmup close.
       bounded_epochs: T of a bounded AdaBound warmup, 0 without one.

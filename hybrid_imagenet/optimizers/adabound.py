@@ -19,7 +19,7 @@ _MOMENTS = ("first_moment", "second_moment")
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
 class AdaBound(GroupedOptimizer):
-    """Adam whose step is clipped into bounds that close in on the rate of SGD (Luo et al., ICLR 2019, algorithm 2).
+    """Adam whose step is clipped into bounds that close on SGD's learning rate (Luo et al., ICLR 2019, algorithm 2).
 
         m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
         s = lr sqrt(1 - b2^t) / (1 - b1^t)

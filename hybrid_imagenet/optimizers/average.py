@@ -8,37 +8,7 @@ import keras
 import tensorflow as tf
 
 
-class WeightCopies:
-    """Weights of their own beside the trained ones, which can take their place."""
-
-    def __init__(self) -> None:
-        self._weights: list[keras.Variable] = []
-        self._averages: list[keras.Variable] = []
-
-    def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Creates the copies of these trainable variables, equal to them."""
-        self._weights = list(variables)
-        # Copies of the values: Keras would share a tf.Variable that it is given.
-        self._averages = [keras.Variable(v.numpy(), trainable=False, name=f"{v.name}_average") for v in variables]
-
-    @property
-    def variables(self) -> Mapping[str, keras.Variable]:
-        """The copies by the path of the variable that they are of, in their order."""
-        return {w.path: s for w, s in zip(self._weights, self._averages, strict=True)}
-
-    def refresh(self) -> None:
-        """Brings the copies up to date, where no update does; to be called while the trained weights are in place."""
-
-    @tf.function(autograph=False)
-    def exchange(self) -> None:
-        """Puts the copies in place of the weights and the weights in place of the copies; its own inverse."""
-        for w, s in zip(self._weights, self._averages, strict=True):
-            weight = tf.identity(w.value)
-            w.value.assign(s.value)
-            s.value.assign(weight)
-
-
-class WeightAverage(WeightCopies):
+class WeightAverage:
     """An exponential moving average s of each weight w (Polyak, Juditsky, SIAM J. Control 30, 1992; Szegedy et al.,
     arXiv 1512.00567, 8), float32.
 
@@ -62,9 +32,29 @@ class WeightAverage(WeightCopies):
             raise ValueError(f"every={every} must be at least 1")
         if not 0 < decay < 1:
             raise ValueError(f"decay={decay} must lie between 0 and 1")
-        super().__init__()
         self._decay = decay
         self._every = every
+        self._weights: list[keras.Variable] = []
+        self._averages: list[keras.Variable] = []
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Creates the averages of these trainable variables, equal to them."""
+        self._weights = list(variables)
+        # Copies of the values: Keras would share a tf.Variable that it is given.
+        self._averages = [keras.Variable(v.numpy(), trainable=False, name=f"{v.name}_average") for v in variables]
+
+    @property
+    def variables(self) -> Mapping[str, keras.Variable]:
+        """The averages by the path of the variable that they are of, in their order."""
+        return {w.path: s for w, s in zip(self._weights, self._averages, strict=True)}
+
+    @tf.function(autograph=False)
+    def exchange(self) -> None:
+        """Puts the averages in place of the weights and the weights in place of the averages; its own inverse."""
+        for w, s in zip(self._weights, self._averages, strict=True):
+            weight = tf.identity(w.value)
+            w.value.assign(s.value)
+            s.value.assign(weight)
 
     def share(self, t: tf.Tensor) -> tf.Tensor:
         """1 - d^k after update number t (float32 scalar, from 1), 0 between: s -= share (s - w)."""

@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.average import WeightCopies
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify_by_rank
 from hybrid_imagenet.optimizers.layout import pack_each
 from hybrid_imagenet.optimizers.loss_scale import LossScale
@@ -110,7 +109,6 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         self.decay = 0.0 if decoupled else float(given.weight_decay)
         self.decoupled = float(given.weight_decay) if decoupled else 0.0
         self.kinds: list[ParameterKind] = []
-        self.totals: list[keras.Variable] = []
         self._alone: Update | None = None  # of `apply`
 
     @property
@@ -173,10 +171,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         self._alone.apply(pack_each([tf.cast(tf.convert_to_tensor(g), tf.float32) for g in grads]))
 
     def before(self, now: Before) -> dict[str, Any]:
-        """Computes once per step what `rule` needs and gradients do not change, by name: scalars, or vectors [n].
-
-        Where there are `totals`, float32 scalars that `build` has made, their new values come under `rule.TOTALS`.
-        """
+        """Computes once per step what `rule` needs and gradients do not change, by name: scalars, or vectors [n]."""
         return {}
 
     def layers(self, now: Measured) -> dict[str, tf.Tensor]:
@@ -206,10 +201,6 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     def counters_in(self, phase: int) -> list[keras.Variable]:
         """int64 scalars that every step of a phase counts up."""
         return []
-
-    def evaluated(self) -> WeightCopies | None:
-        """The weights to validate in place of the trained ones, where the method has such; once it is built."""
-        return None
 
     def decay_of(self, index: int) -> float:
         """The coefficient of weight decay of variable `index`."""

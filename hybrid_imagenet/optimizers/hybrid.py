@@ -31,7 +31,7 @@ class Hybrid(GroupedOptimizer):
 
         u = momentum u + c a ratio^s (g + weight_decay w);  w -= u
 
-    with s the scalar `lars_share`: it may grow from 0, where each layer has the rate P of the last step of phase 0, to
+    with s the scalar `lars_share`: it may grow from 0, where each layer has the learning rate P of phase 0's end, to
     1, where LARS alone sets it (`numerics.schedules.lars_share`).
 
     The phase is a scalar on the CPU; the switch is a branch inside the compiled step. `handover` says how the
@@ -39,7 +39,7 @@ class Hybrid(GroupedOptimizer):
 
     continuous: u = P m, which is the last step of the warmup itself, and c = 1 - momentum. The new velocity averages
       as m did: the size of the update does not jump at T (momentum alone would raise it tenfold), and where LARS
-      gives a layer another rate, the update moves to it over some 1 / (1 - momentum) steps.
+      gives a layer another learning rate, the update moves to it over some 1 / (1 - momentum) steps.
     reset: u = 0 and c = 1, SGD with momentum as in Goyal et al.
     rescale: u = P m / (1 - b1) and c = 1: the velocity that SGD with momentum would have built up by then.
 

@@ -29,8 +29,8 @@ def _momentum(default: float) -> Any:
 def _decoupled_decay() -> Any:
     return option(
         False,
-        "Take weight_decay * rate / peak rate off the weights before each update, in place of decay in the gradient "
-        "(Loshchilov and Hutter); the flag --weight_decay is then that of 256 images, and follows the batch.",
+        "Take weight_decay * learning rate / its peak off the weights before each update, in place of decay in the "
+        "gradient (Loshchilov and Hutter); the flag --weight_decay is then that of 256 images, and follows the batch.",
     )
 
 
@@ -115,7 +115,7 @@ class HybridOptions(MomentumOptions):
     )
     lars_eta: float = option(
         0.001,
-        "Trust coefficient; of no paper. Runs of the program choose it by their batch (docs/methods.md).",
+        "Trust coefficient; no paper prints one, so the program chooses it by the batch (docs/methods.md).",
         minimum=0,
     )
     lars_eps: float = option(0.0, _EPS, minimum=0)
@@ -164,19 +164,6 @@ class LambOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class ScheduleFreeOptions(Options):
-    """Options of `schedule_free`.
-
-    Attributes:
-      beta: how close to the average x gradients are taken; 1 is at it.
-    """
-
-    learning_rate: float = 1.0
-    _: dataclasses.KW_ONLY
-    beta: float = 0.9
-
-
-@dataclasses.dataclass(frozen=True)
 class MuonOptions(MomentumOptions):
     """Options of `muon`.
 
@@ -208,7 +195,6 @@ class Method:
       phases: the update rule in each phase of the schedule; with two, the first is a warmup with closing bounds.
       also: dataclasses of the options that a run with this optimizer has too.
       rate: the flag that is scheduled, and is `learning_rate` at its peak.
-      averages: whether it has weights of its own to validate (`GroupedOptimizer.evaluated`).
       relative_rate: whether the rate is how far a layer moves in an update, as a part of its norm.
       weight_decay: of a run without --weight_decay; the class itself decays nothing unless told, as Keras's do.
     """
@@ -218,7 +204,6 @@ class Method:
     phases: tuple[str, ...]
     also: tuple[type, ...] = (LinearWarmup, MomentumRule)
     rate: str = "lr"
-    averages: bool = False
     relative_rate: bool = False
     weight_decay: float = 1e-4
 
@@ -257,13 +242,6 @@ OPTIMIZERS = {
         (WarmupFromZero,),
         relative_rate=True,
         weight_decay=0.01,
-    ),
-    "schedule_free": Method(
-        "hybrid_imagenet.optimizers.schedule_free:ScheduleFreeSGD",
-        ScheduleFreeOptions,
-        ("schedule-free SGD",),
-        (WarmupFromZero,),
-        averages=True,
     ),
     "muon": Method(
         "hybrid_imagenet.optimizers.muon:Muon",

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 WEIGHTS = "weights"  # the key of the weights among the values that a rule gets and gives
 TRUST_RATIOS = "trust_ratios"  # and of what it may give besides, for the log
-TOTALS = "totals"  # the key of new totals among the values of `GroupedOptimizer.before`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +25,6 @@ class Before:
       hyper: the scalars of `base.HYPER_NAMES`.
       number: of this update, float32, from 1.
       counters: int64 scalars, the optimizer's `counters_in(phase)` before this step.
-      totals: float32 scalars, the optimizer's `totals` before this step.
       weight_sums: gives the sums of squares of the weights, float32 [n].
     """
 
@@ -34,7 +32,6 @@ class Before:
     hyper: Mapping[str, tf.Tensor]
     number: tf.Tensor
     counters: Sequence[tf.Tensor]
-    totals: Sequence[tf.Tensor]
     weight_sums: Callable[[], tf.Tensor]
 
 

@@ -27,12 +27,12 @@ from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.kinds import ParameterKind
 from hybrid_imagenet.optimizers.layout import Layout, Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
-from hybrid_imagenet.optimizers.rule import TOTALS, TRUST_RATIOS, WEIGHTS, Before, Measured, Step
+from hybrid_imagenet.optimizers.rule import TRUST_RATIOS, WEIGHTS, Before, Measured, Step
 
 _AVERAGE = "average"
 _SHARE, _UNSCALE, _DECAYS, _DECAY, _SHRINK = "share_of_average", "unscale", "decay", "scaled_decay", "shrink"
 _FINITE = "finite"
-_OWN = _SHARE, _UNSCALE, _DECAYS, _DECAY, _SHRINK, _FINITE, TOTALS  # of what is known before, what is not for the rule
+_OWN = _SHARE, _UNSCALE, _DECAYS, _DECAY, _SHRINK, _FINITE  # of what is known before, what is not for the rule
 _LOSS_SCALE_COUNTS = 3
 _LANES = 8  # of the scalars, see _scalars
 _SMALL = 4096  # numbers at most in a variable that processors update together with others
@@ -47,13 +47,11 @@ class Scalars(NamedTuple):
       hyper: the values of the optimizer's `Hyper`.
       scale: the loss scale.
       counts: int64; the counters of the loss scale, then those of steps.
-      totals: float32, those of the optimizer.
     """
 
     hyper: tf.Tensor
     scale: tf.Tensor
     counts: list[tf.Tensor]
-    totals: list[tf.Tensor]
 
 
 class Update:
@@ -104,11 +102,11 @@ class Update:
     def _apply(
         self, phase: int, values: Callable[[int, Scalars], Values], hyper: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        counted, totals = self._counted(phase), self._inner.totals
-        scalars = Scalars(hyper, self._loss_scale.scale.value, [v.value for v in counted], [v.value for v in totals])
+        counted = self._counted(phase)
+        scalars = Scalars(hyper, self._loss_scale.scale.value, [v.value for v in counted])
         new = values(phase, scalars)
         self._loss_scale.scale.value.assign(new["scale"])
-        for variable, value in zip([*counted, *totals], [*new["counts"], *new[TOTALS]], strict=True):
+        for variable, value in zip(counted, new["counts"], strict=True):
             variable.value.assign(value)
         if TRUST_RATIOS in new:
             self._inner.trust_ratios.value.assign(new[TRUST_RATIOS])
@@ -184,7 +182,7 @@ class Update:
         kept, decays = self._kept(phase), self._decays()
         before = self._early(phase, scalars, lambda: _square_sums([v.value for v in kept[WEIGHTS]]), decays)
         new = self._between(phase, square_sums, before, scalars)
-        known = _without(before | new["layers"] | {_DECAYS: decays, _FINITE: new[_FINITE]}, TOTALS)
+        known = before | new["layers"] | {_DECAYS: decays, _FINITE: new[_FINITE]}
         small = Layout(layout.shapes, [i for i in grads if math.prod(layout.shapes[i]) <= _SMALL])
 
         for i in [i for i in grads if i not in small.order]:
@@ -277,7 +275,6 @@ class Update:
             hyper=hyper,
             number=number,
             counters=scalars.counts[_LOSS_SCALE_COUNTS + 1 :],
-            totals=scalars.totals,
             weight_sums=decayed_sums,
         )
         return self._inner.before(now) | own
@@ -288,9 +285,7 @@ class Update:
         now = Measured(phase, self._by_name(scalars.hyper), _without(before, *_OWN), before[_UNSCALE], square_sums)
         layers = self._inner.layers(now)
         ratios = {name: layers.pop(name) for name in [TRUST_RATIOS] if name in layers}
-        pairs = zip(before.get(TOTALS, []), scalars.totals, strict=True)
-        totals = [tf.where(new[_FINITE], after, old) for after, old in pairs]
-        return new | ratios | {"square_sums": square_sums, "layers": layers, TOTALS: totals}
+        return new | ratios | {"square_sums": square_sums, "layers": layers}
 
     def _new(self, grad: tf.Tensor, kept: Values, step: Step, before: Values) -> Values:
         """The new values by the names of the old ones."""

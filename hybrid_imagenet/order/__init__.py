@@ -24,18 +24,18 @@ __all__ = ["ExactBatchSampler", "evaluation_batches", "keras_dataset"]
 
 
 class ExactBatchSampler:
-    """This rank's batches of example numbers, one pass over the rest of an epoch after the other.
+    """Yields this rank's batches of example numbers.
 
-    Iterating gives a pass: the batches that start in the current epoch, each a list of `batch_size` integers. Of
-    each global batch, rank r has the r-th contiguous share. The state moves by `advance` only, so batches that a
+    One iteration yields the batches that start in the rest of the current epoch, each a list of `batch_size` integers.
+    Rank r has the r-th contiguous share of each global batch. Only `advance` moves the state, so batches that a
     loader has read ahead are not counted:
 
         for images, labels in loader:
             train(images, labels)
             sampler.advance()
 
-    Iterators hold their place in a pass: one that was made before the state was loaded raises, it never gives batches
-    of another epoch. There is no `set_epoch`.
+    An iterator that was made before a state was loaded raises; it never yields batches of another epoch. There is no
+    `set_epoch`.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class ExactBatchSampler:
 def evaluation_batches(
     num_examples: int, batch_size: int, *, rank: int = 0, size: int = 1
 ) -> list[tuple[Indices, Weights]]:
-    """This rank's batches of one pass in which each example counts once, whatever the number of ranks.
+    """Returns this rank's batches of one pass in which each example counts once, on any number of ranks.
 
     The sum over all ranks of weight times result, divided by `num_examples`, is the exact mean. All ranks have the
     same number of batches, so none waits for another in a collective.

@@ -17,8 +17,8 @@ from hybrid_imagenet.order import ExactBatchSampler
 class ExactDataset(keras.utils.PyDataset):
     """The passes of a sampler, one for each epoch of `fit` (see `hybrid_imagenet.order.keras_dataset`).
 
-    Keras asks for the number of batches once per `fit`, but the first pass after a resume is shorter than others. So
-    that number is the longest pass's, and a shorter one ends as data that ran out.
+    Keras asks for the number of batches once per `fit`, but the first pass after a resume is shorter than others. The
+    number given is that of the longest pass, and a shorter pass ends as data that ran out.
 
     Attributes:
       counter: the callback that counts the trained batches; `fit` needs it.
@@ -74,7 +74,7 @@ class ExactDataset(keras.utils.PyDataset):
 
 
 class _Counter(keras.callbacks.Callback):
-    """Moves the sampler's state with each batch that `fit` has trained, not with those that Keras has read ahead."""
+    """Moves the sampler's state with each trained batch; batches that Keras has read ahead do not count."""
 
     def __init__(self, dataset: ExactDataset) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Notices ranks that hang, diverge, are stopped or are lost, and lets the run end or go on."""
+"""Notices ranks that hang, diverge, are stopped or are lost, and lets the run end or continue."""

@@ -9,6 +9,7 @@ import dataclasses
 import gc
 import hmac
 import json
+import re
 import sys
 import threading
 import time
@@ -22,7 +23,8 @@ MAX_BYTES = 8192  # of a datagram; longer ones are dropped unread
 _PACKAGE = "hybrid_imagenet"
 _FRAMES = 12  # of the main thread, the innermost ones
 _LONGEST = 255  # characters of a name or a frame
-_STEPS_PATIENCE = 4  # a step may take so many times the mean before ranks are said to hang
+_STEPS_PATIENCE = 4  # a step may take this many times the mean before ranks are said to hang
+_APART = "stall: they wait for each other in different places: ranks need equal numbers of batches and of collectives"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +218,8 @@ class Ledger:
         idle, beats = self._idle(now), self._last()
         if idle is None or idle <= max(self._patience, _STEPS_PATIENCE * max(beat.mean for beat in beats)):
             return None
-        return self._report(self._suspects(beats), idle, "without progress", now)
+        suspects, hint = self._suspects(beats)
+        return self._report(suspects, idle, "without progress", now, hint)
 
     def _last(self) -> list[Beat]:
         return [beat for beat, _ in self._beats.values()]
@@ -231,16 +234,16 @@ class Ledger:
             return None  # either they come, or their rank is named as silent in a moment
         return idle if idle > self._patience else None
 
-    def _suspects(self, beats: Sequence[Beat]) -> list[int]:
-        everyone = [beat.rank for beat in beats]
+    def _suspects(self, beats: Sequence[Beat]) -> tuple[list[int], str]:
         steps = [beat.step for beat in beats if beat.step is not None]
         behind = [beat.rank for beat in beats if beat.step == min(steps)]
         if len(behind) < len(beats):
-            return behind
+            return behind, ""
         busy = [b.rank for b in beats if not any(part in frame for frame in b.stack for part in self._waits_in)]
-        return busy or everyone
+        places = {re.sub(r":\d+ ", " ", beat.stack[-1]) for beat in beats if beat.stack}
+        return busy or [beat.rank for beat in beats], "" if busy or len(places) < 2 else _APART
 
-    def _report(self, ranks: Sequence[int], seconds: float, state: str, now: float) -> Stall:
+    def _report(self, ranks: Sequence[int], seconds: float, state: str, now: float, hint: str = "") -> Stall:
         lines = []
         for rank in sorted(ranks):
             beat = self._beats[rank][0]
@@ -250,4 +253,5 @@ class Ledger:
                 f"it was in"
             )
             lines += [f"stall:   {frame}" for frame in beat.stack]
+        lines += [hint] if hint else []
         return Stall("\n".join(lines), tuple(sorted(ranks)), seconds)

@@ -42,7 +42,7 @@ _KILL_AFTER = 4.0  # seconds from SIGTERM to SIGKILL
 _ORPHAN_GRACE = 10.0  # seconds in which ranks notice that their launcher is gone, save and leave
 _KILLED_WITHIN = 3.0  # seconds until a killed process has gone
 _ASK_EVERY = 2.0  # seconds between requests to ranks that do not answer
-_RECENT = 60.0  # ends of ranks that were longer ago did not end the job: the others went on
+_RECENT = 60.0  # ends of ranks that were longer ago did not end the job: the others continued
 _ALIVE_EVERY = 5  # seconds between ssh's questions to a host that says nothing
 _CONNECTS_WITHIN = 60  # seconds until ssh gives a host up that accepts a connection and says nothing
 _START_LEAST = 60.0  # seconds until the first rank has started, or twice --stall_timeout
@@ -303,7 +303,7 @@ class Supervisor:
         began = next((at for at, end in self._ends if end.code), None)
         if not self._forced and began is not None and now - began > _GRACE:
             self._forced = now
-            processes.kill(_left())  # asked to end, mpirun would go on waiting, and say so
+            processes.kill(_left())  # asked to end, mpirun would continue to wait, and say so
         elif self._forced and now - self._forced > _KILL_AFTER:
             processes.kill(_left())
 
@@ -391,7 +391,7 @@ def _of_killed(killed: Killed) -> str:
         name = ""
     by = f"signal {killed.signal}{name}"
     if killed.signal == signal.SIGKILL:
-        by += ", as the kernel does when memory runs out (dmesg there tells)"
+        by += ", as the kernel does when memory runs out (check dmesg on that host)"
     return f"error: rank {killed.rank} on {printable(killed.host)} was ended by {by}; start again with --resume"
 
 

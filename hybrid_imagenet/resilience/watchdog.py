@@ -40,7 +40,7 @@ _LOOK = 0.5
 _FACTOR, _SLOW_FACTOR = 2.0, 6.0
 _LEAST = 60.0  # seconds that a stage may last in any case: imports take a while on a loaded host
 _NO_THREAD = 15.0  # seconds more for a stage in which no thread of Python runs, as TensorFlow connecting its servers
-_SLOW = ("reading the data set", "building the model", "compiling the step")
+_SLOW = ("reading the dataset", "building the model", "compiling the step")
 
 
 def listeners(hosts: Sequence[str]) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ class Watchdog:
           ranks: this rank and the others.
           stall_timeout: 0 switches the watchdog off.
           waits_in: modules in which a rank that has done its own part waits for the others: it is not to blame.
-          lasts: returns whether that which is watched goes on; when it does not, this rank takes leave without `stop`.
+          lasts: returns whether what is watched still runs; if not, this rank signs off without `stop`.
           option: what the user calls `stall_timeout`.
           remedy: what the last line says after "the job ends".
         """
@@ -136,7 +136,7 @@ class Watchdog:
         self._progress = now
 
     def stop(self) -> None:
-        """Takes leave of the listeners and ends the thread."""
+        """Signs off at the listeners and ends the thread."""
         if self._thread is None:
             return
         self._stop.set()

@@ -45,6 +45,8 @@ KEYS: Mapping[str, str] = {
     "communication_seconds": "seconds per step of communication that computation did not hide",
     "slowest_rank_seconds": "seconds per step for which the mean rank waited for the slowest",
     "slowest_rank": "rank for which the others waited most in the epoch",
+    "bytes_read": "bytes of training data read since the last record, all ranks",
+    "reads": "read operations since the last record, all ranks",
     "bad_records": "training records found bad in this session, once over all ranks",
     "global_batch": "images per step over all GPUs",
     "per_gpu_batch": "images per GPU and micro-batch: what batch normalization sees",
@@ -116,7 +118,7 @@ class MetricsWriter:
             self._file.write(json.dumps(clean(record), allow_nan=False) + "\n")
             self._file.flush()
             if os.fstat(self._file.fileno()).st_nlink == 0:
-                raise UserError(f"{self.path} was deleted during the run: nothing more can be recorded; start anew")
+                raise UserError(f"{self.path} was deleted during the run: nothing more can be recorded; start again")
             if record["kind"] == "epoch":
                 os.fsync(self._file.fileno())
         except OSError as error:

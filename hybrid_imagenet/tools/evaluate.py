@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet import comm, data
 from hybrid_imagenet.data import Request
-from hybrid_imagenet.errors import UserError, printable
+from hybrid_imagenet.errors import UserError, counted, printable
 from hybrid_imagenet.tools import command_line
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _parser() -> command_line.Parser:
         "--precision",
         choices=("auto", "float32", "mixed_float16", "mixed_bfloat16"),
         default="auto",
-        help="compute type (%(default)s: float32 for a run that was trained so, else what this machine is fast in)",
+        help="compute type (%(default)s: float32 if the run was trained in it, else the fastest of this machine)",
     )
     parser.add_argument("--bad_records", choices=("fail", "skip"), default="fail", help="end, or omit (%(default)s)")
     parser.add_argument(
@@ -172,8 +172,8 @@ def _line(network: Trained, results: dict[str, Any]) -> str:
     top5 = f"top-5 {100 * results['top5']:.3f} %, " if len(network.class_names) > 5 else ""
     dropped = f" ({results['dropped']} dropped)" if results["dropped"] else ""
     return (
-        f"{printable(network.origin)}{which}: {results['count']} images{dropped}, top-1 {100 * results['top1']:.3f} %, "
-        f"{top5}loss {results['loss']:.5f}, {results['precision']}"
+        f"{printable(network.origin)}{which}: {counted(results['count'], 'image')}{dropped}, "
+        f"top-1 {100 * results['top1']:.3f} %, {top5}loss {results['loss']:.5f}, {results['precision']}"
     )
 
 

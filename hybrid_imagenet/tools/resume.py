@@ -85,7 +85,7 @@ def _run(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("run", metavar="RUN", type=pathlib.Path, help="the directory of a run")
     parser.add_argument("-np", type=command_line.positive, metavar="N", help="number of ranks (default: the run's)")
-    parser.add_argument("-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="where (default: the run's hosts)")
+    parser.add_argument("-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="hosts (default: the run's)")
     parser.add_argument("--dry_run", action="store_true", help="print the command, run nothing")
     own = {"--hosts", "--dry_run", "--help"}
     words = [underscored(word) for word in arguments]

@@ -52,22 +52,22 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
     Raises:
       UserError: for a wrong command line.
     """
-    parser = Parser("run", "Trains on several hosts; words after -- are flags of the training program.")
+    parser = Parser("run", "Starts training (-- FLAGS) or a script (FILE ARGUMENTS) on ranks and hosts.")
     parser.add_argument("-np", type=int, metavar="N", help="number of ranks (default: all slots)")
-    parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="where (default: this host)")
-    parser.add_argument("--network_interfaces", dest="interface", default="", help="name of the network interface")
+    parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and ranks on each (default: this host)")
+    parser.add_argument("--network_interfaces", dest="interface", default="", help="network interface of the ranks")
     parser.add_argument("--ssh_port", type=int, help="port of sshd on the hosts")
     parser.add_argument("--module", default=_MAIN, help="the Python module that is run (%(default)s)")
     parser.add_argument(
         "--accept_new_host_keys", action="store_true", help="let ssh trust hosts that it does not know yet"
     )
-    parser.add_argument("--preempted", default="", metavar="COMMAND", help="run it when stopped after saving (code 75)")
+    parser.add_argument("--preempted", default="", metavar="COMMAND", help="run after a stop that saved (code 75)")
     parser.add_argument("--dry_run", action="store_true", help="print the command, run nothing")
-    again = parser.add_argument_group("starting again after a loss")
+    again = parser.add_argument_group("restart after a loss")
     again.add_argument(
-        "--max_restarts", type=int, default=0, metavar="N", help="starts after a rank or a host was lost (%(default)s)"
+        "--max_restarts", type=int, default=0, metavar="N", help="restarts after a lost rank or host (%(default)s)"
     )
-    again.add_argument("--min_np", type=int, metavar="N", help="ranks without which the job waits for hosts (1)")
+    again.add_argument("--min_np", type=int, metavar="N", help="with fewer ranks than this the job waits for hosts (1)")
     again.add_argument(
         "--host_discovery_script", dest="script", default="", help="prints HOST:SLOTS, one a line, in place of -H"
     )
@@ -79,7 +79,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
         type=float,
         default=600.0,
         metavar="S",
-        help="seconds that the job trains at least before it starts again on hosts that have joined (%(default)g)",
+        help="least seconds of training before a restart on hosts that have joined (%(default)g)",
     )
     words = list(arguments)
     at = next((n for n, word in enumerate(words) if word == "--" or _SCRIPT.fullmatch(word)), len(words))

@@ -77,7 +77,7 @@ def _directory(program: str, description: str, arguments: Sequence[str]) -> path
 
 
 def _status(arguments: Sequence[str]) -> None:
-    print(_standing(_directory("status", "Says how a run stands, and how to continue or stop it.", arguments)))
+    print(_standing(_directory("status", "Prints the state of a run, and how to continue or stop it.", arguments)))
 
 
 def _stop(arguments: Sequence[str]) -> None:

@@ -91,7 +91,7 @@ def over_ranks(own: ClassificationSums, allreduce_sum: Callable[[tf.Tensor, str]
 def restore_sums(epoch_sums: Sequence[Sequence[float]], rank: int, size: int) -> ClassificationSums:
     """Returns this rank's share of the sums of an epoch under way.
 
-    With as many ranks as before each gets its own back, so that additions go on in the same order; otherwise rank 0
+    With as many ranks as before each gets its own back, so that additions continue in the same order; otherwise rank 0
     gets the total.
     """
     if len(epoch_sums) == size:

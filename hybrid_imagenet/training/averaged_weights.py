@@ -8,26 +8,26 @@ from collections.abc import Callable, Iterator, Mapping
 import keras
 import tensorflow as tf
 
-from hybrid_imagenet.optimizers.average import WeightCopies
+from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.training.batch_norm import Pairs
 
 
 class AveragedWeights:
     """Puts the averaged weights in place for each validation, and takes the trained ones back after it.
 
-    The statistics of batch normalization are measured anew under the averaged weights, from training batches
+    The statistics of batch normalization are measured again under the averaged weights, from training batches
     (`PreciseStatistics`), and not averaged along: the average of statistics seen on the way is not the statistics of
     the average. Activations of averaged weights spread less, since noise that pulls single steps apart cancels
     (Izmailov et al., arXiv 1803.05407, 3.2). It costs as many forward passes per validation and checkpoint as there
     are batches, and nothing per step.
 
-    Training goes on as if nothing had happened: all that the passes change is put back, the state of dropout too.
+    Training continues as if nothing had happened: all that the passes change is put back, the state of dropout too.
     """
 
     def __init__(
         self,
         model: keras.Model,
-        average: WeightCopies,
+        average: WeightAverage,
         statistics: Pairs,
         measure: Callable[[], None],
         step: Callable[[], int],
@@ -38,7 +38,7 @@ class AveragedWeights:
           model: the network that is trained.
           average: of its trainable variables.
           statistics: (mean, variance) of every normalization layer.
-          measure: measures the statistics anew for the weights in place, merged over ranks.
+          measure: measures the statistics again for the weights in place, merged over ranks.
           step: the number of steps done; nothing is measured twice for the same weights.
         """
         self._network = model
@@ -78,7 +78,6 @@ class AveragedWeights:
 
     def _enter(self) -> None:
         self._trained = [tf.identity(v.value) for v in self._network.non_trainable_variables]
-        self._average.refresh()
         self._average.exchange()
 
     def _leave(self) -> None:

@@ -1,4 +1,4 @@
-"""Merges batch-normalization statistics over all GPUs before validation, or measures them anew."""
+"""Merges batch-normalization statistics over all GPUs before validation, or measures them again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BatchNormStatistics:
         """Takes the sum over `size` ranks and the (mean, variance) variables of every layer.
 
         `collect` is called first, to gather this rank's statistics where training has not left them
-        (`PreciseStatistics`); `merge_parts` gives the virtual GPUs of this rank its merged statistics to go on from.
+        (`PreciseStatistics`); `merge_parts` gives the virtual GPUs of this rank its merged statistics to continue from.
         """
         self._allreduce_sum = allreduce_sum
         self._size = size

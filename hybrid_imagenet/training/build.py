@@ -64,8 +64,8 @@ def check_window(config: RunConfig, source: Source) -> None:
     """Raises UserError for a window of shards of a source that has none."""
     if config.shuffle_window and source.shard_sizes is None:
         raise UserError(
-            f"--shuffle_window={config.shuffle_window} goes with data sets in shards (such as tfrecord), "
-            f"not {config.dataset}: leave it out"
+            f"--shuffle_window={config.shuffle_window} needs a dataset in shards (such as tfrecord), "
+            f"not {config.dataset}: omit it"
         )
 
 
@@ -104,7 +104,7 @@ def model(config: RunConfig, precision: str, num_classes: int, communicator: Com
 
 
 def _statistics_over_ranks(communicator: Communicator, together: int) -> Callable[[tf.Tensor, str], tf.Tensor] | None:
-    """Returns what sums statistics over so many neighbouring ranks; None where a rank is by itself."""
+    """Returns what sums statistics over this many neighbouring ranks; None where a rank is by itself."""
     if together == 1:
         return None
     return communicator.allreduce_sum if together == communicator.size else communicator.allreduce_neighbors

@@ -15,7 +15,7 @@ from hybrid_imagenet.numerics.run_length import passed
 
 
 class CheckpointSaver:
-    """Saves at epoch ends and best epochs, every so many steps, when all ranks agree to, and when training ends early.
+    """Saves at epoch ends and best epochs, every N steps, when all ranks agree to, and when training ends early.
 
     Every rank calls it, because the statistics of batch normalization are merged first; rank 0 alone has a `store`.
     """
@@ -43,8 +43,8 @@ class CheckpointSaver:
           description: more metadata, JSON-ready; called on every rank, so it may gather.
           synchronize: merges BN statistics over ranks.
           every_epochs: epochs between checkpoints; the end of training is always saved.
-          every_steps: also save after so many steps.
-          is_last: whether training ends where so many epochs are done.
+          every_steps: also save after this many steps.
+          is_last: whether training ends when this many epochs are done.
           save_best: also save each epoch whose validation is the best so far.
           begins_at: fractional epochs done where training continues.
         """

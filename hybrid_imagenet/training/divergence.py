@@ -21,7 +21,7 @@ _REMEDY = "training has diverged; lower --lr or lengthen --warmup_epochs, and st
 
 
 FACTOR = 100.0
-"""A loss above so many times the loss of uniform guesses, ln(classes), has diverged."""
+"""A loss above this many times the loss of uniform guesses, ln(classes), has diverged."""
 
 
 def highest_loss(classes: int) -> float:

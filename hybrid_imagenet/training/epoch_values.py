@@ -12,6 +12,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator
+from hybrid_imagenet.data.sources.base import Reads
 from hybrid_imagenet.errors import NumericsError
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
@@ -117,22 +118,32 @@ class TrustRatios:
 
 
 class Costs:
-    """Gives `communication_seconds`, `slowest_rank`, `slowest_rank_seconds` and `checkpoint_seconds` (of checkpoints
-    since the last record) of an epoch.
+    """Gives `communication_seconds`, `slowest_rank`, `slowest_rank_seconds`, `bytes_read`, `reads` and
+    `checkpoint_seconds` (of checkpoints since the last record) of an epoch.
 
     All ranks leave a reduction at the same time; the slowest enters it last and so waits least. The mean of what the
     others wait longer is the time that a step loses to it.
     """
 
-    def __init__(self, communicator: Communicator, checkpoint_seconds: Callable[[], float]):
-        """Takes the ranks, and what gives the time of checkpoints."""
+    def __init__(self, communicator: Communicator, reads: Reads, checkpoint_seconds: Callable[[], float]):
+        """Takes this rank's counters of training data read, and the time of checkpoints."""
         self._checkpoint_seconds = checkpoint_seconds
         self._communicator = communicator
+        self._reads = reads
+        self._before = (reads.bytes_read, reads.operations)
 
     def __call__(self, epoch: int) -> dict[str, Any]:
-        """Gathers the ranks' clocks; every rank calls it."""
-        waits = self._communicator.allgather_object(self._communicator.statistics().get("exposed_ms"))
-        values: dict[str, Any] = {"checkpoint_seconds": self._checkpoint_seconds()}
+        """Gathers the ranks' counters; every rank calls it."""
+        read = (self._reads.bytes_read, self._reads.operations)
+        exposed = self._communicator.statistics().get("exposed_ms")
+        own = [exposed, *(now - then for now, then in zip(read, self._before, strict=True))]
+        self._before = read
+        waits, read_bytes, reads = zip(*self._communicator.allgather_object(own), strict=True)
+        values = {
+            "bytes_read": sum(read_bytes),
+            "reads": sum(reads),
+            "checkpoint_seconds": self._checkpoint_seconds(),
+        }
         if None not in waits:
             seconds = [wait / 1000 for wait in waits]
             values["communication_seconds"] = min(seconds)

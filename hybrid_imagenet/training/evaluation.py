@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources.base import Source
+from hybrid_imagenet.errors import without_secrets
 from hybrid_imagenet.training.accumulators import from_vector
 from hybrid_imagenet.training.step import EvaluationStep
+
+_WORST = 20  # images that image_results names
 
 
 class Validation:
     """Evaluates every validation image exactly once, whatever the number of ranks and the batch.
 
     Attributes:
-      right: see `__init__`.
+      found: float32 [images, 3] of the last pass, by image of the source: rows as `EvaluationStep` returns them.
       start_seconds: for which the step was compiled in the last pass; 0 in all but the first.
     """
 
@@ -34,16 +37,11 @@ class Validation:
         image_size: int,
         crop_fraction: float,
         options: pipeline.HostOptions,
-        by_image: bool = False,
     ):
-        """Takes `batch`, images per rank and step; for the rest see `data.pipeline.evaluation`.
-
-        With `by_image`, `right` tells after a pass which images of the source were right: bool [n], on every rank.
-        """
-        self.right: npt.NDArray[np.bool_] | None = None
+        """Takes `batch`, images per rank and step; for the rest see `data.pipeline.evaluation`."""
+        self.found = np.zeros((0, 3), np.float32)
         self.start_seconds = 0.0
         self._compiled = False
-        self._by_image = by_image
         self._batch = batch
         self._step = step
         self._source = source
@@ -68,22 +66,41 @@ class Validation:
           UserError: on all ranks, if they have found more than `max_bad_records` bad records together.
         """
         self._step.sums.reset()
-        found = np.zeros(self._source.num_examples, np.int32)
+        results = []  # fetched after the pass, so that no batch waits for the one before
         self.start_seconds = 0.0
-        for number, batch in enumerate(self._batches):
+        for batch in self._batches:
             began = time.perf_counter()
-            right = self._step(batch)
+            results.append(self._step(batch))
             if not self._compiled:  # the call returns when the step is compiled
                 self.start_seconds, self._compiled = time.perf_counter() - began, True
-            if self._by_image:
-                first = (number * self._ranks.size + self._ranks.rank) * self._batch
-                places = first + np.flatnonzero(batch["weight"].numpy())
-                found[places] = right.numpy()[places - first]
             note()
-        if self._by_image:
-            self.right = self._ranks.allreduce_on_host(tf.constant(found), "image_results").numpy() > 0
+        found = np.zeros((len(results), self._ranks.size, self._batch, 3), np.float32)
+        for rows, result in zip(found[:, self._ranks.rank], results, strict=True):
+            rows[:] = result.numpy()
+        found = found.reshape(-1, 3)[: self._source.num_examples]
+        self.found = self._ranks.allreduce_on_host(tf.constant(found), "image_results").numpy()
         vector = self._ranks.allreduce_sum(self._step.sums.variable.read_value(), "validation_sums")
         total = from_vector(vector)
         self._batches.bad.share(self._ranks.allgather_object(self._batches.bad.pairs()))
         count = int(total.count)
         return {**total.means("val"), "val_count": count, "val_dropped": self._source.num_examples - count}
+
+    def image_results(self) -> dict[str, Any]:
+        """Returns what the last pass found for the n images that it used.
+
+        `label` and `predicted`, int32 [n]; `probability` of the predicted class, float32 [n]; `class_names`; `worst`,
+        int64 [k], the wrong images of the highest probability, and their files, `worst_files`.
+        """
+        used = np.flatnonzero(self.found[:, 0])
+        label, predicted, probability = self.found[used].T
+        wrong = np.flatnonzero(label != predicted)
+        worst = wrong[np.argsort(-probability[wrong], kind="stable")[:_WORST]]
+        files = [self._source.locate(int(index)) for index in used[worst]]
+        return {
+            "label": label.astype(np.int32) - 1,
+            "predicted": predicted.astype(np.int32) - 1,
+            "probability": probability,
+            "class_names": np.array(self._source.class_names, str),
+            "worst": worst,
+            "worst_files": np.array([without_secrets(f"{file}, at {at}" if at else file) for file, at in files], str),
+        }

@@ -208,7 +208,7 @@ class _Meter:
         self._begin_rates()
 
     def compiled(self) -> None:
-        """Begins the rates of the next record anew after the first step, whose call took as long as its compilation."""
+        """Restarts the throughput of the next record after the first step, whose call contained its compilation."""
         self.lap()
         self._start_seconds = time.perf_counter() - self._epoch_time
         self._epoch_waited += self.waited

@@ -77,7 +77,6 @@ class Parts:
             image_size=derived.evaluation_size(config),
             crop_fraction=build.evaluation_crop(config),
             options=options,
-            by_image=config.save_image_results,
         )
         self.facts = {
             "world_size": communicator.size,
@@ -119,7 +118,7 @@ class Parts:
         return self.data.global_batch(self.state.cursor.epoch)
 
     def _statistics(self, *, precise: bool) -> BatchNormStatistics:
-        """Returns what merges statistics of normalization over ranks, if `precise` measured anew."""
+        """Returns what merges statistics of normalization over ranks, if `precise` measured them."""
         layers, collect = normalization.kept_statistics(self.model), None
         if precise:
             collect = PreciseStatistics(
@@ -134,8 +133,8 @@ class Parts:
         )
 
     def _averaged(self) -> AveragedWeights | None:
-        """Returns the averaged weights of --ema_decay, or those of the optimizer's method; None without any."""
-        average = self.optimizer.average or self.optimizer.inner.evaluated()
+        """Returns the averaged weights of --ema_decay; None without any."""
+        average = self.optimizer.average
         if average is None:
             return None
         pairs, measure = normalization.statistics(self.model), self._statistics(precise=True).synchronize

@@ -60,9 +60,9 @@ def run(config: RunConfig, *, disk: bool = True) -> None:
 def check(config: RunConfig, *, disk: bool = True) -> Findings:
     """Checks the flags of a run, and on rank 0 what lies on the disk; arguments and errors as for `run`."""
     _check_flags(config)
-    found = Findings(["flags: they go together"], [])
+    found = Findings(["flags: valid together"], [])
     if not disk or os.environ.get(ELSEWHERE_VARIABLE):
-        found.checked.append("not checked: what lies on the disk, as the ranks run on other hosts")
+        found.checked.append("not checked: files, as the ranks run on other hosts")
     elif placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
         _check_disk(config, found)
     return found

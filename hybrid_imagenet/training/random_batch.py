@@ -1,4 +1,4 @@
-"""Leaves out some images of each GPU's batch, a number drawn anew at every step (Lu et al., Table 3.4, first row)."""
+"""Omits some images of each GPU's batch, a number drawn at every step (Lu et al., Table 3.4, first row)."""
 
 from __future__ import annotations
 

@@ -9,10 +9,9 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hybrid_imagenet import __version__, files
 from hybrid_imagenet.checkpoints.archive import Checkpoint
@@ -24,6 +23,9 @@ from hybrid_imagenet.errors import UserError, counted, without_secrets
 from hybrid_imagenet.runlog import jsonl, live, run_dir, summary
 from hybrid_imagenet.runlog.tensorboard import TensorBoard
 from hybrid_imagenet.stages import on_terminal
+
+if TYPE_CHECKING:
+    from hybrid_imagenet.training.evaluation import Validation
 
 
 class Recording:
@@ -189,18 +191,18 @@ class Recording:
                 self.view.message(line)
         self._directory.release()
 
-    def keep_image_results(self, right: npt.NDArray[np.bool_]) -> None:
-        """Writes which images the last validation got right, on rank 0.
+    def keep_image_results(self, validation: Validation) -> None:
+        """Writes what the last validation found for each image to image_results.npz, on rank 0.
 
         Raises:
           UserError: if that fails.
         """
         if self._directory is None:
             return
-        path = self._directory.path / "image_results.npy"
+        path = self._directory.path / "image_results.npz"
         try:
             with files.replacing(path) as temporary, temporary.open("wb") as file:
-                np.save(file, right)
+                np.savez(file, **validation.image_results())
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; make room, and start again with --resume") from None
 

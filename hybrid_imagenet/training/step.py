@@ -63,7 +63,7 @@ class LateCopies:
         self._found = {}
 
     def forget(self) -> None:
-        """Drops the copy: the variables begin anew."""
+        """Drops the copy: the variables start again."""
         self._made, self._copy = 0, None
         self.close()
 
@@ -80,7 +80,7 @@ class LateCopies:
 class PerShape:
     """Compiles a function of a batch and more tensors, and remembers its trace for each shape of the images.
 
-    A tf.function finds its trace anew at each call, from the types of all arguments; for a step with hundreds of
+    A tf.function looks up its trace at each call, from the types of all arguments; for a step with hundreds of
     variables that takes as long as the call itself (`benchmarks loop`).
     """
 
@@ -265,7 +265,7 @@ class EvaluationStep:
     def __call__(self, batch: Batch) -> tf.Tensor:
         """Adds the examples of {"image", "label", "weight"} whose weight is not 0.
 
-        Returns which of the batch are right, bool [b].
+        Returns float32 [b, 3]: label + 1, predicted class + 1, its probability; 0 where the weight is 0.
         """
         return self._compiled(batch)
 
@@ -276,4 +276,7 @@ class EvaluationStep:
             logits = 0.5 * (logits + self.model(tf.reverse(images, [2]), training=False))
         losses = self._loss(logits, batch["label"], 0.0)
         self.sums.add(losses, logits, batch["label"], batch["weight"])
-        return tf.equal(tf.argmax(logits, axis=-1, output_type=batch["label"].dtype), batch["label"])
+        classes = tf.stack([batch["label"], tf.argmax(logits, axis=-1, output_type=batch["label"].dtype)], axis=1)
+        probability = tf.reduce_max(tf.nn.softmax(logits), axis=-1, keepdims=True)
+        found = tf.concat([tf.cast(classes + 1, tf.float32), probability], axis=1)
+        return tf.where(batch["weight"][:, tf.newaxis] > 0, found, tf.zeros_like(found))

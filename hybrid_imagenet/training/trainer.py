@@ -144,8 +144,7 @@ class Trainer:
         parts.statistics.synchronize()
         with parts.validated_weights():
             values = parts.validation.run(parts.watchdog.note)
-        if parts.validation.right is not None:
-            parts.recording.keep_image_results(parts.validation.right)
+        parts.recording.keep_image_results(parts.validation)
         if parts.validation.start_seconds:
             values["validation_start_seconds"] = parts.validation.start_seconds
         return {"val_split": build.validated_split(parts.config), **values}
@@ -216,7 +215,7 @@ class Trainer:
             lambda epoch: self._numerics.values(),
             TrustRatios(optimizer.inner, weights),
             WeightCheck(gather, weights),
-            Costs(parts.communicator, self.saver.take_seconds),
+            Costs(parts.communicator, parts.data.source.reads, self.saver.take_seconds),
         )
         self._loop = Loop(
             state=parts.state,

@@ -36,7 +36,7 @@ def load(path: str, network: keras.Model) -> list[str]:
       network: of the same architecture; changed in place.
 
     Returns:
-      Lines for the user: what was read, and what begins anew.
+      Lines for the user: what was read, and what is initialized.
 
     Raises:
       UserError: if the file cannot be used or holds another network.
@@ -62,5 +62,5 @@ def load(path: str, network: keras.Model) -> list[str]:
             variable.assign(found[variable.path])
     lines.append(f"weights of {trained.origin} ({trained.model}, {len(trained.class_names)} classes)")
     if fresh:
-        lines.append(f"the last layer begins anew, for another number of classes: {', '.join(fresh)}")
+        lines.append(f"the last layer is initialized, for another number of classes: {', '.join(fresh)}")
     return lines

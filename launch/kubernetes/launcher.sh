@@ -2,7 +2,7 @@
 # launch/kubernetes/launcher.sh [--dry-run] FLAG ...
 #
 # What the launcher of mpijob.yaml runs: one rank for each slot of the hosts that the MPI operator lists. An eviction (TERM)
-# makes all ranks save and stop; a restarted launcher goes on in its --run_dir.
+# makes all ranks save and stop; a restarted launcher continues in its --run_dir.
 #
 #   MPI_HOSTFILE   list of hosts (/etc/mpi/hostfile), one "NAME slots=N" per line
 set -euo pipefail

@@ -25,17 +25,15 @@ def row(ranks, hosts, step, compute, **more):
 
 @pytest.fixture
 def climb(monkeypatch):
-    def climb(rows, findings=GOOD, gpus=8, hosts="a", words=(), fused=None, name=A100["name"]):
+    def climb(rows, findings=GOOD, gpus=8, hosts="a", words=(), name=A100["name"]):
         """Climbs with results by number of ranks; returns the report, its lines and the jobs that were started."""
         asked = []
 
         def measure(ranks, where, flags, options):
-            tried = "--fuse_relu_gradients" in flags
-            asked.extend([] if tried else [(ranks, where)])
-            found = fused if tried and fused else rows[ranks]
-            if isinstance(found, Exception):
-                raise found
-            return found
+            asked.append((ranks, where))
+            if isinstance(rows[ranks], Exception):
+                raise rows[ranks]
+            return rows[ranks]
 
         facts = {word.partition(":")[0]: {"gpus": [A100 | {"name": name}] * gpus} for word in hosts.split(",")}
         monkeypatch.setattr(gpu.doctor, "examine", lambda options: (facts, findings))
@@ -56,17 +54,6 @@ def test_a_good_machine_is_climbed_to_the_top(climb):
     assert "the speed is as expected" in text
     assert "cluster      16    112.0         3.0   36,571.4            96.4 %" in text
     json.dumps(report)
-
-
-@pytest.mark.parametrize(
-    ("second", "line"),
-    [
-        (row(1, 1, 96, 96), "with --fuse_relu_gradients 2,666.7 images/s: 1.125 times as fast"),
-        (UserError("CUDNN_STATUS_BAD_PARAM"), "--fuse_relu_gradients does not run on this GPU: CUDNN_STATUS_BAD_PARAM"),
-    ],
-)
-def test_fused_gradients_are_tried_beside_the_step_in_fp16(climb, second, line):
-    assert line in climb({1: row(1, 1, 108, 108)}, hosts="a:1", fused=second)[1].splitlines()
 
 
 def test_what_falls_short_is_named(climb):

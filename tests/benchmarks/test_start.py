@@ -16,7 +16,7 @@ def test_times_of_help_and_of_a_first_step(tmp_path):
     report = json.loads(path.read_text())
     assert 0 < report["help_seconds"] < report["first_step_seconds"]
     assert report["flags"] == FLAGS
-    assert {"loading TensorFlow", "reading the data set", "building the model", "compiling the step"} <= set(
+    assert {"loading TensorFlow", "reading the dataset", "building the model", "compiling the step"} <= set(
         report["stages"]
     )
     assert sum(report["stages"].values()) == pytest.approx(report["first_step_seconds"], rel=0.05)

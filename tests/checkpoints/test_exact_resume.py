@@ -59,23 +59,3 @@ def test_so_does_one_that_is_killed_at_any_moment(pools, tiny_data, tmp_path):
 def test_the_long_form_has_ten_moments_of_every_kind():
     assert len(long_form()) == 10
     assert {moment for moment, _ in long_form()} == set(killed_at.MOMENTS)
-
-
-def test_so_does_schedule_free_sgd_whose_checkpoints_hold_its_average(tiny_data, tmp_path):
-    flags = ("--optimizer=schedule_free", "--lr_schedule=constant", "--epochs=2")
-    whole = program.train_here(tiny_data, tmp_path / "whole", *flags)
-    for again in (["--max_steps=11"], ["--resume"]):
-        part = program.train_here(tiny_data, tmp_path / "parts", *flags, *again)
-        assert (whole.returncode, part.returncode) == (0, 0), whole.stderr + part.stderr
-    arrays, resumed = program.arrays(tmp_path / "whole"), program.arrays(tmp_path / "parts")
-    assert arrays.keys() == resumed.keys()
-    assert [name for name in arrays if not np.array_equal(arrays[name], resumed[name])] == []
-
-    def named(part, *ends):
-        return [arrays[name] for name in arrays if name.startswith(f"array/{part}/") and name.endswith(ends)]
-
-    trained, fast, average = named("model", "kernel"), named("optimizer", "kernel_fast"), named("average", "kernel")
-    assert len(trained) == len(fast) == len(average) > 8
-    for y, z, x in zip(trained, fast, average, strict=True):
-        np.testing.assert_allclose(y, 0.1 * z + 0.9 * x, rtol=1e-5, atol=1e-6)
-    assert max(np.abs(x - y).max() for x, y in zip(average, trained, strict=True)) > 1e-4

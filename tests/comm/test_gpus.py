@@ -148,3 +148,9 @@ def test_adapters_without_libraries_or_devices_are_noticed(tmp_path, monkeypatch
     assert "install libibverbs1" in gpus.without_verbs(tmp_path)
     monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock())
     assert gpus.without_verbs(tmp_path) is None
+    (tmp_path / "sys/bus/pci/drivers/efa").mkdir(parents=True)
+    (tmp_path / "sys/class/infiniband/mlx5_0/device").mkdir()
+    (tmp_path / "sys/class/infiniband/mlx5_0/device/driver").symlink_to(tmp_path / "sys/bus/pci/drivers/efa")
+    assert gpus.without_verbs(tmp_path) is None, "the plug-in is there"
+    monkeypatch.setattr(gpus.ctypes, "CDLL", mock.Mock(side_effect=[None, OSError]))
+    assert "libnccl-net.so: install aws-ofi-nccl" in gpus.without_verbs(tmp_path)

@@ -105,16 +105,16 @@ def test_each_option_has_one_selecting_flag_one_type_and_a_help_text():
 
 
 REFUSED = [
-    (["--sgd_nesterov"], "--sgd_nesterov does not go with --optimizer=hybrid: leave it out, or choose sgd"),
-    (["--optimizer=sgd", "--lars_eta=0.1"], "--lars_eta does not go with --optimizer=sgd: .* choose hybrid or lars"),
-    (["--optimizer=adabound", "--momentum=0.8"], "--momentum does not go with --optimizer=adabound"),
+    (["--sgd_nesterov"], "--sgd_nesterov cannot be combined with --optimizer=hybrid: omit it, or choose sgd"),
+    (["--optimizer=sgd", "--lars_eta=0.1"], "--lars_eta cannot be combined with --optimizer=sgd: .* hybrid or lars"),
+    (["--optimizer=adabound", "--momentum=0.8"], "--momentum cannot be combined with --optimizer=adabound"),
     (["--optimizer=adabound", "--adabound_lr=0"], "--adabound_lr=0: must be above 0"),
     (["--optimizer=adabound", "--adabound_gamma=0"], "--adabound_gamma=0: must be above 0"),
-    (["--lr_steps=3"], "--lr_steps does not go with --lr_schedule=exponential: leave it out, or choose step"),
-    (["--recipe=hal", "--lr_decay=0.8"], "--lr_decay does not go with --lr_schedule=step"),
+    (["--lr_steps=3"], "--lr_steps cannot be combined with --lr_schedule=exponential: omit it, or choose step"),
+    (["--recipe=hal", "--lr_decay=0.8"], "--lr_decay cannot be combined with --lr_schedule=step"),
     (["--lars_eps_rule=ceiling"], "--lars_eps_rule=ceiling: choose one of add, floor"),
-    (["--torus_grid=2x2"], "--torus_grid does not go with --allreduce=ring: leave it out, or choose torus"),
-    (["--allreduce=torus", "--size_switch_kb=1"], "--size_switch_kb does not go with --allreduce=torus"),
+    (["--torus_grid=2x2"], "--torus_grid cannot be combined with --allreduce=ring: omit it, or choose torus"),
+    (["--allreduce=torus", "--size_switch_kb=1"], "--size_switch_kb cannot be combined with --allreduce=torus"),
     (["--allreduce=size_switched", "--size_switch_kb=-1"], "--size_switch_kb=-1: must be at least 0"),
 ]
 

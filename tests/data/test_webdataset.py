@@ -50,6 +50,7 @@ def test_images_and_labels_are_those_that_the_package_wrote(form, info, tmp_path
         assert list(zip(images, labels.tolist(), strict=True)) == support.tiny(split)
         assert source.class_names == ("0", "1", "2")
         assert source.shard_sizes.tolist() == sizes
+        assert source.reads.bytes_read == sum(map(len, images))
         file, offset = source.locate(4)
         with tarfile.open(file) as archive:
             assert offset in [member.offset for member in archive]

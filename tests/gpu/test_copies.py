@@ -27,7 +27,7 @@ STEPS = {  # flags, and the engine that connects two ranks
     "accumulation": (("--gradient_accumulation_steps=2", "--optimizer=lars"), "horovod"),
     "classes by themselves": (("--loss=sigmoid", "--optimizer=sgd", "--batch_norm=moving"), ""),
     "statistics over ranks": (("--sync_batch_norm", "--optimizer=lamb"), "horovod"),
-    "virtual GPUs": (("--virtual_gpus=2", "--optimizer=schedule_free"), ""),
+    "virtual GPUs": (("--virtual_gpus=2", "--optimizer=muon"), ""),
 }
 LONG = {
     "without XLA": ((), "horovod"),

@@ -40,7 +40,6 @@ CASES = {
     "hybrid, warmup": ({"optimizer": "hybrid"}, 0),
     "hybrid, SGD with LARS": ({"optimizer": "hybrid"}, 1),
     "lamb": ({"optimizer": "lamb"}, 0),
-    "schedule-free": ({"optimizer": "schedule_free"}, 0),
 }
 
 
@@ -80,7 +79,6 @@ def module(arguments, phase):
         spec([len(HYPER_NAMES)], tf.float32),
         spec([], tf.float32),
         [spec([], tf.int64) for _ in update._counted(phase)],
-        [spec([], tf.float32) for _ in inner.totals],
     )
     early = tf.function(lambda *values: update.before(phase, layout, *values), autograph=False)
     before = early.get_concrete_function(rows, *scalars).structured_outputs

@@ -238,8 +238,13 @@ ROWS: dict[str, dict[str, Program]] = {
     }
     | ({"MultiOptimizer": case(inner=several)} if hasattr(of, "MultiOptimizer") else {}),
     "optimizers of `hi`": {name: case(inner=lambda name=name: optimizers.create(name)) for name in optimizers.NAMES},
-    "`clipnorm`, `clipvalue`, `global_clipnorm`": {
+    "`clipnorm`, `clipvalue`, `global_clipnorm`, weight decay, regularizers, constraints": {
         name: case(inner=sgd(**{name: 0.05})) for name in ("clipnorm", "clipvalue", "global_clipnorm")
+    }
+    | {
+        "decay": case(inner=sgd(weight_decay=0.01)),
+        "both": case(lambda: dense(kernel_regularizer="l2", kernel_constraint=keras.constraints.MaxNorm(0.9))),
+        "of activities": case(lambda: dense(activity_regularizer=keras.regularizers.L2(0.01))),
     },
     "`use_ema`, `SwapEMAWeights`": {
         "at the end": case(inner=sgd(use_ema=True, ema_momentum=0.8)),
@@ -249,11 +254,6 @@ ROWS: dict[str, dict[str, Program]] = {
             callbacks=lambda: [keras.callbacks.SwapEMAWeights(swap_on_epoch=False)],
         ),
     },
-    "weight decay, regularizers, constraints": {
-        "decay": case(inner=sgd(weight_decay=0.01)),
-        "both": case(lambda: dense(kernel_regularizer="l2", kernel_constraint=keras.constraints.MaxNorm(0.9))),
-    },
-    "activity regularizers": {"l2": case(lambda: dense(activity_regularizer=keras.regularizers.L2(0.01)))},
     "`keras.optimizers.schedules`": {
         "cosine": case(inner=lambda: of.SGD(of.schedules.CosineDecay(0.0, 8, warmup_target=0.3, warmup_steps=3))),
     },
@@ -287,41 +287,35 @@ ROWS: dict[str, dict[str, Program]] = {
     "accumulation with EMA, a constraint or a schedule of Keras": {
         "EMA": case(inner=sgd(gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.8), differs=ONCE_AN_UPDATE),
     },
-    "`run_eagerly=True`": {
-        "dense": case(compiled={"run_eagerly": True}),
-        "own step": Program(lambda place: own_step(place, run_eagerly=True)),
-    },
-    "`steps_per_execution`": {
-        "not dividing": case(compiled={"steps_per_execution": 3}),
-        "own step": Program(lambda place: own_step(place, steps_per_execution=2)),
+    "`run_eagerly=True`, `steps_per_execution`": {
+        "eager": case(compiled={"run_eagerly": True}),
+        "eager own step": Program(lambda place: own_step(place, run_eagerly=True)),
+        "steps, not dividing": case(compiled={"steps_per_execution": 3}),
+        "own steps": Program(lambda place: own_step(place, steps_per_execution=2)),
     },
     "`jit_compile`": {
         "on": case(compiled={"jit_compile": True}),
         "auto on a GPU": case(two_outputs, data=two_targets, gpu=True),
         "own step": Program(lambda place: own_step(place, jit_compile=True)),
     },
-    "sample weights, class weights": {
+    "sample weights, class weights, several outputs": {
         "sample weights": case(data=weighted),
         "class weights": case(class_weight={0: 0.5, 1: 1.0, 2: 2.0}),
-    },
-    "several outputs": {
-        "two": case(two_outputs, data=two_targets),
-        "weighted": case(two_outputs, data=two_targets, given={"loss_weights": [0.3, 1.0]}),
+        "two outputs": case(two_outputs, data=two_targets),
+        "weighted outputs": case(two_outputs, data=two_targets, given={"loss_weights": [0.3, 1.0]}),
     },
     "frozen layers": {"first": case(lambda: dense(trainable=False))},
-    "convolutions": {"one": case(convolved, data=images)},
-    "RNN": {
+    "convolutions, RNN, LayerNormalization, GroupNormalization": {
+        "convolution": case(convolved, data=images),
         "LSTM": case(lambda: recurrent(lambda: layers.LSTM(5)), data=tokens),
         "Bidirectional": case(lambda: recurrent(lambda: layers.Bidirectional(layers.SimpleRNN(4))), data=tokens),
+        "normalized": case(lambda: dense(layers.LayerNormalization, lambda: layers.GroupNormalization(2))),
     },
     "embeddings": {
         "SGD": case(lambda: recurrent(layers.Flatten), lambda: of.SGD(0.1), tokens),
         "Adam": case(
             lambda: recurrent(layers.Flatten), adam(), tokens, differs="Keras leaves the state of absent rows as it is"
         ),
-    },
-    "LayerNormalization, GroupNormalization": {
-        "both": case(lambda: dense(layers.LayerNormalization, lambda: layers.GroupNormalization(2)))
     },
     "BatchNormalization": {
         "trained": case(lambda: dense(layers.BatchNormalization), differs=OWN_STATISTICS),
@@ -352,13 +346,17 @@ ROWS: dict[str, dict[str, Program]] = {
     | {
         "own step, float16": Program(lambda place: own_step(place, "mixed_float16"), 5e-3, ROUNDED),
     },
-    "`tf.data`": {"dataset": case(feed=dataset), "weighted": case(data=weighted, feed=dataset)},
-    "generators": {"endless": case(feed=generator)},
-    "`PyDataset`": {"plain": case(feed=py_dataset)},
-    "partial batches": {
-        "the same on all ranks": case(feed=cut(2)),
-        "other ones": case(feed=cut(1), differs="each rank counts alike"),
+    "`tf.data`, generators, `PyDataset`": {
+        "dataset": case(feed=dataset),
+        "weighted dataset": case(data=weighted, feed=dataset),
+        "endless generator": case(feed=generator),
+        "PyDataset": case(feed=py_dataset),
     },
-    "validation": {"data": case(feed=validated), "split": case(validation_split=0.25)},
+    "validation, partial batches": {
+        "data": case(feed=validated),
+        "split": case(validation_split=0.25),
+        "the same part on all ranks": case(feed=cut(2)),
+        "other parts": case(feed=cut(1), differs="each rank counts alike"),
+    },
 }
 PROGRAMS = {f"{row}: {name}": program for row, programs in ROWS.items() for name, program in programs.items()}

@@ -46,17 +46,13 @@ def message(call) -> str | None:
     return None
 
 
-def compared(names: list[str], engine: str = "") -> list:
-    """What this rank has of programs of `test_cases`; `engine` connects the ranks."""
+def compared(name: str, engine: str = "") -> dict:
+    """What this rank has of a program of `test_cases`; `engine` connects the ranks."""
     from tests.library import test_cases
     from tests.library.places import on_rank
 
-    def one(name):
-        with ranks():
-            return on_rank(test_cases.PROGRAMS[name])
-
-    with mock.patch.dict(os.environ, {ENGINE_VARIABLE: engine} if engine else {}):
-        return [one(name) for name in names]
+    with mock.patch.dict(os.environ, {ENGINE_VARIABLE: engine} if engine else {}), ranks():
+        return on_rank(test_cases.PROGRAMS[name])
 
 
 def overflow() -> dict:

@@ -33,12 +33,10 @@ def test_what_cannot_work_is_refused_on_all_ranks_in_one_line(pools):
     assert second.pop("uncaught") == "RuntimeError: of this rank\n"
     assert first == second
     assert first["broadcast"].startswith("before the first step the ranks differ in weights (")
-    assert first["steps"].startswith(
-        "the ranks have different numbers of steps per epoch (4, 3), so that some would wait"
-    )
+    assert first["steps"].startswith("the ranks have different numbers of steps per epoch (4, 3), and some would wait")
     assert first["xla"].startswith("XLA compiles this training step")
     assert first["settings"].startswith(
-        "allreduce=ring, compression=bf16: the ranks go by allreduce=ring, compression=fp"
+        "allreduce=ring, compression=bf16: conflicting communication settings, allreduce=ring, compression=fp"
     )
     assert not any("\n" in line for line in first.values())
 

@@ -159,28 +159,6 @@ def test_a_skipped_step_at_the_switch_does_not_lose_the_handover():
         np.testing.assert_array_equal(a, b)
 
 
-def test_saved_state_continues_exactly_after_the_switch():
-    problem = Problem()
-    first = Runner(Hybrid(PEAK), problem)
-    values = schedule()
-
-    def advance(runner, begin, end):
-        for step in range(begin, end):
-            hyper = values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64)
-            runner.step(hyper, problem.grads(problem.start, step))
-
-    advance(first, 0, SWITCH + 3)
-    second = Runner(Hybrid.from_config(first.optimizer.get_config()), problem)
-    for a, b in zip(
-        second.optimizer.variables + second.variables, first.optimizer.variables + first.variables, strict=True
-    ):
-        a.assign(b.numpy())
-    advance(first, SWITCH + 3, SWITCH + 10)
-    advance(second, SWITCH + 3, SWITCH + 10)
-    for a, b in zip(first.weights(), second.weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_zero_gradients_and_zero_weights_stay_finite():
     problem = Problem()
     runner = Runner(Hybrid(PEAK), problem)

@@ -39,7 +39,6 @@ def test_create_knows_every_name_and_refuses_others():
         "SGD",
         "LARS",
         "LAMB",
-        "ScheduleFreeSGD",
         "Muon",
     ]
     with pytest.raises(ValueError, match="optimizer=adam"):

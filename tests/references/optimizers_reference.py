@@ -116,28 +116,6 @@ def muon_step(layer, grad, lr, momentum, *, decay=0.01, nesterov=True, steps=5, 
     layer["w"] = (1 - lr * decay) * layer["w"] - lr * update
 
 
-class ScheduleFreeReference:
-    """Defazio et al. 2024: gradients at y, a step of z, an average x. The weights are those of the authors' code,
-    schedulefree/sgd_schedulefree.py: lr_max = max(lr, lr_max), weight = lr_max ** 2."""
-
-    def __init__(self, layers, *, beta=0.9, decay=0.0):
-        self.layers, self.beta, self.decay = layers, beta, decay
-        self.z = [layer["w"].copy() for layer in layers]
-        self.x = [layer["w"].copy() for layer in layers]
-        self.weight_sum, self.lr_max = 0.0, -1.0
-
-    def step(self, grads, lr):
-        self.lr_max = max(lr, self.lr_max)
-        weight = self.lr_max**2
-        self.weight_sum += weight
-        c = weight / self.weight_sum if self.weight_sum else 0.0
-        for i, (layer, grad) in enumerate(zip(self.layers, grads, strict=True)):
-            g = grad + (self.decay if layer["kernel"] else 0.0) * layer["w"]
-            self.z[i] = self.z[i] - lr * g
-            self.x[i] = (1 - c) * self.x[i] + c * self.z[i]
-            layer["w"] = (1 - self.beta) * self.z[i] + self.beta * self.x[i]
-
-
 class HybridReference:
     """Lu, Lu, Liang, 2.2.1: bounded AdaBound for `warmup_steps` steps, then SGD with LARS."""
 

@@ -79,6 +79,13 @@ def test_without_progress_the_culprits_are_told_from_those_that_wait(beats, culp
     assert (stall and stall.ranks) == culprits
 
 
+def test_ranks_that_wait_for_each_other_in_different_places_are_named_with_the_reason():
+    merges = (WAITS[0], "hybrid_imagenet/library/metric_average.py:60 on_epoch_end")
+    for others, told in ((WAITS, False), (merges, True), (READS, False)):
+        text = ledger(beat(0, idle=11), beat(1, idle=11, stack=others)).stall(0.0).text
+        assert ("need equal numbers of batches" in text) == told
+
+
 def test_a_rank_that_left_or_was_never_heard_is_not_missed():
     ours = ledger(beat(0), beat(1))
     ours.heard(beat(1, leaving=True), 1.0)

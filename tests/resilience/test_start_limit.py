@@ -42,7 +42,7 @@ def test_a_stage_that_takes_too_long_ends_the_rank_with_one_line():
 
 
 def test_stages_that_read_many_files_have_more_time():
-    process = begin("0.5", "reading the data set")
+    process = begin("0.5", "reading the dataset")
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(2.2)
     assert process.wait(20) == 4

@@ -89,7 +89,7 @@ a non-zero exit code. Per user-direction, the job has been aborted.
 mpirun noticed that process rank 3 with PID 0 on node far exited on signal 9 (Killed).
 {RULE}
 """
-KILLED = "error: rank 3 on far was ended by signal 9 (SIGKILL), as the kernel does when memory runs out (dmesg there"
+KILLED = "error: rank 3 on far was ended by signal 9 (SIGKILL), as the kernel does when memory runs out (check"
 LOSS = f"{lost_rank.LINE} (Connection closed by peer)"
 
 

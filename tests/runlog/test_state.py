@@ -55,7 +55,7 @@ signal.sigwait([signal.SIGTERM])
 
 
 def test_a_run_that_holds_its_lock_runs_and_is_stopped_by_its_process(tmp_path):
-    with pytest.raises(UserError, match="does not run here"):
+    with pytest.raises(UserError, match="is not running on this host"):
         state.stop(tmp_path)
     program = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n{PROGRAM}"
     process = subprocess.Popen(

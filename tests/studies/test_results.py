@@ -187,7 +187,7 @@ def test_program_lists_dry_runs_and_refuses(tmp_path, capsys):
         (["gamma", "--sedes=3"], "sedes"),
         (["gamma", "--seeds=0"], "--seeds: 0"),
         (["gamma", "--dry_run", "--", "--epochs=x"], "--epochs=x"),
-        (["gamma", "--", "--seed=4"], "leave it out"),
+        (["gamma", "--", "--seed=4"], "omit it"),
     ]:
         assert program.main(words) == 2
         assert message in capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_cost_counts_images_left_and_takes_off_what_is_there(tmp_path):
     unknown = trial_runs.create(tmp_path, ["--dataset=folder", "--data_dir=x"], 1)
     assert (
         cost.line([unknown], 1000.0)
-        == "1 runs, 0 of them there; the size of the data set is not known before it is read"
+        == "1 runs, 0 of them there; the size of the dataset is not known before it is read"
     )
 
 

@@ -184,7 +184,7 @@ _MEASURED = {
         "step_seconds",
         "data_wait_fraction",
     ),
-    *("communication_seconds", "slowest_rank", "slowest_rank_seconds", "checkpoint_seconds"),
+    *("communication_seconds", "slowest_rank", "slowest_rank_seconds", "bytes_read", "reads", "checkpoint_seconds"),
 }
 
 

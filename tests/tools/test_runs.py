@@ -50,10 +50,10 @@ def test_the_status_names_the_command_that_continues(tmp_path, capsys):
     assert __main__.main(["status", str(run)]) == 0
     first, outcome, following = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{run}: unknown, step 48, last record ")
-    assert "after 3 of 12 epochs, unknown" in outcome
+    assert "(unknown after 3 of 12 epochs)" in outcome
     assert following == f"To continue it: hybrid-imagenet resume {run}, if it no longer runs on its host"
     assert __main__.main(["stop", str(run)]) == 2
-    assert "does not run here" in capsys.readouterr().err
+    assert "is not running on this host" in capsys.readouterr().err
 
 
 def stored(*flags, ranks=1, hosts=("here",)):

@@ -53,7 +53,7 @@ def test_training_and_validation_must_have_the_same_classes(tmp_path):
     [
         (["--tuning_split=12"], "--tuning_split=12: 12 of 12 training images"),
         (["--tuning_split=1.5"], "--tuning_split=1.5: give a whole number"),
-        (["--eval_split=validation"], "--eval_split=validation goes with --tuning_split only"),
+        (["--eval_split=validation"], "--eval_split=validation needs --tuning_split"),
     ],
 )
 def test_splits_that_cannot_be_made(tmp_path, flags, words):
@@ -73,5 +73,5 @@ def test_images_are_mixed_by_windows_of_shards_where_that_is_asked_for(tiny_data
 
 def test_a_window_goes_with_shards_only():
     asked = config.resolve(["--dataset=synthetic", "--num_examples=8", "--shuffle_window=2"])
-    with pytest.raises(UserError, match=r"--shuffle_window=2 goes with data sets in shards .*, not synthetic"):
+    with pytest.raises(UserError, match=r"--shuffle_window=2 needs a dataset in shards .*, not synthetic"):
         build.check_window(asked, build.sources(asked)[0])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet.tools import evaluate
+from hybrid_imagenet.tools.report import classes, load
 from tests.runlog.test_tensorboard import events
 from tests.support import program
 from tests.training import programs
@@ -54,11 +55,13 @@ def test_a_run_leaves_its_results(undisturbed):
     assert output.count(" 3/3 ") == 1  # rank 0 alone speaks
 
 
-def test_a_run_keeps_which_images_were_right(undisturbed):
+def test_a_run_keeps_what_it_found_for_each_image(undisturbed):
     run_dir, _ = undisturbed
-    right = np.load(run_dir / "image_results.npy")
-    assert (right.dtype, right.shape) == (bool, (program.VALIDATION,))
-    assert right.mean() == pytest.approx(program.records(run_dir)[-1]["val_top1"])
+    images = load.load(run_dir).images
+    found = classes.matrix(images)
+    assert found.sum() == len(images["label"]) == program.VALIDATION
+    assert np.trace(found) / found.sum() == pytest.approx(program.records(run_dir)[-1]["val_top1"])
+    assert len(images["worst_files"]) == min(20, found.sum() - np.trace(found))
     assert not list(run_dir.glob("*.tmp"))
 
 

@@ -60,7 +60,7 @@ def test_ranks_draw_as_virtual_gpus_do_and_their_means_are_weighted_by_count():
     ("flags", "message"),
     [
         ([], "--random_batch=8 needs --sync_batch_norm"),
-        ([SYNC, "--jit_compile"], "--random_batch=8 does not go with --jit_compile"),
+        ([SYNC, "--jit_compile"], "--random_batch=8 cannot be combined with --jit_compile"),
         ([SYNC, "--per_gpu_batch=16", "--batch_schedule=0:16,3:4"], "a GPU has a batch of 4 images"),
     ],
 )

@@ -109,8 +109,8 @@ def test_groups_of_gpus_are_parts_of_a_rank_or_several_ranks(flags, ranks, expec
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--bn_group=2", "--sync_batch_norm"], "--bn_group=2 does not go with --sync_batch_norm"),
-        (["--bn_group=4", "--virtual_gpus=6"], "--bn_group=4 does not go with --virtual_gpus=6"),
+        (["--bn_group=2", "--sync_batch_norm"], "--bn_group=2 cannot be combined with --sync_batch_norm"),
+        (["--bn_group=4", "--virtual_gpus=6"], "--bn_group=4 cannot be combined with --virtual_gpus=6"),
     ],
 )
 def test_groups_that_are_refused(flags, message):

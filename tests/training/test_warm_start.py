@@ -117,7 +117,7 @@ def test_flags_of_built_in_networks_do_not_reach_ones_own():
     flags = ["--dataset=synthetic", "--model=a:b"]
     assert config.resolve(flags).model == "a:b"
     for flag in ("--model_width=8", "--ema_decay=0.9", "--sync_batch_norm"):
-        with pytest.raises(UserError, match=rf"{flag.partition('=')[0]}=.* is for the built-in networks: leave it out"):
+        with pytest.raises(UserError, match=rf"{flag.partition('=')[0]}=.* is for the built-in networks: omit it"):
             config.resolve([*flags, flag])
     with pytest.raises(UserError, match=r"choose one of resnet8, .*or a function of your own as MODULE:FUNCTION"):
         config.resolve(["--model=mine"])

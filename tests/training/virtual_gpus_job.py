@@ -50,7 +50,6 @@ LONG = {
         *("--optimizer=lars", "--batch_norm=moving", "--lr_schedule=poly", "--warmup_epochs=1", "--ema_decay=0.8"),
         *("--lars_variant=larc", "--label_smoothing=0.1"),
     ),
-    "schedule-free": ("--optimizer=schedule_free", "--lr=0.02", "--lr_schedule=constant", "--warmup_epochs=1"),
     "muon": ("--optimizer=muon", "--lr_scaling=none", "--lr=0.02", "--lr_schedule=poly", "--warmup_epochs=1"),
     "lamb": ("--optimizer=lamb", "--lr_scaling=none", "--lr=0.02", "--lr_schedule=poly", "--warmup_epochs=1"),
 }

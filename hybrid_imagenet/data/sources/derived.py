@@ -29,6 +29,7 @@ class Subset(Source):
     ) -> None:
         super().__init__()
         self._source, self._indices = source, indices
+        self.reads = source.reads
         self.num_examples = len(indices)
         self.num_classes, self.class_names = source.num_classes, source.class_names
         self.ready, self.side = source.ready, source.side
@@ -69,6 +70,7 @@ class CachedSource(Source):
         self._limit = limit
         self._memory: dict[int, tuple[bytes, int]] = {}
         self._stored = 0
+        self.reads = source.reads
         self.num_examples, self.num_classes = source.num_examples, source.num_classes
         self.class_names, self.notes = source.class_names, source.notes
         self.shard_sizes, self.listing = source.shard_sizes, source.listing

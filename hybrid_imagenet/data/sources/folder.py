@@ -82,9 +82,11 @@ class FolderSource(Source):
         """Reads one file."""
         file, offset = self.locate(index)
         try:
-            return Path(file).read_bytes(), int(self._labels[index])
+            content = Path(file).read_bytes()
         except OSError as error:
             raise BadRecord(file, offset, error.strerror or str(error)) from None
+        self.reads.add(len(content))
+        return content, int(self._labels[index])
 
 
 def _find(directory: Path, split: str, val_fraction: float = 0.0) -> tuple[Path, tuple[str, ...], listing.Skipped]:
@@ -118,7 +120,7 @@ def _whole(directory: Path) -> Path:
     """Returns where the classes lie of images that are still to be divided."""
     for name in listing.SPLIT_NAMES["validation"]:
         if (directory / name).is_dir() and (directory / "train").is_dir():
-            raise UserError(f"--val_fraction: {directory / name} holds validation images already: leave it out")
+            raise UserError(f"--val_fraction: {directory / name} holds validation images already: omit it")
     return directory / "train" if (directory / "train").is_dir() else directory
 
 

@@ -69,7 +69,7 @@ class IdxSource(Source):
         super().__init__()
         self._file, labels_file = _files(directory, split)
         self.listing = [self._file.name.removesuffix(".gz")]
-        self.pixels, self.labels = read(self._file), read(labels_file)
+        self.pixels, self.labels = self._read(self._file), self._read(labels_file)
         if self.pixels.ndim != 3 or 0 in self.pixels.shape:
             raise UserError(f"{self._file}: holds an array of {_shape(self.pixels)}, not images; restore the file")
         if self.labels.shape != self.pixels.shape[:1]:
@@ -88,6 +88,10 @@ class IdxSource(Source):
             )
         if self.pixels.shape[1] == self.pixels.shape[2]:
             self.side = self.pixels.shape[1]
+
+    def _read(self, path: Path) -> npt.NDArray[np.uint8]:
+        self.reads.add(path.stat().st_size)
+        return read(path)
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         """Returns the pixels of an image, in the form that `images.probe` calls RAW, and its label."""
@@ -127,7 +131,7 @@ def read(path: Path) -> npt.NDArray[np.uint8]:
         )
     dimensions = content[3]
     if dimensions > _MOST_DIMENSIONS:
-        raise UserError(f"{path}: says that it has {dimensions} dimensions; labels have 1, images 3")
+        raise UserError(f"{path}: its header has {dimensions} dimensions; labels have 1, images 3")
     start = 4 + 4 * dimensions
     if len(content) < start:
         raise UserError(f"{path}: ends inside of its header; restore the file")

@@ -59,6 +59,7 @@ class ParquetSource(Source):
     def __init__(self, directory: Directory, split: str, num_classes: int | None, cache_bytes: int) -> None:
         super().__init__()
         self._directory = directory
+        self.reads = directory.reads
         self._files, self.notes = _find(directory, split)
         self.listing = self._files
         self._footers = footers = _footers(directory, self._files)
@@ -107,7 +108,10 @@ class ParquetSource(Source):
         name, footer = self._files[file], self._footers[file]
         path = self._directory.path(name)
         with _explained(self._directory, name), _package().ParquetFile(path, metadata=footer) as opened:
-            return opened.read_row_group(number, columns=[self._image, self._label]).select([self._image, self._label])
+            table = opened.read_row_group(number, columns=[self._image, self._label]).select([self._image, self._label])
+        if not self._directory.remote:
+            self.reads.add(footer.row_group(number).total_byte_size)
+        return table
 
     def _class_names(self, footers: Sequence[Any]) -> tuple[str, ...] | None:
         """Returns the classes that the files name, which must agree; None where none does."""

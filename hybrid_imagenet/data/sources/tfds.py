@@ -20,7 +20,7 @@ def find(request: Request) -> Glance:
 
 
 def open_split(request: Request) -> Source:
-    """Opens a split of a prepared TFDS data set; nothing is downloaded or prepared here.
+    """Opens a split of a prepared TFDS dataset; nothing is downloaded or prepared here.
 
     Raises:
       UserError: without tensorflow_datasets, for an unknown or unprepared set, or one that has no image and label.
@@ -43,7 +43,7 @@ def _prepared(request: Request) -> tuple[tuple[Path, ...], int, Keys, tuple[str,
     files = tuple(Path(path) for path in chosen.filepaths)
     absent = next((path for path in files if not path.is_file()), None)
     if absent is not None:
-        raise UserError(f"--dataset={name}: {absent} is missing; prepare the data set again")
+        raise UserError(f"--dataset={name}: {absent} is missing; prepare the dataset again")
     file_format = builder.info.file_format.value
     if file_format != "tfrecord":
         raise UserError(f"--dataset={name}: is stored as {file_format}; prepare it as tfrecord")

@@ -101,7 +101,7 @@ class ShardSource(Source):
         if expected is not None and expected != self.num_examples:
             raise UserError(
                 f"{files[0].parent}: its shards hold {self.num_examples} records, the manifest says {expected}; "
-                "prepare the data set again"
+                "prepare the dataset again"
             )
         self.class_names = class_names
         self.num_classes = len(class_names)
@@ -118,7 +118,7 @@ class ShardSource(Source):
         """Reads one record with a single operation."""
         file, offset = self.locate(index)
         try:
-            record = read_at(file, offset, int(self.index.length[index]))
+            record = read_at(file, offset, int(self.index.length[index]), self.reads)
             features = decode_example(unframe(record), self._wanted)
         except (RecordError, OSError) as error:
             raise BadRecord(file, offset, str(error)) from None
@@ -162,7 +162,7 @@ def open_split(request: Request) -> Source:
     if len(entry["shards"]) != len(shards):
         raise UserError(
             f"--data_dir={directory}: has {len(shards)} {split} shards, the manifest lists {len(entry['shards'])}; "
-            "prepare the data set again"
+            "prepare the dataset again"
         )
     index = None
     if [path.stat().st_size for path in shards] == [shard["bytes"] for shard in entry["shards"]]:
@@ -263,7 +263,7 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
             if not all(type(number) is int for number in (*counts, *sizes)) or sum(counts) != entry["num_examples"]:
                 raise ValueError(f"num_examples of {split} is not the sum of its shards")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: is not a readable manifest ({error!r}); prepare the data set again") from None
+        raise UserError(f"{path}: is not a readable manifest ({error!r}); prepare the dataset again") from None
     return manifest
 
 

@@ -57,7 +57,7 @@ class WebDatasetSource(Source):
     remembered.
 
     The `webdataset` package itself reads one sample after another, with a buffer that shuffles and is not part of any
-    state, so it can neither go on inside of an epoch nor give each image once on any number of ranks.
+    state, so it can neither continue inside an epoch nor give each image once on any number of ranks.
 
     At a URL without `_info.json` all files of the split are copied at the start, as their samples must be counted.
 
@@ -75,6 +75,7 @@ class WebDatasetSource(Source):
     def __init__(self, directory: Directory, split: str, num_classes: int | None) -> None:
         super().__init__()
         self._directory = directory
+        self.reads = directory.reads
         self._index = functools.lru_cache(maxsize=_INDICES)(self._load)
         self._files, sizes, self.notes = _find(directory, split)
         self._promised = sizes

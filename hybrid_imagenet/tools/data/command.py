@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data import directories, listing, registry
-from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, counted
 from hybrid_imagenet.tools import command_line
 
 
@@ -25,7 +25,7 @@ def _parser() -> argparse.ArgumentParser:
     prepare.add_argument("--per_shard", type=command_line.positive, default=1024, help="images per shard (%(default)s)")
     prepare.add_argument("--bad_records", choices=("fail", "skip"), default="fail", help="end, or omit and list")
     prepare.add_argument(
-        "--max_bad_records", type=int, default=100, help="left out per split above which it ends (%(default)s)"
+        "--max_bad_records", type=int, default=100, help="bad records per split above which it ends (%(default)s)"
     )
 
     check = commands.add_parser("check", help="verify every record of a dataset; report each bad one")
@@ -41,8 +41,8 @@ def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
     parser.add_argument(flag, dest="dataset", required=True, help=registry.HELP)
     parser.add_argument("--data_dir", help=f"where it lies: a directory, or for {registry.AT_URLS} a URL")
     parser.add_argument("--data_cache_dir", help="for copies of the files of a URL")
-    parser.add_argument("--num_classes", type=command_line.positive, help="classes of files that do not tell")
-    parser.add_argument("--num_examples", type=command_line.positive, help="training images of a synthetic set")
+    parser.add_argument("--num_classes", type=command_line.positive, help="classes, if the files do not name them")
+    parser.add_argument("--num_examples", type=command_line.positive, help="training images of a synthetic dataset")
     parser.add_argument("--val_fraction", type=command_line.fraction, default=0.0, help="of a folder, as in training")
     parser.add_argument(
         "--workers", type=command_line.positive, default=os.cpu_count() or 1, help="processes (%(default)s)"
@@ -64,9 +64,10 @@ def _prepare(arguments: argparse.Namespace) -> int:
     )
     for split, entry in manifest["splits"].items():
         size = sum(shard["bytes"] for shard in entry["shards"])
-        left_out = f", {entry['images_dropped']} of {entry['images_in']} images left out (see manifest.json)"
+        left_out = f", {entry['images_dropped']} of {entry['images_in']} images omitted (see manifest.json)"
+        shards = counted(len(entry["shards"]), "shard")
         print(
-            f"{split}: {entry['num_examples']} images in {len(entry['shards'])} shards, {size} bytes"
+            f"{split}: {counted(entry['num_examples'], 'image')} in {shards}, {size} bytes"
             f"{left_out if entry['bad_records'] else ''}"
         )
     print(f"train with --dataset=tfrecord --data_dir={arguments.to}")

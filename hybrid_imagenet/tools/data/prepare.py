@@ -1,4 +1,4 @@
-"""Converts any source into TFRecord shards with an index and a manifest; goes on where it was interrupted."""
+"""Converts any source into TFRecord shards with an index and a manifest; continues where it was interrupted."""
 
 from __future__ import annotations
 

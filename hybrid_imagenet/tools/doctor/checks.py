@@ -169,7 +169,7 @@ def _data(hosts: Hosts, request: Request) -> list[Finding]:
     if request.data_dir is None:
         return []
     missing = [(h, f"no {request.data_dir}") for h, f in hosts.items() if not f["data"]["exists"]]
-    check = each("data set", "present on all hosts", missing, "copy it there, or mount the shared file system", FAIL)
+    check = each("dataset", "present on all hosts", missing, "copy it there, or mount the shared file system", FAIL)
     if missing:
         return [check]
     held = {

@@ -45,9 +45,7 @@ def examine(options: argparse.Namespace) -> tuple[dict[str, Any], list[Finding]]
     if options.interface and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]*", options.interface):
         raise UserError(f"--network_interfaces={options.interface}: not a valid interface name; give one such as eth0")
     if is_url(options.data_dir or ""):
-        raise UserError(
-            f"--data_dir={options.data_dir}: directories are compared between hosts, not URLs; leave it out"
-        )
+        raise UserError(f"--data_dir={options.data_dir}: directories are compared between hosts, not URLs; omit it")
     data_dir = str(Path(options.data_dir).absolute()) if options.data_dir else None
     request = {"data_dir": data_dir, "run_dir": str(Path(options.run_dir).absolute()), "hosts": list(slots)}
     answers = hosts.ask_all(list(slots), request, options.ssh_port)

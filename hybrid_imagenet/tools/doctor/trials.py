@@ -109,10 +109,8 @@ def _inside(said: Transport) -> tuple[str, str]:
 def _between(said: Transport, facts: list[Facts]) -> tuple[str, str]:
     adapters = all(any(port["active"] for port in each["rdma"]) for each in facts)
     if adapters and any(way.startswith("NET/Socket") for way in said.ways):
-        return (
-            WARN,
-            "RDMA adapters are not used: install libibverbs1 and ibverbs-providers; NCCL_NET=IB makes it an error",
-        )
+        remedy = "install libibverbs1 and ibverbs-providers, on EFA aws-ofi-nccl; NCCL_NET=IB makes it an error"
+        return WARN, f"RDMA adapters are not used: {remedy}"
     if any(way.startswith("NET/IB") for way in said.ways) and not said.gpudirect:
         return WARN, "data goes through the host's memory: modprobe nvidia-peermem on both, and see NCCL_NET_GDR_LEVEL"
     return PASS, ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hybrid_imagenet.analysis.cost_model import Link
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.config.help import entries
-from hybrid_imagenet.errors import EXIT_OK, UserError
+from hybrid_imagenet.errors import EXIT_OK, UserError, counted
 from hybrid_imagenet.runlog.summary import duration
 from hybrid_imagenet.tools.plan import settings
 from hybrid_imagenet.tools.plan.clusters import own_speed
@@ -58,7 +58,7 @@ def lines(plan: settings.Plan) -> list[str]:
     ]
     here = next(row for row in rows if row.gpus == cluster.hosts * cluster.local_size)
     found = [
-        f"{plan.model}, {cluster.hosts} hosts x {cluster.local_size} {alone.title or 'GPUs'}, "
+        f"{plan.model}, {counted(cluster.hosts, 'host')} x {cluster.local_size} {alone.title or 'GPUs'}, "
         f"batch {alone.batch} per GPU, {alone.batch / alone.seconds:.0f} images/s on one GPU ({alone.source}); "
         f"link {_link(cluster.between)}, inside {_link(cluster.inside)}",
     ]

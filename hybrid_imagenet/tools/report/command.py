@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.report import findings, load, page, serve
+from hybrid_imagenet.tools.report import classes, findings, load, page, serve
 
 _PORT = 8600
 
@@ -17,13 +17,13 @@ _PORT = 8600
 def _parser() -> command_line.Parser:
     parser = command_line.Parser("report", "Writes DIR/index.html, one file that needs no network.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the directory of a run, finished or not")
-    parser.add_argument("--out", metavar="DIR", help="default RUN/report for one run, ./report for several")
-    parser.add_argument("--text", action="store_true", help="write nothing; print what the page says first")
+    parser.add_argument("--out", metavar="DIR", help="default: RUN/report for one run, ./report for several")
+    parser.add_argument("--text", action="store_true", help="write nothing; print the summary of each run")
     parser.add_argument(
         "--serve", action="store_true", help="write nothing; show the page at http://127.0.0.1:PORT/ and keep it live"
     )
     parser.add_argument(
-        "--port", type=_port, metavar="PORT", help=f"of --serve (default {_PORT}); 0 takes any that is free"
+        "--port", type=_port, metavar="PORT", help=f"port of --serve (default {_PORT}); 0 takes a free one"
     )
     return parser
 
@@ -57,6 +57,8 @@ def text(run: load.Run) -> Iterator[str]:
     if changes:
         yield "What to try next:"
         yield from (f"- {change.change}: {change.why}" for change in changes)
+    if run.images is not None:
+        yield from classes.lines(run.images)
 
 
 def _port(text: str) -> int:

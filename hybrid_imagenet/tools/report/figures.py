@@ -11,11 +11,13 @@ from hybrid_imagenet.tools.report.load import Run
 from hybrid_imagenet.tools.report.svg import COLORS, Chart, Series
 
 _FIRST_THIRD = 1 / 3  # of a run: the steep rise, which would flatten all that follows
-_WIDE = 20.0  # losses further apart than this go on a logarithmic axis
+_WIDE = 20.0  # losses further apart than this get a logarithmic axis
 _HOPELESS = 0.5  # of the best accuracy: a run below that does not stretch the axis of the others
 _TIMES = ((2.0 * 3600, 3600.0, "hours"), (2 * 60.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+_BYTES = ((1e9, 1e9, "GB/s"), (1e6, 1e6, "MB/s"), (0.0, 1e3, "kB/s"))
 CAUSES = {
     "computation": 0,
+    "computation and other": 0,
     "input": 1,
     "exposed communication": 2,
     "slowest rank": 3,
@@ -159,6 +161,22 @@ def processors(runs: Sequence[Run]) -> str:
     return "GPUs" if all(run.on_gpus for run in runs) else "ranks"
 
 
+def input_output(runs: Sequence[Run]) -> list[Chart]:
+    """Bandwidth and operations per second of the program's reads by epoch, on axes that begin at 0."""
+    charts: list[Chart] = []
+    for source, title in (("bytes_read", "Input bandwidth"), ("reads", "Input operations")):
+        rates = []
+        for run in runs:
+            rows = [r for r in run.epochs if r.get(source) is not None and r.get("train_seconds")]
+            rates.append(([r["epoch"] for r in rows], [r[source] / r["train_seconds"] for r in rows]))
+        largest = max((y for _, ys in rates for y in ys), default=0.0)
+        divisor, unit = _unit_of_bandwidth(largest) if source == "bytes_read" else (1.0, "reads per second")
+        series = [_of_run(runs, n, xs, [y / divisor for y in ys]) for n, (xs, ys) in enumerate(rates)]
+        chart = Chart(f"{title} (application reads)", series, "epoch", unit, zero=True)
+        charts += filter(None, [_unless_empty(chart)])
+    return charts
+
+
 def run_time(runs: Sequence[Run]) -> list[tuple[str, dict[str, float]]]:
     """Seconds of each run by cause."""
     known = [(run.name, run.summary["time_by_cause"]) for run in runs if run.summary.get("time_by_cause")]
@@ -167,7 +185,16 @@ def run_time(runs: Sequence[Run]) -> list[tuple[str, dict[str, float]]]:
 
 def unit_of_time(seconds: float) -> tuple[float, str]:
     """The seconds in the unit that suits the longest of several times, and its name."""
-    return next((divisor, name) for least, divisor, name in _TIMES if seconds >= least)
+    return _chosen(_TIMES, seconds)
+
+
+def _unit_of_bandwidth(bytes_per_second: float) -> tuple[float, str]:
+    """The bytes per second in the unit that suits the largest of several rates, and its name."""
+    return _chosen(_BYTES, bytes_per_second)
+
+
+def _chosen(choices: tuple[tuple[float, float, str], ...], largest: float) -> tuple[float, str]:
+    return next((divisor, name) for least, divisor, name in choices if largest >= least)
 
 
 def _unless_empty(chart: Chart) -> Chart | None:

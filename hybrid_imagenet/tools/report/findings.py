@@ -72,7 +72,7 @@ def _outcome(run: Run) -> tuple[str, str]:
         return OPEN, f"Nothing has been validated after {done_words}, {run.state}."
     best_words = f"the best top-1 is {percent(best)}, in epoch {summary.get('best_epoch') or '?'}"
     ended = "" if done == planned else f" after {done:g}{of} epochs"
-    ended += "" if run.state == state.FINISHED else f", {run.state}"
+    ended = ended if run.state == state.FINISHED else f" ({run.state}{ended})"
     goals = _goals(run)
     if not goals:
         signs = [text for text in (overfitting(run), _input_bound(run)) if text]

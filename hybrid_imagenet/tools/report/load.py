@@ -9,8 +9,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.files import read_json
+from hybrid_imagenet.files import read_json, readable
 from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.runlog import jsonl, state, summary
 
@@ -22,7 +25,7 @@ class Run:
     """A run: `flags` are its settings, `environment` versions and hardware, `steps` and `epochs` its records.
 
     `origins` tells what set each flag; `state` is one of `runlog.state`; `diverged` is the record of its divergence, if
-    that has ended it.
+    that has ended it; `images` holds the arrays of `Validation.image_results`, where they can be read.
     """
 
     name: str
@@ -35,6 +38,7 @@ class Run:
     state: str
     origins: dict[str, str]
     diverged: dict[str, Any] | None
+    images: dict[str, npt.NDArray[Any]] | None = None
 
     @property
     def following(self) -> str:
@@ -125,6 +129,7 @@ def load(path: str | os.PathLike[str]) -> Run:
         state=name,
         origins=dict(config.get("origins", {})),
         diverged=records[-1] if name == state.DIVERGED else None,
+        images=readable(lambda: dict(np.load(directory / "image_results.npz", allow_pickle=False))),
     )
 
 

@@ -9,7 +9,7 @@ import string
 from collections.abc import Iterable, Sequence
 
 from hybrid_imagenet.runlog.summary import duration
-from hybrid_imagenet.tools.report import figures, findings, svg, tables
+from hybrid_imagenet.tools.report import classes, figures, findings, svg, tables
 from hybrid_imagenet.tools.report.load import Run
 
 # What no HTML file may hold, and what a terminal that prints one would obey; names of runs and flags may have them.
@@ -25,6 +25,7 @@ def charts(runs: Sequence[Run]) -> dict[str, list[svg.Chart]]:
         ),
         "rates": _present([figures.learning_rates(runs), figures.relative_steps(runs)]),
         "speed": _present([figures.throughput(runs)]),
+        "input": figures.input_output(runs),
     }
 
 
@@ -39,6 +40,8 @@ def build(runs: Sequence[Run], title: str) -> str:
         _section("Learning rate and relative step", "", _grid(drawn["rates"]) or _missing("learning rates")),
         _section("Speed", "", _grid(drawn["speed"]) or _missing("throughput")),
         _section("Where the time goes", "", _time(runs)),
+        _section("Input", "", _grid(drawn["input"]) or _missing("bytes read and reads")),
+        *_classes(runs),
         _section("Criteria", _comparison_note(runs), tables.criteria(runs)),
         _section("Configuration", "", tables.flag_differences(runs) + tables.all_flags(runs)),
         _section("Environment", "", tables.environment(runs)),
@@ -138,7 +141,7 @@ def _grid(found: Sequence[svg.Chart]) -> str:
 
 def _note(runs: Sequence[Run]) -> str:
     words = ["Solid: validation. Dashed: training. The buttons above hide a run's lines."] if len(runs) > 1 else []
-    words.append("The axis of accuracy begins where the runs are after their first third; lines come in from below.")
+    words.append("The axis of accuracy starts at the level after a third of a run; earlier values lie below it.")
     if any(run.diverged for run in runs) and len(runs) > 1:
         words.append("A run that diverged leaves the chart where its values lie far from the others'.")
     return " ".join(words)
@@ -154,11 +157,20 @@ def _time(runs: Sequence[Run]) -> str:
     return f'<div class="charts">{svg.stacked_bars("Run", scaled, unit, used)}</div>'
 
 
+def _classes(runs: Sequence[Run]) -> list[str]:
+    """A section on the classes and images of each run that kept what its last validation found."""
+    return [
+        _section(f"Classes and images of {html.escape(run.name)}", "", classes.section(run.images))
+        for run in runs
+        if run.images is not None
+    ]
+
+
 def _comparison_note(runs: Sequence[Run]) -> str:
     if not any(run.imagenet for run in runs):
         return "The measures of Lu et al. for the targets that were asked for; published figures stand beside ImageNet."
     lead = "Published figures as printed (ResNet-50 on ImageNet; some contradict each other, see docs/dev/criteria.md)."
-    others = sorted({str(run.flags.get("dataset", "another data set")) for run in runs if not run.imagenet})
+    others = sorted({str(run.flags.get("dataset", "another dataset")) for run in runs if not run.imagenet})
     if not others:
         return lead
     return f"{lead} Runs on {', '.join(others)} show the same criteria and are not comparable with them."

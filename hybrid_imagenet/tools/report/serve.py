@@ -1,4 +1,4 @@
-"""Serves a report on the loopback while its runs go on: the page of the file, built anew when they grow."""
+"""Serves a report on the loopback while its runs continue: the page of the file, rebuilt when they grow."""
 
 from __future__ import annotations
 

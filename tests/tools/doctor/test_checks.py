@@ -35,7 +35,7 @@ def test_two_healthy_hosts_pass_every_check():
         ("gpus", [GPU | {"name": "P40"}, GPU | {"name": "P40"}], "GPU model", WARN, "P40 on b"),
         ("gpus", [GPU, GPU | {"driver_version": "1"}], "GPU driver", WARN, "1, 580.1 on b"),
         ("nccl", False, "NCCL", FAIL, "b: Horovod was built without NCCL"),
-        ("data", {"exists": False}, "data set", FAIL, "b: no /data"),
+        ("data", {"exists": False}, "dataset", FAIL, "b: no /data"),
         ("data", HEALTHY["data"] | {"digest": "d2"}, "data files", FAIL, "digest d2 on b"),
         ("run_free_gb", 1.0, "space for results", WARN, "b: 1.0 GB"),
         ("shared_memory_gb", 0.06, "shared memory", WARN, "b: 0.06 GB"),

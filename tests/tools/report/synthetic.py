@@ -92,6 +92,8 @@ def make_run(
             ratios = {f"stage{i // 4}_block{i % 4}/conv": 1e-3 * 1.3**i * (1 + 0.1 * epoch) for i in range(16)}
             rows[-1] |= {
                 "relative_updates": ratios,
+                "bytes_read": 1.1e8,
+                "reads": 1000,
                 "communication_seconds": 0.02,
                 "slowest_rank_seconds": 0.01,
                 "checkpoint_seconds": 0.2,

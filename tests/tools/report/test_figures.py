@@ -77,3 +77,12 @@ def test_a_diverged_or_failed_run_does_not_stretch_the_axes_of_the_others(tmp_pa
             for p in line.split()
         ]
         assert min(heights) >= 10 and max(heights) <= svg.HEIGHT - 44
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_bar_of_a_run_is_as_long_as_the_run(tmp_path, known):
+    """Also where the throughput of one GPU alone is not known, which a run without a summary never knows."""
+    run = load.load(make_run(tmp_path / "run", finished=known))
+    assert (run.summary["single_gpu_images_per_second"] is not None) == known
+    ((_, parts),) = figures.run_time([run])
+    assert sum(parts.values()) == pytest.approx(run.summary["wall_seconds"])

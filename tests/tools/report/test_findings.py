@@ -63,7 +63,7 @@ def test_a_run_that_was_stopped_goes_on_and_is_not_judged(tmp_path):
     (path / "summary.json").write_text(json.dumps(summary | {"stop": "preempted"}))
     run = load.load(path)
     found = findings.answers(run)
-    assert found.verdict == findings.OPEN and "after 5 of 12 epochs, stopped" in found.outcome
+    assert found.verdict == findings.OPEN and "(stopped after 5 of 12 epochs)" in found.outcome
     assert run.following == f"To continue it: hybrid-imagenet resume {path}"
     assert f"<p>To continue it: <code>hybrid-imagenet resume {path}</code></p>" in page.build([run], "t")
 

@@ -3,10 +3,11 @@ import shutil
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
+from hybrid_imagenet.tools.report import classes, load, page, tables
 from hybrid_imagenet.tools.report import command as program
-from hybrid_imagenet.tools.report import load, page, tables
 from tests.support import fresh
 from tests.tools.report.synthetic import make_run
 
@@ -180,3 +181,50 @@ def test_starts_without_tensorflow(runs):
     codes, loaded, _ = fresh.run(("hybrid_imagenet.tools.report.command", [runs[0]]))
     assert codes == [0]
     assert not loaded & fresh.FRAMEWORKS
+
+
+@pytest.mark.parametrize("count", [3, 30, 31])
+def test_classes_and_images_add_up_to_the_validation_images(tmp_path, capsys, count):
+    run = make_run(tmp_path / "run")
+    generator = np.random.default_rng(count)
+    label, other = generator.integers(0, count, (2, 400)).astype(np.int32)
+    predicted = np.where(generator.random(400) < 0.7, label, other)
+    worst = np.flatnonzero(label != predicted)[:2]
+    np.savez(
+        run / "image_results.npz",
+        label=label,
+        predicted=predicted,
+        probability=generator.random(400).astype(np.float32),
+        class_names=np.array([f"<c{n}>" for n in range(count)]),
+        worst=worst,
+        worst_files=np.array(["val/<a>.png", "val/b.png"]),
+    )
+    loaded = load.load(run)
+    expected = np.zeros((count, count), int)
+    for true, guess in zip(label, predicted, strict=True):
+        expected[true, guess] += 1
+    np.testing.assert_array_equal(classes.matrix(loaded.images), expected)
+    text = page.build([loaded], "t")
+    assert Page(text).open == [] and "<c1>" not in text and "val/&lt;a&gt;.png" in text
+    cells = re.findall(r'<td style="--part:[\d.]+"(?: class=hit)?>(\d*)</td>', text)
+    most = classes.pairs(loaded.images)
+    assert f"{(label == predicted).sum()} of 400 images right" in text
+    if count <= 30:
+        assert len(cells) == count * count and sum(int(cell or 0) for cell in cells) == 400
+    else:
+        assert not cells and len(most) == 20
+        assert f">{most[0][2]}</td>" in text
+    np.fill_diagonal(expected, 0)
+    assert most[0][2] == expected.max()
+    assert program.main([str(run), "--text"]) == 0
+    said = capsys.readouterr().out
+    true, guess, images = most[0]
+    assert f"- {images} image{'s' if images > 1 else ''} of {true} predicted as {guess}\n" in said
+    assert f"- val/b.png: <c{label[worst[1]]}> predicted as <c{predicted[worst[1]]}> (" in said
+
+
+def test_damaged_results_by_image_are_as_none(tmp_path):
+    run = make_run(tmp_path / "run")
+    (run / "image_results.npz").write_bytes(b"PK")
+    assert load.load(run).images is None
+    assert "Classes and images" not in page.build([load.load(run)], "t")

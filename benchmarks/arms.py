@@ -1,0 +1,277 @@
+"""`hybrid-imagenet bench gpu --arms`: all that one wants to know from a GPU, within some minutes.
+
+    hybrid-imagenet bench gpu --arms --minutes=9 --out=arms
+
+Each arm is a command line of another benchmark, of the tests or of training, in a process of its own. The processes of
+a wave trace and compile side by side; then they are timed one after the other. Arms that decide a default warm up
+alone, since cuDNN chooses its kernels by their time. The table (arms.md, arms.json) is written after each arm, with a
+verdict by the rule beside it. The same command continues with the arms that are missing there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arms_table import ARMS, Arm, Row
+from hybrid_imagenet import files
+from hybrid_imagenet.analysis import published
+from hybrid_imagenet.benchmarks import scaling, turn
+from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.errors import EXIT_OK, UserError
+from hybrid_imagenet.tools import command_line
+
+MEASURED, FAILED, CUT, NOT_RUN = "measured", "failed", "cut", "not run"
+_ROOT = Path(__file__).parents[1]
+_LOOK_SECONDS = 0.1
+_GRACE_SECONDS = 3.0
+_RESERVED_SECONDS = 8.0  # of --minutes, to end processes and write the table
+_MEMORY_SHARE = 0.9  # of a GPU's memory that the arms of a wave may take together
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the arms and writes the table; the exit code is 0 also where an arm fails, for the table names it."""
+    options = _parser().parse_args(list(argv))
+    deadline = time.monotonic() + 60 * options.minutes - _RESERVED_SECONDS
+    arms = _chosen(options)
+    table = Table(Path(options.out), ARMS, _machine())
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the arms too
+    try:
+        run(arms, table, options, deadline)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        table.write()
+        print("\n".join(table.lines()), flush=True)
+    return EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_line.Parser("bench gpu --arms", (__doc__ or "").split("\n")[0])
+    parser.add_argument("--minutes", type=float, default=9.5, help="after which the command has ended (%(default)s)")
+    parser.add_argument("--out", default="gpu-arms", help="directory of the table and the logs (%(default)s)")
+    parser.add_argument("--only", default="", metavar="ARM,...", help="run these arms only")
+    parser.add_argument("--again", action="store_true", help="run arms that the table in --out has already, too")
+    parser.add_argument("--steps", type=command_line.positive, default=20, help="steps per round (%(default)s)")
+    parser.add_argument("--rounds", type=command_line.positive, default=3, help="rounds that count (%(default)s)")
+    parser.add_argument(
+        "--parallel", type=command_line.positive, default=max(1, len(os.sched_getaffinity(0)) // 2),
+        help="arms that prepare at once (half of the cores: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--patience", type=float, default=120, help="seconds for a wave to warm up (%(default)s)")
+    parser.add_argument("--peer_python", default="python3", help="interpreter with PyTorch or JAX (%(default)s)")
+    parser.add_argument(
+        "--fashion_mnist", default="", metavar="DIR", help="the four IDX files, for the arm that trains"
+    )
+    parser.add_argument("--rehearse", action="store_true", help="a small network: tries the arms where there is no GPU")
+    return parser
+
+
+def _chosen(options: argparse.Namespace) -> list[Arm]:
+    names = list(filter(None, options.only.split(",")))
+    if unknown := set(names) - {arm.name for arm in ARMS}:
+        raise UserError(f"--only={options.only}: {', '.join(sorted(unknown))} is none of the arms")
+    if not gpus.count() and not options.rehearse:
+        raise UserError("bench gpu --arms: no GPU is visible; --rehearse tries the arms on the CPU")
+    return [arm for arm in ARMS if not names or arm.name in names]
+
+
+def _machine() -> Row:
+    """The GPU's name, key in `published.GPUS`, memory in GB and driver; without a GPU the processor's memory."""
+    words = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError, ValueError):
+        first = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+        name, memory, driver = (word.strip() for word in first.split(","))
+        key = published.recognize(name, float(memory))
+        return {"gpu": name, "key": key, "memory_gb": float(memory) * 2**20 / 1e9, "driver": driver}
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {"gpu": None, "key": None, "memory_gb": memory_bytes / 1e9, "driver": None}
+
+
+class Table:
+    """The arms with what became of them, kept in a directory.
+
+    Attributes:
+      folder: of the table; each arm has a directory in it.
+      arms: in their order.
+      machine: see `_machine`.
+      rows: what was measured, by the arm's name, with `status` and, of a failed arm, `reason`.
+    """
+
+    def __init__(self, folder: Path, arms: Sequence[Arm], machine: Row) -> None:
+        """Reads what an earlier start has left in the directory.
+
+        Raises:
+          UserError: if the directory cannot be used.
+        """
+        self.folder, self.arms, self.machine = folder, list(arms), machine
+        self.rows: dict[str, Row] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            found = json.loads((folder / "arms.json").read_text(encoding="utf-8"))
+            self.rows = {row.pop("arm"): row for row in found["arms"] if row["status"] != NOT_RUN}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"--out={folder}: cannot be used ({error}): give another directory") from None
+
+    def add(self, arm: Arm, row: Row) -> None:
+        """Takes what became of an arm, writes the table and prints a line."""
+        self.rows[arm.name] = row
+        self.write()
+        print(f"{arm.name}: {self.verdict(arm)}", flush=True)
+
+    def verdict(self, arm: Arm) -> str:
+        """What the arm's rule says of the rows so far; of an arm without a row that it was not run."""
+        row = self.rows.get(arm.name, {"status": NOT_RUN})
+        if row["status"] != MEASURED:
+            return ": ".join(filter(None, [row["status"], row.get("reason", "")]))
+        other = self.rows.get(arm.than, {"status": NOT_RUN})
+        if arm.than and other["status"] != MEASURED:
+            return f"no verdict: {arm.than} was not measured"
+        return arm.judge(row, other | {"arm": arm.than}, self.machine)
+
+    def write(self) -> None:
+        """Writes arms.json and arms.md, each whole or not at all."""
+        rows = [
+            {"arm": arm.name, "rule": arm.rule, "verdict": self.verdict(arm)}
+            | self.rows.get(arm.name, {"status": NOT_RUN})
+            for arm in self.arms
+        ]
+        report = {"benchmark": "arms", "machine": self.machine, "arms": rows}
+        for name, text in (("arms.json", json.dumps(report, indent=1)), ("arms.md", "\n".join(self.lines()))):
+            with files.replacing(self.folder / name) as temporary:
+                temporary.write_text(text + "\n", encoding="utf-8")
+
+    def lines(self) -> Iterator[str]:
+        """The table in Markdown."""
+        yield f"{self.machine['gpu'] or 'no GPU: a rehearsal'}, {self.machine['memory_gb']:.0f} GB"
+        yield ""
+        yield "| arm | images/s | ms a step | first steps s | memory GB | rule | verdict |"
+        yield "|---|---:|---:|---:|---:|---|---|"
+        for arm in self.arms:
+            row = self.rows.get(arm.name, {})
+            numbers = (("images_per_second", 1), ("step_seconds", 1e3), ("first_seconds", 1), ("gpu_bytes", 1e-9))
+            cells = [f"{row[key] * scale:,.1f}" if row.get(key) else "" for key, scale in numbers]
+            words = [text.replace("|", "/") for text in (arm.rule, self.verdict(arm))]
+            yield f"| {arm.name} | {' | '.join([*cells, *words])} |"
+
+
+@dataclasses.dataclass
+class Running:
+    """An arm whose process runs; `since` is when it started, or was told to go, `beside` how many then warmed up."""
+
+    arm: Arm
+    folder: Path
+    process: subprocess.Popen[bytes]
+    since: float
+    going: bool = False
+    beside: int = 0
+
+    def ready(self) -> bool:
+        """Whether it waits for its turn."""
+        return not self.going and (self.folder / turn.READY).exists()
+
+    def go(self, beside: int) -> None:
+        """Lets it be timed while this many arms still warm up."""
+        (self.folder / turn.GO).touch()
+        self.going, self.beside, self.since = True, beside, time.monotonic()
+
+    def end(self) -> None:
+        """Ends its processes."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_GRACE_SECONDS)
+
+
+def run(arms: Sequence[Arm], table: Table, options: argparse.Namespace, deadline: float) -> None:
+    """Runs those arms that the table lacks in waves, until all have ended or the time is over."""
+    waiting = [arm for arm in arms if options.again or arm.name not in table.rows]
+    table.rows = {name: row for name, row in table.rows.items() if name not in {arm.name for arm in waiting}}
+    for arm in list(waiting):
+        if missing := arm.missing(options):
+            waiting.remove(arm)
+            table.add(arm, {"status": NOT_RUN, "reason": missing})
+    while waiting and time.monotonic() < deadline:
+        chosen = _wave(waiting, options, _MEMORY_SHARE * table.machine["memory_gb"])
+        running = [_start(arm, table, options) for arm in chosen]
+        waiting = [arm for arm in waiting if arm not in chosen]
+        try:
+            _finish(running, table, options, deadline)
+        finally:
+            for one in running:
+                one.end()
+
+
+def _wave(waiting: Sequence[Arm], options: argparse.Namespace, gigabytes: float) -> list[Arm]:
+    """The arms that run side by side next: the first, and those after it of its kind that memory has room for."""
+    chosen = [waiting[0]]
+    for arm in waiting[1:]:
+        alike = arm.timed == chosen[0].timed and not arm.alone and not chosen[0].alone
+        room = sum(one.gigabytes for one in [*chosen, arm]) <= gigabytes
+        if alike and room and len(chosen) < options.parallel:
+            chosen.append(arm)
+    return chosen
+
+
+def _start(arm: Arm, table: Table, options: argparse.Namespace) -> Running:
+    folder = (table.folder / arm.name).resolve()
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier start
+    folder.mkdir()
+    environment = os.environ | dict(arm.environment) | {turn.VARIABLE: str(folder)}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    words = [sys.executable, *arm.command(folder, options)]
+    with (folder / "log.txt").open("wb") as log:
+        process = subprocess.Popen(
+            words, env=environment, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    return Running(arm, folder, process, time.monotonic())
+
+
+def _finish(running: list[Running], table: Table, options: argparse.Namespace, deadline: float) -> None:
+    """Waits for the arms of a wave and gives each its turn; those that take too long are ended."""
+    began = time.monotonic()
+    while running:
+        now = time.monotonic()
+        for one in list(running):
+            if one.process.poll() is not None:
+                row = _outcome(one)
+            elif now > deadline:
+                row = {"status": NOT_RUN, "reason": "cut at the end of --minutes"}
+            elif now - one.since > one.arm.seconds and not one.ready():
+                row = {"status": CUT, "reason": f"took more than {one.arm.seconds:.0f} s"}
+            else:
+                continue
+            one.end()
+            table.add(one.arm, row)
+            running.remove(one)
+        warming = [one for one in running if not one.going and not one.ready()]
+        if not any(one.going for one in running) and (not warming or now - began > options.patience):
+            for one in [one for one in running if one.ready()][:1]:
+                one.go(len(warming))
+        time.sleep(_LOOK_SECONDS)
+
+
+def _outcome(one: Running) -> Row:
+    """What an arm leaves: the JSON of a benchmark, the summary of a training, or its exit code alone."""
+    said = (one.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+    if one.process.returncode:
+        return {"status": FAILED, "reason": f"code {one.process.returncode}: {scaling.reason(said)[:200]}"}
+    row: Mapping[str, Any] = {}
+    for name in ("row.json", "run/summary.json"):
+        if (one.folder / name).exists():
+            row = files.read_json(one.folder / name)
+    return {**scaling.result(said), **row, "beside": one.beside, "status": MEASURED}

@@ -1,0 +1,206 @@
+"""The arms of `bench gpu --arms`: for each its command line and the rule that turns its figures into a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hybrid_imagenet.analysis import published
+from studies.base import BASE
+
+Row = dict[str, Any]
+Judge = Callable[[Row, Row, Row], str]
+_LOSSES_AGREE = 1e-3  # relative, of the mean over the first steps
+_CALLS_WAIT = 0.8  # of a step
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One thing to find out.
+
+    Attributes:
+      name: a word, unique.
+      words: the command line behind the interpreter; {folder}, {steps}, {rounds}, {peer}, {fashion} are filled in.
+      rule: what is decided by it, as the table prints it.
+      judge: the verdict from its row, that of the arm which it is compared with, and the machine.
+      than: the arm that it is compared with; empty for none.
+      small: what a rehearsal adds to the words.
+      gigabytes: of GPU memory that it takes at most.
+      alone: it warms up without others beside it.
+      timed: it waits for its turn (`hybrid_imagenet.benchmarks.turn`); others run beside others of their kind.
+      seconds: it may take before it is ready, and again from its turn on.
+      environment: variables that it gets.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    rule: str
+    judge: Judge
+    than: str = ""
+    small: tuple[str, ...] = (
+        *("--model=resnet8", "--model_width=4", "--image_size=32", "--per_gpu_batch=4", "--precision=float32"),
+    )
+    gigabytes: float = 24
+    alone: bool = False
+    timed: bool = True
+    seconds: float = 240
+    environment: tuple[tuple[str, str], ...] = ()
+
+    def command(self, folder: Path, options: argparse.Namespace) -> list[str]:
+        """The words with what this start is about; its results go to the folder."""
+        values = {"folder": folder, "peer": options.peer_python, "fashion": options.fashion_mnist}
+        values |= {"steps": options.steps, "rounds": options.rounds}
+        return [word.format(**values) for word in [*self.words, *(self.small if options.rehearse else ())]]
+
+    def missing(self, options: argparse.Namespace) -> str:
+        """What the command line lacks for the arm; empty if nothing."""
+        wanted = any("{fashion}" in word for word in self.words)
+        return "needs --fashion_mnist=DIR" if wanted and not options.fashion_mnist else ""
+
+
+def _base(row: Row, other: Row, machine: Row) -> str:
+    said = []
+    if speeds := published.speeds(machine["key"], "fp16") if machine["key"] else []:
+        peer = max(speeds, key=lambda speed: speed.images_per_second)
+        share = row["images_per_second"] / peer.images_per_second
+        said = [f"{share:.0%} of the published {peer.images_per_second:,.0f} images/s ({peer.source})"]
+    said.append(f"calls return after {row['call_share']:.2f} of a step")
+    if machine["gpu"] and row["call_share"] > _CALLS_WAIT:
+        said.append("calls wait for the device: look for copies to the host")
+    return "; ".join(said)
+
+
+def _beside(row: Row, other: Row, machine: Row) -> str:
+    return f"{row['images_per_second'] / other['images_per_second']:.3f} times {other['arm']}"
+
+
+def _faster(gain: float) -> Judge:
+    """Yes if it is faster by a factor and its first losses agree."""
+
+    def judge(row: Row, other: Row, machine: Row) -> str:
+        said = _beside(row, other, machine)
+        apart = abs(row["first_loss"] - other["first_loss"]) / abs(other["first_loss"])
+        if apart > _LOSSES_AGREE:
+            return f"no: losses are {apart:.1e} apart; {said}"
+        return f"{_yes(row['images_per_second'] >= gain * other['images_per_second'])}: {said}"
+
+    return judge
+
+
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else "no"
+
+
+def _loop(row: Row, other: Row, machine: Row) -> str:
+    said = f"{row['ratio']:.1%} of the step; a validation image takes {row['validation']['share_of_training']:.2f}"
+    return f"{_yes(row['ratio'] >= 0.97)}: {said} of a training image's time"
+
+
+def _exposed(row: Row, other: Row, machine: Row) -> str:
+    return f"{1e3 * row['exposed_seconds']:.1f} ms exposed"
+
+
+def _exposes_less(row: Row, other: Row, machine: Row) -> str:
+    said = f"{_exposed(row, other, machine)}, {_exposed(other, other, machine)} with {other['arm']}"
+    return f"{_yes(row['exposed_seconds'] <= other['exposed_seconds'])}: {said}"
+
+
+def _peer(row: Row, other: Row, machine: Row) -> str:
+    if not row["peers"]:
+        return "not installed: give --peer_python"
+    ((peer, figures),) = row["peers"].items()
+    return f"{peer} has {figures['images_per_second']:,.0f} images/s; ours is {figures['ratio']:.2f} times as fast"
+
+
+def _top1(row: Row, other: Row, machine: Row) -> str:
+    return f"top-1 {row['val_top1']:.2%}"
+
+
+def _same_top1(row: Row, other: Row, machine: Row) -> str:
+    apart = abs(row["val_top1"] - other["val_top1"])
+    return f"{_yes(apart <= 0.02)}: {_top1(row, other, machine)}, {100 * apart:.2f} points from {other['arm']}"
+
+
+def _passed(row: Row, other: Row, machine: Row) -> str:
+    return "yes: the tests passed"
+
+
+_SCALING = ("scaling", "--worker", "--steps={steps}", "--rounds={rounds}", "--")
+_STEP = ("--dataset=synthetic_tensors", "--precision=mixed_float16", "--per_gpu_batch=256")
+_SHARED = (("NCCL_MULTI_RANK_GPU_ENABLE", "1"),)
+
+
+def _step(name: str, rule: str, judge: Judge, *flags: str, ranks: int = 1, **more: Any) -> Arm:
+    """An arm that times the step of some flags, which win over the base's; several ranks share a GPU."""
+    words: tuple[str, ...] = ("-m", "hybrid_imagenet.benchmarks")
+    more.setdefault("than", "" if name == "base" else "base")
+    if ranks > 1:
+        words = ("-m", "hybrid_imagenet", "run", "-np", str(ranks), "-H", f"localhost:{ranks}")
+        words += ("--module=hybrid_imagenet.benchmarks", "--")
+        more["environment"] = (*_SHARED, *more.get("environment", ()))
+    return Arm(name, (*words, *_SCALING, *_STEP, *flags), rule, judge, **more)
+
+
+def _against(peer: str) -> Arm:
+    words = ("-m", "benchmarks", "step", "--batch=256", "--precision=mixed_float16", f"--peers={peer}",
+             "--torch_python={peer}", "--steps={steps}", "--rounds={rounds}", "--json={folder}/row.json")  # fmt: skip
+    small = ("--image_size=32", "--batch=2", "--precision=float32")
+    return Arm(peer, words, "the peers' column", _peer, small=small, gigabytes=60)
+
+
+def _trained(name: str, rule: str, judge: Judge, flags: Sequence[str], small: str, **more: Any) -> Arm:
+    words = ("-m", "hybrid_imagenet.main", *flags, "--run_dir={folder}/run", "--progress=plain")
+    return Arm(name, words, rule, judge, small=(small,), timed=False, **more)
+
+
+_DIGITS = (*BASE, "--virtual_gpus=2", "--seed=1")
+_LU_FASHION = (
+    *("--recipe=hybrid", "--dataset=fashion_mnist", "--data_dir={fashion}", "--augmentation=shift", "--model=resnet50"),
+    *("--stem=3x3_stride2", "--image_size=28", "--virtual_gpus=24", "--per_gpu_batch=256", "--eval_batch=1000"),
+    *("--epochs=90", "--warmup_epochs=10", "--checkpoint_every_epochs=90", "--precision=mixed_float16"),
+)
+_LOOP = ("--dataset=synthetic", "--num_examples=51200", "--num_classes=1000", "--stall_timeout=0", *_STEP[1:])
+_FASTER = "the default if it is 2 % faster"
+_LU = "Table 3.2 of Lu et al.: {:,.0f} on a V100"
+
+ARMS = (
+    _step("base", "the published peer; calls wait if they take over .8 of a step", _base, alone=True),
+    _step("fuse", "default if 2 % faster and losses agree", _faster(1.02), "--fuse_relu_gradients", alone=True),
+    _step("again", "smaller differences than this are noise", _beside),
+    _step("512", "docs", _beside, "--per_gpu_batch=512", gigabytes=48),
+    _step("lars", "the planner", _beside, "--optimizer=lars"),
+    _step("muon", "the planner", _beside, "--optimizer=muon"),
+    _step("bf16", "docs", _beside, "--precision=mixed_bfloat16"),
+    _step("tf32", "docs", _beside, "--precision=float32", gigabytes=44),
+    _step("jit_compile", "default if 3 % faster; note its first steps", _faster(1.03), "--jit_compile"),
+    _step("1024", "docs", _beside, "--per_gpu_batch=1024", gigabytes=94),
+    _step("sony", "the planner", _beside, "--augmentation=sony"),
+    _step("inception32", "the planner", _beside, "--augmentation=inception", "--per_gpu_batch=32", gigabytes=6),
+    _step("threads1", _FASTER, _faster(1.02), environment=(("TF_GPU_THREAD_COUNT", "1"),)),
+    _step("threads4", _FASTER, _faster(1.02), environment=(("TF_GPU_THREAD_COUNT", "4"),)),
+    _step("lu_fp16_128", _LU.format(published.LU_SINGLE_V100["fp16", 128]), _beside, "--per_gpu_batch=128"),
+    _step("lu_tf32_128", _LU.format(published.LU_SINGLE_V100["fp32", 128]), _beside, "--precision=float32",
+          "--per_gpu_batch=128"),
+    Arm("loop", ("-m", "benchmarks", "loop", "--steps={steps}", "--rounds={rounds}", "--json={folder}/row.json", "--",
+                 *_LOOP), "the loop with JPEGs has 97 % of the step", _loop),
+    _step("ranks2", "docs", _exposed, "--per_gpu_batch=128", ranks=2, gigabytes=60),
+    _step("ranks2_sync", "asynchronous completion goes if this exposes less", _exposes_less, "--per_gpu_batch=128",
+          ranks=2, gigabytes=60, than="ranks2", environment=(("HOROVOD_ENABLE_ASYNC_COMPLETION", "0"),)),
+    _step("ranks2_tensorflow", "recommended if it exposes less than Horovod", _exposes_less, "--per_gpu_batch=128",
+          "--engine=tensorflow", ranks=2, gigabytes=60, than="ranks2"),
+    _step("ranks4", "docs", _exposed, "--per_gpu_batch=64", ranks=4, gigabytes=80),
+    Arm("sums", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/comm/test_algorithms.py",
+                 "tests/comm/test_gradients_on_ranks.py"),
+        "each all-reduce is within the rounding of FP64", _passed, small=("-k", "sum_like_the_ring"), gigabytes=30,
+        timed=False, environment=_SHARED),
+    _trained("digits_cpu", "what digits_gpu is compared with", _top1, _DIGITS, "--epochs=1", gigabytes=0,
+             environment=(("CUDA_VISIBLE_DEVICES", ""),)),
+    _trained("digits_gpu", "within 2 points of the CPU", _same_top1, _DIGITS, "--epochs=1", than="digits_cpu"),
+    _against("torch_compiled"),
+    _against("jax"),
+    _trained("lu_fashion", "Lu et al. in full form on Fashion-MNIST: docs", _top1, _LU_FASHION, "--max_steps=1",
+             gigabytes=60, seconds=3600),
+)  # fmt: skip

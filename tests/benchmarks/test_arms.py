@@ -1,0 +1,170 @@
+"""The arms of a GPU: the runner with processes that only wait, and each verdict both ways."""
+
+import json
+import sys
+import time
+
+import pytest
+
+from benchmarks import arms
+from benchmarks.arms_table import ARMS, Arm
+from hybrid_imagenet import config
+from hybrid_imagenet.benchmarks import gpu, scaling
+from hybrid_imagenet.errors import UserError
+
+MACHINE = {"gpu": "NVIDIA H200", "key": "h200", "memory_gb": 150.0, "driver": "580"}
+TIMED = """
+import json, time
+from hybrid_imagenet.benchmarks import turn
+turn.wait()
+began = time.time()
+time.sleep(.2)
+print("scaling-result " + json.dumps(dict(images_per_second=5.0, began=began, ended=time.time())))
+"""
+
+
+def fake(name, program, **more):
+    return Arm(
+        name, ("-c", program), "a rule", lambda name, rows, machine: f"measured beside {sorted(rows)}", (), **more
+    )
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    def run(*fakes, words=("--rehearse", "--parallel=4"), minutes=1.0):
+        """Runs made arms; returns the rows of the JSON by name."""
+        monkeypatch.setattr(arms, "ARMS", fakes)
+        assert arms.main([f"--out={tmp_path}/out", f"--minutes={minutes}", *words]) == 0
+        return {row["arm"]: row for row in json.loads((tmp_path / "out" / "arms.json").read_text())["arms"]}
+
+    return run
+
+
+def test_arms_are_timed_one_after_the_other_and_one_that_fails_is_named(run, tmp_path, capsys):
+    broken = fake("broken", "print('ValueError: no kernel'); raise SystemExit(3)")
+    rows = run(fake("a", TIMED), broken, fake("b", TIMED), fake("c", "pass", timed=False))
+    assert [row["status"] for row in rows.values()] == ["measured", "failed", "measured", "measured"]
+    assert rows["broken"]["verdict"] == "failed: code 3: ValueError: no kernel"
+    spans = sorted((rows[name]["began"], rows[name]["ended"]) for name in "ab")
+    assert spans[0][1] <= spans[1][0]
+    text = (tmp_path / "out" / "arms.md").read_text()
+    assert text.strip() in capsys.readouterr().out
+    assert "| a | 5.0 |" in text
+
+
+def test_at_the_end_of_the_time_what_runs_is_cut_and_the_rest_is_named(run, monkeypatch):
+    monkeypatch.setattr(arms, "_RESERVED_SECONDS", 0.0)
+    began = time.monotonic()
+    rows = run(fake("hangs", "import time; time.sleep(60)", alone=True), fake("later", "pass"), minutes=2 / 60)
+    assert time.monotonic() - began < 10
+    assert {name: row["verdict"] for name, row in rows.items()} == {
+        "hangs": "not run: cut at the end of --minutes", "later": "not run"}  # fmt: skip
+
+
+def test_an_arm_that_never_gets_ready_is_cut_alone(run):
+    rows = run(fake("hangs", "import time; time.sleep(60)", seconds=1.0), fake("a", TIMED), words=["--rehearse"])
+    assert [row["status"] for row in rows.values()] == ["cut", "measured"]
+
+
+def test_a_second_start_runs_what_is_missing(run, tmp_path):
+    once = f"import pathlib; pathlib.Path('{tmp_path}/once').mkdir()"
+    rows = run(fake("once", once, alone=True), fake("data", "'{fashion}'"))
+    assert rows["data"]["verdict"] == "not run: needs --fashion_mnist=DIR"
+    rows = run(fake("once", once), fake("data", "'{fashion}'"), words=["--rehearse", "--fashion_mnist=/data"])
+    assert [row["status"] for row in rows.values()] == ["measured", "measured"]
+    rows = run(fake("once", once), fake("data", "pass"), words=["--rehearse", "--again", "--only=once"])
+    assert [row["status"] for row in rows.values()] == ["failed", "measured"]
+
+
+def test_the_table_is_whole_while_an_arm_runs(run, tmp_path):
+    """What a cut from outside leaves: a later arm reads the table that the ones before it are in."""
+    reads = f"import pathlib; print('scaling-result', pathlib.Path('{tmp_path}/out/arms.json').read_text())"
+    rows = run(fake("first", "pass", alone=True), fake("reads", reads))
+    assert [row["status"] for row in rows["reads"]["arms"]] == ["measured", "not run"]
+
+
+def test_memory_bounds_what_runs_side_by_side():
+    options = arms._parser().parse_args(["--parallel=8"])
+    some = [fake("a", "", gigabytes=60), fake("b", "", gigabytes=60), fake("c", ""), fake("d", "", timed=False)]
+    assert [arm.name for arm in arms._wave(some, options, 100)] == ["a", "c"]
+    assert [arm.name for arm in arms._wave([fake("x", "", alone=True), *some], options, 1000)] == ["x"]
+
+
+BASE = {"images_per_second": 5000.0, "call_share": 0.3, "first_loss": 7.0, "exposed_seconds": 0.002, "val_top1": 0.95}
+
+
+@pytest.fixture
+def verdict(tmp_path):
+    def verdict(name, **rows):
+        """What the table says of an arm when these rows were measured."""
+        table = arms.Table(tmp_path, ARMS, MACHINE)
+        table.rows = {key: row | {"status": arms.MEASURED} for key, row in rows.items()}
+        return table.verdict({arm.name: arm for arm in ARMS}[name])
+
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "expected"),
+    [
+        ("base", {}, "63% of the published 7,950 images/s"),
+        ("base", {}, "calls return after 0.30 of a step"),
+        ("base", {"call_share": 0.9}, "calls wait for the device"),
+        ("fuse", {"images_per_second": 5150.0}, "yes: 1.030 times base"),
+        ("fuse", {"images_per_second": 5050.0}, "no: 1.010 times base"),
+        ("fuse", {"images_per_second": 5150.0, "first_loss": 7.1}, "no: losses are 1.4e-02 apart"),
+        ("jit_compile", {"images_per_second": 5100.0}, "no: 1.020"),
+        ("jit_compile", {"images_per_second": 5160.0}, "yes: 1.032"),
+        ("again", {"images_per_second": 4950.0}, "0.990 times base"),
+        ("loop", {"ratio": 0.98, "validation": {"share_of_training": 0.3}}, "yes: 98.0% of the step"),
+        ("loop", {"ratio": 0.96, "validation": {"share_of_training": 0.3}}, "no: 96.0% of the step"),
+        ("ranks2_tensorflow", {"exposed_seconds": 0.001}, "yes: 1.0 ms exposed, 2.0 ms exposed with ranks2"),
+        ("ranks2_tensorflow", {"exposed_seconds": 0.004}, "no: 4.0 ms exposed"),
+        ("digits_gpu", {"val_top1": 0.94}, "yes: top-1 94.00%, 1.00 points from digits_cpu"),
+        ("digits_gpu", {"val_top1": 0.92}, "no: top-1 92.00%"),
+        ("torch_compiled", {"peers": {"torch_compiled": {"images_per_second": 4000.0, "ratio": 1.25}}}, "1.25 times"),
+        ("jax", {"peers": {}}, "not installed"),
+    ],
+)
+def test_the_rule_beside_an_arm_gives_its_verdict(verdict, name, row, expected):
+    said = verdict(name, **(dict.fromkeys(("base", "ranks2", "digits_cpu"), BASE) | {name: BASE | row}))
+    assert expected in said
+    assert "as expected" not in said
+
+
+def test_without_the_arm_that_it_is_compared_with_there_is_no_verdict(verdict):
+    assert verdict("fuse", fuse=BASE) == "no verdict: base was not measured"
+
+
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
+def test_the_words_of_each_arm_are_understood(arm, tmp_path):
+    options = arms._parser().parse_args([f"--fashion_mnist={tmp_path}"])
+    words = arm.command(tmp_path, options)
+    assert not any("{" in word for word in words)
+    if "scaling" in words:
+        own, flags = scaling.split(words[words.index("scaling") + 1 :])
+        assert scaling.parser().parse_args(own).worker
+        config.resolve(flags)
+    elif "hybrid_imagenet.main" in words:
+        config.resolve(words[2:])
+
+
+def test_wrong_use_is_one_line(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="nothing is none of the arms"):
+        arms.main(["--only=nothing"])
+    monkeypatch.setattr(arms.gpus, "count", lambda: 0)
+    with pytest.raises(UserError, match="--rehearse tries the arms on the CPU"):
+        arms.main([f"--out={tmp_path}"])
+    (tmp_path / "arms.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be used"):
+        arms.main([f"--out={tmp_path}", "--rehearse"])
+
+
+def test_bench_gpu_starts_them_from_a_checkout(monkeypatch):
+    started = []
+    monkeypatch.setattr(gpu.os, "execve", lambda *words: started.append(words))
+    gpu.main(["--arms", "--minutes=3"])
+    assert started[0][1] == [sys.executable, "-m", "benchmarks", "arms", "--minutes=3"]
+    monkeypatch.setattr(gpu, "__file__", "/nowhere/hybrid_imagenet/benchmarks/gpu.py")
+    with pytest.raises(UserError, match="needs a checkout"):
+        gpu.main(["--arms"])
