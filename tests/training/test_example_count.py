@@ -141,6 +141,7 @@ class Step:
 
     def __call__(self, batch):
         self.sums.variable.assign_add([0.0, 0.0, 0.0, float(tf.reduce_sum(batch["weight"]))])
+        return tf.zeros([len(batch["weight"]), 3])
 
 
 def test_validation_counts_what_it_drops():
