@@ -49,7 +49,7 @@ class Arrivals:
         self._ranks: dict[int, _Rank] = {}
         self._size = 0
         self._reached: dict[str, float] = {}  # when the first rank came to a stage
-        self._told: list[int] = []
+        self._told: set[int] = set()
 
     @property
     def any(self) -> bool:
@@ -68,7 +68,7 @@ class Arrivals:
         return True
 
     def late(self, now: float) -> str:
-        """Returns lines on the ranks that are behind the first one, or silent, for too long; "" if they are known."""
+        """Returns lines on the ranks that are behind the first one, or silent, for too long; "" if none is new."""
         if not self._reached or _OVER in self._reached:
             return ""
         stage, since = list(self._reached.items())[-1]
@@ -77,9 +77,11 @@ class Arrivals:
             for rank in range(self._size if now - since > _PATIENCE else 0)
             if (at := self._ranks.get(rank)) is None or at.stage != stage or now - at.heard > _PATIENCE
         ]
-        if len(behind) == self._size or behind == self._told:
+        if len(behind) == self._size:
             return ""
-        self._told = behind
+        new, self._told = set(behind) - self._told, set(behind)
+        if not new:  # of thousands of ranks that come one by one each look finds fewer
+            return ""
         lines = [f"stall: {self._described(rank, now)}" for rank in behind[:_NAMED]]
         lines += [f"stall: {len(behind) - _NAMED} more ranks"] * (len(behind) > _NAMED)
         return "".join(f"{line}; others have been {stage} for {now - since:.0f} s\n" for line in lines)

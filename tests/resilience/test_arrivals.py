@@ -34,6 +34,8 @@ def test_who_has_not_started_and_who_is_behind_are_named_once(job):
         "stall: rank 3 on lab4 has not started; others have been connecting 4 ranks for 31 s",
     ]
     assert job.late(42.0) == ""
+    job.heard(said(3, STAGE), 43.0)
+    assert job.late(44.0) == ""  # one less is no news
 
 
 def test_nobody_is_blamed_while_all_are_silent_or_when_the_start_is_over(job):
