@@ -25,7 +25,7 @@ class Arm:
       name: a word, unique.
       words: the command line behind the interpreter; {folder}, {steps}, {rounds}, {peer}, {fashion} are filled in.
       rule: what is decided by it, as the table prints it.
-      judge: the verdict from its row, that of the arm which it is compared with, and the machine.
+      judge: returns the verdict; takes the arm's row, the row of `than`, and the machine.
       than: the arm that it is compared with; empty for none.
       small: what a rehearsal adds to the words.
       gigabytes: of GPU memory that it takes at most.

@@ -37,7 +37,7 @@ def nothing_left():
 def pools():
     """Pools of 2 and 4 ranks, by size; and of 4 that TensorFlow's own runtime connects.
 
-    A process that has begun with one engine cannot go on with the other. They start when they are called.
+    A process keeps the engine that it has connected. The ranks start when they are called.
     """
     made = {2: Pool(2), 4: Pool(4), "tensorflow": Pool(4)}
     yield made

@@ -6,7 +6,7 @@ starts a job for each number of ranks; flags of the training program follow `--`
 random images in memory, so reading and decoding do not count. Every round times some full steps, then the same number
 of steps without a reduction of gradients. All ranks run both, so cores, memory and power are shared alike. The
 difference is the exposed communication. Times are medians over rounds, on the slowest rank. Efficiency is throughput
-per rank divided by that of the smallest job (Lu et al., Tables 3.2 and 3.3).
+per rank divided by the smallest job's (Lu et al., Tables 3.2 and 3.3).
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from hybrid_imagenet.order import ExactBatchSampler
 class ExactDataset(keras.utils.PyDataset):
     """The passes of a sampler, one for each epoch of `fit` (see `hybrid_imagenet.order.keras_dataset`).
 
-    Keras asks for the number of batches once per `fit`, but the first pass after a resume is shorter than others. The
-    number given is that of the longest pass, and a shorter pass ends as data that ran out.
+    Keras asks for the number of batches once per `fit`, but the first pass after a resume is shorter than others. It
+    gets the length of the longest pass; a shorter pass ends like a dataset that has run out.
 
     Attributes:
       counter: the callback that counts the trained batches; `fit` needs it.

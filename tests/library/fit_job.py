@@ -2,7 +2,7 @@
 
 With BackupAndRestore, CSVLogger and, if it is installed, TensorBoard on rank 0. In the second epoch rank 1 `waits`, is
 `stopped`, is `killed`, `raises` an error or has `fewer` batches; `slow` steps leave time for a signal; `whole` does
-nothing of that. LIMIT is that of the watchdog, in seconds.
+nothing of that. LIMIT is the watchdog's, in seconds.
 """
 
 import importlib.util

@@ -23,7 +23,7 @@ class Efficiency:
 
     `cluster` is a name of the planner's; `algorithm` one of `cost_model`'s, or `auto` where none is known;
     `wire_bytes` is the size of one gradient element in the all-reduce; `printed` the fraction that the paper prints;
-    `images_per_second` all GPUs', where printed. `yardstick` is set where the fraction is of another batch's speed:
+    `images_per_second` all GPUs', where printed. `baseline` is set where the fraction is of another batch's speed:
     images per second of one GPU.
     """
 
@@ -36,7 +36,7 @@ class Efficiency:
     algorithm: str
     printed: float
     images_per_second: float | None = None
-    yardstick: float | None = None
+    baseline: float | None = None
 
 
 EFFICIENCIES = (
@@ -54,17 +54,17 @@ EFFICIENCIES = (
     Efficiency("NCSA HAL", "hal", 64, 208, "fp16", 2, "ring", 0.57),
     # Strong scaling, relative to one of eight: the images of a GPU become fewer too. Throughputs are medians over the
     # epochs that NVIDIA's logs in mlcommons/training_results_v2.1 and _v4.0 print. Where epochs overlap in the log
-    # (4,216 GPUs) it is that of the whole run, with its evaluations.
-    Efficiency("MLPerf 2.1, 64 A100", "a100-80", 64, 51, "fp16", 2, "auto", 0.771, 167_600, yardstick=EIGHT_A100),
+    # (4,216 GPUs) the throughput of the whole run is taken, with its evaluations.
+    Efficiency("MLPerf 2.1, 64 A100", "a100-80", 64, 51, "fp16", 2, "auto", 0.771, 167_600, baseline=EIGHT_A100),
     Efficiency("MLPerf 2.1, 1,024 A100", "a100-80", 1024, 35, "fp16", 2, "auto", 0.679, 2_362_000,
-               yardstick=EIGHT_A100),
+               baseline=EIGHT_A100),
     Efficiency("MLPerf 2.1, 4,216 A100", "a100-80", 4216, 16, "fp16", 2, "auto", 0.402, 5_756_000,
-               yardstick=EIGHT_A100),
-    Efficiency("MLPerf 4.0, 64 H100", "h100", 64, 50, "fp16", 2, "auto", 0.685, 314_090, yardstick=EIGHT_H100),
+               baseline=EIGHT_A100),
+    Efficiency("MLPerf 4.0, 64 H100", "h100", 64, 50, "fp16", 2, "auto", 0.685, 314_090, baseline=EIGHT_H100),
     Efficiency("MLPerf 4.0, 2,528 H100", "h100", 2528, 16, "fp16", 2, "auto", 0.380, 6_886_000,
-               yardstick=EIGHT_H100),
+               baseline=EIGHT_H100),
     Efficiency("MLPerf 4.0, 3,584 H100", "h100", 3584, 16, "fp16", 2, "auto", 0.393, 10_090_000,
-               yardstick=EIGHT_H100),
+               baseline=EIGHT_H100),
 )  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def predicted(row):
             for phase in range(4)
         )
         step = compute * (1 + cluster.jitter) + exposed
-    return compute / step if row.yardstick is None else row.batch / step / row.yardstick
+    return compute / step if row.baseline is None else row.batch / step / row.baseline
 
 
 def residuals():
