@@ -11,6 +11,7 @@ from typing import Any
 
 from hybrid_imagenet.comm.settings import ALGORITHMS, Communication
 from hybrid_imagenet.data import registry
+from hybrid_imagenet.numerics.augment import AUGMENTATIONS
 from hybrid_imagenet.numerics.depths import DEPTHS, STEMS, WIDTH
 from hybrid_imagenet.numerics.schedules import SCALINGS, SCHEDULES
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
@@ -175,7 +176,7 @@ class Data:
         "auto",
         "Training augmentation; shift (flips and whole-pixel shifts) is for small images. auto follows the dataset: "
         "digits for digits and other characters, shift for small pictures, else alexnet.",
-        choices=("auto", "none", "alexnet", "inception", "sony", "digits", "shift"),
+        choices=("auto", *AUGMENTATIONS),
         basic=True,
     )
     augment_pad: int = option(
