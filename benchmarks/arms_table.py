@@ -151,18 +151,23 @@ def _against(peer: str) -> Arm:
     return Arm(peer, words, "the peers' column", _peer, small=small, gigabytes=60)
 
 
-def _trained(name: str, rule: str, judge: Judge, flags: Sequence[str], small: str, **more: Any) -> Arm:
+def _trained(name: str, rule: str, judge: Judge, flags: Sequence[str], small: tuple[str, ...], **more: Any) -> Arm:
     words = ("-m", "hybrid_imagenet.main", *flags, "--run_dir={folder}/run", "--progress=plain")
-    return Arm(name, words, rule, judge, small=(small,), timed=False, **more)
+    return Arm(name, words, rule, judge, small=small, timed=False, **more)
 
 
 _DIGITS = (*BASE, "--virtual_gpus=2", "--seed=1")
+_SHORT = ("--epochs=1", "--warmup_epochs=0.5")
 _LU_FASHION = (
     *("--recipe=hybrid", "--dataset=fashion_mnist", "--data_dir={fashion}", "--augmentation=shift", "--model=resnet50"),
     *("--stem=3x3_stride2", "--image_size=28", "--virtual_gpus=24", "--per_gpu_batch=256", "--eval_batch=1000"),
     *("--epochs=90", "--warmup_epochs=10", "--checkpoint_every_epochs=90", "--precision=mixed_float16"),
 )
-_LOOP = ("--dataset=synthetic", "--num_examples=51200", "--num_classes=1000", "--stall_timeout=0", *_STEP[1:])
+_LOOP = (
+    *("-m", "benchmarks", "loop", "--steps={steps}", "--rounds={rounds}", "--json={folder}/row.json", "--"),
+    *("--dataset=synthetic", "--num_examples=51200", "--num_classes=1000", "--stall_timeout=0", *_STEP[1:]),
+)
+_TESTS = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 _FASTER = "the default if it is 2 % faster"
 _LU = "Table 3.2 of Lu et al.: {:,.0f} on a V100"
 
@@ -184,23 +189,26 @@ ARMS = (
     _step("lu_fp16_128", _LU.format(published.LU_SINGLE_V100["fp16", 128]), _beside, "--per_gpu_batch=128"),
     _step("lu_tf32_128", _LU.format(published.LU_SINGLE_V100["fp32", 128]), _beside, "--precision=float32",
           "--per_gpu_batch=128"),
-    Arm("loop", ("-m", "benchmarks", "loop", "--steps={steps}", "--rounds={rounds}", "--json={folder}/row.json", "--",
-                 *_LOOP), "the loop with JPEGs has 97 % of the step", _loop),
+    Arm("loop", _LOOP, "the loop with JPEGs has 97 % of the step", _loop),
+    Arm("loop_dali", (*_LOOP, "--decoder=dali"), "the same with DALI, which must be installed", _loop),
     _step("ranks2", "docs", _exposed, "--per_gpu_batch=128", ranks=2, gigabytes=60),
     _step("ranks2_sync", "asynchronous completion goes if this exposes less", _exposes_less, "--per_gpu_batch=128",
           ranks=2, gigabytes=60, than="ranks2", environment=(("HOROVOD_ENABLE_ASYNC_COMPLETION", "0"),)),
     _step("ranks2_tensorflow", "recommended if it exposes less than Horovod", _exposes_less, "--per_gpu_batch=128",
           "--engine=tensorflow", ranks=2, gigabytes=60, than="ranks2"),
     _step("ranks4", "docs", _exposed, "--per_gpu_batch=64", ranks=4, gigabytes=80),
-    Arm("sums", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/comm/test_algorithms.py",
-                 "tests/comm/test_gradients_on_ranks.py"),
+    Arm("sums", (*_TESTS, "tests/comm/test_algorithms.py", "tests/comm/test_gradients_on_ranks.py"),
         "each all-reduce is within the rounding of FP64", _passed, small=("-k", "sum_like_the_ring"), gigabytes=30,
         timed=False, environment=_SHARED),
-    _trained("digits_cpu", "what digits_gpu is compared with", _top1, _DIGITS, "--epochs=1", gigabytes=0,
+    Arm("resume", (*_TESTS, "tests/checkpoints/test_exact_resume.py"),
+        "two ranks, killed and resumed, end with the same bits", _passed, small=("-k", "killed_and_resumed"),
+        gigabytes=30, timed=False, environment=_SHARED),
+    _trained("digits_cpu", "what digits_gpu is compared with", _top1, _DIGITS, _SHORT, gigabytes=0,
              environment=(("CUDA_VISIBLE_DEVICES", ""),)),
-    _trained("digits_gpu", "within 2 points of the CPU", _same_top1, _DIGITS, "--epochs=1", than="digits_cpu"),
+    _trained("digits_gpu", "within 2 points of the CPU", _same_top1, _DIGITS, _SHORT, than="digits_cpu"),
     _against("torch_compiled"),
     _against("jax"),
-    _trained("lu_fashion", "Lu et al. in full form on Fashion-MNIST: docs", _top1, _LU_FASHION, "--max_steps=1",
+    _trained("lu_fashion", "Lu et al. in full form on Fashion-MNIST: docs", _top1, _LU_FASHION,
+             ("--max_steps=1", "--precision=float32", "--per_gpu_batch=8"),
              gigabytes=60, seconds=3600),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from studies.base import TARGET, Arm, Study
 from studies.batch_norm import BATCH_NORM
 from studies.decay import DECAY
 from studies.definitions import STUDIES as AFTER_PAPERS
+from studies.figure_3_1 import FIGURE_3_1
 from studies.handover import HANDOVER, HANDOVER_256
 from studies.optimizers import COMPARED
 from studies.questions import QUESTIONS
@@ -32,6 +33,7 @@ STUDIES = {
     **QUESTIONS,
     **COMPARED,
     DECAY.name: DECAY,
+    FIGURE_3_1.name: FIGURE_3_1,
     HANDOVER.name: HANDOVER,
     HANDOVER_256.name: HANDOVER_256,
     SHORT_PARTS.name: SHORT_PARTS,

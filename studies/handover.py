@@ -114,6 +114,6 @@ HANDOVER_256 = _study(
     64.0,
     f"Adam's rate a is {ADAM_RATE:g}. A step of 1 is the trust coefficient that was best with a: a relative step of "
     "0.47 after T.",
-    "The points are those of the study at 1,024. Seven fresh seeds were planned, and time allowed three. The results "
-    "of two were known when that was settled.",
+    "The points are those of the study at 1,024. Seven fresh seeds were planned, three were run for want of time. "
+    "The results of two were known when that was settled.",
 )

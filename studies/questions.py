@@ -44,7 +44,8 @@ FACTORS = (0.25, 1.0, 4.0, 16.0, 64.0)
 FEW_FACTORS = FACTORS[1:4]
 
 
-def _gpus(batch: int) -> tuple[str, ...]:
+def gpus(batch: int) -> tuple[str, ...]:
+    """The flag that makes one rank stand for the GPUs of a batch."""
     return (f"--virtual_gpus={batch // GPU_IMAGES}",)
 
 
@@ -98,7 +99,7 @@ def by_batch(methods: Mapping[str, Method]) -> tuple[Arm, ...]:
         Arm(
             f"{name}_{batch}",
             f"{label}, batch {batch:,}",
-            (*flags, *_gpus(batch)),
+            (*flags, *gpus(batch)),
             points=points(batch, FACTORS),
             method=label,
             batch=batch,
@@ -138,13 +139,13 @@ WARMUP_METHOD = Study(
             Arm(
                 f"adabound_{batch}",
                 f"AdaBound warmup, batch {batch:,}",
-                (*_gpus(batch), "--hybrid_ramp_epochs=0"),
+                (*gpus(batch), "--hybrid_ramp_epochs=0"),
                 points=hybrid_points(batch, FACTORS),
             ),
             Arm(
                 f"linear_{batch}",
                 f"linear warmup, batch {batch:,}",
-                (*_gpus(batch), "--optimizer=lars", *GRADUAL, f"--lr={0.1 * batch / GPU_IMAGES * (1 - MOMENTUM):.4g}"),
+                (*gpus(batch), "--optimizer=lars", *GRADUAL, f"--lr={0.1 * batch / GPU_IMAGES * (1 - MOMENTUM):.4g}"),
                 points=tuple(
                     Point(f"{step:.2g}", (eta(step, 0.1 * batch / GPU_IMAGES * (1 - MOMENTUM), 1.0),))
                     for step in (factor * mlperf.tuned_step(batch) for factor in FACTORS)
@@ -170,7 +171,7 @@ READINGS = {
 }
 """One coordinate each: label and flags. A velocity that averages has the same relative step at any momentum."""
 
-_PLAIN = ("--hybrid_ramp_epochs=0", *_gpus(LARGE))
+_PLAIN = ("--hybrid_ramp_epochs=0", *gpus(LARGE))
 HYBRID_READINGS = Study(
     name="hybrid-readings",
     title="Readings of the hybrid method",

@@ -107,11 +107,6 @@ class Pool:
                 stderr=subprocess.STDOUT,
             )
 
-    def leave(self) -> int:
-        """Waits until the launcher ends because its ranks have left by themselves; returns its exit code."""
-        assert self._process is not None
-        return self._process.wait(60)
-
     def close(self) -> None:
         """Ends the ranks."""
         if self._process is None:

@@ -237,6 +237,6 @@ def test_type_checkers_know_the_names_of_the_package():
         assert getattr(hybrid_imagenet, name)
 
 
-def test_pure_rooms_need_neither_tensorflow_nor_keras():
+def test_pure_rooms_and_the_views_of_a_run_need_neither_tensorflow_nor_keras():
     names = [name_of(p) for p in modules() if room_of(p) in ("numerics", "analysis", "config", "recipes", "errors")]
-    assert fresh.loaded_by(*names) == set()
+    assert fresh.loaded_by(*names, "hybrid_imagenet.runlog.live") == set()

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -41,11 +42,8 @@ def test_several_may_write_one_file_at_once(tmp_path):
             temporary.write_text(str(number) * 1000)
             together.wait()
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
     assert target.read_text() in {str(number) * 1000 for number in range(4)}
     assert list(tmp_path.iterdir()) == [target]
 

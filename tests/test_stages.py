@@ -7,6 +7,7 @@ import time
 import pytest
 
 from hybrid_imagenet import __main__, stages
+from tests.support.processes import wait_for
 
 KIND = "resnet50, digits, 2 ranks x 32 images"
 
@@ -50,9 +51,7 @@ def test_on_a_terminal_one_line_counts_the_seconds(monkeypatch):
     stream, start = io.StringIO(), stages.Stages()
     start.open(KIND, stream, terminal=True)
     start.begin("loading TensorFlow")
-    until = time.monotonic() + 30
-    while "loading TensorFlow ... 0 s" not in stream.getvalue() and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_for(lambda: "loading TensorFlow ... 0 s" in stream.getvalue())
     with start.quiet():
         stream.write("a message\n")
     time.sleep(0.05)

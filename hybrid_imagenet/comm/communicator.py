@@ -152,7 +152,7 @@ def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def travelling(grads: Sequence[tf.Tensor], ranks: int, wire: str) -> tf.Tensor:
-    """Packs gradients, each divided by the number of ranks in FP32 and then cast: on a GPU in one compiled program."""
+    """Packs gradients, each divided by `ranks` in FP32 and cast: a GPU in one program, a processor after the cast."""
     import tensorflow as tf
 
     from hybrid_imagenet import xla
@@ -161,7 +161,7 @@ def travelling(grads: Sequence[tf.Tensor], ranks: int, wire: str) -> tf.Tensor:
         vector = pack([tf.cast(value, tf.float32) for value in values])
         return tf.cast(vector / float(ranks) if ranks > 1 else vector, wire)
 
-    return xla.on_gpu(packed)(*grads)
+    return xla.on_gpu(packed)(*grads) if xla.has_gpu() else pack([packed(grad) for grad in grads])
 
 
 def check_gradients(grads: Sequence[tf.Tensor], names: Sequence[str]) -> None:

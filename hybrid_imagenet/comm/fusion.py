@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -14,8 +13,8 @@ class Bucket:
     Attributes:
       members: positions in the list of gradients, in the order of appearance.
       elements: their numbers of elements.
-      wire: name of the type on the wire, the same for all members.
-      bytes: size on the wire.
+      wire: name of the type in which they are sent.
+      bytes: size in that type.
     """
 
     members: tuple[int, ...]
@@ -28,7 +27,7 @@ WIRE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 def pack(
-    order: Sequence[int], elements: Sequence[int], wires: Sequence[str], threshold: int, late: int | None = None
+    order: Sequence[int], elements: Sequence[int], wire: str, threshold: int, late: int | None = None
 ) -> list[Bucket]:
     """Fills buckets in the order of appearance; a bucket is closed once it holds `threshold` bytes (Jia et al.).
 
@@ -38,7 +37,7 @@ def pack(
     Args:
       order: positions of the gradients by appearance in backpropagation; each position once.
       elements: number of elements of each gradient, by position.
-      wires: type on the wire of each gradient, by position. Types do not mix within a bucket.
+      wire: name of the type in which they are sent.
       threshold: bytes; 0 gives each gradient a bucket of its own.
       late: takes the place of `threshold` once no more than that is still to come: nothing is left to hide the last
         bucket, so it should be small. None for the same throughout.
@@ -48,30 +47,22 @@ def pack(
     """
     if sorted(order) != list(range(len(elements))):
         raise ValueError("order must name each gradient once")
+    sizes = [count * WIRE_BYTES[wire] for count in elements]
     done: list[Bucket] = []
-    waiting: dict[str, list[int]] = {}
-    sizes: dict[str, int] = {}
-    limits: dict[str, int] = {}
-    to_come: collections.Counter[str] = collections.Counter()
-    for count, wire in zip(elements, wires, strict=True):
-        to_come[wire] += count * WIRE_BYTES[wire]
-    for position in order:
-        wire, size = wires[position], elements[position] * WIRE_BYTES[wires[position]]
-        if size == 0:
-            continue
-        if wire not in waiting:
-            limits[wire] = threshold if late is None or to_come[wire] > threshold else min(late, threshold)
-        to_come[wire] -= size
-        if size >= limits[wire]:
+    waiting: list[int] = []
+    to_come, limit = sum(sizes), threshold
+    for position in filter(sizes.__getitem__, order):
+        if not waiting:
+            limit = threshold if late is None or to_come > threshold else min(late, threshold)
+        to_come -= sizes[position]
+        if sizes[position] >= limit:
             done.append(_close([position], elements, wire))
             continue
-        waiting.setdefault(wire, []).append(position)
-        sizes[wire] = sizes.get(wire, 0) + size
-        if sizes[wire] >= limits[wire]:
-            done.append(_close(waiting.pop(wire), elements, wire))
-            del sizes[wire]
-    done.extend(_close(members, elements, wire) for wire, members in waiting.items())
-    return done
+        waiting.append(position)
+        if sum(sizes[i] for i in waiting) >= limit:
+            done.append(_close(waiting, elements, wire))
+            waiting = []
+    return [*done, _close(waiting, elements, wire)] if waiting else done
 
 
 def _close(members: list[int], elements: Sequence[int], wire: str) -> Bucket:

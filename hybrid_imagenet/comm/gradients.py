@@ -98,18 +98,17 @@ class GradientReducer:
             with tf.init_scope():
                 self._check_alike(key)
                 order = self._communicator.broadcast_object(appearance(grads))
-                self._plans[key] = self._make_plan(order, [g.shape.num_elements() for g in grads], names)
+                self._plans[key] = self._make_plan(order, [g.shape.num_elements() for g in grads])
         return self._plans[key]
 
-    def _make_plan(self, order: Sequence[int], elements: Sequence[int], names: Sequence[str]) -> Plan:
-        wires = [self._settings.wire(name) for name in names]
+    def _make_plan(self, order: Sequence[int], elements: Sequence[int]) -> Plan:
         late = self._settings.late_bytes(self._nccl)
-        buckets = fusion.pack(order, elements, wires, self._settings.fusion_bytes, late)
+        buckets = fusion.pack(order, elements, self._settings.wire, self._settings.fusion_bytes, late)
         algorithms = tuple(map(self._selector.of, buckets))
         if self._communicator.rank == 0:
             used = ", ".join(sorted({algorithm.name for algorithm in algorithms}))
             total = sum(bucket.bytes for bucket in buckets) / 2**20
-            _log.info("gradients: %d in %d buckets, %.3g MiB per step, by %s", len(names), len(buckets), total, used)
+            _log.info("gradients: %d in %d buckets, %.3g MiB per step, by %s", len(elements), len(buckets), total, used)
         name = f"gradients_{len(self._plans)}_of" if self._plans else "gradients"
         return Plan(tuple(buckets), algorithms, name)
 

@@ -88,9 +88,6 @@ class Communication:
         choices=tuple(ALGORITHMS),
     )
     compression: str = option("fp16", "Type in which gradients are sent.", choices=COMPRESSIONS)
-    fp32_gradients: tuple[str, ...] = option(
-        (), "Send gradients of variables whose names contain one of these texts in FP32."
-    )
     fusion_threshold_mb: float = option(
         16.0, "Send a bucket of gradients once it holds this much; 0 sends each by itself.", unit="MiB", minimum=0
     )
@@ -130,8 +127,7 @@ class Settings(Communication):
         """Returns the pause of Horovod's thread. A GPU's step is short, and so are the waits that hide behind it."""
         return _NCCL_CYCLE_MS if nccl else _CYCLE_MS
 
-    def wire(self, name: str) -> str:
-        """Returns the type in which the gradient of this name travels."""
-        if any(text in name for text in self.fp32_gradients):
-            return "float32"
+    @property
+    def wire(self) -> str:
+        """The type in which gradients travel."""
         return _WIRES[self.compression]

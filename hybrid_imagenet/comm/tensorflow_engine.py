@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from hybrid_imagenet.comm import clusters, hosts
 from hybrid_imagenet.comm.collectives import Collectives
@@ -18,6 +19,8 @@ from hybrid_imagenet.comm.connected import ConnectedRanks
 from hybrid_imagenet.comm.environment import RANK_VARIABLE, Placement, placement
 from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.errors import UserError
+
+_HEARTBEAT_MS = 35_000  # the watchdog names a silent rank after 30 s, with its stack; TensorFlow's 10 s are too short
 
 
 class Members(NamedTuple):
@@ -194,6 +197,10 @@ def _connect(servers: Sequence[str], rank: int) -> None:
     """Starts the server of `rank`; `servers` are the addresses of all ranks."""
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(servers)}), task_type="worker", task_id=rank, rpc_layer="grpc"
+    )
+    runtime = context.context()
+    runtime.configure_coordination_service = functools.partial(
+        runtime.configure_coordination_service, heartbeat_timeout_in_ms=_HEARTBEAT_MS
     )
     try:
         # Its constructor is the public way to a server and to collective operations; nothing else of it is used.

@@ -179,19 +179,6 @@ class Data:
         choices=("auto", *AUGMENTATIONS),
         basic=True,
     )
-    augment_pad: int = option(
-        0,
-        "Black border of --augmentation=sony on each side, in pixels of a stored image of 320.",
-        unit="pixels",
-        minimum=0,
-        maximum=320,
-    )
-    augment_brightness: float = option(
-        0.0, "Largest brightness offset of --augmentation=sony, for pixels in [0, 1].", minimum=0, maximum=1
-    )
-    augment_noise: float = option(
-        0.0, "Largest deviation of the pixel noise of --augmentation=sony, in [0, 1].", minimum=0, maximum=1
-    )
     eval_crop: float | None = option(
         None,
         "Side of the central square that is evaluated, as a fraction of the shorter side; default 0.875 (224 of "

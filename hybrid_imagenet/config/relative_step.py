@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hybrid_imagenet.config.derived import batches, gradient_factor, peak_epochs, schedule_arguments
-from hybrid_imagenet.numerics import relative_step, schedules
+from hybrid_imagenet.numerics import mlperf, relative_step, schedules
 from hybrid_imagenet.numerics.schedules import FIXED
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
+
+_GOALS = (0.70, 0.74, 0.75)  # of the forecast, whose error is about a point at the first and .2 from the second on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +86,24 @@ def line(config: RunConfig) -> str | None:
         f"{factor:.4g} / (1 - momentum {top.momentum:.4g})); tuned LARS has {tuned(config, top.batch):.2g} at "
         f"batch {top.batch}"
     )
+
+
+def forecast(config: RunConfig, num_examples: int) -> str | None:
+    """When LARS would have 70, 74 and 75 % on ImageNet, in one line; None for other networks, data and optimizers."""
+    top, other = peak(config), OPTIMIZERS[config.optimizer].relative_rate
+    if config.model != "resnet50" or num_examples != mlperf.TRAIN_IMAGES or top is None or other:
+        return None
+    schedule, stages = schedules.create(**schedule_arguments(config)), batches(config)
+    reached: dict[float, int] = {}
+    for epoch in range(top.epoch, int(config.epochs) + 1):
+        batch = stages.at(epoch - 1).global_batch(config.gpus)
+        step = at_step(config, schedule(epoch - 0.01, epoch - 0.01, batch))
+        top1 = relative_step.forecast_top1(step, batch) if step is not None else None
+        for goal in _GOALS:
+            if top1 is not None and top1 >= goal:
+                reached.setdefault(goal, epoch)
+    found = ", ".join(f"{goal:.0%} after epoch {epoch}" for goal, epoch in sorted(reached.items()))
+    return f"forecast by the relative step: {found} (docs/dev/forecast.md)" if found else None
 
 
 def warning(config: RunConfig) -> str | None:

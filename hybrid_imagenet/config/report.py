@@ -98,7 +98,7 @@ def describe(config: RunConfig, num_examples: int) -> str:
         "",
         f"{num_examples} training images, {counted(config.gpus, 'GPU')}, {sum(row.steps for row in rows)} steps",
     ]
-    lines += filter(None, [relative_step.line(config)])
+    lines += filter(None, [relative_step.line(config), relative_step.forecast(config, num_examples)])
     lines += _worked_out(config)
     lines += [f"warning: {text}" for text in [relative_step.warning(config)] if text]
     lines.append("")

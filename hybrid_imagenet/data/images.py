@@ -60,9 +60,10 @@ def probe(data: bytes) -> tuple[int, int, int]:
     if data[:2] == b"\xff\xd8":
         if not _jpeg_ends(data):
             raise ValueError("the JPEG is truncated: it has no end-of-image marker")
-        if (scans := data.count(_SCAN_MARKER)) > _MOST_SCANS:
+        height, width, several = _jpeg_frame(data)
+        if several and (scans := data.count(_SCAN_MARKER)) > _MOST_SCANS:  # to count takes as long as to read
             raise ValueError(f"the JPEG has {scans} scans, each of which takes the time of a whole image: re-encode it")
-        return _bounded(JPEG, *_jpeg_size(data))
+        return _bounded(JPEG, height, width)
     if data[:4] == RAW_MARK and len(data) >= 12:
         return _bounded(RAW, *struct.unpack_from("<ii", data, 4))
     if data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) >= 24:
@@ -270,12 +271,18 @@ def _bmp_is_plain(data: bytes) -> bool:
     return data[28:30] != b"\x08\0" or b"".join(colors[at : at + 3] for at in range(0, 1024, 4)) == grays
 
 
-def _jpeg_size(data: bytes) -> tuple[int, int]:
+def _jpeg_frame(data: bytes) -> tuple[int, int, bool]:
+    """Returns height, width, and whether libjpeg reads several scans: if progressive, or if one lacks a component."""
+    frame = None
     for marker, at in _segments(data):
-        if marker in _SIZED:
-            height, width = struct.unpack_from(">HH", data, at + 1)
-            return height, width
-    raise ValueError("the JPEG has no frame header")
+        if marker in _SIZED and frame is None:
+            frame = (*struct.unpack_from(">HHB", data, at + 1), marker & 3 == 2)
+        elif marker == _SCAN and frame is not None:
+            height, width, components, progressive = frame
+            return height, width, progressive or data[at] < components
+    if frame is None:
+        raise ValueError("the JPEG has no frame header")
+    return (*frame[:2], True)
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int]]:

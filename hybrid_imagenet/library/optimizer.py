@@ -23,8 +23,6 @@ from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.training.epoch_values import checksum
 
 _FIRST_SCALE = 2.0**15  # Keras's own
-_FIELDS = ("fp32_gradients", "fusion_threshold_mb")
-
 _BROADCAST = (
     "give fit callbacks=hybrid_imagenet.callbacks.default_callbacks(), or call hybrid_imagenet.broadcast_model(model), "
     "once the model has all its weights; give callbacks that change the learning rate to every rank"
@@ -82,8 +80,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
           gradient_accumulation_steps: micro-batches per update, 2 or more; their gradients are averaged on each rank
             and reduced once. By default the inner optimizer's own argument of this name, which it then no longer uses.
           name: of the optimizer.
-          communication: more fields of `comm.Settings` (`fusion_threshold_mb`, `fp32_gradients`, ...), and options
-            of the all-reduce (`torus_grid`, `size_switch_kb`).
+          communication: `fusion_threshold_mb`, and options of the all-reduce (`torus_grid`, `size_switch_kb`).
 
         Raises:
           UserError: for a value that does not exist, settings other than an earlier optimizer's, or an inner optimizer
@@ -378,11 +375,9 @@ def _check_inner(inner: Any) -> None:
 
 
 def _settings(compression: str, allreduce: str, more: Mapping[str, Any]) -> Settings:
-    fields = {name: value for name, value in more.items() if name in _FIELDS}
-    if "fp32_gradients" in fields:
-        fields["fp32_gradients"] = tuple(fields["fp32_gradients"])
+    options = dict(more)
+    fields = {name: options.pop(name) for name in ("fusion_threshold_mb",) if name in options}
     fields["deterministic"] = is_op_determinism_enabled()
-    options = {name: value for name, value in more.items() if name not in _FIELDS}
     try:
         return Settings(allreduce=allreduce, compression=compression, options=options, **fields)
     except ValueError as error:

@@ -51,7 +51,8 @@ class SonyRanges:
     noise: float = 0.0
 
 
-SONY = SonyRanges()
+SONY = SonyRanges(pad=8, brightness=0.05, noise=0.02)
+"""Padding, brightness and noise are used "in all our experiments" without values (§3.2): these are ours."""
 
 # The host's draws of an image come from stream 0 of its seeds, the device's from this one on.
 DEVICE_STREAM = 64

@@ -77,10 +77,7 @@ class Layout:
         """The gradients by position of the variable, float32; of those in a bucket."""
         found: dict[int, tf.Tensor] = {}
         for bucket, members in zip(packed.buckets, packed.members, strict=True):
-            counts = [math.prod(self.shapes[i]) for i in members]
-            sizes = [size for count in counts for size in (count, padded(count) - count)]
-            pieces = tf.split(tf.cast(bucket, tf.float32), sizes)[::2]
-            found |= {i: _shaped(piece, self.shapes[i]) for i, piece in zip(members, pieces, strict=True)}
+            found |= Layout(self.shapes, members).unpack(tf.reshape(tf.cast(bucket, tf.float32), [-1, ROW]))
         return found
 
     @property

@@ -192,8 +192,8 @@ class Update:
         if small.order:
             rows = {name: small.pack([v.value for v in held]) for name, held in kept.items()}
             many = self._compiled(("small", phase), functools.partial(self._many, phase, small))
-            for name, vector in many(rows, small.pack(grads), known, scalars.hyper).items():
-                for i, value in small.split(Packed([vector], [small.order])).items():
+            for name, values in many(rows, small.pack(grads), known, scalars.hyper).items():
+                for i, value in small.unpack(values).items():
                     kept[name][i].value.assign(value)
         return new
 
@@ -227,7 +227,7 @@ class Update:
     def _many(
         self, phase: int, layout: Layout, kept: Values, grad: tf.Tensor, known: Values, hyper: tf.Tensor
     ) -> Values:
-        """Returns the new values of the variables of a layout, as vectors, from the old ones, as [rows, ROW]."""
+        """Returns the new values of the variables of a layout from the old ones, as [rows, ROW]."""
         step = self._step(
             phase,
             known,
@@ -236,8 +236,7 @@ class Update:
             norms=lambda values: layout.spread(tf.sqrt(layout.sums(values))),
             each=layout.each,
         )
-        new = _where(known[_FINITE], self._new(grad, kept, step, known), kept)
-        return {name: tf.reshape(values, [-1]) for name, values in new.items()}
+        return _where(known[_FINITE], self._new(grad, kept, step, known), kept)
 
     def _step(self, phase: int, known: Values, hyper: tf.Tensor, *, spread: Callable[..., Any], **ways: Any) -> Step:
         return Step(

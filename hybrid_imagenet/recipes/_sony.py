@@ -6,9 +6,6 @@ Their formula for the momentum of configuration B has lost its operators. Read w
 rate, it keeps the noise scale, m = 1 - 0.1 * 32768 / B: .95 at 64K. That is `noise_scale`, taken here, since tuned LARS
 has its momentum rise with the batch as well (MLPerf's table: .952 at 64K). Read as printed, with both beside the rate
 above the line, it is `--momentum_rule=noise_scale_inverse`, m = 1 - 0.1 B / 32768: .8 at 64K.
-
-Padding, brightness and noise are used "in all our experiments" without values (§3.2), and the example that their
-library publishes has none of them: 8 of 320 pixels, 0.05 and 0.02 of the range of a pixel are ours.
 """
 
 _COMMON = {
@@ -16,9 +13,6 @@ _COMMON = {
     "lars_eps": 1e-06,
     "lars_eps_rule": "floor",
     "augmentation": "sony",
-    "augment_pad": 8,
-    "augment_brightness": 0.05,
-    "augment_noise": 0.02,
     "allreduce": "torus",
 }
 CONFIGURATION_A = {**_COMMON, "lr_schedule": "sony_a", "warmup_epochs": 34.0}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -170,11 +169,8 @@ def loss_scale(config: RunConfig, precision: str) -> LossScale:
 
 def train_preprocess(config: RunConfig, dtype: str) -> Callable[[Batch], tf.Tensor]:
     """Returns the device's part of the training augmentation."""
-    sony = dataclasses.replace(
-        augment.SONY, pad=config.augment_pad, brightness=config.augment_brightness, noise=config.augment_noise
-    )
     kind = config.augmentation
-    prepare = device.one_pass(lambda images, seeds: device.augment(images, seeds, kind, dtype, sony=sony), kind)
+    prepare = device.one_pass(lambda images, seeds: device.augment(images, seeds, kind, dtype), kind)
     return lambda batch: prepare(batch["image"], batch["seed"])
 
 

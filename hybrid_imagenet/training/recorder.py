@@ -203,6 +203,8 @@ class Recording:
         try:
             with files.replacing(path) as temporary, temporary.open("wb") as file:
                 np.savez(file, **validation.image_results())
+        except FileNotFoundError:
+            raise UserError(f"{path.parent} was deleted during the run: nothing more can be recorded") from None
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; make room, and start again with --resume") from None
 

@@ -2,7 +2,6 @@ import io
 import json
 import os
 import random
-import threading
 import zipfile
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.checkpoints.archive import DamagedCheckpointError
 from tests.checkpoints.support import ARRAYS, meta
+from tests.support.promptly import promptly
 
 
 @pytest.fixture
@@ -130,18 +130,7 @@ def test_another_format_is_refused(path):
 def test_what_is_no_file_is_told_at_once(path, make):
     path.unlink()
     make(path)
-    found = []
-
-    def read():
-        try:
-            archive.read(path)
-        except DamagedCheckpointError as error:
-            found.append(str(error))
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    thread.join(10)
-    assert found == [f"{path}: not a regular file"]
+    assert promptly(lambda: archive.read(path)) == f"{path}: not a regular file"
 
 
 def array(value) -> bytes:

@@ -1,5 +1,4 @@
 import os
-import threading
 
 import numpy as np
 import pytest
@@ -8,6 +7,7 @@ from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.checkpoints.store import CheckpointFolder, CheckpointStore, look
 from hybrid_imagenet.errors import UserError
 from tests.checkpoints.support import ARRAYS, meta
+from tests.support.promptly import promptly
 
 
 @pytest.fixture
@@ -77,10 +77,7 @@ def test_what_is_no_file_stops_neither_a_resume_nor_a_save(folder, make):
     store = CheckpointStore(folder, keep=2)
     save(store, 1)
     make(folder / name(2))
-    done = threading.Thread(target=store.newest_good, daemon=True)
-    done.start()
-    done.join(10)
-    assert not done.is_alive()
+    promptly(store.newest_good)
     make(folder / name(3))
     save(store, 3)
     assert names(folder) == [name(1), f"{name(2)}.damaged", name(3), f"{name(3)}.damaged"]

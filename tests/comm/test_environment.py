@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet.comm import Settings, environment, start
+from hybrid_imagenet.comm import environment, start
 from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.errors import UserError
 from tests.ranks import ROOT
@@ -78,12 +78,6 @@ def test_variables_of_the_user_stay():
         assert environment.prepare(Placement(), threads=3) == 3
         assert [os.environ[name] for name in ("OMP_NUM_THREADS", "TF_ENABLE_ONEDNN_OPTS")] == ["7", "0"]
         assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
-
-
-def test_names_in_fp32():
-    settings = Settings(compression="fp16", fp32_gradients=("gamma", "dense/bias"))
-    assert [settings.wire(n) for n in ("conv/kernel", "bn/gamma", "dense/bias")] == ["float16", "float32", "float32"]
-    assert Settings(compression="bf16").wire("x") == "bfloat16"
 
 
 def test_without_ranks_horovod_is_said_to_be_missing(monkeypatch):

@@ -9,6 +9,7 @@ import tensorflow as tf
 from hybrid_imagenet.comm import environment, gpus
 from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.errors import UserError
+from tests.comm.test_environment import Devices
 from tests.support import in_process
 
 # (address, NUMA node) as on a host with two sockets; the kernel lists addresses in capitals in one place only
@@ -107,13 +108,7 @@ def test_gpus_that_cannot_train_are_told_so(capability, kernels, cudnn, reason):
 
 
 def test_a_rank_says_so_before_training(monkeypatch):
-    for place, name in (
-        (tf.config.threading, "set_intra_op_parallelism_threads"),
-        (tf.config.threading, "set_inter_op_parallelism_threads"),
-        (tf.config, "set_visible_devices"),
-    ):
-        monkeypatch.setattr(place, name, lambda *values: None)
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["gpu"])
+    Devices(monkeypatch)
     details = {"device_name": "Tesla V100", "compute_capability": (7, 0)}
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
     monkeypatch.setattr(gpus, "installed_cudnn", lambda: (9, 28, 0))

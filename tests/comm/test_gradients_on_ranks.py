@@ -21,7 +21,7 @@ def test_means_are_within_the_rounding_of_the_wire(outcomes):
             assert alike and timed and steps == 1, case
             compression, allreduce = case.split()
             wire = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}[compression]
-            assert wires == sorted({wire, "float32"})
+            assert wires == [wire]
             if allreduce in ("torus", "masters"):
                 assert algorithms == [allreduce]
             if allreduce == "size_switched":
@@ -34,17 +34,17 @@ def test_half_the_bytes_travel_in_sixteen_bits(outcomes):
     elements = 36 + 1 + 1000 + 37
     for out in outcomes:
         assert out["none ring"][-1] == 4 * elements
-        assert out["fp16 ring"][-1] == out["bf16 ring"][-1] == 2 * elements + 2 * 37
+        assert out["fp16 ring"][-1] == out["bf16 ring"][-1] == 2 * elements
 
 
 def test_extreme_values_meet_the_same_fate_on_all_ranks(outcomes):
     for out in outcomes:
-        a, b, c, d, e, keep = out["values"]
+        a, b, c, d, e = out["values"]
         assert a == ["60000.0", "-60000.0"]
         assert b == [repr(2.0**-20), "0.0"]
         assert c == ["inf", "1.0", "nan"]
         assert d == ["inf", "1.0"]
-        assert e[0] == "0.0" and keep[1] == "1000000.0" and float(keep[0]) == pytest.approx(1e-9)
+        assert e == ["0.0", "1.0"]
 
 
 def test_a_grid_that_does_not_hold_the_ranks_is_refused(pools):

@@ -16,11 +16,6 @@ def test_names_are_unique():
     assert hosts.names([["a", "1"], ["a", "2"], ["b", "3"], ["a", "1"]]) == ("a#0", "a#1", "b", "a#0")
 
 
-def test_a_process_has_one_key():
-    assert hosts.key() == hosts.key()
-    assert all(isinstance(part, str) for part in hosts.key())
-
-
 @pytest.mark.parametrize(
     ("asked", "names"),
     [

@@ -83,10 +83,9 @@ def test_every_other_option_of_an_optimizer_changes_the_schedule_or_the_rate(nam
 
 
 def test_the_settings_of_communication_are_flags():
-    values = ["--allreduce=size_switched", "--size_switch_kb=3", "--deterministic", "--fp32_gradients=a,b"]
+    values = ["--allreduce=size_switched", "--size_switch_kb=3", "--deterministic"]
     expected = Settings(
         allreduce="size_switched",
-        fp32_gradients=("a", "b"),
         options={"torus_grid": None, "size_switch_kb": 3},
         deterministic=True,
     )

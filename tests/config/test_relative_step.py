@@ -157,3 +157,12 @@ def test_while_lars_comes_in_there_is_no_relative_step():
     assert [e for e, value in at.items() if value is None] == [9.9, 10.0, 11.99]
     assert at[13.0] == pytest.approx(0.9 * at[12.0])
     assert relative_step.peak(resolved).epoch == 13
+
+
+def test_the_forecast_says_when_hybrid_would_reach_75_percent():
+    """A share of .141 / .144 at T = 10, times .9 an epoch, is below .031, where the log has 75 %, in the 34th epoch."""
+    (line,) = [line for line in lines("--recipe=hybrid") if line.startswith("forecast")]
+    assert "75% after epoch 44" in line
+    for flags in (["--model=resnet18"], ["--optimizer=lamb"], ["--optimizer=sgd"]):
+        assert not [line for line in lines(*flags) if line.startswith("forecast")]
+    assert not [line for line in lines("--recipe=hybrid", gpus=1) if line.startswith("forecast")]  # batch 256

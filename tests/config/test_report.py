@@ -57,31 +57,6 @@ def test_a_batch_larger_than_the_data_is_named():
         checks.check_data(config.resolve([*FLAGS, "--batch_schedule=3:512x2"], 64), 1437)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--lr_schedule=sony_b"], "--lr_schedule=sony_b"),
-        (["--lr_schedule=mlperf", "--optimizer=adabound"], "--lr_schedule=mlperf"),
-        (["--lr_schedule=step", "--lr_steps=30,20"], "--lr_steps=30,20"),
-        (["--batch_schedule=flash_exp9"], "--batch_schedule: 'flash_exp9'"),
-        (
-            ["--sync_batch_norm", "--gradient_accumulation_steps=2"],
-            "--gradient_accumulation_steps above 1 cannot be combined with --sync_batch_norm",
-        ),
-        (["--sync_batch_norm", "--batch_schedule=3:16x2"], "--sync_batch_norm"),
-        (["--momentum=1"], "--momentum=1"),
-        (["--ema_decay=1"], "--ema_decay=1"),
-        (["--image_size_schedule=5:128,5:160"], "--image_size_schedule: epoch 5 follows 5"),
-        (["--image_size_schedule=0:128", "--recipe=four_minutes_alexnet"], "--model=alexnet_bn"),
-    ],
-)
-def test_impossible_combinations_get_one_line(flags, words):
-    with pytest.raises(UserError) as caught:
-        config.resolve(flags)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_the_table_shows_the_size_of_images():
     resolved = config.resolve([*FLAGS, "--image_size_schedule=0:128,2:160,4:224"], 2)
     assert [row.image_size for row in report.plan(resolved, 1437)] == [128, 128, 160, 160, 224, 224]

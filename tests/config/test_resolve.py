@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybrid_imagenet import config, recipes
+from hybrid_imagenet import config
 from hybrid_imagenet.config import Origin
 from hybrid_imagenet.errors import UserError
 from tests.support import fresh
@@ -39,6 +39,10 @@ def test_types():
     assert resolved.resume is True
 
 
+SYNC = "cannot be combined with --sync_batch_norm"
+RANDOM = ("--random_batch=8", "--sync_batch_norm")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -62,6 +66,21 @@ def test_types():
         (["--data_cache_dir=/kept", "--data_dir=/set"], ["--data_cache_dir=/kept", "URL", "omit it"]),
         (["--decoder=dali", "--data_cache=decoded"], ["--decoder=dali", "--data_cache=decoded", "encoded"]),
         (["--target_top1=1.5"], ["--target_top1=1.5", "at most 1"]),
+        (["--lr_schedule=sony_b"], ["--lr_schedule=sony_b"]),
+        (["--lr_schedule=mlperf", "--optimizer=adabound"], ["--lr_schedule=mlperf"]),
+        (["--lr_schedule=step", "--lr_steps=30,20"], ["--lr_steps=30,20"]),
+        (["--batch_schedule=flash_exp9"], ["--batch_schedule: 'flash_exp9'"]),
+        (["--sync_batch_norm", "--gradient_accumulation_steps=2"], ["--gradient_accumulation_steps above 1", SYNC]),
+        (["--sync_batch_norm", "--batch_schedule=3:16x2"], ["--sync_batch_norm"]),
+        (["--momentum=1"], ["--momentum=1"]),
+        (["--ema_decay=1"], ["--ema_decay=1"]),
+        (["--image_size_schedule=5:128,5:160"], ["--image_size_schedule: epoch 5 follows 5"]),
+        (["--image_size_schedule=0:128", "--recipe=four_minutes_alexnet"], ["--model=alexnet_bn"]),
+        (["--bn_group=2", "--sync_batch_norm"], ["--bn_group=2", SYNC]),
+        (["--bn_group=4", "--virtual_gpus=6"], ["--bn_group=4 cannot be combined with --virtual_gpus=6"]),
+        (["--random_batch=8"], ["--random_batch=8 needs --sync_batch_norm"]),
+        ([*RANDOM, "--jit_compile"], ["--random_batch=8 cannot be combined with --jit_compile"]),
+        ([*RANDOM, "--per_gpu_batch=16", "--batch_schedule=0:16,3:4"], ["a GPU has a batch of 4 images"]),
     ],
 )
 def test_a_mistake_is_one_line_with_value_and_remedy(arguments, words):
@@ -71,11 +90,6 @@ def test_a_mistake_is_one_line_with_value_and_remedy(arguments, words):
     assert "\n" not in message
     assert all(word in message for word in words), message
     assert caught.value.exit_code == 2
-
-
-def test_every_recipe_names_flags_that_exist():
-    for name in recipes.names():
-        assert set(recipes.load(name).overrides) <= set(config.OPTIONS), name
 
 
 def test_flags_answer_without_tensorflow(monkeypatch):

@@ -85,21 +85,6 @@ def test_photographs_are_within_one_grey_level_of_a_full_decode_and_of_tensorflo
 
 
 @needs_dali
-@pytest.mark.parametrize(("width", "height"), [(1000, 750), (2000, 1500)])
-def test_where_tensorflow_decodes_at_reduced_scale_photographs_stay_close(width, height):
-    side = 224
-    contents = [jpeg_of(image) for image in photographs(width, height)]
-    windows = [
-        (height // 10 + 1, width // 10 + 3, height * 3 // 4, width * 3 // 4),
-        (7, 5, height * 9 // 10, height * 9 // 10),
-    ]
-    assert (np.array(windows)[:, 2:].min(axis=1) >= 2 * side).all()  # the reduced branch runs
-    apart = difference(by_dali(contents, windows, side), by_tensorflow(contents, windows, side))
-    assert apart.mean() < 1.5
-    assert apart.max() < 25
-
-
-@needs_dali
 def test_every_kind_of_image_comes_out_as_tensorflow_sees_it():
     picture = photographs(120, 90)[1]
     full = {"subsampling": 0}  # all decoders crop full chroma alike

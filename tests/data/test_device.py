@@ -69,7 +69,7 @@ def test_shift_is_a_window_of_the_padded_image_flipped_or_not():
 
 
 def test_sony_against_the_oracle():
-    got = denormalized(device.augment(IMAGES, SEEDS, "sony"))
+    got = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augment.SonyRanges()))
     assert got.shape == (16, 14, 14, 3)
     u = sampling.uniforms(SEEDS, 11, augment.DEVICE_STREAM).astype(np.float64)
     for image, original, draws in zip(got, IMAGES, u, strict=True):
@@ -83,11 +83,10 @@ def test_sony_pads_with_black_when_asked_to():
     for image, original, draws in zip(got, IMAGES, u, strict=True):
         padded = np.pad(original / 255, ((2, 2), (2, 2), (0, 0)))
         np.testing.assert_allclose(image, augment_reference.sony(padded, 14, draws), atol=2e-4)
-    assert np.abs(got - denormalized(device.augment(IMAGES, SEEDS, "sony"))).max() > 0.1
 
 
 def test_sony_noise_and_brightness_when_asked_for():
-    plain = denormalized(device.augment(IMAGES, SEEDS, "sony"))
+    plain = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augment.SonyRanges()))
     still = augment.SonyRanges(contrast=1.0)
     calm = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=still))
     bright = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augment.SonyRanges(contrast=1.0, brightness=0.2)))

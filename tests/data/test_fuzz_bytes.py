@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import tensorflow as tf
 
 from hybrid_imagenet.data import images
 from hybrid_imagenet.data.sources import tfrecord
@@ -57,8 +58,6 @@ def test_records(tmp_path):
 
 def test_images():
     """Images are probed, then decoded by TensorFlow where the probe takes them."""
-    import tensorflow as tf
-
     signature = [tf.TensorSpec((), tf.string), tf.TensorSpec((), tf.int32), tf.TensorSpec(4, tf.int32)]
 
     @tf.function(input_signature=signature)

@@ -6,6 +6,7 @@ import zlib
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from PIL import Image
 
 from hybrid_imagenet import data
@@ -31,8 +32,6 @@ def deep_png(shape, seed=0):
 
 @pytest.mark.parametrize("channels", [1, 4])
 def test_images_of_16_bits_are_prepared_and_cached_as_training_reads_them(channels, tmp_path):
-    import tensorflow as tf
-
     content = deep_png((24, 32, channels))
     expected = tf.io.decode_image(content, channels=3, expand_animations=False).numpy()
     np.testing.assert_array_equal(np.asarray(images.picture(content)), expected)
@@ -48,8 +47,6 @@ def test_images_of_16_bits_are_prepared_and_cached_as_training_reads_them(channe
 
 
 def test_a_bmp_whose_palette_is_not_gray_is_refused_as_tensorflow_would_take_it_for_gray():
-    import tensorflow as tf
-
     picture = Image.open(io.BytesIO(support.jpeg(1)))
     for mode in ("L", "RGB", "P"):
         buffer = io.BytesIO()
@@ -70,3 +67,14 @@ def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded():
     scan = sound[sound.rindex(b"\xff\xda") : -2]
     with pytest.raises(ValueError, match=r"has 1\d\d scans"):
         images.probe(sound[:-2] + 100 * scan + sound[-2:])
+
+
+def test_so_is_one_that_is_not_progressive_and_has_a_scan_for_each_component():
+    picture = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(picture, "JPEG")
+    sound = bytearray(picture.getvalue())
+    many = 101 * b"\xff\xda"  # in pixels of one scan they mean nothing
+    assert images.probe(bytes(sound[:-2]) + many + bytes(sound[-2:]))[1:] == (8, 8)
+    sound[sound.index(b"\xff\xda") + 4] = 1  # the first scan has one component of three
+    with pytest.raises(ValueError, match="has 102 scans"):
+        images.probe(bytes(sound[:-2]) + many + bytes(sound[-2:]))

@@ -19,6 +19,7 @@ from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from tests.data import support
 from tests.data.support import MemorySource
 from tests.references import augment_reference
+from tests.support.processes import wait_for
 
 N = 1003
 SOURCE = MemorySource(N)
@@ -185,10 +186,7 @@ def test_an_image_that_was_told_to_be_bad_after_it_was_read_is_skipped():
     elements = iter(batches)
     for _ in range(position // 4):
         next(elements)
-    deadline = time.monotonic() + 30
-    while source.reads < 4 * (position // 4 + 1):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: source.reads >= 4 * (position // 4 + 1))
     batches.bad.share([[(17, "told by another rank")]])
     assert 18 in next(elements)["label"].numpy()
     assert batches.bad.replaced == {(0, 17)}

@@ -6,7 +6,6 @@ import pathlib
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from tests.data import programs, support, test_webdataset
 from tests.data.http_server import Server
 from tests.ranks import ROOT, environment
 from tests.support import program
+from tests.support.processes import wait_for
 
 START = Cursor()
 COUNT = 60  # images of the set that is read slowly; the label of each is its number
@@ -101,13 +101,6 @@ def test_only_files_that_are_needed_are_copied(tmp_path, serve):
     assert fetched(server) == {"/train-0003.tar": 1}
     source.prefetch([4, 5])
     wait_for(lambda: set(fetched(server)) == {f"/train-000{n}.tar" for n in (3, 4, 5)})
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def batches(source, cursor=START, rank=0, size=1):

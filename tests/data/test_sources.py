@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data import pipeline
@@ -125,7 +126,6 @@ def test_ready_tensors_repeat_pixels_but_count_labels_and_weights():
 
 
 def test_records_are_those_of_tensorflow(tmp_path):
-    tf = pytest.importorskip("tensorflow")
     payloads = [bytes([number]) * (number * 7) for number in range(5)]
     with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as writer:
         for payload in payloads:
@@ -330,7 +330,6 @@ def test_a_damaged_index_beside_prepared_shards_is_made_again(tmp_path):
 
 
 def test_examples_are_those_of_tensorflow():
-    tf = pytest.importorskip("tensorflow")
     ours = tfrecord.encode_example({"image": b"abc", "label": -5, "text": b""})
     theirs = tf.train.Example.FromString(ours).features.feature
     assert theirs["image"].bytes_list.value[0] == b"abc"

@@ -1,4 +1,4 @@
-"""The CUDA wheel of TensorFlow, for tests of what it holds and of its graph optimizer; neither needs a GPU."""
+"""The CUDA wheel of TensorFlow, and XLA's compiler for GPUs; neither needs one."""
 
 import importlib.metadata
 import os
@@ -12,16 +12,35 @@ ROOT = pathlib.Path(__file__).parents[2]
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "hybrid_imagenet" / "kernels"
 
 
-@pytest.fixture(scope="session")
-def cuda_wheel():
-    """The folder of TensorFlow's CUDA wheel of the pinned version, installed with its hash."""
-    version = importlib.metadata.version("tensorflow-cpu")
-    folder = CACHE / f"tensorflow-{version}"
-    if not (folder / "tensorflow").exists():
-        lines = (ROOT / "launch" / "hashes.txt").read_text().splitlines()
+def pinned(requirement):
+    """The line of the pins that begins so."""
+    lines = (ROOT / "launch" / "hashes.txt").read_text().splitlines()
+    return next(line for line in lines if line.startswith(requirement))
+
+
+def installed(name, package, requirements):
+    """A folder of the user's cache with this package; the requirements, with their hashes, are installed there once."""
+    folder = CACHE / name
+    if not (folder / package).exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        wanted = CACHE / "tensorflow.txt"
-        wanted.write_text("\n".join(line for line in lines if line.startswith(f"tensorflow=={version} ")))
+        wanted = CACHE / f"{name}.txt"
+        wanted.write_text(requirements)
         install = [sys.executable, "-m", "pip", "install", "--no-deps", "--require-hashes", "--target", str(folder)]
         subprocess.run([*install, "-r", str(wanted)], check=True, capture_output=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def cuda_wheel():
+    """The folder of TensorFlow's CUDA wheel of the pinned version."""
+    version = importlib.metadata.version("tensorflow-cpu")
+    return installed(f"tensorflow-{version}", "tensorflow", pinned(f"tensorflow=={version} "))
+
+
+@pytest.fixture(scope="session")
+def compiler():
+    """The environment in which compiled.py runs."""
+    folder = installed("xla", "jax", (ROOT / "tests" / "gpu" / "compiler.txt").read_text())
+    assembler = installed("nvcc", "nvidia", pinned("nvidia-cuda-nvcc-cu12=="))
+    flags = f"--xla_gpu_autotune_level=0 --xla_gpu_cuda_data_dir={assembler}/nvidia/cuda_nvcc"
+    return os.environ | {"PYTHONPATH": str(folder), "XLA_FLAGS": flags}

@@ -5,7 +5,6 @@ TensorFlow, so counts may differ by one or two.
 """
 
 import math
-import os
 import pathlib
 import subprocess
 import sys
@@ -32,7 +31,6 @@ from hybrid_imagenet.training import build
 from tests.gpu import graphs
 
 HERE = pathlib.Path(__file__).parent
-CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "hybrid_imagenet" / "kernels"
 CASES = {
     "sgd": ({"optimizer": "sgd", "weight_decay": 1e-4}, 0),
     "lars": ({"optimizer": "lars"}, 0),
@@ -41,24 +39,6 @@ CASES = {
     "hybrid, SGD with LARS": ({"optimizer": "hybrid"}, 1),
     "lamb": ({"optimizer": "lamb"}, 0),
 }
-
-
-@pytest.fixture(scope="module")
-def compiler():
-    """The environment in which compiled.py runs."""
-    folder = CACHE / "xla"
-    if not (folder / "jax").exists():
-        install = [sys.executable, "-m", "pip", "install", "--no-deps", "--require-hashes", "--target", str(folder)]
-        subprocess.run([*install, "-r", str(HERE / "compiler.txt")], check=True, capture_output=True)
-    assembler = CACHE / "nvcc"
-    if not (assembler / "nvidia").exists():
-        lines = (HERE.parents[1] / "launch" / "hashes.txt").read_text().splitlines()
-        wanted = CACHE / "nvcc.txt"
-        wanted.write_text("\n".join(line for line in lines if line.startswith("nvidia-cuda-nvcc-cu12==")))
-        install = [sys.executable, "-m", "pip", "install", "--no-deps", "--require-hashes", "--target", str(assembler)]
-        subprocess.run([*install, "-r", str(wanted)], check=True, capture_output=True)
-    flags = f"--xla_gpu_autotune_level=0 --xla_gpu_cuda_data_dir={assembler}/nvidia/cuda_nvcc"
-    return os.environ | {"PYTHONPATH": str(folder), "XLA_FLAGS": flags}
 
 
 def module(arguments, phase):
@@ -70,7 +50,7 @@ def module(arguments, phase):
     inner.set_kinds(classify_by_rank(variables))
     optimizer = DistributedOptimizer(inner, SingleProcess(), LossScale(8.0, dynamic=True), packed=True)
     optimizer.build(variables)
-    buckets = pack(range(len(shapes))[::-1], elements, ["float16"] * len(shapes), 16 << 20, 4 << 20)
+    buckets = pack(range(len(shapes))[::-1], elements, "float16", 16 << 20, 4 << 20)
     layout, update = Layout(shapes, [m for b in buckets for m in b.members]), optimizer._update
     spec = tf.TensorSpec
     rows = spec([layout.rows, ROW], tf.float32)

@@ -61,11 +61,11 @@ class Training:
         new.write_text("".join(f"{host}:1\n" for host in self.listed))
         new.replace(self.folder / "hosts")
 
-    def epochs(self) -> list[dict]:
-        """The whole records of epochs."""
+    def records(self, kind: str) -> list[dict]:
+        """The whole records of a kind."""
         lines = (self.run_dir / "metrics.jsonl").read_text().splitlines()
         found = [json.loads(line) for line in lines if line.endswith("}")]
-        return [record for record in found if record["kind"] == "epoch"]
+        return [record for record in found if record["kind"] == kind]
 
     def starts(self) -> int:
         """How often the job has started again."""
@@ -88,6 +88,15 @@ class Training:
                 least = size if least is None else min(least, size)
                 if size > least:
                     return
+
+    def pass_a_step(self, step: int) -> int:
+        """Waits until a later step is recorded, and returns it: what fails twice at one step is not started again."""
+        end = time.monotonic() + PATIENCE
+        while (latest := max((record["step"] for record in self.records("step")), default=0)) <= step:
+            if time.monotonic() > end:
+                raise SystemExit(f"no step after {step}\n{self.log()}")
+            time.sleep(0.1)
+        return latest
 
     def lose(self, chance: random.Random) -> str:
         """Takes a rank or a host away, or gives one back; says what."""
@@ -112,9 +121,10 @@ class Training:
 def play(training: Training, losses: int, until: float, chance: random.Random) -> list[str]:
     """Plays the losses and ends the job; returns what is wrong."""
     training.wait_for_a_step(0.0)
-    number = 0
+    number = lost_at = 0
     while number < losses and time.monotonic() < until:
         time.sleep(chance.uniform(0, 4))
+        lost_at = training.pass_a_step(lost_at)
         began, starts, number = time.time(), training.starts(), number + 1
         what = training.lose(chance)
         while training.starts() == starts and time.time() < began + PATIENCE:
@@ -124,7 +134,7 @@ def play(training: Training, losses: int, until: float, chance: random.Random) -
         seconds = f"known after {known - began:.0f} s, next step {time.time() - known:.0f} s later"
         print(f"loss {number}: {what}, {seconds}", flush=True)
     training.process.send_signal(signal.SIGTERM)
-    code, epochs = training.process.wait(PATIENCE), training.epochs()
+    code, epochs = training.process.wait(PATIENCE), training.records("epoch")
     wrong = [] if code == 75 else [f"exit code {code}"]
     if [record["epoch"] for record in epochs] != list(range(1, len(epochs) + 1)):
         wrong.append(f"epochs {[record['epoch'] for record in epochs]}")

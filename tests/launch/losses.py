@@ -103,7 +103,7 @@ def end(loss: Loss, hosts: str, folder: pathlib.Path) -> End:
         time.sleep(0.1)
     lines = (folder / "log").read_text(errors="replace").splitlines()
     said = tuple(line for line in lines if re.match(r"error: |stall: rank|ssh: |Timeout,", line))
-    stack = next((line.removeprefix("stall:   ") for line in lines if line.startswith("stall:   ")), "")
+    stack = next((re.sub(r"\S*site-packages/", "", line[9:]) for line in lines if line.startswith("stall:   ")), "")
     return End(code, seconds, _saved(folder), left, said, stack)
 
 

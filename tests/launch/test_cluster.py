@@ -1,16 +1,12 @@
-"""launch/local.sh and the two cluster scripts: commands, host lists, hostile words, failing hosts, signals."""
+"""launch/local.sh and the two cluster scripts: commands, host lists, hostile words, failing hosts."""
 
-import os
 import shlex
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.launch.shell import LAUNCH, ROOT, environment, error_line, run
+from tests.launch.shell import LAUNCH, ROOT, error_line, run
 from tests.support import in_process
 
 CLUSTER1 = LAUNCH / "cluster1.sh"
@@ -118,30 +114,7 @@ def test_a_wrong_flag_is_reported_once_before_any_rank_starts():
         assert "epoch" in error_line(result)
 
 
-SUPERVISED, RANK = (Path(__file__).parent / name for name in ("supervised.sh", "rank.py"))
-
-
-def test_a_signal_lets_the_ranks_save_and_leaves_no_process():
-    process = subprocess.Popen(
-        [SUPERVISED, sys.executable, RANK],
-        cwd=ROOT,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    ranks = [int(process.stdout.readline().split()[1]) for _ in range(2)]
-    children = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does with Ctrl-C
-    output, _ = process.communicate(timeout=30)
-    gone, alive = psutil.wait_procs(children, timeout=15)
-    assert not alive
-    assert {p.pid for p in gone} >= set(ranks)
-    assert process.returncode == 75, output
-    assert output.count("saved") == 2
-    assert "the ranks are asked to save" in output
+SUPERVISED = Path(__file__).parent / "supervised.sh"
 
 
 def test_ranks_of_this_host_start_without_ssh(tmp_path):

@@ -32,7 +32,6 @@ WITH_OTHERS = {
     "h5py",
     "ml_dtypes",
     "packaging",
-    "psutil",
     "setuptools",
     "tensorboard",
     "yaml",

@@ -15,7 +15,8 @@ import numpy as np
 import hybrid_imagenet as hi
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.comm.process import ENGINE_VARIABLE
-from hybrid_imagenet.errors import SharedError, UserError
+from hybrid_imagenet.errors import SharedError
+from tests.comm.programs import message
 from tests.library import models
 
 
@@ -35,15 +36,6 @@ def ranks() -> Iterator[None]:
 
 def weights(model) -> list:
     return [w.astype(float).ravel().tolist() for w in model.get_weights()]
-
-
-def message(call) -> str | None:
-    """The error that a call raises."""
-    try:
-        call()
-    except (UserError, ValueError) as error:
-        return str(error)
-    return None
 
 
 def compared(name: str, engine: str = "") -> dict:
@@ -92,7 +84,7 @@ def refusals() -> dict:
         refused = message(lambda: again.fit(x, y, 4, verbose=0))
         again.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.default_callbacks())  # as the message says
         shown = io.StringIO()
-        with contextlib.redirect_stderr(shown):
+        with contextlib.redirect_stderr(shown), mock.patch("os._exit"):  # TensorFlow's engine ends at once
             for error in (SharedError("of all ranks"), RuntimeError("of this rank")):
                 sys.excepthook(type(error), error, None)
         return {

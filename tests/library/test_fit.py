@@ -2,8 +2,10 @@
 
 from unittest import mock
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import hybrid_imagenet as hi
 from hybrid_imagenet.errors import UserError
@@ -62,8 +64,6 @@ def test_logs_are_those_of_all_examples_and_statistics_those_of_all_ranks(pools)
 
 
 def test_an_optimizer_says_what_it_cannot_take():
-    import keras
-
     def refused(inner, **arguments):
         with pytest.raises((UserError, ValueError)) as caught:
             hi.DistributedOptimizer(inner, **arguments)
@@ -84,9 +84,6 @@ def test_an_optimizer_says_what_it_cannot_take():
 
 
 def test_a_loss_that_was_not_scaled_and_a_weight_without_gradient_are_named():
-    import keras
-    import tensorflow as tf
-
     variable, unused = (keras.Variable(np.ones(3, np.float32), name=name) for name in ("w", "unused"))
     optimizer = hi.DistributedOptimizer("sgd")
     with pytest.raises(UserError, match="the loss was not scaled"):
@@ -104,8 +101,6 @@ def test_a_loss_that_was_not_scaled_and_a_weight_without_gradient_are_named():
 
 
 def test_a_share_has_as_many_elements_on_every_rank():
-    import tensorflow as tf
-
     arrays = (np.arange(11), {"y": np.arange(11) * 2})
     shares = [hi.data.shard(arrays, rank, 3) for rank in range(3)]
     assert [s[0].tolist() for s in shares] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
@@ -126,8 +121,6 @@ def test_a_share_has_as_many_elements_on_every_rank():
 
 
 def test_data_that_cannot_be_shared_out_is_refused_with_a_remedy():
-    import keras
-
     class Batches(keras.utils.PyDataset):
         def __len__(self):
             return 4
@@ -146,9 +139,6 @@ def test_data_that_cannot_be_shared_out_is_refused_with_a_remedy():
 
 
 def test_a_gradient_whose_shape_tensorflow_does_not_know_has_that_of_its_variable():
-    import keras
-    import tensorflow as tf
-
     variable = keras.Variable(np.ones(3, np.float32), name="w")
     optimizer = hi.DistributedOptimizer(keras.optimizers.SGD(0.5), loss_scale=1)
 
@@ -161,8 +151,6 @@ def test_a_gradient_whose_shape_tensorflow_does_not_know_has_that_of_its_variabl
 
 
 def test_a_model_that_lacks_weights_is_refused_before_its_first_step():
-    import keras
-
     class Half(keras.Model):
         def __init__(self, *parts):
             super().__init__()
@@ -187,8 +175,6 @@ def test_a_model_that_lacks_weights_is_refused_before_its_first_step():
 
 
 def test_normalization_that_is_to_be_synchronized_and_is_not_gives_a_warning(caplog):
-    import keras
-
     ranks = mock.Mock(size=2, rank=0, broadcast_object=lambda value: value)
     for synchronized in (False, True):
         assert not caplog.text
@@ -200,9 +186,6 @@ def test_normalization_that_is_to_be_synchronized_and_is_not_gives_a_warning(cap
 
 
 def test_kinds_of_variables_follow_from_layers_where_a_step_trains_some_of_them():
-    import keras
-    import tensorflow as tf
-
     norm = keras.Sequential([keras.Input((4,)), keras.layers.LayerNormalization(), keras.layers.Dense(2)])
     model = Distiller(models.plain(3), norm)
     optimizer = hi.DistributedOptimizer(hi.optimizers.LARS(), loss_scale=1)
@@ -234,8 +217,6 @@ def test_two_optimizers_beside_compile_are_scheduled_saved_and_restored(pools, t
 
 
 def test_a_schedule_and_another_callback_that_sets_the_learning_rate_are_refused_together():
-    import keras
-
     def fit(*callbacks):
         optimizer = hi.DistributedOptimizer("sgd", schedule=hi.schedules.polynomial(0.5, 3))
         model = models.made(optimizer, run_eagerly=True)

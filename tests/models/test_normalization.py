@@ -1,4 +1,5 @@
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -166,14 +167,8 @@ class Ranks:
         return summed
 
     def run(self, work):
-        results = [None] * self.size
-        threads = [threading.Thread(target=lambda r=rank: results.__setitem__(r, work(r))) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert all(result is not None for result in results)
-        return results
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(work, range(self.size)))
 
 
 @pytest.mark.parametrize("cuts", [(0, 2, 4, 6), (0, 1, 3, 6)], ids=["equal", "unequal"])

@@ -25,12 +25,6 @@ def test_merged_moments_are_those_of_all_values(parts):
     np.testing.assert_allclose(variance, expected_variance, rtol=1e-9, atol=1e-9 * (1 + expected_mean**2))
 
 
-def test_mean_of_variances_alone_would_be_low():
-    mean, variance = merge([0.0, 4.0], [1.0, 3.0])
-    assert mean == 2.0
-    assert variance == 2.0 + 4.0  # mean of the variances plus the variance of the means
-
-
 def test_channels_are_merged_separately_and_keep_fp32():
     means = np.array([[1, 2, 3], [3, 2, 1]], np.float32)
     mean, variance = merge(means, np.ones_like(means))

@@ -132,12 +132,6 @@ def test_the_other_reading_of_the_momentum_and_its_limits():
     assert create("sony_b", momentum_rule="noise_scale")(6.0, 6.1, 1024)["momentum"] == 0.0
 
 
-def test_scaling_rules():
-    assert schedules.peak_rate(0.1, "workers", 24, 6144) == pytest.approx(2.4)
-    assert schedules.peak_rate(0.1, "batch", 24, 3072) == pytest.approx(1.2)
-    assert schedules.peak_rate(0.1, "none", 24, 3072) == 0.1
-
-
 def test_a_linear_warmup_never_starts_above_its_end():
     schedule = create("constant", lr=0.01, lr_scaling="none", warmup_epochs=2, warmup_start_lr=0.1)
     assert [schedule(e, e, 256)["learning_rate"] for e in (0, 1, 2)] == pytest.approx([0.01] * 3)

@@ -74,21 +74,6 @@ def test_bad_arguments():
         optimizer.apply([None])
 
 
-def test_it_serves_keras_fit():
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(64, 3)).astype(np.float32)
-    y = (x.sum(axis=1) > 0).astype(np.int32)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=0.5, momentum=0.9)
-    model.compile(
-        DistributedOptimizer(inner, SingleProcess(), LossScale(16.0)),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    history = model.fit(x, y, batch_size=16, epochs=8, verbose=0).history["loss"]
-    assert history[-1] < 0.3 * history[0]
-    assert inner.iterations.numpy() == 32
-
-
 @pytest.mark.parametrize("average", [None, 0.9])
 def test_on_a_gpu_an_optimizer_of_keras_is_masked_instead_of_skipped(monkeypatch, average):
     """In one compiled program, so that no branch waits for the device; the numbers are those of the branch."""

@@ -94,20 +94,6 @@ def test_compiled_it_differs_by_roundings_only(case):
         np.testing.assert_allclose(compiled[name], one, rtol=1e-5, atol=slack, err_msg=name)
 
 
-def test_a_step_that_is_not_finite_changes_nothing_but_the_scale():
-    run = Run(optimizers.create(**CASES["hybrid"][0]), packed=True, phase=1)
-    scale = run.optimizer.loss_scale
-    counts = [int(v.numpy()) for v in scale.variables]
-    assert int(run.optimizer.iterations.numpy()) == STEPS - 1
-    held = [v.numpy() for v in [*run.variables, *run.optimizer.inner.first_moment]]
-    run.step([tf.fill(s, np.float32(np.nan)) for s in SHAPES])
-    for before, variable in zip(held, [*run.variables, *run.optimizer.inner.first_moment], strict=True):
-        np.testing.assert_array_equal(variable.numpy(), before)
-    assert int(run.optimizer.iterations.numpy()) == STEPS - 1
-    assert float(scale.scale.numpy()) == counts[0] / 2
-    assert [int(v.numpy()) for v in scale.variables[2:]] == [counts[2] + 1, 1]
-
-
 class Signs(GroupedOptimizer):
     """An optimizer of one file: w -= lr m with m = sign(g) + momentum m, and nothing else."""
 

@@ -1,6 +1,6 @@
-"""Datagrams that mean harm: `python -m tests.resilience.hostile PORT[,PORT] SECONDS` sends them to ports of this host.
+"""Datagrams that mean harm, seeded.
 
-Seeded. Those that carry the run's token are none that a rank would send: each has a value that a beat cannot have.
+Those that carry the run's token are none that a rank would send: each has a value that a beat cannot have.
 """
 
 from __future__ import annotations
@@ -8,9 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import socket
-import sys
-import time
 from collections.abc import Iterator
 
 from hybrid_imagenet.resilience import heartbeats
@@ -57,17 +54,3 @@ def datagrams(seed: int, token: str) -> Iterator[bytes]:
                 seal(chance.choice(([], {}, "x", 5, None, altered("evil", 1))), token),
             )
         )[:LARGEST]
-
-
-def flood(ports: list[int], seconds: float, seed: int = 0, token: str = "0" * 32) -> int:
-    """Sends for a time; how many."""
-    sent, until, source = 0, time.monotonic() + seconds, datagrams(seed, token)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        while time.monotonic() < until:
-            sender.sendto(next(source), ("127.0.0.1", ports[sent % len(ports)]))
-            sent += 1
-    return sent
-
-
-if __name__ == "__main__":
-    print(flood([int(port) for port in sys.argv[1].split(",")], float(sys.argv[2])))

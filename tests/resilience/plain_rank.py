@@ -1,7 +1,7 @@
 """A rank without TensorFlow, in some manner.
 
-polite: saves on SIGUSR1 and leaves with code 75; fails: rank 1 leaves with 3, and the other waits; killed: rank 1 kills
-itself, and the other waits; good: all end well.
+polite, interrupted: saves on SIGUSR1 and leaves with code 75; fails: rank 1 leaves with 3, and the other waits; killed:
+rank 1 kills itself, and the other waits; good: all end well.
 """
 
 import os
@@ -20,7 +20,7 @@ def leave(number, frame):
 
 
 manner, folder = sys.argv[1:]
-if manner == "polite":
+if manner in ("polite", "interrupted"):
     signal.signal(signal.SIGUSR1, leave)
 follow_launcher()
 (pathlib.Path(folder) / str(os.getpid())).touch()

@@ -4,6 +4,7 @@ import itertools
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -68,17 +69,9 @@ class Ranks:
 
 def pair(limit):
     """Two watchdogs that hear each other."""
-    barrier, given, dogs = threading.Barrier(2), [None, None], [None, None]
-
-    def make(rank):
-        dogs[rank] = watchdog.Watchdog(Ranks(rank, barrier, given), limit)
-
-    threads = [threading.Thread(target=make, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return dogs
+    barrier, given = threading.Barrier(2), [None, None]
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda rank: watchdog.Watchdog(Ranks(rank, barrier, given), limit), range(2)))
 
 
 def test_hostile_datagrams_do_not_stop_a_watchdog(monkeypatch, capfd):

@@ -6,6 +6,7 @@ import pytest
 
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.resilience.discovery import Discovery, by_script, parse_host
+from tests.support.processes import wait_for
 
 
 @pytest.fixture
@@ -28,13 +29,6 @@ def discovery(tmp_path):
     yield make
     for one in made:
         one.stop()
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 15
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_names_and_slots_are_read_and_what_is_no_name_never_reaches_a_shell():

@@ -182,12 +182,10 @@ def test_a_hanging_main_thread_is_told_from_those_that_wait(tmp_path):
 
 def test_nothing_is_said_about_ranks_that_work_on_a_loaded_machine(tmp_path):
     processes = start(tmp_path, 3, 8, "busy")
-    ports = [int(process.stdout.readline()) for process in processes]
+    for process in processes:
+        assert process.stdout.readline() == "training\n"
     burn = [sys.executable, "-c", "while True: pass"]
     others = [subprocess.Popen(burn) for _ in range(2 * (os.cpu_count() or 1))]
-    others.append(
-        subprocess.Popen([sys.executable, "-m", "tests.resilience.hostile", ",".join(map(str, ports)), "9999"])
-    )
     try:
         time.sleep(8)
         assert all(process.poll() is None for process in (*processes, *others))

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -31,18 +30,10 @@ def start(command, folder):
     )
 
 
-def wait_for_ranks(folder, count):
-    deadline = time.monotonic() + 120
-    while len(found := list((folder / "pids").iterdir())) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return [int(path.name) for path in found]
-
-
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_no_rank_outlives_its_launcher(tmp_path, name):
     launcher = start(LAUNCHERS[name], tmp_path)
-    ranks = wait_for_ranks(tmp_path, 2)
+    ranks = processes.numbers_in(tmp_path / "pids", 2)
     try:
         assert all(map(processes.alive, ranks))
         os.kill(launcher.pid, signal.SIGKILL)
@@ -56,7 +47,7 @@ def test_no_rank_outlives_its_launcher(tmp_path, name):
 
 def test_a_process_without_a_launcher_outlives_its_shell(tmp_path):
     shell = start(["sh", "-c", '"$0" "$@" & wait'], tmp_path)
-    [rank] = wait_for_ranks(tmp_path, 1)
+    [rank] = processes.numbers_in(tmp_path / "pids", 1)
     try:
         os.kill(shell.pid, signal.SIGKILL)
         shell.wait()

@@ -4,14 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.training.loop import Control
 from tests.ranks import ROOT
-from tests.support import program
+from tests.support import processes, program
 
 # Little to save, and not often: what is tested is how a run ends.
 SMALL = ("--model=resnet8", "--model_width=4", "--image_size=8")
@@ -27,9 +26,7 @@ def test_a_first_signal_is_carried_to_all_ranks():
     REQUESTS.begin()
     try:
         os.kill(os.getpid(), signal.SIGTERM)
-        deadline = time.monotonic() + 10
-        while not REQUESTS.stop and time.monotonic() < deadline:
-            time.sleep(0.01)
+        processes.wait_for(lambda: REQUESTS.stop)
         assert control.word().numpy().tolist() == [1, 0]
     finally:
         REQUESTS.end()

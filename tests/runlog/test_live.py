@@ -8,7 +8,6 @@ import pytest
 
 from hybrid_imagenet.runlog import live, summary
 from hybrid_imagenet.runlog.progress import Status
-from tests.support import fresh
 
 INFO = {"world_size": 4, "steps_per_epoch": 10, "images_per_epoch": 1000, "single_gpu_images_per_second": 30.0}
 
@@ -194,7 +193,3 @@ def test_ranks_ask_the_launchers_terminal_for_its_size(monkeypatch):
     finally:
         os.close(master)
         os.close(slave)
-
-
-def test_views_start_without_tensorflow():
-    assert fresh.loaded_by("hybrid_imagenet.runlog.live") == set()

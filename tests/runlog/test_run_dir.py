@@ -1,11 +1,11 @@
 import os
-import threading
 
 import pytest
 
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.runlog import run_dir
 from hybrid_imagenet.runlog.run_dir import RunDirectory, free_name, newest_name
+from tests.support.promptly import promptly
 
 
 def test_a_run_is_not_overwritten(tmp_path):
@@ -51,19 +51,8 @@ def test_a_fifo_in_the_place_of_a_file_does_not_make_a_run_wait(tmp_path, name):
     run.release()
     (tmp_path / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / name)
-    found = []
-
-    def resume():
-        try:
-            found.append(RunDirectory(tmp_path, resume=True))
-        except UserError as error:
-            found.append(str(error))
-
-    thread = threading.Thread(target=resume, daemon=True)
-    thread.start()
-    thread.join(10)
-    assert len(found) == 1
-    assert name == "lock" or found == [f"--run_dir={tmp_path}: {name} is not a regular file; move it away"]
+    found = promptly(lambda: RunDirectory(tmp_path, resume=True))
+    assert name == "lock" or found == f"--run_dir={tmp_path}: {name} is not a regular file; move it away"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-import csv
 import dataclasses
-import io
 
 import numpy as np
 import pytest
@@ -103,35 +101,6 @@ def test_several_statements_are_corrected_for_their_number():
     assert first.outcome == results.INCONCLUSIVE
 
 
-def test_without_a_difference_few_studies_see_one(no_advice):
-    """Three equal arms with correlated seeds: a false better in under 5 % of 600 studies, a false opposite too."""
-    generator = np.random.default_rng(0)
-    arms = [Arm(name, name) for name in "abc"]
-    study = Study("same", "", "", "", tuple(arms), ranking("a", "b", "c"))
-    outcomes = []
-    for _ in range(600):
-        seeds = generator.normal(0.92, 0.003, 5)
-        found = [ArmResults(a, support.results(ends(*(seeds + generator.normal(0, 0.003, 5)))), 0.9) for a in arms]
-        outcomes.append({verdict.outcome for verdict in results.verdicts(study, found)})
-    for outcome in (results.SEEN, results.REVERSED):
-        share = np.mean([outcome in each for each in outcomes])
-        assert 0.01 < share < 0.05 + 2 * (0.05 * 0.95 / 600) ** 0.5
-
-
-def test_a_difference_at_the_margin_is_rarely_taken_for_none(no_advice):
-    """TOST: with a true difference of the whole margin at most 5 % of studies see equivalence."""
-    generator = np.random.default_rng(1)
-    arms = [Arm(name, name) for name in "ab"]
-    study = Study("apart", "", "", "", tuple(arms), (Claim("a", "b", "equal"),))
-    seen = 0
-    for _ in range(600):
-        base = generator.normal(0.92, 0.003, 10)
-        other = base + 0.003 + generator.normal(0, 0.001, 10)
-        found = [ArmResults(a, support.results(ends(*v)), 0.9) for a, v in zip(arms, (base, other), strict=True)]
-        seen += results.verdicts(study, found)[0].outcome == results.SEEN
-    assert 0 < seen / 600 < 0.05 + 2 * (0.05 * 0.95 / 600) ** 0.5
-
-
 def test_runs_that_tell_which_images_they_got_right_are_resampled():
     generator = np.random.default_rng(2)
     first, second = (arm(name, ends(0.9, 0.92, 0.91)) for name in "ab")
@@ -218,11 +187,7 @@ def test_program_renders_what_is_there_and_goes_on(tmp_path, capsys, monkeypatch
     assert program.main(["gamma", *flags]) == 0
     assert [cell.flags[-1] for cell in started] == ["--seed=1"] * 3
     assert (tmp_path / "docs" / "gamma.png").read_bytes()[:4] == b"\x89PNG"
-    assert len(rows_of(tmp_path / "docs" / "gamma.csv")) == 4
-
-
-def rows_of(path):
-    return list(csv.DictReader(io.StringIO(path.read_text())))
+    assert len((tmp_path / "docs" / "gamma.csv").read_text().splitlines()) == 1 + 4
 
 
 @pytest.mark.parametrize(

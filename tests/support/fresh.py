@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tests.ranks import ROOT
 
-FRAMEWORKS = {"tensorflow", "keras", "horovod"}
+FRAMEWORKS = {"tensorflow", "keras", "horovod", "torch"}
 
 
 def run(*calls: tuple[str, Sequence[str] | None]) -> tuple[list, set[str], str]:

@@ -1,22 +1,14 @@
-"""Processes of a run as the system sees them."""
+"""Processes of a run as the system sees them, and how tests wait for them."""
 
 import contextlib
 import pathlib
 import subprocess
 import time
+from collections.abc import Callable
 
 from hybrid_imagenet.resilience.processes import children, descendants
 
-__all__ = ["alive", "children", "descendants", "gone_within", "ranks", "small_disk"]
-
-
-def ranks(launcher: int) -> dict[int, int]:
-    """Process number by the rank that Open MPI gave it."""
-    found = {}
-    for process in children(launcher):
-        variables = pathlib.Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-        found[int(next(v.partition(b"=")[2] for v in variables if v.startswith(b"OMPI_COMM_WORLD_RANK=")))] = process
-    return found
+__all__ = ["alive", "children", "descendants", "gone_within", "numbers_in", "small_disk", "wait_for"]
 
 
 def alive(process: int) -> bool:
@@ -26,6 +18,20 @@ def alive(process: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Waits until it holds; fails if that takes longer."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def numbers_in(folder: pathlib.Path, count: int) -> list[int]:
+    """The numbers of `count` processes, each of which makes a file of that name in the folder once it runs."""
+    wait_for(lambda: len(list(folder.iterdir())) >= count, 120)
+    return [int(path.name) for path in folder.iterdir()]
 
 
 def gone_within(processes, seconds: float) -> bool:

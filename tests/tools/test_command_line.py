@@ -13,6 +13,7 @@ from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import command_line
 from tests.ranks import ROOT
+from tests.support import fresh
 from tests.tools.report.synthetic import make_run
 
 OUTSIDE = Path(__file__).parent / "outside.py"
@@ -86,6 +87,14 @@ def test_outside_of_the_environment_one_line_tells_how_to_enter_it(tmp_path):
             rf"the program; first cd {re.escape(str(ROOT))}, (launch/setup.sh, )?\. launch/env.sh\n",
             done.stderr,
         )
+
+
+def test_commands_that_compute_nothing_start_without_tensorflow(tmp_path):
+    run = str(make_run(tmp_path / "run", epochs=2))
+    lines = (["runs", str(tmp_path)], ["status", run], ["report", run], ["plan", "--cluster=abci"])
+    codes, loaded, _ = fresh.run(*(("hybrid_imagenet.__main__", line) for line in lines))
+    assert codes == [0] * len(lines)
+    assert not loaded & fresh.FRAMEWORKS
 
 
 @pytest.mark.parametrize("command", sorted(set(program.COMMANDS) - {"bench"}))

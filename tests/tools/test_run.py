@@ -5,7 +5,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -101,27 +100,20 @@ def job(manner, folder):
     )
 
 
-def ranks_of(folder):
-    deadline = time.monotonic() + 60
-    while len(found := list(folder.glob("[0-9]*"))) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return [int(path.name) for path in found]
-
-
 def test_a_job_ends_with_the_code_of_its_ranks_and_leaves_none(tmp_path):
-    codes = {"polite": 75, "fails": 3, "killed": 137, "good": 0}
+    codes = {"polite": 75, "interrupted": 75, "fails": 3, "killed": 137, "good": 0}
     for manner in codes:
         (tmp_path / manner).mkdir()
     jobs = {manner: job(manner, tmp_path / manner) for manner in codes}  # they run beside one another
-    ranks = {manner: ranks_of(tmp_path / manner) for manner in codes}
+    ranks = {manner: processes.numbers_in(tmp_path / manner, 2) for manner in codes}
     jobs["polite"].send_signal(signal.SIGTERM)
+    os.killpg(jobs["interrupted"].pid, signal.SIGINT)  # as a terminal does with Ctrl-C
     for manner, process in jobs.items():
         output, _ = process.communicate(timeout=60)
         assert process.returncode == codes[manner], output
         assert not any(map(processes.alive, ranks[manner]))
         assert "Traceback" not in output
-        assert output.count("saved") == (2 if manner == "polite" else 0)
+        assert output.count("saved") == (2 if codes[manner] == 75 else 0)
         assert output.count(" was ended by signal 9 (SIGKILL), ") == (manner == "killed")
         assert "mpirun" not in output
 

@@ -12,7 +12,7 @@ from hybrid_imagenet import __main__, config
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import resume
 from tests.ranks import ROOT, environment
-from tests.support import fresh, program
+from tests.support import program
 from tests.tools.report.synthetic import make_run
 
 
@@ -119,15 +119,6 @@ def test_the_command_prints_what_it_would_run(tmp_path, capsys):
     assert __main__.main(["resume", str(tmp_path / "none")]) == 2
     assert __main__.main(["resume", str(tmp_path), "--epoch=3"]) == 2
     assert "--epochs" in capsys.readouterr().err
-
-
-def test_they_start_without_tensorflow(tmp_path):
-    run = str(make_run(tmp_path / "run", epochs=2))
-    codes, loaded, _ = fresh.run(
-        *(("hybrid_imagenet.__main__", words) for words in (["runs", str(tmp_path)], ["status", run]))
-    )
-    assert codes == [0, 0]
-    assert not loaded & fresh.FRAMEWORKS
 
 
 def test_a_real_run_is_stopped_and_resumed(tmp_path, capsys):

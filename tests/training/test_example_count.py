@@ -7,17 +7,13 @@ import types
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from hybrid_imagenet import config
 from hybrid_imagenet.checkpoints.run_state import RunState
-from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.data import Request
 from hybrid_imagenet.data.pipeline import HostOptions
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
-from hybrid_imagenet.training.accumulators import SumAccumulator
-from hybrid_imagenet.training.evaluation import Validation
 from hybrid_imagenet.training.inputs import ExampleCount, TrainingData, all_replaced
 from tests.data import support
 from tests.data.support import MemorySource
@@ -131,27 +127,6 @@ def test_the_limit_holds_over_all_ranks():
 def test_replaced_examples_of_another_form_are_one_line():
     with pytest.raises(UserError, match=r"replaced examples .*damaged"):
         Ranks(MemorySource(N), 1, Cursor(0, 8), [8])
-
-
-class Step:
-    """Counts the images of positive weight."""
-
-    def __init__(self):
-        self.sums = SumAccumulator("sums")
-
-    def __call__(self, batch):
-        self.sums.variable.assign_add([0.0, 0.0, 0.0, float(tf.reduce_sum(batch["weight"]))])
-        return tf.zeros([len(batch["weight"]), 3])
-
-
-def test_validation_counts_what_it_drops():
-    options = HostOptions(bad_records="skip")
-    validation = Validation(
-        Step(), bad_source(), SingleProcess(), batch=8, image_size=8, crop_fraction=1.0, options=options
-    )
-    for _ in range(2):  # the same again: counts do not add up over passes
-        results = validation.run()
-        assert (results["val_count"], results["val_dropped"]) == (57, 3)
 
 
 @pytest.mark.parametrize(("names", "told"), [("ant bee cat dog", 0), ("ant bee cat dog eel", 1)])

@@ -1,4 +1,4 @@
-"""Skipped steps, merged statistics and exact metrics between real ranks."""
+"""Skipped steps and merged statistics between real ranks."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,12 @@ from tests.training import parts_programs
 
 @pytest.fixture(scope="module")
 def ranks(pools):
-    return pools[4].call(parts_programs.skip_merge_and_compare)
+    return pools[4].call(parts_programs.skip_and_merge)
 
 
 def test_a_step_is_taken_or_skipped_by_all_ranks_together(ranks):
     size = len(ranks)
-    trails = [trail for trail, _, _ in ranks]
+    trails = [trail for trail, _ in ranks]
     assert all(trail == trails[0] for trail in trails)
     taken, skipped, large = trails[0]
     assert taken[0] == -(1 + size) / 2  # the mean of 1 .. size
@@ -28,11 +28,7 @@ def test_a_step_is_taken_or_skipped_by_all_ranks_together(ranks):
 def test_statistics_are_those_of_all_ranks_images(ranks):
     size = len(ranks)
     images = [np.random.default_rng(r).normal(r, 1 + r, (4, 3, 3, 2)).astype(np.float32) for r in range(size)]
-    for _, (mean, variance), _ in ranks:
+    for _, (mean, variance) in ranks:
         for channel in range(2):
             parts = [part[..., channel].ravel().tolist() for part in images]
             np.testing.assert_allclose([mean[channel], variance[channel]], population_moments(parts), rtol=2e-5)
-
-
-def test_the_rank_that_differs_is_named_on_every_rank(ranks):
-    assert all("weights of rank 1 differ" in named for _, _, named in ranks)

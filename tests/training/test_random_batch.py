@@ -4,12 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet import config
-from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import sampling
 from hybrid_imagenet.training.random_batch import RandomBatch
-
-SYNC = "--sync_batch_norm"
 
 
 def batch(step, images):
@@ -54,16 +50,3 @@ def test_ranks_draw_as_virtual_gpus_do_and_their_means_are_weighted_by_count():
     together, _ = RandomBatch(1, 4, 1, alone)(whole)
     assert np.mean(means) == pytest.approx(np.mean(together["image"]))
     assert len(set(counts)) > 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ([], "--random_batch=8 needs --sync_batch_norm"),
-        ([SYNC, "--jit_compile"], "--random_batch=8 cannot be combined with --jit_compile"),
-        ([SYNC, "--per_gpu_batch=16", "--batch_schedule=0:16,3:4"], "a GPU has a batch of 4 images"),
-    ],
-)
-def test_what_does_not_go_with_random_batches(flags, message):
-    with pytest.raises(UserError, match=message):
-        config.resolve(["--random_batch=8", *flags])

@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import shutil
+import types
 
 import pytest
 
@@ -107,3 +109,12 @@ def test_a_run_that_was_stopped_is_resumed_first(tmp_path):
         f"next: hybrid-imagenet report '{tmp_path}/a run'",
     ]
     assert closing_lines(config.resolve([]), tmp_path, [], "") == [f"results: {tmp_path}"]
+
+
+def test_a_run_whose_directory_is_deleted_says_so_after_a_validation_too(tmp_path):
+    recording = Recording(config.resolve([f"--run_dir={tmp_path / 'run'}"]), 0, 1)
+    recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState())
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(UserError, match="run was deleted during the run: nothing more can be recorded"):
+        recording.keep_image_results(types.SimpleNamespace(image_results=dict))
+    recording.interrupt()

@@ -106,18 +106,6 @@ def test_groups_of_gpus_are_parts_of_a_rank_or_several_ranks(flags, ranks, expec
     assert derived.communication(resolved).neighbors == (together if together < ranks else 1)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--bn_group=2", "--sync_batch_norm"], "--bn_group=2 cannot be combined with --sync_batch_norm"),
-        (["--bn_group=4", "--virtual_gpus=6"], "--bn_group=4 cannot be combined with --virtual_gpus=6"),
-    ],
-)
-def test_groups_that_are_refused(flags, message):
-    with pytest.raises(UserError, match=message):
-        config.resolve(flags)
-
-
 def test_groups_must_hold_all_gpus():
     flags = ["--bn_group=4", "--virtual_gpus=2"]
     resolved = config.resolve(flags, 3)

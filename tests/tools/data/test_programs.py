@@ -20,6 +20,7 @@ from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.tools.data import command as program
 from tests.data import support
 from tests.data.test_sources import cache, flipped, make  # noqa: F401
+from tests.support.processes import wait_for
 
 
 def run(*arguments):
@@ -174,10 +175,7 @@ def test_a_killed_preparation_goes_on_where_it_stopped(tmp_path):
         f"--to={tmp_path / 'to'}", "--per_shard=15", "--workers=2", "--resize=48",
     ]  # fmt: skip
     started = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 60
-    while len(list((tmp_path / "to").glob("train-0*"))) < 5:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: len(list((tmp_path / "to").glob("train-0*"))) >= 5)
     os.kill(started.pid, signal.SIGKILL)
     started.wait()
     (tmp_path / "to" / ".train-00040-of-00050.abc").touch()  # as a killed worker may leave it

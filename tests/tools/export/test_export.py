@@ -86,29 +86,23 @@ def test_the_snippet_of_the_documentation_finds_the_classes_of_the_program(as_on
     assert [float(text.rstrip("%")) for text, _ in printed] == pytest.approx(100 * chances[best], abs=0.06)
 
 
-def test_alexnet(tmp_path):
-    model = models.create("alexnet_bn", 3, 64)
-    weights = {variable.path: variable.numpy() for variable in model.weights}
-    alexnet = pretrained.Trained("alexnet", "alexnet_bn", ("a", "b", "c"), 64, 0.875, 1e-5, weights=weights)
-    images = pixels(2, 64)
-    path = tmp_path / "network.keras"
-    program.export(alexnet, export_forms.of(path), path)
-    expected = model(alexnet.preprocess(images), training=False).numpy()
-    np.testing.assert_allclose(keras.saving.load_model(path)(images).numpy(), expected, rtol=0, atol=1e-4)
+BLURRED = {"width": 4, "stem": "3x3_stride2", "blurpool": True}
 
 
-def test_a_network_for_small_images_becomes_keras_own_layers_with_its_blurs(tmp_path):
-    model = models.create("resnet8", 3, 16, width=4, stem="3x3_stride2", blurpool=True)
+@pytest.mark.parametrize(
+    ("name", "size", "form", "close"), [("alexnet_bn", 64, {}, 1e-4), ("resnet8", 16, BLURRED, 1e-5)]
+)
+def test_other_networks_become_keras_own_layers(tmp_path, name, size, form, close):
+    model = models.create(name, 3, size, **form)
     weights = {variable.path: variable.numpy() for variable in model.weights}
-    form = {"width": 4, "stem": "3x3_stride2", "blurpool": True}
-    blurred = pretrained.Trained("blurred", "resnet8", ("a", "b", "c"), 16, 1.0, 1e-5, **form, weights=weights)
-    images = pixels(2, 16)
-    expected = model(blurred.preprocess(images), training=False).numpy()
+    made = pretrained.Trained("made", name, ("a", "b", "c"), size, 1.0, 1e-5, **form, weights=weights)
+    images = pixels(2, size)
+    expected = model(made.preprocess(images), training=False).numpy()
     path = tmp_path / "network.keras"
-    program.export(blurred, export_forms.of(path), path)
+    program.export(made, export_forms.of(path), path)
     loaded = keras.saving.load_model(path)
     assert {type(layer).__module__.split(".")[0] for layer in loaded._flatten_layers()} == {"keras"}
-    np.testing.assert_allclose(loaded(images), expected, atol=1e-5)
+    np.testing.assert_allclose(loaded(images), expected, atol=close)
 
 
 def test_a_file_that_disagrees_is_not_kept(tmp_path):

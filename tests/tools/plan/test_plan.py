@@ -12,7 +12,6 @@ from hybrid_imagenet.tools.plan.clusters import CLUSTERS, own_speed
 from hybrid_imagenet.tools.plan.layers import layers_of
 from hybrid_imagenet.tools.plan.predict import Job, Way, best, predict, ways
 from tests.references.cost_model_reference import ring
-from tests.support import fresh
 from tests.tools.plan.efficiencies import OFFERED, residuals
 
 COUNTS = {"resnet8": 1489704, "resnet10": 5418792, "resnet18": 11689512, "resnet34": 21797672, "resnet50": 25557032,
@@ -201,9 +200,3 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, words, capsys):
     assert error.count("\n") == 1
     assert error.startswith("error: ")
     assert words.lower() in error.lower()
-
-
-def test_starts_as_a_program_without_tensorflow():
-    codes, loaded, _ = fresh.run(("hybrid_imagenet.tools.plan.command", ["--cluster=abci"]))
-    assert codes == [0]
-    assert not loaded & fresh.FRAMEWORKS

@@ -8,7 +8,6 @@ import pytest
 
 from hybrid_imagenet.tools.report import classes, load, page, tables
 from hybrid_imagenet.tools.report import command as program
-from tests.support import fresh
 from tests.tools.report.synthetic import make_run
 
 
@@ -175,12 +174,6 @@ def test_directory_without_a_run_is_one_line(tmp_path, capsys, prepare, words):
 def test_wrong_arguments_are_one_line(arguments, capsys):
     assert program.main(arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_starts_without_tensorflow(runs):
-    codes, loaded, _ = fresh.run(("hybrid_imagenet.tools.report.command", [runs[0]]))
-    assert codes == [0]
-    assert not loaded & fresh.FRAMEWORKS
 
 
 @pytest.mark.parametrize("count", [3, 30, 31])
