@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_imagenet.analysis import published
-from studies.base import BASE
 
 Row = dict[str, Any]
 Judge = Callable[[Row, Row, Row], str]
@@ -156,7 +155,11 @@ def _trained(name: str, rule: str, judge: Judge, flags: Sequence[str], small: tu
     return Arm(name, words, rule, judge, small=small, timed=False, **more)
 
 
-_DIGITS = (*BASE, "--virtual_gpus=2", "--seed=1")
+_DIGITS = (
+    *("--dataset=digits", "--augmentation=digits", "--model=resnet10", "--image_size=24", "--precision=float32"),
+    *("--compression=none", "--per_gpu_batch=188", "--virtual_gpus=2", "--eval_batch=150", "--epochs=12"),
+    *("--warmup_epochs=5", "--lr=1.2", "--lr_decay=0.8", "--lars_eta=0.004", "--target_top1=0.9", "--seed=1"),
+)
 _SHORT = ("--epochs=1", "--warmup_epochs=0.5")
 _LU_FASHION = (
     *("--recipe=hybrid", "--dataset=fashion_mnist", "--data_dir={fashion}", "--augmentation=shift", "--model=resnet50"),

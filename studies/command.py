@@ -14,12 +14,12 @@ from hybrid_imagenet import config as configuration
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError, did_you_mean
 from hybrid_imagenet.tools import command_line
 from studies import cost, jobs, plot, running, tables, trial_runs, tuning
-from studies.base import TARGET, Arm, Study
+from studies.base import Arm, Study
 from studies.batch_norm import BATCH_NORM
 from studies.decay import DECAY
-from studies.definitions import STUDIES as AFTER_PAPERS
+from studies.definitions import STUDIES as OF_PAPERS
 from studies.figure_3_1 import FIGURE_3_1
-from studies.handover import HANDOVER, HANDOVER_256
+from studies.handover import HANDOVER, HANDOVER_256, MATCHED
 from studies.optimizers import COMPARED
 from studies.questions import QUESTIONS
 from studies.results import ArmResults
@@ -28,7 +28,7 @@ from studies.shuffle_window import SHUFFLE_WINDOW
 from studies.trial_runs import Cell
 
 STUDIES = {
-    **AFTER_PAPERS,
+    **OF_PAPERS,
     BATCH_NORM.name: BATCH_NORM,
     **QUESTIONS,
     **COMPARED,
@@ -36,6 +36,7 @@ STUDIES = {
     FIGURE_3_1.name: FIGURE_3_1,
     HANDOVER.name: HANDOVER,
     HANDOVER_256.name: HANDOVER_256,
+    MATCHED.name: MATCHED,
     SHORT_PARTS.name: SHORT_PARTS,
     SHUFFLE_WINDOW.name: SHUFFLE_WINDOW,
 }
@@ -75,7 +76,7 @@ def _parser() -> command_line.Parser:
             ]
         ),
     )
-    parser.add_argument("study", metavar="NAME", help="a study, `all` (those on the digits) or `list`")
+    parser.add_argument("study", metavar="NAME", help="a study, or `list`")
     parser.add_argument("--out", default=default.out, help="directory of the runs (%(default)s)")
     parser.add_argument("--results", help="directory for NAME.csv, NAME.md and NAME.png (default: --out)")
     parser.add_argument(
@@ -126,13 +127,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    chosen, options, extra = parse(arguments)
-    complete = [_study(study, options, extra) for study in chosen]
-    return EXIT_OK if all(complete) else EXIT_FAILURE
+    return EXIT_OK if _study(*parse(arguments)) else EXIT_FAILURE
 
 
-def parse(arguments: Sequence[str]) -> tuple[list[Study], StudyOptions, tuple[str, ...]]:
-    """The studies, this program's options and the flags for the training program.
+def parse(arguments: Sequence[str]) -> tuple[Study, StudyOptions, tuple[str, ...]]:
+    """The study, this program's options and the flags for the training program.
 
     Raises:
       UserError: one line that names what is wrong.
@@ -145,17 +144,16 @@ def parse(arguments: Sequence[str]) -> tuple[list[Study], StudyOptions, tuple[st
     values = vars(_parser().parse_args(own))
     name = values.pop("study")
     options = StudyOptions(**values)
-    if name != "all" and name not in STUDIES:
-        raise UserError(f"{name}: choose one of {', '.join(STUDIES)}, all or list{did_you_mean(name, STUDIES)}")
+    if name not in STUDIES:
+        raise UserError(f"{name}: choose one of {', '.join(STUDIES)} or list{did_you_mean(name, STUDIES)}")
     for flag in ("--run_dir", "--seed", "--resume"):
         if any(word.split("=")[0] == flag for word in extra):
             raise UserError(f"{flag} after --: the study gives every run its own; omit it")
-    studies = list(AFTER_PAPERS.values()) if name == "all" else [STUDIES[name]]
-    names = [arm.name for study in studies for arm in study.arms]
+    names = [arm.name for arm in STUDIES[name].arms]
     for pattern in options.arms.split(",") if options.arms is not None else ():
         if not fnmatch.filter(names, pattern):
             raise UserError(f"--arms={options.arms}: {pattern} is none of {', '.join(names)}")
-    return studies, options, extra
+    return STUDIES[name], options, extra
 
 
 def _study(study: Study, options: StudyOptions, extra: tuple[str, ...]) -> bool:
@@ -232,8 +230,7 @@ def _cells(study: Study, options: StudyOptions, extra: tuple[str, ...]) -> Itera
 
 def _target(cells: Sequence[Cell]) -> float:
     """The first --target_top1 of the runs."""
-    targets = configuration.resolve(cells[0].flags).target_top1 or (TARGET,)
-    return targets[0]
+    return configuration.resolve(cells[0].flags).target_top1[0]
 
 
 def _line(result: trial_runs.Result, ran: bool) -> str:

@@ -21,6 +21,7 @@ from studies.questions import (
     METHODS,
     WARMUP,
     Points,
+    gpus,
     hybrid_points,
     lars_points,
     sgd_points,
@@ -64,7 +65,7 @@ def _study(name: str, batch: int, nesterov: float, *notes: str) -> Study:
         """What `optimizers-by-batch` chose for a rival at this batch among five points, as its report has it."""
         return (*points(batch, (factor,))[0].flags, *REPORT)
 
-    gpus = batch // GPU_IMAGES
+    count = batch // GPU_IMAGES
     points = (
         *(point(batch, "a N", step, "poly", 0) for step in (0.5, 0.25, 0.125, 1.0)),
         point(batch, "a sqrt(N)", 0.5, "poly", 0),
@@ -88,12 +89,12 @@ def _study(name: str, batch: int, nesterov: float, *notes: str) -> Study:
         ),
         claims=tuple(Claim("handover", rival, by_paper=False) for rival in ("default", "lars", "nesterov")),
         notes=(
-            f"Batch {batch:,} on {gpus} virtual GPUs, {updates:,} updates, of which the warmup has {warmup}. "
+            f"Batch {batch:,} on {count} virtual GPUs, {updates:,} updates, of which the warmup has {warmup}. "
             "Every seed trains on 12,500 images of its own.",
             *notes,
             "The rivals have the rates that `optimizers-by-batch` chose by factors of 4, on other training images.",
         ),
-        base=(*BASE, "--target_top1=0.8", f"--virtual_gpus={gpus}"),
+        base=(*BASE, "--target_top1=0.8", f"--virtual_gpus={count}"),
         tuning_seeds=2,
     )
 
@@ -116,4 +117,35 @@ HANDOVER_256 = _study(
     "0.47 after T.",
     "The points are those of the study at 1,024. Seven fresh seeds were planned, three were run for want of time. "
     "The results of two were known when that was settled.",
+)
+
+_LAST, _BEFORE = "matched to the last update", "matched to the update before the bounds close"
+_MATCHED = (
+    ("last_a", "a", 0.05, _LAST),
+    ("last_aN", "a N", 0.014, _LAST),
+    ("before_aN", "a N", 0.27, _BEFORE),
+    ("chosen", "a N", 0.5, "chosen hand-over"),
+)
+MATCHED = Study(
+    name="matched",
+    title="LARS begins with updates as large as AdaBound's",
+    source="",
+    statement="Is LARS's step found without a search if its updates, relative to the weights, are as large as "
+    "AdaBound's?",
+    arms=tuple(
+        Arm(
+            name,
+            f"{rate}, step x {step:g}: {label}",
+            (*gpus(LARGE), *point(LARGE, rate, step, "poly", 0).flags, *REPORT),
+        )
+        for name, rate, step, label in _MATCHED
+    ),
+    claims=tuple(Claim("chosen", name, by_paper=False) for name in ("last_a", "last_aN", "before_aN")),
+    notes=(
+        "One run with each of Adam's rates gave |update| / |weights|, the median over layers. With a it is 0.0099 "
+        "after epoch 2 and 0.0075 at T; LARS at 0.5 of a step has 0.077 an epoch later. With a N it is 0.036, 0.0018 "
+        "and 0.057: the bounds reach all weights within the last epoch.",
+        f"Batch {LARGE:,}, polynomial decay, no ramp. Steps are in units of the best one of a cold start, 0.94.",
+    ),
+    base=(*BASE, "--target_top1=0.8"),
 )
