@@ -13,6 +13,7 @@ from hybrid_imagenet.resilience import interrupts, lasting_output
 BENCHMARKS = {
     "step": "images/s of a training step beside other frameworks",
     "loop": "the whole training loop beside the bare step",
+    "gaps": "the longest gaps between a GPU's kernels",
     "optimizer": "the update of each optimizer beside Keras's",
     "start": "seconds to the first training step",
     "input": "images/s of reading and decoding beside other libraries",

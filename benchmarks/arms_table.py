@@ -107,6 +107,12 @@ def _exposes_less(row: Row, other: Row, machine: Row) -> str:
     return f"{_yes(row['exposed_seconds'] <= other['exposed_seconds'])}: {said}"
 
 
+def _gaps(row: Row, other: Row, machine: Row) -> str:
+    waits = sum(gap["start"] < row["calls"][-1][1] for gap in row["gaps"])
+    lines = "; ".join(f"{gap['length']:.2f} ms {gap['before']} -> {gap['after']}" for gap in row["gaps"][:3])
+    return f"busy {row['busy']:.1%}; {waits} of the ten longest before the last call returned; {lines}"
+
+
 def _peer(row: Row, other: Row, machine: Row) -> str:
     if not row["peers"]:
         return "not installed: give --peer_python"
@@ -177,6 +183,8 @@ _LU = "Table 3.2 of Lu et al.: {:,.0f} on a V100"
 ARMS = (
     _step("base", "the published peer; calls wait if they take over .8 of a step", _base, alone=True),
     _step("fuse", "default if 2 % faster and losses agree", _faster(1.02), "--fuse_relu_gradients", alone=True),
+    Arm("gaps", ("-m", "benchmarks", "gaps", "--json={folder}/row.json", "--", *_STEP),
+        "what waits, where calls of the step wait", _gaps),
     _step("again", "smaller differences than this are noise", _beside),
     _step("512", "docs", _beside, "--per_gpu_batch=512", gigabytes=48),
     _step("lars", "the planner", _beside, "--optimizer=lars"),

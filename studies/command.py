@@ -24,7 +24,6 @@ from studies.optimizers import COMPARED
 from studies.questions import QUESTIONS
 from studies.results import ArmResults
 from studies.short_parts import SHORT_PARTS
-from studies.shuffle_window import SHUFFLE_WINDOW
 from studies.trial_runs import Cell
 
 STUDIES = {
@@ -38,7 +37,6 @@ STUDIES = {
     HANDOVER_256.name: HANDOVER_256,
     MATCHED.name: MATCHED,
     SHORT_PARTS.name: SHORT_PARTS,
-    SHUFFLE_WINDOW.name: SHUFFLE_WINDOW,
 }
 
 

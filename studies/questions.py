@@ -160,36 +160,4 @@ WARMUP_METHOD = Study(
     base=BASE,
 )
 
-READINGS = {
-    "ramp2": ("LARS comes in over 2 epochs", ("--hybrid_ramp_epochs=2",)),
-    "ramp5": ("LARS comes in over 5 epochs", ("--hybrid_ramp_epochs=5",)),
-    "exponent": ("decay from epoch 1 (kappa to the epoch)", ("--lr_decay_exponent=epoch",)),
-    "uncorrected": ("no bias correction in the warmup", ("--nohybrid_bias_correction",)),
-    "alpha": ("Adam's rate times N", ("--adabound_lr_scaling",)),
-    "decay": ("weight decay in both phases", ("--hybrid_decay_in_warmup",)),
-    "momentum0": ("momentum 0 after the warmup", ("--momentum=0",)),
-}
-"""One coordinate each: label and flags. A velocity that averages has the same relative step at any momentum."""
-
-_PLAIN = ("--hybrid_ramp_epochs=0", *gpus(LARGE))
-HYBRID_READINGS = Study(
-    name="hybrid-readings",
-    title="Readings of the hybrid method",
-    source="",
-    statement="Which reading of what Lu et al. leave open is the most accurate, one at a time from the first?",
-    arms=(
-        Arm("first", "averaged hand-over, LARS at once", _PLAIN, points=hybrid_points(LARGE, FEW_FACTORS)),
-        *(
-            Arm(name, label, (*_PLAIN, *flags), points=hybrid_points(LARGE, FEW_FACTORS))
-            for name, (label, flags) in READINGS.items()
-        ),
-        *(
-            Arm(name, f"hand-over: {name}", _PLAIN, points=hybrid_points(LARGE, FEW_FACTORS, name))
-            for name in ("reset", "rescale")
-        ),
-    ),
-    claims=tuple(Claim(name, "first", by_paper=False) for name in (*READINGS, "reset", "rescale")),
-    base=BASE,
-)
-
-QUESTIONS = {study.name: study for study in (ACCURACY_BY_BATCH, WARMUP_METHOD, HYBRID_READINGS)}
+QUESTIONS = {study.name: study for study in (ACCURACY_BY_BATCH, WARMUP_METHOD)}

@@ -7,7 +7,7 @@ import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.config import derived, relative_step, report
-from studies import batch_norm, optimizers, questions, shuffle_window, tuning
+from studies import batch_norm, optimizers, questions, tuning
 from studies.command import STUDIES
 from studies.handover import ADAM_RATES
 
@@ -24,7 +24,6 @@ DIFFERENCES = [
     *(("short-parts", arm, "short", flags) for arm, flags in PARTS.items()),
     ("short-parts", "plain", "short", set().union(*PARTS.values())),
     ("short-parts", "mirrored", "short", {"eval_flip"}),
-    *(("shuffle-window", f"window_{window}", "all", {"shuffle_window"}) for window in shuffle_window.WINDOWS),
 ]
 
 

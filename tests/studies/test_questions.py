@@ -70,13 +70,3 @@ def test_the_two_warmups_end_in_the_same_training(batch, point):
         assert a["momentum"] == b["momentum"] == 0.9
     same = ("weight_decay", "epochs", "per_gpu_batch", "virtual_gpus", "tuning_split", "lr_decay", "warmup_epochs")
     assert all(getattr(both[0], name) == getattr(both[1], name) for name in same)
-
-
-def test_readings_differ_from_the_first_in_one_coordinate():
-    study = questions.HYBRID_READINGS
-    first, *others = study.arms
-    base = config.resolve(study.arguments(first, 0, first.points[1].flags)).values()
-    for arm in others:
-        values = config.resolve(study.arguments(arm, 0, arm.points[1].flags)).values()
-        changed = {name for name in base if base[name] != values[name]} - {"lars_eta"}
-        assert len(changed) == 1, (arm.name, changed)
