@@ -63,7 +63,7 @@ class Beat:
     def decode(data: bytes, token: str, ranks: float = float("inf")) -> Beat | None:
         """Inverts `encode`; None for what does not carry the run's token or is not a beat of one of `ranks` ranks.
 
-        Texts are cut and escaped rather than refused: a rank with a strange name lives all the same.
+        Texts are as they came: thousands of beats in an interval cost little, and `Ledger` escapes what it reports.
         """
         key = token.encode()
         if len(data) > MAX_BYTES or not hmac.compare_digest(data[: len(key)], key):
@@ -74,8 +74,7 @@ class Beat:
             return None
         if not isinstance(values, dict) or not _valid(values) or values["rank"] >= ranks:
             return None
-        texts = {"host": _shown(values["host"]), "stack": tuple(map(_shown, values["stack"]))}
-        return Beat(**{**values, **texts})
+        return Beat(**{**values, "stack": tuple(values["stack"])})
 
 
 _NUMBER = (int, float)
@@ -249,9 +248,9 @@ class Ledger:
             beat = self._beats[rank][0]
             where = "before its first step" if beat.step is None else f"after step {beat.step}"
             lines.append(
-                f"stall: rank {rank} on {beat.host} (process {beat.process}) is {state} for {seconds:.0f} s, {where}; "
+                f"stall: rank {rank} on {_shown(beat.host)} (process {beat.process}) is {state} for {seconds:.0f} s, {where}; "
                 f"it was in"
             )
-            lines += [f"stall:   {frame}" for frame in beat.stack]
+            lines += [f"stall:   {_shown(frame)}" for frame in beat.stack]
         lines += [hint] if hint else []
         return Stall("\n".join(lines), tuple(sorted(ranks)), seconds)

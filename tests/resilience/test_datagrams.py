@@ -41,10 +41,12 @@ def test_nothing_is_parsed_before_the_token_is_compared(monkeypatch):
 
 def test_escapes_and_long_texts_reach_no_terminal():
     beat = Beat(1, "a\x1b[2Jb", 7, 3, 0.0, 0.1, ("x" * 10**5 + "\n.py:1 f",) * 30)
-    taken = Beat.decode(beat.encode(TOKEN), TOKEN)
-    assert taken.host == "a\\x1b[2Jb"
-    assert all(frame.isprintable() and len(frame) < 300 for frame in taken.stack)
-    assert taken.stack[0].endswith("\\n.py:1 f")
+    ledger = heartbeats.Ledger(patience=10)
+    ledger.heard(Beat.decode(beat.encode(TOKEN), TOKEN), 0)
+    first, *frames = ledger.stall(11).text.splitlines()
+    assert "on a\\x1b[2Jb (" in first
+    assert len(frames) == 12 and all(frame.isprintable() and len(frame) < 300 for frame in frames)
+    assert frames[0].endswith("\\n.py:1 f")
     wide = Beat(1, "h", 7, 3, 0.0, 0.1, ("\U0001f600" * 300,) * 12)
     assert len(wide.encode(TOKEN)) <= heartbeats.MAX_BYTES
     assert Beat.decode(wide.encode(TOKEN), TOKEN) is not None
@@ -72,6 +74,23 @@ def pair(limit):
     barrier, given = threading.Barrier(2), [None, None]
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda rank: watchdog.Watchdog(Ranks(rank, barrier, given), limit), range(2)))
+
+
+def test_beats_of_many_ranks_are_spread_over_the_interval(monkeypatch):
+    dogs = [dog for _ in range(10) for dog in pair(20)]
+    monkeypatch.setattr(watchdog.threading.Thread, "start", lambda self: None)
+    due, sent = [], []
+    for dog in dogs:
+        dog.start()
+        due.append(dog._due - time.monotonic())
+        monkeypatch.setattr(dog, "_receive", lambda until: None)
+        dog._due = time.monotonic()
+        dog._turn()
+        sent.append(dog._due - time.monotonic())
+        dog._leave()
+        assert 0 < due[-1] < dog._interval
+        assert 0.8 * dog._interval - 0.1 < sent[-1] < 1.2 * dog._interval
+    assert max(due) - min(due) > 1 and max(sent) - min(sent) > 0.2  # the interval is two seconds
 
 
 def test_hostile_datagrams_do_not_stop_a_watchdog(monkeypatch, capfd):
