@@ -25,24 +25,13 @@ from hybrid_imagenet import xla
 
 _FEW_CHANNELS = 64  # with fewer, nine products are no faster than oneDNN's kernel gradient at stride 2 either
 _MANY_CHANNELS = 256  # from here on nine products beat the BF16 kernel gradient at stride 1
-_elsewhere = contextvars.ContextVar("for_gpu", default=False)
 _held: contextvars.ContextVar[Mapping[int, tf.Tensor] | None] = contextvars.ContextVar("kernels", default=None)
 _PAIR = (1, 2, 2, 4)  # cuDNN's kernels want a multiple of four channels, a variance more than one pixel
 
 
-@contextlib.contextmanager
-def for_gpu() -> Iterator[None]:
-    """Builds graphs for a GPU, to look at them where there is none."""
-    token = _elsewhere.set(True)
-    try:
-        yield
-    finally:
-        _elsewhere.reset(token)
-
-
 def on_cpu() -> bool:
     """Whether graphs are built for a CPU: this process sees no GPU."""
-    return not _elsewhere.get() and not tf.config.get_visible_devices("GPU")
+    return not tf.config.get_visible_devices("GPU")
 
 
 def pad_sides(images: tf.Tensor, pad: int) -> tf.Tensor:

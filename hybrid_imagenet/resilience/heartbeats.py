@@ -248,8 +248,8 @@ class Ledger:
             beat = self._beats[rank][0]
             where = "before its first step" if beat.step is None else f"after step {beat.step}"
             lines.append(
-                f"stall: rank {rank} on {_shown(beat.host)} (process {beat.process}) is {state} for {seconds:.0f} s, {where}; "
-                f"it was in"
+                f"stall: rank {rank} on {_shown(beat.host)} (process {beat.process}) is {state} for {seconds:.0f} s, "
+                f"{where}; it was in"
             )
             lines += [f"stall:   {_shown(frame)}" for frame in beat.stack]
         lines += [hint] if hint else []
