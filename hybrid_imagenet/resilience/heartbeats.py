@@ -208,12 +208,15 @@ class Ledger:
     def stall(self, now: float) -> Stall | None:
         """Returns the ranks that hang, or None.
 
-        Silent ranks are named first: they are stopped, or their host or network is gone. If all are heard but none
-        advances, it is those behind in steps, else those that do not wait for others, else all.
+        Silent ranks are named first: they are stopped, or their host or network is gone. With the first whose time is
+        up come those on their way there, so that a lost host is told once. If all are heard but none advances, it is
+        those behind in steps, else those that do not wait for others, else all.
         """
-        silent = [rank for rank in self._beats if self.silence(rank, now) > self._patience]
-        if silent:
-            return self._report(silent, max(self.silence(rank, now) for rank in silent), "silent", now)
+        silences = {rank: self.silence(rank, now) for rank in self._beats}
+        longest = max(silences.values(), default=0.0)
+        if longest > self._patience:
+            silent = [rank for rank, seconds in silences.items() if seconds > self._patience / 2]
+            return self._report(silent, longest, "silent", now)
         idle, beats = self._idle(now), self._last()
         if idle is None or idle <= max(self._patience, _STEPS_PATIENCE * max(beat.mean for beat in beats)):
             return None

@@ -122,7 +122,9 @@ class MetricsWriter:
             if record["kind"] == "epoch":
                 os.fsync(self._file.fileno())
         except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror}; earlier records are intact") from None
+            raise UserError(
+                f"cannot write {self.path}: {error.strerror}; earlier records are intact, --resume continues"
+            ) from None
 
     def close(self) -> None:
         """Closes the file."""

@@ -45,6 +45,15 @@ def test_a_silent_rank_is_named_with_host_process_step_and_stack():
     assert stack == [f"stall:   {frame}" for frame in READS]
 
 
+def test_the_ranks_of_a_lost_host_are_named_together_though_their_beats_are_spread():
+    ours = ledger(beat(0), beat(1))
+    ours.heard(beat(2), 4.5)
+    ours.heard(beat(3), 9.0)
+    assert ours.stall(10.0) is None
+    stall = ours.stall(10.5)
+    assert (stall.ranks, stall.seconds) == ((0, 1, 2), 10.5)
+
+
 def test_a_rank_whose_beats_are_missing_is_not_taken_for_one_that_waits():
     ours = ledger(beat(0), beat(1, idle=0.5))
     ours.heard(beat(0, idle=10.1), 9.7)
