@@ -317,9 +317,11 @@ class Batches:
         types = (tf.string, tf.int32, tf.int32, tf.int64, tf.int64, tf.float32)
         shapes = ((), (), (4,), (), (2,), ())
 
+        @tf.autograph.experimental.do_not_convert  # which writes files that a killed rank would leave behind
         def read(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
             return _call(lambda number: self._read(stage, number, host), step, types, stage.batch, shapes)
 
+        @tf.autograph.experimental.do_not_convert
         def finish(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, *rest: tf.Tensor) -> Element:
             return self._element(images.decode(content, branch, window, host.side), *rest)
 
@@ -344,6 +346,7 @@ class Batches:
             pixels, labels = self._source.read_pixels(wanted.examples)
             return pixels, labels.astype(np.int64), seeds, wanted.weights
 
+        @tf.autograph.experimental.do_not_convert
         def finish(step: tf.Tensor) -> Element:
             return self._element(*_call(read, step, types, stage.batch, shapes))
 
@@ -363,6 +366,7 @@ class Batches:
             content, branch, window, *rest = self._read(stage, number, host)
             return decoder.decode(content, branch, window), *rest
 
+        @tf.autograph.experimental.do_not_convert
         def finish(step: tf.Tensor) -> Element:
             return self._element(*_call(decoded, step, types, stage.batch, shapes))
 

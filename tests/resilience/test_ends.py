@@ -28,6 +28,7 @@ def written():
     [
         Case(("plan",), ends.START, "INT"),
         Case(ends.TRAIN, ends.LOADING, "INT"),
+        Case(ends.TRAIN, ends.COMPILING, "INT INT INT"),
         Case(ends.TRAIN, ends.TRAINING, ends.HEAD),
         Case(ends.TRAIN, ends.TRAINING, ends.TERMINAL),
         Case(ends.RUN, ends.COMPILING, "TERM"),
@@ -37,7 +38,8 @@ def written():
 def test_a_command_ends_as_written(case, folder):
     ended = ends.end(case, folder)
     assert (ended.code, ended.saved) == written()[case.key], ended
-    assert len(ended.lines) == (case.way in ("INT", "TERM"))
+    assert len(ended.lines) == sum(word in ("INT", "TERM") for word in case.way.split())
+    assert ended.left == ()
 
 
 @pytest.mark.slow
@@ -45,4 +47,5 @@ def test_every_command_ends_as_written(folder):
     ends.train(folder)
     found = {case: ends.end(case, folder) for case in ends.cases()}
     assert {case.key: (end.code, end.saved) for case, end in found.items()} == written()
+    assert not [(case, end) for case, end in found.items() if end.left]
     assert not [(case, end) for case, end in found.items() if case.trains and (end.answer or 0) > 2]

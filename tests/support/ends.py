@@ -81,12 +81,18 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """What became of it; `answer`: seconds until the first line on standard error, None without one."""
+    """What became of it.
+
+    Attributes:
+      answer: seconds until the first line on standard error, None without one.
+      left: what lies in the directory of temporary files.
+    """
 
     code: int
     lines: tuple[str, ...]
     saved: str
     answer: float | None
+    left: tuple[str, ...]
 
 
 def cases() -> Iterator[Case]:
@@ -131,7 +137,8 @@ class _Job:
 
     def __init__(self, case: Case, folder: pathlib.Path, own: pathlib.Path):
         self.case, self.run_dir = case, own / "run"
-        self.output, self.errors = own / "output", own / "errors"
+        self.output, self.errors, self.temporary = own / "output", own / "errors", own / "temporary"
+        self.temporary.mkdir()
         words = [w.replace("RUN", str(folder / "RUN")).replace("DATA", str(folder / "DATA")) for w in case.words[1:]]
         if case.trains:
             words += [*program.FLAGS, *FLAGS, f"--data_dir={folder}/DATA", f"--run_dir={self.run_dir}"]
@@ -161,7 +168,13 @@ class _Job:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         own = None if group is None else lambda: os.setpgid(0, group)
         return subprocess.Popen(
-            command, cwd=ROOT, env=environment(), stdin=stdin, stdout=stdout, stderr=stderr, preexec_fn=own
+            command,
+            cwd=ROOT,
+            env=environment() | {"TMPDIR": str(self.temporary)},
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            preexec_fn=own,
         )
 
     def end(self) -> End:
@@ -177,7 +190,8 @@ class _Job:
             way()
         code = self.process.wait(PATIENCE)
         lines = self.errors.read_bytes()[before:].decode().splitlines()
-        return End(128 - code if code < 0 else code, tuple(lines), self._saved(), answer)
+        left = tuple(path.name for path in self.temporary.iterdir())
+        return End(128 - code if code < 0 else code, tuple(lines), self._saved(), answer, left)
 
     def close(self) -> None:
         """Leaves no process."""
