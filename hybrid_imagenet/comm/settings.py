@@ -67,7 +67,6 @@ ENGINES = {
     "tensorflow": "hybrid_imagenet.comm.tensorflow_engine:TensorFlowCommunicator",
 }
 """The communicator of each engine."""
-_CYCLE_MS, _NCCL_CYCLE_MS = 1.0, 0.2
 _NCCL_LATE_MB = 4
 _WIRES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -122,10 +121,6 @@ class Settings(Communication):
     def late_bytes(self, nccl: bool) -> int | None:
         """Returns the same for the last buckets of a step, which nothing hides; None for no difference."""
         return _NCCL_LATE_MB << 20 if nccl else None
-
-    def cycle_ms(self, nccl: bool) -> float:
-        """Returns the pause of Horovod's thread. A GPU's step is short, and so are the waits that hide behind it."""
-        return _NCCL_CYCLE_MS if nccl else _CYCLE_MS
 
     @property
     def wire(self) -> str:
