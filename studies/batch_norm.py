@@ -6,7 +6,7 @@ from studies.base import Arm, Study, ranking
 from studies.questions import (
     BASE,
     EPOCHS,
-    FEW_FACTORS,
+    FACTORS,
     GPU_IMAGES,
     KAPPA,
     WARMUP,
@@ -16,7 +16,7 @@ from studies.questions import (
 GPUS = 12
 LEAST, MOST = GPU_IMAGES // 2, GPU_IMAGES * 3 // 2
 """Images that a GPU uses in the first row: as many on average as in the others."""
-_POINTS = hybrid_points(GPUS * GPU_IMAGES, FEW_FACTORS)
+_POINTS = hybrid_points(GPUS * GPU_IMAGES, FACTORS[1:])
 _SYNC_MOVING = ("--sync_batch_norm", "--batch_norm=moving")
 _LONGER = MOST / GPU_IMAGES
 _RANDOM = (

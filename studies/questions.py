@@ -41,7 +41,6 @@ BASE = (
 
 FACTORS = (0.25, 1.0, 4.0, 16.0, 64.0)
 """Tuning points: of the relative step that MLPerf's points have at the batch, or of SGD's linear-scaling rate."""
-FEW_FACTORS = FACTORS[1:4]
 
 
 def gpus(batch: int) -> tuple[str, ...]:

@@ -77,7 +77,8 @@ def _shard_of_dataset(data: tf.data.Dataset, rank: int, size: int, remainder: st
     elif remainder == "drop" and count == tf.data.UNKNOWN_CARDINALITY:
         # Only whole rounds of elements, one for each rank, of which this rank takes its own.
         rounds = data.window(size, drop_remainder=True)
-        return rounds.flat_map(lambda *parts: _together(parts).skip(rank).take(1))
+        own = tf.autograph.experimental.do_not_convert(lambda *parts: _together(parts).skip(rank).take(1))
+        return rounds.flat_map(own)
     return data.shard(size, rank)
 
 

@@ -317,16 +317,13 @@ class Batches:
         types = (tf.string, tf.int32, tf.int32, tf.int64, tf.int64, tf.float32)
         shapes = ((), (), (4,), (), (2,), ())
 
-        @tf.autograph.experimental.do_not_convert  # which writes files that a killed rank would leave behind
         def read(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
             return _call(lambda number: self._read(stage, number, host), step, types, stage.batch, shapes)
 
-        @tf.autograph.experimental.do_not_convert
         def finish(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, *rest: tf.Tensor) -> Element:
             return self._element(images.decode(content, branch, window, host.side), *rest)
 
-        data = numbers.map(read, num_parallel_calls=readers, deterministic=True)
-        data = data.unbatch().map(finish, num_parallel_calls=self._options.threads, deterministic=True)
+        data = _map(_map(numbers, read, readers).unbatch(), finish, self._options.threads)
         return data.batch(stage.batch, drop_remainder=True)
 
     def _whole(self, host: augment.HostStage) -> bool:
@@ -346,11 +343,10 @@ class Batches:
             pixels, labels = self._source.read_pixels(wanted.examples)
             return pixels, labels.astype(np.int64), seeds, wanted.weights
 
-        @tf.autograph.experimental.do_not_convert
         def finish(step: tf.Tensor) -> Element:
             return self._element(*_call(read, step, types, stage.batch, shapes))
 
-        return numbers.map(finish, num_parallel_calls=readers, deterministic=True)
+        return _map(numbers, finish, readers)
 
     def _decoded_by_dali(
         self, numbers: tf.data.Dataset, stage: Stage, host: augment.HostStage, readers: int
@@ -366,11 +362,10 @@ class Batches:
             content, branch, window, *rest = self._read(stage, number, host)
             return decoder.decode(content, branch, window), *rest
 
-        @tf.autograph.experimental.do_not_convert
         def finish(step: tf.Tensor) -> Element:
             return self._element(*_call(decoded, step, types, stage.batch, shapes))
 
-        return numbers.map(finish, num_parallel_calls=readers, deterministic=True)
+        return _map(numbers, finish, readers)
 
     def _element(self, image: tf.Tensor, label: tf.Tensor, seed: tf.Tensor, weight: tf.Tensor) -> Element:
         extra = {"weight": weight} if self._weighted else {"seed": seed}
@@ -408,6 +403,11 @@ class Batches:
             windows = augment.windows(self._augmentation, sizes, sampling.uniforms(seeds, host.draws))
         branch, window = images.branches(probed[:, 0], windows, host.side)
         return contents, branch, window, labels, seeds, weights
+
+
+def _map(data: tf.data.Dataset, function: Callable[..., object], calls: int) -> tf.data.Dataset:
+    """Maps in order, without AutoGraph: it writes files, which a killed rank would leave behind."""
+    return data.map(tf.autograph.experimental.do_not_convert(function), num_parallel_calls=calls, deterministic=True)
 
 
 def _call(

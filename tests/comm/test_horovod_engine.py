@@ -40,14 +40,14 @@ def test_what_the_launcher_set_stays(options):
     assert options(Settings(), HOROVOD_CYCLE_TIME="7")[1]["HOROVOD_CYCLE_TIME"] == "7"
 
 
-def test_with_nccl_sums_are_handed_on_before_they_are_done(options):
+def test_with_nccl_sums_are_handed_on_before_they_are_done_and_the_thread_looks_often(options):
     """Otherwise Horovod's thread waits for each sum on the host, and the device runs dry behind every one."""
     plain, found = options(Settings())[1], options(Settings(), nccl=True)[1]
     assert "HOROVOD_ENABLE_ASYNC_COMPLETION" not in plain
     assert found["HOROVOD_ENABLE_ASYNC_COMPLETION"] == "1"
-    assert (
-        options(Settings(), nccl=True, HOROVOD_ENABLE_ASYNC_COMPLETION="0")[1]["HOROVOD_ENABLE_ASYNC_COMPLETION"] == "0"
-    )
+    assert (plain["HOROVOD_CYCLE_TIME"], found["HOROVOD_CYCLE_TIME"]) == ("0.2", "0.2")
+    given = options(Settings(), nccl=True, HOROVOD_CYCLE_TIME="3", HOROVOD_ENABLE_ASYNC_COMPLETION="0")[1]
+    assert (given["HOROVOD_CYCLE_TIME"], given["HOROVOD_ENABLE_ASYNC_COMPLETION"]) == ("3", "0")
 
 
 FOUR_BY_TWO = ("a", "a", "b", "b", "c", "c", "d", "d")
