@@ -103,7 +103,7 @@ def connect(place: Placement, settings: Settings, others: Sequence[Settings] = (
         reason = str(error).splitlines()[0]
         raise UserError(
             f"{place.size} ranks were started, but Horovod cannot be used ({reason}): install it, or do without it by "
-            "--engine=tensorflow"
+            "--engine=tensorflow (for a FILE, HYBRID_IMAGENET_ENGINE=tensorflow)"
         ) from None
     connected: Communicator = communicator(settings, others=others)
     return connected

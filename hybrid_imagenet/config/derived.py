@@ -156,7 +156,8 @@ def optimizer_arguments(config: RunConfig) -> dict[str, Any]:
     """Arguments of `optimizers.create`: the chosen options by the names that the constructor has for them."""
     method, peaks = OPTIMIZERS[config.optimizer], rates(config)
     arguments = {known.name: config.chosen[flag] for flag, known in options_of(method.options).items()}
-    worked_out = peaks | {"learning_rate": peaks[method.rate], "final_lr": peaks["lr"]}
+    rate = peak_learning_rate(config) if config.lr_schedule in schedules.FIXED else peaks[method.rate]
+    worked_out = peaks | {"learning_rate": rate, "final_lr": peaks["lr"]}
     if config.chosen.get("decoupled_decay"):
         worked_out["weight_decay"] = decoupled_decay(config)
     names = {field.name for field in dataclasses.fields(method.options)}

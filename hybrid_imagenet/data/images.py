@@ -195,7 +195,7 @@ def verify(content: bytes) -> None:
       ValueError: if `probe` refuses it, it does not decode, or is a JPEG whose data the decoder had to mend.
     """
     if probe(content)[0] != JPEG:
-        picture(content)
+        check_decodes(content, 8)  # as training does: Pillow decodes kinds of BMP and GIF that TensorFlow refuses
         return
     import tensorflow as tf
 

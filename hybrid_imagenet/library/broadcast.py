@@ -67,6 +67,9 @@ def broadcast_model(model: keras.Model, communicator: Communicator | None = None
         if optimizer.built:
             variables += optimizer.variables
     ranks.broadcast_variables([v.value for v in variables])
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Normalization) and layer.built:
+            layer.finalize_state()  # what it uses are copies of its weights
     model._initial_epoch = ranks.broadcast_object(getattr(model, "_initial_epoch", None))
 
 

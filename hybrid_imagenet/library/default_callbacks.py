@@ -26,6 +26,7 @@ from hybrid_imagenet.resilience.watchdog import Watchdog
 from hybrid_imagenet.training.batch_norm import BatchNormStatistics
 
 STALL_SECONDS = 600.0
+_MOST_SKIPPED = 50  # steps in a row, as --max_skipped_steps
 _REMEDY = (
     "give callbacks that change weights, learning rate or stop_training to every rank, behind "
     "hybrid_imagenet.callbacks.default_callbacks(...), whose arguments and on_rank_zero are for those that write files"
@@ -94,6 +95,19 @@ class CompareRanks(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._compare("training ends")
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Ends training that stands still.
+
+        Raises:
+          UserError: on all ranks, if the last `_MOST_SKIPPED` steps were skipped.
+        """
+        for name, optimizer in compiled_model.optimizers(self.model).items():
+            if isinstance(optimizer, DistributedOptimizer) and optimizer.loss_scale.skipped_in_a_row >= _MOST_SKIPPED:
+                raise SharedError(
+                    f"{name}: the last {_MOST_SKIPPED} steps or more were skipped, as their gradients are not finite: "
+                    'look for NaN in the data, scale large targets, or give it compression="none"'
+                )
 
     def _compare(self, next_: str) -> None:
         ranks = process.communicator()
@@ -169,7 +183,6 @@ _CHANGE_TRAINING = (
     keras.callbacks.LearningRateScheduler,
     keras.callbacks.ReduceLROnPlateau,
     keras.callbacks.SwapEMAWeights,
-    keras.callbacks.TerminateOnNaN,
 )
 _COMMUNICATE = (
     MergeBatchNormStatistics, BroadcastInitialState, Checkpoint, CompareRanks, HyperparameterSchedule, MetricAverage,
@@ -229,5 +242,7 @@ def _check(callback: keras.callbacks.Callback) -> None:
             f"{name} {what}, and only rank 0 would have it: give it to every rank, "
             f"callbacks=[*hybrid_imagenet.callbacks.default_callbacks(...), {name}(...)]"
         )
+    if isinstance(callback, keras.callbacks.TerminateOnNaN):
+        raise SharedError("TerminateOnNaN stops one rank while others wait: omit it, all ranks skip such steps")
     if isinstance(callback, keras.callbacks.TensorBoard) and importlib.util.find_spec("tensorboard") is None:
         raise SharedError("TensorBoard needs a package that is missing: pip install tensorboard, or use CSVLogger")

@@ -69,7 +69,10 @@ class MetricAverage(keras.callbacks.Callback):
             ends = np.cumsum([value.size for value in own])
             for variable, value, end in zip(held, own, ends, strict=True):
                 variable.assign(total[end - value.size : end].reshape(value.shape).astype(value.dtype))
-        results = _alike(self.model.get_metrics_result())
+        results = self.model.get_metrics_result()
+        if (tracker := self.model._loss_tracker) is not None and not float(tracker.count):
+            results.pop("loss", None)  # a `train_step` of the user's own has not used it
+        results = _alike(results)
         for variable, value in zip(held, own, strict=True):
             variable.assign(value)
         return results

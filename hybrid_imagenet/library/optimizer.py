@@ -175,11 +175,13 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
 
         Raises:
           ValueError: if a variable has no gradient, or the variables are not those of the first call.
-          UserError: if the loss was not scaled, the ranks start from different weights, or XLA compiles this step.
+          UserError: if it has no variables, the loss was not scaled, ranks differ at the start, or XLA compiles this.
         """
         if trainable_variables is not None:
             self.build(list(trainable_variables))
             self._check_known(list(trainable_variables))
+        elif not self.built:
+            raise UserError("apply needs the variables at its first call, or hybrid_imagenet.broadcast_model before it")
         if not self._scaled and (self.loss_scale.dynamic or float(self._arguments["loss_scale"]) != 1.0):
             raise UserError(
                 "the loss was not scaled: differentiate optimizer.scale_loss(loss), or give "
@@ -273,6 +275,10 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
                 "learning rate": np.float32(getattr(self, "learning_rate", 0)),  # MultiOptimizer has none
             }
             check_agreement(ranks, own, "before the first step", _BROADCAST)
+
+    def exclude_from_weight_decay(self, *given: Any, **named: Any) -> None:
+        """As that of the inner optimizer."""
+        self.inner.exclude_from_weight_decay(*given, **named)
 
     def save_own_variables(self, store: Any) -> None:
         """Saves the state without the inner optimizer's, which Keras saves by itself."""

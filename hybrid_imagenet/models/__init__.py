@@ -116,6 +116,8 @@ def _of_user(target: str, num_classes: int, image_size: int | None, precision: s
         )
     if tuple(model.output_shape) != (None, num_classes):
         raise UserError(f"--model={target}: its output has shape {model.output_shape}, not (None, {num_classes})")
+    if model.losses or any(v.constraint is not None for v in model.trainable_variables):
+        raise UserError(f"--model={target}: regularizers and constraints are not applied; use --weight_decay")
     if outputs[0].dtype != "float32":
         model = keras.Model(model.inputs, keras.layers.Activation("linear", dtype="float32")(outputs[0]))
     return model

@@ -222,8 +222,24 @@ def statistics(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]
 
 def kept_statistics(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
     """As `statistics`, of any model: the layers of Keras's own class that training changes, the frozen left out."""
-    layers = [x for x in model._flatten_layers(include_self=False) if isinstance(x, keras.layers.BatchNormalization)]
-    return [(x.moving_mean, x.moving_variance) for x in layers if x.trainable]
+    return [(x.moving_mean, x.moving_variance) for x in _of_keras(model) if x.trainable]
+
+
+@contextlib.contextmanager
+def statistics_of_one_batch(model: keras.Model) -> Iterator[None]:
+    """A training pass that is traced inside keeps its batch's statistics, where else their moving average is kept."""
+    momenta = {layer: layer.momentum for layer in _of_keras(model)}
+    try:
+        for layer in momenta:
+            layer.momentum = 0.0
+        yield
+    finally:
+        for layer, momentum in momenta.items():
+            layer.momentum = momentum
+
+
+def _of_keras(model: keras.Model) -> list[keras.layers.BatchNormalization]:
+    return [x for x in model._flatten_layers(include_self=False) if isinstance(x, keras.layers.BatchNormalization)]
 
 
 _AXES = [0, 1, 2]

@@ -86,7 +86,11 @@ def parse_batches(
             _enlarged(first, epoch, factor, growth, entries[0], micro) for epoch, factor, micro in PRESETS[entries[0]]
         ]
     else:
-        stages = [_stage(entry, first, growth) for entry in entries]
+        stages = []
+        for entry in entries:
+            stages.append(_stage(entry, first, growth))
+            if stages[0].epoch == 0 and "*" not in entries[0]:
+                first = stages[0]
     if not stages or stages[0].epoch > 0:
         stages.insert(0, first)
     _check_ascending([stage.epoch for stage in stages])

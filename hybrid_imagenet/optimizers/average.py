@@ -43,6 +43,11 @@ class WeightAverage:
         # Copies of the values: Keras would share a tf.Variable that it is given.
         self._averages = [keras.Variable(v.numpy(), trainable=False, name=f"{v.name}_average") for v in variables]
 
+    def restart(self) -> None:
+        """Sets the averages to the weights as they are now."""
+        for w, s in zip(self._weights, self._averages, strict=True):
+            s.assign(w.value)
+
     @property
     def variables(self) -> Mapping[str, keras.Variable]:
         """The averages by the path of the variable that they are of, in their order."""

@@ -29,7 +29,7 @@ class LossScale:
         """
         if initial <= 0 or growth_steps <= 0:
             raise ValueError(f"loss scale {initial} and growth steps {growth_steps} must be positive")
-        self.dynamic = dynamic
+        self.initial, self.dynamic = initial, dynamic
         self.growth_steps = growth_steps
         self.scale = keras.Variable(initial, dtype="float32", trainable=False, name="scale")
         # int64: TensorFlow keeps int32 variables on the host, for which the device would be waited for at every step.

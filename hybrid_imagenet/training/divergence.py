@@ -21,12 +21,12 @@ _REMEDY = "training has diverged; lower --lr or lengthen --warmup_epochs, and st
 
 
 FACTOR = 100.0
-"""A loss above this many times the loss of uniform guesses, ln(classes), has diverged."""
+"""A loss above this many times that of guesses has diverged: ln(classes), or `summed` over classes ln 2 for each."""
 
 
-def highest_loss(classes: int) -> float:
+def highest_loss(classes: int, *, summed: bool = False) -> float:
     """Returns the highest loss in nats that is not divergence."""
-    return FACTOR * math.log(max(classes, 2))
+    return FACTOR * (classes * math.log(2) if summed else math.log(max(classes, 2)))
 
 
 class LossAlarm:
@@ -118,5 +118,5 @@ class DivergenceGuard:
         raised = [alarm for alarm in self._allgather(self._alarm()) if alarm is not None]
         if raised:
             step, loss = min(raised, key=lambda alarm: alarm[0])
-            why = f"above 100 ln(classes) = {self._highest:.4g}" if math.isfinite(loss) else "not finite"
+            why = f"above 100 times that of guesses, {self._highest:.4g}" if math.isfinite(loss) else "not finite"
             raise DivergedError(f"step {self._began + step}: the loss is {loss:.4g}, {why}: {_REMEDY}", loss)

@@ -99,7 +99,7 @@ class TrainingData:
           largest: label that any rank has read.
         """
         whole = self.images(epoch, cursor) > self.source.num_examples - self.global_batch(epoch)
-        if self.source.class_list is None or self._list_checked or not whole:
+        if self._start > Cursor(epoch) or self.source.class_list is None or self._list_checked or not whole:
             return
         self._list_checked = True
         if self._ranks.rank == 0 and largest + 1 < self.source.num_classes:

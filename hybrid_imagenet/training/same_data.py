@@ -40,5 +40,5 @@ def check_resumed(checkpoint: Checkpoint, sources: Mapping[str, Source]) -> None
         if differs:
             raise UserError(
                 f"{checkpoint.path}: the {name} data are not those of the run: {differs}; resume with the data it was "
-                "started with, or start a new run with --init_from on these"
+                "started with (and, for --tuning_split, the --seed), or start a new run with --init_from on these"
             )

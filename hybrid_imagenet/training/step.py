@@ -152,7 +152,7 @@ class TrainStep:
         self.model = model
         self.optimizer = optimizer
         self.sums = SumAccumulator("train_sums")
-        self.alarm = LossAlarm(highest_loss(int(model.output_shape[-1])))
+        self.alarm = LossAlarm(highest_loss(int(model.output_shape[-1]), summed=loss is not cross_entropy))
         self._preprocess = preprocess
         self._communicator = communicator
         self._loss = loss
@@ -200,8 +200,9 @@ class TrainStep:
         self._reduce_control(control)
 
     def forward(self, batch: Batch) -> tf.Tensor:
-        """Returns the logits in training mode, float32 [b, classes]; updates statistics of normalization only."""
-        return self.model(self._preprocess(batch), training=True)
+        """Returns the logits in training mode, float32 [b, classes]; changes nothing but the statistics, to its own."""
+        with normalization.statistics_of_one_batch(self.model):
+            return self.model(self._preprocess(batch), training=True)
 
     def prepare_accumulation(self) -> None:
         """Creates the accumulators (float32, as large as the weights); needed before `accumulate`."""

@@ -8,6 +8,7 @@ from typing import Any
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import RunState, check_position, restore_arrays
 from hybrid_imagenet.config import relative_step
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import run_length
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.stages import START
@@ -52,18 +53,34 @@ class Trainer:
             checkpoint = parts.recording.find_checkpoint()
             if checkpoint is None and parts.config.init_from and parts.communicator.rank == 0:
                 lines = warm_start.load(parts.config.init_from, parts.model)
+                if parts.optimizer.average is not None:
+                    parts.optimizer.average.restart()
         self._share_position(checkpoint)
         with parts.communicator.together():
             if checkpoint is not None:
                 same_data.check_resumed(checkpoint, parts.sources)
                 restore_arrays(checkpoint, parts.variables())
                 check_position(checkpoint, parts.data.order)
+                self._check_phase()
+                scale = parts.optimizer.loss_scale
+                if not scale.dynamic or checkpoint.meta.get("precision") != parts.facts["precision"]:
+                    scale.scale.assign(scale.initial)
             parts.recording.start(parts.facts, self._info(), parts.state)
         REQUESTS.begin()  # before the ranks meet: once one says that it compiles, a signal saves on all of them
         parts.communicator.broadcast_variables([v.value for v in parts.variables().values()])  # Lu et al. §2.2.3
         self._prepare()
         for line in (*(f"--init_from: {line}" for line in lines), *self._notes()):
             parts.recording.announce(line)
+
+    def _check_phase(self) -> None:
+        """Raises UserError if a run that is past its AdaBound warmup would begin another, with SGD's velocity in it."""
+        if self.parts.state.hyper.get("phase", 0.0) > self._scheduled().get("phase", 1.0):
+            raise UserError("--warmup_epochs: the run is past its warmup; resume with the number of epochs that it had")
+
+    def _scheduled(self) -> Mapping[str, float]:
+        """The scalars of a step at the present position."""
+        start = self.parts.data.order.position(self.parts.state.cursor)
+        return self.parts.schedule(start, start, self.parts.global_batch())
 
     def epochs(self) -> None:
         """Trains to the end, to a target or to a request to stop, and saves.
@@ -241,8 +258,9 @@ class Trainer:
         if meta is None:
             return
         parts.state = RunState.from_dict(meta["state"])
-        if parts.state.hyper:
-            parts.optimizer.inner.hyper.assign(parts.state.hyper)
+        named = self._scheduled()  # without --hybrid_ramp_epochs it leaves out LARS's share, which then is 1
+        parts.state.hyper = {name: value for name, value in parts.state.hyper.items() if name in named}
+        parts.optimizer.inner.hyper.assign(parts.state.hyper)
         rank, size = parts.communicator.rank, parts.communicator.size
         parts.data.restore_replaced(meta.get("replaced"))
         parts.step.sums.restore(accumulators.restore_sums(meta["epoch_sums"], rank, size))
@@ -253,7 +271,7 @@ class Trainer:
         found = list(dict.fromkeys(f"data: {note}" for source in parts.sources.values() for note in source.notes))
         if parts.state.step:
             start = parts.data.order.position(parts.state.cursor)
-            rate = parts.schedule(start, start, parts.global_batch())["learning_rate"]
+            rate = self._scheduled()["learning_rate"]
             found.append(f"resumed at epoch {start:.3f}, step {parts.state.step}, learning rate {rate:.4g}")
         return found
 

@@ -1,3 +1,4 @@
+import concurrent.futures
 import dataclasses
 import functools
 import io
@@ -221,6 +222,26 @@ def test_parquet_row_groups_in_memory_are_bounded(tmp_path):
             source.read(range(source.num_examples))
     assert large.reads.operations == 6  # 14 rows in groups of 3, two files
     assert small.reads.operations == 12
+    shared = data.open_source("parquet", str(tmp_path))
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(shared.read_one, [0] * 8))
+    assert shared.reads.operations == 1  # by one of eight threads, for which the others wait
+
+
+def test_a_damaged_row_group_of_parquet_costs_its_rows_alone(tmp_path):
+    make("parquet", tmp_path)
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = sorted(tmp_path.rglob("train*.parquet"))[0]
+    column = parquet.ParquetFile(path).metadata.row_group(1).column(0)
+    content = bytearray(path.read_bytes())
+    start = column.dictionary_page_offset or column.data_page_offset
+    content[start : start + 8] = b"\xff" * 8
+    path.write_bytes(content)
+    source = data.open_source("parquet", str(tmp_path))
+    source.read_one(0)
+    with pytest.raises(BadRecord) as caught:
+        source.read_one(3)
+    assert (caught.value.file, caught.value.offset) == (str(path), 3)
 
 
 def flat_folder(directory):

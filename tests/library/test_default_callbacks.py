@@ -4,7 +4,9 @@ import importlib.util
 from unittest import mock
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import hybrid_imagenet as hi
 from hybrid_imagenet.comm import process
@@ -20,13 +22,14 @@ def test_callbacks_that_change_training_or_communicate_are_refused_on_rank_0_alo
         Gentle(),
         keras.callbacks.EarlyStopping(),
         keras.callbacks.LearningRateScheduler(lambda epoch: 0.1),
-        keras.callbacks.TerminateOnNaN(),
         hi.callbacks.Checkpoint(tmp_path),
     ):
         with pytest.raises(
             UserError, match=rf"give it to every rank.*default_callbacks\(\.\.\.\), {type(callback).__name__}"
         ):
             hi.callbacks.default_callbacks(callback)
+    with pytest.raises(UserError, match="omit it, all ranks skip such steps"):
+        hi.callbacks.default_callbacks(keras.callbacks.TerminateOnNaN())
     files = [keras.callbacks.CSVLogger(tmp_path / "log"), keras.callbacks.ModelCheckpoint(tmp_path / "m.keras")]
     assert [c for c in hi.callbacks.default_callbacks(*files) if c in files] == files
 
@@ -47,6 +50,26 @@ def test_several_ranks_are_watched():
     assert limits() == []
     with mock.patch.object(process, "size", lambda: 2):
         assert (limits(), limits(stall_timeout=7), limits(stall_timeout=0)) == ([600], [7], [])
+
+
+def test_training_that_only_skips_ends_with_a_remedy():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
+    model.compile(hi.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    inputs = np.full((60, 1), np.nan, np.float32)  # behind the ReLU the loss does not show it
+    with pytest.raises(UserError, match=r'optimizer: the last 50 steps .* NaN in the data.* compression="none"'):
+        model.fit(inputs, inputs[:, 0] * 0, 1, verbose=0, callbacks=hi.callbacks.default_callbacks())
+
+
+def test_the_loss_that_a_train_step_of_ones_own_returns_stays():
+    class Own(keras.Model):
+        def train_step(self, data):
+            return {"loss": tf.constant(3.5), "mae": tf.constant(1.5)}
+
+    image = keras.Input((1,))
+    model = Own(image, keras.layers.Dense(1)(image))
+    model.compile(hi.DistributedOptimizer(keras.optimizers.SGD()))
+    logs = model.fit(np.ones((4, 1)), np.ones(4), verbose=0, callbacks=hi.callbacks.default_callbacks()).history
+    assert (logs["loss"], logs["mae"]) == ([3.5], [1.5])
 
 
 def test_ranks_that_a_callback_has_changed_are_named_with_what_differs(pools):

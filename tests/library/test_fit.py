@@ -100,6 +100,25 @@ def test_a_loss_that_was_not_scaled_and_a_weight_without_gradient_are_named():
         other.apply([tf.ones([3])], [keras.Variable(np.ones(3, np.float32))])
 
 
+def test_what_the_wrapper_is_told_not_to_decay_is_not_decayed():
+    weight = keras.Variable([1.0], name="kernel")
+    optimizer = hi.DistributedOptimizer(keras.optimizers.AdamW(0.1, weight_decay=0.5), loss_scale=1)
+    with pytest.raises(UserError, match="needs the variables at its first call"):
+        optimizer.apply([tf.zeros(1)])
+    optimizer.exclude_from_weight_decay(var_names=["kernel"])
+    optimizer.apply([tf.zeros(1)], [weight])
+    assert weight.numpy() == 1
+
+
+def test_adapted_normalization_is_that_of_rank_0():
+    norm = keras.layers.Normalization()
+    norm.adapt(np.array([[1.0], [3.0]], np.float32))
+    model = keras.Sequential([keras.Input((1,)), norm, keras.layers.Dense(1)])
+    norm.adapt_mean.assign([5.0])  # as the weights of rank 0 arrive
+    hi.broadcast_model(model)
+    assert norm(np.float32([[5.0]])).numpy() == 0
+
+
 def test_a_share_has_as_many_elements_on_every_rank():
     arrays = (np.arange(11), {"y": np.arange(11) * 2})
     shares = [hi.data.shard(arrays, rank, 3) for rank in range(3)]

@@ -48,6 +48,10 @@ def test_entries_in_all_forms():
     )
 
 
+def test_factors_refer_to_the_first_batch_where_the_schedule_gives_that():
+    assert [stage.images for stage in parse(["0:64", "30:*2", "45:*2.5"], 32).stages] == [64, 128, 160]
+
+
 def test_the_stage_of_each_epoch_around_its_borders():
     schedule = parse(("flash_exp4",), 16)
     found = [schedule.at(epoch).images for epoch in (0, 29, 30, 44, 45, 74, 75, 89)]

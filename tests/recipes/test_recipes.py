@@ -178,6 +178,13 @@ def test_decoupled_decay_follows_the_batch(gpus, decay):
     assert f"decoupled decay {decay:.3g} of the weights a step at batch {256 * gpus}" in lines
 
 
+@pytest.mark.parametrize("schedule", ["sony_a", "sony_b"])
+def test_decoupled_decay_refers_to_the_peak_of_a_schedule_that_has_its_own(schedule):
+    flags = ["--optimizer=lars", f"--lr_schedule={schedule}", "--decoupled_decay", "--warmup_epochs=34"]
+    resolved = config.resolve(flags, 8)
+    assert derived.optimizer_arguments(resolved)["learning_rate"] == derived.peak_learning_rate(resolved) > 20
+
+
 @pytest.mark.parametrize(
     ("flags", "ranks", "group"),
     [

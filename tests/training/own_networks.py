@@ -3,13 +3,13 @@
 import keras
 
 
-def small(num_classes, image_size):
-    """A convolution, Keras's own batch normalization and a layer of scores."""
+def small(num_classes, image_size, **options):
+    """A convolution with `options`, Keras's own batch normalization and a layer of scores."""
     layers = keras.layers
     return keras.Sequential(
         [
             keras.Input((image_size, image_size, 3)),
-            layers.Conv2D(4, 3, 2, name="first"),
+            layers.Conv2D(4, 3, 2, name="first", **options),
             layers.BatchNormalization(name="norm"),
             layers.ReLU(),
             layers.GlobalAveragePooling2D(),
@@ -21,6 +21,11 @@ def small(num_classes, image_size):
 def wrong(num_classes, image_size):
     """Too many scores."""
     return small(num_classes + 1, image_size)
+
+
+def regularized(num_classes, image_size):
+    """A weight has a loss of its own."""
+    return small(num_classes, image_size, kernel_regularizer="l2")
 
 
 def without_arguments():

@@ -1,5 +1,8 @@
 """Validation under averaged weights, on a small network with dropout."""
 
+import functools
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -9,30 +12,36 @@ from hybrid_imagenet.models import normalization
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.training.averaged_weights import AveragedWeights
 from hybrid_imagenet.training.batch_norm import BatchNormStatistics, PreciseStatistics
+from hybrid_imagenet.training.step import TrainStep
 from tests.references.moments_reference import population_moments
 
 BATCHES = [np.random.default_rng(i).normal(size=(6, 4, 4, 3)).astype(np.float32) for i in range(3)]
 
 
-@pytest.fixture
-def parts():
+@pytest.fixture(params=["last", "moving", "moving, 2 virtual GPUs", "Keras's own"])
+def parts(request):
+    mode = request.param.partition(",")[0]
     image = keras.Input((4, 4, 3))
     x = keras.layers.Conv2D(5, 1, use_bias=False, name="conv")(image)
-    x = keras.layers.Dropout(0.5, seed=1)(normalization.BatchNormalization(mode="moving")(x))
+    if mode in normalization.MODES:
+        layer = normalization.BatchNormalization(mode=mode, parts=2 if "GPUs" in request.param else 1)
+    else:
+        layer = keras.layers.BatchNormalization()
+    x = keras.layers.Dropout(0.5, seed=1)(layer(x))
     model = keras.Model(image, x)
     average = WeightAverage(0.9)
     average.build(model.trainable_variables)
     for weight, value in zip(model.trainable_variables, average.variables.values(), strict=True):
         value.assign(2.0 * weight.value + 0.1)
-    pairs, calls = normalization.statistics(model), []
+    pairs, calls = normalization.kept_statistics(model), []
 
     def batches():
         calls.append(len(calls))
         return [{"image": tf.constant(b)} for b in BATCHES]
 
     step = [7]
-    normalization.layers_of(model).__next__().mode = "precise"
-    forward = lambda batch: model(batch["image"], training=True)  # noqa: E731
+    trained = types.SimpleNamespace(model=model, _preprocess=lambda batch: batch["image"])
+    forward = functools.partial(TrainStep.forward, trained)
     collect = PreciseStatistics(forward, pairs, batches, lambda: step[0]).collect
     measure = BatchNormStatistics(lambda tensor, name: tensor, 1, pairs, collect).synchronize
     return model, AveragedWeights(model, average, pairs, measure, lambda: step[0]), calls, step
@@ -47,7 +56,7 @@ def test_validation_sees_the_averages_with_statistics_of_their_own_and_leaves_no
         assert [v.path for v in model.trainable_variables] == list(averages)[:3]
         for variable in model.trainable_variables:
             np.testing.assert_array_equal(variable.numpy(), averages[variable.path])
-        mean, variance = normalization.statistics(model)[0]
+        mean, variance = normalization.kept_statistics(model)[0]
         outputs = np.concatenate([b @ kernel[0, 0] for b in BATCHES])
         for channel in range(5):
             parts_of = [part[..., channel].ravel().tolist() for part in np.split(outputs, 3)]

@@ -141,3 +141,13 @@ def test_training_on_shards_tells_once_of_a_list_with_more_classes_than_all_imag
         ranks.end(epoch)
     lines = [record.message for record in caplog.records if "labels.txt" in record.message]
     assert lines == [f"data: {place}: lists 5 classes, but no training image has a label above 3"] * told
+
+
+def test_the_rest_of_an_epoch_says_nothing_of_a_list_of_classes(tmp_path, caplog):
+    support.write_shards(tmp_path, "train", [(support.jpeg(1, 12, 16), number % 4) for number in range(N)])
+    (tmp_path / "labels.txt").write_text("ant\nbee\ncat\ndog")
+    data = Ranks(Request("tfrecord", str(tmp_path)).open(), 1, Cursor(0, 56)).data[0]
+    data.check_class_list(0, Cursor(1, 0), 2)
+    assert not caplog.records
+    data.check_class_list(1, Cursor(2, 0), 2)
+    assert "no training image has a label above 2" in caplog.text

@@ -116,6 +116,21 @@ def test_resumed_between_the_last_step_of_an_epoch_and_its_end(pools, tiny_data,
     assert all(np.array_equal(value, arrays[name]) for name, value in program.arrays(expected_run).items())
 
 
+def test_what_is_given_with_a_resume_holds_and_the_warmup_does_not_begin_again(tiny_data, tmp_path):
+    first = ("--hybrid_ramp_epochs=4", "--loss_scale=dynamic", "--epochs=2")
+    done = program.train_here(tiny_data, tmp_path, *first)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 0 < program.records(tmp_path)[-1]["lars_share"] < 1
+    done = program.train_here(tiny_data, tmp_path, "--resume", "--warmup_epochs=2.5")
+    assert (done.returncode, done.stderr.count("is past its warmup; resume with the number of epochs")) == (2, 1)
+    done = program.train_here(tiny_data, tmp_path, "--resume", "--hybrid_ramp_epochs=0", "--loss_scale=4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = program.records(tmp_path)[-1]
+    assert last["loss_scale"] == 4
+    assert "lars_share" not in last
+    assert min(last["trust_ratios"].values()) != 1  # all are 1 where LARS is off
+
+
 def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(tmp_path):
     """On damaged data: each bad record counts once over all ranks, each dropped image once per epoch."""
     run_dir = tmp_path / "stopped"

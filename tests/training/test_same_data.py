@@ -4,11 +4,13 @@ import copy
 import pathlib
 import shutil
 
+import numpy as np
 import pytest
 
 from hybrid_imagenet import data
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.comm import SingleProcess
+from hybrid_imagenet.data.sources.derived import Subset
 from hybrid_imagenet.errors import EXIT_USAGE, SharedError, UserError
 from hybrid_imagenet.training import same_data
 from tests.data import support
@@ -69,6 +71,14 @@ def test_a_run_is_not_resumed_on_other_data(tmp_path):
     same_data.check_resumed(checkpoint, {"training": source, "tuning": source})  # it validated others then
     with pytest.raises(UserError, match=f"step-000000005.npz: the training data .*{words}; resume with the data"):
         same_data.check_resumed(checkpoint, {"training": altered(tmp_path / "set", change)})
+
+
+def test_other_images_kept_apart_for_tuning_are_other_data(tmp_path):
+    source = data.open_source("folder", str(folder(tmp_path / "set")))
+    one, same, other = (Subset(source, np.array(kept)) for kept in ([0, 2, 5], [0, 2, 5], [0, 3, 5]))
+    same_data.check_ranks(Ranks(told(same)), {"training": one})
+    with pytest.raises(SharedError, match="other file names"):
+        same_data.check_ranks(Ranks(told(other)), {"training": one})
 
 
 def test_shards_of_other_sizes_are_other_data(tmp_path):

@@ -61,7 +61,8 @@ def test_a_head_for_other_classes_begins_anew_and_another_network_is_refused(tra
 
 def test_frozen_layers_stay_as_the_file_has_them_while_the_program_trains(trained, tiny_data, tmp_path):
     made, path = trained
-    flags = ("--model_width=4", "--stem=imagenet", f"--init_from={path}", "--freeze=stem")
+    average = ("--ema_decay=0.9", "--ema_every=50")  # none is taken in, so they stay as they begin
+    flags = ("--model_width=4", "--stem=imagenet", f"--init_from={path}", "--freeze=stem", *average)
     done = program.train_here(tiny_data, tmp_path / "run", *FLAGS, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "logits/kernel" in done.stdout
@@ -72,6 +73,9 @@ def test_frozen_layers_stay_as_the_file_has_them_while_the_program_trains(traine
     assert len(frozen) > 3
     for name in frozen[1:]:
         np.testing.assert_array_equal(kept[name], made.weights[name], err_msg=name)
+    begun = {name.split("/", 2)[2]: value for name, value in arrays.items() if name.startswith("average/")}
+    for name in [name for name in begun if name.endswith("_conv/kernel")]:
+        np.testing.assert_array_equal(begun[name], made.weights[name], err_msg=name)
     others = [name for name in kept if name not in frozen and not name.startswith("logits")]
     assert not any(np.array_equal(kept[name], made.weights[name]) for name in others)
 
@@ -106,6 +110,7 @@ def test_a_network_of_ones_own_trains_and_is_evaluated(tiny_data, tmp_path):
         ("no.such.module:f", "No module named 'no'; give MODULE:FUNCTION"),
         ("tests.training.own_networks:without_arguments", "it is called with num_classes and image_size"),
         ("tests.training.own_networks:wrong", r"its output has shape \(None, 4\), not \(None, 3\)"),
+        ("tests.training.own_networks:regularized", "regularizers and constraints are not applied"),
     ],
 )
 def test_a_function_that_gives_no_network_is_refused(name, reason):

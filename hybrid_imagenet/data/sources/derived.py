@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,7 +34,7 @@ class Subset(Source):
         self.num_examples = len(indices)
         self.num_classes, self.class_names = source.num_classes, source.class_names
         self.ready, self.side = source.ready, source.side
-        self.notes, self.listing = notes, source.listing
+        self.notes, self.listing = notes, [*source.listing, hashlib.sha256(indices.tobytes()).hexdigest()]
         self.class_list, self.labels_seen = source.class_list, source.labels_seen
         if source.shard_sizes is not None and (np.diff(indices) > 0).all():
             self.shard_sizes = np.diff(np.searchsorted(indices, np.cumsum(source.shard_sizes)), prepend=0)

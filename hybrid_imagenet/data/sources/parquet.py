@@ -8,6 +8,7 @@ import functools
 import io
 import json
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -76,6 +77,7 @@ class ParquetSource(Source):
         self.shard_sizes = np.diff(self._group_starts[self._first_group])
         largest = max(f.row_group(number).total_byte_size for f in footers for number in range(f.num_row_groups))
         self._row_group = functools.lru_cache(max(1, cache_bytes // max(1, largest)))(self._read_row_group)
+        self._reading = [threading.Lock() for _ in rows]  # lru_cache does not hold up threads that miss the same
         self.class_names = self._class_names(footers) or listing.numbered_classes(directory.location, num_classes)
         self.num_classes = len(self.class_names)
 
@@ -92,7 +94,8 @@ class ParquetSource(Source):
         """Reads one row, with its row group."""
         group = int(np.searchsorted(self._group_starts, index, "right")) - 1
         try:
-            table = self._row_group(group)
+            with self._reading[group]:
+                table = self._row_group(group)
         except (OSError, ValueError) as error:
             raise BadRecord(*self.locate(index), " ".join(str(error).split())[:200]) from None
         row = index - int(self._group_starts[group])
@@ -107,7 +110,7 @@ class ParquetSource(Source):
         number = group - int(self._first_group[file])
         name, footer = self._files[file], self._footers[file]
         path = self._directory.path(name)
-        with _explained(self._directory, name), _package().ParquetFile(path, metadata=footer) as opened:
+        with _package().ParquetFile(path, metadata=footer) as opened:
             table = opened.read_row_group(number, columns=[self._image, self._label]).select([self._image, self._label])
         if not self._directory.remote:
             self.reads.add(footer.row_group(number).total_byte_size)

@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -244,8 +245,8 @@ def _record(source: Source, index: int, settings: Settings) -> bytes:
             {
                 "image/encoded": content,
                 "image/class/label": label + 1,
-                "image/class/text": source.class_names[label].encode(),
-                "image/filename": Path(file).name.encode(),
+                "image/class/text": os.fsencode(source.class_names[label]),
+                "image/filename": os.fsencode(Path(file).name),
                 "image/height": height,
                 "image/width": width,
             }

@@ -1,17 +1,13 @@
-"""`hybrid-imagenet report RUN [RUN ...]`: a report on one or several runs, as HTML, or live in a browser."""
+"""`hybrid-imagenet report RUN [RUN ...]`: a report on one or several runs, as HTML."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import pathlib
 from collections.abc import Iterator, Sequence
 
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import command_line
-from hybrid_imagenet.tools.report import classes, findings, load, page, serve
-
-_PORT = 8600
+from hybrid_imagenet.tools.report import classes, findings, load, page
 
 
 def _parser() -> command_line.Parser:
@@ -19,26 +15,13 @@ def _parser() -> command_line.Parser:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the directory of a run, finished or not")
     parser.add_argument("--out", metavar="DIR", help="default: RUN/report for one run, ./report for several")
     parser.add_argument("--text", action="store_true", help="write nothing; print the summary of each run")
-    parser.add_argument(
-        "--serve", action="store_true", help="write nothing; show the page at http://127.0.0.1:PORT/ and keep it live"
-    )
-    parser.add_argument(
-        "--port", type=_port, metavar="PORT", help=f"port of --serve (default {_PORT}); 0 takes a free one"
-    )
     return parser
 
 
 def _run(arguments: Sequence[str]) -> None:
     parsed = _parser().parse_args(arguments)
-    if parsed.out and (parsed.serve or parsed.text):
-        raise UserError(f"--out={parsed.out}: --serve and --text write nothing; omit --out")
-    if parsed.serve and parsed.text:
-        raise UserError("--serve and --text: give one of them")
-    if parsed.serve:
-        show(parsed.runs, _PORT if parsed.port is None else parsed.port)
-        return
-    if parsed.port is not None:
-        raise UserError(f"--port={parsed.port}: only --serve has a port")
+    if parsed.out and parsed.text:
+        raise UserError(f"--out={parsed.out}: --text writes nothing; omit --out")
     if parsed.text:
         runs = load.load_all(parsed.runs)
         print("\n\n".join("\n".join(text(run)) for run in runs))
@@ -61,33 +44,9 @@ def text(run: load.Run) -> Iterator[str]:
         yield from classes.lines(run.images)
 
 
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text}: give a number from 0 to 65535")
-    return int(text)
-
-
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code (see `hybrid_imagenet.errors`)."""
     return command_line.run(_run, arguments)
-
-
-def show(paths: Sequence[str], port: int) -> None:
-    """Serves the page until Ctrl-C.
-
-    Raises:
-      UserError: if a run cannot be read at the start, or the port not be had.
-    """
-    live = serve.Live(paths, lambda: _page(load.load_all(paths)))
-    live.page()
-    with serve.server(live, port) as server:
-        print(f"http://{serve.ADDRESS}:{server.server_port}/ shows the report until Ctrl-C", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            server.serve_forever()
-
-
-def _page(runs: Sequence[load.Run]) -> str:
-    return page.build(runs, "Training report: " + ", ".join(run.name for run in runs))
 
 
 def write(paths: Sequence[str], out: str | None = None) -> pathlib.Path:
@@ -98,7 +57,7 @@ def write(paths: Sequence[str], out: str | None = None) -> pathlib.Path:
     """
     runs = load.load_all(paths)
     directory = pathlib.Path(out or (pathlib.Path(paths[0]) / "report" if len(paths) == 1 else "report"))
-    text = _page(runs)
+    text = page.build(runs, "Training report: " + ", ".join(run.name for run in runs))
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "index.html").write_text(text, encoding="utf-8")

@@ -66,6 +66,16 @@ def test_larger_images_are_reduced_and_odd_ones_converted(tmp_path):
     assert {(picture.format, picture.mode) for pictures in opened.values() for picture in pictures} == {("JPEG", "RGB")}
 
 
+def test_names_that_are_not_utf8_stay_as_they_are(tmp_path):
+    make("folder", tmp_path / "from")
+    odd = os.fsdecode(b"n01\xe9")
+    for split in data.SPLITS:
+        (tmp_path / "from" / split / "n01").rename(tmp_path / "from" / split / odd)
+    assert run("prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}") == 0
+    shard = next((tmp_path / "to").glob("train-0*"))
+    assert os.fsencode(odd) in shard.read_bytes()
+
+
 def test_bad_images_end_the_preparation_or_are_left_out_and_listed(tmp_path, capsys):
     for split in data.SPLITS:
         support.write_folder(tmp_path / "from", split, support.tiny(split))
@@ -142,7 +152,7 @@ def test_check_reports_each_fault_with_file_and_offset(tmp_path, capsys):
 def test_check_finds_images_that_the_decoder_covers_up_or_that_claim_too_many_pixels(tmp_path, capfd):
     """The PNG is 48 KB of zeros that claim 20,000 x 20,000 pixels; the JPEG keeps its end marker."""
     make("folder", tmp_path)
-    gray, huge, trailing = sorted(tmp_path.glob("train/n01/*"))[:3]
+    gray, huge, trailing, bitmap = sorted(tmp_path.glob("train/n01/*"))[:4]
     content = support.jpeg(1, 200, 200)
     gray.write_bytes(content[: len(content) // 2] + b"\xff\xd9")
     chunk = b"IHDR" + struct.pack(">IIBBBBB", 20000, 20000, 1, 0, 0, 0, 0)
@@ -150,13 +160,18 @@ def test_check_finds_images_that_the_decoder_covers_up_or_that_claim_too_many_pi
     end = b"\0\0\0\0IEND" + struct.pack(">I", zlib.crc32(b"IEND"))
     huge.write_bytes(b"\x89PNG\r\n\x1a\n" + header + end)
     trailing.write_bytes(trailing.read_bytes() + bytes(1000))
+    buffer = io.BytesIO()
+    Image.new("1", (8, 8)).save(buffer, "BMP")  # which Pillow decodes, and training does not
+    bitmap.write_bytes(buffer.getvalue())
     assert run("check", "--dataset=folder", f"--data_dir={tmp_path}", "--split=train") == 2
     captured = capfd.readouterr()
     assert captured.out.splitlines() == [
         f"{gray}, offset 0: the JPEG is corrupt: premature end of data segment",
         f"{huge}, offset 0: the image has 20000 x 20000 = 400,000,000 pixels, at most 89,478,485 are decoded: "
         "make it smaller or remove it",
-        "2 faults",
+        f"{bitmap}, offset 0: the image does not decode (Number of channels inherent in the image must be 1, 3 or 4, "
+        "was 0)",
+        "3 faults",
     ]
     assert "Corrupt JPEG" not in captured.err
     huge.unlink()

@@ -166,9 +166,7 @@ def test_directory_without_a_run_is_one_line(tmp_path, capsys, prepare, words):
     [
         ["--out=x"],
         ["x", "--text", "--out=y"],
-        ["x", "--text", "--serve"],
-        ["x", "--serve", "--port=70000"],
-        ["x", "--port=8600"],
+        ["x", "--serve"],
     ],
 )
 def test_wrong_arguments_are_one_line(arguments, capsys):
