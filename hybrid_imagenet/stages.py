@@ -124,7 +124,7 @@ def on_terminal(progress: str, ranks: int) -> bool:
     """
     if progress != "auto":
         return progress == "live"
-    if ranks > 1:
+    if ranks > 1 or "HYBRID_IMAGENET_TERMINAL" in os.environ:
         return os.environ.get("HYBRID_IMAGENET_TERMINAL", "0") != "0"
     return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 

@@ -75,7 +75,8 @@ def test_nothing_is_said_before_it_is_opened(capsys):
 @pytest.mark.parametrize(
     ("progress", "ranks", "told", "shown"),
     [("live", 1, "0", True), ("plain", 2, "host:/dev/pts/1", False), ("auto", 2, "host:/dev/pts/1", True),
-     ("auto", 2, "0", False), ("none", 1, "0", False), ("auto", 1, "host:/dev/pts/1", False)],
+     ("auto", 2, "0", False), ("none", 1, "0", False), ("auto", 1, "host:/dev/pts/1", True),
+     ("auto", 1, "0", False)],
 )  # fmt: skip
 def test_a_rank_believes_its_launcher(monkeypatch, progress, ranks, told, shown):
     monkeypatch.setenv("HYBRID_IMAGENET_TERMINAL", told)

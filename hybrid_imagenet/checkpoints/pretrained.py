@@ -36,6 +36,7 @@ class Trained:
       crop_fraction: side of the central square that it looks at, as a fraction of an image's shorter side.
       batch_norm_epsilon: added to variances.
       width, stem, blurpool: see `models.create`.
+      loss, eval_flip: the run's, with which it was validated.
       averaged: whether they are averages over the last steps (--ema_decay).
       precision: the compute type of the run; empty where it is not known. Weights are float32 in any.
       weights: float32 arrays by path of the variable; left out where they come from another rank.
@@ -50,6 +51,8 @@ class Trained:
     width: int = WIDTH
     stem: str = "imagenet"
     blurpool: bool = False
+    loss: str = "softmax"
+    eval_flip: bool = False
     averaged: bool = False
     precision: str = ""
     weights: Mapping[str, np.ndarray] | None = dataclasses.field(default=None, repr=False, compare=False)

@@ -69,7 +69,7 @@ def _from_srun(environ: Mapping[str, str]) -> Cluster | None:
         return None
     try:
         nodes, tasks, rank, job = (environ[name] for name in _SRUN)
-        port = _FIRST_PORT + int(job) % _PORTS
+        port = _FIRST_PORT + 64 * int(job) % _PORTS
         servers = [
             f"{node}:{port + number}"
             for node, count in zip(nodes_of(nodes), counts_of(tasks), strict=True)

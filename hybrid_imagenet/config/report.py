@@ -115,7 +115,9 @@ def _worked_out(config: RunConfig) -> list[str]:
     lines, batch = [], base_batch(config)
     if config.lr_schedule == "mlperf" and not config.sync_batch_norm:
         images, wanted = config.per_gpu_batch * config.bn_group, mlperf.at(batch).normalized_images
-        lines.append(f"batch normalization over {images} images ({config.bn_group} GPUs); MLPerf's table has {wanted}")
+        lines.append(
+            f"batch normalization over {images} images ({counted(config.bn_group, 'GPU')}); MLPerf's table has {wanted}"
+        )
     if config.chosen.get("decoupled_decay"):
         lines.append(f"decoupled decay {decoupled_decay(config):.3g} of the weights a step at batch {batch}")
     return lines

@@ -55,7 +55,7 @@ def _stream(number: int, before: Any, lossy: bool) -> io.TextIOWrapper:
     return io.TextIOWrapper(
         io.BufferedWriter(_Lasting(number, lossy)),
         encoding=getattr(before, "encoding", "utf-8"),
-        errors=getattr(before, "errors", "backslashreplace"),
+        errors=getattr(before, "errors", "strict").replace("strict", "backslashreplace"),
         line_buffering=getattr(before, "line_buffering", True),
         write_through=getattr(before, "write_through", False),
     )

@@ -18,6 +18,14 @@ def parent(process: int) -> int:
     return _status(process)[1]
 
 
+def session(process: int) -> int:
+    """Returns the session of a process; 0 if there is no such process."""
+    try:
+        return os.getsid(process)
+    except ProcessLookupError:
+        return 0
+
+
 def descendants(process: int) -> list[int]:
     """Returns all processes that stem from this one and have not ended."""
     children: dict[int, list[int]] = {}

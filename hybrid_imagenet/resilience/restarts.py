@@ -76,13 +76,15 @@ class Restarts:
 
     def run(self) -> int:
         """Returns the exit code of the last attempt."""
-        done, failed_at = 0, -1
+        done, failed_at = 0, -2
         while True:
             slots = self._wait_for_hosts()
             if slots is None:
                 return EXIT_PREEMPTED if REQUESTS.stop else EXIT_STALLED
-            self._wait_for_lock()
-            code = self._attempt(slots, resume=self._holds_a_run())
+            again = bool(done) or self._joined
+            if again:
+                self._wait_for_lock()
+            code = self._attempt(slots, resume=again and self._holds_a_run())
             if REQUESTS.stop:
                 return code
             if self._joined and code == EXIT_PREEMPTED:
@@ -96,7 +98,8 @@ class Restarts:
             if done == self._policy.restarts:
                 return code
             failed_at, done = step, done + 1
-            _say(f"restart {done} of {self._policy.restarts} (exit code {code}), from the checkpoint of step {saved}")
+            place = f", from the checkpoint of step {saved}" if saved >= 0 else ""
+            _say(f"restart {done} of {self._policy.restarts} (exit code {code}){place}")
 
     def _attempt(self, slots: Mapping[str, int], *, resume: bool) -> int:
         ranks = min(self._policy.most, sum(slots.values()))
@@ -140,7 +143,7 @@ class Restarts:
     def _wait_for_lock(self) -> None:
         """Waits until no rank of an earlier attempt holds the run directory; one that stays is left to the job."""
         until = time.monotonic() + self._policy.wait
-        while self._run_dir is not None and time.monotonic() < until:
+        while self._run_dir is not None and time.monotonic() < until and not REQUESTS.stop:
             try:
                 files.lock(self._run_dir, flags=0).close()
                 return

@@ -28,12 +28,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, NamedTuple
 
 from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.comm.quiet import GREETINGS
-from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, EXIT_STALLED, EXIT_USAGE, printable
+from hybrid_imagenet.errors import (
+    EXIT_FAILURE,
+    EXIT_NUMERICS,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    EXIT_STALLED,
+    EXIT_USAGE,
+    printable,
+)
 from hybrid_imagenet.resilience import arrivals, exit_code, lasting_output, processes
 from hybrid_imagenet.resilience.stop_signals import REQUESTS, UNSAVED
 
@@ -88,6 +96,7 @@ _LONGEST = 50  # lines of a block
 _WHY = re.compile(rb"error: |rank \d+: unexpected error")  # how a rank's own words on its end begin
 # ssh's words for a name that it cannot resolve, whatever launcher has called it.
 _UNKNOWN_HOST = re.compile(rb"ssh: Could not resolve hostname ([^:\s]+)")
+_NO_LOGIN = re.compile(rb"^Host key verification failed|: Permission denied \(")  # ssh's
 
 
 class Killed(NamedTuple):
@@ -108,7 +117,7 @@ class LauncherReports:
 
     def __init__(self) -> None:
         self.killed: Killed | None = None
-        self.lost = ""
+        self.lost, self.ended = "", False
         self._rule = b""  # a line of dashes of which it is not known yet what follows
         self._left = 0  # lines that a report may still have
 
@@ -124,6 +133,7 @@ class LauncherReports:
             return b""
         kept, self._rule = self._rule, b""
         if kept and line.startswith(_BEGINNINGS):
+            self.ended = self.ended or line.startswith(_BEGINNINGS[2])
             self._left = _LONGEST
             return b""
         if found:
@@ -201,6 +211,7 @@ class Supervisor:
         self._word = secrets.token_hex(16)
         self._ends: list[tuple[float, exit_code.End]] = []
         self._unknown = ""  # a host whose name ssh does not know
+        self._no_login = False  # ssh has said that a host lets it not in
         self._reports = LauncherReports()
         self._places, self._arrivals = list(places), arrivals.Arrivals(places)
         self._began, self._started = time.monotonic(), time.time()
@@ -263,7 +274,7 @@ class Supervisor:
 
     def _read_errors(self, pipe: IO[bytes]) -> None:
         """Passes standard error on, without greetings and lines meant for this process."""
-        for line in pipe:
+        for line in _lines(pipe):
             before, word, told = line.partition(self._word.encode())
             now, end = time.monotonic(), exit_code.find(told)
             if end is not None:
@@ -280,7 +291,9 @@ class Supervisor:
             own = line[_TAG.match(line).end() :]  # type: ignore[union-attr]
             if unknown := _UNKNOWN_HOST.search(line):
                 self._unknown = unknown[1].decode(errors="replace")
-            elif own.startswith(lost_rank.LINE.encode()):
+                continue
+            self._no_login = self._no_login or bool(_NO_LOGIN.search(own))
+            if own.startswith(lost_rank.LINE.encode()):
                 self._loss = self._loss or own
             elif not _GREETINGS.search(line) and not _LOST.search(own.rstrip()):
                 self._explained = self._explained or bool(_WHY.match(own))
@@ -326,6 +339,8 @@ class Supervisor:
         processes.remove_shared_memory(self._started)
 
     def _result(self, code: int) -> int:
+        if code == _CODE_SSH and self._reports.ended:
+            return code  # a rank's own
         now = time.monotonic()
         ends = [end for at, end in self._ends if now - at < _RECENT]
         killed, lost = self._reports.killed, self._reports.lost
@@ -349,7 +364,7 @@ class Supervisor:
         for good in ((EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED), (EXIT_PREEMPTED,)):
             if found := [each for each in told if each in good]:
                 return found[0]
-        if REQUESTS.stop and code in _BY_SIGNAL:
+        if REQUESTS.stop and (code in _BY_SIGNAL or (code == EXIT_FAILURE and not told)):  # mpirun got the signal too
             print(UNSAVED if self._saves else "stopped: what the program saved before is kept", file=sys.stderr)
             return REQUESTS.unsaved_code()
         if code == _CODE_SSH and not told and self._unknown:
@@ -358,6 +373,9 @@ class Supervisor:
                 f"error: host {name}: ssh cannot resolve this name: check -H, and that `ssh {name} true` works",
                 file=sys.stderr,
             )
+            return EXIT_USAGE
+        if code == _CODE_SSH and not told and self._no_login:
+            print("error: ssh must log in without a password: check with hybrid-imagenet doctor -H", file=sys.stderr)
             return EXIT_USAGE
         if (code == _CODE_SSH or lost) and not told:
             if not lost:
@@ -377,6 +395,15 @@ def _copy_output(pipe: IO[bytes]) -> None:
     while text := os.read(pipe.fileno(), 1 << 16):
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
+
+
+def _lines(pipe: IO[bytes]) -> Iterator[bytes]:
+    """Yields lines, and what a progress bar writes over, as it comes."""
+    left = b""
+    while text := os.read(pipe.fileno(), 1 << 16):
+        *lines, left = re.split(rb"(?<=\n)|(?<=\r)(?=[^\n])", left + text)
+        yield from lines
+    yield left
 
 
 def _print(line: bytes) -> None:
@@ -425,9 +452,12 @@ def _wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:
 
 
 def _left() -> list[int]:
-    """Returns processes that this one started or took over and that still run; ssh's shared connections may stay."""
+    """Returns processes that this one started or took over and that still run.
+
+    ssh's shared connections may stay, and what a shell has started beside this process, as in `> >(tee log)`.
+    """
     own = processes.descendants(os.getpid())
-    return [process for process in own if not processes.words(process)[0].startswith("ssh: ")]
+    return [p for p in own if not processes.words(p)[0].startswith("ssh: ") and processes.session(p) != os.getsid(0)]
 
 
 def _behind_shell(process: int) -> int:
@@ -439,11 +469,13 @@ def _behind_shell(process: int) -> int:
 
 def _terminal() -> dict[str, str]:
     """Tells ranks, which write into a pipe or Open MPI's pseudo-terminal in any case, what our own output is."""
-    if not sys.stdout.isatty():
+    try:
+        device = os.ttyname(sys.stdout.fileno())
+    except OSError:  # a file or pipe, or a terminal of outside this container
         return {"HYBRID_IMAGENET_TERMINAL": "0"}
     size = shutil.get_terminal_size()
     # The rank that draws asks the terminal itself for its size where it can, which may change; else it has this one.
-    name = f"{socket.gethostname()}:{os.ttyname(sys.stdout.fileno())}"
+    name = f"{socket.gethostname()}:{device}"
     return {"HYBRID_IMAGENET_TERMINAL": name, "LINES": str(size.lines), "COLUMNS": str(size.columns)}
 
 
@@ -456,7 +488,7 @@ def succeeds(command: str) -> bool:
     """Returns whether a command ends with code 0."""
     try:
         return subprocess.run(shlex.split(command), check=False).returncode == 0
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 

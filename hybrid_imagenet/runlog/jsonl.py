@@ -168,7 +168,7 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def _check(record: Mapping[str, Any], place: str) -> None:
     """Raises UserError if a value that reports calculate with is of another kind."""
-    if record.get("kind") == "epoch" and "epoch" not in record:
+    if record.get("kind") == "epoch" and record.get("epoch") is None:
         raise UserError(f"{place}: the record of an epoch without its number; correct or remove the line")
     for key in KEYS.keys() & record.keys():
         value = record[key]

@@ -128,6 +128,10 @@ class PlainView:
             self._stream.flush()
 
 
+def _known(found: tuple[int, int]) -> tuple[int, int]:
+    return found[0] or 80, found[1] or 24
+
+
 def size(stream: TextIO) -> tuple[int, int]:
     """Returns columns and lines of the launcher's terminal where it told its own, else of the stream's."""
     host, _, device = os.environ.get(VARIABLE, "").partition(":")
@@ -135,10 +139,10 @@ def size(stream: TextIO) -> tuple[int, int]:
         if device and host == socket.gethostname():
             descriptor = os.open(device, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
             try:
-                return os.get_terminal_size(descriptor)
+                return _known(os.get_terminal_size(descriptor))
             finally:
                 os.close(descriptor)
-        return os.get_terminal_size(stream.fileno())
+        return _known(os.get_terminal_size(stream.fileno()))
     return shutil.get_terminal_size()
 
 

@@ -114,7 +114,7 @@ class Status:
 
     def target_text(self) -> str | None:
         """Returns the target and the epoch that met it; None before."""
-        return None if self._met is None else f"top-1 {100 * self.info['target']:.1f} % met in epoch {self._met:.0f}"
+        return None if self._met is None else f"top-1 {100 * self.info['target']:.1f} % met in epoch {self._met:g}"
 
     def rate_text(self) -> str | None:
         """Returns images per second in all, per GPU or rank, and the scaling efficiency."""

@@ -98,6 +98,7 @@ def _evaluate(arguments: argparse.Namespace, communicator: comm.Communicator) ->
     from hybrid_imagenet.data import pipeline
     from hybrid_imagenet.training import hardware, same_data
     from hybrid_imagenet.training.evaluation import Validation
+    from hybrid_imagenet.training.losses import LOSSES
     from hybrid_imagenet.training.step import EvaluationStep
 
     network = _shared_network(arguments, communicator)
@@ -117,7 +118,12 @@ def _evaluate(arguments: argparse.Namespace, communicator: comm.Communicator) ->
     compute = precision.removeprefix("mixed_")
     threads = tf.config.threading.get_intra_op_parallelism_threads() or 1
     results = Validation(
-        EvaluationStep(model, lambda batch: network.preprocess(batch["image"], compute)),
+        EvaluationStep(
+            model,
+            lambda batch: network.preprocess(batch["image"], compute),
+            loss=LOSSES[network.loss],
+            flip=network.eval_flip,
+        ),
         source,
         communicator,
         batch=arguments.per_gpu_batch,

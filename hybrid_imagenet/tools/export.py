@@ -88,8 +88,8 @@ def export(network: Trained, form: Form, path: pathlib.Path) -> float:
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary)
-        else:
-            temporary.unlink(missing_ok=True)
+        elif temporary.exists():
+            temporary.unlink()
     return difference
 
 

@@ -106,7 +106,10 @@ def _open_keras(_: Trained, path: pathlib.Path) -> Outputs:
 
 
 def _write_saved_model(network: Trained, path: pathlib.Path) -> None:
-    _rebuilt(network).export(path, format="tf_saved_model", verbose=False)
+    try:
+        _rebuilt(network).export(path, format="tf_saved_model", verbose=False)
+    except tf.errors.OpError as error:
+        raise OSError(error.message) from None
 
 
 def _open_saved_model(_: Trained, path: pathlib.Path) -> Outputs:

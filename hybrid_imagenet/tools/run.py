@@ -82,7 +82,9 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
         help="least seconds of training before a restart on hosts that have joined (%(default)g)",
     )
     words = list(arguments)
-    at = next((n for n, word in enumerate(words) if word == "--" or _SCRIPT.fullmatch(word)), len(words))
+    values = ("--host_discovery_script", "--preempted")
+    free = [underscored(before) not in values for before in ["", *words]]  # else it is the value of an option
+    at = next((n for n, word in enumerate(words) if word == "--" or (free[n] and _SCRIPT.fullmatch(word))), len(words))
     if words[at : at + 1] in ([], ["--"]):
         _refuse_flags(words[:at], words[at + 1 :])
     options = parser.parse_args(words[:at])
@@ -197,7 +199,7 @@ def _what_runs(options: argparse.Namespace, flags: Sequence[str]) -> tuple[float
     stall = config.stall_timeout or supervisor.stall_timeout([])
     if config.print_config:
         return stall, "here", config
-    here = not options.script and hosts.is_local(options.hosts.partition(":")[0])
+    here = not options.script and any(map(hosts.is_local, hosts.parse(options.hosts)))
     if config.check_only or (here and not options.dry_run):
         preflight.run(config, disk=here)
         os.environ[preflight.CHECKED_VARIABLE] = "1"
@@ -220,13 +222,14 @@ def _run(options: argparse.Namespace, flags: list[str], stall: float, config: Ru
     def start(slots: Mapping[str, int], ranks: int, resume: bool) -> supervisor.Supervisor:
         program = [*_program(options, flags), *own, *(["--resume"] if resume and own else [])]
         command = launcher(options, program, slots, ranks)
+        ordered = sorted(slots, key=hosts.is_local, reverse=True)  # Open MPI numbers the ranks of this host first
         return supervisor.Supervisor(
             command,
             stall=stall,
             ssh_port=options.ssh_port,
             accept_new_host_keys=options.accept_new_host_keys,
             saves=not options.program,
-            places=[host for host, count in slots.items() for _ in range(count)] if config is not None else (),
+            places=[host for host in ordered for _ in range(slots[host])] if config is not None else (),
         )
 
     if not options.max_restarts and not options.script:

@@ -224,6 +224,8 @@ def description(config: RunConfig, source: Source) -> dict[str, Any]:
         "blurpool": config.blurpool,
         "batch_norm_epsilon": config.batch_norm_epsilon,
         "crop_fraction": evaluation_crop(config),
+        "loss": config.loss,
+        "eval_flip": config.eval_flip,
         "optimizer": config.optimizer,
         "version": __version__,
     }

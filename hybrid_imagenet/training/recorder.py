@@ -264,7 +264,7 @@ def _view_mode(config: RunConfig, rank: int, size: int) -> str:
     """Resolves `auto` where a launcher stands between us and the user's terminal."""
     if rank:
         return "none"
-    if config.progress == "auto" and size > 1:
+    if config.progress == "auto":
         return "live" if on_terminal(config.progress, size) else "plain"
     return config.progress
 

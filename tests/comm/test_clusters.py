@@ -45,7 +45,9 @@ def test_the_place_of_a_rank(environ, place):
 
 def test_ranks_under_srun_agree_on_addresses():
     servers = {clusters.read(SLURM | {"SLURM_PROCID": str(rank)}).servers for rank in range(5)}
-    assert servers == {("n09:20007", "n09:20008", "n10:20007", "n10:20008", "big:20007")}
+    assert servers == {("n09:20448", "n09:20449", "n10:20448", "n10:20449", "big:20448")}
+    following = clusters.read(SLURM | {"SLURM_PROCID": "0", "SLURM_JOB_ID": "40008"}).servers
+    assert not {*following} & {*next(iter(servers))}  # a job beside it on the same nodes
 
 
 @pytest.mark.parametrize(

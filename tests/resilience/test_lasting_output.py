@@ -46,6 +46,13 @@ def test_what_is_read_is_whole(tmp_path):
     assert done.stdout == done.stderr == b"".join(b"%d\n" % number for number in range(20000))
 
 
+def test_what_a_terminal_cannot_show_is_escaped():
+    line = "from hybrid_imagenet.resilience import lasting_output as o; o.install(); print('d\u00f6g \u2013')"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, env=environment, check=True)
+    assert done.stdout == b"d\xf6g \\u2013\n"
+
+
 @pytest.mark.parametrize("lossy", [True, False], ids=["a log", "a result"])
 def test_a_full_disk_ends_what_prints_results_and_not_what_trains(lossy, tmp_path):
     done, whole = work(tmp_path, "{} >/dev/full", lossy=lossy)

@@ -75,6 +75,24 @@ def test_a_job_that_a_signal_has_stopped_does_not_start_again(tmp_path, monkeypa
     assert play(tmp_path, [], hosts=lambda: {"a": 1}, least=3, wait=100) == (75, [])  # while it waits for hosts
 
 
+def test_a_signal_ends_the_wait_for_a_run_that_is_held(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run" / "lock").open("wb+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        asked = threading.Timer(0.3, lambda: monkeypatch.setattr(restarts.REQUESTS, "stop", True))
+        asked.start()
+        code, started = play(tmp_path, [(137, 1, -1), (75, 1, 1)], wait=100.0)
+        assert (code, len(started)) == (75, 2)
+        asked.join()
+
+
+def test_an_existing_run_is_not_resumed_unasked(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    _, started = play(tmp_path, [(2, 0, 0)])
+    assert [resume for *_, resume in started] == [False]
+
+
 def test_restarts_are_counted(tmp_path):
     code, started = play(tmp_path, [(137, 10, 5), (137, 20, 15), (137, 30, 25)], restarts=2)
     assert (code, len(started)) == (137, 3)
@@ -128,6 +146,7 @@ def test_it_waits_for_the_ranks_of_an_earlier_attempt_to_leave_the_run(tmp_path)
         release = threading.Timer(0.3, lambda: fcntl.flock(lock, fcntl.LOCK_UN))
         release.start()
         began = time.monotonic()
-        assert play(tmp_path, [(0, 1, 1)], wait=5.0)[0] == 0
+        code, started = play(tmp_path, [(137, 1, 1), (0, 2, 2)], wait=5.0)  # the first does not wait for another run
+        assert (code, [resume for *_, resume in started]) == (0, [False, True])
         assert time.monotonic() - began >= 0.25
         release.join()

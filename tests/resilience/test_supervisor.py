@@ -61,6 +61,39 @@ def test_a_host_that_ssh_does_not_know_is_named_in_one_line():
     assert err == "error: host nowhere: ssh cannot resolve this name: check -H, and that `ssh nowhere true` works\n"
 
 
+@pytest.mark.parametrize("said", ["Host key verification failed.", "me@far: Permission denied (publickey,password)."])
+def test_a_host_that_lets_ssh_not_in_is_no_lost_connection(said):
+    code, _, err, _ = finish(start(f"echo '{said}' >&2; exit 255"))
+    assert code == 2
+    assert err.splitlines() == [said, "error: ssh must log in without a password: check with hybrid-imagenet doctor -H"]
+
+
+def test_a_program_may_end_with_255_itself(tmp_path):
+    (tmp_path / "said").write_text(
+        REPORT.replace("noticed that process rank 3", "detected that one or more processes exited with non-zero status")
+    )
+    assert finish(start(f"cat {tmp_path}/said >&2; exit 255"))[:3] == (255, "", "")
+
+
+def test_a_progress_bar_is_passed_on_while_it_moves():
+    process = start("for i in 1 2 3 4 5; do printf '\\r%s0 %%' $i >&2; sleep 0.3; done")
+    seen = ""
+    while "10 %" not in seen:
+        seen += process.stderr.read(1)
+    assert process.poll() is None
+    assert finish(process)[0] == 0
+
+
+def test_what_a_shell_has_started_beside_it_is_no_process_of_the_job(tmp_path):
+    mine = subprocess.Popen(["sleep", "100"])
+    theirs = subprocess.Popen(["sleep", "100"], start_new_session=True)
+    try:
+        assert theirs.pid in supervisor._left()
+        assert mine.pid not in supervisor._left()
+    finally:
+        mine.kill(), theirs.kill()
+
+
 @pytest.mark.parametrize(
     "said",
     [

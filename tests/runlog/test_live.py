@@ -3,6 +3,7 @@ import os
 import pty
 import re
 import socket
+import termios
 
 import pytest
 
@@ -185,9 +186,10 @@ def test_ranks_ask_the_launchers_terminal_for_its_size(monkeypatch):
     monkeypatch.setenv("LINES", "22")
     master, slave = pty.openpty()
     try:
-        expected = os.get_terminal_size(slave)
         monkeypatch.setenv(live.VARIABLE, f"{socket.gethostname()}:{os.ttyname(slave)}")
-        assert live.size(io.StringIO()) == expected != (51, 22)
+        assert live.size(io.StringIO()) == (80, 24)  # it does not say how large it is
+        termios.tcsetwinsize(slave, (33, 99))
+        assert live.size(io.StringIO()) == (99, 33)
         monkeypatch.setenv(live.VARIABLE, "another.host:/dev/pts/0")
         assert live.size(io.StringIO()) == (51, 22)
     finally:

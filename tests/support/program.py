@@ -33,7 +33,10 @@ FLAGS = (
 )
 
 ENGINE = "horovod"  # what connects the ranks: --engine of the tests
-METHODS = ("--model_width=8", "--ema_decay=0.9", "--precise_batch_norm_batches=2", "--image_size_schedule=0:12,1:16")
+METHODS = (
+    *("--model_width=8", "--ema_decay=0.9", "--precise_batch_norm_batches=2", "--image_size_schedule=0:12,1:16"),
+    *("--loss=sigmoid", "--eval_flip"),
+)
 
 
 def make_data(folder: pathlib.Path) -> pathlib.Path:

@@ -41,6 +41,15 @@ def test_a_wrong_command_line_is_one_line_and_starts_nothing(words, text, capfd)
     assert text in lines[0]
 
 
+def test_a_file_that_is_the_value_of_an_option_is_not_the_program(tmp_path, capfd):
+    listed = tmp_path / "hosts.py"
+    listed.write_text("#!/bin/sh\necho localhost:2\n")
+    listed.chmod(0o755)
+    words = ["-np", "2", "--host_discovery_script", str(listed), "--preempted", "again.py", "--dry_run", "--", *DIGITS]
+    assert run.main(words) == 0, capfd.readouterr().err
+    assert "localhost:2" in capfd.readouterr().out
+
+
 def test_mpirun_learns_hosts_prefix_interface_and_variables(capfd, monkeypatch):
     carried = {"NCCL_DEBUG": "WARN", "HF_TOKEN": "hf_secret", "AWS_SECRET_ACCESS_KEY": "s", "https_proxy": "http://p"}
     for name, value in carried.items():

@@ -70,7 +70,7 @@ def _outcome(run: Run) -> tuple[str, str]:
     if best is None:
         done_words = f"{done:g}{of} epochs" if done else f"{summary.get('steps') or 0} steps"
         return OPEN, f"Nothing has been validated after {done_words}, {run.state}."
-    best_words = f"the best top-1 is {percent(best)}, in epoch {summary.get('best_epoch') or '?'}"
+    best_words = f"the best top-1 is {percent(best)}, in epoch {summary.get('best_epoch') or 0:g}"
     ended = "" if done == planned else f" after {done:g}{of} epochs"
     ended = ended if run.state == state.FINISHED else f" ({run.state}{ended})"
     goals = _goals(run)

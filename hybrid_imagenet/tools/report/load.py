@@ -115,7 +115,8 @@ def load(path: str | os.PathLike[str]) -> Run:
         environment["started"] = f"{began:%Y-%m-%d %H:%M} UTC"
     written = directory / "summary.json"
     values = read_json(written) if written.exists() else {}
-    values = values if state.current(values, records) else {}
+    if not state.current(values, records) or values.get("epochs_planned") not in (None, flags.get("epochs")):
+        values = {}  # of a session before this one
     host = next(iter(config.get("hosts") or ()), "")
     name = state.of(directory, records, values, host)
     return Run(

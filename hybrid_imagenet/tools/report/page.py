@@ -104,7 +104,8 @@ def _best(runs: Sequence[Run]) -> str:
     )
     if len(ranked) < 2:
         return ""
-    if len({(run.flags.get("dataset"), run.flags.get("data_dir"), run.summary.get("val_split")) for run in ranked}) > 1:
+    apart = ("dataset", "data_dir", "val_fraction", "tuning_split")
+    if len({(*map(run.flags.get, apart), run.summary.get("val_split")) for run in ranked}) > 1:
         return "These runs were validated on different images: their accuracies are not comparable."
     top = ranked[0].summary["best_val_top1"]
     text = f"Best top-1: {' and '.join(r.name for r in ranked if r.summary['best_val_top1'] == top)}"

@@ -160,6 +160,8 @@ def test_the_best_of_a_run(tmp_path):
         (["weights.npz", "--to=x.tflite"], "--to=x.tflite: the name must end in one of: .keras (Keras), .onnx"),
         (["weights.npz", "--to=weights.npz"], "--to=weights.npz: exists already"),
         (["weights.npz", "--to=none/x.onnx"], "there is no directory none"),
+        (["weights.npz", "--to=/proc/x"], "--to=/proc/x: cannot be written"),
+        (["weights.npz", "--to=/proc/x.keras"], "--to=/proc/x.keras: cannot be written"),
         (["weights.npz"], "the following arguments are required: --to"),
     ],
 )

@@ -129,9 +129,11 @@ def test_of_several_runs_the_best_and_the_first_are_named(runs):
     loaded = load.load_all(runs)
     text = page.build(loaded, "t")
     assert "Best top-1: two" in text
-    loaded[0].flags["data_dir"] = "elsewhere"
-    other = page.build(loaded, "t")
-    assert "Best top-1" not in other and "validated on different images" in other
+    for name, value in (("val_fraction", 0.3), ("data_dir", "elsewhere")):
+        loaded[0].flags[name] = value
+        other = page.build(loaded, "t")
+        assert "Best top-1" not in other and "validated on different images" in other
+        loaded[0].flags[name] = loaded[1].flags.get(name)
     assert text.count('<article class="answer') == 2
 
 

@@ -1,3 +1,4 @@
+import json
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
@@ -83,6 +84,14 @@ def test_criteria_table_shows_runs_and_papers(tmp_path):
     assert two[1:6] == ["top-1 75.00 %", "2", "64", "10", "0.1000"]
     h = next(row for row in rows if row[0] == "Lu et al., Table 3.8: cluster 1, to 75 % top-1")
     assert h[4:10] == ["32", "0.0312", "18 min 00 s", "36,082", "97.50 %", "7 h 12 min"]
+
+
+def test_a_run_that_goes_on_for_more_epochs_is_not_finished_by_its_earlier_summary(tmp_path):
+    run = make_run(tmp_path / "run", epochs=2)
+    assert load.load(run).state == "finished"
+    summary = json.loads((run / "summary.json").read_text()) | {"epochs_planned": 1}
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert load.load(run).state != "finished"
 
 
 def test_differences_between_runs(runs):
