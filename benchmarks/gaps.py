@@ -25,7 +25,7 @@ _LISTED = 10
 
 def main(argv: Sequence[str]) -> int:
     """Profiles steps, prints the gaps and writes --json."""
-    parser = command_line.Parser("python -m benchmarks gaps", (__doc__ or "").split("\n")[0])
+    parser = command_line.Parser(prog="python -m benchmarks gaps", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=8, help="steps to profile (%(default)s)")
     parser.add_argument("--json", help="file for the result")
     words, flags = scaling.split(argv)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# launch/image_test.sh [--dir=DIR] [--keep_checkpoints] [PART ...]
+# launch/image_test.sh [--dir=DIR] [--keep] [PART ...]
 #
 # Builds and runs both targets of the Dockerfile on a machine without a container engine, and builds Horovod with other
 # compilers: Debian's buildah on base images that debootstrap makes. Each PART (all without one) ends with a line of its
@@ -12,7 +12,7 @@
 #   gcc-14  the same
 #
 #   --dir=DIR  where everything is made, with 30 GB free (/var/tmp/hybrid_imagenet_images)
-#   --keep_checkpoints     keep what was made there; the next start uses it again
+#   --keep     keep what was made there; the next start uses it again
 #
 # The bases stand in for those that the Dockerfile names, which no package mirror has: the GPU image's has Ubuntu 24.04's
 # GCC 13, but Python 3.11 and an older CUDA 12. Needs root, buildah, debootstrap, Debian's mirrors and PyPI, and about an
@@ -41,7 +41,7 @@ main() {
     case $argument in
       -h | --help) help_of "${BASH_SOURCE[0]}" && exit 0 ;;
       --dir=?*) dir=${argument#*=} ;;
-      --keep_checkpoints) keep=1 ;;
+      --keep) keep=1 ;;
       cpu | gpu | gcc-13 | gcc-14) parts+=("$argument") ;;
       *) usage_error "$argument: unknown option or part (see launch/image_test.sh --help)" ;;
     esac

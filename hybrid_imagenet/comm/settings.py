@@ -10,7 +10,7 @@ from hybrid_imagenet.analysis import cost_model
 from hybrid_imagenet.analysis.cost_model import Cost
 from hybrid_imagenet.options import fault, option, options_of
 
-_GRID = "default hosts x GPUs per host."
+_GRID = "default published, by host, or square."
 
 
 @dataclasses.dataclass(frozen=True)

@@ -196,7 +196,7 @@ def own_network(target: str) -> str | None:
         for name in rest:  # find_spec of a whole name would import the packages above it
             first, inside = f"{first}.{name}", spec and spec.submodule_search_locations
             spec = importlib.machinery.PathFinder.find_spec(first, list(inside)) if inside else None
-    except (ImportError, ValueError):
+    except (ImportError, KeyError, ValueError):  # KeyError: a directory without __init__.py above it
         spec = None
     if spec is None:
         raise UserError(

@@ -55,7 +55,7 @@ class Options:
 
     learning_rate: float = 0.1
     _: dataclasses.KW_ONLY
-    weight_decay: float = option(0.0, "Coupled L2 decay.", minimum=0, basic=True)
+    weight_decay: float = option(0.0, "L2 decay, coupled; beside the gradient in LAMB and Muon.", minimum=0, basic=True)
     decay_all: bool = option(False, "Decay biases and normalization parameters too (Jia et al. leave them out).")
     name: str = ""
 

@@ -148,7 +148,7 @@ def test_a_recipe_over_the_flag_file_of_another_method(monkeypatch):
 
 def test_help_names_options_with_their_owners():
     text = " ".join(flag_help.text("all").split())
-    assert "--torus_grid=str Rows x columns of GPUs, as VxH; default hosts x GPUs per host. (torus;" in text
+    assert "--torus_grid=str Rows x columns of GPUs, as VxH; default published, by host, or square. (torus;" in text
     assert "others by the ring. (size_switched; default 256, in KiB)" in text
 
 

@@ -64,7 +64,7 @@ def _versions(hosts: Hosts, request: Request) -> list[Finding]:
     findings = [same(f"version of {n}", {h: f["versions"].get(n) for h, f in hosts.items()}, remedy) for n in names]
     findings.insert(0, same("version of Python", {h: f["python"] for h, f in hosts.items()}, remedy))
     if "horovod" not in names:
-        findings.append(Finding(FAIL, "Horovod", "not installed", remedy))
+        findings.append(Finding(WARN, "Horovod", "not installed: ranks connect by TensorFlow", remedy))
     code = {h: f["code"] for h, f in hosts.items()}
     findings.append(same("program", code, "bring all hosts to the same commit, or use a shared file system"))
     return findings
@@ -125,7 +125,7 @@ def _gpus(hosts: Hosts, request: Request) -> list[Finding]:
     ]
     models = {h: ", ".join(sorted({g["name"] for g in f["gpus"]})) or None for h, f in hosts.items()}
     drivers = {h: ", ".join(sorted({g["driver_version"] for g in f["gpus"]})) or None for h, f in hosts.items()}
-    unbuilt = [(h, "Horovod was built without NCCL") for h, f in hosts.items() if f["gpus"] and not f["nccl"]]
+    unbuilt = [(h, "Horovod was built without NCCL") for h, f in hosts.items() if f["gpus"] and f["nccl"] is False]
     return [
         each("GPUs", "one for each rank", few, "lower the slots of that host; look at nvidia-smi there", FAIL),
         same("GPU model", models, "the slowest GPU holds up all: use hosts of one kind", WARN),

@@ -54,7 +54,7 @@ def examine(hosts: Hosts, through_nccl: bool, attempt: Callable[[Trial], Outcome
 
 def trials(hosts: Hosts, through_nccl: bool) -> list[Trial]:
     """Two ranks inside the first host, or inside each kind of host with GPUs, and two between the first two hosts."""
-    able = [name for name, facts in hosts.items() if not through_nccl or (facts["gpus"] and facts["nccl"])]
+    able = [name for name, facts in hosts.items() if not through_nccl or (facts["gpus"] and facts["nccl"] is not False)]
     inside = able[:1]
     if through_nccl:
         kinds = {tuple(gpu["name"] for gpu in hosts[name]["gpus"]): name for name in reversed(able)}
