@@ -6,6 +6,7 @@ A size is the size of a gradient in FP32. With a compression, the time includes 
 bytes travel. As in nccl-tests, bandwidth counts the bytes that travel: busbw = bytes / time * 2 (p - 1) / p for p
 ranks, which is what each link carries in the best case. Times are medians, on the slowest rank; at each size the
 candidates take turns, so that what else the machine does strikes all alike. The best time tells what is left of it.
+On GPU hosts training leaves a torus with one row for each host to Horovod, which `bench scaling` times.
 """
 
 from __future__ import annotations

@@ -120,11 +120,14 @@ def _launcher_cores() -> int:
             process = _parent(process)
         return max(own, len(os.sched_getaffinity(process))) if process > 1 else own
     except (OSError, ValueError):
-        return own  # another user's process, or none
+        return own  # it has ended
 
 
 def _is_rank(process: int) -> bool:
-    variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    try:
+        variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    except PermissionError:  # another user's, as Slurm's daemon is root's: no rank, and its cores may be read
+        return False
     return any(variable.startswith(f"{RANK_VARIABLE}=".encode()) for variable in variables)
 
 
@@ -149,6 +152,8 @@ def configure_tensorflow(place: Placement, threads: int) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(2)
     except RuntimeError:  # TensorFlow has started already, as in a notebook or a test: its pools stay as they are
+        if place.size > 1 and tf.config.list_physical_devices("GPU"):
+            raise UserError("call hybrid_imagenet.init() before TensorFlow starts, or all ranks use GPU 0") from None
         return
     visible = tf.config.list_physical_devices("GPU")
     if not visible:

@@ -141,7 +141,8 @@ def _set_engine(settings: Settings) -> bool:
     os.environ.setdefault("HOROVOD_CYCLE_TIME", "0.2")
     # A bucket is one group. Groups must not be merged, or sums would be rounded differently from run to run.
     os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
-    os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(2 * settings.fusion_bytes))
+    merged = 0 if settings.deterministic else 2 * settings.fusion_bytes  # outside of groups
+    os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(merged))
     if nccl:
         # Sums are handed on while they still run; otherwise Horovod waits for each on the host, and what follows is
         # launched only then.

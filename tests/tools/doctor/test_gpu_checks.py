@@ -9,9 +9,9 @@ from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN, Request, judge
 from tests.tools.doctor.healthy import HEALTHY, judged
 
 ROWS = {
-    "V100": "Tesla V100-SXM2-16GB, 535.1.5, 7.0",
-    "P40": "Tesla P40, 535.1.5, 6.1",
-    "B200": "NVIDIA B200, 570.8.1, 10.0",
+    "V100": "Tesla V100-SXM2-16GB, 535.1.5, 7.0, 16160",
+    "P40": "Tesla P40, 535.1.5, 6.1, 23040",
+    "B200": "NVIDIA B200, 570.8.1, 10.0, 183359",
 }
 
 
