@@ -39,7 +39,7 @@ KEYS: Mapping[str, str] = {
     "step_seconds": "mean seconds per step",
     "validation_seconds": "seconds spent in validation",
     "train_start_seconds": "seconds of `train_seconds` in the first step, which is compiled (first epoch of a session)",
-    "validation_start_seconds": "seconds of them in which its step was compiled (first validation of a session)",
+    "validation_start_seconds": "seconds of `validation_seconds` for compilation (first validation of a session)",
     "checkpoint_seconds": "seconds for which training waited for a checkpoint",
     "data_wait_fraction": "fraction of the training time in which rank 0 waited for input",
     "communication_seconds": "seconds per step of communication that computation did not hide",
