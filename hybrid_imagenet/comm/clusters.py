@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from hybrid_imagenet.errors import UserError
 
-_FIRST_PORT, _PORTS = 20000, 20000  # under srun a job's ports begin at a number made of the job's
+# Under srun a job's ports begin at a number made of the job's: 312 times 64, for up to 64 ranks on a host.
+_FIRST_PORT, _JOBS, _PORTS_OF_JOB = 20000, 312, 64
 _NODES = re.compile(r"([^,\[]+)(?:\[([\d,-]+)\])?(?:,|$)")
 _SRUN = ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_JOB_ID")
 
@@ -69,7 +70,7 @@ def _from_srun(environ: Mapping[str, str]) -> Cluster | None:
         return None
     try:
         nodes, tasks, rank, job = (environ[name] for name in _SRUN)
-        port = _FIRST_PORT + 64 * int(job) % _PORTS
+        port = _FIRST_PORT + _PORTS_OF_JOB * (int(job) % _JOBS)
         servers = [
             f"{node}:{port + number}"
             for node, count in zip(nodes_of(nodes), counts_of(tasks), strict=True)

@@ -277,7 +277,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             check_agreement(ranks, own, "before the first step", _BROADCAST)
 
     def exclude_from_weight_decay(self, *given: Any, **named: Any) -> None:
-        """As that of the inner optimizer."""
+        """Leaves variables of the inner optimizer out of its weight decay; see Keras's method of this name."""
         self.inner.exclude_from_weight_decay(*given, **named)
 
     def save_own_variables(self, store: Any) -> None:

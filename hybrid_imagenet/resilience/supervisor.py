@@ -113,6 +113,7 @@ class LauncherReports:
     Attributes:
       killed: the first rank that a report says was ended by a signal.
       lost: the first host that a report, or ssh, says cannot be reached any more; "" without one.
+      ended: whether a report says that ranks have ended by themselves, and not well.
     """
 
     def __init__(self) -> None:
@@ -291,12 +292,11 @@ class Supervisor:
             own = line[_TAG.match(line).end() :]  # type: ignore[union-attr]
             if unknown := _UNKNOWN_HOST.search(line):
                 self._unknown = unknown[1].decode(errors="replace")
-                continue
-            self._no_login = self._no_login or bool(_NO_LOGIN.search(own))
-            if own.startswith(lost_rank.LINE.encode()):
+            elif own.startswith(lost_rank.LINE.encode()):
                 self._loss = self._loss or own
             elif not _GREETINGS.search(line) and not _LOST.search(own.rstrip()):
                 self._explained = self._explained or bool(_WHY.match(own))
+                self._no_login = self._no_login or bool(_NO_LOGIN.search(own))
                 _print(line)
 
     def _push(self) -> None:
@@ -339,13 +339,12 @@ class Supervisor:
         processes.remove_shared_memory(self._started)
 
     def _result(self, code: int) -> int:
-        if code == _CODE_SSH and self._reports.ended:
-            return code  # a rank's own
+        by_ssh = code == _CODE_SSH and not self._reports.ended  # else it is a rank's own
         now = time.monotonic()
         ends = [end for at, end in self._ends if now - at < _RECENT]
         killed, lost = self._reports.killed, self._reports.lost
         # Ranks that had nothing to save when the launcher ended them do not say why it did.
-        told = [end.code for end in ends if end.saved or not (killed or lost or code == _CODE_SSH)]
+        told = [end.code for end in ends if end.saved or not (killed or lost or by_ssh)]
         if REQUESTS.forced and not {EXIT_OK, EXIT_PREEMPTED} & {code, *told}:
             return 128 + REQUESTS.forced
         if REQUESTS.stop and not all(end.saved for end in ends):
@@ -367,17 +366,17 @@ class Supervisor:
         if REQUESTS.stop and (code in _BY_SIGNAL or (code == EXIT_FAILURE and not told)):  # mpirun got the signal too
             print(UNSAVED if self._saves else "stopped: what the program saved before is kept", file=sys.stderr)
             return REQUESTS.unsaved_code()
-        if code == _CODE_SSH and not told and self._unknown:
+        if by_ssh and not told and self._unknown:
             name = printable(self._unknown)
             print(
                 f"error: host {name}: ssh cannot resolve this name: check -H, and that `ssh {name} true` works",
                 file=sys.stderr,
             )
             return EXIT_USAGE
-        if code == _CODE_SSH and not told and self._no_login:
+        if by_ssh and not told and self._no_login:
             print("error: ssh must log in without a password: check with hybrid-imagenet doctor -H", file=sys.stderr)
             return EXIT_USAGE
-        if (code == _CODE_SSH or lost) and not told:
+        if (by_ssh or lost) and not told:
             if not lost:
                 print("error: the connection to a host is lost; start again with --resume", file=sys.stderr)
             return EXIT_STALLED

@@ -128,7 +128,8 @@ class PlainView:
             self._stream.flush()
 
 
-def _known(found: tuple[int, int]) -> tuple[int, int]:
+def _or_default(found: tuple[int, int]) -> tuple[int, int]:
+    """Returns 80 columns and 24 lines for what a terminal does not tell: it has 0 of them then."""
     return found[0] or 80, found[1] or 24
 
 
@@ -139,10 +140,10 @@ def size(stream: TextIO) -> tuple[int, int]:
         if device and host == socket.gethostname():
             descriptor = os.open(device, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
             try:
-                return _known(os.get_terminal_size(descriptor))
+                return _or_default(os.get_terminal_size(descriptor))
             finally:
                 os.close(descriptor)
-        return _known(os.get_terminal_size(stream.fileno()))
+        return _or_default(os.get_terminal_size(stream.fileno()))
     return shutil.get_terminal_size()
 
 

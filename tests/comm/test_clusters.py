@@ -45,7 +45,7 @@ def test_the_place_of_a_rank(environ, place):
 
 def test_ranks_under_srun_agree_on_addresses():
     servers = {clusters.read(SLURM | {"SLURM_PROCID": str(rank)}).servers for rank in range(5)}
-    assert servers == {("n09:20448", "n09:20449", "n10:20448", "n10:20449", "big:20448")}
+    assert servers == {("n09:24544", "n09:24545", "n10:24544", "n10:24545", "big:24544")}
     following = clusters.read(SLURM | {"SLURM_PROCID": "0", "SLURM_JOB_ID": "40008"}).servers
     assert not {*following} & {*next(iter(servers))}  # a job beside it on the same nodes
 

@@ -34,6 +34,7 @@ def test_one_bucket_is_one_message(options):
         "HOROVOD_DISABLE_GROUP_FUSION": "1",
         "HOROVOD_FUSION_THRESHOLD": str(8 * 2**20),
     }
+    assert options(Settings(deterministic=True))[1]["HOROVOD_FUSION_THRESHOLD"] == "0"  # nor are others merged
 
 
 def test_what_the_launcher_set_stays(options):
