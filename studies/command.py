@@ -16,10 +16,10 @@ from hybrid_imagenet.tools import command_line
 from studies import cost, jobs, plot, running, tables, trial_runs, tuning
 from studies.base import Arm, Study
 from studies.batch_norm import BATCH_NORM
-from studies.decay import DECAY
+from studies.decay import DECAY, DECAY_2048
 from studies.definitions import STUDIES as OF_PAPERS
 from studies.figure_3_1 import FIGURE_3_1
-from studies.handover import HANDOVER, HANDOVER_256, MATCHED
+from studies.handover import HANDOVER, HANDOVER_256
 from studies.optimizers import COMPARED
 from studies.questions import QUESTIONS
 from studies.results import ArmResults
@@ -32,10 +32,10 @@ STUDIES = {
     **QUESTIONS,
     **COMPARED,
     DECAY.name: DECAY,
+    DECAY_2048.name: DECAY_2048,
     FIGURE_3_1.name: FIGURE_3_1,
     HANDOVER.name: HANDOVER,
     HANDOVER_256.name: HANDOVER_256,
-    MATCHED.name: MATCHED,
     SHORT_PARTS.name: SHORT_PARTS,
 }
 
