@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hybrid_imagenet.errors import UserError, did_you_mean
+from hybrid_imagenet.errors import UserError, did_you_mean, without_secrets
 
 if TYPE_CHECKING:
     from absl import flags
@@ -166,6 +166,15 @@ def fault(value: Any, opt: Option) -> str | None:
     if isinstance(value, (int, float)) and abs(value) > _LARGEST:
         return f"must be at most {_LARGEST:g}"
     return None
+
+
+def shown(value: object) -> str:
+    """A value as --help and --print_config write it, without secrets."""
+    if value is None:
+        return "not set"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else without_secrets(str(value))
 
 
 def underscored(word: str) -> str:

@@ -14,8 +14,19 @@ _log = logging.getLogger(__name__)
 
 
 def on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of tensors compiled by XLA if this process has a GPU that XLA supports, else the function."""
-    return tf.function(function, autograph=False, jit_compile=True) if has_gpu() and supported() else function
+    """Returns a function of tensors compiled by XLA if this process has a GPU that XLA supports, else the function.
+
+    A call with an unknown shape is not compiled: each number of images would be another program.
+    """
+    if not (has_gpu() and supported()):
+        return function
+    compiled = tf.function(function, autograph=False, jit_compile=True)
+
+    def chosen(*values: Any) -> Any:
+        known = all(value.shape.is_fully_defined() for value in tf.nest.flatten(values) if tf.is_tensor(value))
+        return (compiled if known else function)(*values)
+
+    return chosen
 
 
 def has_gpu() -> bool:

@@ -21,8 +21,10 @@ def double(x):
     return 2 * x
 
 
-def is_compiled(function):
-    return getattr(function, "_jit_compile", False) is True
+def is_compiled(function, shape=(3,)):
+    step = tf.function(lambda x: function(x)).get_concrete_function(tf.TensorSpec(shape))
+    calls = [each for each in step.graph.get_operations() if "PartitionedCall" in each.type]
+    return any(call.get_attr("_XlaMustCompile") for call in calls)
 
 
 def test_a_cpu_compiles_nothing_of_a_gpu(monkeypatch):
@@ -34,6 +36,7 @@ def test_a_cpu_compiles_nothing_of_a_gpu(monkeypatch):
 def test_a_gpu_compiles(gpu):
     function = xla.on_gpu(double)
     assert is_compiled(function)
+    assert not is_compiled(function, (None,))  # one program for every number of images
     assert float(function(tf.constant(2.0))) == 4.0
 
 

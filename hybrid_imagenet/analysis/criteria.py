@@ -18,11 +18,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hybrid_imagenet.numerics import mlperf
-
-IMAGENET_TRAIN_IMAGES = mlperf.TRAIN_IMAGES
-"""Images in ImageNet's training set (ILSVRC 2012)."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Hit:

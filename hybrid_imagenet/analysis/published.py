@@ -207,11 +207,6 @@ PaddlePaddle/Classification/RN50v1.5 in github.com/NVIDIA/DeepLearningExamples; 
 the logs in mlcommons/training_results_v2.1 and _v4.0 print."""
 
 
-def speeds(gpu: str, precision: str) -> list[GpuSpeed]:
-    """Returns the published speeds of a GPU (a key of `GPUS`) in an arithmetic, without our own."""
-    return [s for s in GPU_SPEEDS if (s.gpu, s.precision) == (gpu, precision) and s.source != OWN]
-
-
-def own_speeds(gpu: str, precision: str) -> list[GpuSpeed]:
-    """Returns what this program has reached on a GPU in an arithmetic, one figure for each batch."""
-    return [s for s in GPU_SPEEDS if (s.gpu, s.precision) == (gpu, precision) and s.source == OWN]
+def speeds(gpu: str, precision: str, *, own: bool = False) -> list[GpuSpeed]:
+    """Returns the published speeds of a GPU (a key of `GPUS`) in an arithmetic, or what this program has reached."""
+    return [s for s in GPU_SPEEDS if (s.gpu, s.precision, s.source == OWN) == (gpu, precision, own)]

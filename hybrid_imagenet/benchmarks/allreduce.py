@@ -32,7 +32,6 @@ if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.connected import ConnectedRanks
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
-_WIRES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
 Run = Callable[[], object]
 Key = tuple[str, str, str]  # engine, algorithm, compression
 
@@ -117,11 +116,11 @@ def _ours(
     from hybrid_imagenet.comm.communicator import travelling
     from hybrid_imagenet.comm.fusion import WIRE_BYTES, Bucket
 
-    wire = _WIRES[compression]
+    settings = _settings(options, algorithm, compression)
+    wire = settings.wire
     elements = size // 4
     wire_bytes = elements * WIRE_BYTES[wire]
-    bucket = Bucket((0,), (elements,), wire, wire_bytes)
-    chosen = communicator.selector(_settings(options, algorithm, compression)).of(bucket)
+    chosen = communicator.selector(settings).of(Bucket((0,), wire, wire_bytes))
 
     @tf.function(autograph=False)
     def reduce(tensor: tf.Tensor) -> tf.Tensor:

@@ -99,10 +99,7 @@ def _ours(
         except UserError as error:
             return {"name": f"hybrid_imagenet: {title}", "error": f"did not run: {error}"}
     source = data.open_source(name, data_dir, cache_dir=arguments.data_cache_dir)
-    batches = _endless(source, arguments, decoder)
-    elements = iter(batches)
-    for _ in range(_WARM_UP):
-        next(elements)
+    _, elements = _endless(source, arguments, decoder)
     before = source.reads.bytes_read, source.reads.operations
     cpu, start = time.process_time(), time.perf_counter()
     images = 0
@@ -122,7 +119,7 @@ def _endless(source: data.Source, arguments: argparse.Namespace, decoder: str) -
     from hybrid_imagenet.data import pipeline, registry
     from hybrid_imagenet.numerics.sampling import Cursor
 
-    return pipeline.training(
+    batches = pipeline.training(
         source,
         pipeline.order_of(source, (arguments.data_cache_dir and registry.of(arguments.source).url_window) or 0),
         Cursor(),
@@ -132,14 +129,15 @@ def _endless(source: data.Source, arguments: argparse.Namespace, decoder: str) -
         augmentation=arguments.augmentation,
         options=pipeline.HostOptions(threads=arguments.threads, decoder=decoder),
     )
+    elements = iter(batches)
+    for _ in range(_WARM_UP):
+        next(elements)
+    return batches, elements
 
 
 def _wait_share(source: data.Source, arguments: argparse.Namespace, decoder: str, rate: float) -> float:
     """The share of time that a trainer waits which computes `rate` images per second, on a device of its own."""
-    batches = _endless(source, arguments, decoder)
-    elements = iter(batches)
-    for _ in range(_WARM_UP):
-        next(elements)
+    batches, elements = _endless(source, arguments, decoder)
     waited, start = batches.wait_seconds, time.perf_counter()
     while time.perf_counter() - start < arguments.seconds / 2:
         next(elements)

@@ -178,7 +178,7 @@ class CheckpointStore(CheckpointFolder):
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def save(self, step: int, arrays: Arrays, meta: Mapping[str, Any], *, wait: bool = False) -> None:
+    def save(self, step: int, arrays: Arrays, meta: Mapping[str, Any]) -> None:
         """Starts writing the checkpoint of a step; the arrays must not change any more.
 
         Raises:
@@ -187,8 +187,6 @@ class CheckpointStore(CheckpointFolder):
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(step, arrays, meta), name="checkpoint")
         self._thread.start()
-        if wait:
-            self.wait()
 
     @property
     def writing(self) -> bool:

@@ -104,7 +104,7 @@ class Cut(Algorithm):
 
     def sum(self, flat: tf.Tensor, name: str) -> tf.Tensor:
         """Pads the vector, sums, and cuts the padding off."""
-        pad = torus.padding(flat.shape[0], self.parts)
+        pad = -flat.shape[0] % self.parts
         if not pad:
             return self.sum_padded(flat, name)
         return self.sum_padded(tf.pad(flat, [[0, pad]]), name)[: flat.shape[0]]

@@ -12,13 +12,11 @@ class Bucket:
 
     Attributes:
       members: positions in the list of gradients, in the order of appearance.
-      elements: their numbers of elements.
       wire: name of the type in which they are sent.
       bytes: size in that type.
     """
 
     members: tuple[int, ...]
-    elements: tuple[int, ...]
     wire: str
     bytes: int
 
@@ -66,5 +64,4 @@ def pack(
 
 
 def _close(members: list[int], elements: Sequence[int], wire: str) -> Bucket:
-    counts = tuple(elements[m] for m in members)
-    return Bucket(tuple(members), counts, wire, sum(counts) * WIRE_BYTES[wire])
+    return Bucket(tuple(members), wire, sum(elements[m] for m in members) * WIRE_BYTES[wire])

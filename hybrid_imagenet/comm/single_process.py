@@ -29,7 +29,6 @@ class SingleProcess(Communicator):
         return tf.convert_to_tensor(tensor)
 
     def allreduce_on_host(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the tensor itself."""
         return self.allreduce_sum(tensor, name)
 
     def allreduce_neighbors(self, tensor: tf.Tensor, name: str) -> tf.Tensor:

@@ -89,12 +89,8 @@ class RunConfig(Communication, Optimization, Model, Data, Evaluation, Run):
 
     def shown(self) -> dict[str, Any]:
         """Returns the settings as they may be stored and sent: JSON-ready, without passwords and tokens."""
-        flags = json.loads(self.to_json())
+        flags = json.loads(json.dumps(self.values()))
         return {name: without_secrets(value) if isinstance(value, str) else value for name, value in flags.items()}
-
-    def to_json(self) -> str:
-        """The settings as a JSON object, without their origins."""
-        return json.dumps(self.values(), indent=2, sort_keys=True)
 
 
 def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] = ()) -> RunConfig:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from hybrid_imagenet import config
 from hybrid_imagenet.config.flags import CHOICES, owners
 from hybrid_imagenet.errors import UserError, did_you_mean
-from hybrid_imagenet.options import Option, options_of
+from hybrid_imagenet.options import Option, options_of, shown
 
 EXAMPLES = {
     "Handwritten digits, without a download": "hybrid-imagenet train --flagfile=flags/digits.flags",
@@ -150,7 +150,7 @@ def _described(entry: _Entry) -> str:
     head = f"  --[no]{entry.name}" if kind.base is bool else f"  --{entry.name}={form}"
     unit = f", in {opt.unit}" if opt.unit else ""
     owners = f"{', '.join(entry.owners)}; " if entry.owners else ""
-    body = f"{opt.help} ({owners}default {_shown(opt.default)}{unit})"
+    body = f"{opt.help} ({owners}default {shown(opt.default)}{unit})"
     return f"{_broken(head)}\n{textwrap.fill(body, width(), initial_indent=_INDENT, subsequent_indent=_INDENT)}"
 
 
@@ -162,11 +162,3 @@ def _broken(head: str) -> str:
             lines.append(_INDENT)
         lines[-1] += part
     return "\n".join(lines)
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "not set"
-    if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)

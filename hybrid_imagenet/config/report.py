@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from hybrid_imagenet.config import relative_step
 from hybrid_imagenet.config.checks import check_data
 from hybrid_imagenet.config.derived import base_batch, batches, decoupled_decay, schedule_arguments, sizes
-from hybrid_imagenet.errors import counted, without_secrets
+from hybrid_imagenet.errors import counted
 from hybrid_imagenet.numerics import mlperf, schedules
 from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import SampleOrder
 from hybrid_imagenet.optimizers.registry import rule
-from hybrid_imagenet.options import Origin
+from hybrid_imagenet.options import Origin, shown
 
 if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
@@ -89,7 +89,7 @@ def plan(config: RunConfig, num_examples: int) -> list[EpochPlan]:
 
 def describe(config: RunConfig, num_examples: int) -> str:
     """The settings with what set each one, then learning rate, momentum, batch and steps of each epoch."""
-    texts = {name: _text(value) for name, value in config.values().items()}
+    texts = {name: shown(value) for name, value in config.values().items()}
     width, value_width = max(map(len, texts)), max(map(len, texts.values()))
     lines = [f"{name:<{width}}  {text:<{value_width}}  {_origin(config, name)}" for name, text in texts.items()]
     lines += [f"{name:<{width}}  not used: {note}" for name, note in config.dropped.items()]
@@ -139,11 +139,3 @@ def _origin(config: RunConfig, name: str) -> str:
     origin = config.origins[name]
     which = {Origin.RECIPE: f" {config.recipe}", Origin.BATCH: f" at batch {base_batch(config)}"}
     return origin.value + which.get(origin, "")
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "not set"
-    if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "none"
-    return str(value).lower() if isinstance(value, bool) else without_secrets(str(value))

@@ -55,15 +55,11 @@ class Checkpoint(keras.callbacks.Callback):
         for optimizer in compiled_model.optimizers(self.model).values():
             build(self.model, optimizer, ranks)
         store, meta = None, None
-        error: UserError | None = None
-        if ranks.rank == 0:
-            store = CheckpointStore(self._directory, self._keep, report=_report)
-            try:
+        with ranks.together():
+            if ranks.rank == 0:
+                store = CheckpointStore(self._directory, self._keep, report=_report)
                 self._lock()
                 meta = self._restore(store)
-            except UserError as problem:
-                error = problem
-        ranks.agree(error)
         meta = ranks.broadcast_object(meta)
         self._state = RunState.from_dict(meta) if meta else RunState()
         if meta:

@@ -21,17 +21,12 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from hybrid_imagenet import xla
+from hybrid_imagenet.xla import has_gpu, on_gpu
 
 _FEW_CHANNELS = 64  # with fewer, nine products are no faster than oneDNN's kernel gradient at stride 2 either
 _MANY_CHANNELS = 256  # from here on nine products beat the BF16 kernel gradient at stride 1
 _held: contextvars.ContextVar[Mapping[int, tf.Tensor] | None] = contextvars.ContextVar("kernels", default=None)
 _PAIR = (1, 2, 2, 4)  # cuDNN's kernels want a multiple of four channels, a variance more than one pixel
-
-
-def on_cpu() -> bool:
-    """Whether graphs are built for a CPU: this process sees no GPU."""
-    return not tf.config.get_visible_devices("GPU")
 
 
 def pad_sides(images: tf.Tensor, pad: int) -> tf.Tensor:
@@ -48,7 +43,7 @@ def conv2d(images: tf.Tensor, kernel: tf.Tensor, stride: int, pad: int) -> tf.Te
     _, height, width, channels = images.shape
     divides = height is not None and width is not None and height % stride == 0 and width % stride == 0
     size = kernel.shape[0]
-    if on_cpu() and divides and stride <= 2:
+    if not has_gpu() and divides and stride <= 2:
         if size == 1 and pad == 0:
             return _conv_1x1(images, kernel, stride)
         few = channels < _FEW_CHANNELS or (stride == 1 and (images.dtype == tf.float32 or channels < _MANY_CHANNELS))
@@ -59,7 +54,8 @@ def conv2d(images: tf.Tensor, kernel: tf.Tensor, stride: int, pad: int) -> tf.Te
 
 def max_pool(images: tf.Tensor, size: int, stride: int, pad: int) -> tf.Tensor:
     """The maximum over windows of [b, h, w, c] that is not negative, with `pad` pixels of zeros, or less, around it."""
-    if on_cpu() or GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):  # XLA has no pooling that pads
+    # XLA has no pooling that pads.
+    if not has_gpu() or GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         return tf.nn.max_pool2d(pad_sides(images, pad), size, stride, "VALID")
     return tf.nn.max_pool2d(images, size, stride, _padding(pad))
 
@@ -67,7 +63,7 @@ def max_pool(images: tf.Tensor, size: int, stride: int, pad: int) -> tf.Tensor:
 def _plain(images: tf.Tensor, kernel: tf.Tensor, stride: int, pad: int) -> tf.Tensor:
     if stride == 1 and kernel.shape[0] == 2 * pad + 1:
         return tf.nn.conv2d(images, kernel, 1, "SAME")
-    if on_cpu():
+    if not has_gpu():
         return tf.nn.conv2d(pad_sides(images, pad), kernel, stride, "VALID")
     return tf.nn.conv2d(images, kernel, stride, _padding(pad))
 
@@ -165,7 +161,7 @@ def _cast(kernels: Sequence[keras.Variable], dtype: str) -> dict[int, tf.Tensor]
         return tf.cast(tf.concat([tf.reshape(value, [-1]) for value in values], 0), dtype)
 
     # Parts that begin and end at multiples of 64 bytes are views, not copies.
-    parts = tf.split(xla.on_gpu(joined)(*(k.value for k in kernels)), [math.prod(k.shape) for k in kernels])
+    parts = tf.split(on_gpu(joined)(*(k.value for k in kernels)), [math.prod(k.shape) for k in kernels])
     return {id(k): tf.reshape(part, k.shape) for k, part in zip(kernels, parts, strict=True)}
 
 

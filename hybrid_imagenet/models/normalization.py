@@ -14,10 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from hybrid_imagenet import xla
-from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import moments
-
-MODES = ("last", "moving", "precise")
 
 _waiting: contextvars.ContextVar[list[_Batch] | None] = contextvars.ContextVar("statistics_waiting", default=None)
 
@@ -69,13 +66,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         parts: int = 1,
         **kwargs: Any,
     ) -> None:
-        """As keras.layers.BatchNormalization over the last axis.
-
-        Raises:
-          UserError: for a mode that does not exist.
-        """
-        if mode not in MODES:
-            raise UserError(f"--batch_norm={mode}: choose one of {', '.join(MODES)}")
+        """As keras.layers.BatchNormalization over the last axis."""
         super().__init__(momentum=momentum, epsilon=epsilon, **kwargs)
         self.mode = mode
         self.allreduce = allreduce

@@ -105,12 +105,7 @@ def at(batch: int) -> Point:
 
     Between two points the relative step and all else but the learning rate are linear in the logarithm of the batch,
     and the learning rate follows from relative step and momentum. Outside, the nearest point holds.
-
-    Raises:
-      ValueError: for a batch that is not positive.
     """
-    if batch <= 0:
-        raise ValueError(f"batch={batch}: must be positive")
     if not covers(batch):
         return dataclasses.replace(POINTS[0] if batch < POINTS[0].batch else POINTS[-1], batch=batch)
     low, high = next(pair for pair in itertools.pairwise(POINTS) if batch <= pair[1].batch)

@@ -35,12 +35,7 @@ def relative_step(learning_rate: float, eta: float, momentum: float, factor: flo
       eta: trust coefficient.
       momentum: m, in [0, 1).
       factor: c, in front of the gradient in the velocity: 1 in classical momentum, 1 - m in an average.
-
-    Raises:
-      ValueError: for a momentum outside [0, 1).
     """
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum={momentum}: must be at least 0 and below 1")
     return learning_rate * eta * factor / (1 - momentum)
 
 

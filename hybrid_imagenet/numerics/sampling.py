@@ -108,11 +108,6 @@ class SampleOrder:
         self.shuffle = shuffle
         self._epoch_keys = functools.lru_cache(maxsize=8)(lambda epoch: keys(seed, epoch))
 
-    def take(self, cursor: Cursor, count: int) -> tuple[Indices, Cursor]:
-        """The next `count` example numbers (int64 [count]) and the cursor after them."""
-        examples, _ = self.share(cursor, count)
-        return examples, self.advance(cursor, count)
-
     def share(self, cursor: Cursor, count: int, rank: int = 0, size: int = 1) -> tuple[Indices, Indices]:
         """Rank `rank`'s contiguous part of the next `count` examples.
 
@@ -120,10 +115,8 @@ class SampleOrder:
           (examples, epochs): int64 [count / size] each; the epochs differ where a wrapped batch spans two.
 
         Raises:
-          ValueError: if `count` is not a multiple of `size`, or a batch exceeds the dataset under `drop`.
+          ValueError: if a batch exceeds the dataset under `drop`.
         """
-        if count % size:
-            raise ValueError(f"a batch of {count} cannot be shared evenly by {size} ranks")
         start = self._settled(cursor, count)
         own = count // size
         linear = start.offset + rank * own + np.arange(own, dtype=np.int64)
@@ -173,8 +166,6 @@ class SampleOrder:
 
     def _settled(self, cursor: Cursor, count: int) -> Cursor:
         """The cursor at which the next batch really starts: the next epoch where `drop` leaves out the rest."""
-        if count < 1:
-            raise ValueError(f"a batch of {count} examples: give at least 1")
         if self.remainder == "wrap":
             return cursor
         if count > self.num_examples:

@@ -222,22 +222,18 @@ def linear(epoch: float, start: float, peak: float, epochs: float) -> float:
     return start + (peak - start) * epoch / epochs
 
 
-def noise_scale_momentum(batch: int, *, inverse: bool = False) -> float:
-    """The momentum that keeps SGD's noise scale of batch 32768 at momentum 0.9 (Mikami et al.; Smith, Le, ICLR 2018).
+def momentum_at(batch: int, momentum: float, momentum_rule: str) -> float:
+    """The momentum of SGD for a batch, in images per update; `momentum` where the rule (`MomentumRule`) is constant.
 
-    With noise lr N / (B (1 - m)): m = 1 - 0.1 * 32768 / B. `inverse` is the other reading of the formula of Mikami et
+    `noise_scale` keeps the noise scale of batch 32768 at momentum 0.9 (Mikami et al.; Smith, Le, ICLR 2018). With noise
+    lr N / (B (1 - m)): m = 1 - 0.1 * 32768 / B. `noise_scale_inverse` is the other reading of the formula of Mikami et
     al., whose operators are lost: 1 - 0.1 B / 32768, with 32768 and B both beside the learning rate above the line, as
     printed. MLPerf's tuned momentum rises with the batch as the first does. The result is held within [0, 1).
     """
-    ratio = batch / NOISE_SCALE_BATCH if inverse else NOISE_SCALE_BATCH / batch
-    return max(0.0, 1.0 - 0.1 * ratio)
-
-
-def momentum_at(batch: int, momentum: float, momentum_rule: str = "constant") -> float:
-    """The momentum of SGD for a batch, in images per update; `momentum` where the rule (`MomentumRule`) is constant."""
     if momentum_rule == "constant":
         return momentum
-    return noise_scale_momentum(batch, inverse=momentum_rule == "noise_scale_inverse")
+    ratio = batch / NOISE_SCALE_BATCH if momentum_rule == "noise_scale_inverse" else NOISE_SCALE_BATCH / batch
+    return max(0.0, 1.0 - 0.1 * ratio)
 
 
 def warmup_bounds(

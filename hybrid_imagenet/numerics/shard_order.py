@@ -49,8 +49,6 @@ class ShardOrder(SampleOrder):
     def __init__(self, shard_sizes: Sequence[int] | Indices, window: int, seed: int = 0, remainder: str = "wrap"):
         sizes = np.asarray(shard_sizes, np.int64)
         super().__init__(int(sizes.sum()), seed, remainder)
-        if window < 1:
-            raise ValueError(f"window={window}: give at least one shard")
         self.window = window
         self._sizes = sizes
         self._starts = np.cumsum(sizes) - sizes

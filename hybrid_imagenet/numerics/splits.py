@@ -32,10 +32,8 @@ def held_out(amount: float, num_examples: int) -> int:
       num_examples: training images.
 
     Raises:
-      ValueError: if no image is left for training or for tuning, or the number is not whole.
+      ValueError: if no image is left for training or for tuning.
     """
-    if amount >= 1 and amount != int(amount):
-        raise ValueError(f"{amount:g} is neither a fraction below 1 nor a whole number of images")
     count = int(amount) if amount >= 1 else round(amount * num_examples)
     if amount and not 0 < count < num_examples:
         raise ValueError(f"{count} of {num_examples} training images would be held out: hold out one, but not all")

@@ -26,6 +26,7 @@ images each is 34816, 69632, 87040 and 121856 images; experiment 3 goes from 552
 worker must be a multiple of 27. No worker has more than 32 images in the paper, which two micro-batches keep to.
 """
 _SIZE = re.compile(r"(\d+):(\d+)")
+_LEAST_PIXELS = 8
 _ENTRY = re.compile(r"(\d+):(?:(\d+)(?:x(\d+))?|\*(\d+(?:\.\d+)?))")
 
 
@@ -148,31 +149,30 @@ class ImageSizes:
         return [pixels for first, pixels in self.stages if first <= epoch][-1]
 
 
-def parse_sizes(entries: Sequence[str], image_size: int, minimum: int = 8) -> ImageSizes:
+def parse_sizes(entries: Sequence[str], image_size: int) -> ImageSizes:
     """Reads a schedule.
 
     Args:
       entries: EPOCH:PIXELS each; none at all gives `image_size` throughout.
       image_size: pixels before the first entry, where that is not at epoch 0.
-      minimum: the least number of pixels.
 
     Raises:
       ValueError: one line that names the entry.
     """
-    stages = [_size(entry, minimum) for entry in entries]
+    stages = [_size(entry) for entry in entries]
     if not stages or stages[0][0] > 0:
         stages.insert(0, (0, image_size))
     _check_ascending([epoch for epoch, _ in stages])
     return ImageSizes(tuple(stages))
 
 
-def _size(entry: str, minimum: int) -> tuple[int, int]:
+def _size(entry: str) -> tuple[int, int]:
     match = _SIZE.fullmatch(entry)
     if match is None:
         raise ValueError(f"{entry!r}: give EPOCH:PIXELS, as in 0:128,18:160,28:224")
     epoch, pixels = (int(text) for text in match.groups())
-    if pixels < minimum:
-        raise ValueError(f"{entry!r}: an image needs at least {minimum} pixels")
+    if pixels < _LEAST_PIXELS:
+        raise ValueError(f"{entry!r}: an image needs at least {_LEAST_PIXELS} pixels")
     return epoch, pixels
 
 

@@ -23,7 +23,6 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return self.vertical * self.horizontal
 
     def __str__(self) -> str:
@@ -53,8 +52,6 @@ def parse_grid(text: str, size: int | None = None) -> Grid:
 
 def nearest_square(size: int) -> Grid:
     """The grid of `size` ranks whose sides are closest, with no fewer columns than rows."""
-    if size < 1:
-        raise ValueError(f"a grid needs at least 1 rank, not {size}")
     vertical = max(v for v in range(1, math.isqrt(size) + 1) if size % v == 0)
     return Grid(vertical, size // vertical)
 
@@ -92,8 +89,6 @@ def default_grid(hosts: Sequence[str]) -> Grid:
 
 def rows(hosts: Sequence[str], grid: Grid) -> list[list[int]]:
     """The ranks of each row, ascending, with the ranks of a host next to each other as far as the grid allows."""
-    if grid.size != len(hosts):
-        raise ValueError(f"a grid of {grid} does not hold {len(hosts)} ranks")
     first = {host: number for number, host in reversed(list(enumerate(hosts)))}
     order = sorted(range(len(hosts)), key=lambda rank: (first[hosts[rank]], rank))
     h = grid.horizontal
@@ -103,8 +98,3 @@ def rows(hosts: Sequence[str], grid: Grid) -> list[list[int]]:
 def columns(row_ranks: Sequence[Sequence[int]]) -> list[list[int]]:
     """The ranks of each column: those at one place of their rows, which hold the same part of the data."""
     return [sorted(column) for column in zip(*row_ranks, strict=True)]
-
-
-def padding(elements: int, parts: int) -> int:
-    """Elements to add so that `elements` can be cut into `parts` equal parts."""
-    return -elements % parts

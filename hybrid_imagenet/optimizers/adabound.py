@@ -36,12 +36,10 @@ class AdaBound(GroupedOptimizer):
         self._rule = BoundedAdam(self.options.beta1, self.options.beta2, self.options.eps)
 
     def before(self, now: Before) -> dict[str, tf.Tensor]:
-        """Computes the step size and its bounds."""
         limits = self._step_and_bounds(now.number, now.hyper["learning_rate"])
         return dict(zip(("step_size", "lower", "upper"), limits, strict=True))
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
-        """One step."""
         new = self._rule.values(
             values[WEIGHTS],
             values["first_moment"],

@@ -23,15 +23,7 @@ class WeightAverage:
     """
 
     def __init__(self, decay: float, every: int = 1):
-        """Averages over some 1 / (1 - `decay`) updates, of which it looks at every `every`-th.
-
-        Raises:
-          ValueError: for a decay outside (0, 1) or an `every` below 1.
-        """
-        if every < 1:
-            raise ValueError(f"every={every} must be at least 1")
-        if not 0 < decay < 1:
-            raise ValueError(f"decay={decay} must lie between 0 and 1")
+        """Averages over some 1 / (1 - `decay`) updates, of which it looks at every `every`-th."""
         self._decay = decay
         self._every = every
         self._weights: list[keras.Variable] = []

@@ -105,7 +105,6 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """The inner optimizer's learning rate."""
         return self.inner.learning_rate
 
     @learning_rate.setter

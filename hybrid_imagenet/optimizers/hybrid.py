@@ -106,7 +106,6 @@ class Hybrid(GroupedOptimizer):
         return self.ratio.layers(self, now, now.before["factor"], now.hyper["lars_share"]) if now.phase else {}
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
-        """One step of `step.phase` on values."""
         w, m = values[WEIGHTS], values["first_moment"]
         if step.phase == 0:
             w, m, v = self._bounded.values(

@@ -41,7 +41,6 @@ class LAMB(GroupedOptimizer):
         }
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
-        """One step."""
         a, w, g = self.options, values[WEIGHTS], step.unscale * grad
         m = a.beta1 * values["first_moment"] + (1.0 - a.beta1) * g
         v = a.beta2 * values["second_moment"] + (1.0 - a.beta2) * tf.square(g)

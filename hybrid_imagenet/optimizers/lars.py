@@ -97,15 +97,12 @@ class LARS(GroupedOptimizer):
         self.scales_layers = o.variant != "none"
 
     def before(self, now: Before) -> dict[str, tf.Tensor]:
-        """Computes the norms of the weights."""
         return self.ratio.before(self, now)
 
     def layers(self, now: Measured) -> dict[str, tf.Tensor]:
-        """Computes the learning rates of the layers."""
         return self.ratio.layers(self, now)
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
-        """One step."""
         w, u = momentum_values(
             values[WEIGHTS],
             values["velocity"],

@@ -43,7 +43,6 @@ class LossScale:
         return [self.scale, self.good_steps, self.skipped_steps, self.skipped_in_a_row]
 
     def multiply(self, loss: tf.Tensor) -> tf.Tensor:
-        """Scales a float32 loss."""
         return loss * self.scale.value
 
     def inverse(self) -> tf.Tensor:

@@ -46,7 +46,6 @@ class Muon(GroupedOptimizer):
     slots = ("velocity",)
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
-        """One step."""
         momentum, rate, g = step.hyper["momentum"], step.hyper["learning_rate"], step.unscale * grad
         velocity = momentum * values["velocity"] + g
         direction = step.each(g + momentum * velocity if self.options.nesterov else velocity, self._direction)

@@ -26,7 +26,6 @@ class SGD(GroupedOptimizer):
     slots = ("velocity",)
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
-        """One step."""
         common: dict[str, Any] = {
             "rate": step.hyper["learning_rate"],
             "momentum": step.hyper["momentum"],

@@ -67,8 +67,6 @@ KEYS: Mapping[str, str] = {
 }
 """What each key means. A record may hold other keys too; readers pass over those that they do not know."""
 
-KINDS = ("step", "epoch", "diverged")
-
 
 def clean(value: Any) -> Any:
     """Returns the value in the types that JSON has: NumPy scalars become numbers, what is not finite becomes None."""
@@ -109,11 +107,8 @@ class MetricsWriter:
         """Appends a record.
 
         Raises:
-          ValueError: if `kind` is not one of `KINDS`.
           UserError: if the disk does not take it.
         """
-        if record.get("kind") not in KINDS:
-            raise ValueError(f"record of kind {record.get('kind')!r}: must be one of {', '.join(KINDS)}")
         try:
             self._file.write(json.dumps(clean(record), allow_nan=False) + "\n")
             self._file.flush()
@@ -127,14 +122,7 @@ class MetricsWriter:
             ) from None
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
-
-    def __enter__(self) -> MetricsWriter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -18,7 +18,6 @@ from hybrid_imagenet.stages import START
 if TYPE_CHECKING:
     from rich.console import Group
 
-MODES = ("auto", "live", "plain", "none")
 _REFRESH_SECONDS = 0.25
 VARIABLE = "HYBRID_IMAGENET_TERMINAL"
 """HOST:DEVICE of the terminal that the launcher writes to, 0 if it writes to none."""
@@ -35,26 +34,15 @@ def make_view(
     """Makes the view for a mode.
 
     Args:
-      mode: `live` (a status area), `plain` (lines), `none` (messages only), or `auto`: live on a terminal.
+      mode: `live` (a status area), `plain` (lines) or `none` (messages only).
       stream: where to write.
       total_epochs: planned.
       line_seconds: the least time between two lines about steps.
       clock: seconds.
-
-    Raises:
-      ValueError: for an unknown mode.
     """
-    if mode not in MODES:
-        raise ValueError(f"view {mode!r}: must be one of {', '.join(MODES)}")
-    if mode == "auto":
-        mode = "live" if _is_terminal(stream) else "plain"
     if mode == "live":
         return LiveView(stream, total_epochs, clock=clock)
     return PlainView(stream, total_epochs, line_seconds=line_seconds if mode == "plain" else None, clock=clock)
-
-
-def _is_terminal(stream: TextIO) -> bool:
-    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 class PlainView:
@@ -73,12 +61,10 @@ class PlainView:
         self.run_started({})
 
     def run_started(self, info: Mapping[str, Any]) -> None:
-        """Begins."""
         self._status = Status(info, self._total_epochs)
         self._table = EpochTable(self._status)
 
-    def advance(self, step: int, position: float | None = None) -> None:
-        """Notes a finished step."""
+    def advance(self, step: int, position: float) -> None:
         self._status.advance(step, position)
 
     def step(self, record: Mapping[str, Any]) -> None:
@@ -167,13 +153,11 @@ class LiveView(PlainView):
         self._in_table = False
         self._open = True
 
-    def advance(self, step: int, position: float | None = None) -> None:
-        """Moves the bars."""
+    def advance(self, step: int, position: float) -> None:
         super().advance(step, position)
         self._draw()
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Takes a step record."""
         self._status.step(record)
         self._draw()
 

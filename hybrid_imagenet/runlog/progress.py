@@ -26,11 +26,10 @@ class Status:
         """Takes what is known beforehand.
 
         Args:
-          info: any of `ends_at` (fractional epochs, where the run ends before the last), `steps_per_epoch`,
-            `images_per_epoch`, `world_size`, `step`, `epochs` and `validated` (done before this session; the last holds
-            pairs of an epoch and its top-1),
-            `gpus` (false where ranks have none), `single_gpu_images_per_second`, `target` (a top-1 fraction),
-            `num_classes`, `optimizer` (hybrid if not told).
+          info: any of `ends_at` (fractional epochs, where the run ends before the last), `images_per_epoch`,
+            `world_size`, `step`, `epochs` and `validated` (done before this session; the last holds pairs of an epoch
+            and its top-1), `gpus` (false where ranks have none), `single_gpu_images_per_second`, `target` (a top-1
+            fraction), `num_classes`, `optimizer` (hybrid if not told).
           total_epochs: planned.
         """
         self.info = dict(info)
@@ -47,25 +46,19 @@ class Status:
         for epoch, top1 in info.get("validated") or ():
             self._validation_done(epoch, top1)
 
-    def advance(self, step: int, position: float | None = None) -> None:
-        """Notes that a step is done, at a fractional epoch (by default from `steps_per_epoch`)."""
+    def advance(self, step: int, position: float) -> None:
+        """Notes that a step is done, at a fractional epoch."""
         self.steps_done = step
-        if position is None and self.info.get("steps_per_epoch"):
-            position = step / self.info["steps_per_epoch"]
-        if position is not None:
-            self.position = min(position, float(self.total_epochs))
-            self.epoch = min(int(self.position) + 1, math.ceil(self.total_epochs))
+        self.position = min(position, float(self.total_epochs))
+        self.epoch = min(int(self.position) + 1, math.ceil(self.total_epochs))
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Takes a step record."""
         self.values.update(record)
         self._rate = record.get("images_per_second") or self._rate
-        self.advance(record.get("step", self.steps_done), record.get("position"))
-        if "epoch" in record:
-            self.epoch = int(record["epoch"])
+        self.advance(record["step"], record["position"])
+        self.epoch = int(record["epoch"])
 
     def epoch_done(self, record: Mapping[str, Any]) -> None:
-        """Takes an epoch record."""
         self.values.update(record)
         if self._epochs_here or self._rate is None:
             self._rate = _running_rate(record) or self._rate
@@ -187,7 +180,6 @@ class EpochTable:
         self._columns = [column for column in _COLUMNS if status.top5 or column[0] != "val top-5"]
 
     def head(self) -> str:
-        """Returns the names of the columns."""
         return self._line({name: name for name, _ in self._columns})
 
     def row(self, record: Mapping[str, Any]) -> str:

@@ -68,7 +68,6 @@ class TensorBoard:
         self._attempt(lambda: self._write(scalars(record), int(record["step"])))
 
     def close(self) -> None:
-        """Ends the events."""
         self._attempt(self._writer.close)
 
     def _write(self, values: Mapping[str, float], step: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import pathlib
 import sys
@@ -203,6 +204,11 @@ def run(program: Callable[[Sequence[str]], int | None], arguments: Sequence[str]
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def program(work: Callable[[Sequence[str]], int | None]) -> Callable[[Sequence[str]], int]:
+    """Makes a command, which returns its exit code (`run`), of what it does with its arguments."""
+    return functools.partial(run, work)
 
 
 def _warn(message: str) -> None:

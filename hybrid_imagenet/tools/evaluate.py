@@ -69,7 +69,9 @@ def _parser() -> command_line.Parser:
     return parser
 
 
-def _run(argv: Sequence[str]) -> None:
+@command_line.program
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
     arguments = _parser().parse_args(argv)
     if comm.placement().size == 1:  # of several ranks rank 0 alone needs the checkpoint, and all end together
         _check(arguments)
@@ -102,14 +104,10 @@ def _evaluate(arguments: argparse.Namespace, communicator: comm.Communicator) ->
     from hybrid_imagenet.training.step import EvaluationStep
 
     network = _shared_network(arguments, communicator)
-    error: UserError | None = None
-    try:
+    with communicator.together():
         source = _source(arguments, network)
         precision = hardware.choose_precision(_asked(arguments, network), network.model)
         model = network.build(precision)
-    except UserError as problem:
-        error = problem
-    communicator.agree(error)
     same_data.check_ranks(communicator, {arguments.split: source})
     if communicator.rank == 0:
         for note in source.notes:
@@ -150,13 +148,9 @@ def _shared_network(arguments: argparse.Namespace, communicator: comm.Communicat
     from hybrid_imagenet.checkpoints.pretrained import Trained
 
     network: Trained | None = None
-    error: UserError | None = None
-    if communicator.rank == 0:
-        try:
+    with communicator.together():
+        if communicator.rank == 0:
             network = command_line.load_network(arguments.checkpoint, arguments)
-        except UserError as problem:
-            error = problem
-    communicator.agree(error)
     description = communicator.broadcast_object(network.description() if network else None)
     return network or Trained.from_description(description)
 
@@ -181,11 +175,6 @@ def _line(network: Trained, results: dict[str, Any]) -> str:
         f"{printable(network.origin)}{which}: {counted(results['count'], 'image')}{dropped}, "
         f"top-1 {100 * results['top1']:.3f} %, {top5}loss {results['loss']:.5f}, {results['precision']}"
     )
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the command line; returns the exit code (see `hybrid_imagenet.errors`)."""
-    return command_line.run(_run, argv)
 
 
 if __name__ == "__main__":  # as a rank of `hybrid-imagenet run --module`

@@ -40,7 +40,9 @@ def _parser() -> command_line.Parser:
     return parser
 
 
-def _run(argv: Sequence[str]) -> None:
+@command_line.program
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
     arguments = _parser().parse_args(argv)
     target_path = arguments.to.expanduser()
     if target_path.exists():
@@ -56,7 +58,7 @@ def _run(argv: Sequence[str]) -> None:
     from hybrid_imagenet.tools import export_forms
 
     network = command_line.load_network(arguments.checkpoint, arguments)
-    difference = export(network, export_forms.of(target_path), target_path)
+    difference = export(network, export_forms.FORMS[target_path.suffix], target_path)
     title = TITLES[target_path.suffix]
     print(f"wrote {target_path} ({title}); outputs differ by at most {difference:.1e} of the largest logit")
 
@@ -104,8 +106,3 @@ def _difference(network: Trained, form: Form, path: pathlib.Path) -> float:
         expected = original(pixels)
         differences.append(np.abs(written(pixels) - expected).max() / max(1.0, np.abs(expected).max()))
     return float(np.max(differences))
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the command line; returns the exit code (see `hybrid_imagenet.errors`)."""
-    return command_line.run(_run, argv)

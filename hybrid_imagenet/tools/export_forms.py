@@ -35,11 +35,6 @@ class Form:
     open: Callable[[Trained, pathlib.Path], Outputs]
 
 
-def of(path: pathlib.Path) -> Form:
-    """Returns the form that the suffix of a name asks for."""
-    return FORMS[path.suffix]
-
-
 def outputs(network: Trained) -> Outputs:
     """The network itself, as a function from pixels of 0 to 255 to logits."""
     model = network.build()

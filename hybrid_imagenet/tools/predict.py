@@ -28,7 +28,9 @@ def _parser() -> command_line.Parser:
     return parser
 
 
-def _run(argv: Sequence[str]) -> None:
+@command_line.program
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
     arguments = _parser().parse_args(argv)
     command_line.check_network(arguments)
     for path in arguments.images:  # before TensorFlow is loaded
@@ -91,8 +93,3 @@ def _probed(path: pathlib.Path) -> tuple[bytes, int, int, int]:
 def _text(result: dict[str, Any]) -> str:
     lines = [f"  {100 * entry['probability']:7.3f} %  {printable(entry['class'])}" for entry in result["predictions"]]
     return "\n".join([printable(result["image"]), *lines])
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the command line; returns the exit code (see `hybrid_imagenet.errors`)."""
-    return command_line.run(_run, argv)

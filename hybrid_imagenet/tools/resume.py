@@ -79,7 +79,9 @@ def changes(flags: Mapping[str, Any], words: Sequence[str]) -> list[str]:
     return found
 
 
-def _run(arguments: Sequence[str]) -> None:
+@command_line.program
+def main(arguments: Sequence[str]) -> None:
+    """Runs the command line, unless it only prints: training takes the place of this process."""
     parser = command_line.Parser(
         "resume", "Continues a run in its directory. Words after RUN are flags of training that win over the run's."
     )
@@ -99,8 +101,3 @@ def _run(arguments: Sequence[str]) -> None:
     if not parsed.dry_run:
         sys.stderr.flush()
         os.execv(sys.executable, [sys.executable, "-m", "hybrid_imagenet", *following])
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; returns the exit code, unless training takes the place of this process."""
-    return command_line.run(_run, arguments)

@@ -27,7 +27,9 @@ def _parser() -> command_line.Parser:
     return parser
 
 
-def _run(arguments: Sequence[str]) -> None:
+@command_line.program
+def main(arguments: Sequence[str]) -> None:
+    """Runs `runs`."""
     parsed = _parser().parse_args(arguments)
     if parsed.diff:
         one, other = (load.load(path) for path in parsed.diff)
@@ -76,11 +78,15 @@ def _directory(program: str, description: str, arguments: Sequence[str]) -> path
     return pathlib.Path(parser.parse_args(arguments).run)
 
 
-def _status(arguments: Sequence[str]) -> None:
+@command_line.program
+def status(arguments: Sequence[str]) -> None:
+    """Runs `status`."""
     print(_standing(_directory("status", "Prints the state of a run, and how to continue or stop it.", arguments)))
 
 
-def _stop(arguments: Sequence[str]) -> None:
+@command_line.program
+def stop(arguments: Sequence[str]) -> None:
+    """Runs `stop`."""
     directory = _directory("stop", "Asks a run on this host to save and stop, and waits until it has.", arguments)
     state.stop(directory)
     while state.lock_holder(directory) is not None:
@@ -95,18 +101,3 @@ def _standing(directory: pathlib.Path) -> str:
     age = duration(max(time.time() - state.last_write(directory), 0.0))
     found = [f"{directory}: {run.state}, step {last}, last record {age} ago", findings.answers(run).outcome]
     return "\n".join([*found, *filter(None, [run.following])])
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Runs `runs`; returns the exit code (see `hybrid_imagenet.errors`)."""
-    return command_line.run(_run, arguments)
-
-
-def status(arguments: Sequence[str]) -> int:
-    """Runs `status`; returns the exit code."""
-    return command_line.run(_status, arguments)
-
-
-def stop(arguments: Sequence[str]) -> int:
-    """Runs `stop`; returns the exit code."""
-    return command_line.run(_stop, arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import platform
 import subprocess
@@ -22,11 +23,7 @@ def has_gpu() -> bool:
 
 def cpu_features() -> set[str]:
     """Returns the processor's feature flags as Linux lists them; empty elsewhere."""
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return set()
-    return next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
+    return set(_cpu("flags").split())
 
 
 def choose_precision(requested: str, model: str) -> str:
@@ -57,18 +54,18 @@ def describe() -> dict[str, str]:
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
-        "cpu": _cpu_name(),
+        "cpu": _cpu("model name") or platform.processor() or platform.machine(),
         "commit": _commit(),
         "gpu": gpus[0].get("device_name", "unknown") if gpus else "none",
     }
 
 
-def _cpu_name() -> str:
-    try:
+def _cpu(key: str) -> str:
+    """Returns what Linux tells of the first processor under a key; "" where it does not."""
+    with contextlib.suppress(OSError):
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "")
+    return ""
 
 
 def _commit() -> str:

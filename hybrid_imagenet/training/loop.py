@@ -253,10 +253,8 @@ class _Meter:
             "sums": sums,
         }
 
-    def lap(self) -> float:
-        """Returns seconds since the last lap, which `state.seconds` gains; not zero."""
+    def lap(self) -> None:
+        """Adds the seconds since the last lap to `state.seconds`; not zero."""
         now = time.perf_counter()
-        elapsed = max(now - self._time, 1e-9) if self._time is not None else 1e-9
+        self._state.seconds += max(now - self._time, 1e-9) if self._time is not None else 1e-9
         self._time = now
-        self._state.seconds += elapsed
-        return elapsed

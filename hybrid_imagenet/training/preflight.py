@@ -21,6 +21,7 @@ from hybrid_imagenet.config.checks import check_data, own_network
 from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import schedules
+from hybrid_imagenet.options import shown
 from hybrid_imagenet.runlog import run_dir
 
 ELSEWHERE_VARIABLE = "HYBRID_IMAGENET_RANKS_ELSEWHERE"
@@ -110,7 +111,7 @@ def _check_resumed(config: RunConfig, checkpoint: store.Description, classes: in
         before, now = checkpoint.meta.get(key), getattr(config, flag)
         if before is not None and before != now:
             raise UserError(
-                f"--{flag}={_word(now)}: {checkpoint.path} was written with --{flag}={_word(before)}; resume with "
+                f"--{flag}={shown(now)}: {checkpoint.path} was written with --{flag}={shown(before)}; resume with "
                 "that, or start a new run in another --run_dir"
             )
     before = checkpoint.meta.get("num_classes")
@@ -119,10 +120,6 @@ def _check_resumed(config: RunConfig, checkpoint: store.Description, classes: in
             f"--dataset={config.dataset}: has {classes} classes, but {checkpoint.path} has {before}; resume with the "
             "data that the run was started with"
         )
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _moved_learning_rate(config: RunConfig, meta: Mapping[str, Any]) -> list[str]:

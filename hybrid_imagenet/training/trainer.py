@@ -285,7 +285,6 @@ class Trainer:
             "optimizer": config.optimizer,
             "images_per_epoch": parts.data.source.num_examples,
             "num_classes": parts.data.source.num_classes,
-            "steps_per_epoch": parts.data.order.batches_in_epoch(parts.global_batch()),
             "imagenet": imagenet,
             "step": parts.state.step,
             "finished_epochs": parts.state.finished_epochs,

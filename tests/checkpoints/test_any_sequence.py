@@ -69,7 +69,8 @@ class Run:
         self.step, self.top1, self.left = self.step + 1, top1, operations
         array = np.full(64, self.step, np.float32)
         try:
-            self.store.save(self.step, {"w": array}, meta(self.step, top1), wait=True)
+            self.store.save(self.step, {"w": array}, meta(self.step, top1))
+            self.store.wait()
         except UserError:
             assert self.left <= 0
             self.resume()

@@ -16,7 +16,8 @@ def folder(tmp_path):
 
 
 def save(store, step, top1=None, **arrays):
-    store.save(step, {**ARRAYS, **arrays}, meta(step, top1), wait=True)
+    store.save(step, {**ARRAYS, **arrays}, meta(step, top1))
+    store.wait()
 
 
 def names(folder):

@@ -172,7 +172,7 @@ def test_skipped_records_are_counted_logged_and_replaced_with_the_same_steps(kin
         seen = [labels(run) for run in runs]
     assert len(seen[0]) == len(seen[1]) == 8
     flat = [label for steps in zip(*seen, strict=True) for batch in steps for label in batch]
-    taken = order.take(Cursor(), 128)[0].tolist()
+    taken = order.share(Cursor(), 128)[0].tolist()
     assert flat == [{17: 19, 18: 19, 44: 45}.get(label, label) for label in taken]
     assert {bad for run in runs for bad in run.bad.known} == {17, 18, 44}
     assert "memory, offset 44000" in caplog.text
@@ -181,7 +181,7 @@ def test_skipped_records_are_counted_logged_and_replaced_with_the_same_steps(kin
 def test_an_image_that_was_told_to_be_bad_after_it_was_read_is_skipped():
     """Another rank tells at the end of an epoch, when the next batches have been read already."""
     source, order = MemorySource(60, undecodable={17}), SampleOrder(60, seed=1)
-    position = order.take(Cursor(), 60)[0].tolist().index(17)
+    position = order.share(Cursor(), 60)[0].tolist().index(17)
     batches = train(source, order, Cursor(), (4, 1), 0, 1, bad_records="skip", readers=1, prefetch=1)
     elements = iter(batches)
     for _ in range(position // 4):

@@ -62,7 +62,7 @@ def module(arguments, phase):
     )
     early = tf.function(lambda *values: update.before(phase, layout, *values), autograph=False)
     before = early.get_concrete_function(rows, *scalars).structured_outputs
-    received = [spec([sum(padded(n) for n in b.elements)], tf.float16) for b in buckets]
+    received = [spec([sum(padded(elements[m]) for m in b.members)], tf.float16) for b in buckets]
     arguments = received, kept, tf.nest.map_structure(lambda v: spec(v.shape, v.dtype), before), *scalars
     flat = tf.nest.flatten(arguments)
 

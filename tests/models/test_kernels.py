@@ -34,7 +34,7 @@ def traced_nodes(precision, name="resnet50"):
 @pytest.fixture(scope="module", params=["mixed_float16"])
 def traced(request):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "on_cpu", lambda: False)
+        patch.setattr(kernels, "has_gpu", lambda: True)
         operations, convolutions = traced_nodes(request.param)
     return operations, convolutions, HALF[request.param]
 

@@ -41,7 +41,7 @@ def test_the_form_for_gpus_has_the_same_values_and_gradients(monkeypatch, size, 
 
     found = []
     for cpu in (True, False):
-        monkeypatch.setattr(kernels, "on_cpu", lambda cpu=cpu: cpu)
+        monkeypatch.setattr(kernels, "has_gpu", lambda cpu=cpu: not cpu)
         side = (size + 2 * pad - kernel) // stride // 2 + 1
         found.append(gradients(pooled, x, weights, tf.ones([2, side, side, 6])))
     for one, other in zip(*found, strict=True):
@@ -108,7 +108,7 @@ def operations_of(size, kernel, stride, channels, dtype):
 
 
 def test_which_form_is_taken_on_a_cpu_and_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(kernels, "on_cpu", lambda: True)
+    monkeypatch.setattr(kernels, "has_gpu", lambda: False)
     assert not any(op.startswith("Conv2D") for op in operations_of(4, 1, 2, 8, tf.float32))
     strided = operations_of(4, 3, 2, 64, tf.float32)
     assert strided.count("MatMul") == 9
@@ -117,14 +117,14 @@ def test_which_form_is_taken_on_a_cpu_and_on_a_gpu(monkeypatch):
     assert "MatMul" in operations_of(4, 3, 1, 256, tf.bfloat16)
     assert "MatMul" not in operations_of(4, 3, 1, 128, tf.bfloat16)
     assert "MatMul" not in operations_of(4, 3, 1, 256, tf.float32)
-    monkeypatch.setattr(kernels, "on_cpu", lambda: False)
+    monkeypatch.setattr(kernels, "has_gpu", lambda: True)
     for kernel, stride in ((1, 1), (1, 2), (3, 1), (3, 2)):
         assert "MatMul" not in operations_of(4, kernel, stride, 256, tf.bfloat16)
 
 
 def test_xla_gets_pooling_that_pads_before(monkeypatch):
     """XLA has none with padding of its own, which the form for GPUs uses: --jit_compile could not run there."""
-    monkeypatch.setattr(kernels, "on_cpu", lambda: False)
+    monkeypatch.setattr(kernels, "has_gpu", lambda: True)
     images = tf.constant(np.random.default_rng(0).uniform(size=(2, 9, 9, 3)), tf.float32)
     pool = lambda x: kernels.max_pool(x, 3, 2, 1)  # noqa: E731
     compiled = tf.function(pool, autograph=False, jit_compile=True)

@@ -42,7 +42,7 @@ def test_wrap_gives_each_example_once_per_epoch_whatever_ranks_and_batches(n, st
     for size, batch, accumulation in steps * 3:  # the number of ranks and the batch change at every step
         count = size * batch * accumulation
         shares = [order.share(cursor, count, rank, size)[0] for rank in range(size)]
-        assert np.concatenate(shares).tolist() == order.take(cursor, count)[0].tolist()
+        assert np.concatenate(shares).tolist() == order.share(cursor, count)[0].tolist()
         seen += np.concatenate(shares).tolist()
         cursor = order.advance(cursor, count)
     assert cursor == Cursor(*divmod(len(seen), n))
@@ -59,20 +59,19 @@ def test_advancing_by_many_is_advancing_by_one_many_times(n, remainder, count, b
     count, start = min(count, n), Cursor(2, offset % n)
     cursor = start
     for _ in range(batches):
-        cursor = order.take(cursor, count)[1]
+        cursor = order.advance(cursor, count)
     if batches or n - start.offset >= count or remainder == "wrap":
         assert order.advance(start, count, batches) == cursor
 
 
 def test_drop_leaves_out_and_counts_the_rest():
     order = SampleOrder(10, seed=1, remainder="drop")
-    first, cursor = order.take(Cursor(), 4)
-    second, cursor = order.take(cursor, 4)
-    assert cursor == Cursor(1, 0)
-    assert len({*first, *second}) == 8
+    second = order.advance(Cursor(), 4)
+    assert order.advance(second, 4) == Cursor(1, 0)
+    assert len({*order.share(Cursor(), 4)[0], *order.share(second, 4)[0]}) == 8
     assert order.batches_in_epoch(4) == 2
     assert order.left_out(4) == 2
-    after, _ = order.take(Cursor(0, 8), 4)  # a cursor from a smaller batch
+    after, _ = order.share(Cursor(0, 8), 4)  # a cursor from a smaller batch
     assert after.tolist() == order.at(1, np.arange(4)).tolist()
 
 
@@ -91,7 +90,7 @@ def test_a_batch_may_span_several_epochs_of_a_small_set():
 
 
 def test_without_shuffling_examples_come_as_stored():
-    assert SampleOrder(5, shuffle=False).take(Cursor(0, 3), 4)[0].tolist() == [3, 4, 0, 1]
+    assert SampleOrder(5, shuffle=False).share(Cursor(0, 3), 4)[0].tolist() == [3, 4, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -99,9 +98,7 @@ def test_without_shuffling_examples_come_as_stored():
     [
         lambda: SampleOrder(0),
         lambda: SampleOrder(5, remainder="pad"),
-        lambda: SampleOrder(5).share(Cursor(), 5, 0, 2),
-        lambda: SampleOrder(5, remainder="drop").take(Cursor(), 6),
-        lambda: SampleOrder(5).take(Cursor(), 0),
+        lambda: SampleOrder(5, remainder="drop").share(Cursor(), 6),
     ],
 )
 def test_what_cannot_be_ordered_is_refused(wrong):

@@ -39,9 +39,7 @@ def test_a_fraction_is_one_of_the_images():
     assert len(splits.split(0.25, 30)[1]) == 8
 
 
-@pytest.mark.parametrize(
-    ("amount", "words"), [(60, "60 of 60"), (61, "61 of 60"), (1.5, "1.5 is neither"), (0.001, "0 of 60")]
-)
+@pytest.mark.parametrize(("amount", "words"), [(60, "60 of 60"), (61, "61 of 60"), (0.001, "0 of 60")])
 def test_splits_that_leave_nothing(amount, words):
     with pytest.raises(ValueError, match=words):
         splits.held_out(amount, 60)

@@ -20,7 +20,7 @@ def layouts(draw):
 def simulate(values, row_ranks):
     """Reduce-scatter in rows, all-reduce in columns, all-gather in rows, with messages as NumPy sums."""
     parts = len(row_ranks[0])
-    pad = torus.padding(values.shape[1], parts)
+    pad = -values.shape[1] % parts
     data = np.pad(values, [(0, 0), (0, pad)])
     cut = data.shape[1] // parts
     held = {}
@@ -59,8 +59,6 @@ def test_rows_and_columns_cross_in_one_rank(layout):
 def test_rows_keep_to_hosts_when_ranks_are_dealt_out():
     assert torus.rows(["a", "b", "a", "b"], Grid(2, 2)) == [[0, 2], [1, 3]]
     assert torus.rows(["b", "a", "a", "b"], Grid(2, 2)) == [[0, 3], [1, 2]]
-    with pytest.raises(ValueError, match="does not hold 3 ranks"):
-        torus.rows(["a"] * 3, Grid(2, 2))
 
 
 @given(st.integers(1, 5000))
@@ -112,5 +110,3 @@ def test_grids_that_do_not_hold_the_ranks():
         torus.parse_grid("3x2", 8)
     with pytest.raises(ValueError, match="empty grid"):
         torus.parse_grid("0x4")
-    with pytest.raises(ValueError, match="at least 1"):
-        torus.nearest_square(0)

@@ -56,11 +56,3 @@ def test_exchange_is_its_own_inverse():
     average.exchange()
     np.testing.assert_array_equal(variables[0].numpy(), trained)
     np.testing.assert_array_equal(average.variables[variables[0].path].numpy(), kept)
-
-
-def test_a_decay_out_of_range_is_refused():
-    for decay in (0.0, 1.0):
-        with pytest.raises(ValueError, match="decay"):
-            WeightAverage(decay)
-    with pytest.raises(ValueError, match="every=0"):
-        WeightAverage(0.9, 0)

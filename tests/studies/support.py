@@ -16,7 +16,7 @@ def finish(cell, accuracies, loss=0.5):
     """The files of a run that ended well with these accuracies by epoch."""
     cell.run_dir.mkdir(parents=True, exist_ok=True)
     resolved = config.resolve([*cell.flags, f"--run_dir={cell.run_dir}"], cell.ranks)
-    flags = json.loads(resolved.to_json())
+    flags = resolved.shown()
     facts = {"world_size": cell.ranks, "train_images": 1500, "validation_images": 297, "num_classes": 10}
     facts |= {"tensorflow": "2.21.0", "keras": "3.15.0", "python": "3.11.7", "version": "0.1.0", "commit": "abc"}
     records = [

@@ -79,7 +79,6 @@ class FolderSource(Source):
         return f"{self._root}/{self._names[index]}", 0
 
     def read_one(self, index: int) -> tuple[bytes, int]:
-        """Reads one file."""
         file, offset = self.locate(index)
         try:
             content = Path(file).read_bytes()

@@ -93,11 +93,8 @@ def _check(arguments: argparse.Namespace) -> int:
     return EXIT_USAGE if faults else EXIT_OK
 
 
-def _run(argv: Sequence[str]) -> int:
+@command_line.program
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line."""
     arguments = _parser().parse_args(argv)
     return {"prepare": _prepare, "check": _check}[arguments.command](arguments)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the command line; returns the exit code (see `hybrid_imagenet.errors`)."""
-    return command_line.run(_run, argv)

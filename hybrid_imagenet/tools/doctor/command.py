@@ -78,13 +78,10 @@ def render(findings: Sequence[Finding], color: bool) -> str:
     return "\n".join(lines)
 
 
-def _run(arguments: Sequence[str]) -> int:
+@command_line.program
+def main(arguments: Sequence[str]) -> int:
+    """Prints the report."""
     options = parse_arguments(arguments)
     findings = examine(options)[1]
     print(render(findings, color=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
     return EXIT_FAILURE if any(f.level == FAIL for f in findings) else EXIT_OK
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Prints the report; returns the exit code (see `hybrid_imagenet.errors`)."""
-    return command_line.run(_run, arguments)

@@ -167,7 +167,6 @@ def _directory(path: str | None) -> dict[str, Any] | None:
         "exists": True,
         "files": len(files),
         "bytes": sum(f.stat().st_size for f in files),
-        "manifest": manifest.exists(),
         "digest": digest.hexdigest()[:12],
     }
 

@@ -40,7 +40,7 @@ def line(*measured: GpuSpeed) -> Speed:
 
 def own_speed(gpu: str, precision: str) -> Speed | None:
     """What this program has reached on a GPU (a key of `GPUS`); None where it has not run."""
-    found = published.own_speeds(gpu, precision)
+    found = published.speeds(gpu, precision, own=True)
     return line(*found) if found else None
 
 

@@ -8,7 +8,6 @@ import dataclasses
 import itertools
 
 from hybrid_imagenet.analysis.cost_model import Layer
-from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.depths import BASIC, DEPTHS
 
 MODELS = (*DEPTHS, "alexnet_bn")
@@ -18,15 +17,9 @@ _HIDDEN = (4096, 4096)
 
 
 def layers_of(model: str, image_size: int = 224, classes: int = 1000) -> list[Layer]:
-    """The layers from input to output; each convolution together with its batch normalization.
-
-    Raises:
-      UserError: for an unknown model.
-    """
+    """The layers from input to output; each convolution together with its batch normalization."""
     if model == "alexnet_bn":
         return _alexnet(image_size, classes)
-    if model not in DEPTHS:
-        raise UserError(f"--model={model}: choose one of {', '.join(MODELS)}")
     bottleneck, counts = model not in BASIC, DEPTHS[model]
     side = _half(image_size)
     layers = [_convolution(7, 3, 64, side)]

@@ -60,7 +60,6 @@ class Prediction:
     efficiency: float
     images_per_second: float
     training_seconds: float
-    target_epochs: float | None
     target_seconds: float | None
 
 
@@ -82,7 +81,6 @@ def predict(job: Job, topology: Topology, way: Way) -> Prediction:
         efficiency=job.compute_seconds / step,
         images_per_second=rate,
         training_seconds=job.epochs * job.images_per_epoch / rate,
-        target_epochs=target,
         target_seconds=None if target is None else target * job.images_per_epoch / rate,
     )
 

@@ -6,9 +6,9 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from hybrid_imagenet.analysis.criteria import IMAGENET_TRAIN_IMAGES
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.options import option, options_of, parse_arguments, parse_value
 from hybrid_imagenet.tools.plan.clusters import CLUSTERS, INSIDE, LINKS, Cluster, own_speed, parse_link
 from hybrid_imagenet.tools.plan.layers import MODELS, layers_of
@@ -85,7 +85,7 @@ def resolve(plan: Plan) -> tuple[Cluster, OneGpu, Job]:
         batch=alone.batch,
         element_bytes=_WIRE[plan.compression],
         jitter=cluster.jitter,
-        images_per_epoch=IMAGENET_TRAIN_IMAGES,
+        images_per_epoch=mlperf.TRAIN_IMAGES,
         epochs=plan.epochs,
     )
     return cluster, alone, job

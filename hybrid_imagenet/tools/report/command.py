@@ -18,7 +18,9 @@ def _parser() -> command_line.Parser:
     return parser
 
 
-def _run(arguments: Sequence[str]) -> None:
+@command_line.program
+def main(arguments: Sequence[str]) -> None:
+    """Runs the command line."""
     parsed = _parser().parse_args(arguments)
     if parsed.out and parsed.text:
         raise UserError(f"--out={parsed.out}: --text writes nothing; omit --out")
@@ -42,11 +44,6 @@ def text(run: load.Run) -> Iterator[str]:
         yield from (f"- {change.change}: {change.why}" for change in changes)
     if run.images is not None:
         yield from classes.lines(run.images)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; returns the exit code (see `hybrid_imagenet.errors`)."""
-    return command_line.run(_run, arguments)
 
 
 def write(paths: Sequence[str], out: str | None = None) -> pathlib.Path:

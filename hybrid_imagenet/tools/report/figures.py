@@ -170,7 +170,7 @@ def input_output(runs: Sequence[Run]) -> list[Chart]:
             rows = [r for r in run.epochs if r.get(source) is not None and r.get("train_seconds")]
             rates.append(([r["epoch"] for r in rows], [r[source] / r["train_seconds"] for r in rows]))
         largest = max((y for _, ys in rates for y in ys), default=0.0)
-        divisor, unit = _unit_of_bandwidth(largest) if source == "bytes_read" else (1.0, "reads per second")
+        divisor, unit = _chosen(_BYTES, largest) if source == "bytes_read" else (1.0, "reads per second")
         series = [_of_run(runs, n, xs, [y / divisor for y in ys]) for n, (xs, ys) in enumerate(rates)]
         chart = Chart(f"{title} (application reads)", series, "epoch", unit, zero=True)
         charts += filter(None, [_unless_empty(chart)])
@@ -186,11 +186,6 @@ def run_time(runs: Sequence[Run]) -> list[tuple[str, dict[str, float]]]:
 def unit_of_time(seconds: float) -> tuple[float, str]:
     """The seconds in the unit that suits the longest of several times, and its name."""
     return _chosen(_TIMES, seconds)
-
-
-def _unit_of_bandwidth(bytes_per_second: float) -> tuple[float, str]:
-    """The bytes per second in the unit that suits the largest of several rates, and its name."""
-    return _chosen(_BYTES, bytes_per_second)
 
 
 def _chosen(choices: tuple[tuple[float, float, str], ...], largest: float) -> tuple[float, str]:

@@ -148,11 +148,7 @@ def load_all(paths: Sequence[str]) -> list[Run]:
     depth = 1
     while len({name_of(run, depth) for run in runs}) < len({run.path for run in runs}):
         depth += 1
-    return [dataclasses.replace(run, name=name_of(run, depth)) for run in _each_once(runs)]
-
-
-def _each_once(runs: Sequence[Run]) -> list[Run]:
-    return list({run.path: run for run in runs}.values())
+    return [dataclasses.replace(run, name=name_of(run, depth)) for run in {run.path: run for run in runs}.values()]
 
 
 def name_of(run: Run, depth: int) -> str:

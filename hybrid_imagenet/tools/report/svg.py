@@ -16,7 +16,6 @@ LIGHT = ("#0471fa", "#d8640f", "#004a38", "#9557ab", "#68390b", "#361f65", "#767
 DARK = ("#717bfc", "#d17d26", "#44c487", "#ce8be1", "#efdc4f", "#e8eeff", "#8a919c")
 """Of lines and bars, by number: each differs from every other, also for readers who lack a kind of cone, and from the
 card behind it. The last, a grey, is for what has no name of its own."""
-CARDS = {"light": "#ffffff", "dark": "#1e2126"}
 COLORS = len(LIGHT)
 
 

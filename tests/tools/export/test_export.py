@@ -99,7 +99,7 @@ def test_other_networks_become_keras_own_layers(tmp_path, name, size, form, clos
     images = pixels(2, size)
     expected = model(made.preprocess(images), training=False).numpy()
     path = tmp_path / "network.keras"
-    program.export(made, export_forms.of(path), path)
+    program.export(made, export_forms.FORMS[path.suffix], path)
     loaded = keras.saving.load_model(path)
     assert {type(layer).__module__.split(".")[0] for layer in loaded._flatten_layers()} == {"keras"}
     np.testing.assert_allclose(loaded(images), expected, atol=close)
@@ -109,10 +109,10 @@ def test_a_file_that_disagrees_is_not_kept(tmp_path):
     def write(weights, path):
         spoiled = dict(weights.weights)
         spoiled["logits/bias"] = spoiled["logits/bias"] + 0.01
-        export_forms.of(path).write(dataclasses.replace(weights, weights=spoiled), path)
+        export_forms.FORMS[path.suffix].write(dataclasses.replace(weights, weights=spoiled), path)
 
     path = tmp_path / "wrong.keras"
-    target = dataclasses.replace(export_forms.of(path), write=write)
+    target = dataclasses.replace(export_forms.FORMS[path.suffix], write=write)
     with pytest.raises(UserError, match=r"outputs of .* differ"):
         program.export(network(tmp_path), target, path)
     assert [p.name for p in tmp_path.iterdir()] == ["resnet18.safetensors"]

@@ -22,20 +22,15 @@ def contrast(color, other):
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_colors_stand_out_from_the_card(theme):
-    for color in THEMES[theme]:
-        assert contrast(color, svg.CARDS[theme]) >= 3, color  # WCAG 2.1, 1.4.11: graphical objects
-
-
-@pytest.mark.parametrize("theme", THEMES)
-def test_text_is_readable(theme):
+def test_colors_stand_out_and_text_is_readable(theme):
     text = page._TEMPLATE.read_text()
     block = text[text.index(f"color-scheme:{theme};") :].split("}")[0]
     values = dict(part.strip().split(":") for part in block.split(";") if part.strip().startswith("--"))
     full = {
         name: value if len(value) == 7 else "#" + "".join(2 * c for c in value[1:]) for name, value in values.items()
     }
-    assert full["--card"] == svg.CARDS[theme]
+    for color in THEMES[theme]:
+        assert contrast(color, full["--card"]) >= 3, color  # WCAG 2.1, 1.4.11: graphical objects
     for ink in ("--ink", "--soft", "--good", "--bad"):
         for ground in ("--card", "--bg"):
             assert contrast(full[ink], full[ground]) >= 4.5, (ink, ground)
