@@ -15,7 +15,7 @@ from studies.hypotheses import LEVEL, POWER
 from studies.results import ArmResults, Verdict
 from studies.statistics import CONFIDENCE, Estimate
 
-DEFAULT_RANKS = 2
+DEFAULT_RANKS = 1
 COLUMNS = (
     *("study", "arm", "seed", "status", "val_top1", "best_val_top1", "epochs_to_target", "target", "val_loss"),
     *("train_top1", "skipped_steps", "paper_top1", "paper_epochs", "val_top1_by_epoch", "train_top1_by_epoch"),

@@ -134,7 +134,7 @@ def test_markdown_shows_means_intervals_the_paper_and_failures():
     assert "epochs to 90 %" in text
     assert "| CLEAR: better than BELOW, in final top-1 | the paper's | +7.00 ± " in text
     assert "inconclusive: " in text
-    assert "python -m studies tiny --seeds=3 -- --epochs=4" in text
+    assert "python -m studies tiny --ranks=2 --seeds=3 -- --epochs=4" in text
     assert "1500 training" in text
     assert "![A tiny study](tiny.png)" in text
 
@@ -143,7 +143,12 @@ def test_program_lists_dry_runs_and_refuses(tmp_path, capsys):
     assert program.main(["list"]) == 0
     assert "batch_norm" in capsys.readouterr().out
     out = tmp_path / "out"
-    assert program.main(["gamma", "--dry_run", "--seeds=2", "--ranks=3", f"--out={out}", "--", "--epochs=7"]) == 0
+    assert (
+        program.main(
+            ["gamma", "--dry_run", "--seeds=2", "--ranks=3", f"--out={out}", "--", "--epochs=7", "--virtual_gpus=8"]
+        )
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     assert all(" -np 3 " in line and " --epochs=7 " in line for line in lines)
@@ -157,6 +162,7 @@ def test_program_lists_dry_runs_and_refuses(tmp_path, capsys):
         (["gamma", "--seeds=0"], "--seeds: 0"),
         (["gamma", "--dry_run", "--", "--epochs=x"], "--epochs=x"),
         (["gamma", "--", "--seed=4"], "omit it"),
+        (["gamma", "--ranks=2"], "32 virtual GPUs; give --ranks=1"),
     ]:
         assert program.main(words) == 2
         assert message in capsys.readouterr().err
@@ -167,7 +173,7 @@ def test_program_renders_what_is_there_and_goes_on(tmp_path, capsys, monkeypatch
     flags = [f"--out={tmp_path / 'out'}", f"--results={tmp_path / 'docs'}", "--seeds=2"]
     study = program.STUDIES["gamma"]
     for found in study.arms:
-        cell = trial_runs.create(tmp_path / "out", study.arguments(found, 0), 2)
+        cell = trial_runs.create(tmp_path / "out", study.arguments(found, 0), 1)
         support.ended(cell)
         support.finish(cell, support.curve(0.96))
     assert program.main(["gamma", *flags, "--render"]) == 1

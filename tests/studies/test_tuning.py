@@ -65,7 +65,7 @@ def test_the_best_point_of_each_arm_is_reported_on_other_images_with_other_seeds
     assert "| A | low: 70.00 %; high: 80.00 % | high, at an end of the range: open |" in page
     assert "| B | low: -; high: 60.00 % | high, at an end of the range: open |" in page
     assert "2 runs for each arm" in page
-    assert "    python -m studies small --ranks=1 --seeds=2\n" in page
+    assert "    python -m studies small --seeds=2\n" in page
     assert "| A | high | 80.05 " in page
     assert "The paper" not in page and "paper: top-1" not in page
     assert "No paper makes a statement about this. Of 1 statement" in page
