@@ -108,13 +108,6 @@ hosts_argument() {
   printf '%s\n' "${list[*]}"
 }
 
-# resume_flag RUN_DIR: sets resume to --resume if an earlier start of this job has left a run there.
-# shellcheck disable=SC2034
-resume_flag() {
-  resume=()
-  [[ ! -e $1/config.json ]] || resume=(--resume)
-}
-
 # run_command PROGRAM_FLAG...: fills command with the line that trains on the hosts of parse_hosts.
 # shellcheck disable=SC2034
 run_command() {

@@ -40,12 +40,8 @@ check_number "$tasks" SLURM_NTASKS_PER_NODE 1024
 mapfile -t nodes < <(scontrol show hostnames "${SLURM_JOB_NODELIST:?}")
 parse_hosts "$tasks" "${nodes[@]}"
 
-run_dir=runs/slurm-$SLURM_JOB_ID
-for argument in "$@"; do
-  case $argument in --run_dir=*) run_dir=${argument#*=} ;; esac
-done
-resume_flag "$run_dir" # a job that was queued again continues in its directory
-run_command "--flagfile=$root_dir/flags/cluster1.flags" "--run_dir=$run_dir" "$@" "${resume[@]}"
+# --resume: a job that was queued again continues in its directory.
+run_command "--flagfile=$root_dir/flags/cluster1.flags" "--run_dir=runs/slurm-$SLURM_JOB_ID" "$@" --resume
 if [[ -n ${DRY_RUN:-} ]]; then
   print_command "${command[@]}"
   exit 0

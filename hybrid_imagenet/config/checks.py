@@ -58,6 +58,10 @@ def _schedule_is_possible(config: RunConfig) -> None:
             f"--lr_schedule={config.lr_schedule} brings its own warmup and cannot follow --optimizer="
             f"{config.optimizer}: choose sgd or lars, or another schedule"
         )
+    if config.lr_schedule == "mlperf" and config.optimizer != "lars" and config.origins["lr"] is Origin.DEFAULT:
+        raise UserError(
+            f"--optimizer={config.optimizer}: the learning rates of --lr_schedule=mlperf are those of LARS: give --lr"
+        )
     steps = list(config.chosen.get("lr_steps", ()))
     if steps != sorted(set(steps)):
         raise UserError(f"--lr_steps={','.join(f'{e:g}' for e in steps)}: give the epochs in ascending order")

@@ -55,7 +55,7 @@ def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"]
     other = next((type(x).__name__ for x in arrays if not (hasattr(x, "__array__") and x.shape)), None)
     if other is not None:
         raise UserError(
-            f"a {other} cannot be shared out: give arrays (numpy.asarray of a list) or a tf.data.Dataset; make a "
+            f"{other}: cannot be shared out: give arrays (numpy.asarray of a list) or a tf.data.Dataset; make a "
             "generator or a PyDataset on each rank, of the rank's share of the examples"
         )
     lengths = {len(array) for array in arrays}

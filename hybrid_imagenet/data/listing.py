@@ -158,9 +158,14 @@ def listed_classes(place: Path | str, text: str) -> tuple[str, ...]:
     """Returns the names of classes in a text that has one on each line.
 
     Raises:
-      UserError: if a name stands on several lines of the file `place`.
+      UserError: if a name stands on several lines of the file `place`, or lines are `NUMBER:NAME`.
     """
     names = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if names and all(name.partition(":")[0].isdecimal() and ":" in name for name in names):
+        raise UserError(
+            f"{place}: has lines as {names[0]!r}: give the name of one class on each line, in the order of labels, "
+            "without numbers and without a class for the background"
+        )
     name, count = collections.Counter(names).most_common(1)[0] if names else ("", 0)
     if count > 1:
         raise UserError(

@@ -78,12 +78,36 @@ class MergeBatchNormStatistics(keras.callbacks.Callback):
                 optimizer.average_sums(process.communicator())
 
 
+def _skipped(name: str, steps: str) -> SharedError:
+    return SharedError(
+        f"{name}: {steps} were skipped, as their gradients are not finite: look for NaN in the data, scale large "
+        'targets, or give it compression="none"'
+    )
+
+
 class CompareRanks(keras.callbacks.Callback):
     """Ends training on all ranks when a callback or a step has changed some of them only.
 
     It compares at the start of each epoch and at the end of training, after all other callbacks. A rank that stops
     alone is found here, and not in a step, in which the other ranks would wait for it.
     """
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Notes how many updates were made.
+
+        Raises:
+          UserError: if ranks would train for themselves.
+        """
+        of_keras = type(self.model.optimizer).__module__.startswith("keras.")
+        if of_keras and compiled_model.trains_as_keras(self.model) and process.communicator().size > 1:
+            raise SharedError(
+                "the optimizer sums no gradients over ranks: compile with hybrid_imagenet.DistributedOptimizer(...)"
+            )
+        self._updates = {name: int(optimizer.iterations) for name, optimizer in self._ours()}
+
+    def _ours(self) -> list[tuple[str, DistributedOptimizer]]:
+        found = compiled_model.optimizers(self.model).items()
+        return [(name, optimizer) for name, optimizer in found if isinstance(optimizer, DistributedOptimizer)]
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Compares; every rank calls it.
@@ -94,7 +118,15 @@ class CompareRanks(keras.callbacks.Callback):
         self._compare(f"epoch {epoch + 1} begins")
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Compares.
+
+        Raises:
+          UserError: on all ranks, with what differs, or if all steps were skipped.
+        """
         self._compare("training ends")
+        for name, optimizer in self._ours():
+            if int(optimizer.loss_scale.skipped_in_a_row) and int(optimizer.iterations) == self._updates[name]:
+                raise _skipped(name, "all steps")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Ends training that stands still.
@@ -102,12 +134,9 @@ class CompareRanks(keras.callbacks.Callback):
         Raises:
           UserError: on all ranks, if the last `_MOST_SKIPPED` steps were skipped.
         """
-        for name, optimizer in compiled_model.optimizers(self.model).items():
-            if isinstance(optimizer, DistributedOptimizer) and optimizer.loss_scale.skipped_in_a_row >= _MOST_SKIPPED:
-                raise SharedError(
-                    f"{name}: the last {_MOST_SKIPPED} steps or more were skipped, as their gradients are not finite: "
-                    'look for NaN in the data, scale large targets, or give it compression="none"'
-                )
+        for name, optimizer in self._ours():
+            if optimizer.loss_scale.skipped_in_a_row >= _MOST_SKIPPED:
+                raise _skipped(name, f"the last {_MOST_SKIPPED} steps or more")
 
     def _compare(self, next_: str) -> None:
         ranks = process.communicator()

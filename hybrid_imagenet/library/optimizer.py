@@ -97,6 +97,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         inner.gradient_accumulation_steps = None
         super().__init__(inner, _Ranks(), _loss_scale(loss_scale), name=name)
         self.schedule = schedule
+        self.scheduled = False  # by the callback that sets its values
         self.settings = settings
         self._steps = steps
         self._arguments = {
@@ -204,6 +205,9 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
     def take(self, grads: Sequence[tf.Tensor]) -> None:
         """Accumulates, or reduces and updates; the part of `apply` that XLA cannot compile."""
         self._compare_ranks()
+        if self.schedule is not None and not self.scheduled:
+            self.scheduled = True  # told once
+            _log.warning("%s: its schedule does nothing without default_callbacks() in fit", self.name)
         if self._steps is None:
             self.update_if_finite(self.reduce(grads))
         else:

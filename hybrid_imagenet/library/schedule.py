@@ -40,6 +40,7 @@ class HyperparameterSchedule(keras.callbacks.Callback):
             schedule = getattr(optimizer, "schedule", None)
             if schedule is not None:
                 self._used[name] = optimizer, schedule
+                optimizer.scheduled = True
         if self._used and not (self.params or {}).get("steps"):
             raise UserError("a schedule needs to know how long an epoch is: give fit steps_per_epoch")
 

@@ -36,6 +36,7 @@ from hybrid_imagenet.stages import Stages
 _NAMED_AFTER = 30.0  # seconds without a sign of life after which a rank is named, or half of --stall_timeout
 _LISTENER_GRACE = 15.0  # seconds more after which a rank ends by itself: the listeners have not done it
 _AT_ONCE = 1000  # datagrams between two looks at the clock
+_random = random.Random()  # not the generator that the program of a user has seeded
 _SPREAD = 0.2  # of the interval, at random: of 4,096 beats at the same moment a socket's queue holds some 300
 _LOOK = 0.5
 # A stage may last this many times --stall_timeout. The slow ones read every file name of a dataset, or compile.
@@ -122,7 +123,7 @@ class Watchdog:
     def start(self) -> None:
         """Starts the thread."""
         if self._limit:
-            self._due = time.monotonic() + random.uniform(0, self._interval)
+            self._due = time.monotonic() + _random.uniform(0, self._interval)
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
 
@@ -174,7 +175,7 @@ class Watchdog:
         now = time.monotonic()
         # A delay of this process itself, stopped or starved of its processor, must not be blamed on others.
         late = max(0.0, now - self._due)
-        self._due = now + self._interval * random.uniform(1 - _SPREAD, 1 + _SPREAD)
+        self._due = now + self._interval * _random.uniform(1 - _SPREAD, 1 + _SPREAD)
         self._ledger.forgive(late)
         self._progress += late
         beat = self._beat()

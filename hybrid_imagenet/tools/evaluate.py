@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet import comm, data
-from hybrid_imagenet.data import Request
+from hybrid_imagenet.data import Request, listing
 from hybrid_imagenet.errors import UserError, counted, printable
 from hybrid_imagenet.tools import command_line
 
@@ -164,6 +164,9 @@ def _source(arguments: argparse.Namespace, network: Trained) -> Source:
         )
     if source.class_names != network.class_names and set(source.class_names) == set(network.class_names):
         raise UserError(f"--dataset={arguments.dataset}: it has the classes of {network.origin} in another order")
+    difference = listing.class_difference(network.class_names, source.class_names)
+    if difference and tuple(map(str, range(classes))) not in (tuple(network.class_names), tuple(source.class_names)):
+        source.notes = (*source.notes, listing.Note(f"{network.origin} has other names: {difference}; numbers count"))
     return source
 
 

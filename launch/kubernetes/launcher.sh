@@ -14,7 +14,7 @@ for argument in "$@"; do
   case $argument in
     -h | --help) help_of "${BASH_SOURCE[0]}" && exit 0 ;;
     --dry-run) dry_run=1 && continue ;;
-    --run_dir=*) run_dir=${argument#*=} ;;
+    --run[_-]dir | --run[_-]dir=*) run_dir=$argument ;;
   esac
   flags+=("$argument")
 done
@@ -23,8 +23,7 @@ hostfile=${MPI_HOSTFILE:-/etc/mpi/hostfile}
 [[ -r $hostfile ]] || usage_error "$hostfile: no such file; this script runs in the launcher of an MPIJob"
 mapfile -t lines < <(sed -e 's/#.*//' -e 's/[[:space:]]*slots=/:/' -e '/^[[:space:]]*$/d' "$hostfile")
 parse_hosts 1 "${lines[@]}"
-resume_flag "$run_dir"
-run_command "${flags[@]}" "${resume[@]}"
+run_command "${flags[@]}" --resume
 if ((dry_run)); then
   print_command "${command[@]}"
   exit 0

@@ -68,6 +68,7 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
         (["--target_top1=1.5"], ["--target_top1=1.5", "at most 1"]),
         (["--lr_schedule=sony_b"], ["--lr_schedule=sony_b"]),
         (["--lr_schedule=mlperf", "--optimizer=adabound"], ["--lr_schedule=mlperf"]),
+        (["--recipe=mlperf_lars", "--optimizer=sgd"], ["--optimizer=sgd", "give --lr"]),
         (["--lr_schedule=step", "--lr_steps=30,20"], ["--lr_steps=30,20"]),
         (["--batch_schedule=flash_exp9"], ["--batch_schedule: 'flash_exp9'"]),
         (["--sync_batch_norm", "--gradient_accumulation_steps=2"], ["--gradient_accumulation_steps above 1", SYNC]),

@@ -51,6 +51,9 @@ def test_a_list_beside_shards_has_each_class_once_and_all_of_them(tmp_path):
     place.write_text("\n".join(["n01", "n02", "n01", "n03"]))  # the labels of validation images
     with pytest.raises(UserError, match=r"labels.txt: lists 'n01' on 2 of 4 lines.*move the file away"):
         data.open_source("tfrecord", str(directory))
+    place.write_text("0:background\n1:n01\n2:n02")  # as TF-slim has it
+    with pytest.raises(UserError, match=r"labels.txt: has lines as '0:background'.*without a class for the background"):
+        data.open_source("tfrecord", str(directory))
     place.write_text("n01\nn02")
     with pytest.raises(BadRecord, match=r"train-00000-of-00002, offset .*: label 2 is not one of 2 classes"):
         data.open_source("tfrecord", str(directory)).read(range(14))

@@ -11,6 +11,7 @@ import tensorflow as tf
 import hybrid_imagenet as hi
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.library import default_callbacks
 from tests.library import programs
 
 
@@ -56,8 +57,33 @@ def test_training_that_only_skips_ends_with_a_remedy():
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
     model.compile(hi.DistributedOptimizer(keras.optimizers.SGD()), "mse")
     inputs = np.full((60, 1), np.nan, np.float32)  # behind the ReLU the loss does not show it
-    with pytest.raises(UserError, match=r'optimizer: the last 50 steps .* NaN in the data.* compression="none"'):
-        model.fit(inputs, inputs[:, 0] * 0, 1, verbose=0, callbacks=hi.callbacks.default_callbacks())
+    for count, what in ((5, "all steps"), (60, "the last 50 steps")):
+        with pytest.raises(UserError, match=rf'optimizer: {what} .* NaN in the data.* compression="none"'):
+            few = inputs[:count]
+            model.fit(few, few[:, 0] * 0, 1, verbose=0, callbacks=hi.callbacks.default_callbacks())
+
+
+def test_a_schedule_without_the_callbacks_is_told(caplog):
+    for callbacks, told in ((hi.callbacks.default_callbacks(), 0), ([], 1)):
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        schedule = hi.schedules.cosine(peak=0.01, epochs=1, warmup_epochs=0)
+        model.compile(hi.DistributedOptimizer(hi.optimizers.SGD(), schedule=schedule), "mse")
+        model.fit(np.ones((4, 1)), np.ones(4), verbose=0, callbacks=callbacks)
+        assert caplog.text.count("does nothing without default_callbacks()") == told
+
+
+def test_ranks_that_would_train_for_themselves_are_refused():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    callback = next(c for c in hi.callbacks.default_callbacks() if isinstance(c, default_callbacks.CompareRanks))
+    callback.set_model(model)
+    callback.on_train_begin()
+    two = mock.Mock(return_value=mock.Mock(size=2))
+    with (
+        mock.patch.object(process, "communicator", two),
+        pytest.raises(UserError, match="DistributedOptimizer"),
+    ):
+        callback.on_train_begin()
 
 
 def test_the_loss_that_a_train_step_of_ones_own_returns_stays():

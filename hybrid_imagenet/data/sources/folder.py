@@ -102,6 +102,8 @@ def _find(directory: Path, split: str, val_fraction: float = 0.0) -> tuple[Path,
     unknown = sorted(set(_classes(root, skipped)) - set(names))
     if unknown:
         raise UserError(f"{root / unknown[0]}: no class of this name in the training split")
+    for name in set(names) - set(_classes(root)):
+        skipped.add(f"no directory of this class in {root.name}", name)
     return root, names, skipped
 
 

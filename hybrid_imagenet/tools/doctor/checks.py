@@ -172,6 +172,9 @@ def _data(hosts: Hosts, request: Request) -> list[Finding]:
     check = each("dataset", "present on all hosts", missing, "copy it there, or mount the shared file system", FAIL)
     if missing:
         return [check]
+    if not any(f["data"]["files"] for f in hosts.values()):
+        remedy = "name the directory of the shards, or run `hybrid-imagenet data check` on each host"
+        return [check, Finding(WARN, "data files", f"not compared: {request.data_dir} holds directories only", remedy)]
     held = {
         h: f"{f['data']['files']} files, {f['data']['bytes']:,} bytes, digest {f['data']['digest']}"
         for h, f in hosts.items()

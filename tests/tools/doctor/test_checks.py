@@ -50,6 +50,13 @@ def test_one_wrong_fact_gives_one_finding_with_its_host_and_a_remedy(key, value,
     assert finding.remedy
 
 
+def test_a_data_set_in_deeper_directories_is_not_called_the_same():
+    facts = {host: copy.deepcopy(HEALTHY) | {"data": HEALTHY["data"] | {"files": 0}} for host in "ab"}
+    findings = {f.check: f for f in judge(facts, Request({"a": 2, "b": 2}, data_dir="/data"))}
+    assert findings["data files"].level == WARN
+    assert "not compared" in findings["data files"].message
+
+
 def test_hosts_without_horovod_use_tensorflow():
     facts = {"a": copy.deepcopy(HEALTHY) | {"versions": {"numpy": "2"}}}
     findings = {f.check: f for f in judge(facts, Request({"a": 2}, gpus=True))}
