@@ -20,16 +20,9 @@ from pathlib import Path
 
 ALL = ("lab1", "lab2", "lab3")
 EXAMPLES = 6000
-FLAGS = (
-    *(
-        "--dataset=synthetic",
-        f"--num_examples={EXAMPLES}",
-        "--model=tests.training.own_networks:small",
-        "--image_size=16",
-    ),
-    *("--precision=float32", "--per_gpu_batch=8", "--epochs=1000000", "--log_every_steps=10", "--stall_timeout=20"),
-    "--checkpoint_every_steps=20",
-)
+FLAGS = f"""--dataset=synthetic --num_examples={EXAMPLES} --model=tests.training.own_networks:small --image_size=16
+--precision=float32 --per_gpu_batch=8 --epochs=1000000 --log_every_steps=10 --stall_timeout=20
+--checkpoint_every_steps=20""".split()
 RANK = "$(pgrep -n -f [b]in/python.*hybrid_imagenet.main)"
 COMMANDS = {
     "kill": f"kill -9 {RANK}",

@@ -79,10 +79,7 @@ def test_ranks_that_would_train_for_themselves_are_refused():
     callback.set_model(model)
     callback.on_train_begin()
     two = mock.Mock(return_value=mock.Mock(size=2))
-    with (
-        mock.patch.object(process, "communicator", two),
-        pytest.raises(UserError, match="DistributedOptimizer"),
-    ):
+    with mock.patch.object(process, "communicator", two), pytest.raises(UserError, match="DistributedOptimizer"):
         callback.on_train_begin()
 
 
