@@ -203,6 +203,7 @@ def test_a_damaged_shard_is_refused_with_file_and_offset(damage, place, reason, 
         ("parquet", lambda d: (d / "train.parquet").write_text("no"), "not a readable Parquet file"),
         ("no_such_set", lambda d: None, "--dataset=no_such_set: unknown"),
         ("imagenet2012", lambda d: None, "is not prepared in"),
+        ("imagenet2012", lambda d: (d / "train").mkdir(), "it looks like --dataset=folder"),
     ],
 )
 def test_what_cannot_be_opened_gets_one_line(name, prepare, message, tmp_path):

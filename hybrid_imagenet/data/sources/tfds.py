@@ -64,7 +64,12 @@ def _builder(name: str, data_dir: Path | None) -> Any:
         near = did_you_mean(name, SOURCES) or did_you_mean(name, tfds.list_builders(with_community_datasets=False))
         raise UserError(f"--dataset={name}: unknown; give {NAMES}{near}") from None
     if not builder.info.splits:
-        raise UserError(f"--dataset={name}: is not prepared in {where}; run `tfds build {name}` (see docs/input.md)")
+        folders = data_dir is not None and (data_dir / "train").is_dir()
+        other = "folder" if folders else "tfrecord" if data_dir and any(data_dir.glob("train-*-of-*[0-9]")) else ""
+        hint = f"; it looks like --dataset={other}" if other else ""
+        raise UserError(
+            f"--dataset={name}: is not prepared in {where}; run `tfds build {name}` (see docs/input.md){hint}"
+        )
     return builder
 
 
