@@ -151,17 +151,19 @@ def parse(arguments: Sequence[str]) -> tuple[Study, StudyOptions, tuple[str, ...
     for pattern in options.arms.split(",") if options.arms is not None else ():
         if not fnmatch.filter(names, pattern):
             raise UserError(f"--arms={options.arms}: {pattern} is none of {', '.join(names)}")
-    return STUDIES[name], options, extra
+    study = STUDIES[name]
+    if options.ranks > 1 and not any(word.startswith("--virtual_gpus") for word in extra):
+        gpus = max(configuration.resolve(study.arguments(arm, 0, extra)).virtual_gpus for arm in study.arms)
+        if gpus > 1:
+            raise UserError(
+                f"--ranks={options.ranks}: the batch of {name} is that of one rank with {gpus} virtual GPUs; give "
+                "--ranks=1, or --virtual_gpus after --"
+            )
+    return study, options, extra
 
 
 def _study(study: Study, options: StudyOptions, extra: tuple[str, ...]) -> bool:
     """Tunes, runs and writes one study; returns whether all runs that were asked for have finished."""
-    virtual = {configuration.resolve(study.arguments(arm, 0, extra)).virtual_gpus for arm in study.arms} - {1}
-    if options.ranks > 1 and virtual and not any(word.startswith("--virtual_gpus") for word in extra):
-        raise UserError(
-            f"--ranks={options.ranks}: the batch of {study.name} is that of one rank with {max(virtual)} virtual GPUs; "
-            "give --ranks=1, or --virtual_gpus after --"
-        )
     # Every flag is checked before the first run starts: those of the tuning runs are those of all points.
     trials = tuning.plan(study, pathlib.Path(options.out).absolute(), options.ranks, extra)
     planned = [] if trials else list(_cells(study, options, extra))

@@ -83,14 +83,12 @@ def test_a_rank_believes_its_launcher(monkeypatch, progress, ranks, told, shown)
     assert stages.on_terminal(progress, ranks) is shown
 
 
-@pytest.mark.parametrize(
-    ("tty", "term", "shown"), [(True, "xterm", True), (False, "xterm", False), (True, "dumb", False)]
-)
-def test_without_a_launcher_the_stream_tells(monkeypatch, tty, term, shown):
+def test_without_a_launcher_the_stream_tells(monkeypatch):
     monkeypatch.delenv("HYBRID_IMAGENET_TERMINAL", raising=False)
-    monkeypatch.setenv("TERM", term)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: bool(tty), raising=False)
-    assert stages.on_terminal("auto", 1) is shown
+    for tty, term, shown in ((True, "xterm", True), (False, "xterm", False), (True, "dumb", False)):
+        monkeypatch.setenv("TERM", term)
+        monkeypatch.setattr("sys.stdout.isatty", lambda tty=tty: tty, raising=False)
+        assert stages.on_terminal("auto", 1) is shown
 
 
 def test_the_train_command_notes_when_it_began(monkeypatch):

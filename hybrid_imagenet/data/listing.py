@@ -205,15 +205,20 @@ def class_difference(first: Sequence[str], second: Sequence[str]) -> str | None:
     return next((f"class {number} is {a!r} and {b!r}" for number, (a, b) in pairs if a != b), None)
 
 
+def name_difference(first: Sequence[str], second: Sequence[str]) -> str | None:
+    """Returns the first difference of two lists of classes; None also if one of two equally long ones has numbers."""
+    numbers = [str(number) for number in range(len(first))]
+    numbered = len(first) == len(second) and numbers in (list(first), list(second))
+    return None if numbered else class_difference(first, second)
+
+
 def check_splits(dataset: str, train: Sequence[str], validation: Sequence[str]) -> None:
     """Compares the classes of two splits.
 
     Raises:
       UserError: if they differ, unless one of them has numbers for names.
     """
-    found = class_difference(train, validation)
-    numbers = tuple(map(str, range(len(train))))
-    if found and not (len(train) == len(validation) and numbers in (tuple(train), tuple(validation))):
+    if found := name_difference(train, validation):
         raise UserError(
             f"--dataset={dataset}: training and validation have different classes ({found}): make both with the same "
             "list of classes"

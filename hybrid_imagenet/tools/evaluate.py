@@ -164,9 +164,9 @@ def _source(arguments: argparse.Namespace, network: Trained) -> Source:
         )
     if source.class_names != network.class_names and set(source.class_names) == set(network.class_names):
         raise UserError(f"--dataset={arguments.dataset}: it has the classes of {network.origin} in another order")
-    difference = listing.class_difference(network.class_names, source.class_names)
-    if difference and tuple(map(str, range(classes))) not in (tuple(network.class_names), tuple(source.class_names)):
-        source.notes = (*source.notes, listing.Note(f"{network.origin} has other names: {difference}; numbers count"))
+    if found := listing.name_difference(network.class_names, source.class_names):
+        text = f"{network.origin} has other class names ({found}): labels are compared by number"
+        source.notes = (*source.notes, listing.Note(text))
     return source
 
 

@@ -9,16 +9,16 @@ set -euo pipefail
 # shellcheck source=launch/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
-dry_run=0 flags=() run_dir=''
+dry_run=0 flags=() has_run_dir=0
 for argument in "$@"; do
   case $argument in
     -h | --help) help_of "${BASH_SOURCE[0]}" && exit 0 ;;
     --dry-run) dry_run=1 && continue ;;
-    --run[_-]dir | --run[_-]dir=*) run_dir=$argument ;;
+    --run[_-]dir | --run[_-]dir=*) has_run_dir=1 ;;
   esac
   flags+=("$argument")
 done
-[[ -n $run_dir ]] || usage_error "no --run_dir: a restarted launcher could not find its results"
+((has_run_dir)) || usage_error "no --run_dir: a restarted launcher could not find its results"
 hostfile=${MPI_HOSTFILE:-/etc/mpi/hostfile}
 [[ -r $hostfile ]] || usage_error "$hostfile: no such file; this script runs in the launcher of an MPIJob"
 mapfile -t lines < <(sed -e 's/#.*//' -e 's/[[:space:]]*slots=/:/' -e '/^[[:space:]]*$/d' "$hostfile")

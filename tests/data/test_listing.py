@@ -1,6 +1,7 @@
 """Which files of a directory are those of a split, what is missing among them, and what is not read."""
 
 import os
+import shutil
 
 import pytest
 
@@ -79,6 +80,10 @@ def test_images_that_a_tree_has_in_other_forms_or_deeper_are_counted(tmp_path):
     assert len(found) == len(expected)
     assert any(note.endswith("the first is n01/a.webp") for note in found)
     assert data.open_source("folder", str(tmp_path)).num_examples == 14
+    place = tmp_path / "validation"
+    shutil.rmtree(place / "n03")
+    text = f"{place}: 1 skipped, no directory of this class in validation; the first is n03"
+    assert notes("folder", tmp_path, "validation") == {text: True}
 
 
 @pytest.mark.parametrize("form", ["imagenet", "parquet"])

@@ -2,7 +2,6 @@ import concurrent.futures
 import dataclasses
 import functools
 import io
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -266,14 +265,6 @@ def test_a_fraction_of_each_class_is_validated_and_the_rest_trained_on(tmp_path,
     assert (len(places[0]), len(places[1])) == (10, 3)
     assert sorted(places[0] + places[1]) == sorted(str(path) for path in directory.rglob("*.jpg"))
     assert validation.read(np.arange(3))[1].tolist() == [0, 0, 1]
-
-
-def test_a_validation_class_that_is_missing_is_told(tmp_path):
-    make("folder", tmp_path)
-    shutil.rmtree(min((tmp_path / "validation").iterdir()))
-    (note,) = data.open_source("folder", str(tmp_path), "validation").notes
-    assert "1 skipped, no directory of this class in validation" in note.text
-    assert note.fault
 
 
 def test_class_folders_without_splits_are_told_of_the_fraction(tmp_path):

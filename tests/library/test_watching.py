@@ -1,5 +1,6 @@
 """StallWatchdog: it tells its watchdog how `fit` advances, and ends with it."""
 
+import random
 from unittest import mock
 
 import keras
@@ -16,7 +17,6 @@ def test_every_step_and_validation_counts_as_progress_and_the_watch_ends_with_fi
     half = slice(0, len(x) // 2)
     watch = hi.callbacks.StallWatchdog(7)
     notes = []
-
     with mock.patch.object(watching, "Watchdog") as made:
         dog = made.return_value
         dog.note.side_effect = notes.append
@@ -35,9 +35,11 @@ def test_an_exception_that_ends_fit_ends_the_watch_and_fit_can_go_on(capfd):
     model = models.made(hi.DistributedOptimizer("sgd"), run_eagerly=True)
     x, y = models.data(1)
     watch = hi.callbacks.StallWatchdog(1)
+    state = random.getstate()
     fails = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: 1 / (1 - batch))
     with pytest.raises(ZeroDivisionError):  # its traceback holds the frames of `fit` until the end of this test
         model.fit(x, y, models.BATCH, callbacks=[watch, fails])
+    assert random.getstate() == state  # ranks of a program may draw their shares by it
     thread = watch._watchdog._thread
     thread.join(5)
     assert not thread.is_alive()

@@ -94,8 +94,7 @@ def test_optimizers_have_equal_budgets_and_points_of_lamb_lie_around_its_authors
 
 @pytest.mark.parametrize("study, gpus", [("handover", 32), ("handover-256", 8)])
 def test_a_point_of_the_hand_over_is_what_it_is_called(study, gpus):
-    cold_start = arm_of(study, "default").points[1]
-    base = settled(study, "default", *cold_start.flags)
+    base = settled(study, "default", *arm_of(study, "default").points[1].flags)  # as tuned from a cold start
     for each in arm_of(study, "handover").points:
         factor, step = each.at
         resolved = settled(study, "handover", *each.flags)

@@ -143,12 +143,8 @@ def test_program_lists_dry_runs_and_refuses(tmp_path, capsys):
     assert program.main(["list"]) == 0
     assert "batch_norm" in capsys.readouterr().out
     out = tmp_path / "out"
-    assert (
-        program.main(
-            ["gamma", "--dry_run", "--seeds=2", "--ranks=3", f"--out={out}", "--", "--epochs=7", "--virtual_gpus=8"]
-        )
-        == 0
-    )
+    words = ["gamma", "--dry_run", "--seeds=2", "--ranks=3", f"--out={out}"]
+    assert program.main([*words, "--", "--epochs=7", "--virtual_gpus=8"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     assert all(" -np 3 " in line and " --epochs=7 " in line for line in lines)

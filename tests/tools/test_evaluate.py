@@ -1,6 +1,7 @@
 """Evaluation of a checkpoint: the same numbers on any number of ranks as training itself found."""
 
 import json
+from unittest import mock
 
 import pytest
 
@@ -52,6 +53,14 @@ def test_a_run_in_float32_is_evaluated_so_whatever_this_machine_is_fast_in(run, 
     result = json.loads(capsys.readouterr().out)
     assert result["precision"] == "float32"
     assert_same(result, recorded(run))
+
+
+def test_other_names_of_as_many_classes_are_told(monkeypatch):
+    source = mock.Mock(num_classes=1, class_names=("tench",), notes=())
+    monkeypatch.setattr(evaluate, "Request", mock.Mock(**{"from_flags.return_value.open.return_value": source}))
+    evaluate._source(mock.Mock(), mock.Mock(class_names=("n01",), origin="run"))
+    text = "run has other class names (class 0 is 'n01' and 'tench'): labels are compared by number"
+    assert [str(note) for note in source.notes] == [text]
 
 
 def test_bad_records_are_left_out_counted_and_told(run, tmp_path, capsys, caplog):
