@@ -99,10 +99,11 @@ def _find(directory: Path, split: str, val_fraction: float = 0.0) -> tuple[Path,
     train = _whole(directory) if val_fraction else _split_directory(directory, "train")
     names = tuple(_classes(train))
     root, skipped = train if val_fraction else _split_directory(directory, split), listing.Skipped()
-    unknown = sorted(set(_classes(root, skipped)) - set(names))
+    found = set(_classes(root, skipped))
+    unknown = sorted(found - set(names))
     if unknown:
         raise UserError(f"{root / unknown[0]}: no class of this name in the training split")
-    for name in set(names) - set(_classes(root)):
+    for name in set(names) - found:
         skipped.add(f"no directory of this class in {root.name}", name)
     return root, names, skipped
 
