@@ -107,7 +107,7 @@ class HorovodCommunicator(ConnectedRanks):
             _log.info("--allreduce=%s is %s", settings.allreduce, _ITSELF if itself else _COMPOSED)
 
     def shutdown(self) -> None:
-        """Leaves the group; the other ranks' later collectives fail."""
+        """Leaves the group; collectives that other ranks wait for, among themselves too, then fail."""
         hvd.shutdown()
 
 

@@ -133,9 +133,7 @@ def sets(settings: dict, others: list, hosts_of_ranks: list | None) -> dict:
     """The sets of ranks that Horovod knows, and a sum through them."""
     with _as_if_on(hosts_of_ranks):
         c = comm.start(Settings(compression="none", **settings), others=[Settings(allreduce=name) for name in others])
-        out = _sets(c, c.reduce_gradients, c.statistics)
-        c.shutdown()
-    return out
+        return _sets(c, c.reduce_gradients, c.statistics)
 
 
 def _sets(c: Communicator, reduce: Callable, statistics: Callable) -> dict:

@@ -67,4 +67,4 @@ print(max(after - before for before, after in zip(ticks, ticks[1:])) < 4)
 def test_threads_run_while_a_rank_waits_for_another():
     command = [str(MPIRUN), "--oversubscribe", "--bind-to", "none", "-np", "2", sys.executable, "-c", WAITS]
     done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.stdout.split() == ["True", "True"], done.stderr
+    assert done.stdout.count("True") == 2, done.stderr  # two ranks may write into one line

@@ -1,5 +1,6 @@
 """A rank of a pool: `python -m tests.support.rank FOLDER PROCESS` takes tasks from FOLDER until PROCESS is gone."""
 
+import contextlib
 import gc
 import importlib
 import json
@@ -71,11 +72,21 @@ def _leave_numbers_to_horovod() -> None:
 def _answer(module: str, name: str, arguments: list) -> dict:
     try:
         with in_process.alone():
-            return {"value": getattr(importlib.import_module(module), name)(*arguments), "error": None}
+            value = getattr(importlib.import_module(module), name)(*arguments)
+        _wait_for_all()
+        return {"value": value, "error": None}
     except Exception:
         return {"value": None, "error": traceback.format_exc()}
     finally:
         _disconnect()
+
+
+def _wait_for_all() -> None:
+    """Horovod ends on all ranks as soon as one leaves it: also while sets of other ranks still have work."""
+    horovod, tf = sys.modules.get("horovod.tensorflow"), sys.modules["tensorflow"]
+    if horovod and horovod.is_initialized():
+        with contextlib.suppress(tf.errors.OpError):  # another rank has failed
+            horovod.allreduce(tf.zeros([1]), op=horovod.Sum, name="finished")
 
 
 def _disconnect() -> None:
