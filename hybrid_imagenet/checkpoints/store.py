@@ -207,7 +207,7 @@ class CheckpointStore(CheckpointFolder):
             error, self._error = self._error, None
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise UserError(
-                f"cannot write a checkpoint to {self.directory}: {reason}; earlier checkpoints are intact, "
+                f"cannot write a checkpoint to {self.directory}: {reason}; those written before are intact, "
                 "free space or allow access and start again with --resume"
             )
 

@@ -60,7 +60,19 @@ class MergeBatchNormStatistics(keras.callbacks.Callback):
         self._merged = False
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Merges the statistics before validation; every rank calls it."""
+        """Merges the statistics before validation.
+
+        Raises:
+          UserError: on all ranks, if some of them have no validation here.
+        """
+        self._agree("validation")
+        self._merge()
+
+    def _agree(self, next_: str) -> None:
+        remedy = "give validation_data and validation_freq to every rank"
+        check_agreement(process.communicator(), {"what comes next": next_}, "after the steps", remedy)
+
+    def _merge(self) -> None:
         ranks, found = process.communicator(), normalization.kept_statistics(self.model)
         known = [id(variable) for pair in found for variable in pair]
         if known != self._known:
@@ -70,9 +82,14 @@ class MergeBatchNormStatistics(keras.callbacks.Callback):
         self._merged = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Merges them if no validation has, and the sums; every rank calls it."""
+        """Merges them if no validation has, and the sums.
+
+        Raises:
+          UserError: on all ranks, as `on_test_begin`.
+        """
+        self._agree("the end of the epoch")
         if not self._merged:
-            self.on_test_begin()
+            self._merge()
         for optimizer in compiled_model.optimizers(self.model).values():
             if isinstance(optimizer, DistributedOptimizer):
                 optimizer.average_sums(process.communicator())

@@ -63,17 +63,18 @@ class Validation:
         `note` is called after every batch.
 
         Raises:
-          UserError: on all ranks, if they have found more than `max_bad_records` bad records together.
+          UserError: on all ranks, for a bad record under "fail", or more than `max_bad_records` of all ranks.
         """
         self._step.sums.reset()
         results = []  # fetched after the pass, so that no batch waits for the one before
         self.start_seconds = 0.0
-        for batch in self._batches:
-            began = time.perf_counter()
-            results.append(self._step(batch))
-            if not self._compiled:  # the call returns when the step is compiled
-                self.start_seconds, self._compiled = time.perf_counter() - began, True
-            note()
+        with self._ranks.together():
+            for batch in self._batches:
+                began = time.perf_counter()
+                results.append(self._step(batch))
+                if not self._compiled:  # the call returns when the step is compiled
+                    self.start_seconds, self._compiled = time.perf_counter() - began, True
+                note()
         found = np.zeros((len(results), self._ranks.size, self._batch, 3), np.float32)
         for rows, result in zip(found[:, self._ranks.rank], results, strict=True):
             rows[:] = result.numpy()

@@ -176,11 +176,11 @@ class Loop:
         record: dict[str, Any] = {"global_batch": global_batch, "epoch": epoch + 1 if whole else position}
         record |= {"step": self.state.step, **self._meter.epoch(self.step.sums.read())}
         self.step.copies.forget()
-        self.step.sums.reset()  # before what is saved at the end of the epoch: that is where the next one begins
         if self._events.validates(position):
             began = time.perf_counter()
             record |= self._events.validate()
             record["validation_seconds"] = time.perf_counter() - began
+        self.step.sums.reset()  # before what is saved at the end of the epoch: that is where the next one begins
         self._meter.lap()
         self.state.finished_epochs, self.state.closed_at = self.state.cursor.epoch, position
         record["seconds"] = self.state.seconds

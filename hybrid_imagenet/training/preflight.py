@@ -87,6 +87,8 @@ def _installed(module: str) -> bool:
 
 def _check_disk(config: RunConfig, found: Findings) -> None:
     data = registry.look(registry.Request.from_flags(config))
+    if data.classes is not None and config.num_classes not in (None, data.classes):
+        raise UserError(f"--num_classes={config.num_classes}: {config.dataset} has {data.classes} classes: omit it")
     classes = "" if data.classes is None else f", {data.classes} classes"
     found.checked.append(f"dataset: {config.dataset}, {data.text}{classes}")
     file = own_network(config.model) if ":" in config.model else None

@@ -155,12 +155,20 @@ class Trainer:
         return run_length.passed(config.eval_every_epochs, config.eval_offset_epochs, state.closed_at, position)
 
     def validate(self) -> dict[str, Any]:
-        """Returns the results of one pass over the validation images, and a description of these."""
+        """Returns the results of one pass over the validation images, and a description of these.
+
+        Raises:
+          UserError: on all ranks, for images that cannot be used; what was trained is saved.
+        """
         parts = self.parts
         self._divergence.look()
         parts.statistics.synchronize()
-        with parts.validated_weights():
-            values = parts.validation.run(parts.watchdog.note)
+        try:
+            with parts.validated_weights():
+                values = parts.validation.run(parts.watchdog.note)
+        except UserError:
+            self.saver.finish()
+            raise
         parts.recording.keep_image_results(parts.validation)
         if parts.validation.start_seconds:
             values["validation_start_seconds"] = parts.validation.start_seconds

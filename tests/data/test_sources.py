@@ -49,8 +49,10 @@ def make(form, directory):
         return "imagenet2012"
     for split in data.SPLITS:
         pairs = support.tiny(split)
-        if form in ("imagenet", "plain"):
-            support.write_shards(directory, split, pairs, plain=form == "plain")
+        if form == "imagenet":
+            support.write_shards(directory, split, pairs)
+        elif form == "plain":
+            support.write_shards(directory / split, split, pairs, plain=True)
         elif form == "folder":
             support.write_folder(directory, split, pairs)
         else:
@@ -89,6 +91,11 @@ def test_the_number_of_classes_of_shards_without_names_is_given(tmp_path):
     few = data.open_source("tfrecord", str(tmp_path), num_classes=2)
     with pytest.raises(BadRecord, match="label 2 is not one of 2 classes"):
         few.read(range(14))
+    support.write_shards(tmp_path, "train", [(image, label - 1) for image, label in support.tiny("train")])
+    with pytest.raises(
+        UserError, match=r"image/class/label is 0, and counts from 1: .* counted from 0 as image and label"
+    ):
+        data.open_source("tfrecord", str(tmp_path), num_classes=3).read(range(14))
 
 
 def test_digits(tmp_path):

@@ -171,10 +171,10 @@ def drifts() -> dict:
             if epoch == 1:
                 self.change(self.model)
 
-    def fit(change):
+    def fit(*changes, validation_data=None):
         model = models.made(hi.DistributedOptimizer("sgd"))
-        x, y = models.data(1)
-        model.fit(x, y, models.BATCH, 4, 0, hi.callbacks.default_callbacks(Change(change)))
+        callbacks = hi.callbacks.default_callbacks(*map(Change, changes))
+        model.fit(*models.data(1), models.BATCH, 4, 0, callbacks, validation_data=validation_data)
 
     changes = {
         "learning rate": lambda model: setattr(model.optimizer, "learning_rate", 0.5),
@@ -182,7 +182,9 @@ def drifts() -> dict:
         "stop": lambda model: setattr(model, "stop_training", True),
     }
     with ranks():
-        return {name: message(partial(fit, change)) for name, change in changes.items()}
+        found = {name: message(partial(fit, change)) for name, change in changes.items()}
+        first = None if hi.rank() else models.data(1)
+        return found | {"validation": message(partial(fit, validation_data=first))}
 
 
 def rivals(folder: str) -> dict:

@@ -101,4 +101,5 @@ def test_ranks_that_a_callback_has_changed_are_named_with_what_differs(pools):
     assert "optimizer.learning_rate (0.5 on rank 0; 0.01" in first["learning rate"]
     assert "weights (" in first["weights"] and "learning_rate (" not in first["weights"]
     assert "what comes next (training ends on rank 0; epoch 3 begins on rank 1)" in first["stop"]
-    assert all("to every rank, behind" in text and "\n" not in text for text in first.values())
+    assert "what comes next (validation on rank 0; the end of the epoch on rank 1)" in first["validation"]
+    assert all("to every rank" in text and "\n" not in text for text in first.values())

@@ -68,6 +68,7 @@ def test_flags_that_cannot_train_are_refused(bare, flags, ranks, text):
     [
         (["--dataset=imagenet2012"], "--dataset=imagenet2012: is not prepared"),
         (["--dataset=tfrecord", "--data_dir=."], "holds no train shards"),
+        (["--num_classes=7"], "--num_classes=7: digits has 10 classes: omit it"),
         (["--dataset=webdataset", "--data_dir=https://host/x"], "--data_cache_dir"),
         (["--model=no_such_module:net"], "--model=no_such_module:net: there is no such module"),
         (["--run_dir=taken"], "--run_dir=taken holds a run: add --resume"),

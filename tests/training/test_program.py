@@ -116,6 +116,24 @@ def test_resumed_between_the_last_step_of_an_epoch_and_its_end(pools, tiny_data,
     assert all(np.array_equal(value, arrays[name]) for name, value in program.arrays(expected_run).items())
 
 
+def test_a_bad_validation_image_ends_the_run_when_its_epoch_is_saved(pools, tiny_data, tmp_path):
+    data, run_dir = shutil.copytree(tiny_data, tmp_path / "data"), tmp_path / "run"
+    places = program.damage(data)[2:]
+    for shard in tiny_data.glob("train-*"):
+        shutil.copy(shard, data)
+    done = program.train_on(pools[2], data, run_dir)
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert done.returncode == 2
+    assert any(place in error for place in places)
+    pools[2].close()  # the lock of the run goes with its process
+    done = program.train_here(data, run_dir, "--resume", "--bad_records=skip")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resumed at epoch 1.000" in done.stdout
+    epochs = [record for record in program.records(run_dir) if record["kind"] == "epoch"]
+    assert [(r["epoch"], r["val_dropped"]) for r in epochs] == [(1, 2), (2, 2), (3, 2)]
+    assert epochs[0]["train_count"] == program.TRAIN
+
+
 def test_what_is_given_with_a_resume_holds_and_the_warmup_does_not_begin_again(tiny_data, tmp_path):
     first = ("--hybrid_ramp_epochs=4", "--loss_scale=dynamic", "--epochs=2")
     done = program.train_here(tiny_data, tmp_path, *first)

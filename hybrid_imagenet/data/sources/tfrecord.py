@@ -13,7 +13,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import google_crc32c
@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError
 
 from hybrid_imagenet import files
 from hybrid_imagenet.data import listing
+from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.registry import Glance, Request
 from hybrid_imagenet.data.sources.base import BadRecord, Source, load_index, read_at, remembered
 from hybrid_imagenet.errors import UserError
@@ -69,7 +70,7 @@ class ShardSource(Source):
     """Gives random access to the records of a split's shards.
 
     Two forms of Example are read: `image/encoded` with `image/class/label` counted from 1, and `image` with `label`
-    counted from 0. Checksums are verified at every read.
+    counted from 0. Checksums are verified at every read. A label below the first ends reading with UserError.
 
     Args:
       files: the shards in order.
@@ -125,6 +126,11 @@ class ShardSource(Source):
         for form in self._keys:
             image, label = features.get(form.image), features.get(form.label)
             if isinstance(image, bytes) and isinstance(label, int):
+                if 0 <= label < form.first:  # all other labels would be those of their neighbors
+                    raise UserError(
+                        f"{file}, offset {offset}: {form.label} is {label}, and counts from {form.first}: write labels "
+                        f"counted from 0 as {PLAIN_KEYS.image} and {PLAIN_KEYS.label}"
+                    )
                 return image, self._checked_label(index, label - form.first)
         wanted = " or ".join(f"{form.image} with {form.label}" for form in self._keys)
         raise BadRecord(file, offset, f"the Example has no {wanted}")
@@ -192,9 +198,13 @@ def find_shards(directory: Path, split: str) -> tuple[Path, ...]:
 
 
 def _by_word(directory: Path) -> tuple[list[str], Callable[[str], list[str]]]:
-    """Returns the names in a directory that look like shards, and a function that finds those of a split's word."""
-    names = sorted(path.name for path in directory.iterdir() if _LIKE_SHARD.match(path.name))
-    words = {name: match["stem"].removesuffix(".tfrecord") for name in names if (match := _SHARD.match(name))}
+    """Returns what looks like a shard by its name, and a function that finds those of a split's word.
+
+    Shards lie in the directory, or in one for each split: `train/train-00000-of-01024` (TensorFlow's imagenet_to_gcs).
+    """
+    bases = {name: PurePath(name).name for name in Directory(str(directory)).names()}
+    names = [name for name, base in bases.items() if _LIKE_SHARD.match(base)]
+    words = {name: match["stem"].removesuffix(".tfrecord") for name in names if (match := _SHARD.match(bases[name]))}
     return names, lambda word: [name for name, stem in words.items() if stem.rpartition("-")[2] == word]
 
 
