@@ -1,14 +1,12 @@
 """The rooms of the package, and the direction of the imports between them, as docs/dev/architecture.md draws it."""
 
 import ast
-import importlib
 import pathlib
 import re
 
 import pytest
 
 import hybrid_imagenet
-from hybrid_imagenet.__main__ import COMMANDS
 from tests.support import fresh
 
 PACKAGE = pathlib.Path(hybrid_imagenet.__file__).parent
@@ -196,13 +194,6 @@ def test_only_comm_knows_horovod():
         if room_of(path) != "comm":
             names = imported_names(ast.parse(path.read_text()))
             assert not [n for n in names if n.split(".")[0] == "horovod"], path
-
-
-def test_every_command_has_a_module():
-    for place, line in COMMANDS.values():
-        module, _, function = place.partition(":")
-        assert callable(getattr(importlib.import_module(module), function or "main")), place
-        assert line
 
 
 def test_modules_started_by_name_exist():

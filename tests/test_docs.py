@@ -143,12 +143,6 @@ def test_the_tutorial_on_own_images_runs_from_its_first_command_to_its_last(work
     assert (workplace / "photos.onnx").is_file()
 
 
-def test_there_are_commands_to_check():
-    counts = {page.stem: len(list(commands(page))) for page in PAGES}
-    assert counts.pop("glossary") == 0
-    assert min(counts.values()) >= 5
-
-
 def links(page):
     """Pairs of a path and an anchor, either of which may be empty, for each link to a file."""
     text = "".join(text for language, text in blocks(page) if language == "prose")

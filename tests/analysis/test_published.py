@@ -39,11 +39,6 @@ def test_a_precision_has_its_arithmetic(key, precision, kind):
     assert published.GPUS[key].arithmetic(precision) == kind
 
 
-def test_bf16_is_refused_where_it_is_missing():
-    with pytest.raises(ValueError, match="has no BF16: take mixed_float16"):
-        published.GPUS["v100"].arithmetic("mixed_bfloat16")
-
-
 def test_the_page_of_figures_prints_the_published_speeds():
     page = (pathlib.Path(__file__).parents[2] / "docs" / "dev" / "gpu-figures.md").read_text()
     for speed in published.GPU_SPEEDS:

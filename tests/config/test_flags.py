@@ -7,7 +7,6 @@ import pytest
 from hybrid_imagenet import config, optimizers
 from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.config import checks, derived, flags, report
-from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
@@ -144,12 +143,6 @@ def test_a_recipe_over_the_flag_file_of_another_method(monkeypatch):
     text = report.describe(resolved, 1500)
     assert "not used: flagfile has 0.02, but --optimizer=sgd has no --lars_eta" in text
     assert derived.optimizer_arguments(resolved)["optimizer"] == "sgd"
-
-
-def test_help_names_options_with_their_owners():
-    text = " ".join(flag_help.text("all").split())
-    assert "--torus_grid=str Rows x columns of GPUs, as VxH; default published, by host, or square. (torus;" in text
-    assert "others by the ring. (size_switched; default 256, in KiB)" in text
 
 
 @pytest.mark.parametrize(

@@ -57,12 +57,6 @@ def test_a_batch_larger_than_the_data_is_named():
         checks.check_data(config.resolve([*FLAGS, "--batch_schedule=3:512x2"], 64), 1437)
 
 
-def test_the_table_shows_the_size_of_images():
-    resolved = config.resolve([*FLAGS, "--image_size_schedule=0:128,2:160,4:224"], 2)
-    assert [row.image_size for row in report.plan(resolved, 1437)] == [128, 128, 160, 160, 224, 224]
-    assert report.describe(resolved, 1437).splitlines()[-1].split()[-1] == "224"
-
-
 @pytest.mark.parametrize("flags", [["--optimizer=lamb"], ["--optimizer=muon"]])
 def test_the_warmup_of_optimizers_with_small_rates_rises_to_them(flags):
     rows = report.plan(config.resolve([*FLAGS, *flags, "--lr=0.02", "--lr_scaling=none"], 2), 1437)

@@ -120,6 +120,7 @@ def test_words_for_true_and_false(text, value):
         (["--dataset=digits"], "digits"),
         (["--dataset=fashion_mnist"], "shift"),
         (["--dataset=cifar10:3.0.2"], "shift"),
+        (["--dataset=idx"], "digits"),
         (["--dataset=folder"], "alexnet"),
         ([], "alexnet"),
         (["--dataset=digits", "--augmentation=none"], "none"),

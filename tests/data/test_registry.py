@@ -1,29 +1,17 @@
 """What --dataset takes; listings alone show whether a dataset can be opened, and no image is read for it."""
 
-import importlib
 import re
 
 import pytest
 
-from hybrid_imagenet.config import OPTIONS
 from hybrid_imagenet.data import registry
 from hybrid_imagenet.data.registry import Request
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import augment
 from tests.ranks import ROOT
 
 
 def look(name, place=None, splits=registry.SPLITS, **options):
     return registry.look(Request(name, None if place is None else str(place), **options), splits)
-
-
-@pytest.mark.parametrize("name", registry.SOURCES)
-def test_every_source_has_a_module_help_and_a_line_in_the_page(name):
-    module = importlib.import_module(f"hybrid_imagenet.data.sources.{registry.of(name).module}")
-    assert callable(module.find)
-    assert callable(module.open_split)
-    assert name in OPTIONS["dataset"].help
-    assert registry.of(name).augmentation in augment.AUGMENTATIONS
 
 
 def test_the_page_names_sources_that_exist():

@@ -66,8 +66,3 @@ def test_the_shards_ahead_are_those_that_are_read_next():
             assert needed <= set(ahead)
             assert len(ahead) <= 6
     assert SampleOrder(121).shards_ahead(Cursor()) == ()
-
-
-def test_errors_name_the_value():
-    with pytest.raises(ValueError, match="num_examples=0"):
-        ShardOrder([0, 0], 1)

@@ -32,14 +32,6 @@ def test_without_a_model_the_rank_decides():
     assert classify_by_rank(variables) == [ParameterKind.KERNEL, ParameterKind.BIAS]
 
 
-def test_create_knows_every_name_and_refuses_others():
-    assert [type(optimizers.create(name)).__name__ for name in optimizers.NAMES] == [
-        "Hybrid",
-        "AdaBound",
-        "SGD",
-        "LARS",
-        "LAMB",
-        "Muon",
-    ]
+def test_create_refuses_a_name_that_it_does_not_know():
     with pytest.raises(ValueError, match="optimizer=adam"):
         optimizers.create("adam")

@@ -261,9 +261,3 @@ def test_the_page_on_tuning_has_the_numbers_of_the_recipe():
         assert [float(n) for n in numbers] == pytest.approx(
             [c.lr, c.warmup_epochs, c.momentum, c.weight_decay, c.epochs], rel=3e-3
         )
-
-
-def test_the_table_names_every_recipe_once():
-    lines = recipes.table().splitlines()
-    assert [line.split()[0] for line in lines[::3]] == NAMES
-    assert len(lines) == 3 * len(NAMES)

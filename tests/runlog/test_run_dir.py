@@ -27,12 +27,6 @@ def test_a_directory_with_other_files_is_refused(tmp_path):
             RunDirectory(tmp_path, resume=resume)
 
 
-def test_a_file_in_the_way_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="file/run"):
-        RunDirectory(tmp_path / "file" / "run", resume=False)
-
-
 def test_free_and_newest_names(tmp_path):
     base = tmp_path / "hybrid-digits"
     assert free_name(base) == newest_name(base) == base

@@ -16,10 +16,6 @@ def named(study):
     return {arm.name: arm for arm in STUDIES[study].arms}
 
 
-def settings(study, arm, seed=0):
-    return config.resolve(STUDIES[study].arguments(named(study)[arm], seed))
-
-
 @pytest.mark.parametrize(("study", "arm"), ARMS, ids=lambda x: x.name)
 def test_every_arm_can_be_run_with_every_seed(study, arm):
     for seed in (0, 4):

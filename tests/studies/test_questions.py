@@ -15,7 +15,6 @@ POINTS = [
     for arm in study.arms
     for point in arm.points
 ]
-TRAINING = 50_000
 
 
 def settled(study, arm, *flags):
