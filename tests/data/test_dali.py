@@ -11,12 +11,11 @@ import tensorflow as tf
 from PIL import Image
 
 from hybrid_imagenet import config
-from hybrid_imagenet.data import dali, images, pipeline
-from hybrid_imagenet.data.pipeline import HostOptions
+from hybrid_imagenet.data import dali, images
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from hybrid_imagenet.training import build
-from tests.data import support
+from tests.data import support, test_pipeline
 from tests.data.support import MemorySource
 
 
@@ -112,11 +111,8 @@ def memory(count, **bad):
     return source
 
 
-def train(source, order, rank=0, size=1, batch=16, image_size=8, epochs=1, **options):
-    return pipeline.training(
-        source, order, Cursor(), (batch, 1), rank, size,
-        epochs=epochs, image_size=image_size, augmentation="inception", options=HostOptions(**options),
-    )  # fmt: skip
+def train(source, order, rank=0, size=1, batch=16, **options):
+    return test_pipeline.train(source, order, Cursor(), (batch, 1), rank, size, **options)
 
 
 @needs_dali

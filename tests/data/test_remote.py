@@ -20,17 +20,13 @@ from hybrid_imagenet.numerics.shard_order import ShardOrder
 from hybrid_imagenet.tools.data import prepare
 from tests.data import programs, support, test_webdataset
 from tests.data.http_server import Server
+from tests.data.test_sources import cache  # noqa: F401
 from tests.ranks import ROOT, environment
 from tests.support import program
 from tests.support.processes import wait_for
 
 START = Cursor()
 COUNT = 60  # images of the set that is read slowly; the label of each is its number
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "index"))
 
 
 @pytest.fixture

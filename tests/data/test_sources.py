@@ -110,7 +110,8 @@ def test_digits(tmp_path):
 
 
 def test_digits_are_written_once_by_several_processes_at_the_same_time(tmp_path):
-    command = [sys.executable, "-m", "tests.data.open_digits", str(tmp_path)]
+    code = "import sys; from hybrid_imagenet import data; print(data.open_source('digits', sys.argv[1]).num_examples)"
+    command = [sys.executable, "-c", code, str(tmp_path)]
     started = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate(timeout=60)[0].strip() for process in started] == ["1500"] * 2
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["digits-1"]

@@ -14,11 +14,7 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.numerics.shard_order import ShardOrder
 from tests.data import support
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+from tests.data.test_sources import cache  # noqa: F401
 
 
 def as_json(number, image, label):

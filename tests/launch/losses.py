@@ -6,7 +6,6 @@ It prints the rows that hold all the words. Without words it writes them to docs
 """
 
 import dataclasses
-import json
 import os
 import pathlib
 import re
@@ -17,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from tests.support import ends
+from tests.support import ends, program
 
 PATIENCE = 400.0  # seconds for a moment to come, and for an end
 GONE = 120.0  # seconds for the processes of an ended job to go
@@ -122,9 +121,7 @@ def _wait(reached, job: subprocess.Popen[bytes], folder: pathlib.Path) -> None:
 
 
 def _steps(folder: pathlib.Path) -> int:
-    path = folder / "run" / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return max((json.loads(line)["step"] for line in lines if line.endswith("}") and "step" in line), default=0)
+    return max((r["step"] for r in program.records(folder / "run") if "step" in r), default=0)
 
 
 def _reached(moment: str, folder: pathlib.Path) -> bool:

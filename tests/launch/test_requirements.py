@@ -76,21 +76,11 @@ def _imported(folder: Path) -> set[str]:
     return names - set(sys.stdlib_module_names) - {"hybrid_imagenet", "studies", "benchmarks", "tests"}
 
 
-def test_every_import_of_the_package_is_asked_for(metadata):
+@pytest.mark.parametrize("folder", ["hybrid_imagenet", "tests"])
+def test_every_import_is_asked_for(metadata, folder):
     asked = set(_requirements(metadata)) | {"tensorflow"}
-    local = {p.stem for p in (ROOT / "hybrid_imagenet").rglob("*.py")}  # programs that are started by path
-    missing = {
-        name
-        for name in _imported(ROOT / "hybrid_imagenet") - OPTIONAL - WITH_OTHERS - local
-        if canonicalize_name(DISTRIBUTIONS.get(name, name)) not in asked
-    }
-    assert not missing
-
-
-def test_every_import_of_the_tests_is_asked_for(metadata):
-    asked = set(_requirements(metadata)) | {"tensorflow"}
-    local = {p.stem for p in (ROOT / "tests").rglob("*.py")} | {"references"}
-    imported = _imported(ROOT / "tests") - OPTIONAL - WITH_OTHERS - local
+    local = {p.stem for p in (ROOT / folder).rglob("*.py")}  # programs that are started by path
+    imported = _imported(ROOT / folder) - OPTIONAL - WITH_OTHERS - local
     names = {canonicalize_name(DISTRIBUTIONS.get(n, n)) for n in imported}
     assert not names - asked
 

@@ -10,8 +10,6 @@ import tensorflow as tf
 from hybrid_imagenet import models
 from hybrid_imagenet.models import kernels, layers
 
-HALF = {"mixed_float16": tf.float16}
-
 
 def traced_nodes(precision, name="resnet50"):
     """The operations of forward and backward pass over normalized images in the compute type."""
@@ -31,12 +29,12 @@ def traced_nodes(precision, name="resnet50"):
     return graph.get_operations(), convolutions
 
 
-@pytest.fixture(scope="module", params=["mixed_float16"])
-def traced(request):
+@pytest.fixture(scope="module")
+def traced():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "has_gpu", lambda: True)
-        operations, convolutions = traced_nodes(request.param)
-    return operations, convolutions, HALF[request.param]
+        operations, convolutions = traced_nodes("mixed_float16")
+    return operations, convolutions, tf.float16
 
 
 def of_type(operations, *types):

@@ -67,6 +67,18 @@ class Runner:
         self.count = int(self.optimizer.iterations.numpy())
 
 
+def follow(runner, rate, oracle):
+    """200 steps at `rate(step)` beside those of an oracle, `oracle(layer, gradient, step, rate)`."""
+    layers = runner.problem.layers()
+    for step in range(200):
+        runner.step({"learning_rate": rate(step)})
+        grads = runner.problem.grads([layer["w"] for layer in layers], step)
+        for layer, grad in zip(layers, grads, strict=True):
+            oracle(layer, grad, step, rate(step))
+        if step in (0, 1, 119, 120, 199):
+            assert_close(runner.weights(), layers)
+
+
 def assert_close(actual, layers, tolerance=1e-5):
     """Every tensor within `tolerance` of the oracle's, relative to its size."""
     for value, layer in zip(actual, layers, strict=True):

@@ -6,7 +6,7 @@ from hybrid_imagenet import optimizers
 from hybrid_imagenet.optimizers.hybrid import Hybrid
 from hybrid_imagenet.optimizers.lars import LARS
 from hybrid_imagenet.optimizers.sgd import SGD
-from tests.optimizers.support import Problem, Runner, assert_close
+from tests.optimizers.support import Problem, Runner, assert_close, follow
 from tests.references import optimizers_reference as reference
 from tests.references.short_reference import decay_decoupled
 
@@ -21,17 +21,13 @@ STEPS = {
 @pytest.mark.parametrize("case", STEPS)
 def test_200_steps_follow_the_oracle(case):
     cls, options, oracle = STEPS[case]
-    problem = Problem()
+
+    def decays_first(layer, grad, step, rate):
+        decay_decoupled(layer, DECAY, rate, PEAK)
+        oracle(layer, grad, rate, 0.9, decay=0.0)
+
     optimizer = cls(PEAK, 0.9, weight_decay=DECAY, decoupled_decay=True, **options)
-    runner, layers = Runner(optimizer, problem, loss_scale=2.0**15), problem.layers()
-    for step in range(200):
-        rate = PEAK * (1 - step / 250)
-        runner.step({"learning_rate": rate})
-        grads = problem.grads([layer["w"] for layer in layers], step)
-        for layer, grad in zip(layers, grads, strict=True):
-            decay_decoupled(layer, DECAY, rate, PEAK)
-            oracle(layer, grad, rate, 0.9, decay=0.0)
-    assert_close(runner.weights(), layers)
+    follow(Runner(optimizer, Problem(), loss_scale=2.0**15), lambda step: PEAK * (1 - step / 250), decays_first)
 
 
 @pytest.mark.parametrize("in_warmup", [False, True])

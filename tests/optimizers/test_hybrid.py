@@ -25,7 +25,7 @@ def schedule(ramp_epochs=0.0):
     )
 
 
-def run_both(steps, optimizer_arguments, reference_arguments, ramp_epochs=0.0):
+def run_both(steps, optimizer_arguments, reference_arguments, ramp_epochs=0.0, momentum=0.9):
     problem = Problem()
     runner = Runner(Hybrid(PEAK, **{"weight_decay": 1e-4} | optimizer_arguments), problem, loss_scale=1024.0)
     oracle = HybridReference(
@@ -34,7 +34,7 @@ def run_both(steps, optimizer_arguments, reference_arguments, ramp_epochs=0.0):
     values = schedule(ramp_epochs)
     for step in range(steps):
         epoch_after = max(0, step - SWITCH) // EPOCH_STEPS
-        runner.step(values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64))
+        runner.step(values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64) | {"momentum": momentum})
         oracle.step(problem.grads([layer["w"] for layer in oracle.layers], step), PEAK * 0.9**epoch_after)
         if step + 1 in (1, 2, SWITCH - 1, SWITCH, SWITCH + 1, steps):
             assert_close(runner.weights(), oracle.layers)
@@ -85,18 +85,7 @@ def test_with_a_ramp_no_layers_update_jumps_after_the_warmup():
     ],
 )
 def test_every_open_point_of_the_paper_follows_the_oracle(arguments, reference_arguments):
-    problem = Problem()
-    runner = Runner(Hybrid(PEAK, **{"weight_decay": 1e-4} | arguments), problem)
-    oracle = HybridReference(
-        problem.layers(), warmup_steps=SWITCH, epoch_steps=EPOCH_STEPS, peak=PEAK, **reference_arguments
-    )
-    values = schedule()
-    for step in range(SWITCH + 30):
-        hyper = values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64)
-        runner.step(hyper | {"momentum": arguments.get("momentum", 0.9)})
-        rate = PEAK * 0.9 ** (max(0, step - SWITCH) // EPOCH_STEPS)
-        oracle.step(problem.grads([layer["w"] for layer in oracle.layers], step), rate)
-    assert_close(runner.weights(), oracle.layers)
+    run_both(SWITCH + 30, arguments, reference_arguments, momentum=arguments.get("momentum", 0.9))
 
 
 def test_first_step_by_hand():

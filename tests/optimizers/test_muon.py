@@ -4,24 +4,18 @@ import tensorflow as tf
 
 from hybrid_imagenet.optimizers.kinds import ParameterKind
 from hybrid_imagenet.optimizers.muon import Muon, orthogonalized
-from tests.optimizers.support import Problem, Runner, assert_close
+from tests.optimizers.support import Problem, Runner, follow
 from tests.references.optimizers_reference import muon_step, newton_schulz
 
 
 @pytest.mark.parametrize("loss_scale", [1.0, 2.0**15])
 @pytest.mark.parametrize("arguments", [{}, {"nesterov": False, "steps": 3, "other_rate": 0.3}])
 def test_200_steps_follow_the_oracle(arguments, loss_scale):
-    problem = Problem()
-    runner = Runner(Muon(0.02, 0.9, weight_decay=0.1, **arguments), problem, loss_scale)
-    layers = problem.layers()
-    for step in range(200):
-        rate = 0.02 * (1 - step / 200)
-        runner.step({"learning_rate": rate})
-        grads = problem.grads([layer["w"] for layer in layers], step)
-        for layer, grad in zip(layers, grads, strict=True):
-            muon_step(layer, grad, rate, 0.9, decay=0.1, **arguments)
-        if step in (0, 1, 199):
-            assert_close(runner.weights(), layers)
+    def oracle(layer, grad, step, rate):
+        muon_step(layer, grad, rate, 0.9, decay=0.1, **arguments)
+
+    runner = Runner(Muon(0.02, 0.9, weight_decay=0.1, **arguments), Problem(), loss_scale)
+    follow(runner, lambda step: 0.02 * (1 - step / 200), oracle)
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5), (1, 7)])

@@ -4,23 +4,18 @@ import pytest
 
 from hybrid_imagenet.optimizers.kinds import ParameterKind
 from hybrid_imagenet.optimizers.sgd import SGD
-from tests.optimizers.support import Problem, Runner, assert_close
+from tests.optimizers.support import Problem, Runner, follow
 from tests.references.optimizers_reference import sgd_step
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_200_steps_follow_the_oracle(nesterov, momentum):
-    problem = Problem()
-    runner = Runner(SGD(0.1, momentum, nesterov=nesterov, weight_decay=0.01), problem, loss_scale=2.0**15)
-    layers = problem.layers()
-    for step in range(200):
-        rate = 0.1 if step < 100 else 0.01
-        runner.step({"learning_rate": rate})
-        grads = problem.grads([layer["w"] for layer in layers], step)
-        for layer, grad in zip(layers, grads, strict=True):
-            sgd_step(layer, grad, rate, momentum, decay=0.01, nesterov=nesterov)
-    assert_close(runner.weights(), layers)
+    def oracle(layer, grad, step, rate):
+        sgd_step(layer, grad, rate, momentum, decay=0.01, nesterov=nesterov)
+
+    optimizer = SGD(0.1, momentum, nesterov=nesterov, weight_decay=0.01)
+    follow(Runner(optimizer, Problem(), loss_scale=2.0**15), lambda step: 0.1 if step < 100 else 0.01, oracle)
 
 
 @pytest.mark.parametrize(("nesterov", "expected"), [(False, (0.8, 0.42)), (True, (0.62, 0.078))])

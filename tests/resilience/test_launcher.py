@@ -4,17 +4,15 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.ranks import MPIRUN, ROOT
+from tests.ranks import HOROVODRUN, MPIRUN, ROOT
 from tests.support import processes, program
 
-HOROVODRUN = str(Path(sys.prefix) / "bin" / "horovodrun")
 LAUNCHERS = {
     "mpirun": [str(MPIRUN), "--oversubscribe", "-np", "2"],
-    "horovodrun, MPI": [HOROVODRUN, "--mpi", "-np", "2"],
+    "horovodrun, MPI": [str(HOROVODRUN), "--mpi", "-np", "2"],
 }
 
 
@@ -57,7 +55,7 @@ def test_a_process_without_a_launcher_outlives_its_shell(tmp_path):
 
 
 def test_horovodrun_refuses_in_one_line():
-    command = [HOROVODRUN, "-np", "2", "--disable-cache", "-H", "no-such-host.invalid:2", "true"]
+    command = [str(HOROVODRUN), "-np", "2", "--disable-cache", "-H", "no-such-host.invalid:2", "true"]
     done = subprocess.run(command, env=program.environment(), capture_output=True, text=True)
     assert done.returncode == 1
     [line] = done.stderr.splitlines()

@@ -16,11 +16,6 @@ from tests.support import processes, program
 SMALL = ("--model=resnet8", "--model_width=4", "--image_size=8")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return program.make_data(tmp_path_factory.mktemp("data"))
-
-
 def test_a_first_signal_is_carried_to_all_ranks():
     control = Control()
     REQUESTS.begin()
@@ -97,8 +92,8 @@ def test_a_signal_at_the_very_end_changes_no_exit_code():
     assert (done.returncode, done.stderr) == (75, "")
 
 
-def test_a_signal_after_the_last_checkpoint_loses_no_result(data, tmp_path):
-    flags = (*program.FLAGS, *SMALL, f"--data_dir={data}", f"--run_dir={tmp_path}/run", "--epochs=1")
+def test_a_signal_after_the_last_checkpoint_loses_no_result(tiny_data, tmp_path):
+    flags = (*program.FLAGS, *SMALL, f"--data_dir={tiny_data}", f"--run_dir={tmp_path}/run", "--epochs=1")
     done = subprocess.run(
         [sys.executable, "-m", "tests.resilience.interrupted_end", *flags],
         cwd=ROOT,
