@@ -194,6 +194,17 @@ def _with_plain_boolean(word: str, options: Mapping[str, Option]) -> str:
     return f"--{name}={str(_parse_one(name, text, known)).lower()}"
 
 
+_OTHER_NAMES = {
+    "batch_size": "per_gpu_batch",
+    "learning_rate": "lr",
+    "lr_scheduler": "lr_schedule",
+    "num_epochs": "epochs",
+    "output_dir": "run_dir",
+    "train_dir": "data_dir",
+}
+"""What other programs call our flags."""
+
+
 @functools.lru_cache(maxsize=8)
 def _absl_flags(names: tuple[tuple[str, bool], ...]) -> flags.FlagValues:
     """absl's flags of these names, booleans or texts; to define them takes longer than the rest of a command line."""
@@ -223,7 +234,7 @@ def parse_arguments(arguments: Iterable[str], options: Mapping[str, Option]) -> 
     try:
         rest = values(["hybrid_imagenet", *(_with_plain_boolean(underscored(word), options) for word in arguments)])
     except flags.UnrecognizedFlagError as error:
-        near = did_you_mean(error.flagname, options, "--")
+        near = did_you_mean(_OTHER_NAMES.get(error.flagname, error.flagname), options, "--")
         raise UserError(f"--{error.flagname}: no such flag{near}; see --help") from None
     except flags.Error as error:
         raise UserError(" ".join(str(error).split())) from None

@@ -47,6 +47,7 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
     ("arguments", "words"),
     [
         (["--epoch=3"], ["--epoch: no such flag", "did you mean --epochs"]),
+        (["--batch_size=3"], ["--batch_size: no such flag (did you mean --per_gpu_batch?)"]),
         (["--nonsense"], ["--nonsense: no such flag; see --help"]),
         (["--jit_compile=maybe"], ["--jit_compile=maybe: give true or false"]),
         (["--epochs=three"], ["--epochs=three", "a number"]),
