@@ -124,8 +124,9 @@ def _train(config: configuration.RunConfig) -> int:
 
 def _title(config: configuration.RunConfig) -> str:
     """Names what is started."""
-    gpus = counted(config.gpus, "rank")
-    return f"{config.model}, {config.dataset}, {gpus} x {config.per_gpu_batch} images"
+    virtual = f" x {config.virtual_gpus} virtual GPUs" if config.virtual_gpus > 1 else ""
+    ranks = counted(config.ranks, "rank")
+    return f"{config.model}, {config.dataset}, {ranks}{virtual} x {config.per_gpu_batch} images"
 
 
 def _end_within(seconds: float) -> None:

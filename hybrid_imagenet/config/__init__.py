@@ -135,7 +135,7 @@ def _build(values: dict[str, Any], origins: dict[str, Origin], ranks: int) -> Ru
             origins["augmentation"] = Origin.DATA
     origins = dict.fromkeys([*COMMON, *chosen], Origin.DEFAULT) | origins
     config = RunConfig(**values, chosen=chosen, origins=origins, dropped=dropped)
-    asked = config.print_config_gpus if config.print_config else None
+    asked = config.print_config_gpus if config.print_config or config.check_only else None
     return dataclasses.replace(config, gpus=asked or ranks * config.virtual_gpus)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.machinery
 import importlib.util
+import math
 import typing
 
-from hybrid_imagenet.config.derived import batches, check_groups, sizes
+from hybrid_imagenet.config.derived import batches, check_groups, first_batch, sizes
 from hybrid_imagenet.errors import UserError, counted
 from hybrid_imagenet.numerics import torus
 from hybrid_imagenet.numerics.schedules import FIXED
@@ -32,6 +34,11 @@ def _warmup_fits(config: RunConfig) -> None:
             f"--warmup_epochs={config.warmup_epochs:g} is longer than --epochs={config.epochs:g}: "
             "lower the first or raise the second"
         )
+
+
+def _number_of_gpus_is_used(config: RunConfig) -> None:
+    if config.print_config_gpus and not (config.print_config or config.check_only):
+        raise UserError("--print_config_gpus needs --print_config or --check_only: add one of them, or omit it")
 
 
 def _profile_has_a_first_and_a_last_step(config: RunConfig) -> None:
@@ -62,6 +69,13 @@ def _schedule_is_possible(config: RunConfig) -> None:
         raise UserError(
             f"--optimizer={config.optimizer}: the learning rates of --lr_schedule=mlperf are those of LARS: give --lr"
         )
+    published = ("lr", "lr_scaling", "warmup_start_lr") if config.lr_schedule in FIXED else ()
+    for name in published:
+        if config.origins.get(name) is Origin.COMMAND_LINE:
+            raise UserError(
+                f"--{name} cannot be combined with --lr_schedule={config.lr_schedule}, whose rates are the paper's: "
+                "omit it, and change the step by --lars_eta"
+            )
     steps = list(config.chosen.get("lr_steps", ()))
     if steps != sorted(set(steps)):
         raise UserError(f"--lr_steps={','.join(f'{e:g}' for e in steps)}: give the epochs in ascending order")
@@ -72,6 +86,11 @@ def _batches_are_possible(config: RunConfig) -> None:
         schedule = batches(config)
     except ValueError as error:
         raise UserError(f"--batch_schedule: {error}") from None
+    first = first_batch(config)
+    if first.per_gpu_batch != config.per_gpu_batch and config.origins["per_gpu_batch"] is Origin.COMMAND_LINE:
+        raise UserError(
+            f"--per_gpu_batch={config.per_gpu_batch}: --batch_schedule begins with {first.per_gpu_batch}: omit one"
+        )
     if config.sync_batch_norm and any(stage.accumulation > 1 for stage in schedule.stages):
         raise UserError(
             "--gradient_accumulation_steps above 1 cannot be combined with --sync_batch_norm: statistics over all "
@@ -90,6 +109,13 @@ def _normalization_groups_are_possible(config: RunConfig) -> None:
         )
 
 
+def _loss_scale_is_a_number(config: RunConfig) -> None:
+    with contextlib.suppress(ValueError):
+        if config.loss_scale in ("auto", "dynamic") or 0 < float(config.loss_scale) < math.inf:
+            return
+    raise UserError(f"--loss_scale={config.loss_scale}: give auto, dynamic or a positive number")
+
+
 def _average_has_a_decay(config: RunConfig) -> None:
     if config.ema_every > 1 and not config.ema_decay:
         raise UserError(f"--ema_every={config.ema_every} needs --ema_decay: add that, or omit it")
@@ -103,6 +129,11 @@ def _random_batches_are_possible(config: RunConfig) -> None:
         raise UserError(f"{flag} needs --sync_batch_norm, which weights the moments of unequal batches: add it")
     if config.jit_compile:
         raise UserError(f"{flag} cannot be combined with --jit_compile: omit one")
+    if config.model_width % 16:
+        raise UserError(
+            f"{flag} needs a --model_width that is a multiple of 16: on CPUs TensorFlow's convolutions of other widths "
+            "overwrite memory when the size of the batch changes"
+        )
     smallest = min(stage.per_gpu_batch for stage in batches(config).stages)
     if config.random_batch > smallest:
         raise UserError(f"{flag}: a GPU has a batch of {smallest} images; give at most that number")
@@ -212,6 +243,7 @@ def own_network(target: str) -> str | None:
 
 RULES = (
     _warmup_fits,
+    _number_of_gpus_is_used,
     _profile_has_a_first_and_a_last_step,
     _allreduce_fits,
     _schedule_is_possible,
@@ -220,6 +252,7 @@ RULES = (
     _image_sizes_are_possible,
     _alexnet_has_no_flags_of_resnets,
     _own_network_has_no_flags,
+    _loss_scale_is_a_number,
     _average_has_a_decay,
     _random_batches_are_possible,
     _copies_are_of_a_url,

@@ -80,8 +80,13 @@ def complete(config: RunConfig) -> RunConfig:
     --optimizer=hybrid the trust coefficient, which gives LARS the relative step of that table as soon as it has come
     in. A recipe, a flag file or the command line goes before them. A completed configuration stays as it is.
 
-    Files at a URL are copied while they are read: there --shuffle_window is that of `data.registry`, unless it is set.
+    --per_gpu_batch is the batch with which a --batch_schedule begins. Files at a URL are copied while they are read:
+    there --shuffle_window is that of `data.registry`, unless it is set.
     """
+    first = derived.first_batch(config)
+    found = {"per_gpu_batch": first.per_gpu_batch, "gradient_accumulation_steps": first.accumulation}
+    if found.items() - config.values().items():
+        config = config.replace(config.origins["batch_schedule"], **found)
     window = registry.of(config.dataset).url_window
     if config.shuffle_window is None and "://" in (config.data_dir or "") and window:
         config = config.replace(Origin.DATA, shuffle_window=window)

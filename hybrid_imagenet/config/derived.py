@@ -33,6 +33,13 @@ def batches(config: RunConfig) -> stages.BatchSchedule:
     )
 
 
+def first_batch(config: RunConfig) -> stages.Stage:
+    """The batch with which a --batch_schedule of numbers begins, else that of --per_gpu_batch; errors as `batches`."""
+    if config.batch_schedule and ":" in config.batch_schedule[0] and "*" not in config.batch_schedule[0]:
+        return batches(config).at(0)
+    return stages.Stage(0, config.per_gpu_batch, config.gradient_accumulation_steps)
+
+
 def sizes(config: RunConfig) -> stages.ImageSizes:
     """The size of training images by epoch.
 
@@ -40,6 +47,11 @@ def sizes(config: RunConfig) -> stages.ImageSizes:
       ValueError: for an --image_size_schedule that cannot be read.
     """
     return stages.parse_sizes(config.image_size_schedule, config.image_size)
+
+
+def validated_split(config: RunConfig) -> str:
+    """The images that are validated: `validation`, or `tuning` for those that --tuning_split keeps apart."""
+    return config.eval_split if config.tuning_split else "validation"
 
 
 def evaluation_size(config: RunConfig) -> int:

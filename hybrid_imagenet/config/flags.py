@@ -30,7 +30,7 @@ class Run:
         False, "Print every setting, what set it, and the schedule by epoch; then exit.", basic=True
     )
     print_config_gpus: int | None = option(
-        None, "Number of GPUs for --print_config; default those started.", unit="GPUs", minimum=1
+        None, "Number of GPUs for --print_config and --check_only; default those started.", unit="GPUs", minimum=1
     )
     check_only: bool = option(
         False,

@@ -183,6 +183,11 @@ class Request:
                 f"--val_fraction={self.val_fraction:g} needs --dataset=folder, not {self.name}: omit it, or "
                 f"use --tuning_split={self.val_fraction:g}"
             )
+        if self.num_examples and kind.module != "synthetic":
+            raise UserError(
+                f"--num_examples={self.num_examples} is for synthetic datasets, not {self.name}: omit it, or hold "
+                "images back by --tuning_split"
+            )
         if not self.data_dir:
             if kind.directory:
                 raise UserError(f"--dataset={self.name}: give the directory where it lies as --data_dir")

@@ -57,7 +57,7 @@ def next_step(state: str, directory: pathlib.Path) -> str:
         RUNNING: f"hybrid-imagenet stop {run}",
         STOPPED: f"hybrid-imagenet resume {run}",
         KILLED: f"hybrid-imagenet resume {run}",
-        DIVERGED: f"hybrid-imagenet resume {run}, with a lower --lr",
+        DIVERGED: f"hybrid-imagenet resume {run}, with a lower learning rate",
         UNKNOWN: f"hybrid-imagenet resume {run}, if it no longer runs on its host",
     }.get(state, "")
 

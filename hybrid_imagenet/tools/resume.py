@@ -75,7 +75,9 @@ def changes(flags: Mapping[str, Any], words: Sequence[str]) -> list[str]:
     for word in map(underscored, words):
         name = word[2:].partition("=")[0]
         known = name if name in flags else name.removeprefix("no")
-        found.append(f"{word} instead of {_flag(known, flags[known])}" if known in flags else word)
+        before = _flag(known, flags[known]) if known in flags else None
+        if before != word:
+            found.append(word if before is None else f"{word} instead of {before}")
     return found
 
 

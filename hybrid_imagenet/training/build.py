@@ -46,17 +46,12 @@ def sources(config: RunConfig) -> tuple[Source, Source]:
         return train, validation
     stays, held_out = splits.split(derived.held_out(config, train.num_examples), train.num_examples, config.seed)
     rest = Subset(train, stays, train.notes)
-    return rest, Subset(train, held_out) if validated_split(config) == "tuning" else validation
-
-
-def validated_split(config: RunConfig) -> str:
-    """Returns the images that are validated: `validation`, or `tuning` for those that --tuning_split keeps apart."""
-    return config.eval_split if config.tuning_split else "validation"
+    return rest, Subset(train, held_out) if derived.validated_split(config) == "tuning" else validation
 
 
 def by_name(config: RunConfig, train: Source, validation: Source) -> dict[str, Source]:
     """Returns the sources of a run by the names of what they hold."""
-    return {"training": train, validated_split(config): validation}
+    return {"training": train, derived.validated_split(config): validation}
 
 
 def check_window(config: RunConfig, source: Source) -> None:
@@ -151,20 +146,13 @@ def train_step(
 
 
 def loss_scale(config: RunConfig, precision: str) -> LossScale:
-    """Returns the loss scale that --loss_scale asks for.
-
-    Raises:
-      UserError: if it is neither auto, dynamic nor a positive number.
-    """
+    """Returns the loss scale that --loss_scale asks for."""
     kind = config.loss_scale
     if kind == "auto":
         kind = "dynamic" if precision == "mixed_float16" else "1"
     if kind == "dynamic":
         return LossScale(_FIRST_LOSS_SCALE, dynamic=True)
-    try:
-        return LossScale(float(kind))
-    except ValueError:
-        raise UserError(f"--loss_scale={config.loss_scale}: give auto, dynamic or a positive number") from None
+    return LossScale(float(kind))
 
 
 def train_preprocess(config: RunConfig, dtype: str) -> Callable[[Batch], tf.Tensor]:

@@ -17,7 +17,7 @@ from hybrid_imagenet import xla
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.errors import NumericsError
 
-_REMEDY = "training has diverged; lower --lr or lengthen --warmup_epochs, and start again"
+_REMEDY = "training has diverged; lower the learning rate (--lr, or --lars_eta) or lengthen the warmup, and start again"
 
 
 FACTOR = 100.0

@@ -50,8 +50,8 @@ class NumericsGuard:
             raise NumericsError(
                 f"step {step}: the last {in_a_row} steps had non-finite gradients (loss {train_loss:.4g}, "
                 f"loss scale {values['loss_scale']:g}; in {', '.join(layers[-_NAMED:]) or 'none of this step'}{more}, "
-                "last layer last); the newest checkpoint is still good: lower --lr, lengthen "
-                "--warmup_epochs or use --precision=float32, and start again with --resume"
+                "last layer last); the newest checkpoint is still good: lower the learning "
+                "rate, lengthen the warmup or use --precision=float32, and start again with --resume"
             )
         return values
 

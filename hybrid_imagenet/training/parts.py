@@ -106,6 +106,7 @@ class Parts:
         return {
             **build.description(self.config, self.data.source),
             "precision": self.facts["precision"],
+            "val_split": derived.validated_split(self.config),
             "world_size": self.communicator.size,
             "order": run_state.described(self.data.order),
             "data": {name: source.identity for name, source in self.sources.items()},

@@ -21,7 +21,8 @@ from hybrid_imagenet.config.checks import check_data, own_network
 from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import schedules
-from hybrid_imagenet.options import shown
+from hybrid_imagenet.optimizers.registry import OPTIMIZERS
+from hybrid_imagenet.options import Origin, shown
 from hybrid_imagenet.runlog import run_dir
 
 ELSEWHERE_VARIABLE = "HYBRID_IMAGENET_RANKS_ELSEWHERE"
@@ -66,7 +67,20 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
         found.checked.append("not checked: files, as the ranks run on other hosts")
     elif placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
         _check_disk(config, found)
+    found.warnings.extend(_flat_warmup(config))
     return found
+
+
+def _flat_warmup(config: RunConfig) -> list[str]:
+    """A line if the warmup that was asked for does not raise the learning rate."""
+    peak, first = derived.rates(config)[OPTIMIZERS[config.optimizer].rate], config.chosen.get("warmup_start_lr", 0.0)
+    asked = config.warmup_epochs and config.origins["warmup_epochs"] is Origin.COMMAND_LINE
+    if not asked or first < peak or config.lr_schedule in schedules.FIXED:
+        return []
+    return [
+        f"--warmup_epochs={config.warmup_epochs:g}: the learning rate is {peak:g} from the start, as that is not above "
+        f"--warmup_start_lr={first:g}; --warmup_start_lr=0 lets it rise"
+    ]
 
 
 def _check_flags(config: RunConfig) -> None:
@@ -116,6 +130,12 @@ def _check_resumed(config: RunConfig, checkpoint: store.Description, classes: in
                 f"--{flag}={shown(now)}: {checkpoint.path} was written with --{flag}={shown(before)}; resume with "
                 "that, or start a new run in another --run_dir"
             )
+    before, now = checkpoint.meta.get("val_split"), derived.validated_split(config)
+    if before is not None and before != now:
+        raise UserError(
+            f"--eval_split: {checkpoint.path} was judged on the {before} images, not the {now} images; "
+            "resume with its flags, and use hybrid-imagenet evaluate for others"
+        )
     before = checkpoint.meta.get("num_classes")
     if before is not None and classes is not None and before != classes:
         raise UserError(

@@ -7,12 +7,12 @@ from typing import Any
 
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import RunState, check_position, restore_arrays
-from hybrid_imagenet.config import relative_step
+from hybrid_imagenet.config import derived, relative_step
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import run_length
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.stages import START
-from hybrid_imagenet.training import accumulators, build, same_data, warm_start
+from hybrid_imagenet.training import accumulators, same_data, warm_start
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
 from hybrid_imagenet.training.divergence import DivergedError, DivergenceGuard
 from hybrid_imagenet.training.epoch_values import (
@@ -172,7 +172,7 @@ class Trainer:
         parts.recording.keep_image_results(parts.validation)
         if parts.validation.start_seconds:
             values["validation_start_seconds"] = parts.validation.start_seconds
-        return {"val_split": build.validated_split(parts.config), **values}
+        return {"val_split": derived.validated_split(parts.config), **values}
 
     def epoch_ends(self, epoch: int, record: dict[str, Any]) -> None:
         """Completes the record of an epoch, counted from 0, or of a part of one; saves; stops at a target."""
@@ -277,7 +277,9 @@ class Trainer:
         """What the user should know of the data and of the position."""
         parts = self.parts
         found = list(dict.fromkeys(f"data: {note}" for source in parts.sources.values() for note in source.notes))
-        if parts.state.step:
+        if parts.data.length.reached(parts.state.cursor, parts.state.step):
+            found.append(f"nothing is left to train after step {parts.state.step}: more --epochs or --max_steps go on")
+        elif parts.state.step:
             start = parts.data.order.position(parts.state.cursor)
             rate = self._scheduled()["learning_rate"]
             found.append(f"resumed at epoch {start:.3f}, step {parts.state.step}, learning rate {rate:.4g}")

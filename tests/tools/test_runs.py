@@ -80,7 +80,9 @@ def test_a_run_is_resumed_with_its_own_flags_and_new_ones_win(tmp_path):
     changed = {name for name, value in now.values().items() if value != before.values()[name]}
     assert changed == {"epochs", "keep_best", "max_steps", "run_dir", "resume"}
     assert (now.epochs, now.keep_best, now.max_steps) == (6, True, None)
-    assert resume.changes(stored(*GIVEN)["flags"], ["--epochs=6", "--keep_best", "--target_top1=0.9"]) == [
+    assert resume.changes(
+        stored(*GIVEN)["flags"], ["--epochs=6", "--keep_best", "--nokeep_best", "--target_top1=0.9"]
+    ) == [
         "--epochs=6 instead of --epochs=4",
         "--keep_best instead of --nokeep_best",
         "--target_top1=0.9 instead of --target_top1=0.75,0.759",

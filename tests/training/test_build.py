@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet import config
+from hybrid_imagenet.config import derived
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.training import build
 from tests.data import support, test_idx
@@ -21,7 +22,7 @@ def images(source):
 
 def test_tuning_never_sees_the_validation_images(tmp_path):
     resolved, (train, held) = sources(tmp_path, "--tuning_split=3")
-    assert build.validated_split(resolved) == "tuning"
+    assert derived.validated_split(resolved) == "tuning"
     assert (train.num_examples, held.num_examples) == (9, 3)
     assert not images(train) & images(held)
     assert images(sources(tmp_path, "--tuning_split=0.25")[1][1]) == images(held)
@@ -35,10 +36,10 @@ def test_tuning_never_sees_the_validation_images(tmp_path):
 
 def test_the_report_validates_the_validation_images_with_the_same_training(tmp_path):
     resolved, (train, validation) = sources(tmp_path, "--tuning_split=3", "--eval_split=validation")
-    assert build.validated_split(resolved) == "validation"
+    assert derived.validated_split(resolved) == "validation"
     assert (train.num_examples, validation.num_examples) == (9, 4)
     assert images(train) == images(sources(tmp_path, "--tuning_split=3")[1][0])
-    assert build.validated_split(sources(tmp_path)[0]) == "validation"
+    assert derived.validated_split(sources(tmp_path)[0]) == "validation"
 
 
 def test_training_and_validation_must_have_the_same_classes(tmp_path):

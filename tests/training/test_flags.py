@@ -39,11 +39,6 @@ def test_the_loss_scale(flags, precision, scale, dynamic):
     assert (float(made.multiply(tf.constant(1.0))), made.dynamic) == (scale, dynamic)
 
 
-def test_a_loss_scale_that_is_none():
-    with pytest.raises(UserError, match="--loss_scale=high: "):
-        build.loss_scale(config.resolve(["--loss_scale=high"]), "float32")
-
-
 def test_fp16_on_a_cpu_is_for_small_networks():
     assert hardware.choose_precision("mixed_float16", "resnet8") == "mixed_float16"
     with pytest.raises(UserError, match="--precision=mixed_float16 with --model=resnet50 needs a GPU"):

@@ -72,6 +72,7 @@ def test_flags_that_cannot_train_are_refused(bare, flags, ranks, text):
         (["--dataset=webdataset", "--data_dir=https://host/x"], "--data_cache_dir"),
         (["--model=no_such_module:net"], "--model=no_such_module:net: there is no such module"),
         (["--run_dir=taken"], "--run_dir=taken holds a run: add --resume"),
+        (["--num_examples=9"], "--num_examples=9 is for synthetic datasets, not digits"),
         (["--run_dir=other"], r"--run_dir=other holds other files \(x\)"),
         (["--run_dir=taken", "--resume", "--model=resnet18"], "--model=resnet18: .*was written with --model=resnet8"),
         (["--run_dir=taken", "--resume", "--blurpool", "--optimizer=sgd"], "--blurpool=true: .*--blurpool=false"),
@@ -93,6 +94,21 @@ def test_other_classes_than_those_of_the_run_are_refused(here):
     with pytest.raises(UserError, match=r"has 10 classes, but .* has 7"):
         preflight.check(config.resolve([*DIGITS, "--optimizer=sgd", "--run_dir=run", "--resume"]))
     preflight.check(config.resolve([*DIGITS, "--init_from=run"]))  # whose last layer is new then
+
+
+def test_other_images_to_judge_by_than_those_of_the_run_are_refused(here):
+    make_run(here / "run", val_split="tuning")
+    words = [*DIGITS, "--optimizer=sgd", "--run_dir=run", "--resume"]
+    with pytest.raises(UserError, match="was judged on the tuning images, not the validation images"):
+        preflight.check(config.resolve(words))
+    preflight.check(config.resolve([*words, "--tuning_split=500"]))
+
+
+def test_a_warmup_that_raises_nothing_is_one_warning(here):
+    words = [*DIGITS, "--optimizer=sgd", "--epochs=9", "--warmup_epochs=5"]
+    (line,) = preflight.check(config.resolve(words)).warnings
+    assert "--warmup_epochs=5: the learning rate is 0.1 from the start" in line
+    assert not preflight.check(config.resolve([*words, "--warmup_start_lr=0"])).warnings
 
 
 def test_a_checkpoint_that_fits_is_named(here):

@@ -12,6 +12,7 @@ from typing import Any
 from hybrid_imagenet.analysis import criteria, published
 from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.numerics.relative_step import TOLERATED_FACTOR
+from hybrid_imagenet.numerics.schedules import FIXED
 from hybrid_imagenet.runlog import state
 from hybrid_imagenet.runlog.summary import duration
 from hybrid_imagenet.tools.report.load import Run
@@ -252,12 +253,14 @@ def _all(run: Run) -> Iterator[Suggestion]:
 def _about_training(run: Run) -> Iterator[Suggestion]:
     flags = run.flags
     epochs = float(run.epochs_planned or 0)
+    published = flags.get("lr_schedule") in FIXED
     if run.diverged is not None:
-        if flags.get("lr_schedule") not in ("sony_a", "sony_b", "mlperf") and flags.get("lr"):
-            third = float(f"{flags['lr'] / 3:.2g}")
-            yield Suggestion(f"--lr={third:g}", "a third of the learning rate")
+        rate = "lars_eta" if published else "lr"
+        if flags.get("lr_schedule") != "mlperf" and flags.get(rate):
+            third = float(f"{flags[rate] / 3:.2g}")
+            yield Suggestion(f"--{rate}={third:g}", "a third of the step")
         warmup = 2 * float(flags.get("warmup_epochs") or 0) or 5.0
-        if warmup < epochs:
+        if warmup < epochs and not published:
             yield Suggestion(f"--warmup_epochs={warmup:g}", "a longer warmup raises the learning rate more slowly")
         return
     if (found := jump(run)) and fell(*found[:2]) and not flags.get("hybrid_ramp_epochs"):
@@ -275,9 +278,14 @@ def _about_training(run: Run) -> Iterator[Suggestion]:
 
 def _missed(run: Run, epochs: float) -> Iterator[Suggestion]:
     """For a finished run under its target."""
-    flags, summary = run.flags, run.summary
+    flags, summary, published = run.flags, run.summary, run.flags.get("lr_schedule") in FIXED
     train, validation = summary.get("train_top1"), summary.get("val_top1")
-    if summary.get("best_epoch") == summary.get("epochs"):
+    done, (validated, _) = summary.get("epochs") or 0, run.series("val_top1")
+    if done < epochs:
+        flag = next((name for name in ("max_steps", "stop_at_top1") if flags.get(name)), None)
+        if flag:
+            yield Suggestion(f"without --{flag}", f"it ended training after {done:g} of {epochs:g} epochs")
+    elif summary.get("best_epoch") == done and len(validated) > 1:
         yield Suggestion(f"--epochs={1.5 * epochs:g}", "validation was still rising in the last epoch")
     if train is not None and validation is not None and train - validation > _OVERFITTED:
         gap = f"training accuracy is {100 * (train - validation):.1f} points above validation's"
@@ -285,7 +293,7 @@ def _missed(run: Run, epochs: float) -> Iterator[Suggestion]:
             yield Suggestion("--label_smoothing=0.1", gap)
         if flags.get("batch_norm") == "last":
             yield Suggestion("--batch_norm=precise", f"{gap}; statistics of one small batch may be the cause")
-    elif train is not None and run.target_asked and train < max(run.targets) and flags.get("lr"):
+    elif train is not None and run.target_asked and train < max(run.targets) and flags.get("lr") and not published:
         why = f"the training images themselves are at {percent(train)}: a higher learning rate, or more epochs"
         yield Suggestion(f"--lr={2 * flags['lr']:g}", why)
 

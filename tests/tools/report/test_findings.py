@@ -33,6 +33,8 @@ def test_a_target_that_was_missed_says_by_how_much(tmp_path):
     assert f"{100 * (0.9 - best):.2f} points off" in found.outcome
     assert f"{100 * best:.2f}" in found.outcome and "in epoch 12" in found.outcome
     assert [s.change for s in suggestions(run)][:2] == ["--epochs=18", "--lr=0.2"]  # rising, and not overfitted
+    run.summary["epochs"] = 5
+    assert suggestions(changed(run, max_steps=40))[0].change == "without --max_steps"
     for record in (run.summary, run.epochs[-1]):
         record["train_top1"] = 1.0
     assert "--label_smoothing=0.1" in [s.change for s in suggestions(run)]
