@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import socket
 import sys
+import threading
 import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -211,3 +213,5 @@ def _connect(servers: Sequence[str], rank: int) -> None:
         raise UserError(
             f"--engine=tensorflow: the ranks must be connected before TensorFlow is used ({error}): use Horovod here"
         ) from None
+    if threading.current_thread() is threading.main_thread():  # TensorFlow has taken SIGTERM and does nothing with it
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))

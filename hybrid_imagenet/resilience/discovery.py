@@ -99,13 +99,14 @@ def _output(words: list[str], limit: float) -> str:
 class Discovery:
     """Keeps the hosts that are listed and that answer."""
 
-    def __init__(self, listed: List, *, answers: Callable[[str], bool], every: float = _EVERY):
+    def __init__(self, listed: List, *, answers: Callable[[str], bool], every: float = _EVERY, ask_first: bool = False):
         """Lists the hosts once, then in a thread. An answer that cannot be believed changes nothing.
 
         Args:
           listed: gives the slots of each host.
           answers: whether a host can be reached.
           every: seconds between two looks.
+          ask_first: leave out hosts that do not answer from the beginning, as a cloud may list them before they are up.
 
         Raises:
           UserError: if there is no list the first time.
@@ -118,6 +119,8 @@ class Discovery:
         except ValueError as error:
             raise UserError(f"--host_discovery_script: {error}") from None
         self._hosts: Mapping[str, int] = dict(self._listed)
+        for _ in range(_MISSES if ask_first else 0):
+            self._hosts = self._reachable(self._listed)
         # Apart, so that a script that hangs does not delay the news that a host is lost.
         for work in (self._keep_listing, self._keep_asking):
             threading.Thread(target=work, name="discovery", daemon=True).start()

@@ -84,15 +84,15 @@ class Restarts:
             again = bool(done) or self._joined
             if again:
                 self._wait_for_lock()
-            code = self._attempt(slots, resume=again and self._holds_a_run())
+            code, lost_host = self._attempt(slots, resume=again and self._holds_a_run())
             if REQUESTS.stop:
                 return code
             if self._joined and code == EXIT_PREEMPTED:
                 continue
-            if code in _FINAL or code == EXIT_PREEMPTED:
+            if code in _FINAL or (code == EXIT_PREEMPTED and not lost_host):
                 return code
             step, saved = self._last_step(), self._newest_checkpoint()
-            if step == failed_at and (step > saved or code == EXIT_FAILURE):
+            if self._run_dir is not None and step == failed_at and (step > saved or code == EXIT_FAILURE):
                 _say(f"error: the job failed at step {step} again (exit code {code}): another start would not help")
                 return code
             if done == self._policy.restarts:
@@ -101,14 +101,15 @@ class Restarts:
             place = f", from the checkpoint of step {saved}" if saved >= 0 else ""
             _say(f"restart {done} of {self._policy.restarts} (exit code {code}){place}")
 
-    def _attempt(self, slots: Mapping[str, int], *, resume: bool) -> int:
+    def _attempt(self, slots: Mapping[str, int], *, resume: bool) -> tuple[int, bool]:
+        """Returns an attempt's exit code, and whether a host was lost: the ranks of others then save by themselves."""
         ranks = min(self._policy.most, sum(slots.values()))
         job, ended = self._start(slots, ranks, resume), threading.Event()
         self._joined = False
         watch = threading.Thread(target=self._watch, args=(job, ranks, ended), name="hosts", daemon=True)
         watch.start()
         try:
-            return job.run()
+            return job.run(), job.lost_host
         finally:
             ended.set()
             watch.join()

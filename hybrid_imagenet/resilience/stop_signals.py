@@ -141,8 +141,7 @@ class Requests:
     def _leave(self) -> None:
         code = self.unsaved_code()
         exit_code.announce(code, saved=False)
-        if launcher_rank() == 0:
-            _print(UNSAVED)
+        _tell(UNSAVED)
         os._exit(code)
 
 

@@ -262,6 +262,11 @@ class Supervisor:
             env.setdefault("OMPI_MCA_plm_rsh_agent", " ".join([ssh, *self._ssh]))
         return env
 
+    @property
+    def lost_host(self) -> bool:
+        """Whether the connection to a host was lost."""
+        return bool(self._reports.lost)
+
     def ask_to_stop(self, why: str) -> None:
         """Has the ranks save and leave, as a signal does; may be called from any thread."""
         self._ask_to_stop()
@@ -343,12 +348,11 @@ class Supervisor:
         now = time.monotonic()
         ends = [end for at, end in self._ends if now - at < _RECENT]
         killed, lost = self._reports.killed, self._reports.lost
-        # Ranks that had nothing to save when the launcher ended them do not say why it did.
-        told = [end.code for end in ends if end.saved or not (killed or lost or by_ssh)]
+        told = [end.code for end in ends if end.saved]  # of others the launcher has ended some, and not said why
         if REQUESTS.forced and not {EXIT_OK, EXIT_PREEMPTED} & {code, *told}:
             return 128 + REQUESTS.forced
         if REQUESTS.stop and not all(end.saved for end in ends):
-            return REQUESTS.unsaved_code()
+            return self._unsaved()
         if killed and not (self._explained or REQUESTS.stop or self._forced or EXIT_PREEMPTED in told):
             print(_of_killed(killed), file=sys.stderr)
             return 128 + killed.signal
@@ -358,14 +362,15 @@ class Supervisor:
             )
         if self._loss and not self._explained:
             _print(self._loss)
+        if code == EXIT_PREEMPTED and ends and not told:
+            return self._unsaved()
         if code in (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED, EXIT_PREEMPTED):
             return code
         for good in ((EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED), (EXIT_PREEMPTED,)):
             if found := [each for each in told if each in good]:
                 return found[0]
         if REQUESTS.stop and (code in _BY_SIGNAL or (code == EXIT_FAILURE and not told)):  # mpirun got the signal too
-            print(UNSAVED if self._saves else "stopped: what the program saved before is kept", file=sys.stderr)
-            return REQUESTS.unsaved_code()
+            return self._unsaved()
         if by_ssh and not told and self._unknown:
             name = printable(self._unknown)
             print(
@@ -381,6 +386,11 @@ class Supervisor:
                 print("error: the connection to a host is lost; start again with --resume", file=sys.stderr)
             return EXIT_STALLED
         return code if code >= 0 else 128 - code
+
+    def _unsaved(self) -> int:
+        """Says that a request has come before the first save; returns its code."""
+        print(UNSAVED if self._saves else "stopped: what the program saved before is kept", file=sys.stderr)
+        return REQUESTS.unsaved_code()
 
 
 def _reading(work: Callable[[IO[bytes]], None], pipe: IO[bytes] | None) -> threading.Thread:

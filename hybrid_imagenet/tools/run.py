@@ -236,7 +236,9 @@ def _run(options: argparse.Namespace, flags: list[str], stall: float, config: Ru
         return start(hosts.parse(options.hosts), options.np, False).run()
     listed = discovery.by_script(options.script) if options.script else lambda: hosts.parse(options.hosts)
     found = discovery.Discovery(
-        listed, answers=lambda host: hosts.is_local(host) or discovery.answers_ssh(host, options.ssh_port)
+        listed,
+        answers=lambda host: hosts.is_local(host) or discovery.answers_ssh(host, options.ssh_port),
+        ask_first=bool(options.script),
     )
     policy = Policy(options.max_restarts, options.min_np, options.np, options.host_timeout, options.join_interval)
     try:

@@ -1,6 +1,8 @@
 """Ranks that no mpirun has started: what they conclude from TF_CONFIG and from Slurm's variables."""
 
 import json
+import os
+import signal
 import subprocess
 
 import pytest
@@ -9,7 +11,7 @@ from hybrid_imagenet.comm import clusters, environment
 from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.errors import UserError
 from tests.ranks import ROOT
-from tests.support import program
+from tests.support import processes, program
 
 
 def tf_config(kind, index, **jobs):
@@ -101,3 +103,22 @@ def test_the_tasks_of_srun_train_together(tmp_path):
     assert "2 ranks x 8 images" in done.stdout
     (epoch,) = [record for record in program.records(tmp_path / "run") if record["kind"] == "epoch"]
     assert epoch["train_count"] == program.TRAIN
+
+
+def test_the_tasks_of_srun_save_at_sigterm(tmp_path):
+    data = program.make_data(tmp_path)
+    flags = (*program.FLAGS, "--engine=tensorflow", f"--data_dir={data}", f"--run_dir={tmp_path}/run", "--epochs=9999")
+    flags += ("--checkpoint_every_epochs=9999", "--nokeep_best")
+    command = ("sh", "-c", SRUN, "srun", *program.command(1, *flags))
+    running = subprocess.Popen(command, cwd=ROOT, env=program.environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        processes.wait_for(lambda: len(program.records(tmp_path / "run")) > 4, 240)
+        for task in processes.descendants(running.pid):
+            os.kill(task, signal.SIGTERM)
+        errors = running.communicate(timeout=60)[1]
+    finally:
+        for task in processes.descendants(running.pid):
+            os.kill(task, signal.SIGKILL)
+    (saved,) = (tmp_path / "run" / "checkpoints").glob("step-*.npz")
+    assert running.returncode == 75, errors
+    assert int(saved.stem.removeprefix("step-")) >= program.records(tmp_path / "run")[-1]["step"]

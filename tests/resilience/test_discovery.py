@@ -23,7 +23,7 @@ def discovery(tmp_path):
     def make(text, **options):
         change(text)
         listed = by_script(str(path), 2, options.pop("limit", 2.0))
-        made.append(Discovery(listed, answers=options.pop("answers", lambda host: True), every=0.05))
+        made.append(Discovery(listed, every=0.05, **{"answers": lambda host: True} | options))
         return made[-1], change
 
     yield make
@@ -43,6 +43,8 @@ def test_names_and_slots_are_read_and_what_is_no_name_never_reaches_a_shell():
 
 
 def test_hosts_follow_the_script(discovery):
+    hosts, _ = discovery("echo a; echo b", answers=lambda host: host == "a", ask_first=True)
+    assert hosts.hosts() == {"a": 2}
     hosts, change = discovery("echo a; echo b:3; echo")
     assert hosts.hosts() == {"a": 2, "b": 3}
     change("echo d")

@@ -14,7 +14,7 @@ def test_a_diverged_run_ends_in_one_line_and_its_checkpoint_stays_good(pools, ti
     done = program.train_on(pools[2], tiny_data, run_dir, *FLAGS, "--lr=1000", "--epochs=3", "--resume")
     assert done.returncode == 3
     assert done.stderr.count("error:") == 1
-    assert "training has diverged; lower --lr" in done.stderr
+    assert "training has diverged; lower the learning rate" in done.stderr
     assert [(path, path.read_bytes() == before) for path in run_dir.glob("checkpoints/step-*")] == [(saved, True)]
     end = program.records(run_dir)[-1]
     assert end["kind"] == "diverged" and end["step"] > 4

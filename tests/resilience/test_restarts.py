@@ -15,7 +15,7 @@ class Job:
     """Ends with what the test says; what it trains is two numbers: the last record and the newest checkpoint."""
 
     def __init__(self, end, run_dir):
-        self._end, self._run_dir, self.stopped = end, run_dir, threading.Event()
+        (*self._end, self.lost_host), self._run_dir, self.stopped = end, run_dir, threading.Event()
 
     def run(self):
         code, step, saved = self._end
@@ -40,17 +40,20 @@ def looks_often(monkeypatch):
     monkeypatch.setattr(restarts, "_LOOK", 0.01)
 
 
-def play(tmp_path, ends, *, hosts=None, **policy):
-    """Runs attempts that end so; returns the exit code and what each was started with."""
+def play(tmp_path, ends, *, hosts=None, keeps=True, **policy):
+    """Runs attempts that end so; returns the exit code and what each was started with.
+
+    An end is a code, the step of the last record, that of the newest checkpoint, and whether a host was lost.
+    """
     started, left, run_dir = [], list(ends), tmp_path / "run"
     slots = hosts or (lambda: {"a": 2, "b": 2})
 
     def start(where, ranks, resume):
         started.append((dict(where), ranks, resume))
-        return Job(left.pop(0), run_dir)
+        return Job((*left.pop(0), False)[:4], run_dir)
 
     chosen = Policy(**({"restarts": 3, "least": 1, "most": 4, "wait": 0.2, "interval": 0.05} | policy))
-    return Restarts(chosen, slots, start, run_dir).run(), started
+    return Restarts(chosen, slots, start, run_dir if keeps else None).run(), started
 
 
 def test_a_lost_rank_starts_the_job_again_from_its_checkpoint(tmp_path, capfd):
@@ -60,6 +63,9 @@ def test_a_lost_rank_starts_the_job_again_from_its_checkpoint(tmp_path, capfd):
     errors = capfd.readouterr().err
     assert "restart 1 of 3 (exit code 137), from the checkpoint of step 20" in errors
     assert "restart 2 of 3 (exit code 4), from the checkpoint of step 80" in errors
+    # The ranks of other hosts save when they lose their launcher, but nobody has asked the job to stop.
+    code, started = play(tmp_path / "saved", [(75, 40, 40, True), (0, 60, 60)])
+    assert (code, len(started)) == (0, 2)
 
 
 @pytest.mark.parametrize("code", [0, 2, 3, 75, 130])
@@ -104,6 +110,9 @@ def test_the_same_step_failing_twice_ends_the_job(tmp_path, capfd):
     assert "failed at step 50 again" in capfd.readouterr().err
     # A rank killed twice before the run has trained beyond its checkpoint says nothing of the step.
     code, started = play(tmp_path / "other", [(137, 40, 40), (137, 40, 40), (0, 60, 60)])
+    assert (code, len(started)) == (0, 3)
+    # Nothing is known of the steps of a program that keeps its state elsewhere.
+    code, started = play(tmp_path / "own", [(1, 40, 40), (1, 40, 40), (0, 60, 60)], keeps=False)
     assert (code, len(started)) == (0, 3)
 
 
