@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from hybrid_imagenet.comm import lost_rank
+from hybrid_imagenet.comm import clusters, lost_rank
 from hybrid_imagenet.comm.communicator import Communicator
-from hybrid_imagenet.comm.environment import Placement, configure_tensorflow, placement, prepare
+from hybrid_imagenet.comm.environment import RANK_VARIABLE, Placement, configure_tensorflow, placement, prepare
 from hybrid_imagenet.comm.settings import ENGINES, Settings
 from hybrid_imagenet.comm.single_process import SingleProcess
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_STALLED, SharedError, UserError
@@ -80,13 +80,16 @@ def ready(threads: int | None = None, *, persistent_batch_norm: bool = True) -> 
 def engine_of(asked: str) -> str:
     """The engine that connects the ranks: the one that is asked for, or that the launcher has chosen for all hosts.
 
-    Else Horovod where it is installed, and TensorFlow's own without it.
+    Else Horovod where it is installed and an MPI has started the ranks, and TensorFlow's own without it.
     """
     if asked != "auto":
         return asked
     chosen = next((name for name in ENGINES if name == os.environ.get(ENGINE_VARIABLE)), None)
     if chosen is not None:
         return chosen
+    by_mpi = {RANK_VARIABLE, "PMIX_RANK"} & os.environ.keys()
+    if not by_mpi and clusters.read(os.environ) is not None:
+        return "tensorflow"
     return "horovod" if importlib.util.find_spec("horovod") else "tensorflow"
 
 

@@ -107,7 +107,7 @@ def test_the_tasks_of_srun_train_together(tmp_path):
 
 def test_the_tasks_of_srun_save_at_sigterm(tmp_path):
     data = program.make_data(tmp_path)
-    flags = (*program.FLAGS, "--engine=tensorflow", f"--data_dir={data}", f"--run_dir={tmp_path}/run", "--epochs=9999")
+    flags = (*program.FLAGS, f"--data_dir={data}", f"--run_dir={tmp_path}/run", "--epochs=9999")
     flags += ("--checkpoint_every_epochs=9999", "--nokeep_best")
     command = ("sh", "-c", SRUN, "srun", *program.command(1, *flags))
     running = subprocess.Popen(command, cwd=ROOT, env=program.environment(), stderr=subprocess.PIPE, text=True)
