@@ -1,10 +1,12 @@
 """Errors that are meant for the user, and the exit codes of the program."""
 
 import difflib
+import importlib
 import pathlib
 import re
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 EXIT_OK = 0
 EXIT_FAILURE = 1  # an unexpected error, with a traceback
@@ -85,6 +87,14 @@ class UserError(Exception):
     def __init__(self, message: str):
         """Keeps the message as one printable line without secrets, whatever values it quotes."""
         super().__init__(_one_line(message))
+
+
+def needed(module: str, remedy: str) -> Any:
+    """Imports a module of a package that not every installation has; raises UserError with the remedy without it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(remedy) from None
 
 
 class SharedError(UserError):

@@ -24,7 +24,7 @@ from pathlib import Path
 from hybrid_imagenet import comm
 from hybrid_imagenet.analysis import cost_model
 from hybrid_imagenet.comm.settings import ALGORITHMS, COMPRESSIONS, ENGINES
-from hybrid_imagenet.errors import UserError, counted
+from hybrid_imagenet.errors import UserError, counted, needed
 from hybrid_imagenet.tools import command_line
 
 if typing.TYPE_CHECKING:
@@ -133,15 +133,12 @@ def _ours(
 
 def _plain_mpi(size: int) -> Run:
     """MPI_Allreduce of `size` bytes of FP32 between buffers that are made once."""
-    try:
-        from mpi4py import MPI
-    except ImportError:
-        raise UserError("--algorithms=mpi needs mpi4py: install it, or leave mpi out of --algorithms") from None
     import numpy as np
 
+    mpi = needed("mpi4py.MPI", "--algorithms=mpi needs mpi4py: install it, or leave mpi out of --algorithms")
     sent = np.ones(max(size // 4, 1), np.float32)
     received = np.empty_like(sent)
-    return lambda: MPI.COMM_WORLD.Allreduce(sent, received, MPI.SUM)
+    return lambda: mpi.COMM_WORLD.Allreduce(sent, received, mpi.SUM)
 
 
 def _medians(communicator: Communicator, runs: dict[Key, Run], budget: float) -> dict[Key, tuple[float, float]]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, needed
 
 _INTERFACES = "NCCL_SOCKET_IFNAME"
 
@@ -106,11 +106,7 @@ def gather(own: Sequence[str], size: int) -> list[list[str]]:
     Raises:
       UserError: without mpi4py, or if MPI connects other ranks.
     """
-    try:
-        import mpi4py
-    except ModuleNotFoundError:
-        raise UserError("ranks find each other through mpi4py, which is missing: pip install mpi4py") from None
-
+    mpi4py = needed("mpi4py", "ranks find each other through mpi4py, which is missing: pip install mpi4py")
     mpi4py.rc.errors = "default"  # as without mpi4py; else errors inside of Horovod's communicators would be returned
     mpi4py.rc.initialize = False
     from mpi4py import MPI

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from hybrid_imagenet.data.directories import SUBDIRECTORIES, Directory
 from hybrid_imagenet.data.sources.base import Reads, read_at
-from hybrid_imagenet.errors import StorageError, UserError, without_secrets
+from hybrid_imagenet.errors import StorageError, UserError, needed, without_secrets
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -241,10 +241,7 @@ class RemoteDirectory(Directory):
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    try:
-        import fsspec
-    except ImportError:
-        raise UserError(f"--data_dir={url}: needs fsspec (pip install 'fsspec[http]')") from None
+    fsspec = needed("fsspec", f"--data_dir={url}: needs fsspec (pip install 'fsspec[http]')")
     options: dict[str, Any] = {}
     try:
         if url.startswith(("http://", "https://")):

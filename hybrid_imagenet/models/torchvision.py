@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, needed
 from hybrid_imagenet.numerics.depths import BASIC, DEPTHS
 
 EPSILON = 1e-5
-Weights = Mapping[str, np.ndarray]
 _NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
 _COUNTER = "num_batches_tracked"
 _WRAPPERS = ("state_dict", "model")  # under which training programs keep the weights beside other things
@@ -68,16 +66,17 @@ def _from_torch(value: np.ndarray) -> np.ndarray:
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    safetensors = _safetensors(path)
+    remedy = f"{path.suffix} files need the package safetensors; install it"
+    safetensors, arrays = needed("safetensors", remedy), needed("safetensors.numpy", remedy)
     try:
-        return dict(safetensors.numpy.load_file(path))
+        return dict(arrays.load_file(path))
     except (OSError, TypeError, KeyError, safetensors.SafetensorError) as error:
         raise UserError(f"{path}: cannot be read as a safetensors file ({_line(error)})") from None
 
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
     """The tensors of a .pth file; `weights_only` keeps PyTorch from building any other object of a pickle."""
-    torch = _torch(path)
+    torch = needed("torch", f"{path.suffix} files need PyTorch; install torch, or use .safetensors")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file makes PyTorch raise errors of many types
@@ -89,22 +88,6 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
     if not isinstance(content, Mapping) or not all(torch.is_tensor(value) for value in content.values()):
         raise UserError(f"{path}: is not a state dictionary; save its state_dict alone")
     return {str(name): value.float().numpy() for name, value in content.items()}
-
-
-def _safetensors(path: Path) -> Any:
-    try:
-        import safetensors.numpy
-    except ImportError:
-        raise UserError(f"{path.suffix} files need the package safetensors; install it") from None
-    return safetensors
-
-
-def _torch(path: Path) -> Any:
-    try:
-        import torch
-    except ImportError:
-        raise UserError(f"{path.suffix} files need PyTorch; install torch, or use .safetensors") from None
-    return torch
 
 
 def _line(error: Exception) -> str:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.checkpoints.pretrained import Trained
 from hybrid_imagenet.data import device
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import needed
 from hybrid_imagenet.models.layers import BlurPool, Conv2D, MaxPool2D
 from hybrid_imagenet.models.normalization import BatchNormalization
 
@@ -147,10 +147,7 @@ def _open_onnx(_: Trained, path: pathlib.Path) -> Outputs:
 
 
 def _onnx_module(name: str) -> Any:
-    try:
-        return __import__(name)
-    except ImportError:
-        raise UserError(f"ONNX needs the package {name}; install the extra hybrid_imagenet[export]") from None
+    return needed(name, f"ONNX needs the package {name}; install the extra hybrid_imagenet[export]")
 
 
 FORMS = {

@@ -14,7 +14,7 @@ import numpy as np
 from hybrid_imagenet import files
 from hybrid_imagenet.data.registry import Glance, Request
 from hybrid_imagenet.data.sources import tfrecord
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, needed
 from hybrid_imagenet.numerics.sampling import SampleOrder
 
 SIDE = 64  # pixels; the originals have 8
@@ -22,13 +22,14 @@ CLASS_NAMES = tuple("0123456789")
 _HELD_OUT = 297
 _SHARDS = {"train": 4, "validation": 1}
 _VERSION = "digits-1"
+_NEEDS = "--dataset=digits: needs scikit-learn (pip install scikit-learn)"
 
 
 def find(request: Request) -> Glance:
     """Looks for the digits, or for what writes them."""
     directory = _directory(request)
     if importlib.util.find_spec("sklearn") is None and not directory.is_dir():
-        raise UserError("--dataset=digits: needs scikit-learn (pip install scikit-learn)")
+        raise UserError(_NEEDS)
     return Glance(f"kept in {directory.parent}", len(CLASS_NAMES))
 
 
@@ -76,11 +77,7 @@ def _write(directory: Path) -> None:
 
 
 def _load() -> tuple[np.ndarray, np.ndarray]:
-    try:
-        from sklearn import datasets
-    except ImportError:
-        raise UserError("--dataset=digits: needs scikit-learn (pip install scikit-learn)") from None
-    digits = datasets.load_digits()
+    digits = needed("sklearn.datasets", _NEEDS).load_digits()
     return np.asarray(digits.images), np.asarray(digits.target)
 
 

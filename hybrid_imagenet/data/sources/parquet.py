@@ -19,7 +19,7 @@ from hybrid_imagenet.data.directories import Directory
 from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.registry import Glance, Request
 from hybrid_imagenet.data.sources.base import BadRecord, Source
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, needed
 
 _FOOTERS = 16  # that are read at the same time
 _FOOTER = 64 << 10  # bytes of most, which one request gets
@@ -216,11 +216,7 @@ def _explained(directory: Directory, name: str) -> Iterator[None]:
 
 
 def _package() -> Any:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise UserError("--dataset=parquet: needs pyarrow (pip install pyarrow)") from None
-    return parquet
+    return needed("pyarrow.parquet", "--dataset=parquet: needs pyarrow (pip install pyarrow)")
 
 
 def _named(footer: Any, label: str) -> tuple[str, ...] | None:
