@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.config import Origin
-from hybrid_imagenet.config.flags import defaults as chosen_defaults
+from hybrid_imagenet.config.flags import CHOICES
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, UserError
 from hybrid_imagenet.files import read_json, readable
 from hybrid_imagenet.runlog import jsonl
@@ -101,6 +101,11 @@ def create(root: pathlib.Path, flags: Sequence[str], ranks: int) -> Cell:
     text = json.dumps([settings, ranks], sort_keys=True)
     name = hashlib.sha256(text.encode()).hexdigest()[:12]
     return Cell(root / "cells" / name, tuple(flags), ranks)
+
+
+def chosen_defaults(selected: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of the options that come with the values of these flags, those of `CHOICES` among them."""
+    return {name: known.default for flag in CHOICES for name, known in CHOICES[flag][selected[flag]].items()}
 
 
 def resolved(flags: Sequence[str]) -> dict[str, Any]:

@@ -81,11 +81,6 @@ RESULTS = (
     Result("MLPerf 4.0, NVIDIA", "3,584 H100", 3584, 57344, 77, 0.183 * 60, 0.759),
 )
 
-JIA_ABLATION = {"none": 0.606, "LARS": 0.719}
-"""Jia et al.: top-1 of ResNet-50 at batch 65536 without LARS, and with it while biases and normalization decay too.
-
-Without that decay it meets the baseline, for which no number is printed at this place.
-"""
 LU_SINGLE_V100 = {("fp16", 128): 1377.0, ("fp16", 256): 1542.0, ("fp32", 128): 758.0}
 """Lu et al., Table 3.2: images per second of one V100 by precision and batch."""
 LU_SINGLE_P40 = 295.0

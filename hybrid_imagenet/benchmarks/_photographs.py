@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hybrid_imagenet import data, files
+from hybrid_imagenet.data import images
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.tools.data import prepare
 
@@ -57,6 +57,4 @@ def _made_photographs(count: int) -> Iterator[bytes]:
         x, y = (int(generator.integers(0, limit - side + 1)) for limit, side in ((640, width), (427, height)))
         crop = originals[number % 2].resize((500, 375), Image.Resampling.BICUBIC, (x, y, x + width, y + height))
         pixels = np.clip(np.asarray(crop) + generator.normal(0, 11, (375, 500, 3)), 0, 255).astype(np.uint8)
-        buffer = io.BytesIO()
-        Image.fromarray(pixels).save(buffer, "JPEG", quality=94)
-        yield buffer.getvalue()
+        yield images.encoded(Image.fromarray(pixels), "JPEG", quality=94)

@@ -410,11 +410,6 @@ def owners(flag: str, name: str) -> list[str]:
     return [value for value, options in CHOICES[flag].items() if name in options]
 
 
-def defaults(selected: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults of the options that come with the values of these flags, those of `CHOICES` among them."""
-    return {name: known.default for flag in CHOICES for name, known in CHOICES[flag][selected[flag]].items()}
-
-
 def options_for(flag: str, value: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """The options that belong to one value of a flag, out of all that are chosen."""
     return {name: chosen[name] for name in CHOICES[flag][value]}

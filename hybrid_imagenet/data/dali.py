@@ -8,7 +8,6 @@ go of such memory when a step has been queued, not when it is done.
 
 from __future__ import annotations
 
-import io
 import logging
 import queue
 from collections.abc import Iterable
@@ -105,10 +104,9 @@ class Decoder:
         """Decodes an image that is good; raises what DALI raises if that fails."""
         from PIL import Image
 
-        buffer = io.BytesIO()
-        Image.new("RGB", (16, 16)).save(buffer, "JPEG")
+        content = images.encoded(Image.new("RGB", (16, 16)), "JPEG")
         window = np.array([[0, 0, 16, 16]], np.int32)
-        self._run(np.empty((1, self._side, self._side, 3), np.uint8), [0], [buffer.getvalue()], np.zeros(1), window)
+        self._run(np.empty((1, self._side, self._side, 3), np.uint8), [0], [content], np.zeros(1), window)
 
     def _refused(
         self, pixels: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], contents: Any, branch: Any, window: Any

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +104,13 @@ def picture(data: bytes) -> Image.Image:
             return opened.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"the image does not decode ({error})") from None
+
+
+def encoded(picture: Image.Image, form: str, **options: Any) -> bytes:
+    """Returns the file of an image, such as a JPEG or a PNG, by Pillow with its options of that form."""
+    buffer = io.BytesIO()
+    picture.save(buffer, form, **options)
+    return buffer.getvalue()
 
 
 def is_plain_jpeg(data: bytes) -> bool:

@@ -8,8 +8,8 @@ from benchmarks.optimizer import resnet50_shapes
 from hybrid_imagenet import config, optimizers, recipes
 from hybrid_imagenet.comm import fusion
 from hybrid_imagenet.config import derived, report
-from hybrid_imagenet.config.flags import defaults as defaults_of
 from hybrid_imagenet.numerics import run_length, schedules
+from studies.trial_runs import chosen_defaults
 from tests.references import alexnet_reference, mlperf_reference, short_reference
 
 IMAGENET = 1_281_167
@@ -26,7 +26,7 @@ def test_a_recipe_resolves_holds_only_differences_and_says_where_it_is_from(name
     recipe = recipes.load(name)
     resolved = config.resolve([f"--recipe={name}"])
     defaults = {flag: argument.default for flag, argument in config.COMMON.items()}
-    defaults |= defaults_of(resolved.values())
+    defaults |= chosen_defaults(resolved.values())
     for flag, value in recipe.overrides.items():
         assert getattr(resolved, flag) == value, flag
         assert value != defaults[flag] or (flag in TABLE and resolved.lr_schedule == "mlperf"), flag

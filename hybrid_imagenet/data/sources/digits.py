@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import os
 import shutil
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hybrid_imagenet import files
+from hybrid_imagenet.data.images import encoded
 from hybrid_imagenet.data.registry import Glance, Request
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.errors import UserError, needed
@@ -99,11 +99,10 @@ def _example(image: np.ndarray, label: int) -> bytes:
     from PIL import Image
 
     small = Image.fromarray(np.clip(image * (255 / 16), 0, 255).astype(np.uint8))
-    buffer = io.BytesIO()
-    small.resize((SIDE, SIDE), Image.Resampling.BICUBIC).convert("RGB").save(buffer, "JPEG", quality=92)
+    smooth = small.resize((SIDE, SIDE), Image.Resampling.BICUBIC).convert("RGB")
     return tfrecord.encode_example(
         {
-            "image/encoded": buffer.getvalue(),
+            "image/encoded": encoded(smooth, "JPEG", quality=92),
             "image/class/label": label + 1,
             "image/class/text": CLASS_NAMES[label].encode(),
         }

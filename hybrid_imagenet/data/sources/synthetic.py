@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 
+from hybrid_imagenet.data import images
 from hybrid_imagenet.data.registry import Glance, Request
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.numerics import mlperf
@@ -59,6 +58,4 @@ def _photograph(seed: int) -> bytes:
     shapes = Image.fromarray(smooth).resize((_WIDTH, _HEIGHT), Image.Resampling.BICUBIC)
     noise = generator.normal(0, 30, (_HEIGHT, _WIDTH, 3))
     pixels = np.clip(np.asarray(shapes) + noise, 0, 255).astype(np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=87)
-    return buffer.getvalue()
+    return images.encoded(Image.fromarray(pixels), "JPEG", quality=87)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import io
 import itertools
 import json
 import logging
@@ -256,9 +255,7 @@ def _record(source: Source, index: int, settings: Settings) -> bytes:
 
 def as_png(content: bytes) -> bytes:
     """Pixels that no other program reads as they are as a PNG, which keeps them exactly."""
-    buffer = io.BytesIO()
-    images.picture(content).save(buffer, "PNG")
-    return buffer.getvalue()
+    return images.encoded(images.picture(content), "PNG")
 
 
 def reduced(content: bytes, kind: int, height: int, width: int, shorter: int, quality: int) -> tuple[bytes, int, int]:
@@ -279,6 +276,5 @@ def reduced(content: bytes, kind: int, height: int, width: int, shorter: int, qu
     picture = images.picture(content)
     scale = min(1.0, shorter / min(height, width))
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    buffer = io.BytesIO()
-    picture.resize(size, Image.Resampling.LANCZOS).save(buffer, "JPEG", quality=quality)
-    return buffer.getvalue(), size[1], size[0]
+    smaller = picture.resize(size, Image.Resampling.LANCZOS)
+    return images.encoded(smaller, "JPEG", quality=quality), size[1], size[0]
