@@ -14,6 +14,7 @@ from pathlib import Path
 
 _TURING = (7, 5)
 _CUDNN_WITHOUT_OLDER = (9, 11)  # the first release without kernels for GPUs before Turing
+_DRIVER = "libcuda.so.1"
 _FIRST_WITHOUT_PTX = 10  # XLA fails on the code that the driver makes for Blackwell from older kernels
 
 
@@ -65,15 +66,11 @@ def near_cores(local_rank: int, environ: Mapping[str, str], root: Path = Path("/
     return found
 
 
-def count(library: str = "libcuda.so.1") -> int:
-    """Returns how many GPUs CUDA shows this process; 0 without a driver.
-
-    Args:
-      library: the driver's library.
-    """
+def count() -> int:
+    """Returns how many GPUs CUDA shows this process; 0 without a driver."""
     found = ctypes.c_int(0)
     try:
-        driver = ctypes.CDLL(library)
+        driver = ctypes.CDLL(_DRIVER)
         if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(found)):
             return 0
     except (OSError, AttributeError):
@@ -122,23 +119,18 @@ def refusal(capability: tuple[int, int], kernels: Sequence[str], cudnn: tuple[in
     )
 
 
-def absence(environ: Mapping[str, str], library: str = "libcuda.so.1") -> str | None:
+def absence(environ: Mapping[str, str]) -> str | None:
     """Returns why a TensorFlow for GPUs that sees none must not train, with the remedy; None if that is what was asked.
 
     Without this a job on a host without a driver, or in a container without its GPUs, would train on the CPU for days.
 
     Args:
       environ: the process's variables; an empty CUDA_VISIBLE_DEVICES, or -1, asks for the CPU.
-      library: the driver's library.
     """
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None and chosen.strip() in ("", "-1"):
         return None
-    reason = "shows no GPU to TensorFlow"
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        reason = f"has no NVIDIA driver ({library})"
+    reason = "shows no GPU to TensorFlow" if _loads(_DRIVER) else f"has no NVIDIA driver ({_DRIVER})"
     if chosen is not None:
         reason += f", with CUDA_VISIBLE_DEVICES={chosen}"
     return (

@@ -96,7 +96,9 @@ class GradientReducer:
         key = hashlib.sha256(json.dumps(table).encode()).hexdigest()
         if key not in self._plans:
             with tf.init_scope():
-                self._check_alike(key)
+                differs = self._communicator.broadcast_object(key) != key
+                reason = "its gradients differ in name, number or shape from rank 0's" if differs else None
+                self._communicator.agree(reason)
                 order = self._communicator.broadcast_object(appearance(grads))
                 self._plans[key] = self._make_plan(order, [g.shape.num_elements() for g in grads])
         return self._plans[key]
@@ -111,10 +113,6 @@ class GradientReducer:
             _log.info("gradients: %d in %d buckets, %.3g MiB per step, by %s", len(elements), len(buckets), total, used)
         name = f"gradients_{len(self._plans)}_of" if self._plans else "gradients"
         return Plan(tuple(buckets), algorithms, name)
-
-    def _check_alike(self, key: str) -> None:
-        differs = self._communicator.broadcast_object(key) != key
-        self._communicator.agree("its gradients differ in name, number or shape from rank 0's" if differs else None)
 
 
 def appearance(grads: Sequence[tf.Tensor]) -> list[int]:

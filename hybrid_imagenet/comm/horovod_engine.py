@@ -111,10 +111,6 @@ class HorovodCommunicator(ConnectedRanks):
         hvd.shutdown()
 
 
-def _nccl() -> bool:
-    return bool(hvd.nccl_built() and tf.config.get_visible_devices("GPU"))
-
-
 def _does_itself(settings: Settings, names: Sequence[str]) -> bool:
     """Returns whether Horovod's torus over NCCL, one row per host, is what `settings.allreduce` asks for.
 
@@ -135,7 +131,7 @@ def _set_engine(settings: Settings) -> bool:
 
     Horovod reads them when it starts. What the launcher or the user has set stays.
     """
-    nccl = _nccl()
+    nccl = bool(hvd.nccl_built() and tf.config.get_visible_devices("GPU"))
     # Milliseconds; 1 is Horovod's default. A GPU's step is short, and so are the waits that hide behind it. Processors
     # lose nothing by it (docs/dev/performance-log.md).
     os.environ.setdefault("HOROVOD_CYCLE_TIME", "0.2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from hybrid_imagenet.comm import Communicator, Settings, process
 from hybrid_imagenet.errors import SharedError, UserError
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.optimizers import distributed
-from hybrid_imagenet.optimizers.base import GroupedOptimizer
+from hybrid_imagenet.optimizers.base import GroupedOptimizer, check_known
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify, classify_by_rank
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.training.epoch_values import checksum
@@ -29,13 +30,6 @@ _BROADCAST = (
 )
 
 _log = logging.getLogger(__name__)
-
-
-class _Held:
-    """Gradients that a compiled part of the step has handed out; Keras must not track the list."""
-
-    def __init__(self) -> None:
-        self.gradients: list[tf.Tensor] = []
 
 
 class _Ranks:
@@ -106,7 +100,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             "loss_scale": loss_scale,
             **communication,
         }
-        self._held: _Held | None = None
+        self._held: types.SimpleNamespace | None = None
         self._scaled = self._compared = self._told_sparse = False
         if steps is not None:
             self._micro_batches = keras.Variable(0, dtype="int64", trainable=False, name="micro_batches")
@@ -180,7 +174,7 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         """
         if trainable_variables is not None:
             self.build(list(trainable_variables))
-            self._check_known(list(trainable_variables))
+            check_known(self._trainable_variables, trainable_variables)
         elif not self.built:
             raise UserError("apply needs the variables at its first call, or hybrid_imagenet.broadcast_model before it")
         if not self._scaled and (self.loss_scale.dynamic or float(self._arguments["loss_scale"]) != 1.0):
@@ -214,9 +208,9 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
             self._accumulate(grads, self._steps)
 
     @contextlib.contextmanager
-    def deferred(self) -> Iterator[_Held]:
-        """Inside, `apply` leaves its gradients in what this yields and does no more; `take` then takes them."""
-        self._held = _Held()
+    def deferred(self) -> Iterator[types.SimpleNamespace]:
+        """Inside, `apply` leaves its `gradients` in what this yields and does no more; `take` then takes them."""
+        self._held = types.SimpleNamespace()  # of a list Keras would keep track
         try:
             yield self._held
         finally:
@@ -254,14 +248,6 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         # The shape of a gradient may be unknown where the variable's is known, as behind `keras.ops.shape`.
         variables = self._trainable_variables
         return [tf.ensure_shape(tf.convert_to_tensor(g), v.shape) for g, v in zip(grads, variables, strict=True)]
-
-    def _check_known(self, variables: Sequence[keras.Variable]) -> None:
-        known = self._trainable_variables
-        if len(variables) != len(known) or any(a is not b for a, b in zip(variables, known, strict=True)):
-            raise ValueError(
-                "these are not the variables that the optimizer was built on: after a change of `trainable`, compile "
-                "the model with a new optimizer"
-            )
 
     def _compare_ranks(self) -> None:
         """Compares weights and state over ranks at the first step, so that a forgotten broadcast is noticed there."""

@@ -13,7 +13,7 @@ from hybrid_imagenet.models.layers import BlurPool, Conv2D
 from hybrid_imagenet.models.normalization import BatchNormalization
 
 _COLOURS = 3
-CLASSIFIER_STDDEV = 0.01  # Goyal et al. §5.1; the other papers say nothing about the classifier
+_STDDEV = 0.01  # of the classifier: Goyal et al. §5.1; the other papers say nothing about the classifier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Builder:
         """The classifier on [b, c]: FP32 throughout, so that softmax and loss see full precision."""
         return keras.layers.Dense(
             num_classes,
-            kernel_initializer=classifier_initializer(self.seed, "logits"),
+            kernel_initializer=keras.initializers.RandomNormal(0.0, _STDDEV, seed=layer_seed(self.seed, "logits")),
             bias_initializer=keras.initializers.Constant(self.initial_bias),
             dtype="float32",
             name="logits",
@@ -111,8 +111,3 @@ def convolution_initializer(kind: str, seed: int, layer: str) -> keras.initializ
     if kind == "xavier":
         return keras.initializers.GlorotUniform(seed=stream)
     return keras.initializers.RandomNormal(0.0, 1.0, seed=stream)
-
-
-def classifier_initializer(seed: int, layer: str) -> keras.initializers.Initializer:
-    """The initializer of the last layer: N(0, 0.01^2) as in Goyal et al. §5.1."""
-    return keras.initializers.RandomNormal(0.0, CLASSIFIER_STDDEV, seed=layer_seed(seed, layer))

@@ -16,29 +16,29 @@ from hybrid_imagenet.numerics.schedules import Schedule
 
 def constant(peak: float, epochs: float, **warmup: float) -> Schedule:
     """`peak` throughout after the warmup."""
-    return _after_warmup("constant", peak, epochs, **warmup)
+    return _create("constant", peak, epochs, **warmup)
 
 
 def cosine(peak: float, epochs: float, *, final: float = 0.0, **warmup: float) -> Schedule:
     """Half a cosine from `peak` to `final` (Loshchilov, Hutter, arXiv 1608.03983)."""
-    return _after_warmup("cosine", peak, epochs, lr_final=final, **warmup)
+    return _create("cosine", peak, epochs, lr_final=final, **warmup)
 
 
 def polynomial(peak: float, epochs: float, *, power: float = 2.0, final: float = 0.0, **warmup: float) -> Schedule:
     """From `peak` to `final` by a power of the epochs left; 2 is that of MLPerf's LARS."""
-    return _after_warmup("poly", peak, epochs, lr_power=power, lr_final=final, **warmup)
+    return _create("poly", peak, epochs, lr_power=power, lr_final=final, **warmup)
 
 
 def step(
     peak: float, epochs: float, *, at: Sequence[float] = (30.0, 60.0, 80.0), factor: float = 0.1, **warmup: float
 ) -> Schedule:
     """`peak` times `factor` for each epoch of `at` that has been reached (Goyal et al. 5.1)."""
-    return _after_warmup("step", peak, epochs, lr_steps=tuple(map(float, at)), lr_step_factor=factor, **warmup)
+    return _create("step", peak, epochs, lr_steps=tuple(map(float, at)), lr_step_factor=factor, **warmup)
 
 
 def exponential(peak: float, epochs: float, *, decay: float = 0.9, **warmup: float) -> Schedule:
     """`peak` times `decay` to the power of the epochs since the warmup (Lu et al. 2.2.1, where it is kappa)."""
-    return _after_warmup("exponential", peak, epochs, lr_decay=decay, **warmup)
+    return _create("exponential", peak, epochs, lr_decay=decay, **warmup)
 
 
 def hybrid(
@@ -64,10 +64,6 @@ def hybrid(
     return _create(decay, peak, epochs, momentum=momentum, **warmup, **options)
 
 
-def _after_warmup(decay: str, peak: float, epochs: float, *, warmup_start_lr: float = 0.0, **options: Any) -> Schedule:
-    return _create(decay, peak, epochs, warmup_start_lr=float(warmup_start_lr), **options)
-
-
-def _create(decay: str, peak: float, epochs: float, **options: Any) -> Schedule:
-    peak_rate: dict[str, Any] = {"lr": float(peak), "lr_scaling": "none", "workers": 1, "base_batch": 1}
-    return schedules.create(lr_schedule=decay, epochs=epochs, **peak_rate, **options)
+def _create(decay: str, peak: float, epochs: float, *, warmup_start_lr: float = 0.0, **options: Any) -> Schedule:
+    rates: dict[str, Any] = {"lr": float(peak), "warmup_start_lr": float(warmup_start_lr), "lr_scaling": "none"}
+    return schedules.create(lr_schedule=decay, epochs=epochs, workers=1, base_batch=1, **rates, **options)

@@ -29,17 +29,12 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def _keys(seed: int, stream: int, count: int) -> npt.NDArray[np.uint64]:
-    """`count` 64-bit keys for one stream (an epoch, say) of a seed."""
+def keys(seed: int, stream: int, count: int = _HALF_ROUNDS) -> npt.NDArray[np.uint64]:
+    """`count` 64-bit keys, by default those of `permute`, uint64 [count], for one stream (an epoch, say) of a seed."""
     start = mix(np.array([(seed + _GOLDEN) & _MASK], np.uint64))[0]
     start = mix(np.array([(int(start) + (stream + 1) * _GOLDEN) & _MASK], np.uint64))[0]
     steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     return mix(start + steps)
-
-
-def keys(seed: int, stream: int) -> npt.NDArray[np.uint64]:
-    """The keys of `permute`, uint64 [rounds], for one stream (an epoch, say) of a seed."""
-    return _keys(seed, stream, _HALF_ROUNDS)
 
 
 def permute(positions: Indices, count: int, round_keys: npt.NDArray[np.uint64]) -> Indices:
@@ -186,7 +181,7 @@ def padded_share(num_examples: int, step: int, batch: int, rank: int = 0, size: 
 
 def seeds(seed: int, epochs: Indices, examples: Indices) -> Indices:
     """Two 64-bit seeds per example, int64 [k, 2], as a function of (seed, epoch, example) only."""
-    base = np.uint64(_keys(seed, -2, 1)[0])
+    base = np.uint64(keys(seed, -2, 1)[0])
     first = mix(base + epochs.astype(np.uint64) * np.uint64(_GOLDEN))
     first = mix(first ^ (examples.astype(np.uint64) * np.uint64(0xD1342543DE82EF95)))
     return np.stack([first, mix(first ^ np.uint64(0x5851F42D4C957F2D))], axis=1).astype(np.int64)

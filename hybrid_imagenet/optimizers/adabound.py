@@ -36,8 +36,9 @@ class AdaBound(GroupedOptimizer):
         self._rule = BoundedAdam(self.options.beta1, self.options.beta2, self.options.eps)
 
     def before(self, now: Before) -> dict[str, tf.Tensor]:
-        limits = self._step_and_bounds(now.number, now.hyper["learning_rate"])
-        return dict(zip(("step_size", "lower", "upper"), limits, strict=True))
+        a, rate = self.options, now.hyper["learning_rate"]
+        lower, upper = adabound_bounds(now.number, rate * (a.final_lr / a.learning_rate), a.gamma)
+        return {"step_size": adam_step_size(now.number, rate, a.beta1, a.beta2), "lower": lower, "upper": upper}
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
         new = self._rule.values(
@@ -50,8 +51,3 @@ class AdaBound(GroupedOptimizer):
             **step.before,
         )
         return dict(zip((WEIGHTS, *_MOMENTS), new, strict=True))
-
-    def _step_and_bounds(self, number: tf.Tensor, rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        a = self.options
-        final = rate * (a.final_lr / a.learning_rate)
-        return adam_step_size(number, rate, a.beta1, a.beta2), *adabound_bounds(number, final, a.gamma)

@@ -158,7 +158,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         """
         if trainable_variables is not None:
             self.build(trainable_variables)
-            self._check_variables_are_known(trainable_variables)
+            check_known(self._trainable_variables, trainable_variables)
         elif not self.built:
             raise ValueError("give the variables in the first call, or call build")
         variables = self._trainable_variables
@@ -221,7 +221,11 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         """The variables that LARS scales: neither biases nor normalization parameters."""
         return [i for i, kind in enumerate(self.kinds) if kind is ParameterKind.KERNEL]
 
-    def _check_variables_are_known(self, variables: Sequence[keras.Variable]) -> None:
-        known = self._trainable_variables
-        if len(variables) != len(known) or any(a is not b for a, b in zip(variables, known, strict=True)):
-            raise ValueError("these are not the variables that the optimizer was built on, in their order")
+
+def check_known(built_on: Sequence[keras.Variable], variables: Sequence[keras.Variable]) -> None:
+    """Raises ValueError if variables are not those that an optimizer was built on, in their order."""
+    if list(map(id, variables)) != list(map(id, built_on)):
+        raise ValueError(
+            "these are not the variables that the optimizer was built on: after a change of `trainable`, compile the "
+            "model with a new optimizer"
+        )

@@ -10,11 +10,10 @@ import pathlib
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybrid_imagenet import comm
-from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.config.help import width
 from hybrid_imagenet.errors import (
@@ -130,20 +129,11 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_network(arguments: argparse.Namespace) -> Mapping[str, Any]:
-    """Checks the arguments of `add_network` without TensorFlow; returns what a checkpoint says of itself, or nothing.
-
-    Raises:
-      UserError: for files that are missing or are no checkpoint.
-    """
-    return store.look(arguments.checkpoint).meta
-
-
-def load_network(path: pathlib.Path, arguments: argparse.Namespace) -> Trained:
+def load_network(arguments: argparse.Namespace) -> Trained:
     """Reads the network that the arguments of `add_network` describe; raises UserError."""
     from hybrid_imagenet.checkpoints import pretrained
 
-    network = pretrained.load(path, _warn, weights=arguments.weights, best=arguments.best)
+    network = pretrained.load(arguments.checkpoint, _warn, weights=arguments.weights, best=arguments.best)
     return dataclasses.replace(network, image_size=arguments.image_size) if arguments.image_size else network
 
 

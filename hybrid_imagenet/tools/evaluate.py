@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet import comm, data
+from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.data import Request, listing
 from hybrid_imagenet.errors import UserError, counted, printable
 from hybrid_imagenet.tools import command_line
@@ -85,7 +86,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Finds out before TensorFlow is loaded what listings and the checkpoint's description show; raises UserError."""
-    classes = command_line.check_network(arguments).get("num_classes")
+    classes = store.look(arguments.checkpoint).meta.get("num_classes")
     found = Request.from_flags(arguments, arguments.split, num_classes=classes).look()
     if None not in (classes, found.classes) and classes != found.classes:
         raise UserError(
@@ -150,7 +151,7 @@ def _shared_network(arguments: argparse.Namespace, communicator: comm.Communicat
     network: Trained | None = None
     with communicator.together():
         if communicator.rank == 0:
-            network = command_line.load_network(arguments.checkpoint, arguments)
+            network = command_line.load_network(arguments)
     description = communicator.broadcast_object(network.description() if network else None)
     return network or Trained.from_description(description)
 

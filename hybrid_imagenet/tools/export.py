@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.errors import UserError, did_you_mean
 from hybrid_imagenet.tools import command_line
 
@@ -53,11 +54,11 @@ def main(argv: Sequence[str]) -> None:
         forms = ", ".join(f"{suffix or 'no suffix'} ({title})" for suffix, title in TITLES.items())
         near = did_you_mean(target_path.suffix, TITLES)
         raise UserError(f"--to={target_path}: the name must end in one of: {forms}{near}")
-    command_line.check_network(arguments)
+    store.look(arguments.checkpoint)  # before TensorFlow is loaded
     command_line.start_alone("export")
     from hybrid_imagenet.tools import export_forms
 
-    network = command_line.load_network(arguments.checkpoint, arguments)
+    network = command_line.load_network(arguments)
     difference = export(network, export_forms.FORMS[target_path.suffix], target_path)
     title = TITLES[target_path.suffix]
     print(f"wrote {target_path} ({title}); outputs differ by at most {difference:.1e} of the largest logit")

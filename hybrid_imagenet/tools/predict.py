@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.data import images
 from hybrid_imagenet.errors import UserError, printable
 from hybrid_imagenet.tools import command_line
@@ -32,11 +33,11 @@ def _parser() -> command_line.Parser:
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     arguments = _parser().parse_args(argv)
-    command_line.check_network(arguments)
-    for path in arguments.images:  # before TensorFlow is loaded
+    store.look(arguments.checkpoint)  # before TensorFlow is loaded
+    for path in arguments.images:
         _probed(path)
     command_line.start_alone("predict")
-    network = command_line.load_network(arguments.checkpoint, arguments)
+    network = command_line.load_network(arguments)
     results = []
     for path, values in zip(arguments.images, probabilities(network, arguments.images), strict=True):
         best = np.argsort(-values, kind="stable")[: arguments.top]

@@ -10,15 +10,11 @@ import subprocess
 import tensorflow as tf
 
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.xla import has_gpu
 
 # TensorFlow has BF16 kernels for both; docs/dev/performance-log.md has the measured ratio to FP32.
 _FAST_BF16 = {"amx_bf16", "avx512_bf16"}
 _FP16_ON_CPU = ("resnet18", "resnet10", "resnet8")
-
-
-def has_gpu() -> bool:
-    """Returns whether TensorFlow sees a GPU."""
-    return bool(tf.config.list_physical_devices("GPU"))
 
 
 def cpu_features() -> set[str]:

@@ -50,7 +50,8 @@ class Recording:
           UserError: if it cannot be used.
         """
         self._config = config
-        self._directory = _open(config) if rank == 0 else None
+        path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
+        self._directory = run_dir.RunDirectory(path, resume=config.resume) if rank == 0 else None
         self.path = self._directory.path if self._directory is not None else None
         self._rank = rank
         self._handler: logging.Handler | None = None
@@ -253,11 +254,6 @@ class _ToView(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         self._view.message(f"rank {self._rank}: {text}" if self._rank else text)
-
-
-def _open(config: RunConfig) -> run_dir.RunDirectory:
-    path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
-    return run_dir.RunDirectory(path, resume=config.resume)
 
 
 def _view_mode(config: RunConfig, rank: int, size: int) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from hybrid_imagenet.analysis.cost_model import Link
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.config.help import entries
-from hybrid_imagenet.errors import EXIT_OK, UserError, counted
+from hybrid_imagenet.errors import counted
 from hybrid_imagenet.runlog.summary import duration
+from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.plan import settings
 from hybrid_imagenet.tools.plan.clusters import own_speed
 from hybrid_imagenet.tools.plan.predict import MIB, Prediction, Way, best, ways
@@ -30,17 +30,11 @@ def help_text() -> str:
     return "\n".join([_USAGE, *entries(settings.Plan)])
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the planner; returns the exit code."""
-    if {"-h", "--help"} & set(arguments):
-        print(help_text())
-        return EXIT_OK
-    try:
-        print("\n".join(lines(settings.parse(arguments))))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return EXIT_OK
+@command_line.program
+def main(arguments: Sequence[str]) -> None:
+    """Runs the planner."""
+    helps = {"-h", "--help"} & set(arguments)
+    print(help_text() if helps else "\n".join(lines(settings.parse(arguments))))
 
 
 def lines(plan: settings.Plan) -> list[str]:

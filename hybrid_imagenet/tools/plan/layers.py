@@ -29,7 +29,9 @@ def layers_of(model: str, image_size: int = 224, classes: int = 1000) -> list[La
         for block in range(count):
             stride = 2 if stage > 0 and block == 0 else 1
             out = width * 4 if bottleneck else width
-            shapes = _bottleneck(channels, width) if bottleneck else [(3, channels, width), (3, width, width)]
+            shapes = [(3, channels, width), (3, width, width)]
+            if bottleneck:
+                shapes = [(1, channels, width), (3, width, width), (1, width, out)]
             after = _half(side) if stride == 2 else side
             for kernel, inputs, outputs in shapes:
                 before_stride = bottleneck and (kernel, inputs) == (1, channels) and outputs == width
@@ -50,10 +52,6 @@ def _alexnet(side: int, classes: int) -> list[Layer]:
         inputs = channels
     layers[-1] = dataclasses.replace(layers[-1], parameters=layers[-1].parameters + 2 * inputs)
     return layers + [_dense(a, b) for a, b in itertools.pairwise((inputs * side**2, *_HIDDEN, classes))]
-
-
-def _bottleneck(channels: int, width: int) -> list[tuple[int, int, int]]:
-    return [(1, channels, width), (3, width, width), (1, width, 4 * width)]
 
 
 def _convolution(kernel: int, inputs: int, outputs: int, side: int) -> Layer:

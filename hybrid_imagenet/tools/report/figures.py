@@ -61,7 +61,7 @@ def curves(runs: Sequence[Run], what: str, by: str) -> Chart | None:
     if chart is None:
         return None
     if what == "loss":
-        losses = [y for run in _good(runs) for y in _losses(run)]
+        losses = [y for run in _good(runs) for part in ("val", "train") for y in run.series(f"{part}_loss")[1] if y > 0]
         apart = bool(losses) and max(losses) > _WIDE * min(losses) > 0
         return dataclasses.replace(chart, log_y=apart, limits=_around(losses, log=apart))
     levels = _targets(runs) if what == "top1" else []
@@ -88,10 +88,6 @@ def _after_the_rise(run: Run, what: str) -> list[float]:
         xs, ys = run.series(f"{part}_{what}")
         values += [y for x, y in zip(xs, ys, strict=True) if x > _FIRST_THIRD * xs[-1]]
     return values
-
-
-def _losses(run: Run) -> list[float]:
-    return [y for part in ("val", "train") for y in run.series(f"{part}_loss")[1] if y > 0]
 
 
 def _around(values: Sequence[float], *, highest: float = math.inf, log: bool = False) -> tuple[float, float] | None:
@@ -161,9 +157,9 @@ def processors(runs: Sequence[Run]) -> str:
     return "GPUs" if all(run.on_gpus for run in runs) else "ranks"
 
 
-def input_output(runs: Sequence[Run]) -> list[Chart]:
+def input_output(runs: Sequence[Run]) -> list[Chart | None]:
     """Bandwidth and operations per second of the program's reads by epoch, on axes that begin at 0."""
-    charts: list[Chart] = []
+    charts: list[Chart | None] = []
     for source, title in (("bytes_read", "Input bandwidth"), ("reads", "Input operations")):
         rates = []
         for run in runs:
@@ -172,8 +168,7 @@ def input_output(runs: Sequence[Run]) -> list[Chart]:
         largest = max((y for _, ys in rates for y in ys), default=0.0)
         divisor, unit = _chosen(_BYTES, largest) if source == "bytes_read" else (1.0, "reads per second")
         series = [_of_run(runs, n, xs, [y / divisor for y in ys]) for n, (xs, ys) in enumerate(rates)]
-        chart = Chart(f"{title} (application reads)", series, "epoch", unit, zero=True)
-        charts += filter(None, [_unless_empty(chart)])
+        charts.append(_unless_empty(Chart(f"{title} (application reads)", series, "epoch", unit, zero=True)))
     return charts
 
 

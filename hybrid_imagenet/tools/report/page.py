@@ -19,14 +19,13 @@ _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
 
 def charts(runs: Sequence[Run]) -> dict[str, list[svg.Chart]]:
     """The charts with lines, by section."""
-    return {
-        "accuracy": _present(
-            figures.curves(runs, what, by) for by in ("epoch", "step", "hours") for what in ("top1", "loss")
-        ),
-        "rates": _present([figures.learning_rates(runs), figures.relative_steps(runs)]),
-        "speed": _present([figures.throughput(runs)]),
+    drawn: dict[str, Sequence[svg.Chart | None]] = {
+        "accuracy": [figures.curves(runs, what, by) for by in ("epoch", "step", "hours") for what in ("top1", "loss")],
+        "rates": [figures.learning_rates(runs), figures.relative_steps(runs)],
+        "speed": [figures.throughput(runs)],
         "input": figures.input_output(runs),
     }
+    return {section: [chart for chart in found if chart is not None] for section, found in drawn.items()}
 
 
 def build(runs: Sequence[Run], title: str) -> str:
@@ -121,10 +120,6 @@ def _best(runs: Sequence[Run]) -> str:
         seconds, _, name = min(hit for hit in hits if hit[1] == target)
         text += f" First at {findings.percent(target)}: {name}, after {duration(seconds)}."
     return text
-
-
-def _present(found: Iterable[svg.Chart | None]) -> list[svg.Chart]:
-    return [chart for chart in found if chart is not None]
 
 
 def _section(title: str, note: str, content: str) -> str:
