@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from hybrid_imagenet.comm.environment import restart_with_huge_pages
-from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError, did_you_mean
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, did_you_mean
+from hybrid_imagenet.tools import command_line
 
 BENCHMARKS = {
     "input": "images/s of reading and decoding",
@@ -41,11 +42,7 @@ def run(
             lines = [f"error: {name}: no such benchmark{did_you_mean(name, benchmarks)}", *lines]
         print("\n".join(lines), file=sys.stdout if wanted else sys.stderr)
         return EXIT_OK if wanted else EXIT_USAGE
-    try:
-        return int(entry(name)(argv[1:]) or EXIT_OK)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    return command_line.run(lambda words: entry(name)(words), argv[1:])
 
 
 def main(argv: Sequence[str]) -> int:

@@ -62,8 +62,9 @@ class ConnectedRanks(Communicator):
         groups = [self.collectives.group(range(first, first + count)) for first in range(0, size, count)]
         return groups[rank // count]
 
-    def _warn(self, settings: Settings, nccl: bool) -> None:
-        """Says at the start what would otherwise only show as a slow run."""
+    def _reduce_by(self, settings: Settings, selector: Selector, nccl: bool) -> None:
+        """Sets how gradients are reduced; says what would otherwise only show as a slow run."""
+        self._reducer = GradientReducer(self, settings, selector, nccl)
         if not nccl:
             return
         if self.rank == 0 and settings.compression == "bf16":
@@ -169,10 +170,6 @@ class ConnectedRanks(Communicator):
             return kind
         self._calls += 1
         return f"{kind}_{self._calls}"
-
-    def _reduce_by(self, settings: Settings, selector: Selector, nccl: bool) -> None:
-        self._reducer = GradientReducer(self, settings, selector, nccl)
-        self._warn(settings, nccl)
 
 
 def _words(data: np.ndarray) -> np.ndarray:

@@ -85,7 +85,8 @@ def text(about: str = "") -> str:
         if about:
             return "\n".join([*parts, *_lines(groups.values())])
         basic = [(title, [entry for entry in flags if entry.option.basic]) for title, flags in groups.values()]
-        return "\n".join([*parts, *_examples(), *_lines(basic), _more(groups)])
+        examples = ["Examples:", *(f"  {what}:\n    {command}" for what, command in EXAMPLES.items()), ""]
+        return "\n".join([*parts, *examples, *_lines(basic), _more(groups)])
     word = about.lower().lstrip("-").replace("-", "_")
     if word in groups:
         title, flags = groups[word]
@@ -118,10 +119,6 @@ def _groups() -> dict[str, Block]:
             listed += [_Entry(name, by_value[v[0]][name], tuple(v)) for v in declared.values()]
         found[flag] = f"Options of --{flag}, each with the values that have it.", listed
     return found
-
-
-def _examples() -> list[str]:
-    return ["Examples:", *(f"  {what}:\n    {command}" for what, command in EXAMPLES.items()), ""]
 
 
 def _more(groups: Iterable[str]) -> str:

@@ -61,7 +61,8 @@ class MetricAverage(keras.callbacks.Callback):
         """Returns the results of all ranks' states together; this rank's states stay as they are."""
         ranks = process.communicator()
         added = _metrics(self.model.metrics) if ranks.size > 1 else ()
-        held = [v for metric in added if _adds_up(metric) for v in metric.variables]
+        # States of Keras's own metrics can be added; of others one cannot know.
+        held = [v for m in added if type(m).__module__.partition(".")[0] == "keras" for v in m.variables]
         own = [v.numpy() for v in held]
         if own:
             vector = np.concatenate([np.ravel(value).astype(np.float64) for value in own])
@@ -86,11 +87,6 @@ def _metrics(found: Any) -> Iterator[keras.metrics.Metric]:
             yield from _metrics(inside)
         else:
             yield metric
-
-
-def _adds_up(metric: keras.metrics.Metric) -> bool:
-    """Returns whether states of a metric can be added: those of Keras's own can; of others one cannot know."""
-    return type(metric).__module__.partition(".")[0] == "keras"
 
 
 def _alike(own: Mapping[str, Any]) -> dict[str, Value]:

@@ -202,10 +202,6 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         """int64 scalars that every step of a phase counts up."""
         return []
 
-    def decay_of(self, index: int) -> float:
-        """The coefficient of weight decay of variable `index`."""
-        return self.decay if index in self.decayed_indices() else 0.0
-
     def decayed_indices(self) -> list[int]:
         """The variables that weight decay acts on."""
         return [i for i, kind in enumerate(self.kinds) if self.options.decay_all or kind is ParameterKind.KERNEL]

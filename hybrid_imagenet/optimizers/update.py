@@ -148,7 +148,7 @@ class Update:
 
     def before(self, phase: int, layout: Layout, weights: tf.Tensor, *given: Any) -> Values:
         """Computes all that gradients do not change; the device does so while it waits for them."""
-        decays = layout.spread_constant(self._decays())
+        decays = layout.spread_constant(self._of_decayed(self._inner.decay))
         return self._early(phase, Scalars(*given), lambda: layout.sums(weights), decays)
 
     def after(
@@ -163,7 +163,7 @@ class Update:
             hyper=self._by_name(given[0]),
             before=_without(before, *_OWN) | new["layers"],
             unscale=before[_UNSCALE],
-            decay=layout.spread_constant(self._decays()) if _DECAY in before else 0.0,
+            decay=layout.spread_constant(self._of_decayed(self._inner.decay)) if _DECAY in before else 0.0,
             scaled_decay=before.get(_DECAY, 0.0),
             spread=layout.spread,
             norms=lambda values: layout.spread(tf.sqrt(layout.sums(values))),
@@ -179,7 +179,7 @@ class Update:
         self, layout: Layout, grads: Mapping[int, tf.Tensor], square_sums: tf.Tensor, phase: int, scalars: Scalars
     ) -> Values:
         """Compiles a program for each shape of a large variable, which it changes in place, and one for all others."""
-        kept, decays = self._kept(phase), self._decays()
+        kept, decays = self._kept(phase), self._of_decayed(self._inner.decay)
         before = self._early(phase, scalars, lambda: _square_sums([v.value for v in kept[WEIGHTS]]), decays)
         new = self._between(phase, square_sums, before, scalars)
         known = before | new["layers"] | {_DECAYS: decays, _FINITE: new[_FINITE]}
@@ -260,9 +260,7 @@ class Update:
         if decays.any():
             own[_DECAY] = decays * scalars.scale
         if self._inner.decoupled:
-            shares = np.zeros(len(self._inner.kinds), np.float32)
-            shares[self._inner.decayed_indices()] = self._inner.decoupled
-            own[_SHRINK] = 1.0 - shares * self._inner.decay_share(hyper)
+            own[_SHRINK] = 1.0 - self._of_decayed(self._inner.decoupled) * self._inner.decay_share(hyper)
         if self._average is not None:
             own[_SHARE] = self._average.share(number)
 
@@ -313,9 +311,11 @@ class Update:
         scale, *counts, norm = (tf.reduce_sum(tf.where(_FIRST, lane, tf.zeros_like(lane))) for lane in lanes)
         return {"scale": scale, "counts": counts, "norm": norm, _FINITE: tf.reduce_any(_FIRST & finite)}
 
-    def _decays(self) -> np.ndarray:
-        """The coefficient of weight decay in the gradient of each variable, float32 [n]."""
-        return np.array([self._inner.decay_of(i) for i in range(len(self._inner.kinds))], np.float32)
+    def _of_decayed(self, coefficient: float) -> np.ndarray:
+        """A coefficient for the variables that weight decay acts on, 0 for the others, float32 [n]."""
+        found = np.zeros(len(self._inner.kinds), np.float32)
+        found[self._inner.decayed_indices()] = coefficient
+        return found
 
 
 _FIRST = np.arange(_LANES) == 0

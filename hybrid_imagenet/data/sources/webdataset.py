@@ -127,7 +127,10 @@ class WebDatasetSource(Source):
     def _load(self, number: int) -> TarIndex:
         name = self._files[number]
         try:
-            index = load(self._directory.path(name), self._directory.index_path(name))
+            path = self._directory.path(name)
+            # Of a local file the index is kept in the user's cache, until the file changes.
+            stored = self._directory.index_path(name) or files.cached_index("tar", _VERSION, of=[path])
+            index = remembered(stored, TarIndex, lambda: scan(path))
         except OSError as error:
             raise UserError(f"{self._directory.where(name)}: cannot be read ({error.strerror or error})") from None
         except ValueError as error:
@@ -248,20 +251,6 @@ class TarIndex:
         """Raises ValueError for samples that were found by other rules."""
         if self.version != _VERSION:
             raise ValueError(f"version {self.version} of the rules")
-
-
-def load(path: Path, stored: Path | None) -> TarIndex:
-    """Returns the index of a tar file from where it is stored, else from the file, and stores it.
-
-    Args:
-      path: the file.
-      stored: where the index is kept; None for the user's cache, until the file changes.
-
-    Raises:
-      OSError, ValueError: as `scan`.
-    """
-    stored = stored or files.cached_index("tar", _VERSION, of=[path])
-    return remembered(stored, TarIndex, lambda: scan(path))
 
 
 def scan(path: Path) -> TarIndex:

@@ -234,7 +234,8 @@ def _record(source: Source, index: int, settings: Settings) -> bytes:
     try:
         kind, height, width = images.probe(content)
         if kind == images.RAW:
-            content = as_png(content)
+            # No other program reads such pixels as they are; a PNG keeps them exactly.
+            content = images.encoded(images.picture(content), "PNG")
         if settings.resize is not None:
             content, height, width = reduced(content, kind, height, width, settings.resize, settings.quality)
     except ValueError as error:
@@ -251,11 +252,6 @@ def _record(source: Source, index: int, settings: Settings) -> bytes:
             }
         )
     )
-
-
-def as_png(content: bytes) -> bytes:
-    """Pixels that no other program reads as they are as a PNG, which keeps them exactly."""
-    return images.encoded(images.picture(content), "PNG")
 
 
 def reduced(content: bytes, kind: int, height: int, width: int, shorter: int, quality: int) -> tuple[bytes, int, int]:

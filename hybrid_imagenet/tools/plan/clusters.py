@@ -7,7 +7,7 @@ import re
 
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.analysis.cost_model import Link, Topology
-from hybrid_imagenet.analysis.published import GPUS, GpuSpeed
+from hybrid_imagenet.analysis.published import GpuSpeed
 from hybrid_imagenet.errors import UserError
 
 
@@ -57,11 +57,6 @@ class Cluster:
     speeds: dict[str, Speed]
     batch: int
     jitter: float
-
-    @property
-    def gpu_title(self) -> str:
-        """The name of its GPU."""
-        return GPUS[self.gpu].title
 
     def topology(self, hosts: int) -> Topology:
         """The same cluster with another number of hosts."""

@@ -25,16 +25,11 @@ _FOOTNOTES = (
 _REFERENCE = "to 75.9 %: epochs of MLPerf's reference at the batch; a dash where it has none."
 
 
-def help_text() -> str:
-    """All flags with their defaults."""
-    return "\n".join([_USAGE, *entries(settings.Plan)])
-
-
 @command_line.program
 def main(arguments: Sequence[str]) -> None:
     """Runs the planner."""
     helps = {"-h", "--help"} & set(arguments)
-    print(help_text() if helps else "\n".join(lines(settings.parse(arguments))))
+    print("\n".join([_USAGE, *entries(settings.Plan)] if helps else lines(settings.parse(arguments))))
 
 
 def lines(plan: settings.Plan) -> list[str]:

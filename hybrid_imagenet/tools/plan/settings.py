@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
+from hybrid_imagenet.analysis.published import GPUS
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import mlperf
@@ -97,18 +98,18 @@ def _one_gpu(plan: Plan, cluster: Cluster) -> OneGpu:
         return OneGpu("", batch, batch / plan.images_per_second, "given")
     if plan.speed not in ("published", "own"):
         return read_report(plan.speed, plan.model, plan.per_gpu_batch)
-    precision = plan.precision or next(iter(cluster.speeds))
+    precision, title = plan.precision or next(iter(cluster.speeds)), GPUS[cluster.gpu].title
     speed = cluster.speeds.get(precision) if plan.speed == "published" else own_speed(cluster.gpu, precision)
     if speed is None:
         flag = f"precision={precision}" if plan.speed == "published" else "speed=own"
         raise UserError(
-            f"--{flag}: none is known for {cluster.gpu_title} in {precision}; give --images_per_second, or "
+            f"--{flag}: none is known for {title} in {precision}; give --images_per_second, or "
             "--speed=FILE with the report.json of hybrid-imagenet bench gpu"
         )
     # Other networks are taken to run at ResNet-50's operations per second.
     operations = {name: sum(layer.operations for layer in layers_of(name)) for name in (plan.model, "resnet50")}
     scale = operations[plan.model] / operations["resnet50"]
-    return OneGpu(cluster.gpu_title, batch, speed.seconds(batch) * scale, speed.source)
+    return OneGpu(title, batch, speed.seconds(batch) * scale, speed.source)
 
 
 def read_report(path: str, model: str, batch: int | None) -> OneGpu:
