@@ -222,6 +222,6 @@ def check_known(built_on: Sequence[keras.Variable], variables: Sequence[keras.Va
     """Raises ValueError if variables are not those that an optimizer was built on, in their order."""
     if list(map(id, variables)) != list(map(id, built_on)):
         raise ValueError(
-            "these are not the variables that the optimizer was built on: after a change of `trainable`, compile the "
-            "model with a new optimizer"
+            "these are not the variables that the optimizer was built on, in their order: after a change of "
+            "`trainable`, compile the model with a new optimizer"
         )
