@@ -13,7 +13,7 @@ import pytest
 from hybrid_imagenet import data
 from hybrid_imagenet.data import pipeline, remote
 from hybrid_imagenet.data.sources import webdataset as tar_index
-from hybrid_imagenet.data.sources.base import BadRecord
+from hybrid_imagenet.data.sources.base import BadRecord, write_index
 from hybrid_imagenet.errors import EXIT_STALLED, UserError
 from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.numerics.shard_order import ShardOrder
@@ -292,8 +292,7 @@ def test_an_index_does_not_outlive_its_copy(tmp_path, serve):
     assert first.read_one(0)[1] == 0
     copy = next(copies.rglob("*train-0000.tar"))
     other = tmp_path / "set" / "train-0001.tar"
-    (copy.with_name(f"{copy.name}.index.npz")).write_bytes(b"")
-    tar_index.load(other, copy.with_name(f"{copy.name}.index.npz"))  # as of a copy that was wrong
+    write_index(copy.with_name(f"{copy.name}.index.npz"), tar_index.scan(other))  # as of a copy that was wrong
     copy.unlink()
     second = data.open_source("webdataset", server.url, cache_dir=str(copies))
     assert [second.read_one(index)[1] for index in range(6)] == list(range(6))
