@@ -8,13 +8,17 @@ must connect before TensorFlow is used, so with it `init` does.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import pkgutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 
 from hybrid_imagenet.comm import clusters, lost_rank
@@ -28,6 +32,7 @@ from hybrid_imagenet.stages import START
 
 ENGINE_VARIABLE = "HYBRID_IMAGENET_ENGINE"
 """Where `hybrid-imagenet run` tells the ranks of all hosts which engine --engine=auto means."""
+_ALIKE = ("tensorflow", "tensorflow_cpu", "keras", "numpy", "horovod")  # packages whose versions must not differ
 _FIRST_SPEAKS = 1.0  # seconds for rank 0 to print an error of all ranks: the launcher ends it when another rank ends
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
 
@@ -109,7 +114,35 @@ def connect(place: Placement, settings: Settings, others: Sequence[Settings] = (
             "--engine=tensorflow (for a FILE, HYBRID_IMAGENET_ENGINE=tensorflow)"
         ) from None
     connected: Communicator = communicator(settings, others=others)
+    _check_programs(connected, program() if place.local_rank == 0 else None)
     return connected
+
+
+def program() -> dict[str, str]:
+    """What all hosts must have alike: a digest of this package's files, and versions of what it computes with."""
+    folder, digest, found = Path(__file__).parents[1], hashlib.sha256(), {}
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    for name in _ALIKE:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return {"hybrid_imagenet": digest.hexdigest()[:12]} | found
+
+
+def _check_programs(ranks: Communicator, own: Mapping[str, str] | None) -> None:
+    """Compares the hosts' programs; every rank calls it, those that are not the first of their host with None.
+
+    Raises:
+      SharedError: on all ranks, naming the first host that has another program than rank 0's.
+    """
+    first, *others = ranks.allgather_object(own)
+    for host, found in zip(ranks.hosts[1:], others, strict=True):
+        if found is not None and found != first:
+            names = [name for name in first | found if first.get(name) != found.get(name)]
+            raise SharedError(
+                f"host {host} has another version of {', '.join(names)} than {ranks.hosts[0]}: run launch/setup.sh of "
+                "the same commit on all hosts"
+            )
 
 
 @dataclasses.dataclass

@@ -9,7 +9,7 @@ import importlib.util
 import math
 import typing
 
-from hybrid_imagenet.config.derived import batches, check_groups, first_batch, sizes
+from hybrid_imagenet.config.derived import batches, check_groups, sizes
 from hybrid_imagenet.errors import UserError, counted
 from hybrid_imagenet.numerics import torus
 from hybrid_imagenet.numerics.schedules import FIXED
@@ -86,11 +86,6 @@ def _batches_are_possible(config: RunConfig) -> None:
         schedule = batches(config)
     except ValueError as error:
         raise UserError(f"--batch_schedule: {error}") from None
-    first = first_batch(config)
-    if first.per_gpu_batch != config.per_gpu_batch and config.origins["per_gpu_batch"] is Origin.COMMAND_LINE:
-        raise UserError(
-            f"--per_gpu_batch={config.per_gpu_batch}: --batch_schedule begins with {first.per_gpu_batch}: omit one"
-        )
     if config.sync_batch_norm and any(stage.accumulation > 1 for stage in schedule.stages):
         raise UserError(
             "--gradient_accumulation_steps above 1 cannot be combined with --sync_batch_norm: statistics over all "

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 
 from hybrid_imagenet import comm
-from hybrid_imagenet.comm import Settings, hosts
+from hybrid_imagenet.comm import Settings, hosts, process
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.errors import UserError
@@ -102,6 +102,8 @@ def errors(engine: str = "horovod") -> list:
         message(c.agree, "--x=1: too small" if c.rank == 0 else None),
         message(c.broadcast_variables, [tf.Variable(tf.zeros([2 + c.rank]))]),
         message(c.reduce_gradients, [tf.zeros([2])], [f"layer_{c.rank}"]),
+        message(process._check_programs, c, None if c.rank == 1 else process.program()),
+        message(process._check_programs, c, process.program() | ({"keras": "3.0"} if c.rank else {})),
     ]
 
 

@@ -1,6 +1,7 @@
 """Collectives between real ranks."""
 
 import math
+import re
 
 import pytest
 
@@ -51,11 +52,13 @@ def test_collectives_of_one_rank(launcher):
 def test_errors_of_some_ranks_end_all(pools, engine):
     outcomes = pools["tensorflow" if engine == "tensorflow" else 4].call(programs.errors, engine)
     assert all(out == outcomes[0] for out in outcomes)
-    reading, small, variables, gradients = outcomes[0]
+    reading, small, variables, gradients, alike, others = outcomes[0]
     assert reading.startswith("rank 1 on ") and reading.endswith(": cannot read")
     assert small == "--x=1: too small"
     assert variables.startswith("rank 1 on ") and "the 1 variables to broadcast differ" in variables
     assert gradients.startswith("rank 1 on ") and "gradients differ" in gradients
+    assert alike is None
+    assert re.match(r"host \S+ has another version of keras than \S+: run launch/setup.sh of the same commit", others)
 
 
 @pytest.mark.parametrize("engine", ["horovod", pytest.param("tensorflow", marks=pytest.mark.slow)])
