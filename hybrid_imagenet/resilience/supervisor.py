@@ -96,6 +96,7 @@ _LONGEST = 50  # lines of a block
 _WHY = re.compile(rb"error: |rank \d+: unexpected error")  # how a rank's own words on its end begin
 # ssh's words for a name that it cannot resolve, whatever launcher has called it.
 _UNKNOWN_HOST = re.compile(rb"ssh: Could not resolve hostname ([^:\s]+)")
+_NO_PROGRAM = re.compile(rb"/orted: (No such file|not found|Permission denied)")  # a shell's, on another host
 _NO_LOGIN = re.compile(rb"^Host key verification failed|: Permission denied \(")  # ssh's
 
 
@@ -212,6 +213,7 @@ class Supervisor:
         self._word = secrets.token_hex(16)
         self._ends: list[tuple[float, exit_code.End]] = []
         self._unknown = ""  # a host whose name ssh does not know
+        self._no_program = False  # a host has no Open MPI at the path that it has here
         self._no_login = False  # ssh has said that a host lets it not in
         self._reports = LauncherReports()
         self._places, self._arrivals = list(places), arrivals.Arrivals(places)
@@ -301,6 +303,7 @@ class Supervisor:
                 self._loss = self._loss or own
             elif not _GREETINGS.search(line) and not _LOST.search(own.rstrip()):
                 self._explained = self._explained or bool(_WHY.match(own))
+                self._no_program = self._no_program or bool(_NO_PROGRAM.search(own))
                 self._no_login = self._no_login or bool(_NO_LOGIN.search(own))
                 _print(line)
 
@@ -357,9 +360,10 @@ class Supervisor:
             print(_of_killed(killed), file=sys.stderr)
             return 128 + killed.signal
         if lost and code and not REQUESTS.stop:
-            self._loss = (
-                f"error: the connection to host {printable(lost)} is lost; start again with --resume\n".encode()
-            )
+            what = f"the connection to host {printable(lost)} is lost; start again with --resume"
+            if self._places and not self._arrivals.any:
+                what = f"host {printable(lost)} cannot be reached: check its name, the port and sshd there"
+            self._loss = f"error: {what}\n".encode()
         if self._loss and not self._explained:
             _print(self._loss)
         if code == EXIT_PREEMPTED and ends and not told:
@@ -380,6 +384,9 @@ class Supervisor:
             return EXIT_USAGE
         if by_ssh and not told and self._no_login:
             print("error: ssh must log in without a password: check with hybrid-imagenet doctor -H", file=sys.stderr)
+            return EXIT_USAGE
+        if self._no_program and not told:
+            print("error: a host has no environment where this one has it: run launch/setup.sh there", file=sys.stderr)
             return EXIT_USAGE
         if (by_ssh or lost) and not told:
             if not lost:

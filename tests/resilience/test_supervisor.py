@@ -69,6 +69,13 @@ def test_a_host_that_lets_ssh_not_in_is_no_lost_connection(said):
     assert err.splitlines() == [said, "error: ssh must log in without a password: check with hybrid-imagenet doctor -H"]
 
 
+def test_a_host_without_the_environment_is_no_unknown_failure():
+    said = "bash: line 1: /opt/clone/.venv/bin/orted: No such file or directory"
+    code, _, err, _ = finish(start(f"echo '{said}' >&2; exit 127"))
+    assert code == 2
+    assert err.splitlines()[-1].endswith("run launch/setup.sh there")
+
+
 def test_a_program_may_end_with_255_itself(tmp_path):
     (tmp_path / "said").write_text(
         REPORT.replace("noticed that process rank 3", "detected that one or more processes exited with non-zero status")
