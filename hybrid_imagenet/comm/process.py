@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from hybrid_imagenet.comm import clusters, lost_rank
+from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import RANK_VARIABLE, Placement, configure_tensorflow, placement, prepare
 from hybrid_imagenet.comm.settings import ENGINES, Settings
@@ -82,7 +82,7 @@ def ready(threads: int | None = None, *, persistent_batch_norm: bool = True) -> 
     return place
 
 
-def engine_of(asked: str) -> str:
+def engine_of(asked: str, *, by_mpi: bool | None = None) -> str:
     """The engine that connects the ranks: the one that is asked for, or that the launcher has chosen for all hosts.
 
     Else Horovod where it is installed and an MPI has started the ranks, and TensorFlow's own without it.
@@ -92,8 +92,9 @@ def engine_of(asked: str) -> str:
     chosen = next((name for name in ENGINES if name == os.environ.get(ENGINE_VARIABLE)), None)
     if chosen is not None:
         return chosen
-    by_mpi = {RANK_VARIABLE, "PMIX_RANK"} & os.environ.keys()
-    if not by_mpi and clusters.read(os.environ) is not None:
+    if by_mpi is None:
+        by_mpi = bool({RANK_VARIABLE, "PMIX_RANK"} & os.environ.keys()) or placement().size == 1
+    if not by_mpi:
         return "tensorflow"
     return "horovod" if importlib.util.find_spec("horovod") else "tensorflow"
 

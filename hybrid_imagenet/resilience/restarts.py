@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import sys
 import threading
@@ -28,6 +29,7 @@ from hybrid_imagenet.errors import (
 )
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.resilience.supervisor import Supervisor
+from hybrid_imagenet.stages import STARTED_VARIABLE
 
 _FINAL = (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_INTERRUPTED)
 _LOOK = 0.5  # seconds between two looks at hosts or a lock
@@ -84,6 +86,7 @@ class Restarts:
             again = bool(done) or self._joined
             if again:
                 self._wait_for_lock()
+                os.environ[STARTED_VARIABLE] = f"{time.time():.3f}"  # what a rank says of its start is of this attempt
             code, lost_host = self._attempt(slots, resume=again and self._holds_a_run())
             if REQUESTS.stop:
                 return code

@@ -179,7 +179,7 @@ def _prepare_environment(options: argparse.Namespace) -> None:
     if options.interface:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", options.interface)
     os.environ.setdefault(
-        ENGINE_VARIABLE, engine_of("auto")
+        ENGINE_VARIABLE, engine_of("auto", by_mpi=True)
     )  # the same on all hosts, or one of them says what it lacks
 
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import threading
 import time
 
@@ -38,6 +39,7 @@ class Job:
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch):
     monkeypatch.setattr(restarts, "_LOOK", 0.01)
+    monkeypatch.setenv(restarts.STARTED_VARIABLE, "0")
 
 
 def play(tmp_path, ends, *, hosts=None, keeps=True, **policy):
@@ -59,6 +61,7 @@ def play(tmp_path, ends, *, hosts=None, keeps=True, **policy):
 def test_a_lost_rank_starts_the_job_again_from_its_checkpoint(tmp_path, capfd):
     code, started = play(tmp_path, [(137, 40, 20), (4, 90, 80), (0, 120, 120)])
     assert code == 0
+    assert float(os.environ[restarts.STARTED_VARIABLE]) > 0  # a start is that of its attempt
     assert [(ranks, resume) for _, ranks, resume in started] == [(4, False), (4, True), (4, True)]
     errors = capfd.readouterr().err
     assert "restart 1 of 3 (exit code 137), from the checkpoint of step 20" in errors
