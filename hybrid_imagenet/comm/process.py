@@ -123,7 +123,9 @@ def program() -> dict[str, str]:
     """What all hosts must have alike: a digest of this package's files, and versions of what it computes with."""
     folder, digest, found = Path(__file__).parents[1], hashlib.sha256(), {}
     for path in sorted(folder.rglob("*.py")):
-        digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+        name = str(path.relative_to(folder))
+        if "/." not in f"/{name}":  # what editors keep beside a file
+            digest.update(name.encode() + path.read_bytes())
     for name in _ALIKE:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)

@@ -12,7 +12,7 @@ import typing
 from hybrid_imagenet.config.derived import batches, check_groups, sizes
 from hybrid_imagenet.errors import UserError, counted
 from hybrid_imagenet.numerics import torus
-from hybrid_imagenet.numerics.schedules import FIXED
+from hybrid_imagenet.numerics.schedules import FIXED, PUBLISHED
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Origin
 
@@ -69,8 +69,7 @@ def _schedule_is_possible(config: RunConfig) -> None:
         raise UserError(
             f"--optimizer={config.optimizer}: the learning rates of --lr_schedule=mlperf are those of LARS: give --lr"
         )
-    published = ("lr", "lr_scaling", "warmup_start_lr") if config.lr_schedule in FIXED else ()
-    for name in published:
+    for name in PUBLISHED if config.lr_schedule in FIXED else ():
         if config.origins.get(name) is Origin.COMMAND_LINE:
             raise UserError(
                 f"--{name} cannot be combined with --lr_schedule={config.lr_schedule}, whose rates are the paper's: "

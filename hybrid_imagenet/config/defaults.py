@@ -6,6 +6,7 @@ comes out needs no further look at defaults.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,9 @@ def complete(config: RunConfig) -> RunConfig:
     first = derived.first_batch(config)
     found = {"per_gpu_batch": first.per_gpu_batch, "gradient_accumulation_steps": first.accumulation}
     if found.items() - config.values().items():
+        if config.origins["per_gpu_batch"] is Origin.COMMAND_LINE:
+            note = f"command line has {config.per_gpu_batch}, but --batch_schedule begins with {first.per_gpu_batch}"
+            config = dataclasses.replace(config, dropped={**config.dropped, "per_gpu_batch": note})
         config = config.replace(config.origins["batch_schedule"], **found)
     window = registry.of(config.dataset).url_window
     if config.shuffle_window is None and "://" in (config.data_dir or "") and window:

@@ -215,6 +215,7 @@ SCHEDULES: dict[str, type[Decay]] = {
     "mlperf": MLPerf,
 }
 FIXED = tuple(name for name, decay in SCHEDULES.items() if decay.fixed)
+PUBLISHED = ("lr", "lr_scaling", "warmup_start_lr")  # flags of which the schedules in `FIXED` make no use
 
 
 def linear(epoch: float, start: float, peak: float, epochs: float) -> float:

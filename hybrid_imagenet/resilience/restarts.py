@@ -75,6 +75,8 @@ class Restarts:
         """
         self._policy, self._hosts, self._start, self._run_dir = policy, hosts, start, run_dir
         self._joined = False
+        self._worked: set[str] = set()  # hosts of the last attempt that could start
+        self._left_out: set[str] = set()
 
     def run(self) -> int:
         """Returns the exit code of the last attempt."""
@@ -90,6 +92,12 @@ class Restarts:
             code, lost_host = self._attempt(slots, resume=again and self._holds_a_run())
             if REQUESTS.stop:
                 return code
+            if code != EXIT_USAGE:
+                self._worked = set(slots)
+            elif (new := set(slots) - self._worked) and self._worked:
+                _say(f"leaves out {', '.join(sorted(new))}: the job could not start there")
+                self._left_out |= new
+                continue
             if self._joined and code == EXIT_PREEMPTED:
                 continue
             if code in _FINAL or (code == EXIT_PREEMPTED and not lost_host):
@@ -122,7 +130,7 @@ class Restarts:
         if ranks == self._policy.most or ended.wait(self._policy.interval):
             return
         while not ended.wait(_LOOK):
-            slots = sum(self._hosts().values())
+            slots = sum(self._usable().values())
             if slots > ranks and (self._run_dir is None or self._newest_checkpoint() >= 0):
                 self._joined = True
                 job.ask_to_stop(f"{slots} slots in place of {ranks}: the ranks save and start again on more hosts")
@@ -131,7 +139,7 @@ class Restarts:
     def _wait_for_hosts(self) -> dict[str, int] | None:
         """Returns the hosts once there are slots for enough ranks; None if that takes too long, or after a signal."""
         until, told = time.monotonic() + self._policy.wait, False
-        while sum((slots := dict(self._hosts())).values()) < self._policy.least:
+        while sum((slots := self._usable()).values()) < self._policy.least:
             have = sum(slots.values())
             if REQUESTS.stop:
                 return None
@@ -143,6 +151,9 @@ class Restarts:
                 told = True
             time.sleep(_LOOK)
         return slots
+
+    def _usable(self) -> dict[str, int]:
+        return {host: slots for host, slots in self._hosts().items() if host not in self._left_out}
 
     def _wait_for_lock(self) -> None:
         """Waits until no rank of an earlier attempt holds the run directory; one that stays is left to the job."""

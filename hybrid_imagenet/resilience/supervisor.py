@@ -202,7 +202,7 @@ class Supervisor:
           ssh_port: port of sshd on the hosts, for mpirun; None leaves it to ssh's configuration.
           accept_new_host_keys: let ssh trust hosts that it does not know yet; a key that has changed is refused.
           saves: the ranks save when they are asked to stop; a program of the user's own does not.
-          places: the host of each rank, where the launcher starts the program of this package.
+          places: the host of each rank, where these say when they have started.
         """
         self._saves = saves
         self._command = list(command)
@@ -366,7 +366,7 @@ class Supervisor:
             self._loss = f"error: {what}\n".encode()
         if self._loss and not self._explained:
             _print(self._loss)
-        if code == EXIT_PREEMPTED and ends and not told:
+        if (code == EXIT_PREEMPTED or code in _BY_SIGNAL) and ends and not told:
             return self._unsaved()
         if code in (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED, EXIT_PREEMPTED):
             return code

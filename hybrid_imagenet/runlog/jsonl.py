@@ -23,7 +23,7 @@ KEYS: Mapping[str, str] = {
     "step": "steps done since the start of the run",
     "position": "fractional epochs done",
     "seconds": "seconds since the start of the run, over all its sessions",
-    "train_loss": "mean training loss in nats, over the epoch or since the last step record",
+    "train_loss": "mean training loss in nats since the last epoch record, or on rank 0 since the last step record",
     "train_top1": "fraction of training images whose first guess was right",
     "train_top5": "fraction of training images whose class was among five guesses",
     "val_loss": "mean validation loss in nats",

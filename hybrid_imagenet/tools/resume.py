@@ -13,12 +13,13 @@ from typing import Any
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.files import read_json
+from hybrid_imagenet.numerics.schedules import FIXED, PUBLISHED
 from hybrid_imagenet.options import Origin, underscored
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.run import written
 
 _GIVEN = (Origin.COMMAND_LINE.value, Origin.FLAGFILE.value)  # of what a person has set; the rest follows from it
-_OF_ONE_START = ("run_dir", "resume", "max_steps", "print_config", "check_only")
+_OF_ONE_START = ("run_dir", "resume", "max_steps", "print_config", "print_config_gpus", "check_only")
 _SECRET = "***"
 
 
@@ -42,6 +43,8 @@ def command(
         raise UserError(f"{run / 'config.json'}: holds no flags of a run; restore it from a copy")
     new = {underscored(word)[2:].partition("=")[0] for word in words}
     new |= {name.removeprefix("no") for name in new}
+    if flags.get("lr_schedule") in FIXED:  # a flag file may hold for several recipes
+        new |= set(PUBLISHED)
     kept = [
         _flag(name, value)
         for name, value in flags.items()

@@ -219,6 +219,8 @@ def _run(options: argparse.Namespace, flags: list[str], stall: float, config: Ru
         run_dir = run_directories.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
     own = [f"--run_dir={run_dir}"] if run_dir is not None else []
 
+    announced = config is not None and bool(config.stall_timeout)  # ranks that are watched say that they have started
+
     def start(slots: Mapping[str, int], ranks: int, resume: bool) -> supervisor.Supervisor:
         program = [*_program(options, flags), *own, *(["--resume"] if resume and own else [])]
         command = launcher(options, program, slots, ranks)
@@ -229,7 +231,7 @@ def _run(options: argparse.Namespace, flags: list[str], stall: float, config: Ru
             ssh_port=options.ssh_port,
             accept_new_host_keys=options.accept_new_host_keys,
             saves=not options.program,
-            places=[host for host in ordered for _ in range(slots[host])] if config is not None else (),
+            places=[host for host in ordered for _ in range(slots[host])] if announced and ranks > 1 else (),
         )
 
     if not options.max_restarts and not options.script:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +13,12 @@ import tensorflow as tf
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.data.sources.base import Source
-from hybrid_imagenet.errors import without_secrets
+from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.training.accumulators import from_vector
 from hybrid_imagenet.training.step import EvaluationStep
 
 _WORST = 20  # images that image_results names
+_AGREE_EVERY = 50  # batches after which all ranks hear of one that cannot read on
 
 
 class Validation:
@@ -68,13 +70,22 @@ class Validation:
         self._step.sums.reset()
         results = []  # fetched after the pass, so that no batch waits for the one before
         self.start_seconds = 0.0
-        with self._ranks.together():
-            for batch in self._batches:
-                began = time.perf_counter()
-                results.append(self._step(batch))
-                if not self._compiled:  # the call returns when the step is compiled
-                    self.start_seconds, self._compiled = time.perf_counter() - began, True
-                note()
+        batches = iter(self._batches)
+        for number in itertools.count(1):
+            batch = failure = None
+            try:
+                batch = next(batches, None)
+            except UserError as error:
+                failure = error
+            if batch is None or number % _AGREE_EVERY == 0:
+                self._ranks.agree(failure)
+            if batch is None:
+                break
+            began = time.perf_counter()
+            results.append(self._step(batch))
+            if not self._compiled:  # the call returns when the step is compiled
+                self.start_seconds, self._compiled = time.perf_counter() - began, True
+            note()
         found = np.zeros((len(results), self._ranks.size, self._batch, 3), np.float32)
         for rows, result in zip(found[:, self._ranks.rank], results, strict=True):
             rows[:] = result.numpy()

@@ -67,7 +67,10 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
         found.checked.append("not checked: files, as the ranks run on other hosts")
     elif placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
         _check_disk(config, found)
-    found.warnings.extend(_flat_warmup(config))
+    if placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
+        found.warnings.extend(_flat_warmup(config))
+        if note := config.dropped.get("per_gpu_batch"):
+            found.warnings.append(f"--per_gpu_batch is not used: {note}")
     return found
 
 

@@ -107,6 +107,7 @@ def test_the_batch_of_a_run_is_that_with_which_its_schedule_begins():
     )
     assert (schedule.per_gpu_batch, schedule.gradient_accumulation_steps) == (32, 2)
     assert schedule.bn_group == plain.bn_group > 1
+    assert schedule.dropped["per_gpu_batch"] == "command line has 256, but --batch_schedule begins with 32"
 
 
 def test_flags_answer_without_tensorflow(monkeypatch):

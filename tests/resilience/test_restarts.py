@@ -125,6 +125,14 @@ def test_the_job_continues_on_the_hosts_that_are_left(tmp_path):
     assert (code, started[1]) == (0, ({"a": 2}, 2, True))
 
 
+def test_a_host_on_which_the_job_cannot_start_is_left_out(tmp_path, capfd):
+    looks = iter([{"a": 2}, {"a": 2, "b": 2}])
+    ends = [(4, 40, 20), (2, 40, 20), (0, 60, 60)]
+    code, started = play(tmp_path, ends, hosts=lambda: next(looks, {"a": 2, "b": 2}), most=4)
+    assert (code, [set(slots) for slots, *_ in started]) == (0, [{"a"}, {"a", "b"}, {"a"}])
+    assert "leaves out b: the job could not start there" in capfd.readouterr().err
+
+
 def test_without_enough_hosts_it_waits_and_then_ends(tmp_path, capfd):
     assert play(tmp_path, [], hosts=lambda: {"a": 1}, least=3) == (4, [])
     errors = capfd.readouterr().err

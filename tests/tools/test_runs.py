@@ -89,6 +89,12 @@ def test_a_run_is_resumed_with_its_own_flags_and_new_ones_win(tmp_path):
     ]
 
 
+def test_what_a_published_schedule_has_no_use_for_is_not_given_again(tmp_path):
+    described = stored("--recipe=flash_a", "--dataset=digits")
+    described["flags"]["lr"], described["origins"]["lr"] = 0.1, "flagfile"
+    assert not [word for word in resume.command(tmp_path, described, []) if word.startswith("--lr")]
+
+
 @pytest.mark.parametrize(
     ("ranks", "hosts", "given", "start"),
     [

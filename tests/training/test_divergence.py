@@ -80,7 +80,9 @@ def test_the_alarm_of_any_rank_ends_all_at_the_step_that_went_wrong(loss, why):
     watch = DivergenceGuard(state, lambda: alarms[0], lambda own: alarms, 230.0)
     watch.look()  # no step was done
     state.step = 19
-    with pytest.raises(DivergedError, match=f"step 14: the loss is .*, {why}: training has diverged; lower --lr"):
+    with pytest.raises(
+        DivergedError, match=f"step 14: the loss is .*, {why}: training has diverged; lower the learning"
+    ):
         watch.look()
 
 

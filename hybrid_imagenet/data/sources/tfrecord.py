@@ -70,7 +70,7 @@ class ShardSource(Source):
     """Gives random access to the records of a split's shards.
 
     Two forms of Example are read: `image/encoded` with `image/class/label` counted from 1, and `image` with `label`
-    counted from 0. Checksums are verified at every read. A label below the first ends reading with UserError.
+    counted from 0. Checksums are verified at every read.
 
     Args:
       files: the shards in order.
@@ -127,10 +127,8 @@ class ShardSource(Source):
             image, label = features.get(form.image), features.get(form.label)
             if isinstance(image, bytes) and isinstance(label, int):
                 if 0 <= label < form.first:  # all other labels would be those of their neighbors
-                    raise UserError(
-                        f"{file}, offset {offset}: {form.label} is {label}, and counts from {form.first}: write labels "
-                        f"counted from 0 as {PLAIN_KEYS.image} and {PLAIN_KEYS.label}"
-                    )
+                    reason = f"{form.label} is {label}, but counts from {form.first}: labels from 0 are to be in "
+                    raise BadRecord(file, offset, f"{reason}{PLAIN_KEYS.label}, their images in {PLAIN_KEYS.image}")
                 return image, self._checked_label(index, label - form.first)
         wanted = " or ".join(f"{form.image} with {form.label}" for form in self._keys)
         raise BadRecord(file, offset, f"the Example has no {wanted}")
@@ -200,10 +198,12 @@ def find_shards(directory: Path, split: str) -> tuple[Path, ...]:
 def _by_word(directory: Path) -> tuple[list[str], Callable[[str], list[str]]]:
     """Returns what looks like a shard by its name, and a function that finds those of a split's word.
 
-    Shards lie in the directory, or in one for each split: `train/train-00000-of-01024` (TensorFlow's imagenet_to_gcs).
+    Shards lie in the directory, or if none does in one for each split, as TensorFlow's imagenet_to_gcs.py writes them:
+    `train/train-00000-of-01024`.
     """
     bases = {name: PurePath(name).name for name in Directory(str(directory)).names()}
     names = [name for name, base in bases.items() if _LIKE_SHARD.match(base)]
+    names = [name for name in names if name == bases[name]] or names
     words = {name: match["stem"].removesuffix(".tfrecord") for name in names if (match := _SHARD.match(bases[name]))}
     return names, lambda word: [name for name, stem in words.items() if stem.rpartition("-")[2] == word]
 
