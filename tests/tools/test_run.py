@@ -70,11 +70,12 @@ def test_the_disk_is_checked_here_if_rank_0_runs_here(where, told, monkeypatch, 
     """Ranks learn that it was."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(run.preflight.CHECKED_VARIABLE, "")
-    seen = []
+    seen, awaited = [], []
 
     class Supervisor:
-        def __init__(self, *_, **__):
+        def __init__(self, *_, places, **__):
             seen.append(os.environ[run.preflight.CHECKED_VARIABLE])
+            awaited.append(len(places))
 
         def run(self):
             return 0
@@ -82,6 +83,8 @@ def test_the_disk_is_checked_here_if_rank_0_runs_here(where, told, monkeypatch, 
     monkeypatch.setattr(run.supervisor, "Supervisor", Supervisor)
     assert run.main(["-np", "2", *where, "--", *DIGITS]) == 0
     assert seen == [told]
+    assert run.main(["-np", "1", "--", *DIGITS]) == run.main(["-np", "2", "--", *DIGITS, "--stall_timeout=0"]) == 0
+    assert awaited == [2, 0, 0]  # others do not say that they have started
     monkeypatch.setenv(run.preflight.CHECKED_VARIABLE, "")
     assert run.main(["-np", "2", *where, "--", "--dataset=digts"]) == (2 if told else 0)
 
