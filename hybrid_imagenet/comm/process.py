@@ -120,7 +120,10 @@ def connect(place: Placement, settings: Settings, others: Sequence[Settings] = (
 
 
 def program() -> dict[str, str]:
-    """What all hosts must have alike: a digest of this package's files, and versions of what it computes with."""
+    """What all hosts must have alike: a digest of this package's files, and versions of what it computes with.
+
+    The doctor's probe has a digest of its own: it runs on hosts without the package.
+    """
     folder, digest, found = Path(__file__).parents[1], hashlib.sha256(), {}
     for path in sorted(folder.rglob("*.py")):
         name = str(path.relative_to(folder))

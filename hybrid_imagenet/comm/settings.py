@@ -78,7 +78,7 @@ class Communication:
     engine: str = option(
         "auto",
         "Connection between ranks: Horovod, or TensorFlow's own collective operations; auto takes Horovod where it is "
-        "installed.",
+        "installed and MPI has started the ranks.",
         choices=("auto", *ENGINES),
     )
     allreduce: str = option(

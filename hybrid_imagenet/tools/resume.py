@@ -43,12 +43,11 @@ def command(
         raise UserError(f"{run / 'config.json'}: holds no flags of a run; restore it from a copy")
     new = {underscored(word)[2:].partition("=")[0] for word in words}
     new |= {name.removeprefix("no") for name in new}
-    if flags.get("lr_schedule") in FIXED:  # a flag file may hold for several recipes
-        new |= set(PUBLISHED)
+    unused = PUBLISHED if flags.get("lr_schedule") in FIXED else ()  # a flag file may hold for several recipes
     kept = [
         _flag(name, value)
         for name, value in flags.items()
-        if origins.get(name) in _GIVEN and name in configuration.OPTIONS and name not in (*_OF_ONE_START, *new)
+        if origins.get(name) in _GIVEN and name in configuration.OPTIONS and name not in (*_OF_ONE_START, *unused, *new)
     ]
     if hidden := [word for word in kept if _SECRET in word]:
         raise UserError(f"{hidden[0]}: the password is not stored; give the flag again")

@@ -278,7 +278,7 @@ class Trainer:
         parts = self.parts
         found = list(dict.fromkeys(f"data: {note}" for source in parts.sources.values() for note in source.notes))
         if parts.data.length.reached(parts.state.cursor, parts.state.step):
-            found.append(f"nothing is left to train after step {parts.state.step}: more --epochs or --max_steps go on")
+            found.append(f"the run was over at step {parts.state.step}: raise --epochs or --max_steps to train further")
         elif parts.state.step:
             start = parts.data.order.position(parts.state.cursor)
             rate = self._scheduled()["learning_rate"]

@@ -209,6 +209,11 @@ def test_a_damaged_shard_is_refused_with_file_and_offset(damage, place, reason, 
         ("no_such_set", lambda d: None, "--dataset=no_such_set: unknown"),
         ("imagenet2012", lambda d: None, "is not prepared in"),
         ("imagenet2012", lambda d: (d / "train").mkdir(), "it looks like --dataset=folder"),
+        (
+            "imagenet2012",
+            lambda d: support.write_shards(d / "train", "train", support.tiny("train")),
+            "it looks like --dataset=tfrecord",
+        ),
     ],
 )
 def test_what_cannot_be_opened_gets_one_line(name, prepare, message, tmp_path):

@@ -45,7 +45,8 @@ def looks_often(monkeypatch):
 def play(tmp_path, ends, *, hosts=None, keeps=True, **policy):
     """Runs attempts that end so; returns the exit code and what each was started with.
 
-    An end is a code, the step of the last record, that of the newest checkpoint, and whether a host was lost.
+    Each of `ends` has the exit code, the step of the last record, the step of the newest checkpoint, and, where a host
+    was lost, True.
     """
     started, left, run_dir = [], list(ends), tmp_path / "run"
     slots = hosts or (lambda: {"a": 2, "b": 2})

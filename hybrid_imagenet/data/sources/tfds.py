@@ -7,7 +7,7 @@ from typing import Any
 
 from hybrid_imagenet.data.registry import NAMES, SOURCES, Glance, Request
 from hybrid_imagenet.data.sources.base import Source
-from hybrid_imagenet.data.sources.tfrecord import Keys, ShardSource
+from hybrid_imagenet.data.sources.tfrecord import Keys, ShardSource, has_shards
 from hybrid_imagenet.errors import UserError, did_you_mean, needed
 
 _SPLITS = {"train": ("train",), "validation": ("validation", "test")}
@@ -62,9 +62,11 @@ def _builder(name: str, data_dir: Path | None) -> Any:
         near = did_you_mean(name, SOURCES) or did_you_mean(name, tfds.list_builders(with_community_datasets=False))
         raise UserError(f"--dataset={name}: unknown; give {NAMES}{near}") from None
     if not builder.info.splits:
-        folders = data_dir is not None and (data_dir / "train").is_dir()
-        other = "folder" if folders else "tfrecord" if data_dir and any(data_dir.glob("train-*-of-*[0-9]")) else ""
-        hint = f"; it looks like --dataset={other}" if other else ""
+        hint = ""
+        if data_dir is not None and has_shards(data_dir, "train"):
+            hint = "; it looks like --dataset=tfrecord"
+        elif data_dir is not None and (data_dir / "train").is_dir():
+            hint = "; it looks like --dataset=folder"
         raise UserError(
             f"--dataset={name}: is not prepared in {where}; run `tfds build {name}` (see docs/input.md){hint}"
         )

@@ -195,6 +195,11 @@ def find_shards(directory: Path, split: str) -> tuple[Path, ...]:
     return tuple(directory / name for name in listing.whole_set(str(directory), split, found))
 
 
+def has_shards(directory: Path, split: str) -> bool:
+    """Returns whether a directory holds files with names of shards of `split`."""
+    return bool(_by_word(directory)[1](split))
+
+
 def _by_word(directory: Path) -> tuple[list[str], Callable[[str], list[str]]]:
     """Returns what looks like a shard by its name, and a function that finds those of a split's word.
 
