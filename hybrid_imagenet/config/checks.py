@@ -75,6 +75,11 @@ def _schedule_is_possible(config: RunConfig) -> None:
                 f"--{name} cannot be combined with --lr_schedule={config.lr_schedule}, whose rates are the paper's: "
                 "omit it, and change the step by --lars_eta"
             )
+    rule = config.chosen.get("momentum_rule", "constant")
+    if rule != "constant" and config.origins.get("momentum") is Origin.COMMAND_LINE:
+        raise UserError(
+            f"--momentum cannot be combined with --momentum_rule={rule}, which sets it by the batch: omit one"
+        )
     steps = list(config.chosen.get("lr_steps", ()))
     if steps != sorted(set(steps)):
         raise UserError(f"--lr_steps={','.join(f'{e:g}' for e in steps)}: give the epochs in ascending order")

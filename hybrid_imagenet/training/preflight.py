@@ -68,7 +68,7 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
     elif placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
         _check_disk(config, found)
     if placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
-        found.warnings.extend(_flat_warmup(config))
+        found.warnings.extend(_flat_warmup(config) + _beyond_the_end(config))
         if note := config.dropped.get("per_gpu_batch"):
             found.warnings.append(f"--per_gpu_batch is not used: {note}")
     return found
@@ -83,6 +83,21 @@ def _flat_warmup(config: RunConfig) -> list[str]:
     return [
         f"--warmup_epochs={config.warmup_epochs:g}: the learning rate is {peak:g} from the start, as that is not above "
         f"--warmup_start_lr={first:g}; --warmup_start_lr=0 lets it rise"
+    ]
+
+
+def _beyond_the_end(config: RunConfig) -> list[str]:
+    """A line for each schedule that was asked for and that goes on behind the last epoch."""
+    last = {
+        "warmup_epochs": config.warmup_epochs,
+        "lr_steps": max(config.chosen.get("lr_steps") or [0]),
+        "batch_schedule": derived.batches(config).stages[-1].epoch,
+        "image_size_schedule": derived.sizes(config).stages[-1][0],
+    }
+    return [
+        f"--{name}: its epoch {epoch:g} is not reached, as training ends at epoch {config.epochs:g}"
+        for name, epoch in last.items()
+        if config.origins.get(name) is Origin.COMMAND_LINE and epoch >= config.epochs
     ]
 
 
@@ -138,6 +153,12 @@ def _check_resumed(config: RunConfig, checkpoint: store.Description, classes: in
         raise UserError(
             f"--eval_split: {checkpoint.path} was judged on the {before} images, not the {now} images; "
             "resume with its flags, and use hybrid-imagenet evaluate for others"
+        )
+    before = defaults.description(config).get("flags", {}).get("ema_decay")
+    if before is not None and bool(before) != bool(config.ema_decay):
+        raise UserError(
+            f"--ema_decay={config.ema_decay:g}: the weights of the run {'have an' if before else 'have no'} average; "
+            f"resume with --ema_decay={before:g}"
         )
     before = checkpoint.meta.get("num_classes")
     if before is not None and classes is not None and before != classes:

@@ -86,6 +86,7 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
         (["--loss_scale=high"], ["--loss_scale=high: give auto, dynamic or a positive number"]),
         (["--loss_scale=inf"], ["--loss_scale=inf: give"]),
         (["--recipe=flash_a", "--lr=1"], ["--lr cannot be combined with --lr_schedule=sony_a", "--lars_eta"]),
+        (["--recipe=flash_b", "--momentum=.9"], ["--momentum cannot be combined with --momentum_rule=noise_scale"]),
         (["--print_config_gpus=8"], ["--print_config_gpus needs --print_config or --check_only"]),
         ([*RANDOM, "--per_gpu_batch=16", "--batch_schedule=0:16,3:4"], ["a GPU has a batch of 4 images"]),
     ],

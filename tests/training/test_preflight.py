@@ -34,7 +34,9 @@ def here(tmp_path, monkeypatch):
 def make_run(path, **meta):
     """A run with a checkpoint half-way through its sixth epoch."""
     (path / "checkpoints").mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps({"flags": {"epochs": 10, "optimizer": "sgd"}, "origins": {}}))
+    (path / "config.json").write_text(
+        json.dumps({"flags": {"epochs": 10, "optimizer": "sgd", "ema_decay": 0.0}, "origins": {}})
+    )
     described = support.meta(
         20,
         model="resnet8",
@@ -76,6 +78,10 @@ def test_flags_that_cannot_train_are_refused(bare, flags, ranks, text):
         (["--run_dir=other"], r"--run_dir=other holds other files \(x\)"),
         (["--run_dir=taken", "--resume", "--model=resnet18"], "--model=resnet18: .*was written with --model=resnet8"),
         (["--run_dir=taken", "--resume", "--blurpool", "--optimizer=sgd"], "--blurpool=true: .*--blurpool=false"),
+        (
+            ["--run_dir=taken", "--resume", "--optimizer=sgd", "--ema_decay=.9"],
+            "have no average; resume with --ema_decay=0",
+        ),
         (["--init_from=/nope"], "--init_from=/nope: no such file or directory"),
         (["--init_from=taken", "--model_width=32"], "--init_from=taken: .*--model_width=64, not 32"),
     ],
@@ -109,6 +115,15 @@ def test_a_warmup_that_raises_nothing_is_one_warning(here):
     (line,) = preflight.check(config.resolve(words)).warnings
     assert "--warmup_epochs=5: the learning rate is 0.1 from the start" in line
     assert not preflight.check(config.resolve([*words, "--warmup_start_lr=0"])).warnings
+
+
+def test_what_begins_after_the_last_epoch_is_a_warning_each(here):
+    words = ["--optimizer=sgd", "--lr_schedule=step", "--lr_steps=3,6", "--image_size_schedule=0:8,6:16"]
+    lines = preflight.check(config.resolve([*DIGITS, *words, "--epochs=6"])).warnings
+    assert [line.partition(" is ")[0] for line in lines] == [
+        "--lr_steps: its epoch 6",
+        "--image_size_schedule: its epoch 6",
+    ]
 
 
 def test_a_checkpoint_that_fits_is_named(here):
