@@ -195,12 +195,19 @@ def _with_plain_boolean(word: str, options: Mapping[str, Option]) -> str:
 
 
 _OTHER_NAMES = {
+    "amp": "precision",
     "batch_size": "per_gpu_batch",
+    "initial_checkpoint": "init_from",
     "learning_rate": "lr",
     "lr_scheduler": "lr_schedule",
+    "model_ema": "ema_decay",
     "num_epochs": "epochs",
+    "opt": "optimizer",
     "output_dir": "run_dir",
+    "pretrained": "init_from",
+    "sched": "lr_schedule",
     "train_dir": "data_dir",
+    "workers": "data_threads",
 }
 """What other programs call our flags."""
 
@@ -234,7 +241,8 @@ def parse_arguments(arguments: Iterable[str], options: Mapping[str, Option]) -> 
     try:
         rest = values(["hybrid_imagenet", *(_with_plain_boolean(underscored(word), options) for word in arguments)])
     except flags.UnrecognizedFlagError as error:
-        near = did_you_mean(_OTHER_NAMES.get(error.flagname, error.flagname), options, "--")
+        ours = _OTHER_NAMES.get(error.flagname)
+        near = did_you_mean(ours or error.flagname, [ours] if ours else options, "--")
         raise UserError(f"--{error.flagname}: no such flag{near}; see --help") from None
     except flags.Error as error:
         raise UserError(" ".join(str(error).split())) from None

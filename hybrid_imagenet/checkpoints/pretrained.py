@@ -124,7 +124,7 @@ def load(path: pathlib.Path, report: Report, *, weights: str = "auto", best: boo
     if path.is_dir():
         return _from_run(path, report, weights, best)
     if best:
-        raise UserError(f"--best: {path} is a file; give the directory of a run, or leave the flag out")
+        raise UserError(f"--best: {path} is a file; give the directory of a run, or omit the flag")
     if path.suffix not in store.FOREIGN_SUFFIXES:
         try:
             return _from_checkpoint(archive.read(path), weights)
@@ -133,7 +133,7 @@ def load(path: pathlib.Path, report: Report, *, weights: str = "auto", best: boo
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; give a file that can be read") from None
     if weights == "ema":
-        raise UserError(f"--weights=ema: {path} holds one set of weights only; leave the flag out")
+        raise UserError(f"--weights=ema: {path} holds one set of weights only; omit the flag")
     model, arrays = torchvision.read(path)
     classes = tuple(str(number) for number in range(len(arrays["logits/bias"])))
     return Trained(str(path), model, classes, _IMAGENET_SIZE, EVALUATION_FRACTION, torchvision.EPSILON, weights=arrays)
@@ -147,8 +147,7 @@ def _from_run(path: pathlib.Path, report: Report, weights: str, best: bool) -> T
             return _from_checkpoint(found, weights)
     if best:
         raise UserError(
-            f"--best: {path} holds no usable checkpoint with its own validation result; leave the flag out for the "
-            "newest"
+            f"--best: {path} holds no usable checkpoint with its own validation result; omit the flag for the newest"
         )
     raise UserError(f"{path}: holds no usable checkpoint (checkpoints/step-*.npz); give another run")
 
@@ -157,7 +156,7 @@ def _from_checkpoint(source: archive.Checkpoint, which: str) -> Trained:
     meta = source.meta
     weights, averages = _part(source, _PART), _part(source, _AVERAGES)
     if which == "ema" and not averages:
-        raise UserError(f"--weights=ema: {source.path} has no averaged weights (--ema_decay); leave the flag out")
+        raise UserError(f"--weights=ema: {source.path} has no averaged weights (--ema_decay); omit the flag")
     averaged = bool(averages) and which != "trained"
     if averaged:
         weights |= averages

@@ -76,10 +76,10 @@ def line(config: RunConfig) -> str | None:
     if top is None:
         return None
     if OPTIMIZERS[config.optimizer].relative_rate:
-        known = f"LAMB's authors have {tuned(config, top.batch):.2g} at batch {top.batch}"
-        return f"relative step {top.value:.2g} in epoch {top.epoch} (the rate of LAMB); {known}"
+        known = f"its authors have {tuned(config, top.batch):.2g} at batch {top.batch}"
+        return f"relative step {top.value:.2g} in epoch {top.epoch} (LAMB's learning rate); {known}"
     factor = gradient_factor(config, top.momentum)
-    rate = "" if config.chosen["lars_variant"] == "larc" else f"rate {top.learning_rate:.4g} x "
+    rate = "" if config.chosen["lars_variant"] == "larc" else f"learning rate {top.learning_rate:.4g} x "
     eta = config.chosen["lars_eta"]
     return (
         f"relative step {top.value:.2g} in epoch {top.epoch} ({rate}eta {eta:.4g} x gradient factor "

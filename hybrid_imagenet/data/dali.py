@@ -44,14 +44,14 @@ def check(gpu: int | None) -> None:
     except (ImportError, OSError) as error:
         raise UserError(
             f"--decoder=dali: NVIDIA DALI cannot be loaded ({error}): install nvidia-dali-cuda120 (the extra dali), "
-            "or leave out --decoder"
+            "or omit --decoder"
         ) from None
     try:
         Decoder(1, 8, 1, gpu).check()
     except Exception as error:
         place = "the CPU" if gpu is None else f"GPU {gpu}"
         raise UserError(
-            f"--decoder=dali: NVIDIA DALI does not run on {place} ({_summary(error)}): leave out --decoder"
+            f"--decoder=dali: NVIDIA DALI does not run on {place} ({_summary(error)}): omit --decoder"
         ) from None
 
 

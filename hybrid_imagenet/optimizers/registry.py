@@ -115,7 +115,7 @@ class HybridOptions(MomentumOptions):
     )
     lars_eta: float = option(
         0.001,
-        "Trust coefficient; no paper prints one, so the program chooses it by the batch (docs/methods.md).",
+        "Trust coefficient; Lu et al. print none, so the recipe has it by the batch (docs/methods.md).",
         minimum=0,
     )
     lars_eps: float = option(0.0, _EPS, minimum=0)

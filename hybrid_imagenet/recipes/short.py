@@ -13,7 +13,7 @@ from hybrid_imagenet.recipes import Recipe
 
 RECIPE = Recipe(
     name="short",
-    summary="SGD, binary loss, BlurPool, averaged weights, decoupled decay, 88 to 176 pixels, validated at 224",
+    summary="SGD, sigmoid loss, BlurPool, averaged weights, decoupled decay, 88 to 176 pixels, validated at 224",
     source="MLPerf Training 2.0, open division, MosaicML, 8xA100_80GB-methods (config.yaml)",
     hardware="8 A100, batch 2048",
     published="76.1 % top-1 in 23.8 min, at epoch 27 of 28",

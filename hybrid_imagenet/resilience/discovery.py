@@ -153,7 +153,7 @@ class Discovery:
         self._misses = {host: 0 if answers[host] else self._misses.get(host, 0) + 1 for host in listed}
         for host in listed:
             if self._misses[host] == _MISSES:
-                _tell(f"leaves out {host}: it does not answer")
+                _tell(f"omits {host}: it does not answer")
         return {host: slots for host, slots in listed.items() if self._misses[host] < _MISSES}
 
 

@@ -95,7 +95,7 @@ class Restarts:
             if code != EXIT_USAGE:
                 self._worked = set(slots)
             elif (new := set(slots) - self._worked) and self._worked:
-                _say(f"leaves out {', '.join(sorted(new))}: the job could not start there")
+                _say(f"omits {', '.join(sorted(new))}: the job could not start there")
                 self._left_out |= new
                 continue
             if self._joined and code == EXIT_PREEMPTED:

@@ -19,6 +19,7 @@ from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import RunConfig, defaults, derived
 from hybrid_imagenet.config.checks import check_data, own_network
 from hybrid_imagenet.data import registry
+from hybrid_imagenet.data.directories import is_url
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
@@ -121,6 +122,9 @@ def _check_disk(config: RunConfig, found: Findings) -> None:
     data = registry.look(registry.Request.from_flags(config))
     if data.classes is not None and config.num_classes not in (None, data.classes):
         raise UserError(f"--num_classes={config.num_classes}: {config.dataset} has {data.classes} classes: omit it")
+    if config.check_only and registry.of(config.dataset).images is None and not is_url(config.data_dir or ""):
+        images = registry.Request.from_flags(config).open().num_examples  # a start lists them when the ranks are up
+        check_data(config, images - derived.held_out(config, images))
     classes = "" if data.classes is None else f", {data.classes} classes"
     found.checked.append(f"dataset: {config.dataset}, {data.text}{classes}")
     file = own_network(config.model) if ":" in config.model else None

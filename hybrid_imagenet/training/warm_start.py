@@ -25,7 +25,7 @@ def freeze(network: keras.Model, prefixes: tuple[str, ...]) -> None:
         for layer in chosen:
             layer.trainable = False
     if not network.trainable_variables:
-        raise UserError(f"--freeze={','.join(prefixes)}: nothing is left to train; leave the last layer out")
+        raise UserError(f"--freeze={','.join(prefixes)}: nothing is left to train; omit the last layer")
 
 
 def load(path: str, network: keras.Model) -> list[str]:

@@ -61,20 +61,20 @@ def test_without_lars_there_is_none():
 
 def test_the_line_names_its_parts_and_the_tuned_step():
     assert found("--hybrid_handover=continuous", "--lars_eta=0.058") == [
-        "relative step 0.14 in epoch 11 (rate 2.4 x eta 0.058 x gradient factor 0.1 / (1 - momentum 0.9)); "
+        "relative step 0.14 in epoch 11 (learning rate 2.4 x eta 0.058 x gradient factor 0.1 / (1 - momentum 0.9)); "
         "tuned LARS has 0.14 at batch 6144"
     ]
     (line,) = found("--hybrid_handover=reset", "--lars_eta=0.0058")
-    assert line.startswith("relative step 0.14 in epoch 11 (rate 2.4 x eta 0.0058 x gradient factor 1 /")
+    assert line.startswith("relative step 0.14 in epoch 11 (learning rate 2.4 x eta 0.0058 x gradient factor 1 /")
     (line,) = found("--recipe=mlperf_lars", gpus=1024)
-    assert line.startswith("relative step 0.35 in epoch 17 (rate 21.2 x eta 0.001 ")
+    assert line.startswith("relative step 0.35 in epoch 17 (learning rate 21.2 x eta 0.001 ")
     assert "handover" not in line
 
 
 def test_lamb_is_held_against_its_authors_rate():
     lamb = ["--optimizer=lamb", "--lr_scaling=none", "--lr_schedule=poly", "--warmup_epochs=5"]
     assert found(*lamb, "--lr=0.02") == [
-        "relative step 0.02 in epoch 6 (the rate of LAMB); LAMB's authors have 0.017 at batch 6144"
+        "relative step 0.02 in epoch 6 (LAMB's learning rate); its authors have 0.017 at batch 6144"
     ]
     _, warning = found(*lamb, "--lr=0.1")
     assert warning.startswith("warning: the relative step of LAMB, 0.1, is 5.8 times larger than its authors have ")

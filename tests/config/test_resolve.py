@@ -48,6 +48,7 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
     [
         (["--epoch=3"], ["--epoch: no such flag", "did you mean --epochs"]),
         (["--batch_size=3"], ["--batch_size: no such flag (did you mean --per_gpu_batch?)"]),
+        (["--amp"], ["--amp: no such flag (did you mean --precision?)"]),
         (["--nonsense"], ["--nonsense: no such flag; see --help"]),
         (["--jit_compile=maybe"], ["--jit_compile=maybe: give true or false"]),
         (["--epochs=three"], ["--epochs=three", "a number"]),

@@ -119,4 +119,4 @@ def test_a_host_that_does_not_answer_is_left_out_until_it_does(discovery, capfd)
     wait_for(lambda: hosts.hosts() == {"a": 2})
     down.clear()
     wait_for(lambda: hosts.hosts() == {"a": 2, "b": 2})
-    assert capfd.readouterr().err == "host discovery leaves out b: it does not answer\n"
+    assert capfd.readouterr().err == "host discovery omits b: it does not answer\n"

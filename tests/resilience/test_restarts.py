@@ -131,7 +131,7 @@ def test_a_host_on_which_the_job_cannot_start_is_left_out(tmp_path, capfd):
     ends = [(4, 40, 20), (2, 40, 20), (0, 60, 60)]
     code, started = play(tmp_path, ends, hosts=lambda: next(looks, {"a": 2, "b": 2}), most=4)
     assert (code, [set(slots) for slots, *_ in started]) == (0, [{"a"}, {"a", "b"}, {"a"}])
-    assert "leaves out b: the job could not start there" in capfd.readouterr().err
+    assert "omits b: the job could not start there" in capfd.readouterr().err
 
 
 def test_without_enough_hosts_it_waits_and_then_ends(tmp_path, capfd):

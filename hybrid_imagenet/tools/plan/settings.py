@@ -25,7 +25,7 @@ class Plan:
     cluster: str = option("h1", "Described cluster; other flags change parts of it.", choices=tuple(CLUSTERS))
     hosts: int | None = option(None, "Hosts.", minimum=1, maximum=1_000_000)
     gpus_per_host: int | None = option(None, "GPUs per host.", minimum=1, maximum=1024)
-    allreduce: str = option("auto", "All-reduce; auto takes the fastest.", choices=tuple(ALGORITHMS))
+    allreduce: str = option("auto", "All-reduce; auto takes the fastest.", choices=("auto", *ALGORITHMS))
     model: str = option("resnet50", "Network.", choices=MODELS)
     per_gpu_batch: int | None = option(None, "Images per GPU and step.", minimum=1, maximum=1_000_000)
     precision: str | None = option(None, "Arithmetic on the GPU.", choices=("fp16", "bf16", "fp32"))
