@@ -242,7 +242,7 @@ def parse_arguments(arguments: Iterable[str], options: Mapping[str, Option]) -> 
         rest = values(["hybrid_imagenet", *(_with_plain_boolean(underscored(word), options) for word in arguments)])
     except flags.UnrecognizedFlagError as error:
         ours = _OTHER_NAMES.get(error.flagname)
-        near = did_you_mean(ours or error.flagname, [ours] if ours else options, "--")
+        near = did_you_mean(ours or error.flagname, [ours] if ours and ours in options else options, "--")
         raise UserError(f"--{error.flagname}: no such flag{near}; see --help") from None
     except flags.Error as error:
         raise UserError(" ".join(str(error).split())) from None
