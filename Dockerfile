@@ -56,9 +56,9 @@ ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 FROM cpu-base AS cpu
 COPY --from=cpu-build /opt/venv /opt/venv
 COPY . /opt/hybrid_imagenet
-RUN /opt/hybrid_imagenet/launch/container_user.sh
+RUN chmod -R a+rX /opt/hybrid_imagenet && /opt/hybrid_imagenet/launch/container_user.sh
 # Containers may not read each other's memory, which Open MPI's shared-memory transport would try.
-ENV HYBRID_IMAGENET_VENV=/opt/venv OMPI_MCA_btl_vader_single_copy_mechanism=none PATH=/opt/hybrid_imagenet/launch:$PATH
+ENV HYBRID_IMAGENET_VENV=/opt/venv OMPI_MCA_btl_vader_single_copy_mechanism=none PATH=/opt/hybrid_imagenet/launch:/opt/venv/bin:$PATH
 USER 1000
 WORKDIR /workspace
 CMD ["local.sh"]
@@ -66,8 +66,8 @@ CMD ["local.sh"]
 FROM gpu-base AS gpu
 COPY --from=gpu-build /opt/venv /opt/venv
 COPY . /opt/hybrid_imagenet
-RUN /opt/hybrid_imagenet/launch/container_user.sh
-ENV HYBRID_IMAGENET_VENV=/opt/venv OMPI_MCA_btl_vader_single_copy_mechanism=none PATH=/opt/hybrid_imagenet/launch:$PATH
+RUN chmod -R a+rX /opt/hybrid_imagenet && /opt/hybrid_imagenet/launch/container_user.sh
+ENV HYBRID_IMAGENET_VENV=/opt/venv OMPI_MCA_btl_vader_single_copy_mechanism=none PATH=/opt/hybrid_imagenet/launch:/opt/venv/bin:$PATH
 USER 1000
 WORKDIR /workspace
 CMD ["local.sh"]

@@ -47,8 +47,10 @@ image=hybrid-imagenet:$target
 build_command=("$engine" build --target "$target" -t "$image" "$root_dir")
 # Results belong to who started this. Open MPI and NCCL talk through shared memory, of which the default is 64 MB; RDMA
 # needs locked memory.
-run_command=("$engine" run --rm --init --shm-size=2g --ulimit memlock=-1
+run_command=("$engine" run --rm --init --shm-size=2g --ulimit memlock=-1 --stop-timeout=60
   --user "$(id -u):$(id -g)" --env HOME=/tmp --volume "$(realpath -m "$runs"):/workspace/runs")
+# podman without root maps the user to another one unless told to keep it.
+if [[ ${engine##*/} == podman && $(id -u) != 0 ]]; then run_command+=(--userns=keep-id); fi
 if [[ -t 0 && -t 1 ]]; then run_command+=(--interactive --tty); fi
 [[ -z $data ]] || run_command+=(--volume "$(realpath "$data"):/data:ro")
 if [[ $target == gpu ]]; then

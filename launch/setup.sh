@@ -300,7 +300,7 @@ check_ranks() {
 # shellcheck disable=SC2329  # called by check_ranks
 two_ranks() {
   # shellcheck source=launch/env.sh
-  (. "$launch_dir/env.sh" && timeout 300 mpirun "${MPI_ARGUMENTS[@]}" -np 2 -H localhost:2 \
+  (. "$launch_dir/env.sh" && OMPI_MCA_ras=^slurm timeout 300 mpirun -np 2 -H localhost:2 \
     "$venv_dir/bin/python" "$launch_dir/check_ranks.py")
 }
 

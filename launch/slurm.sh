@@ -17,8 +17,8 @@
 #   DRY_RUN=1 sbatch launch/slurm.sh ...        (writes the command to the log, runs nothing)
 #
 # Submit it from the checkout, which all nodes must see at the same path, with the environment (launch/setup.sh --gpu).
-# One rank per task. Five minutes before the time limit, and on preemption, all ranks save and stop; the job then queues
-# again and continues from the checkpoint. Words after the script are flags of the program; the run directory is
+# One rank per task. Five minutes before the time limit all ranks save and stop; the job then queues again and continues
+# from the checkpoint. So it does on preemption with PreemptParameters=send_user_signal and a GraceTime. Words after the script are flags of the program; the run directory is
 # runs/slurm-JOBID unless --run_dir is among them.
 set -euo pipefail
 # Slurm runs a copy of this file, so the checkout is where the job was submitted.
@@ -27,6 +27,7 @@ if [[ -n ${SLURM_SUBMIT_DIR:-} && -e $SLURM_SUBMIT_DIR/launch/lib.sh ]]; then
 else
   scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 fi
+[[ -e $scripts/lib.sh ]] || { echo "error: submit launch/slurm.sh from the checkout's directory" >&2 && exit 2; }
 # shellcheck source=launch/lib.sh
 . "$scripts/lib.sh"
 

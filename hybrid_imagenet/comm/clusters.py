@@ -76,10 +76,14 @@ def _from_srun(environ: Mapping[str, str]) -> Cluster | None:
             for node, count in zip(nodes_of(nodes), counts_of(tasks), strict=True)
             for number in range(count)
         ]
-        return Cluster(int(rank), tuple(servers))
+        cluster = Cluster(int(rank), tuple(servers))
     except (KeyError, ValueError):
         given = ", ".join(f"{name}={environ.get(name, '')}" for name in _SRUN)
         raise UserError(f"Slurm's variables cannot be read ({given}): start with hybrid-imagenet run") from None
+    local = cluster.local()[0]
+    if environ.get("SLURM_LOCALID", f"{local}") != f"{local}":
+        raise UserError("srun has not numbered the ranks host by host: add --distribution=block")
+    return cluster
 
 
 def nodes_of(text: str) -> list[str]:

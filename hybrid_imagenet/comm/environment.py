@@ -24,6 +24,7 @@ RANK_VARIABLE = _PLACE[0]
 """Where mpirun tells a process its rank."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of a container
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -54,7 +55,7 @@ def placement(environ: Mapping[str, str] | None = None) -> Placement:
     cluster = clusters.read(env)
     if cluster is not None:
         return Placement(cluster.rank, len(cluster.servers), *cluster.local())
-    for name in ("PMI_SIZE", "HOROVOD_SIZE"):
+    for name in ("PMI_SIZE", "HOROVOD_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE"):
         if env.get(name, "1") not in ("", "1"):
             raise UserError(f"{name}={env[name]}: start several processes with hybrid-imagenet run, or unset {name}")
     return Placement()
@@ -100,13 +101,22 @@ def openmpi_prefix() -> str | None:
 
 
 def threads_per_rank(place: Placement) -> int:
-    """Returns the cores this rank may use, divided fairly among the ranks of its host; at least 1.
+    """Returns the cores this rank may use, divided fairly among the ranks of its host or container; at least 1.
 
     A launcher may bind each rank to cores of its own. The launcher's own affinity then tells how many cores there
     are to share, and the rank's how many of them it can reach.
     """
     own = len(os.sched_getaffinity(0))
-    return max(1, min(own, _launcher_cores() // place.local_size))
+    return max(1, min(own, min(_launcher_cores(), _limit()) // place.local_size))
+
+
+def _limit() -> int:
+    """Returns how many cores' time the container gets; more threads would only be held up."""
+    try:
+        quota, period = CPU_LIMIT.read_text().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):  # no container, or "max"
+        return sys.maxsize
 
 
 def _launcher_cores() -> int:
@@ -160,7 +170,8 @@ def configure_tensorflow(place: Placement, threads: int) -> None:
         if tf.test.is_built_with_cuda() and (reason := gpus.absence(os.environ)):
             raise HostError(f"host {socket.gethostname()} {reason}")
         return
-    shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    bound = len(visible) == 1 and "SLURM_GPUS_PER_TASK" in os.environ  # srun shows each rank its own
+    shared = bound or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
     if place.local_rank >= len(visible) and not shared:
         raise UserError(
             f"local rank {place.local_rank} has no GPU (this host shows {len(visible)}): start at most {len(visible)} "

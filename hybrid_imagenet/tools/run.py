@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from hybrid_imagenet.options import underscored
 from hybrid_imagenet.resilience import discovery, supervisor
 from hybrid_imagenet.resilience.exit_code import JOB_VARIABLE
 from hybrid_imagenet.resilience.restarts import Policy, Restarts
+from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.runlog import run_dir as run_directories
 from hybrid_imagenet.tools.command_line import Parser
 from hybrid_imagenet.tools.doctor import hosts
@@ -61,7 +63,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
     parser.add_argument(
         "--accept_new_host_keys", action="store_true", help="let ssh trust hosts that it does not know yet"
     )
-    parser.add_argument("--preempted", default="", metavar="COMMAND", help="run after a stop that saved (code 75)")
+    parser.add_argument("--preempted", default="", metavar="COMMAND", help="run after a stop by SIGUSR1 that saved")
     parser.add_argument("--dry_run", action="store_true", help="print the command, run nothing")
     again = parser.add_argument_group("restart after a loss")
     again.add_argument(
@@ -176,6 +178,8 @@ def _prepare_environment(options: argparse.Namespace) -> None:
         os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
     if not any(map(shutil.which, ("ssh", "rsh", "srun"))):
         os.environ.setdefault("OMPI_MCA_plm", "isolated")
+    if not options.script and all(map(hosts.is_local, hosts.parse(options.hosts))):
+        os.environ.setdefault("OMPI_MCA_ras", "^slurm")  # the slots of -H count, not the tasks of an allocation
     if options.interface:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", options.interface)
     os.environ.setdefault(
@@ -214,9 +218,7 @@ def _program(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
 
 def _run(options: argparse.Namespace, flags: list[str], stall: float, config: RunConfig | None) -> int:
     """Runs the job, again after losses; returns its exit code."""
-    run_dir = None
-    if config is not None and (options.max_restarts or options.script):
-        run_dir = run_directories.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
+    run_dir = _run_dir(config) if config is not None and (options.max_restarts or options.script) else None
     own = [f"--run_dir={run_dir}"] if run_dir is not None else []
 
     announced = config is not None and bool(config.stall_timeout)  # ranks that are watched say that they have started
@@ -249,6 +251,10 @@ def _run(options: argparse.Namespace, flags: list[str], stall: float, config: Ru
         found.stop()
 
 
+def _run_dir(config: RunConfig) -> Path:
+    return run_directories.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code of the job."""
     try:
@@ -270,11 +276,17 @@ def main(arguments: Sequence[str]) -> int:
     if config is not None and config.progress != "none":
         where, what = options.script or options.hosts, f"{config.model} on {config.dataset}"
         print(f"starting {counted(options.np, 'rank')} ({where}): {what}", file=sys.stderr, flush=True)
+    saves = _run_dir(config) / "checkpoints" if config is not None and options.preempted else None
+    before = set(saves.glob("step-*.npz")) if saves else set()
     try:
         code = _run(options, flags, stall, config)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    if code == EXIT_PREEMPTED and options.preempted and supervisor.succeeds(options.preempted):
-        return EXIT_OK
+    # A job that was cancelled must not queue again (schedulers cancel by SIGTERM), nor for ever one without progress.
+    if code == EXIT_PREEMPTED and options.preempted and REQUESTS.first == signal.SIGUSR1:
+        if saves and before.issuperset(saves.glob("step-*.npz")):
+            print("--preempted is not run, since nothing was saved: give the job more time", file=sys.stderr)
+        elif supervisor.succeeds(options.preempted):
+            return EXIT_OK
     return code

@@ -58,6 +58,13 @@ def test_threads_per_rank(monkeypatch, own, shared, local_size, expected):
     assert environment.threads_per_rank(Placement(local_size=local_size)) == expected
 
 
+def test_a_container_starts_no_more_threads_than_it_has_cores(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment, "CPU_LIMIT", tmp_path / "cpu.max")
+    environment.CPU_LIMIT.write_text("450000 100000\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
+    assert environment.threads_per_rank(Placement(local_size=2)) == 2
+
+
 def test_a_script_around_a_rank_is_not_its_launcher():
     """Such a script is bound to the rank's cores, and would be taken for a host that has no others."""
     cores = os.sched_getaffinity(0)
@@ -139,9 +146,13 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch):
         environment.configure_tensorflow(Placement(rank=2, size=3, local_rank=2, local_size=3), threads=1)
 
 
-def test_ranks_share_gpus_where_nccl_is_told_to_let_them(monkeypatch):
-    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+@pytest.mark.parametrize(
+    ("variable", "seen"), [("NCCL_MULTI_RANK_GPU_ENABLE", ["gpu a", "gpu b"]), ("SLURM_GPUS_PER_TASK", ["gpu a"])]
+)
+def test_ranks_share_gpus_where_nccl_lets_them_and_take_the_one_that_srun_shows_them(variable, seen, monkeypatch):
+    monkeypatch.setenv(variable, "1")
     devices = Devices(monkeypatch)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: seen)
     environment.configure_tensorflow(Placement(rank=2, size=3, local_rank=2, local_size=3), threads=1)
     assert ("set_visible_devices", "gpu a", "GPU") in devices.noted
 

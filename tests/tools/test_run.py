@@ -50,6 +50,27 @@ def test_a_file_that_is_the_value_of_an_option_is_not_the_program(tmp_path, capf
     assert "localhost:2" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("first", "saved", "code"), [(signal.SIGUSR1, True, 0), (signal.SIGUSR1, False, 75), (signal.SIGTERM, True, 75)]
+)
+def test_a_job_queues_again_if_its_time_was_up_and_it_went_on(first, saved, code, tmp_path, monkeypatch):
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
+    (folder / "step-000000001.npz").touch()
+
+    def trains(*_):
+        (folder / f"step-00000000{1 + saved}.npz").touch()
+        return 75
+
+    monkeypatch.setattr(run, "_run", trains)
+    monkeypatch.setattr(run.REQUESTS, "first", first)
+    monkeypatch.setattr(run.preflight, "run", lambda *_, **__: None)
+    again = f"touch {tmp_path}/again"
+    words = ["-np", "1", "--preempted", again, "--", *DIGITS, f"--run_dir={tmp_path}/run", "--resume"]
+    assert run.main(words) == code
+    assert (tmp_path / "again").exists() == (code == 0)
+
+
 def test_mpirun_learns_hosts_prefix_interface_and_variables(capfd, monkeypatch):
     carried = {"NCCL_DEBUG": "WARN", "HF_TOKEN": "hf_secret", "AWS_SECRET_ACCESS_KEY": "s", "https_proxy": "http://p"}
     for name, value in carried.items():

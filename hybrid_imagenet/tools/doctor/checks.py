@@ -104,7 +104,9 @@ def _rdma(hosts: Hosts, request: Request) -> list[Finding]:
         return []
     down = [(h, "no active port") for h, f in hosts.items() if not any(port["active"] for port in f["rdma"])]
     locked = [(h, f"{f['locked_memory']} bytes") for h, f in hosts.items() if f["locked_memory"] != -1]
-    memlock = "set 'memlock unlimited' in /etc/security/limits.conf: RDMA needs it"
+    memlock = (
+        "RDMA needs 'memlock unlimited' in /etc/security/limits.conf; in a pod, containerd's LimitMEMLOCK=infinity"
+    )
     return [
         each("RDMA", "active on all hosts", down, "look at ibstat and the switch; else NCCL uses TCP", FAIL),
         each("locked memory", "unlimited", locked, memlock),
