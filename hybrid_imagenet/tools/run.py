@@ -178,8 +178,9 @@ def _prepare_environment(options: argparse.Namespace) -> None:
         os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
     if not any(map(shutil.which, ("ssh", "rsh", "srun"))):
         os.environ.setdefault("OMPI_MCA_plm", "isolated")
-    if not options.script and all(map(hosts.is_local, hosts.parse(options.hosts))):
-        os.environ.setdefault("OMPI_MCA_ras", "^slurm")  # the slots of -H count, not the tasks of an allocation
+    if nodes := os.environ.get("SLURM_JOB_NUM_NODES"):
+        # Open MPI must count the slots of -H, not the allocation's tasks: an interactive one has one on each node.
+        os.environ["SLURM_TASKS_PER_NODE"] = f"{max(hosts.parse(options.hosts).values())}(x{nodes})"
     if options.interface:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", options.interface)
     os.environ.setdefault(

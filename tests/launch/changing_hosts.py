@@ -117,7 +117,7 @@ def play(training: Training, losses: int, until: float, chance: random.Random) -
     number = lost_at = 0
     while number < losses and time.monotonic() < until:
         time.sleep(chance.uniform(0, 4))
-        lost_at = training.pass_a_step(lost_at)
+        lost_at = training.pass_a_step(lost_at + 50)  # it trains on until the loss comes
         began, starts, number = time.time(), training.starts(), number + 1
         what = training.lose(chance)
         while training.starts() == starts and time.time() < began + PATIENCE:

@@ -75,10 +75,13 @@ def test_mpirun_learns_hosts_prefix_interface_and_variables(capfd, monkeypatch):
     carried = {"NCCL_DEBUG": "WARN", "HF_TOKEN": "hf_secret", "AWS_SECRET_ACCESS_KEY": "s", "https_proxy": "http://p"}
     for name, value in carried.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "1(x3)")
     words = ["-np", "3", "-H", "a:2,b", "--network-interfaces", "eth1", "--dry-run", "--", *DIGITS, "--run_dir=a b;$x"]
     assert run.main(words) == 0
     command = shlex.split(capfd.readouterr().out)
     assert command[0] == "mpirun"
+    assert os.environ["SLURM_TASKS_PER_NODE"] == "2(x3)"  # where Open MPI reads the slots of an allocation
     assert command[command.index("-np") + 1 : command.index("-np") + 4] == ["3", "-H", "a:2,b:1"]
     assert command[command.index("oob_tcp_if_include") + 1] == "eth1"
     assert {"HYBRID_IMAGENET_JOB", "PATH", *carried} <= set(command)
