@@ -80,7 +80,7 @@ def test_lists_of_nodes(text, names):
     ],
 )
 def test_what_cannot_be_read_is_one_line(environ):
-    with pytest.raises(UserError, match="cannot be read|host by host"):
+    with pytest.raises(UserError, match=r"cannot be read|host by host"):
         environment.placement(environ)
 
 
