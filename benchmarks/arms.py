@@ -87,13 +87,13 @@ def _chosen(options: argparse.Namespace) -> list[Arm]:
 
 
 def _machine() -> Row:
-    """The GPU's name, key in `published.GPUS`, memory in GB and driver; without a GPU the processor's memory."""
-    words = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    """The GPU's name, key in `published.GPUS`, free memory in GB and driver; without a GPU the processor's memory."""
+    words = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader,nounits"]
     with contextlib.suppress(OSError, subprocess.CalledProcessError, ValueError):
         first = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[0]
-        name, memory, driver = (word.strip() for word in first.split(","))
-        key = published.recognize(name, float(memory))
-        return {"gpu": name, "key": key, "memory_gb": float(memory) * 2**20 / 1e9, "driver": driver}
+        name, memory, free, driver = (word.strip() for word in first.split(","))
+        free_gb = int(free) * 2**20 / 1e9 if free.isdigit() else 0.0  # as of a part of a GPU: one arm at a time then
+        return {"gpu": name, "key": published.recognize(name, memory), "memory_gb": free_gb, "driver": driver}
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {"gpu": None, "key": None, "memory_gb": memory_bytes / 1e9, "driver": None}
 
@@ -198,7 +198,9 @@ class Running:
 
 def run(arms: Sequence[Arm], table: Table, options: argparse.Namespace, deadline: float) -> None:
     """Runs those arms that the table lacks in waves, until all have ended or the time is over."""
-    waiting = [arm for arm in arms if options.again or arm.name not in table.rows]
+    failed = {name for name, row in table.rows.items() if row["status"] == FAILED}  # memory may have been short
+    waiting = [arm for arm in arms if options.again or arm.name not in table.rows or arm.name in failed]
+    waiting.sort(key=lambda arm: arm.name in failed)
     table.rows = {name: row for name, row in table.rows.items() if name not in {arm.name for arm in waiting}}
     for arm in list(waiting):
         if missing := arm.missing(options):

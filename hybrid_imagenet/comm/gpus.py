@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import importlib.util
 import os
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -18,13 +19,16 @@ _DRIVER = "libcuda.so.1"
 _FIRST_WITHOUT_PTX = 10  # XLA fails on the code that the driver makes for Blackwell from older kernels
 
 
-def prepare(local_rank: int, environ: MutableMapping[str, str], persistent: bool, root: Path = Path("/")) -> None:
+def prepare(
+    local_rank: int, local_size: int, environ: MutableMapping[str, str], persistent: bool, root: Path = Path("/")
+) -> None:
     """Sets what TensorFlow and CUDA read when they start, and binds this process to the cores next to its GPU.
 
     Variables that the user has set are left alone; without GPUs they have no effect.
 
     Args:
-      local_rank: of this process; it takes the visible GPU of that number.
+      local_rank: of this process; it takes the visible GPU of that number, or shares one.
+      local_size: ranks of this host. A rank is not bound to fewer cores than its share of them.
       environ: of this process.
       persistent: let cuDNN normalize batches in NHWC, as the rest of the network computes. Otherwise TensorFlow
         transposes every activation to NCHW and back around each normalization, and does not fuse it with what follows.
@@ -37,7 +41,7 @@ def prepare(local_rank: int, environ: MutableMapping[str, str], persistent: bool
         return
     own = os.sched_getaffinity(0)
     cores = near_cores(local_rank, environ, root) & own
-    if cores and cores != own:
+    if len(own) <= len(cores) * local_size and cores != own:
         os.sched_setaffinity(0, cores)
 
 
@@ -52,10 +56,10 @@ def prefer_fast_kernels(environ: MutableMapping[str, str], persistent: bool = Tr
 def near_cores(local_rank: int, environ: Mapping[str, str], root: Path = Path("/")) -> set[int]:
     """Returns the cores on the NUMA node of a rank's GPU; none where that cannot be told."""
     gpus = addresses(environ, root)
-    if not 0 <= local_rank < len(gpus) or environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID") != "PCI_BUS_ID":
+    if not gpus or environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID") != "PCI_BUS_ID":
         return set()
     try:
-        node = int((root / "sys/bus/pci/devices" / gpus[local_rank] / "numa_node").read_text())
+        node = int((root / "sys/bus/pci/devices" / gpus[local_rank % len(gpus)] / "numa_node").read_text())
         cores = (root / f"sys/devices/system/node/node{node}/cpulist").read_text() if node >= 0 else ""
     except (OSError, ValueError):
         return set()
@@ -64,6 +68,18 @@ def near_cores(local_rank: int, environ: Mapping[str, str], root: Path = Path("/
         first, _, last = span.partition("-")
         found |= set(range(int(first), int(last or first) + 1))
     return found
+
+
+def in_use() -> bool:
+    """Returns whether TensorFlow, which need not be loaded, will compute on GPUs: it is built for them and sees one."""
+    spec = importlib.util.find_spec("tensorflow")
+    if spec is None or spec.origin is None:
+        return False
+    try:
+        build = (Path(spec.origin).parent / "python/platform/build_info.py").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return "('is_cuda_build', True)" in build and count() > 0
 
 
 def count() -> int:

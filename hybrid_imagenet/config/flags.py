@@ -298,11 +298,6 @@ class Model:
         "On GPUs, normalize in the layout of the convolutions with cuDNN's kernels of one pass, whose sums vary in "
         "order; never with --deterministic.",
     )
-    fuse_relu_gradients: bool = option(
-        False,
-        "On GPUs in FP16, have TensorFlow fuse the gradients of ReLU and normalization; not tried on a GPU yet, so "
-        "`bench gpu --arms` tries it beside the step without.",
-    )
     precise_batch_norm_batches: int = option(16, "Batches per GPU behind precise statistics.", minimum=1)
     precision: str = option(
         "auto",

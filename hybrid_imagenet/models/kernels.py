@@ -163,31 +163,3 @@ def _cast(kernels: Sequence[keras.Variable], dtype: str) -> dict[int, tf.Tensor]
     # Parts that begin and end at multiples of 64 bytes are views, not copies.
     parts = tf.split(on_gpu(joined)(*(k.value for k in kernels)), [math.prod(k.shape) for k in kernels])
     return {id(k): tf.reshape(part, k.shape) for k, part in zip(kernels, parts, strict=True)}
-
-
-def shapes_first(losses: tf.Tensor, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the losses, unchanged, behind a normalization and ReLU of a few numbers of the first layer's gradient.
-
-    This gets Grappler to fuse the gradient of a ReLU into that of the normalization before it, on GPUs in FP16. cuDNN
-    does both in one kernel, and TensorFlow's graph optimizer (the remapper) puts both in. It walks the graph from its
-    end and needs shapes, which it infers only when it meets a forward pair. By then it has passed all gradients: 49
-    ReLU gradients of a ResNet-50 stay, each of which reads and writes every activation once more. A forward pair behind
-    the last gradient makes it infer shapes first.
-
-    Args:
-      losses: float32 [b].
-      gradients: of the variables from the first layer on; the first is computed last, so this comes after all.
-    """
-    numbers = tf.reshape(tf.reshape(gradients[0], [-1])[: math.prod(_PAIR)], _PAIR)
-    nothing = tf.zeros([0])
-    normal = tf.raw_ops.FusedBatchNormV3(
-        x=tf.cast(numbers, tf.float16),
-        scale=tf.ones(_PAIR[-1:]),
-        offset=tf.zeros(_PAIR[-1:]),
-        mean=nothing,
-        variance=nothing,
-        data_format="NHWC",
-        is_training=True,
-    )
-    with tf.control_dependencies([tf.nn.relu(normal.y)]):
-        return tf.identity(losses)

@@ -141,7 +141,6 @@ def train_step(
         label_smoothing=config.label_smoothing,
         jit_compile=config.jit_compile,
         choose=choose,
-        fuse_relu_gradients=config.fuse_relu_gradients,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,7 +31,8 @@ class LateCopies:
     """Copies of small variables on the device.
 
     To read a variable is to wait until the device has done all that it was given, and then it has nothing to do. A copy
-    that was made `lag` steps ago is there already, while the steps since then are under way.
+    that was made `lag` steps ago is there already, while the steps since then are under way. A thread fetches it as
+    soon as it is made: a transfer waits for all that the device has been given before it.
 
     Attributes:
       behind: steps since the copy that `read` gives was made; 0 while it reads variables.
@@ -41,20 +43,20 @@ class LateCopies:
         self._variables = dict(variables)
         self._lag = lag
         self._found: dict[str, npt.NDArray[np.float64]] = {}
+        self._fetching = concurrent.futures.ThreadPoolExecutor(1, "late copies")
         self.forget()
 
     def make(self, step: int, every: int) -> None:
         """Makes a copy after the step of this number, from 1, if step + lag is a multiple of `every`."""
         if (step + self._lag) % every == 0:
-            self._made, self._copy = step, self._copied()
+            self._copy_now(step)
 
     def open(self, step: int) -> None:
         """Has `read` give the copy, of this step if there is none, until `close`; waits for the step that it is of."""
-        if self._copy is None:
-            self._made, self._copy = step, self._copied()
+        copy = self._copy or self._copy_now(step)
         self.behind = step - self._made
         sizes = [v.shape.num_elements() for v in self._variables.values()]
-        parts = np.split(self._copy.numpy(), np.cumsum(sizes)[:-1])
+        parts = np.split(copy.result(), np.cumsum(sizes)[:-1])
         self._found = dict(zip(self._variables, parts, strict=True))
 
     def close(self) -> None:
@@ -64,13 +66,18 @@ class LateCopies:
 
     def forget(self) -> None:
         """Drops the copy: the variables start again."""
-        self._made, self._copy = 0, None
+        self._made = 0
+        self._copy: concurrent.futures.Future[npt.NDArray[np.float64]] | None = None
         self.close()
 
     def read(self, name: str) -> npt.NDArray[np.float64]:
         """Returns the numbers of a variable as a vector: those of the copy while it is open."""
         found = self._found.get(name)
         return np.atleast_1d(self._variables[name].numpy()).astype(np.float64) if found is None else found
+
+    def _copy_now(self, step: int) -> concurrent.futures.Future[npt.NDArray[np.float64]]:
+        self._made, self._copy = step, self._fetching.submit(self._copied().numpy)
+        return self._copy
 
     @tf.function(autograph=False)
     def _copied(self) -> tf.Tensor:
@@ -134,7 +141,6 @@ class TrainStep:
         label_smoothing: float = 0.0,
         jit_compile: bool = False,
         choose: Choose | None = None,
-        fuse_relu_gradients: bool = False,
     ):
         """Builds the optimizer's state for the model.
 
@@ -147,7 +153,6 @@ class TrainStep:
           label_smoothing: see there.
           jit_compile: compile forward and backward with XLA; the reduction stays outside and does not overlap.
           choose: leaves out images of a batch; returns the others, and the weight of this rank's mean loss.
-          fuse_relu_gradients: see `models.kernels.shapes_first`; of use on GPUs in FP16.
         """
         self.model = model
         self.optimizer = optimizer
@@ -158,7 +163,6 @@ class TrainStep:
         self._loss = loss
         self._label_smoothing = label_smoothing
         self._choose = choose
-        self._fuse_relu_gradients = fuse_relu_gradients
         one_by_one = jit_compile or not has_gpu()  # XLA fuses casts by itself
         self._kernels = [] if one_by_one else layers.cast_kernels(model)
         self._accumulators: list[tf.Variable] = []
@@ -232,10 +236,7 @@ class TrainStep:
             tape.watch(sources)
             logits = self.model(images, training=True)
             losses, scaled = on_gpu(self._objective)(logits, labels, weight)
-        gradients = tape.gradient(scaled, sources)
-        if self._fuse_relu_gradients:
-            losses = kernels.shapes_first(losses, gradients)
-        return losses, logits, gradients
+        return losses, logits, tape.gradient(scaled, sources)
 
     def _objective(self, logits: tf.Tensor, labels: tf.Tensor, weight: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the losses of the images and the scaled mean, from which the gradients start."""

@@ -104,14 +104,14 @@ def run_rank(words):
 
 def test_the_step_that_is_timed_is_the_one_that_the_flags_ask_for():
     flags = ["--model=resnet8", "--model_width=4", "--stem=3x3", "--image_size=8", "--per_gpu_batch=2", "--jit_compile",
-             "--fuse_relu_gradients", "--loss=sigmoid", "--label_smoothing=0.1", "--augmentation=sony"]  # fmt: skip
+             "--loss=sigmoid", "--label_smoothing=0.1", "--augmentation=sony"]  # fmt: skip
     alone = SingleProcess()
     with mock.patch.object(build, "TrainStep") as made:
         scaling.training_step(config.resolve(flags), alone, alone, "float32", 10).call()
     images = made.return_value.single.call_args.args[0]["image"]
     assert images.shape == (2, 11, 11, 3), "which the augmentation cuts to 8 pixels"
     given = made.call_args.kwargs
-    assert (given["jit_compile"], given["fuse_relu_gradients"], given["label_smoothing"]) == (True, True, 0.1)
+    assert (given["jit_compile"], given["label_smoothing"]) == (True, 0.1)
     assert given["loss"] is binary_cross_entropy
 
 

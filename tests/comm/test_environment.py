@@ -81,6 +81,18 @@ def test_a_script_around_a_rank_is_not_its_launcher():
     assert done.stdout == f"{len(cores)}\n", done.stderr
 
 
+@pytest.mark.parametrize(("built", "gpus", "chosen"), [(True, 1, "0"), (True, 0, "1"), (False, 1, "1")])
+def test_onednn_is_off_beside_gpus(built, gpus, chosen, monkeypatch, tmp_path):
+    (tmp_path / "python" / "platform").mkdir(parents=True)
+    (tmp_path / "python/platform/build_info.py").write_text(f"build_info = dict([('is_cuda_build', {built})])")
+    spec = mock.Mock(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(environment.gpus.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(environment.gpus, "count", lambda: gpus)
+    variables = {}
+    environment.prefer_onednn(variables)
+    assert variables == {"TF_ENABLE_ONEDNN_OPTS": chosen}
+
+
 def test_variables_of_the_user_stay():
     with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "7", "TF_ENABLE_ONEDNN_OPTS": "0"}):
         os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)

@@ -41,7 +41,7 @@ def test_gpus_are_those_that_cuda_shows(host):
 
 def test_the_cores_are_those_of_the_gpus_node(host):
     first, second = {0, 1, 2, 3, 8, 9, 10, 11}, {4, 5, 6, 7, 12}
-    assert [gpus.near_cores(rank, {}, host) for rank in range(4)] == [first, first, second, set()]
+    assert [gpus.near_cores(rank, {}, host) for rank in range(4)] == [first, first, second, first]
     assert gpus.near_cores(0, {"CUDA_VISIBLE_DEVICES": "2"}, host) == second
     assert gpus.near_cores(0, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, host) == set(), "the order is not known"
     (host / "sys/bus/pci/devices/0000:af:00.0/numa_node").write_text("-1\n")  # a machine with one node
@@ -55,13 +55,14 @@ def test_a_rank_is_bound_to_the_node_of_its_gpu_unless_it_is_bound_already(host,
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: asked.append(cores))
     for own, given in ((range(13), {}), ({5, 6}, {}), ({0, 1}, {}), (range(13), {"HYBRID_IMAGENET_BIND": "0"})):
         monkeypatch.setattr(os, "sched_getaffinity", lambda process, own=own: set(own))
-        gpus.prepare(2, dict(given), True, host)
+        gpus.prepare(2, 3, dict(given), True, host)
+        gpus.prepare(2, 2, dict(given), True, host)  # whose share is more cores than the node has
     assert asked == [{4, 5, 6, 7, 12}]
 
 
 def test_variables_for_tensorflow_are_defaults(tmp_path):
     environ = {}
-    gpus.prepare(0, environ, True, tmp_path)
+    gpus.prepare(0, 1, environ, True, tmp_path)
     assert environ == {
         "TF_GPU_THREAD_MODE": "gpu_private",
         "TF_GPU_THREAD_COUNT": "2",
@@ -69,7 +70,7 @@ def test_variables_for_tensorflow_are_defaults(tmp_path):
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     environ = dict.fromkeys(environ, "mine")
-    gpus.prepare(0, environ, True, tmp_path)
+    gpus.prepare(0, 1, environ, True, tmp_path)
     assert set(environ.values()) == {"mine"}
 
 

@@ -34,7 +34,6 @@ LONG = {
     "second phase without XLA": (("--optimizer=lars",), ""),
     "matrices": (("--optimizer=muon",), ""),
     "bfloat16 on the way": (("--compression=bf16",), "horovod"),
-    "fused gradients": (("--optimizer=adabound", "--fuse_relu_gradients"), ""),
     "compiled": (("--jit_compile",), "horovod"),
 }
 EVALUATIONS = {"softmax": ("--eval_flip",), "sigmoid": ("--loss=sigmoid",)}

