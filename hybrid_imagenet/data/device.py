@@ -103,7 +103,16 @@ _COMPILED = ("none", "alexnet", "inception", "sony")
 
 def one_pass(function: Callable[..., tf.Tensor], augmentation: str) -> Callable[..., tf.Tensor]:
     """Compiles a function of images and more where there is a GPU: one pass over the images instead of six."""
-    return xla.on_gpu(function) if augmentation in _COMPILED else function
+    if augmentation not in _COMPILED:
+        return function
+    compiled = xla.on_gpu(function)
+
+    def shaped(*values: tf.Tensor) -> tf.Tensor:
+        images = compiled(*values)
+        # The graph optimizer sees no shape behind a compiled program, and without one adds no sum to a normalization.
+        return tf.reshape(images, images.shape) if images.shape.is_fully_defined() else images
+
+    return shaped
 
 
 def _flip(images: tf.Tensor, uniform: tf.Tensor) -> tf.Tensor:

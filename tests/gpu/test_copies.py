@@ -147,6 +147,19 @@ def test_a_step_of_resnet50_starts_few_kernels(table):
     layers = sum(name.startswith(("Conv2D", "FusedBatchNorm", "Relu", "Add")) for name in launched)
     assert layers == 394  # convolutions, normalizations, ReLUs and sums, forward and backward
     assert len(launched) - layers <= 27
+    first = next(op for op in step.graph.get_operations() if op.type == "Conv2D")
+    assert first.inputs[0].op.type == "Reshape"  # a shape that the graph optimizer can see
+
+
+@pytest.mark.slow
+def test_every_relu_and_its_gradient_are_computed_with_a_normalization(cuda_wheel):
+    """With oneDNN, which is off beside GPUs, TensorFlow leaves all 98 by themselves on hosts without AVX512-FP16."""
+    environment = os.environ | {"PYTHONPATH": f"{cuda_wheel}:{HERE.parents[1]}", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    program = [sys.executable, "-m", "tests.gpu.fused"]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.stdout == '{"Relu": 0, "ReluGrad": 0, "_FusedBatchNormEx": 49, "_FusedBatchNormGradEx": 49}\n', (
+        done.stderr
+    )
 
 
 def spec(dtype, *shape, name="x"):
