@@ -66,9 +66,10 @@ def restore_arrays(checkpoint: Checkpoint, variables: Mapping[str, keras.Variabl
     """
     difference = _difference(checkpoint, variables)
     if difference:
-        raise UserError(
-            f"{checkpoint.path} is of another run: {difference}; resume with the flags and data it was started with"
-        )
+        started = "the flags and data it was started with"
+        if "optimizer" not in checkpoint.meta:  # of `fit`
+            started = "the model and optimizer it was started with, or give another folder"
+        raise UserError(f"{checkpoint.path} is of another run: {difference}; resume with {started}")
     for name, variable in variables.items():
         variable.assign(checkpoint.arrays[name])
 
@@ -79,7 +80,9 @@ def _difference(checkpoint: Checkpoint, variables: Mapping[str, keras.Variable])
     if odd and odd[0].startswith("model/"):
         return f"the networks differ, first in layer {_layer(odd[0], variables)}"
     if odd:
-        optimizer = checkpoint.meta.get("optimizer")
+        if "optimizer" not in checkpoint.meta:
+            return "its optimizer keeps other values, or accumulates gradients otherwise"
+        optimizer = checkpoint.meta["optimizer"]
         return f"it was written with --optimizer={optimizer}, or another --ema_decay, which keep other values"
     for name, variable in variables.items():
         before, now = checkpoint.arrays[name].shape, tuple(variable.shape)

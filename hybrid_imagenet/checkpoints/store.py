@@ -206,9 +206,10 @@ class CheckpointStore(CheckpointFolder):
         if self._error is not None:
             error, self._error = self._error, None
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            before = "those written before are intact" if self.paths() else "none has been written"
             raise UserError(
-                f"cannot write a checkpoint to {self.directory}: {reason}; those written before are intact, "
-                "free space or allow access and start again with --resume"
+                f"cannot write a checkpoint to {self.directory}: {reason}; {before}, free space or allow access and "
+                "start again with --resume"
             )
 
     def newest_good(self) -> Checkpoint | None:

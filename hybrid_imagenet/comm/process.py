@@ -8,6 +8,7 @@ must connect before TensorFlow is used, so with it `init` does.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import hashlib
@@ -188,6 +189,17 @@ def init(threads: int | None = None) -> None:
             tensorflow_engine.join(place)
             hook = _and_leave(hook)
         _process.hook, sys.excepthook = sys.excepthook, hook
+        atexit.register(_warn_of_lone_ranks)
+
+
+def _warn_of_lone_ranks() -> None:
+    failed = hasattr(sys, "last_type")
+    if _process.place is not None and not _process.place.rank and _process.communicator is None and not failed:
+        print(
+            f"warning: nothing has connected the {_process.place.size} ranks, so each has worked alone: a training "
+            "needs hybrid_imagenet.DistributedOptimizer and callbacks.default_callbacks()",
+            file=sys.stderr,
+        )
 
 
 def _in_one_line(otherwise: Hook) -> Hook:

@@ -112,6 +112,9 @@ class Settings(Communication):
             value = getattr(self, name)
             if reason := fault(value, options_of(Communication)[name]):
                 raise ValueError(f"{name}={value}: {reason}")
+        known = {field.name for field in dataclasses.fields(ALGORITHMS[self.allreduce].options)}
+        for name in sorted(set(self.options) - known):
+            raise ValueError(f"{name}: there is no such option with allreduce={self.allreduce}")
 
     @property
     def fusion_bytes(self) -> int:

@@ -84,6 +84,10 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         if isinstance(inner, str):
             inner = keras.optimizers.get(inner)
         _check_inner(inner)
+        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+            raise UserError(
+                "schedule: give one of hybrid_imagenet.schedules in place of one of Keras, which counts steps"
+            )
         settings = _settings(compression, allreduce, communication)
         steps = gradient_accumulation_steps or inner.gradient_accumulation_steps
         if steps is not None and (not isinstance(steps, int) or steps < 2):
@@ -281,6 +285,9 @@ class DistributedOptimizer(distributed.DistributedOptimizer):
         Raises:
           ValueError: if it was saved with another number of micro-batches, or by another optimizer.
         """
+        if self._steps is not None and not self.built:  # as Keras does: what it sums up is not known yet
+            _log.warning("%s: its state is not loaded, since it is not built; the weights are", self.name)
+            return
         own = self._own()
         if len(store.keys()) != len(own):
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.broadcast import set_scalars
+
+_log = logging.getLogger(__name__)
 
 Schedule = Callable[[float, float, int], Mapping[str, float]]
 
@@ -43,6 +46,10 @@ class HyperparameterSchedule(keras.callbacks.Callback):
                 optimizer.scheduled = True
         if self._used and not (self.params or {}).get("steps"):
             raise UserError("a schedule needs to know how long an epoch is: give fit steps_per_epoch")
+        for name, (_, schedule) in self._used.items():
+            epochs = (self.params or {}).get("epochs", 0)
+            if schedule(epochs - 0.5, epochs, getattr(schedule, "base_batch", 0)).get("learning_rate") == 0:
+                _log.warning("%s: the schedule's learning rate is 0 before epoch %d, the last one, ends", name, epochs)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._epoch = epoch

@@ -379,6 +379,8 @@ def create(
     require(lr_scaling, SCALINGS)
     require(momentum_rule, MOMENTUM_RULES)
     require(adabound_bound_time, BOUND_TIMES)
+    if lr < 0:
+        raise ValueError(f"learning rate {lr:g}: must not be negative")
     peak = peak_rate(lr, lr_scaling, workers, base_batch)
     start, end = warmup_epochs, max(epochs, warmup_epochs + 1e-9)
     decay = SCHEDULES[lr_schedule](**options)

@@ -90,8 +90,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         given: Any = self.Options(*values, **options)
         if not isinstance(given.learning_rate, (int, float)):
             raise ValueError(
-                f"learning_rate={given.learning_rate!r}: give a number, and a schedule to "
-                "DistributedOptimizer(schedule=...)"
+                f"learning_rate={given.learning_rate!r}: give a number, and a schedule of "
+                "hybrid_imagenet.schedules to DistributedOptimizer(schedule=...)"
             )
         if given.learning_rate < 0:
             raise ValueError(f"learning_rate={given.learning_rate}: must not be negative")

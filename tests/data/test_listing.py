@@ -63,6 +63,8 @@ def test_images_that_a_tree_has_in_other_forms_or_deeper_are_counted(tmp_path):
     (classes / "n01" / "more").mkdir()
     for name in ("n01/a.webp", "n02/b.webp", "n02/c.TIFF", "n02/noSuffix", "n03/._d.jpg", "n03/readme.txt", "e.jpg"):
         (classes / name).touch()
+    (classes / "empty").mkdir()
+    (tmp_path / "validation" / "empty").mkdir()
     os.mkfifo(classes / "n02" / "pipe.jpg")
     found = notes("folder", tmp_path)
     assert notes("folder", tmp_path, "validation") == {}
@@ -72,6 +74,7 @@ def test_images_that_a_tree_has_in_other_forms_or_deeper_are_counted(tmp_path):
         "1 skipped, a name without a suffix is not read": True,
         "1 skipped, a directory inside of a class directory": True,
         "1 skipped, not in a class directory": True,
+        "1 skipped, a class without images; the first is empty": True,
         "1 skipped, no regular file": True,
         "1 skipped, hidden": False,
         "1 skipped, .txt is not read": False,

@@ -76,11 +76,14 @@ def test_an_optimizer_says_what_it_cannot_take():
     assert refused("sgd", gradient_accumulation_steps=1).startswith(
         "gradient_accumulation_steps=1: give a whole number"
     )
+    assert "backward_passes_per_step: there is no such option" in refused("sgd", backward_passes_per_step=4)
+    keras_own = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    assert "one of hybrid_imagenet.schedules" in refused("sgd", schedule=keras_own)
     used = keras.optimizers.SGD()
     used.build([keras.Variable(1.0)])
     assert "used already" in refused(used)
-    with pytest.raises(ValueError, match="give a number, and a schedule to DistributedOptimizer"):
-        hi.optimizers.LARS(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
+    with pytest.raises(ValueError, match=r"give a number, and a schedule of hybrid_imagenet.schedules to Distr"):
+        hi.optimizers.LARS(keras_own)
 
 
 def test_a_loss_that_was_not_scaled_and_a_weight_without_gradient_are_named():
@@ -235,14 +238,17 @@ def test_two_optimizers_beside_compile_are_scheduled_saved_and_restored(pools, t
             np.testing.assert_allclose(again, whole, rtol=1e-6, atol=1e-7)
 
 
-def test_a_schedule_and_another_callback_that_sets_the_learning_rate_are_refused_together():
-    def fit(*callbacks):
+def test_a_schedule_and_another_callback_that_sets_the_learning_rate_are_refused_together(caplog):
+    def fit(*callbacks, epochs=3):
         optimizer = hi.DistributedOptimizer("sgd", schedule=hi.schedules.polynomial(0.5, 3))
         model = models.made(optimizer, run_eagerly=True)
         x, y = models.data(1)
-        return model.fit(x, y, models.BATCH, 3, 0, [*hi.callbacks.default_callbacks(), *callbacks])
+        return model.fit(x, y, models.BATCH, epochs, 0, [*hi.callbacks.default_callbacks(), *callbacks])
 
     fit()
+    assert not caplog.records
+    fit(epochs=4)
+    assert "the schedule's learning rate is 0 before epoch 4, the last one, ends" in caplog.text
     with pytest.raises(UserError, match="LearningRateScheduler"):
         fit(keras.callbacks.LearningRateScheduler(lambda epoch: 0.1))
     later = keras.callbacks.Callback()

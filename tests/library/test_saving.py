@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 
@@ -60,6 +61,18 @@ def test_an_interrupted_run_ends_as_one_that_was_not(pools, tmp_path, kind):
         assert len(hi.load_model(tmp_path / "best.keras").optimizer.variables) > 5
 
 
+def test_weights_are_loaded_before_an_accumulating_optimizer_is_built(tmp_path, caplog):
+    model, other = (
+        saving.made(hi.DistributedOptimizer(keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)))
+        for _ in range(2)
+    )
+    saving.fit(model, 1)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other.load_weights(tmp_path / "model.weights.h5")
+    assert "its state is not loaded, since it is not built; the weights are" in caplog.text
+    np.testing.assert_array_equal(other.get_weights()[0], model.get_weights()[0])
+
+
 def test_a_folder_of_checkpoints_is_for_one_run_at_a_time(tmp_path):
     def fit():
         saving.fit(saving.made(hi.DistributedOptimizer("sgd")), 1, more=[hi.callbacks.Checkpoint(tmp_path / "held")])
@@ -70,3 +83,7 @@ def test_a_folder_of_checkpoints_is_for_one_run_at_a_time(tmp_path):
         fit()
     other.close()
     fit()
+    with pytest.raises(UserError, match="keeps other values, .*, or give another folder"):
+        saving.fit(
+            saving.made(hi.DistributedOptimizer("adam")), 2, more=[hi.callbacks.Checkpoint(tmp_path / "held")]
+        )

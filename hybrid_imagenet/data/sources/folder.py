@@ -60,6 +60,9 @@ class FolderSource(Source):
         except OSError as error:
             raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from None
         listed = [files for files, _ in found]
+        for name, files in zip(self.class_names, listed, strict=True):
+            if split == "train" and not files:
+                skipped.add("a class without images", name)
         for name, (_, others) in zip(self.class_names, found, strict=True):
             for other, reason, fault in others:
                 skipped.add(reason, f"{name}/{other}", fault=fault)
