@@ -9,7 +9,6 @@ al. take the end, so that they close exactly at T.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -237,44 +236,6 @@ def momentum_at(batch: int, momentum: float, momentum_rule: str) -> float:
     return max(0.0, 1.0 - 0.1 * ratio)
 
 
-def warmup_bounds(
-    start: float,
-    end: float,
-    warmup_epochs: float,
-    peak: float,
-    *,
-    adabound_bound_time: str = "fractional",
-    adabound_beta2: float = 0.999,
-) -> tuple[float, float]:
-    """The bounds of the AdaBound warmup in the step from fractional epoch `start` to `end` (Lu et al. 2.2.1).
-
-    Args:
-      start: of the step.
-      end: of the step.
-      warmup_epochs: T.
-      peak: lr * N, at which they close.
-      adabound_bound_time: see `BoundedWarmup`.
-      adabound_beta2: decay of the second moment.
-    """
-    t = math.floor(start) + 1.0 if adabound_bound_time == "epoch" else end
-    return hybrid_bounds(t, warmup_epochs, peak, adabound_beta2)
-
-
-def lars_share(epoch: float, warmup_epochs: float, ramp_epochs: float = 0.0) -> float:
-    """s, with which the ratio of LARS acts after the AdaBound warmup: a layer's rate is a ratio^s.
-
-    At T every layer has the rate of the last step of AdaBound, so that no layer's update jumps.
-
-    Args:
-      epoch: fractional epoch at the start of the step.
-      warmup_epochs: T.
-      ramp_epochs: see `BoundedWarmup.hybrid_ramp_epochs`.
-    """
-    if not ramp_epochs:
-        return 1.0
-    return min(max((epoch - warmup_epochs) / ramp_epochs, 0.0), 1.0)
-
-
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """The scalars of each step.
@@ -285,8 +246,11 @@ class Schedule:
       momentum: momentum of SGD for a batch.
       peak: lr * N, at which the bounds of the warmup close.
       bounded_epochs: T of a bounded AdaBound warmup, 0 without one.
-      ramp_epochs: epochs after it in which LARS comes in, see `lars_share`.
-      bounds: lower and upper bound from (start, end, T, peak) of a step.
+      bound_time: see `BoundedWarmup.adabound_bound_time`.
+      beta2: decay of the second moment, in the bounds.
+      ramp_epochs: epochs after the bounded warmup in which LARS comes in (`BoundedWarmup.hybrid_ramp_epochs`): the
+        share s, with which its ratio acts (a layer's rate is a ratio^s), grows from 0. At T every layer has the rate of
+        the last step of AdaBound, so that no layer's update jumps.
       scales_with_batch: whether rate and peak follow the batch.
       arguments: of `create`, where that has made it: a saved optimizer is given the same schedule again.
     """
@@ -296,8 +260,9 @@ class Schedule:
     momentum: Callable[[int], float]
     peak: float
     bounded_epochs: float = 0.0
+    bound_time: str = "fractional"
+    beta2: float = 0.999
     ramp_epochs: float = 0.0
-    bounds: Callable[[float, float, float, float], tuple[float, float]] = warmup_bounds
     scales_with_batch: bool = True
     arguments: Mapping[str, Any] | None = None
 
@@ -311,15 +276,18 @@ class Schedule:
         scale = global_batch / self.base_batch if self.scales_with_batch else 1.0
         peak = self.peak * scale
         bounded = start < self.bounded_epochs
-        lower, upper = self.bounds(start, end, self.bounded_epochs, peak) if bounded else (peak, peak)
-        share = lars_share(start, self.bounded_epochs, self.ramp_epochs)
-        return {
+        time = math.floor(start) + 1.0 if self.bound_time == "epoch" else end
+        lower, upper = hybrid_bounds(time, self.bounded_epochs, peak, self.beta2) if bounded else (peak, peak)
+        values = {
             "learning_rate": peak if bounded else self.rate(start) * scale,
             "momentum": self.momentum(global_batch),
             "phase": 0.0 if bounded else 1.0,
             "lower_bound": lower,
             "upper_bound": upper,
-        } | ({"lars_share": share} if self.ramp_epochs else {})
+        }
+        if self.ramp_epochs:
+            values["lars_share"] = min(max((start - self.bounded_epochs) / self.ramp_epochs, 0.0), 1.0)
+        return values
 
 
 def peak_rate(lr: float, lr_scaling: str, workers: int, batch: int) -> float:
@@ -396,8 +364,9 @@ def create(
         momentum=lambda batch: momentum_at(batch, momentum, momentum_rule),
         peak=peak,
         bounded_epochs=warmup_epochs if bounded_warmup else 0.0,
+        bound_time=adabound_bound_time,
+        beta2=adabound_beta2,
         ramp_epochs=hybrid_ramp_epochs if bounded_warmup else 0.0,
-        bounds=functools.partial(warmup_bounds, adabound_bound_time=adabound_bound_time, adabound_beta2=adabound_beta2),
         scales_with_batch=lr_scaling != "none" and not decay.fixed,
         arguments=arguments,
     )

@@ -32,7 +32,7 @@ class Hybrid(GroupedOptimizer):
         u = momentum u + c a ratio^s (g + weight_decay w);  w -= u
 
     with s the scalar `lars_share`: it may grow from 0, where each layer has the learning rate P of phase 0's end, to
-    1, where LARS alone sets it (`numerics.schedules.lars_share`).
+    1, where LARS alone sets it (`numerics.schedules.Schedule`).
 
     The phase is a scalar on the CPU; the switch is a branch inside the compiled step. `handover` says how the
     velocity u begins, since Lu et al. do not:
