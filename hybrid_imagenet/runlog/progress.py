@@ -88,17 +88,12 @@ class Status:
         """Fraction of the epoch under way that is done, 0 to 1."""
         return min(max(self.position - (self.epoch - 1), 0.0), 1.0)
 
-    def seconds_per_epoch(self) -> float | None:
-        """Returns the seconds per epoch at the present rate, with validation."""
+    def remaining_seconds(self) -> float | None:
+        """Returns the seconds until the last epoch is done, at the present rate and with validation."""
         images = self.info.get("images_per_epoch")
         if not images or not self._rate:
             return None
-        return float(images / self._rate + (self._validation or 0.0))
-
-    def remaining_seconds(self) -> float | None:
-        """Returns the seconds until the last epoch is done, at the present rate."""
-        each = self.seconds_per_epoch()
-        return None if each is None else each * max(self.ends_at - self.position, 0.0)
+        return float(images / self._rate + (self._validation or 0.0)) * max(self.ends_at - self.position, 0.0)
 
     def efficiency(self) -> float | None:
         """Returns the scaling efficiency, where the speed of one GPU alone is known."""
