@@ -144,16 +144,11 @@ def _so_far(records: list[dict[str, Any]], config: dict[str, Any], flags: dict[s
 
 def load_all(paths: Sequence[str]) -> list[Run]:
     """Reads several runs; those of the same name are told apart by as many directories above them as it takes."""
-    runs = [load(path) for path in paths]
+    runs = {run.path: run for run in map(load, paths)}
     depth = 1
-    while len({name_of(run, depth) for run in runs}) < len({run.path for run in runs}):
+    while len({path.parts[-depth:] for path in runs}) < len(runs):
         depth += 1
-    return [dataclasses.replace(run, name=name_of(run, depth)) for run in {run.path: run for run in runs}.values()]
-
-
-def name_of(run: Run, depth: int) -> str:
-    """The last `depth` parts of a run's path."""
-    return "/".join(run.path.parts[-depth:])
+    return [dataclasses.replace(run, name="/".join(path.parts[-depth:])) for path, run in runs.items()]
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:

@@ -17,29 +17,19 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
 
 
-def charts(runs: Sequence[Run]) -> dict[str, list[svg.Chart]]:
-    """The charts with lines, by section."""
-    drawn: dict[str, Sequence[svg.Chart | None]] = {
-        "accuracy": [figures.curves(runs, what, by) for by in ("epoch", "step", "hours") for what in ("top1", "loss")],
-        "rates": [figures.learning_rates(runs), figures.relative_steps(runs)],
-        "speed": [figures.throughput(runs)],
-        "input": figures.input_output(runs),
-    }
-    return {section: [chart for chart in found if chart is not None] for section, found in drawn.items()}
-
-
 def build(runs: Sequence[Run], title: str) -> str:
     """The whole page."""
-    drawn = charts(runs)
+    accuracy = [figures.curves(runs, what, by) for by in ("epoch", "step", "hours") for what in ("top1", "loss")]
+    rates = _grid([figures.learning_rates(runs), figures.relative_steps(runs)])
     sections = [
         _answers(runs),
         _legend(runs),
         _section("Results", "", tables.overview(runs)),
-        _section("Accuracy and loss", _note(runs), _grid(drawn["accuracy"])),
-        _section("Learning rate and relative step", "", _grid(drawn["rates"]) or _missing("learning rates")),
-        _section("Speed", "", _grid(drawn["speed"]) or _missing("throughput")),
+        _section("Accuracy and loss", _note(runs), _grid(accuracy)),
+        _section("Learning rate and relative step", "", rates or _missing("learning rates")),
+        _section("Speed", "", _grid([figures.throughput(runs)]) or _missing("throughput")),
         _section("Where the time goes", "", _time(runs)),
-        _section("Input", "", _grid(drawn["input"]) or _missing("bytes read and reads")),
+        _section("Input", "", _grid(figures.input_output(runs)) or _missing("bytes read and reads")),
         *_classes(runs),
         _section("Criteria", _comparison_note(runs), tables.criteria(runs)),
         _section("Configuration", "", tables.flag_differences(runs) + tables.all_flags(runs)),
@@ -131,8 +121,9 @@ def _missing(what: str) -> str:
     return f'<p class="note">No {what} in these records.</p>'
 
 
-def _grid(found: Sequence[svg.Chart]) -> str:
-    return f'<div class="charts">{"".join(map(svg.line_chart, found))}</div>' if found else ""
+def _grid(charts: Sequence[svg.Chart | None]) -> str:
+    drawn = [svg.line_chart(chart) for chart in charts if chart is not None]
+    return f'<div class="charts">{"".join(drawn)}</div>' if drawn else ""
 
 
 def _note(runs: Sequence[Run]) -> str:

@@ -102,7 +102,7 @@ def _axes(chart: Chart, shown: Sequence[Series]) -> tuple[Scale, Scale]:
     xs, ys = [x for s in shown for x in s.xs], [y for s in shown for y in s.ys]
     ys += [value for _, value in chart.levels]
     left, right, bottom, top = float(_LEFT), float(WIDTH - _RIGHT), float(HEIGHT - _BOTTOM), float(_TOP)
-    x = span(xs, left, right)
+    x = Scale(0.0, max([0.0, *xs]) or 1.0, left, right)  # epochs, steps or times, up to exactly the last
     if chart.limits is not None:
         return x, Scale(*chart.limits, bottom, top, chart.log_y)
     return x, fitted(ys, bottom, top, log=chart.log_y, zero=chart.zero)
@@ -272,12 +272,6 @@ def fitted(values: Sequence[float], start: float, end: float, *, log: bool = Fal
         return Scale(low / 1.5, high * 1.5, start, end, log=True)
     margin = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
     return Scale(min(low, 0.0) if zero else low - margin, high + margin, start, end)
-
-
-def span(values: Sequence[float], start: float, end: float) -> Scale:
-    """A scale from 0 (or the least value, if negative) to exactly the largest, for epochs and times."""
-    high = max(values, default=1.0)
-    return Scale(min(0.0, min(values, default=0.0)), high if high > 0 else 1.0, start, end)
 
 
 def _linear_ticks(low: float, high: float, count: int) -> list[float]:
