@@ -114,21 +114,6 @@ def _mlperf(gpu: str) -> dict[str, Speed]:
     return {"fp16": line(*(s for s in published.speeds(gpu, "fp16") if s.source.startswith("MLPerf")))}
 
 
-# Hosts as NVIDIA's data sheets of the DGX A100, H100 and H200 describe them: eight GPUs, and an adapter for each. L40S
-# hosts differ; four on PCIe 4 and one adapter are assumed.
-_HOSTS = {
-    "h100": Cluster("8 H100 a host, NVLink 4 with NVLS, 8 x InfiniBand NDR", "h100", 8, 8, INSIDE["nvls"],
-                    LINKS["8xib-ndr"], _mlperf("h100"), 256, 0.0),
-    "h200": Cluster("8 H200 a host, NVLink 4 with NVLS, 8 x InfiniBand NDR", "h200", 8, 8, INSIDE["nvls"],
-                    LINKS["8xib-ndr"], _mlperf("h200"), 400, _JITTER),
-    "a100": Cluster("8 A100 40 GB a host, NVLink 3, 8 x InfiniBand HDR", "a100", 8, 8, INSIDE["nvlink3"],
-                    LINKS["8xib-hdr"], _mlperf("a100"), 204, _JITTER),
-    "a100-80": Cluster("8 A100 80 GB a host, NVLink 3, 8 x InfiniBand HDR", "a100-80", 8, 8, INSIDE["nvlink3"],
-                       LINKS["8xib-hdr"], _mlperf("a100-80"), 256, 0.0),
-    "l40s": Cluster("4 L40S a host, PCIe 4, InfiniBand NDR", "l40s", 8, 4, INSIDE["pcie4"], LINKS["ib-ndr"],
-                    _mlperf("l40s"), 200, _JITTER),
-}  # fmt: skip
-
 CLUSTERS = {
     # Latency and jitter are fitted to the five efficiencies of Lu et al., Table 3.3 and section 3.2.2.
     "h1": Cluster("Lu et al., cluster 1: 3 x 8 V100, RoCE 40G with GPUDirect", "v100", 3, 8, NVLINK, LINKS["roce40"],
@@ -144,7 +129,18 @@ CLUSTERS = {
     # NCSA HAL's 2-GPU run: 90 epochs of 1,281,167 images in 74,211 s.
     "hal": Cluster("NCSA HAL: 16 x 4 V100, InfiniBand EDR", "v100", 16, 4, NVLINK, LINKS["ib-edr"],
                    {"fp16": Speed(0.0, 2 * 74211 / (90 * 1_281_167), "NCSA HAL, 2 GPUs")}, 208, _JITTER),
-    **_HOSTS,
+    # Hosts as NVIDIA's data sheets of the DGX A100, H100 and H200 describe them: eight GPUs, and an adapter for each.
+    # L40S hosts differ; four on PCIe 4 and one adapter are assumed.
+    "h100": Cluster("8 H100 a host, NVLink 4 with NVLS, 8 x InfiniBand NDR", "h100", 8, 8, INSIDE["nvls"],
+                    LINKS["8xib-ndr"], _mlperf("h100"), 256, 0.0),
+    "h200": Cluster("8 H200 a host, NVLink 4 with NVLS, 8 x InfiniBand NDR", "h200", 8, 8, INSIDE["nvls"],
+                    LINKS["8xib-ndr"], _mlperf("h200"), 400, _JITTER),
+    "a100": Cluster("8 A100 40 GB a host, NVLink 3, 8 x InfiniBand HDR", "a100", 8, 8, INSIDE["nvlink3"],
+                    LINKS["8xib-hdr"], _mlperf("a100"), 204, _JITTER),
+    "a100-80": Cluster("8 A100 80 GB a host, NVLink 3, 8 x InfiniBand HDR", "a100-80", 8, 8, INSIDE["nvlink3"],
+                       LINKS["8xib-hdr"], _mlperf("a100-80"), 256, 0.0),
+    "l40s": Cluster("4 L40S a host, PCIe 4, InfiniBand NDR", "l40s", 8, 4, INSIDE["pcie4"], LINKS["ib-ndr"],
+                    _mlperf("l40s"), 200, _JITTER),
 }  # fmt: skip
 
 
