@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from hybrid_imagenet.numerics.bounds import adabound_bounds
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
-from hybrid_imagenet.optimizers.formulas import BoundedAdam, adam_step_size
+from hybrid_imagenet.optimizers.formulas import adam_step_size, bounded_adam_values
 from hybrid_imagenet.optimizers.registry import AdaBoundOptions
 from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Step
 
@@ -31,21 +30,19 @@ class AdaBound(GroupedOptimizer):
     Options = AdaBoundOptions
     slots = _MOMENTS
 
-    def __init__(self, *values: Any, **options: Any):
-        super().__init__(*values, **options)
-        self._rule = BoundedAdam(self.options.beta1, self.options.beta2, self.options.eps)
-
     def before(self, now: Before) -> dict[str, tf.Tensor]:
         a, rate = self.options, now.hyper["learning_rate"]
         lower, upper = adabound_bounds(now.number, rate * (a.final_lr / a.learning_rate), a.gamma)
         return {"step_size": adam_step_size(now.number, rate, a.beta1, a.beta2), "lower": lower, "upper": upper}
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
-        new = self._rule.values(
+        new = bounded_adam_values(
             values[WEIGHTS],
             values["first_moment"],
             values["second_moment"],
             grad,
+            betas=(self.options.beta1, self.options.beta2),
+            eps=self.options.eps,
             unscale=step.unscale,
             decay=step.decay,
             **step.before,

@@ -197,13 +197,12 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
     def told(self) -> dict[str, tf.Variable]:
         """Returns the scalars by which records tell of the last step."""
         scale = self.loss_scale
-        found = {
-            "loss_scale": scale.scale,
-            "skipped_steps": scale.skipped_steps,
-            "skipped_in_a_row": scale.skipped_in_a_row,
-            "grad_norm": self.grad_norm,
+        return {
+            "loss_scale": scale.scale.value,
+            "skipped_steps": scale.skipped_steps.value,
+            "skipped_in_a_row": scale.skipped_in_a_row.value,
+            "grad_norm": self.grad_norm.value,
         }
-        return {name: variable.value for name, variable in found.items()}
 
     def non_finite(self) -> list[str]:
         """The variables whose gradients were not finite in the last step, by path; waits for the device."""

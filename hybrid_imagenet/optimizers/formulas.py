@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -64,43 +63,33 @@ def adam_step_size(step: tf.Tensor, alpha: tf.Tensor | float, beta1: float, beta
     return alpha * tf.sqrt(bias_correction(step, beta2)) / bias_correction(step, beta1)
 
 
-@dataclasses.dataclass(frozen=True)
-class BoundedAdam:
-    """Adam whose step is clipped (Luo et al.), on values:
+def bounded_adam_values(
+    w: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    grad: tf.Tensor,
+    *,
+    betas: tuple[float, float],
+    eps: float,
+    unscale: tf.Tensor,
+    decay: Any,
+    step_size: tf.Tensor,
+    lower: tf.Tensor,
+    upper: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Adam whose step is clipped (Luo et al.):
 
         g = unscale grad + decay w
         m = beta1 m + (1 - beta1) g
         v = beta2 v + (1 - beta2) g^2
         w = w - clip(step_size / (sqrt(v) + eps), lower, upper) m
 
-    Attributes:
-      beta1: decay of the first moment.
-      beta2: decay of the second moment.
-      eps: added to sqrt(v).
+    Returns the new weights and moments.
     """
-
-    beta1: float
-    beta2: float
-    eps: float
-
-    def values(
-        self,
-        w: tf.Tensor,
-        m: tf.Tensor,
-        v: tf.Tensor,
-        grad: tf.Tensor,
-        *,
-        unscale: tf.Tensor,
-        decay: Any,
-        step_size: tf.Tensor,
-        lower: tf.Tensor,
-        upper: tf.Tensor,
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The new weights and moments."""
-        g = unscale * grad
-        if not _is_zero(decay):
-            g += decay * w
-        m = self.beta1 * m + (1.0 - self.beta1) * g
-        v = self.beta2 * v + (1.0 - self.beta2) * tf.square(g)
-        rate = step_size / (tf.sqrt(v) + self.eps)
-        return w - tf.minimum(tf.maximum(rate, lower), tf.maximum(upper, lower)) * m, m, v
+    g = unscale * grad
+    if not _is_zero(decay):
+        g += decay * w
+    m = betas[0] * m + (1.0 - betas[0]) * g
+    v = betas[1] * v + (1.0 - betas[1]) * tf.square(g)
+    rate = step_size / (tf.sqrt(v) + eps)
+    return w - tf.minimum(tf.maximum(rate, lower), tf.maximum(upper, lower)) * m, m, v

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
-from hybrid_imagenet.optimizers.formulas import BoundedAdam, adam_step_size, momentum_values
+from hybrid_imagenet.optimizers.formulas import adam_step_size, bounded_adam_values, momentum_values
 from hybrid_imagenet.optimizers.lars import TrustRatio
 from hybrid_imagenet.optimizers.registry import HybridOptions
 from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Measured, Step
@@ -57,7 +57,6 @@ class Hybrid(GroupedOptimizer):
         o = self.options
         self.ratio = TrustRatio(o.lars_variant, o.lars_eta, o.lars_eps, o.lars_eps_rule)
         self.scales_layers = o.lars_variant != "none"
-        self._bounded = BoundedAdam(o.adabound_beta1, o.adabound_beta2, o.adabound_eps)
 
     def build(self, variables: Any) -> None:
         """Creates the moments, and the counter of the steps of phase 1."""
@@ -71,14 +70,6 @@ class Hybrid(GroupedOptimizer):
         if a.bias_correction:
             return adam_step_size(number, a.adabound_lr, a.adabound_beta1, a.adabound_beta2)
         return tf.constant(a.adabound_lr, tf.float32)
-
-    def _carry_and_factor(self, sgd_steps: tf.Tensor, hyper: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the factors of the velocity and of the rate of phase 1."""
-        a, momentum = self.options, hyper["momentum"]
-        # The first step turns the first moment into -u on the way: P, where both bounds meet, joins the factor.
-        begin: float = {"continuous": 1.0, "reset": 0.0, "rescale": 1.0 / (1.0 - a.adabound_beta1)}[a.handover]
-        carry = tf.where(tf.equal(sgd_steps, 0), -begin * hyper["lower_bound"] * momentum, momentum)
-        return carry, 1.0 - momentum if a.handover == "continuous" else tf.constant(1.0)
 
     def decay_share(self, hyper: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Returns that of the base in the phases that decay."""
@@ -98,7 +89,11 @@ class Hybrid(GroupedOptimizer):
         if now.phase == 0:
             bounds = {"lower": now.hyper["lower_bound"], "upper": now.hyper["upper_bound"]}
             return {"step_size": self._step_size(now.number), **bounds}
-        carry, factor = self._carry_and_factor(now.counters[0], now.hyper)
+        a, momentum = self.options, now.hyper["momentum"]
+        # The first step turns the first moment into -u on the way: P, where both bounds meet, joins the factor.
+        begin: float = {"continuous": 1.0, "reset": 0.0, "rescale": 1.0 / (1.0 - a.adabound_beta1)}[a.handover]
+        carry = tf.where(tf.equal(now.counters[0], 0), -begin * now.hyper["lower_bound"] * momentum, momentum)
+        factor = 1.0 - momentum if a.handover == "continuous" else tf.constant(1.0)
         return {"carry": carry, "factor": factor, **self.ratio.before(self, now)}
 
     def layers(self, now: Measured) -> dict[str, tf.Tensor]:
@@ -108,11 +103,13 @@ class Hybrid(GroupedOptimizer):
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
         w, m = values[WEIGHTS], values["first_moment"]
         if step.phase == 0:
-            w, m, v = self._bounded.values(
+            w, m, v = bounded_adam_values(
                 w,
                 m,
                 values["second_moment"],
                 grad,
+                betas=(self.options.adabound_beta1, self.options.adabound_beta2),
+                eps=self.options.adabound_eps,
                 unscale=step.unscale,
                 decay=step.decay if self.options.decay_in_warmup else 0.0,
                 **step.before,
