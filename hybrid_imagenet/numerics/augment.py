@@ -97,13 +97,8 @@ def windows(augmentation: str, sizes: Sizes, uniform: Uniforms) -> Windows:
     if augmentation == "sony":
         return center(sizes, 1.0)
     if augmentation in WHOLE:
-        return whole(sizes)
+        return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
     return center(sizes, EVALUATION_FRACTION)
-
-
-def whole(sizes: Sizes) -> Windows:
-    """The whole image."""
-    return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
 
 
 def center(sizes: Sizes, fraction: float) -> Windows:

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from hybrid_imagenet.numerics import sampling
 from hybrid_imagenet.numerics.sampling import Cursor, Indices, SampleOrder
@@ -56,14 +55,15 @@ class ShardOrder(SampleOrder):
 
     def at(self, epoch: int, positions: Indices) -> Indices:
         """The example numbers at some positions (int64 [k], each in [0, num_examples)) of an epoch's order."""
-        plan = self._plan(epoch)
+        plan, seed = self._plan(epoch), int(sampling.keys(self.seed, epoch)[0])
         windows = np.searchsorted(plan.begin, positions, "right") - 1
         examples = np.empty(len(positions), np.int64)
         for window in np.unique(windows):
             here = windows == window
             shards = plan.shards[plan.first[window] : plan.first[window + 1]]
             ends = np.cumsum(self._sizes[shards])
-            mixed = sampling.permute(positions[here] - plan.begin[window], int(ends[-1]), self._keys(epoch, window))
+            keys = sampling.keys(seed, int(window))
+            mixed = sampling.permute(positions[here] - plan.begin[window], int(ends[-1]), keys)
             place = np.searchsorted(ends, mixed, "right")
             examples[here] = self._starts[shards[place]] + mixed - (ends - self._sizes[shards])[place]
         return examples
@@ -88,7 +88,3 @@ class ShardOrder(SampleOrder):
         parts = -(-count // self.window)
         first = np.arange(parts + 1, dtype=np.int64) * count // parts
         return _Plan(shards, first, np.concatenate([[0], np.cumsum(self._sizes[shards])])[first])
-
-    def _keys(self, epoch: int, window: int) -> npt.NDArray[np.uint64]:
-        base = int(sampling.keys(self.seed, epoch)[0])
-        return sampling.keys(base, int(window))

@@ -33,8 +33,7 @@ def of(directory: pathlib.Path, records: Sequence[Mapping[str, Any]], summary: M
       summary: its summary.json, as far as `current` says so; empty without one.
       host: of rank 0, as config.json names it.
     """
-    holder = lock_holder(directory)
-    if holder is not None:
+    if lock_holder(directory) is not None:
         return RUNNING
     if records and records[-1].get("kind") == "diverged":
         return DIVERGED

@@ -27,7 +27,6 @@ _CRITERIA = (
 )
 
 _IMAGENET_CLASSES = 1000
-_SPLITS = {"tuning": "on the tuning images: "}
 
 
 def summarize(
@@ -205,11 +204,12 @@ def _last(records: Sequence[Record], key: str) -> Any:
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
     """Returns the summary in a few lines of text, for the end of a run."""
-    split = _SPLITS.get(str(summary.get("val_split")), "")
+    split = "on the tuning images: " if summary.get("val_split") == "tuning" else ""
+    best_epoch = f"{summary['best_epoch']:g}" if summary["best_epoch"] else "-"
     top5 = f", top-5 {_percent(summary['val_top5'])}" if (summary.get("num_classes") or _IMAGENET_CLASSES) > 5 else ""
     text = [
         f"{split}top-1 {_percent(summary['val_top1'])} (best {_percent(summary['best_val_top1'])} in epoch "
-        f"{_plain(summary['best_epoch'])}){top5} after {_epochs(summary)}",
+        f"{best_epoch}){top5} after {_epochs(summary)}",
         f"{_number(summary['images_per_second'])} images/s on {counted(summary['world_size'], 'rank')}, "
         f"{duration(summary['wall_seconds'])} in all",
     ]
@@ -237,10 +237,6 @@ def _epochs(summary: Mapping[str, Any]) -> str:
     done, planned = summary["epochs"], summary.get("epochs_planned")
     of = f" of {planned:g}" if planned and done < planned else ""
     return f"{done:g}{of} epoch{'' if max(planned or 0, done) == 1 else 's'}"
-
-
-def _plain(number: float | None) -> str:
-    return "-" if not number else f"{number:g}"
 
 
 def _means_something(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> bool:

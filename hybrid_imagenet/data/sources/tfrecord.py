@@ -240,7 +240,7 @@ def scan(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], str]
     """
     offsets: list[int] = []
     lengths: list[int] = []
-    offset = 0
+    offset, damage = 0, ""
     try:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
@@ -252,10 +252,10 @@ def scan(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], str]
                 lengths.append(length)
                 offset += length
     except RecordError as error:
-        return np.array(offsets, np.int64), np.array(lengths, np.int64), f"offset {offset}: {error}"
+        damage = f"offset {offset}: {error}"
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    return np.array(offsets, np.int64), np.array(lengths, np.int64), ""
+    return np.array(offsets, np.int64), np.array(lengths, np.int64), damage
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:
