@@ -66,10 +66,9 @@ class MaxPool2D(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         batch, height, width, channels = input_shape
-        return (batch, self._side(height), self._side(width), channels)
-
-    def _side(self, side: int | None) -> int | None:
-        return None if side is None else (side + 2 * self.pad - self.pool_size) // self.strides + 1
+        more = 2 * self.pad - self.pool_size
+        sides = (None if side is None else (side + more) // self.strides + 1 for side in (height, width))
+        return (batch, *sides, channels)
 
     def get_config(self) -> dict[str, Any]:
         own = {"pool_size": self.pool_size, "strides": self.strides, "pad": self.pad}

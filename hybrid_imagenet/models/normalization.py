@@ -199,11 +199,9 @@ def merge_parts(model: keras.Model) -> None:
             layer.apart.assign(tf.zeros_like(layer.apart))
 
 
-def layers_of(model: keras.Model) -> Iterator[BatchNormalization]:
+def layers_of(model: keras.Model) -> list[BatchNormalization]:
     """The batch normalization layers of a model, nested ones included, in the order of construction."""
-    for layer in model._flatten_layers(include_self=False):
-        if isinstance(layer, BatchNormalization):
-            yield layer
+    return [layer for layer in _of_keras(model) if isinstance(layer, BatchNormalization)]
 
 
 def statistics(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:

@@ -168,7 +168,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         found = Layout([v.shape for v in variables], [i for m in reduced.members for i in m]).split(reduced)
         grads = [found.get(i, tf.zeros(v.shape)) for i, v in enumerate(variables)]
         square_sums = tf.stack([2.0 * tf.nn.l2_loss(g) for g in grads])
-        total, unscale = tf.reduce_sum(square_sums), self.loss_scale.inverse()
+        total, unscale = tf.reduce_sum(square_sums), 1.0 / self.loss_scale.scale.value
         finite = tf.math.is_finite(total)
         held = [v.value for v in (*variables, *self.inner.variables)]
 

@@ -65,12 +65,6 @@ class Hybrid(GroupedOptimizer):
         super().build(variables)
         self._sgd_steps = self.add_variable(shape=(), dtype="int64", name="sgd_steps")
 
-    def _step_size(self, number: tf.Tensor) -> tf.Tensor:
-        a = self.options
-        if a.bias_correction:
-            return adam_step_size(number, a.adabound_lr, a.adabound_beta1, a.adabound_beta2)
-        return tf.constant(a.adabound_lr, tf.float32)
-
     def decay_share(self, hyper: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Returns that of the base in the phases that decay."""
         share = super().decay_share(hyper)
@@ -86,10 +80,12 @@ class Hybrid(GroupedOptimizer):
 
     def before(self, now: Before) -> dict[str, tf.Tensor]:
         """Computes the step size and its bounds, or the factors of velocity and rates, and norms."""
-        if now.phase == 0:
-            bounds = {"lower": now.hyper["lower_bound"], "upper": now.hyper["upper_bound"]}
-            return {"step_size": self._step_size(now.number), **bounds}
         a, momentum = self.options, now.hyper["momentum"]
+        if now.phase == 0:
+            size = tf.constant(a.adabound_lr, tf.float32)
+            if a.bias_correction:
+                size = adam_step_size(now.number, a.adabound_lr, a.adabound_beta1, a.adabound_beta2)
+            return {"step_size": size, "lower": now.hyper["lower_bound"], "upper": now.hyper["upper_bound"]}
         # The first step turns the first moment into -u on the way: P, where both bounds meet, joins the factor.
         begin: float = {"continuous": 1.0, "reset": 0.0, "rescale": 1.0 / (1.0 - a.adabound_beta1)}[a.handover]
         carry = tf.where(tf.equal(now.counters[0], 0), -begin * now.hyper["lower_bound"] * momentum, momentum)

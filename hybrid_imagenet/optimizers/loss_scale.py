@@ -45,10 +45,6 @@ class LossScale:
     def multiply(self, loss: tf.Tensor) -> tf.Tensor:
         return loss * self.scale.value
 
-    def inverse(self) -> tf.Tensor:
-        """The factor that turns scaled gradients into gradients, float32 scalar."""
-        return 1.0 / self.scale.value
-
     def update(self, finite: tf.Tensor) -> None:
         """Accounts for one step; `finite` (bool scalar) must be the same on every rank."""
         for variable, value in zip(self.variables, self.next(finite, *(v.value for v in self.variables)), strict=True):
