@@ -165,7 +165,7 @@ def _check(record: Mapping[str, Any], place: str) -> None:
         elif key in ("trust_ratios", "relative_updates"):
             good, wanted = isinstance(value, dict) and all(map(_is_number, value.values())), "numbers by layer"
         elif key == "step" or (key == "epoch" and record.get("kind") != "epoch"):
-            good, wanted = _is_count(value), "a whole number"
+            good, wanted = type(value) is int and 0 <= value < 2**63, "a whole number"
         elif key == "epoch":
             good, wanted = _is_number(value) and (value or 0) >= 0, "a number from 0"
         else:
@@ -177,10 +177,6 @@ def _check(record: Mapping[str, Any], place: str) -> None:
 def _is_number(value: Any) -> bool:
     """Returns whether a value is a number, or nothing, as of a layer whose weights are 0."""
     return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value))
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _mend(path: pathlib.Path, resume_from: tuple[int, float] | None) -> None:

@@ -90,14 +90,11 @@ class CachedSource(Source):
             return entry
         content, label = self._source.read_one(index)
         if self._decoded:
-            content = self._pixels(index, content)
+            try:
+                content = images.raw(np.asarray(images.picture(content)))
+            except ValueError as error:
+                raise BadRecord(*self.locate(index), str(error)) from None
         if self._stored + len(content) <= self._limit:
             self._stored += len(content)
             self._memory[index] = content, label
         return content, label
-
-    def _pixels(self, index: int, content: bytes) -> bytes:
-        try:
-            return images.raw(np.asarray(images.picture(content)))
-        except ValueError as error:
-            raise BadRecord(*self.locate(index), str(error)) from None

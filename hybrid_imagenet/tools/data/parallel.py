@@ -20,7 +20,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-_source: Source | None = None
+_source: Source  # of a worker
 
 
 def _start(request: Request) -> None:
@@ -38,8 +38,6 @@ def _start(request: Request) -> None:
 
 
 def _call(function: Callable[[Source, Any], Any], task: Any) -> Any:
-    if _source is None:
-        raise RuntimeError("the worker has no source")
     return function(_source, task)
 
 

@@ -67,7 +67,16 @@ def predict(job: Job, topology: Topology, way: Way) -> Prediction:
     """Predicts one configuration: step = Tc (1 + j) + exposed communication; efficiency is Tc / step."""
     ranks = topology.ranks
     batch = job.batch * ranks
-    traffic = _traffic(job, topology, way) if ranks > 1 else Exchange(0.0, 0.0, ())
+    traffic = Exchange(0.0, 0.0, ())
+    if ranks > 1:
+        formula = ALGORITHMS[way.algorithm].cost or by_ring
+        traffic = exchange(
+            job.layers,
+            BACKWARD_SHARE * job.compute_seconds,
+            job.element_bytes,
+            way.fusion_bytes,
+            lambda size: formula(size, topology, way.grid, SWITCH),
+        )
     step = job.compute_seconds * (1 + (job.jitter if ranks > 1 else 0.0)) + traffic.exposed
     rate = batch / step
     target = published.reference_epochs(batch)
@@ -82,17 +91,6 @@ def predict(job: Job, topology: Topology, way: Way) -> Prediction:
         images_per_second=rate,
         training_seconds=job.epochs * job.images_per_epoch / rate,
         target_seconds=None if target is None else target * job.images_per_epoch / rate,
-    )
-
-
-def _traffic(job: Job, topology: Topology, way: Way) -> Exchange:
-    formula = ALGORITHMS[way.algorithm].cost or by_ring
-    return exchange(
-        job.layers,
-        BACKWARD_SHARE * job.compute_seconds,
-        job.element_bytes,
-        way.fusion_bytes,
-        lambda size: formula(size, topology, way.grid, SWITCH),
     )
 
 

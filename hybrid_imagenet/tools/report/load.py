@@ -126,19 +126,17 @@ def load(path: str | os.PathLike[str]) -> Run:
         environment=environment,
         steps=[r for r in records if r.get("kind") == "step"],
         epochs=[r for r in records if r.get("kind") == "epoch"],
-        summary=values or _so_far(records, config, flags),
+        summary=values
+        or summary.summarize(
+            records,
+            world_size=int(config.get("world_size", 1)),
+            images_per_epoch=config.get("train_images") or 1,
+            targets=flags.get("target_top1") or (0.75, 0.759),
+        ),
         state=name,
         origins=dict(config.get("origins", {})),
         diverged=records[-1] if name == state.DIVERGED else None,
         images=readable(lambda: dict(np.load(directory / "image_results.npz", allow_pickle=False))),
-    )
-
-
-def _so_far(records: list[dict[str, Any]], config: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    world_size = int(config.get("world_size", 1))
-    targets = flags.get("target_top1") or (0.75, 0.759)
-    return summary.summarize(
-        records, world_size=world_size, images_per_epoch=config.get("train_images") or 1, targets=targets
     )
 
 
