@@ -8,6 +8,7 @@ from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import ParameterKind
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from hybrid_imagenet.optimizers.sgd import SGD
 from tests.references import optimizers_reference as reference
 
 SHAPES = ((3, 3, 2, 4), (4,), (4,), (5, 4), (4,))
@@ -65,6 +66,26 @@ class Runner:
             grads = self.problem.grads(self.weights(), self.count)
         self.function([tf.constant(g * self.loss_scale, tf.float32) for g in grads])
         self.count = int(self.optimizer.iterations.numpy())
+
+
+def of_one(optimizer, start, kind=ParameterKind.KERNEL):
+    """A runner of one variable that begins with these values."""
+    problem = Problem([np.shape(start)])
+    problem.start = [np.asarray(start, np.float32)]
+    return Runner(optimizer, problem, kinds=[kind])
+
+
+def scaled_sgd(start, scale, momentum=0.0, **options):
+    """Variables, the distributed optimizer that moves them as SGD does at a rate of .5, and a step by gradients."""
+    variables = [keras.Variable(value, name=f"w{i}") for i, value in enumerate(start)]
+    optimizer = DistributedOptimizer(SGD(0.5, momentum, weight_decay=0.0), SingleProcess(), scale, **options)
+    optimizer.build(variables)
+
+    @tf.function(autograph=False)
+    def step(*grads):
+        optimizer.apply([optimizer.scale_loss(grad) for grad in grads])
+
+    return variables, optimizer, step
 
 
 def follow(runner, rate, oracle):

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from hybrid_imagenet.optimizers.adabound import AdaBound
-from hybrid_imagenet.optimizers.kinds import ParameterKind
-from tests.optimizers.support import Problem, Runner, follow
+from tests.optimizers.support import Problem, Runner, follow, of_one
 from tests.references.optimizers_reference import bounded_adam_step, luo_bounds
 
 
@@ -18,12 +17,7 @@ def test_200_steps_follow_the_oracle():
 
 def test_first_step_by_hand():
     # gamma 1, t = 1: bounds F/2 and 2F = 0.1 and 0.4. m = 0.1 g; s / sqrt(v) = lr / |g|, here 0.002, is raised to 0.1.
-    runner = Runner(
-        AdaBound(1e-3, final_lr=0.2, gamma=1.0, weight_decay=0.0),
-        Problem(shapes=((1, 1),)),
-        kinds=[ParameterKind.KERNEL],
-    )
-    runner.variables[0].assign([[1.0]])
+    runner = of_one(AdaBound(1e-3, final_lr=0.2, gamma=1.0, weight_decay=0.0), [[1.0]])
     runner.step(grads=[np.array([[0.5]])])
     np.testing.assert_allclose(runner.weights()[0], [[1.0 - 0.1 * 0.05]], rtol=1e-6)
 

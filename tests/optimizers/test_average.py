@@ -1,29 +1,17 @@
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet import optimizers
-from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.optimizers.average import WeightAverage
-from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from tests.optimizers.support import scaled_sgd
 from tests.references.average_reference import averaged
 
 
 def make(decay, start, every=1, packed=None):
-    variables = [keras.Variable(value, name=f"w{i}") for i, value in enumerate(start)]
-    inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=0.5, momentum=0.9)
-    optimizer = DistributedOptimizer(
-        inner, SingleProcess(), LossScale(64.0), average=WeightAverage(decay, every), packed=packed
-    )
-    optimizer.build(variables)
-
-    @tf.function(autograph=False)
-    def step(*grads):
-        optimizer.apply([optimizer.scale_loss(grad) for grad in grads])
-
-    return variables, optimizer.average, step
+    average = WeightAverage(decay, every)
+    variables, _, step = scaled_sgd(start, LossScale(64.0), 0.9, average=average, packed=packed)
+    return variables, average, step
 
 
 @pytest.mark.parametrize(

@@ -5,28 +5,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet import optimizers, xla
+from hybrid_imagenet import xla
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.loss_scale import LossScale
+from tests.optimizers.support import scaled_sgd
 
-
-def make(scale):
-    variable = keras.Variable(np.array([1.0, 2.0], np.float32), name="w")
-    inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=0.5, momentum=0.0)
-    optimizer = DistributedOptimizer(inner, SingleProcess(), scale)
-    optimizer.build([variable])
-
-    @tf.function(autograph=False)
-    def step(grad):
-        optimizer.apply([optimizer.scale_loss(grad)])
-
-    return variable, optimizer, step
+START = [np.array([1.0, 2.0], np.float32)]
 
 
 def test_the_scale_cancels():
-    variable, optimizer, step = make(LossScale(1024.0))
+    (variable,), optimizer, step = scaled_sgd(START, LossScale(1024.0))
     step(tf.constant([2.0, -4.0]))
     np.testing.assert_array_equal(variable.numpy(), [0.0, 4.0])
     assert optimizer.grad_norm.numpy() == pytest.approx(20**0.5)
@@ -35,7 +25,7 @@ def test_the_scale_cancels():
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_a_step_that_is_not_finite_changes_nothing_but_the_scale(bad):
-    variable, optimizer, step = make(LossScale(1024.0, dynamic=True))
+    (variable,), optimizer, step = scaled_sgd(START, LossScale(1024.0, dynamic=True))
     step(tf.constant([2.0, bad]))
     np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
     assert optimizer.iterations.numpy() == 0
@@ -69,8 +59,8 @@ def test_a_fixed_scale_stays():
 def test_bad_arguments():
     with pytest.raises(ValueError, match="positive"):
         LossScale(0.0)
-    _, optimizer, _ = make(None)
-    with pytest.raises(ValueError, match="no gradient for w"):
+    _, optimizer, _ = scaled_sgd(START, None)
+    with pytest.raises(ValueError, match="no gradient for w0"):
         optimizer.apply([None])
 
 

@@ -3,13 +3,11 @@ import pytest
 
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.optimizers.hybrid import Hybrid
-from hybrid_imagenet.optimizers.kinds import ParameterKind
-from tests.optimizers.support import KERNELS, Problem, Runner, assert_close
+from tests.optimizers.support import KERNELS, Problem, Runner, assert_close, of_one
 from tests.references.optimizers_reference import HybridReference, layers_of, lu_bounds
 
 EPOCH_STEPS, WARMUP, PEAK = 25, 4, 0.4
 SWITCH = EPOCH_STEPS * WARMUP
-KINDS_OF_ONE = (ParameterKind.KERNEL,)
 
 
 def schedule(ramp_epochs=0.0):
@@ -57,18 +55,24 @@ def test_so_do_they_where_lars_comes_in_over_some_epochs(handover, lars):
     run_both(SWITCH + 70, *arguments, ramp_epochs=2.0)
 
 
+def sizes_of_updates(optimizer, steps, ramp_epochs=0.0, **hyper):
+    """The norm of each update under one and the same gradient."""
+    problem = Problem(shapes=((6, 5),))
+    runner, grads = of_one(optimizer, problem.start[0]), problem.grads(problem.start, 0)
+    values, sizes = schedule(ramp_epochs), []
+    for step in range(steps):
+        before = runner.weights()[0].astype(np.float64)
+        runner.step(values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64) | hyper, grads)
+        sizes.append(np.linalg.norm(runner.weights()[0] - before))
+    return sizes
+
+
 def test_with_a_ramp_no_layers_update_jumps_after_the_warmup():
     """With one and the same gradient the last step of AdaBound and the first of SGD are alike; without a ramp not."""
-    problem = Problem(shapes=((6, 5),))
-    grads = [problem.grads(problem.start, 0)[0]]
     growth = {}
     for ramp_epochs in (0.0, 2.0):
-        runner = Runner(Hybrid(PEAK, momentum=0.0, lars_eta=1.0, weight_decay=0.0), problem, kinds=KINDS_OF_ONE)
-        values, sizes = schedule(ramp_epochs), []
-        for step in range(SWITCH + 1):
-            before = runner.weights()[0].astype(np.float64)
-            runner.step(values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64) | {"momentum": 0.0}, grads)
-            sizes.append(np.linalg.norm(runner.weights()[0] - before))
+        optimizer = Hybrid(PEAK, momentum=0.0, lars_eta=1.0, weight_decay=0.0)
+        sizes = sizes_of_updates(optimizer, SWITCH + 1, ramp_epochs, momentum=0.0)
         growth[ramp_epochs] = sizes[SWITCH] / sizes[SWITCH - 1]
     assert growth[2.0] == pytest.approx(1.0, rel=1e-3)
     assert abs(growth[0.0] - 1) > 0.5
@@ -92,35 +96,23 @@ def test_first_step_by_hand():
     # t = 1/10 epoch of T = 1, lr N = 2.4: bounds 0.24 and 2.4 + 10000 - 1000. g = 2: m = 0.2, v = 0.004,
     # s = 0.001 sqrt(0.001) / 0.1 = 3.1623e-4; s / sqrt(v) = 0.005 is raised to 0.24: w = 1 - 0.24 * 0.2.
     lower, upper = lu_bounds(0.1, 1.0, 2.4)
-    problem = Problem(shapes=((1, 1),))
-    runner = Runner(Hybrid(2.4), problem, kinds=KINDS_OF_ONE)
-    runner.variables[0].assign([[1.0]])
+    runner = of_one(Hybrid(2.4), [[1.0]])
     runner.step({"lower_bound": lower, "upper_bound": upper}, [np.array([[2.0]])])
     np.testing.assert_allclose(runner.weights()[0], [[1.0 - 0.24 * 0.2]], rtol=1e-6)
 
 
 def test_sgd_step_by_hand():
     # From m = 0: u = 0.1 * lr * ratio * g, ratio = 0.001 |w| / (|g| + 0.5 |w|), decay 0.5: g' = 2 + 0.5 * 4 = 4.
-    problem = Problem(shapes=((1, 1),))
-    runner = Runner(Hybrid(2.4, weight_decay=0.5), problem, kinds=KINDS_OF_ONE)
-    runner.variables[0].assign([[4.0]])
+    runner = of_one(Hybrid(2.4, weight_decay=0.5), [[4.0]])
     runner.step({"phase": 1.0, "learning_rate": 100.0}, [np.array([[2.0]])])
     np.testing.assert_allclose(runner.weights()[0], [[4.0 - 0.1 * 100 * 0.001 * 4 / (2 + 2) * 4]], rtol=1e-6)
 
 
 def test_the_continuous_handover_has_no_jump_where_the_others_do():
-    problem = Problem(shapes=((6, 5),))
-    grads = [problem.grads(problem.start, 0)[0]]
     growth = {}
     for handover in ("continuous", "reset", "rescale"):
-        runner = Runner(
-            Hybrid(PEAK, handover=handover, lars_variant="none", weight_decay=0.0), problem, kinds=KINDS_OF_ONE
-        )
-        values, sizes = schedule(), []
-        for step in range(SWITCH + 30):
-            before = runner.weights()[0].astype(np.float64)
-            runner.step(values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64) | {"learning_rate": PEAK}, grads)
-            sizes.append(np.linalg.norm(runner.weights()[0] - before))
+        optimizer = Hybrid(PEAK, handover=handover, lars_variant="none", weight_decay=0.0)
+        sizes = sizes_of_updates(optimizer, SWITCH + 30, learning_rate=PEAK)
         last = sizes[SWITCH - 1]
         growth[handover] = (sizes[SWITCH] / last, sizes[-1] / last)
     np.testing.assert_allclose(growth["continuous"], (1.0, 1.0), rtol=1e-3)

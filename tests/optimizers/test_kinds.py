@@ -1,8 +1,13 @@
 import keras
+import numpy as np
 import pytest
 
 from hybrid_imagenet import models, optimizers
 from hybrid_imagenet.optimizers.kinds import ParameterKind, classify, classify_by_rank
+from hybrid_imagenet.optimizers.lamb import LAMB
+from hybrid_imagenet.optimizers.lars import LARS
+from hybrid_imagenet.optimizers.muon import Muon
+from tests.optimizers.support import of_one
 
 
 def test_kinds_come_from_the_layers_and_not_from_names():
@@ -30,6 +35,23 @@ def test_resnet50_has_54_kernels_one_bias_and_53_normalizations():
 def test_without_a_model_the_rank_decides():
     variables = [keras.Variable([[1.0]]), keras.Variable([1.0])]
     assert classify_by_rank(variables) == [ParameterKind.KERNEL, ParameterKind.BIAS]
+
+
+@pytest.mark.parametrize("kind", [ParameterKind.BIAS, ParameterKind.NORM_SCALE, ParameterKind.NORM_OFFSET])
+@pytest.mark.parametrize(
+    ("optimizer", "moved"),
+    [
+        (lambda: LARS(0.5, weight_decay=0.2), 0.5 * 0.25),  # the plain step
+        (lambda: LAMB(0.5, eps=1e-12, weight_decay=0.2), 0.5),  # Adam's
+        (lambda: Muon(0.5, 0.9, other_rate=0.1), 0.5 * 0.1 * 1.9 * 0.25),  # that of momentum
+    ],
+    ids=["lars", "lamb", "muon"],
+)
+def test_other_kinds_than_kernels_take_a_step_without_decay_whatever_their_shape(kind, optimizer, moved):
+    before = np.array([[0.4, -0.3], [0.2, 0.7]])
+    runner = of_one(optimizer(), before, kind)
+    runner.step(grads=[np.full((2, 2), 0.25)])
+    np.testing.assert_allclose(runner.weights()[0], before - moved, rtol=1e-5)
 
 
 def test_create_refuses_a_name_that_it_does_not_know():

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from hybrid_imagenet.optimizers.kinds import ParameterKind
 from hybrid_imagenet.optimizers.lars import LARS
-from tests.optimizers.support import Problem, Runner, follow
+from tests.optimizers.support import Problem, Runner, follow, of_one
 from tests.references.optimizers_reference import lars_step
 
 VARIANTS = [
@@ -30,38 +29,22 @@ def test_200_steps_follow_the_oracle(arguments):
 
 def test_one_step_by_hand():
     # |w| = 5, |g| = 1, decay 0.2: ratio = 0.001 * 5 / (1 + 1) = 0.0025; w -= 10 * 0.0025 * (g + 0.2 w).
-    problem = Problem(shapes=((1, 2),))
-    runner = Runner(LARS(10.0, weight_decay=0.2), problem, kinds=[ParameterKind.KERNEL])
-    runner.variables[0].assign([[3.0, 4.0]])
+    runner = of_one(LARS(10.0, weight_decay=0.2), [[3.0, 4.0]])
     runner.step(grads=[np.array([[0.6, 0.8]])])
     np.testing.assert_allclose(runner.weights()[0], [[3 - 0.025 * 1.2, 4 - 0.025 * 1.6]], rtol=1e-6)
     np.testing.assert_allclose(runner.optimizer.velocity[0].numpy(), [[-0.025 * 1.2, -0.025 * 1.6]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [ParameterKind.BIAS, ParameterKind.NORM_SCALE, ParameterKind.NORM_OFFSET])
-def test_other_kinds_take_the_plain_step_whatever_their_shape(kind):
-    runner = Runner(LARS(0.5, weight_decay=0.2), Problem(shapes=((2, 2),)), kinds=[kind])
-    before, grad = runner.weights()[0], np.full((2, 2), 0.25)
-    runner.step(grads=[grad])
-    np.testing.assert_allclose(runner.weights()[0], before - 0.5 * grad, rtol=1e-6)
-
-
 @pytest.mark.parametrize(("weight", "grad"), [(0.0, 2.0), (3.0, 0.0), (0.0, 0.0)])
 def test_a_norm_of_zero_gives_ratio_one(weight, grad):
-    runner = Runner(LARS(0.5, weight_decay=0.2), Problem(shapes=((2, 2),)), kinds=[ParameterKind.KERNEL])
-    runner.variables[0].assign(np.full((2, 2), weight, np.float32))
+    runner = of_one(LARS(0.5, weight_decay=0.2), np.full((2, 2), weight))
     runner.step(grads=[np.full((2, 2), grad)])
     expected = weight - 0.5 * (grad + 0.2 * weight)
     np.testing.assert_allclose(runner.weights()[0], np.full((2, 2), expected), rtol=1e-6)
 
 
 def test_larc_never_raises_the_global_rate():
-    runner = Runner(
-        LARS(0.01, eta=0.02, variant="larc", weight_decay=0.0),
-        Problem(shapes=((1, 1),)),
-        kinds=[ParameterKind.KERNEL],
-    )
-    runner.variables[0].assign([[100.0]])
+    runner = of_one(LARS(0.01, eta=0.02, variant="larc", weight_decay=0.0), [[100.0]])
     runner.step(grads=[np.array([[1.0]])])
     np.testing.assert_allclose(runner.weights()[0], [[100.0 - 0.01]], rtol=1e-7)
 

@@ -4,7 +4,7 @@ import pytest
 
 from hybrid_imagenet.optimizers.kinds import ParameterKind
 from hybrid_imagenet.optimizers.sgd import SGD
-from tests.optimizers.support import Problem, Runner, follow
+from tests.optimizers.support import Problem, Runner, follow, of_one
 from tests.references.optimizers_reference import sgd_step
 
 
@@ -21,10 +21,7 @@ def test_200_steps_follow_the_oracle(nesterov, momentum):
 @pytest.mark.parametrize(("nesterov", "expected"), [(False, (0.8, 0.42)), (True, (0.62, 0.078))])
 def test_two_steps_by_hand(nesterov, expected):
     # lr 0.1, momentum 0.9, g = 2 twice. Plain: u = 2, 3.8. Nesterov: v = -.2, -.38; w += .9 v - .2.
-    runner = Runner(
-        SGD(0.1, 0.9, nesterov=nesterov, weight_decay=0.0), Problem(shapes=((1, 1),)), kinds=[ParameterKind.KERNEL]
-    )
-    runner.variables[0].assign([[1.0]])
+    runner = of_one(SGD(0.1, 0.9, nesterov=nesterov, weight_decay=0.0), [[1.0]])
     for value in expected:
         runner.step(grads=[np.array([[2.0]])])
         np.testing.assert_allclose(runner.weights()[0], [[value]], rtol=1e-6)
