@@ -8,8 +8,12 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.runlog import jsonl
 
 
-def test_records_come_back_as_written_and_are_on_disk_at_once(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+def test_records_come_back_as_written_and_are_on_disk_at_once(path):
     writer = jsonl.MetricsWriter(path)
     writer.write({"kind": "step", "epoch": 1, "step": np.int64(20), "train_loss": np.float32(0.5)})
     assert jsonl.read(path) == [{"kind": "step", "epoch": 1, "step": 20, "train_loss": 0.5}]
@@ -18,8 +22,7 @@ def test_records_come_back_as_written_and_are_on_disk_at_once(tmp_path):
     writer.close()
 
 
-def test_values_that_json_lacks_become_null(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+def test_values_that_json_lacks_become_null(path):
     with closing(jsonl.MetricsWriter(path)) as writer:
         writer.write({"kind": "step", "step": 1, "train_loss": float("nan"), "upper_bound": np.float32(np.inf)})
         writer.write({"kind": "step", "step": 2, "trust_ratios": {"conv1": np.float64("-inf"), "fc": 0.5}, "x": (1, 2)})
@@ -29,8 +32,7 @@ def test_values_that_json_lacks_become_null(tmp_path):
 
 
 @pytest.mark.parametrize("torn", ['{"kind": "step", "step": 2', "{"])
-def test_torn_last_line_is_passed_over_and_mended(tmp_path, torn):
-    path = tmp_path / "metrics.jsonl"
+def test_torn_last_line_is_passed_over_and_mended(path, torn):
     path.write_text('{"kind": "step", "step": 1}\n' + torn)
     assert jsonl.read(path) == [{"kind": "step", "step": 1}]
     with closing(jsonl.MetricsWriter(path)) as writer:
@@ -38,16 +40,14 @@ def test_torn_last_line_is_passed_over_and_mended(tmp_path, torn):
     assert path.read_text() == '{"kind": "step", "step": 1}\n{"kind": "step", "step": 2}\n'
 
 
-def test_last_line_that_only_lacks_its_newline_is_kept(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+def test_last_line_that_only_lacks_its_newline_is_kept(path):
     path.write_text('{"kind": "step", "step": 1}')
     with closing(jsonl.MetricsWriter(path)) as writer:
         writer.write({"kind": "step", "step": 2})
     assert [r["step"] for r in jsonl.read(path)] == [1, 2]
 
 
-def test_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+def test_broken_line_in_the_middle_is_an_error_that_names_it(path):
     path.write_text('{"kind": "step"}\nnot json\n{"kind": "step"}\n')
     with pytest.raises(UserError, match="line 2"):
         jsonl.read(path)
@@ -56,8 +56,7 @@ def test_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
         jsonl.read(path)
 
 
-def test_resuming_removes_only_records_of_steps_to_be_taken_again(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+def test_resuming_removes_only_records_of_steps_to_be_taken_again(tmp_path, path):
     with closing(jsonl.MetricsWriter(path)) as writer:
         for step in (10, 20, 30):
             writer.write({"kind": "step", "step": step})
@@ -73,8 +72,7 @@ def test_resuming_removes_only_records_of_steps_to_be_taken_again(tmp_path):
 
 
 @pytest.mark.parametrize(("finished", "kept"), [(0, ["step"]), (1, ["step", "epoch"])])
-def test_resuming_after_the_last_step_of_an_epoch_but_before_its_end(tmp_path, finished, kept):
-    path = tmp_path / "metrics.jsonl"
+def test_resuming_after_the_last_step_of_an_epoch_but_before_its_end(path, finished, kept):
     with closing(jsonl.MetricsWriter(path)) as writer:
         writer.write({"kind": "step", "step": 30, "epoch": 1})
         writer.write({"kind": "epoch", "step": 30, "epoch": 1})
@@ -108,8 +106,7 @@ def test_full_disk_is_one_clear_line():
         ('{"kind": 5}', "kind is 5, not a text"),
     ],
 )
-def test_a_value_of_another_kind_is_an_error_that_names_it(tmp_path, line, told):
-    path = tmp_path / "metrics.jsonl"
+def test_a_value_of_another_kind_is_an_error_that_names_it(path, line, told):
     path.write_text(f'{{"kind": "step", "step": 1}}\n{line}\n')
     with pytest.raises(UserError, match=f"{path}, line 2: {told}.*; correct or remove the line"):
         jsonl.MetricsWriter(path, resume_from=(1, 0))

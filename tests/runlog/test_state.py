@@ -47,6 +47,7 @@ def test_a_summary_of_an_earlier_session_does_not_count():
 
 PROGRAM = """
 import pathlib, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 from hybrid_imagenet.runlog import run_dir
 held = run_dir.RunDirectory(pathlib.Path(sys.argv[1]), resume=True)
 print("held", flush=True)
@@ -57,10 +58,8 @@ signal.sigwait([signal.SIGTERM])
 def test_a_run_that_holds_its_lock_runs_and_is_stopped_by_its_process(tmp_path):
     with pytest.raises(UserError, match="is not running on this host"):
         state.stop(tmp_path)
-    program = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n{PROGRAM}"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
     assert state.of(tmp_path, [EPOCH, DIVERGED], {"steps": 40}, "other") == state.RUNNING
     assert state.lock_holder(tmp_path) == f"{HERE} {process.pid}"

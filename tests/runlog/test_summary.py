@@ -24,8 +24,13 @@ def records():
     return rows
 
 
+def summarized(rows=None, **options):
+    rows = records() if rows is None else rows
+    return summary.summarize(rows, **{"world_size": 2, "images_per_epoch": 1000, **options})
+
+
 def test_results_epochs_and_throughput():
-    result = summary.summarize(records(), world_size=2, images_per_epoch=1000, targets=(0.75, 0.99), name="x")
+    result = summarized(targets=(0.75, 0.99), name="x")
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert result["name"] == "x"
     assert (result["val_top1"], result["val_top5"], result["val_loss"]) == (0.80, 0.95, 0.5)
@@ -38,8 +43,7 @@ def test_results_epochs_and_throughput():
 
 
 def test_criteria_of_a_target_follow_the_definitions():
-    result = summary.summarize(records(), world_size=2, images_per_epoch=1000, targets=(0.75,),
-                               single_gpu_images_per_second=125)  # fmt: skip
+    result = summarized(targets=(0.75,), single_gpu_images_per_second=125)
     assert result["scaling_efficiency"] == pytest.approx(200 / 250)
     goal, top5 = result["targets"]
     assert (goal["metric"], goal["target"], goal["epochs"], goal["seconds"]) == ("val_top1", 0.75, 2, 19)
@@ -54,24 +58,24 @@ def test_criteria_of_a_target_follow_the_definitions():
 
 def test_dropped_images_are_added_up_and_told():
     rows = records()
-    before = summary.summarize(rows, world_size=2, images_per_epoch=1000)
+    before = summarized(rows)
     assert (before["images_dropped"], before["bad_records"], before["val_dropped"]) == (None, None, None)
     assert not [line for line in summary.lines(before) if "dropped" in line]
     for epoch, row in enumerate(rows[1::2]):
         row |= {"train_count": 998, "train_dropped": 2, "bad_records": 2 - epoch % 2, "val_dropped": 3}
-    result = summary.summarize(rows, world_size=2, images_per_epoch=1000)
+    result = summarized(rows)
     assert (result["images_dropped"], result["bad_records"], result["val_dropped"]) == (8, 2, 3)
     line = "8 training images dropped in all epochs for 2 bad records, 3 validation images in the last"
     assert line in summary.lines(result)
 
 
 def test_target_not_reached_leaves_every_criterion_open():
-    (goal, _) = summary.summarize(records(), world_size=2, images_per_epoch=1000, targets=(0.9,))["targets"]
+    (goal, _) = summarized(targets=(0.9,))["targets"]
     assert {k: v for k, v in goal.items() if v is not None} == {"metric": "val_top1", "target": 0.9}
 
 
 def test_time_by_cause_adds_up_to_the_wall_time():
-    result = summary.summarize(records(), world_size=2, images_per_epoch=1000, single_gpu_images_per_second=125)
+    result = summarized(single_gpu_images_per_second=125)
     causes = result["time_by_cause"]
     assert causes["computation"] == pytest.approx(4000 / 250)
     assert causes["input"] == pytest.approx(2.4)
@@ -79,27 +83,20 @@ def test_time_by_cause_adds_up_to_the_wall_time():
     assert causes["evaluation"] == 8
     assert "checkpoints" not in causes
     assert sum(causes.values()) == pytest.approx(result["wall_seconds"])
-    unknown = summary.summarize(records(), world_size=2, images_per_epoch=1000)["time_by_cause"]
+    unknown = summarized()["time_by_cause"]
     assert "computation" not in unknown
     assert sum(unknown.values()) == pytest.approx(32)
 
 
 def test_run_that_ended_before_its_first_epoch():
-    result = summary.summarize([{"kind": "step", "step": 3, "seconds": 1.5}], world_size=2, images_per_epoch=10)
+    result = summarized([{"kind": "step", "step": 3, "seconds": 1.5}])
     assert (result["epochs"], result["steps"], result["val_top1"], result["wall_seconds"]) == (0, 3, None, 1.5)
-    assert summary.summarize([], world_size=2, images_per_epoch=10)["wall_seconds"] is None
+    assert summarized([])["wall_seconds"] is None
     assert all(isinstance(line, str) for line in summary.lines(result))
 
 
 def test_printed_lines_name_what_counts():
-    result = summary.summarize(
-        records(),
-        world_size=2,
-        images_per_epoch=1000,
-        targets=(0.75, 0.99),
-        single_gpu_images_per_second=125,
-        num_classes=1000,
-    )
+    result = summarized(targets=(0.75, 0.99), single_gpu_images_per_second=125, num_classes=1000)
     text = "\n".join(summary.lines(result))
     for part in (
         *("top-1 80.00 %", "after 4 epochs", "2 ranks", "efficiency 80.00 %", "19.0 s"),
@@ -119,10 +116,7 @@ def test_printed_lines_name_what_counts():
     ],
 )
 def test_targets_and_measures_are_printed_where_they_mean_something(facts, goals, measures):
-    result = summary.summarize(
-        records(), world_size=2, images_per_epoch=1000, targets=(0.75,), epochs_planned=9, **facts
-    )
-    text = summary.lines(result)
+    text = summary.lines(summarized(targets=(0.75,), epochs_planned=9, **facts))
     assert [line.split()[1] for line in text if line.startswith("target")] == goals
     assert len([line for line in text if "Lu et al.: convergence rate" in line]) == measures
     assert text[0].endswith("after 4 of 9 epochs")
@@ -138,7 +132,7 @@ def test_durations(seconds, text):
 
 def test_epochs_without_records_are_counted_and_their_steps_not_given_to_the_next():
     rows = [row for row in records() if row["epoch"] not in (2, 3)]
-    result = summary.summarize(rows, world_size=2, images_per_epoch=1000)
+    result = summarized(rows)
     assert result["lost_epochs"] == [2, 3]
     assert any("no records of 2 epochs" in line for line in summary.lines(result))
     assert result["time_by_cause"]["exposed communication"] == pytest.approx(10 * 0.05)  # of the first epoch alone

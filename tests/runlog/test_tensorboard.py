@@ -12,20 +12,16 @@ STEP = {"kind": "step", "epoch": 1, "step": 5, "train_loss": 1.0, "learning_rate
 EPOCH = {"kind": "epoch", "epoch": 1, "step": 10, "train_loss": 0.9, "val_top1": 0.5, "val_top5": 0.6, "val_loss": 1.1}
 
 
-def step_record(step):
-    return {"kind": "step", "step": step, "epoch": 1, "train_loss": 1.0}
-
-
 def test_on_a_full_disk_training_continues_and_one_line_says_so(tmp_path):
     """A limit on the size of files stands in for the disk, as the file system's answer is the same kind of error."""
     told = []
     board = tensorboard.TensorBoard(str(tmp_path), told.append)
-    board.log(step_record(1))
+    board.log(STEP)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        for step in range(2, 300):
-            board.log(step_record(step))
+        for step in range(6, 300):
+            board.log(STEP | {"step": step})
         board.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
