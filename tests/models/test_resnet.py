@@ -91,17 +91,14 @@ def test_forward_pass_is_that_of_the_papers(name, side, width, stem):
         np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max())
 
 
-def last_norms(model):
-    return [n for n in model.layers if isinstance(n, BatchNormalization) and n.name.endswith("_3_bn")]
-
-
 @pytest.mark.parametrize(("flag", "gamma"), [(True, 0.0), (False, 1.0)])
 def test_last_scale_of_each_block(flag, gamma):
     model = models.create("resnet50", 3, 32, width=2, zero_last_gamma=flag)
-    norms = last_norms(model)
+    every = [n for n in model.layers if isinstance(n, BatchNormalization)]
+    norms = [n for n in every if n.name.endswith("_3_bn")]
     assert len(norms) == 16
     assert all(np.all(n.gamma.numpy() == gamma) for n in norms)
-    others = [n for n in model.layers if isinstance(n, BatchNormalization) and n not in norms]
+    others = [n for n in every if n not in norms]
     assert len(others) == 53 - 16
     assert all(np.all(n.gamma.numpy() == 1) for n in others)
 

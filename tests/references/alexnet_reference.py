@@ -6,8 +6,6 @@ pool5 (Jia et al., 3.2). Pools are 3 x 3 with stride 2, after the first, second 
 Kernels are [k, k, in, out]; normalizations are (scale, offset, mean, variance).
 """
 
-import math
-
 import numpy as np
 
 from tests.references.resnet_reference import convolve, max_pool
@@ -63,8 +61,3 @@ def shapes(classes=1000, side=224):
         found += [(inputs, outputs), (outputs,)]
         inputs = outputs
     return found
-
-
-def parameter_count(classes=1000, side=224):
-    """Trainable parameters."""
-    return sum(math.prod(shape) for shape in shapes(classes, side))

@@ -1,13 +1,12 @@
-"""Oracle for torchvision's ResNets: their state dictionaries, and the forward pass written with their names.
+"""Oracle for torchvision's ResNets: their state dictionaries, and the forward pass by their names.
 
 The names and layouts are those of `torchvision.models.resnet`: kernels [out, in, k, k], classifier [classes, features].
 """
 
 import numpy as np
 
-from tests.references.resnet_reference import BLOCKS, convolve, max_pool
-
-EPSILON = 1e-5
+from tests.references import resnet_reference
+from tests.references.resnet_reference import BLOCKS
 
 
 def state_dict(name, classes, seed=0):
@@ -51,29 +50,20 @@ def state_dict(name, classes, seed=0):
 
 
 def logits(name, tensors, images):
-    """Class scores of normalized images [b, h, w, 3], in float64."""
+    """Class scores of normalized images [b, h, w, 3], in float64: those of ResNet v1.5."""
     per_block, counts = BLOCKS[name]
 
-    def unit(x, conv, norm, stride=1):
+    def unit(conv, norm):
         kernel = tensors[f"{conv}.weight"].astype(np.float64).transpose(2, 3, 1, 0)
-        scale, offset, mean, variance = (
-            tensors[f"{norm}.{key}"].astype(np.float64) for key in ("weight", "bias", "running_mean", "running_var")
-        )
-        x = convolve(x, kernel, stride, kernel.shape[0] // 2)
-        return (x - mean) / np.sqrt(variance + EPSILON) * scale + offset
+        kept = (tensors[f"{norm}.{key}"] for key in ("weight", "bias", "running_mean", "running_var"))
+        return (kernel, *(value.astype(np.float64) for value in kept))
 
-    x = max_pool(np.maximum(unit(images, "conv1", "bn1", 2), 0), 3, 2, 1)
+    units = [unit("conv1", "bn1")]
     for stage, count in enumerate(counts, start=1):
         for block in range(count):
             prefix = f"layer{stage}.{block}"
-            stride = 2 if stage > 1 and block == 0 else 1
-            shortcut = x
             if f"{prefix}.downsample.0.weight" in tensors:
-                shortcut = unit(x, f"{prefix}.downsample.0", f"{prefix}.downsample.1", stride)
-            for number in range(1, per_block + 1):
-                strided = number == (1 if per_block == 2 else 2)
-                x = unit(x, f"{prefix}.conv{number}", f"{prefix}.bn{number}", stride if strided else 1)
-                if number < per_block:
-                    x = np.maximum(x, 0)
-            x = np.maximum(x + shortcut, 0)
-    return x.mean(axis=(1, 2)) @ tensors["fc.weight"].T.astype(np.float64) + tensors["fc.bias"]
+                units.append(unit(f"{prefix}.downsample.0", f"{prefix}.downsample.1"))
+            units += [unit(f"{prefix}.conv{n}", f"{prefix}.bn{n}") for n in range(1, per_block + 1)]
+    classifier = tensors["fc.weight"].T.astype(np.float64), tensors["fc.bias"]
+    return resnet_reference.logits(name, images, units, classifier)
