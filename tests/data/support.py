@@ -8,6 +8,7 @@ import threading
 import numpy as np
 from PIL import Image
 
+from hybrid_imagenet.data.images import encoded
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.base import BadRecord, Source
 
@@ -18,15 +19,11 @@ def jpeg(seed, height=20, width=24, mode="RGB", quality=90):
     channels = {"RGB": 3, "CMYK": 4, "L": 1}[mode]
     smooth = np.random.default_rng(seed).integers(0, 256, (4, 4, channels), np.uint8)
     image = Image.fromarray(smooth.squeeze(), mode=mode).resize((width, height), Image.Resampling.BICUBIC)
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=quality)
-    return buffer.getvalue()
+    return encoded(image, "JPEG", quality=quality)
 
 
 def png(seed, height=20, width=24):
-    buffer = io.BytesIO()
-    Image.open(io.BytesIO(jpeg(seed, height, width))).save(buffer, "PNG")
-    return buffer.getvalue()
+    return encoded(Image.open(io.BytesIO(jpeg(seed, height, width))), "PNG")
 
 
 def tiny(split):

@@ -28,9 +28,7 @@ N = 1003
 
 
 def jpeg_of(image, **settings):
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", **({"quality": 92} | settings))
-    return buffer.getvalue()
+    return images.encoded(image, "JPEG", **({"quality": 92} | settings))
 
 
 def photographs(width, height):
@@ -50,11 +48,7 @@ def through(decoder, contents, windows, side):
 
 
 def by_tensorflow(contents, windows, side):
-    squares = []
-    for content, window in zip(contents, windows, strict=True):
-        branch, scaled = images.branches(np.array([images.probe(content)[0]]), np.array([window]), side)
-        squares.append(images.decode(tf.constant(content), tf.constant(branch[0]), tf.constant(scaled[0]), side))
-    return np.stack(squares)
+    return np.stack([test_pipeline.decoded(*each, side) for each in zip(contents, windows, strict=True)])
 
 
 def by_dali(contents, windows, side, threads=2):
@@ -89,9 +83,7 @@ def test_every_kind_of_image_comes_out_as_tensorflow_sees_it():
     full = {"subsampling": 0}  # all decoders crop full chroma alike
     turned = Image.Exif()
     turned[0x0112] = 6  # EXIF: rotated by a quarter
-    pixels = io.BytesIO()
-    picture.save(pixels, "PNG")
-    left_out = [pixels.getvalue(), jpeg_of(picture.convert("CMYK")), jpeg_of(picture, keep_rgb=True)]
+    left_out = [images.encoded(picture, "PNG"), jpeg_of(picture.convert("CMYK")), jpeg_of(picture, keep_rgb=True)]
     left_out.append(images.raw(picture))
     plain = [jpeg_of(picture, **full), jpeg_of(picture.convert("L")), jpeg_of(picture, progressive=True, **full)]
     plain.append(jpeg_of(picture, exif=turned, **full))

@@ -68,20 +68,14 @@ def test_shift_is_a_window_of_the_padded_image_flipped_or_not():
         np.testing.assert_array_equal(image, window[:, ::-1] if flip else window)
 
 
-def test_sony_against_the_oracle():
-    got = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augment.SonyRanges()))
+@pytest.mark.parametrize("pad", [0, 2])
+def test_sony_against_the_oracle_also_padded_with_black(pad):
+    """32 pixels of 320 are 2 of 20."""
+    got = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augment.SonyRanges(pad=16 * pad)))
     assert got.shape == (16, 14, 14, 3)
     u = sampling.uniforms(SEEDS, 11, augment.DEVICE_STREAM).astype(np.float64)
     for image, original, draws in zip(got, IMAGES, u, strict=True):
-        np.testing.assert_allclose(image, augment_reference.sony(original / 255, 14, draws), atol=2e-4)
-
-
-def test_sony_pads_with_black_when_asked_to():
-    """32 pixels of 320 are 2 of 20."""
-    got = denormalized(device.augment(IMAGES, SEEDS, "sony", sony=augment.SonyRanges(pad=32)))
-    u = sampling.uniforms(SEEDS, 11, augment.DEVICE_STREAM).astype(np.float64)
-    for image, original, draws in zip(got, IMAGES, u, strict=True):
-        padded = np.pad(original / 255, ((2, 2), (2, 2), (0, 0)))
+        padded = np.pad(original / 255, ((pad, pad), (pad, pad), (0, 0)))
         np.testing.assert_allclose(image, augment_reference.sony(padded, 14, draws), atol=2e-4)
 
 
@@ -102,7 +96,7 @@ def test_sony_noise_and_brightness_when_asked_for():
 def test_digits_move_a_little_and_never_flip():
     arrow = np.zeros((16, 33, 33, 3), np.uint8)
     arrow[:, 14:19, 16:28] = 255  # points right
-    got = device.augment(np.repeat(arrow, 1, axis=0), SEEDS, "digits")
+    got = device.augment(arrow, SEEDS, "digits")
     pixels = denormalized(got)[..., 0]
     columns = np.arange(33)
     middle = (pixels.sum(axis=1) * columns).sum(axis=1) / pixels.sum(axis=(1, 2))

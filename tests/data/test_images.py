@@ -49,20 +49,17 @@ def test_images_of_16_bits_are_prepared_and_cached_as_training_reads_them(channe
 def test_a_bmp_whose_palette_is_not_gray_is_refused_as_tensorflow_would_take_it_for_gray():
     picture = Image.open(io.BytesIO(support.jpeg(1)))
     for mode in ("L", "RGB", "P"):
-        buffer = io.BytesIO()
-        picture.convert(mode).save(buffer, "BMP")
+        content = images.encoded(picture.convert(mode), "BMP")
         if mode == "P":
             with pytest.raises(ValueError, match="palette"):
-                images.probe(buffer.getvalue())
+                images.probe(content)
         else:
-            expected = tf.io.decode_image(buffer.getvalue(), channels=3).numpy()
-            np.testing.assert_array_equal(np.asarray(images.picture(buffer.getvalue())), expected)
+            expected = tf.io.decode_image(content, channels=3).numpy()
+            np.testing.assert_array_equal(np.asarray(images.picture(content)), expected)
 
 
 def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded():
-    picture = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(picture, "JPEG", progressive=True)
-    sound = picture.getvalue()
+    sound = images.encoded(Image.new("RGB", (8, 8)), "JPEG", progressive=True)
     assert images.probe(sound)[1:] == (8, 8)
     scan = sound[sound.rindex(b"\xff\xda") : -2]
     with pytest.raises(ValueError, match=r"has 1\d\d scans"):
@@ -70,9 +67,7 @@ def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded():
 
 
 def test_so_is_one_that_is_not_progressive_and_has_a_scan_for_each_component():
-    picture = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(picture, "JPEG")
-    sound = bytearray(picture.getvalue())
+    sound = bytearray(images.encoded(Image.new("RGB", (8, 8)), "JPEG"))
     many = 101 * b"\xff\xda"  # in pixels of one scan they mean nothing
     assert images.probe(bytes(sound[:-2]) + many + bytes(sound[-2:]))[1:] == (8, 8)
     sound[sound.index(b"\xff\xda") + 4] = 1  # the first scan has one component of three

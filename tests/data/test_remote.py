@@ -25,7 +25,6 @@ from tests.ranks import ROOT, environment
 from tests.support import program
 from tests.support.processes import wait_for
 
-START = Cursor()
 COUNT = 60  # images of the set that is read slowly; the label of each is its number
 
 
@@ -54,9 +53,9 @@ def numbered(directory):
     return directory
 
 
-def opened(server, copies, timeout=120.0):
+def opened(server, copies):
     """The directory of a server, with its copies."""
-    return remote.RemoteDirectory(server.url, copies, timeout)
+    return remote.RemoteDirectory(server.url, copies, 120.0)
 
 
 def fetched(server):
@@ -99,22 +98,22 @@ def test_only_files_that_are_needed_are_copied(tmp_path, serve):
     wait_for(lambda: set(fetched(server)) == {f"/train-000{n}.tar" for n in (3, 4, 5)})
 
 
-def batches(source, cursor=START, rank=0, size=1):
-    """Micro-batches of three from a place of the order on, one shard after another."""
+def batches(source):
+    """Micro-batches of three, one shard after another."""
     order = ShardOrder(source.shard_sizes, 1, seed=4)
     options = pipeline.HostOptions(readers=1, prefetch=1, threads=1, reads=2)
-    return order, pipeline.training(
-        source, order, cursor, (3, 1), rank, size, epochs=1, image_size=8, augmentation="none", options=options
+    return pipeline.training(
+        source, order, Cursor(), (3, 1), epochs=1, image_size=8, augmentation="none", options=options
     )
 
 
 def test_a_server_that_is_killed_inside_of_an_epoch_and_comes_back_loses_nothing(tmp_path, serve, caplog):
     directory = numbered(tmp_path / "set")
-    expected = [batch["image"].numpy() for batch in batches(data.open_source("webdataset", str(directory)))[1]]
+    expected = [batch["image"].numpy() for batch in batches(data.open_source("webdataset", str(directory)))]
     server = serve(directory)
     source = data.open_source("webdataset", server.url, cache_dir=str(tmp_path / "copies"))
     seen = []
-    for number, batch in enumerate(batches(source)[1]):
+    for number, batch in enumerate(batches(source)):
         if number == 3:
             server.kill()
             threading.Timer(1.5, server.start).start()
@@ -142,18 +141,13 @@ def test_a_connection_that_breaks_inside_of_a_file_goes_on_where_it_broke(tmp_pa
     assert asked == [*range(0, 6000, 3000), 6000, *range(6000, whole.stat().st_size, 3000)]
 
 
-def open_elsewhere(url, copies, name, **variables):
-    """A process that reads a set, and prints the sum of its labels."""
-    command = [sys.executable, "-m", "tests.data.open_url", url, str(copies), name]
-    return subprocess.Popen(command, cwd=ROOT, env=environment() | variables, stdout=subprocess.PIPE, text=True)
-
-
 def test_the_files_of_a_set_on_the_hub_are_read_like_those_of_any_url(tmp_path, serve):
     directory = tmp_path / "set"
     support.write_parquet(directory / "data", "train", support.tiny("train"))
     hub = {"HF_ENDPOINT": serve(directory).url, "HF_HOME": str(tmp_path / "home")}  # which is read at import
-    reader = open_elsewhere("hf://datasets/me/tiny", tmp_path / "copies", "parquet", **hub)
-    assert reader.communicate(timeout=120)[0].split()[-1] == str(sum(label for _, label in support.tiny("train")))
+    reader = [sys.executable, "-m", "tests.data.open_url", "hf://datasets/me/tiny", tmp_path / "copies", "parquet"]
+    done = subprocess.run(reader, cwd=ROOT, env=environment() | hub, stdout=subprocess.PIPE, text=True, timeout=120)
+    assert done.stdout.split()[-1] == str(sum(label for _, label in support.tiny("train")))
 
 
 def test_ranks_whose_server_dies_go_on_with_exactly_the_rest(pools, tmp_path, serve):
@@ -228,9 +222,9 @@ def test_a_server_without_ranges_sends_a_file_once_for_all_its_parts(tmp_path, s
     assert [path for method, path, _ in server.requests() if method == "GET"] == ["/train-0000.tar"]
 
 
-def read(server, copies, name="train-0000.tar", timeout=120.0):
+def read(server, copies):
     """The bytes of a file, as a new start reads them."""
-    return opened(server, copies, timeout).path(name).read_bytes()
+    return opened(server, copies).path("train-0000.tar").read_bytes()
 
 
 def test_a_copy_that_was_cut_is_made_again_whole(tmp_path, serve, monkeypatch):

@@ -2,6 +2,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -197,6 +198,14 @@ def test_a_damaged_shard_is_refused_with_file_and_offset(damage, place, reason, 
         data.open_source("tfrecord", str(tmp_path), num_classes=3)
 
 
+def listed(*lengths):
+    return {"filenames": ["a.tar"], "shard_lengths": lengths}
+
+
+def write_list(directory, splits):
+    (directory / "_info.json").write_text(json.dumps({"splits": splits}))
+
+
 @pytest.mark.parametrize(
     ("name", "prepare", "message"),
     [
@@ -214,6 +223,11 @@ def test_a_damaged_shard_is_refused_with_file_and_offset(damage, place, reason, 
             lambda d: support.write_shards(d / "train", "train", support.tiny("train")),
             "it looks like --dataset=tfrecord",
         ),
+        ("webdataset", lambda d: (d / "train-0.tar").touch(), "offset 0: .*empty file"),
+        ("webdataset", lambda d: (d / "train-0.tar").write_bytes(bytes(10240)), "hold no samples"),
+        ("webdataset", lambda d: write_list(d, {}), "does not list the files of train"),
+        ("webdataset", lambda d: write_list(d, {"train": listed()}), "1 files but 0 lengths"),
+        ("webdataset", lambda d: write_list(d, {"train": listed(3)}), "a.tar: cannot be read .No such file"),
     ],
 )
 def test_what_cannot_be_opened_gets_one_line(name, prepare, message, tmp_path):

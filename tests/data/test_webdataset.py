@@ -175,35 +175,6 @@ def test_the_index_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
     assert scans == ["tiny-train-0002.tar"] * 2
 
 
-@pytest.mark.parametrize(
-    ("prepare", "message"),
-    [
-        (lambda d: (d / "train-0.tar").touch(), "offset 0: .*empty file"),
-        (lambda d: (d / "train-0.tar").write_bytes(bytes(10240)), "hold no samples"),
-        (lambda d: (d / "_info.json").write_text('{"splits": {}}'), "does not list the files of train"),
-        (
-            lambda d: (d / "_info.json").write_text(
-                '{"splits": {"train": {"filenames": ["a.tar"], "shard_lengths": []}}}'
-            ),
-            "1 files but 0 lengths",
-        ),
-        (
-            lambda d: (d / "_info.json").write_text(
-                '{"splits": {"train": {"filenames": ["a.tar"], "shard_lengths": [3]}}}'
-            ),
-            "a.tar: cannot be read .No such file",
-        ),
-    ],
-)
-def test_what_cannot_be_opened_gets_one_line(prepare, message, tmp_path):
-    directory = tmp_path / "set"
-    directory.mkdir()
-    prepare(directory)
-    with pytest.raises(UserError, match=message) as caught:
-        data.open_source("webdataset", str(directory))
-    assert "\n" not in str(caught.value)
-
-
 def test_other_numbers_than_the_list_promises_are_refused(tmp_path):
     directory = write(tmp_path / "set")
     support.write_info(directory, shard_lengths=[3, 3, 4, 3, 2])

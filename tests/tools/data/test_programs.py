@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from hybrid_imagenet import data
+from hybrid_imagenet.data import images
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.tools.data import command as program
 from tests.data import support
@@ -160,9 +161,7 @@ def test_check_finds_images_that_the_decoder_covers_up_or_that_claim_too_many_pi
     end = b"\0\0\0\0IEND" + struct.pack(">I", zlib.crc32(b"IEND"))
     huge.write_bytes(b"\x89PNG\r\n\x1a\n" + header + end)
     trailing.write_bytes(trailing.read_bytes() + bytes(1000))
-    buffer = io.BytesIO()
-    Image.new("1", (8, 8)).save(buffer, "BMP")  # which Pillow decodes, and training does not
-    bitmap.write_bytes(buffer.getvalue())
+    bitmap.write_bytes(images.encoded(Image.new("1", (8, 8)), "BMP"))  # which Pillow decodes, and training does not
     assert run("check", "--dataset=folder", f"--data_dir={tmp_path}", "--split=train") == 2
     captured = capfd.readouterr()
     assert captured.out.splitlines() == [
