@@ -29,13 +29,6 @@ def test_torus_and_masters_are_their_rounds(size, vertical, horizontal, first, s
     assert found == pytest.approx(expected, rel=1e-9)
 
 
-def test_torus_of_sony_at_4096_needs_fewer_steps_than_a_ring():
-    one = Link(1.0, 0.0)  # counts steps
-    assert cost_model.ring(1, 4096, one) == 2 * 4095
-    assert cost_model.torus(1, Grid(64, 64), one, one) == 2 * 63 + 2 * 63
-    assert cost_model.masters(1, 512, 8, one, one) == 2 * 7 + 2 * 511
-
-
 def test_bus_bandwidth_of_a_ring_without_latency_is_that_of_the_link():
     size, link = 1e8, Link.of(12.5, 0)
     assert cost_model.bus_bandwidth(size, cost_model.ring(size, 7, link), 7) == pytest.approx(12.5e9)
