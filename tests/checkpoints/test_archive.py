@@ -20,6 +20,13 @@ def path(tmp_path):
     return path
 
 
+def rewrite(path, members, compression=zipfile.ZIP_STORED):
+    """Puts an archive of these members in the place of a checkpoint."""
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+
+
 def assert_whole(checkpoint):
     assert checkpoint.meta == {**meta(5), "format": 1}
     assert checkpoint.arrays.keys() == ARRAYS.keys()
@@ -97,16 +104,13 @@ def test_no_header_of_an_array_asks_for_memory_or_ends_in_a_traceback(path, cont
     """The checksums are right here: headers that were never good, or were damaged before they were summed up."""
     with zipfile.ZipFile(path) as file:
         members = {name: file.read(name) for name in file.namelist()}
-    with zipfile.ZipFile(path, "w") as file:
-        for name, value in members.items():
-            file.writestr(name, content if name == "array/b.npy" else value)
+    rewrite(path, members | {"array/b.npy": content})
     with pytest.raises(DamagedCheckpointError, match="step-000000005"):
         archive.read(path)
 
 
 def test_compressed_members_are_refused_unread(path):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("meta.npy", bytes(1 << 20))
+    rewrite(path, {"meta.npy": bytes(1 << 20)}, zipfile.ZIP_DEFLATED)
     with pytest.raises(DamagedCheckpointError, match="directory of members"):
         archive.read(path)
 
@@ -154,9 +158,7 @@ ONE = described({"format": 1, "arrays": ["a"]})
     ],
 )
 def test_archives_that_are_no_checkpoints(path, members):
-    with zipfile.ZipFile(path, "w") as file:
-        for name, content in members.items():
-            file.writestr(name, content)
+    rewrite(path, members)
     with pytest.raises(DamagedCheckpointError, match="step-000000005"):
         archive.read(path)
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]

@@ -62,14 +62,6 @@ def test_a_finished_cell_is_kept(cell):
     assert list(cell.flags) == runner.commands[0][-1 - len(FLAGS) : -1]
 
 
-def _without_summary(cell):
-    (cell.run_dir / "summary.json").unlink()
-
-
-def _torn_marker(cell):
-    cell.marker.write_text("{")
-
-
 def _other_flags(cell):
     path = cell.run_dir / "config.json"
     content = json.loads(path.read_text())
@@ -77,13 +69,15 @@ def _other_flags(cell):
     path.write_text(json.dumps(content))
 
 
-def _preempted(cell):
-    ended(cell, 75)
-
-
 @pytest.mark.parametrize(
     "damage",
-    [_without_summary, _torn_marker, _other_flags, _preempted],
+    [
+        lambda cell: (cell.run_dir / "summary.json").unlink(),
+        lambda cell: cell.marker.write_text("{"),
+        _other_flags,
+        lambda cell: ended(cell, 75),
+    ],
+    ids=["no summary", "torn marker", "other flags", "preempted"],
 )
 def test_a_broken_or_unfinished_cell_is_run_again(cell, damage):
     running.ensure(cell, Runner(accuracies=[0.1]))

@@ -48,44 +48,41 @@ def make_run(
     steps = round(1000 / (32 * world_size))
     for epoch in range(1, epochs + 1):
         level = 0.85 * (1 - math.exp(-epoch / 4))
-        schedule = _schedule(epoch)
+        common = {
+            "epoch": epoch,
+            "train_loss": 2 * math.exp(-epoch / 5),
+            "train_top1": level,
+            "images_per_second": rate,
+            "data_wait_fraction": 0.04,
+            **_schedule(epoch),
+        }
+        if full:
+            common |= {"communication_seconds": 0.02, "slowest_rank_seconds": 0.01}
         for part in (0.5, 1.0):
             seconds += 0.5 * 1000 / rate
             rows.append(
                 {
                     "kind": "step",
-                    "epoch": epoch,
                     "position": epoch - 1 + part,
                     "seconds": seconds,
                     "step": round((epoch - 1 + part) * steps),
-                    "train_loss": 2 * math.exp(-epoch / 5),
-                    "train_top1": level,
-                    "images_per_second": rate,
                     "step_seconds": 32 * world_size / rate,
-                    "data_wait_fraction": 0.04,
-                    **schedule,
+                    **common,
                 }
             )
-            if full:
-                rows[-1] |= {"communication_seconds": 0.02, "slowest_rank_seconds": 0.01}
         seconds += 1.0
         rows.append(
             {
                 "kind": "epoch",
-                "epoch": epoch,
                 "step": epoch * steps,
                 "seconds": seconds,
                 "global_batch": 32 * world_size,
-                "train_loss": 2 * math.exp(-epoch / 5),
-                "train_top1": level,
                 "val_loss": 0.2 + 2 * math.exp(-epoch / 5),
                 "val_top1": level - 0.02,
                 "val_top5": min(level + 0.12, 1.0),
-                "images_per_second": rate,
                 "train_seconds": 1000 / rate,
                 "validation_seconds": 1.0,
-                "data_wait_fraction": 0.04,
-                **schedule,
+                **common,
             }
         )
         if full:
@@ -94,8 +91,6 @@ def make_run(
                 "relative_updates": ratios,
                 "bytes_read": 1.1e8,
                 "reads": 1000,
-                "communication_seconds": 0.02,
-                "slowest_rank_seconds": 0.01,
                 "checkpoint_seconds": 0.2,
             }
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
