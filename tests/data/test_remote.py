@@ -145,7 +145,9 @@ def test_the_files_of_a_set_on_the_hub_are_read_like_those_of_any_url(tmp_path, 
     directory = tmp_path / "set"
     support.write_parquet(directory / "data", "train", support.tiny("train"))
     hub = {"HF_ENDPOINT": serve(directory).url, "HF_HOME": str(tmp_path / "home")}  # which is read at import
-    reader = [sys.executable, "-m", "tests.data.open_url", "hf://datasets/me/tiny", tmp_path / "copies", "parquet"]
+    place = f"'parquet', 'hf://datasets/me/tiny', cache_dir={str(tmp_path / 'copies')!r}, storage_timeout=10.0"
+    code = f"from hybrid_imagenet import data; print(data.open_source({place}).read(range(14))[1].sum())"
+    reader = [sys.executable, "-c", code]
     done = subprocess.run(reader, cwd=ROOT, env=environment() | hub, stdout=subprocess.PIPE, text=True, timeout=120)
     assert done.stdout.split()[-1] == str(sum(label for _, label in support.tiny("train")))
 

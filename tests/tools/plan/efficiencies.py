@@ -38,6 +38,30 @@ class Efficiency:
     images_per_second: float | None = None
     baseline: float | None = None
 
+    @functools.cached_property
+    def predicted(self):
+        """What the planner's model gives; `auto` takes the way that a plan would recommend."""
+        cluster = CLUSTERS[self.cluster]
+        compute = cluster.speeds[self.precision].seconds(self.batch)
+        job = Job(layers_of("resnet50"), compute, self.batch, self.wire_bytes, cluster.jitter, 1, 1)
+        topology = cluster.topology(self.gpus // cluster.local_size)
+        if self.algorithm == "auto":
+            step = best(job, topology, ways(topology, OFFERED)).step_seconds
+        else:
+            grid = Grid(*PUBLISHED_GRIDS[self.gpus]) if self.algorithm == "torus" else None
+            cost = functools.partial(ALGORITHMS[self.algorithm].cost, topology=topology, grid=grid, threshold=SWITCH)
+            exposed = statistics.fmean(
+                exposed_by_cycle(job.layers, BACKWARD_SHARE * compute, self.wire_bytes, cost, phase / 4)
+                for phase in range(4)
+            )
+            step = compute * (1 + cluster.jitter) + exposed
+        return compute / step if self.baseline is None else self.batch / step / self.baseline
+
+    @property
+    def points(self):
+        """Predicted less printed, in percentage points."""
+        return 100 * (self.predicted - self.printed)
+
 
 EFFICIENCIES = (
     Efficiency("Lu et al., Table 3.3", "h1", 24, 256, "fp16", 2, "ring", 0.975, 36082),
@@ -68,17 +92,6 @@ EFFICIENCIES = (
 )  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class Residual:
-    row: Efficiency
-    predicted: float
-
-    @property
-    def points(self):
-        """Predicted less printed, in percentage points."""
-        return 100 * (self.predicted - self.row.printed)
-
-
 def exposed_by_cycle(layers, backward, element_bytes, cost, phase):
     """Seconds by which the exchange outlasts backpropagation: at every tick whatever is ready is sent, up to FUSION."""
     waiting, now, index = gradients(layers, backward, element_bytes), (1 - phase) * CYCLE, 0
@@ -92,26 +105,3 @@ def exposed_by_cycle(layers, backward, element_bytes, cost, phase):
         seconds = cost(held)
         now += max(seconds, CYCLE if index < len(waiting) else 0.0)
     return max(now - backward, 0.0)
-
-
-def predicted(row):
-    """The efficiency that the planner's model gives a row; `auto` takes the way that a plan would recommend."""
-    cluster = CLUSTERS[row.cluster]
-    compute = cluster.speeds[row.precision].seconds(row.batch)
-    job = Job(layers_of("resnet50"), compute, row.batch, row.wire_bytes, cluster.jitter, 1, 1)
-    topology = cluster.topology(row.gpus // cluster.local_size)
-    if row.algorithm == "auto":
-        step = best(job, topology, ways(topology, OFFERED)).step_seconds
-    else:
-        grid = Grid(*PUBLISHED_GRIDS[row.gpus]) if row.algorithm == "torus" else None
-        cost = functools.partial(ALGORITHMS[row.algorithm].cost, topology=topology, grid=grid, threshold=SWITCH)
-        exposed = statistics.fmean(
-            exposed_by_cycle(job.layers, BACKWARD_SHARE * compute, row.wire_bytes, cost, phase / 4)
-            for phase in range(4)
-        )
-        step = compute * (1 + cluster.jitter) + exposed
-    return compute / step if row.baseline is None else row.batch / step / row.baseline
-
-
-def residuals():
-    return [Residual(row, predicted(row)) for row in EFFICIENCIES]

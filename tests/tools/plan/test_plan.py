@@ -12,7 +12,7 @@ from hybrid_imagenet.tools.plan.clusters import CLUSTERS, own_speed
 from hybrid_imagenet.tools.plan.layers import layers_of
 from hybrid_imagenet.tools.plan.predict import Job, Way, best, predict, ways
 from tests.references.cost_model_reference import ring
-from tests.tools.plan.efficiencies import OFFERED, residuals
+from tests.tools.plan.efficiencies import EFFICIENCIES, OFFERED
 
 COUNTS = {"resnet8": 1489704, "resnet10": 5418792, "resnet18": 11689512, "resnet34": 21797672, "resnet50": 25557032,
           "resnet101": 44549160, "resnet152": 60192808, "alexnet_bn": 62380232}  # fmt: skip
@@ -38,11 +38,11 @@ def test_resnet50_needs_4_billion_multiply_adds():
     assert sum(layer.operations for layer in layers_of("resnet50")) == pytest.approx(4.09e9, rel=1e-3)
 
 
-@pytest.mark.parametrize("row", residuals(), ids=lambda r: f"{r.row.source}-{r.row.gpus}-{r.row.batch}")
+@pytest.mark.parametrize("row", EFFICIENCIES, ids=lambda r: f"{r.source}-{r.gpus}-{r.batch}")
 def test_published_efficiencies(row):
     """Within 2.7 points, except for those that docs/dev/planning-model.md names with their reason."""
     named = {("h2", 0.94), ("abci", 0.8310), ("abci", 0.7408), ("hal", 0.57), ("h100", 0.380), ("h100", 0.393)}
-    assert (abs(row.points) > 2.7) == ((row.row.cluster, row.row.printed) in named)
+    assert (abs(row.points) > 2.7) == ((row.cluster, row.printed) in named)
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def test_mlperfs_clusters_are_planned_at_their_published_times(result):
 
 
 def test_contradictory_efficiency_of_cluster_2_is_met_as_its_throughput_has_it():
-    (row,) = [r for r in residuals() if r.row.printed == 0.94]
-    assert row.predicted == pytest.approx(row.row.images_per_second / (24 * published.LU_SINGLE_P40), abs=0.01)
+    (row,) = [r for r in EFFICIENCIES if r.printed == 0.94]
+    assert row.predicted == pytest.approx(row.images_per_second / (24 * published.LU_SINGLE_P40), abs=0.01)
 
 
 def test_table_in_the_documentation_is_what_the_planner_predicts():
     text = (pathlib.Path(__file__).parents[3] / "docs" / "dev" / "planning-model.md").read_text()
     shown = [(float(p), float(d.strip("*"))) for p, d in re.findall(r"\| ([\d.]+) \| (\S+) \|$", text, re.M)]
-    assert shown == [(round(100 * r.predicted, 2), round(r.points, 2)) for r in residuals()]
+    assert shown == [(round(100 * r.predicted, 2), round(r.points, 2)) for r in EFFICIENCIES]
 
 
 def job(**changes):
@@ -162,14 +162,10 @@ def test_an_h100_can_be_planned_at_what_this_program_has_reached(batch, rate, ca
     assert own_speed("a100", "fp16") is None
 
 
-def report(path, **changes):
-    row = {"model": "resnet50", "batch_per_rank": 192, "step_seconds": 0.06, "gpu": "NVIDIA H100"} | changes
-    path.write_text(json.dumps({"rungs": {"one GPU": row}}))
-    return f"--speed={path}"
-
-
 def test_the_speed_of_a_gpu_is_that_of_its_own_report(tmp_path, capsys):
-    flag = report(tmp_path / "report.json")
+    row = {"model": "resnet50", "batch_per_rank": 192, "step_seconds": 0.06, "gpu": "NVIDIA H100"}
+    (tmp_path / "report.json").write_text(json.dumps({"rungs": {"one GPU": row}}))
+    flag = f"--speed={tmp_path / 'report.json'}"
     assert program.main([flag]) == 0
     text = capsys.readouterr().out
     assert "8 NVIDIA H100, batch 192 per GPU, 3200 images/s on one GPU" in text

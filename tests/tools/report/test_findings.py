@@ -139,16 +139,11 @@ def test_of_several_runs_the_best_and_the_first_are_named(runs):
     assert text.count('<article class="answer') == 2
 
 
-def with_updates(run, before, after):
-    """The run with these relative updates in the last epoch of the warmup and in the next, in two layers each."""
-    for record in run.epochs:
-        size = before if record["phase"] == 0 else after
-        record["relative_updates"] = {"a": size / 2, "b": size, "c": 2 * size}
-    return run
-
-
 def test_a_handover_whose_updates_jump_is_named(tmp_path):
-    run = with_updates(load.load(make_run(tmp_path / "run", hybrid_ramp_epochs=0)), 0.01, 0.12)
+    run = load.load(make_run(tmp_path / "run", hybrid_ramp_epochs=0))
+    for record in run.epochs:
+        size = 0.01 if record["phase"] == 0 else 0.12
+        record["relative_updates"] = {"a": size / 2, "b": size, "c": 2 * size}
     line = findings.answers(run).held_back[0]
     assert line == "After the warmup, in epoch 5, updates were 12 times as large beside the weights."
     assert "--hybrid_ramp_epochs=2" not in [s.change for s in suggestions(run)]  # nothing was lost
