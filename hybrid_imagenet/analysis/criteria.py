@@ -43,11 +43,6 @@ def first_reaching(records: Iterable[Mapping[str, Any]], metric: str, target: fl
     return None
 
 
-def convergence_rate(epochs_to_target: float) -> float:
-    """Lu et al. §1: the reciprocal of the epochs needed."""
-    return 1 / epochs_to_target
-
-
 def scaling_efficiency(images_per_second: float, single_gpu_images_per_second: float, gpus: int) -> float:
     """Lu et al., section 3.2.2: actual speed / ideal speed, the ideal being `gpus` times the speed of one GPU alone."""
     return images_per_second / (single_gpu_images_per_second * gpus)
@@ -58,7 +53,7 @@ def actual_training_speed(
 ) -> float:
     """Lu et al. §1: convergence rate * single-GPU speed * GPUs * scaling efficiency, in trainings per second."""
     single_gpu_speed = single_gpu_images_per_second / images_per_epoch
-    return convergence_rate(epochs_to_target) * single_gpu_speed * gpus * efficiency
+    return 1 / epochs_to_target * single_gpu_speed * gpus * efficiency
 
 
 def actual_training_seconds(

@@ -121,7 +121,7 @@ def target_criteria(
     hit = criteria.first_reaching(epochs, metric, target)
     if hit is None:
         return values
-    values |= {"epochs": hit.epoch, "seconds": hit.seconds, "convergence_rate": criteria.convergence_rate(hit.epoch)}
+    values |= {"epochs": hit.epoch, "seconds": hit.seconds, "convergence_rate": 1 / hit.epoch}
     if images_per_second:
         # Single-GPU speed times efficiency is the throughput per GPU, whether or not the two are known apart.
         per_gpu = images_per_second / gpus
