@@ -84,6 +84,4 @@ def test_a_folder_of_checkpoints_is_for_one_run_at_a_time(tmp_path):
     other.close()
     fit()
     with pytest.raises(UserError, match="keeps other values, .*, or give another folder"):
-        saving.fit(
-            saving.made(hi.DistributedOptimizer("adam")), 2, more=[hi.callbacks.Checkpoint(tmp_path / "held")]
-        )
+        saving.fit(saving.made(hi.DistributedOptimizer("adam")), 2, more=[hi.callbacks.Checkpoint(tmp_path / "held")])
