@@ -83,5 +83,5 @@ def test_a_folder_of_checkpoints_is_for_one_run_at_a_time(tmp_path):
         fit()
     other.close()
     fit()
-    with pytest.raises(UserError, match="keeps other values, .*, or give another folder"):
+    with pytest.raises(UserError, match=r"keeps other values, .*, or give another folder"):
         saving.fit(saving.made(hi.DistributedOptimizer("adam")), 2, more=[hi.callbacks.Checkpoint(tmp_path / "held")])
