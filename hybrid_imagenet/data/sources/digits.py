@@ -57,8 +57,7 @@ def _write(directory: Path) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
     try:
-        digits = needed("sklearn.datasets", _NEEDS).load_digits()
-        images, labels = digits.images, digits.target
+        images, labels = _load()
         held_out = _held_out(labels)
         for split, keep in (("train", ~held_out), ("validation", held_out)):
             numbers = np.flatnonzero(keep)
@@ -75,6 +74,11 @@ def _write(directory: Path) -> None:
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _load() -> tuple[np.ndarray, np.ndarray]:
+    digits = needed("sklearn.datasets", _NEEDS).load_digits()
+    return np.asarray(digits.images), np.asarray(digits.target)
 
 
 def _held_out(labels: np.ndarray) -> np.ndarray:
