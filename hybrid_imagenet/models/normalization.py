@@ -269,26 +269,38 @@ def normalize_over_ranks(
         total = allreduce(tf.concat([*weighted, [count]], axis=0), f"{name}/{label}")
         return tf.split(total[:-1] / total[-1], len(means))
 
+    def own_moments(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        wide = tf.cast(x, tf.float32)
+        mean = tf.reduce_mean(wide, _AXES)
+        return mean, moments.second_moment(mean, tf.reduce_mean(tf.square(wide - mean), _AXES), tf)
+
+    def outputs_of(x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tf.Tensor:
+        return tf.cast((tf.cast(x, tf.float32) - mean) * (inverse * gamma) + beta, x.dtype)
+
+    def own_sums(
+        d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        dy, normal = tf.cast(d_outputs, tf.float32), (tf.cast(x, tf.float32) - mean) * inverse
+        return tf.reduce_sum(dy, _AXES), tf.reduce_sum(dy * normal, _AXES)
+
+    def input_gradient(
+        d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor, gamma: tf.Tensor, *means: tf.Tensor
+    ) -> tf.Tensor:
+        dy, normal = tf.cast(d_outputs, tf.float32), (tf.cast(x, tf.float32) - mean) * inverse
+        return tf.cast((inverse * gamma) * (dy - means[0] - normal * means[1]), x.dtype)
+
     @tf.custom_gradient
     def normalize(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple:
-        wide = tf.cast(x, tf.float32)
         count = tf.cast(tf.size(x) / tf.shape(x)[-1], tf.float32)
-        own_mean = tf.reduce_mean(wide, _AXES)
-        own_variance = tf.reduce_mean(tf.square(wide - own_mean), _AXES)
-        local = [own_mean, moments.second_moment(own_mean, own_variance, tf)]
-        mean, square = mean_over_ranks(local, count, "moments")
+        mean, square = mean_over_ranks(list(xla.on_gpu(own_moments)(x)), count, "moments")
         variance = moments.biased_variance(mean, square, tf)
         inverse = tf.math.rsqrt(variance + epsilon)
-        outputs = tf.cast((wide - mean) * (inverse * gamma) + beta, x.dtype)
+        outputs = xla.on_gpu(outputs_of)(x, mean, inverse, gamma, beta)
 
         def gradient(d_outputs: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            dy = tf.cast(d_outputs, tf.float32)
-            normal = (tf.cast(x, tf.float32) - mean) * inverse
-            d_beta = tf.reduce_sum(dy, _AXES)
-            d_gamma = tf.reduce_sum(dy * normal, _AXES)
-            dy_mean, product_mean = mean_over_ranks([d_beta / count, d_gamma / count], count, "gradient_moments")
-            dx = (inverse * gamma) * (dy - dy_mean - normal * product_mean)
-            return tf.cast(dx, x.dtype), d_gamma, d_beta
+            d_beta, d_gamma = xla.on_gpu(own_sums)(d_outputs, x, mean, inverse)
+            means = mean_over_ranks([d_beta / count, d_gamma / count], count, "gradient_moments")
+            return xla.on_gpu(input_gradient)(d_outputs, x, mean, inverse, gamma, *means), d_gamma, d_beta
 
         return (outputs, mean, variance), gradient
 
