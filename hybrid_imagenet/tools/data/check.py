@@ -11,6 +11,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.data import Request, images, mixing
 from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.sources import tfrecord
@@ -54,6 +55,7 @@ def check(request: Request, workers: int, window: int = 0) -> Iterator[Note]:
 
 def _check_part(source: Source, part: range) -> tuple[list[str], list[int]]:
     """Returns the faults of some records, and their labels; -1 for one that cannot be read."""
+    import_tensorflow()
     faults, labels = [], []
     for index in part:
         label = -1
