@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks._step_protocol import MARK
 from hybrid_imagenet.benchmarks import turn
 from hybrid_imagenet.comm import gpus
-from hybrid_imagenet.comm.environment import prefer_onednn
+from hybrid_imagenet.comm.environment import choose_onednn
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.depths import DEPTHS, STEMS, WIDTH
 from hybrid_imagenet.tools import command_line
@@ -49,7 +49,7 @@ class Implementation:
         environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # a GPU's memory is for all implementations
         environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX's variable for the same
         if module == _PROGRAM:  # as our program sets it; the others run as they come
-            prefer_onednn(environment)
+            choose_onednn(environment)
             gpus.prefer_fast_kernels(environment)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         self.name = name

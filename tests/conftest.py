@@ -8,13 +8,13 @@ import subprocess
 
 import pytest
 
-from hybrid_imagenet.comm.environment import prefer_onednn
+from hybrid_imagenet.comm.environment import choose_onednn
 from hybrid_imagenet.comm.process import ENGINE_VARIABLE
 from hybrid_imagenet.resilience.stop_signals import REQUESTS, SIGNALS
 from tests.ranks import Pool
 from tests.support import program
 
-prefer_onednn(os.environ)  # tests in this process run the kernels that programs run
+choose_onednn(os.environ)  # tests in this process run the kernels that programs run
 # A shell starts what runs in the background with interrupts ignored; so would all be that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

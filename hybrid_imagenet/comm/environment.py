@@ -76,17 +76,17 @@ def prepare(place: Placement, threads: int | None = None, *, persistent_batch_no
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if place.rank == 0 else "3")
-    prefer_onednn(os.environ)
+    choose_onednn(os.environ)
     keep_freed_memory()
     return threads
 
 
-def prefer_onednn(environ: MutableMapping[str, str]) -> None:
+def choose_onednn(environ: MutableMapping[str, str]) -> None:
     """Has TensorFlow use its oneDNN kernels on processors, and not beside GPUs, unless the environment says otherwise.
 
     TensorFlow does so by itself only where the CPU has AVX512 or newer. With AVX2 alone a ResNet-18 on images of
-    64 x 64 trains 3.5 times as fast with them. With oneDNN its graph optimizer does not have cuDNN compute ReLU with
-    normalization in FP16: its gradient nowhere, and on hosts without AVX512-FP16 neither (docs/dev/performance-log.md).
+    64 x 64 trains 3.5 times as fast with them. Beside a GPU they keep TensorFlow's graph optimizer from fusing ReLU and
+    its gradient into normalization in FP16 (docs/dev/performance-log.md).
     """
     environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0" if gpus.in_use() else "1")
 
@@ -171,8 +171,8 @@ def configure_tensorflow(place: Placement, threads: int) -> None:
         if tf.test.is_built_with_cuda() and (reason := gpus.absence(os.environ)):
             raise HostError(f"host {socket.gethostname()} {reason}")
         return
-    bound = len(visible) == 1 and "SLURM_GPUS_PER_TASK" in os.environ  # srun shows each rank its own
-    shared = bound or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    by_srun = "SLURM_GPUS_PER_TASK" in os.environ and RANK_VARIABLE not in os.environ  # it shows each rank its own GPU
+    shared = (by_srun and len(visible) == 1) or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
     if place.local_rank >= len(visible) and not shared:
         raise UserError(
             f"local rank {place.local_rank} has no GPU (this host shows {len(visible)}): start at most {len(visible)} "

@@ -28,7 +28,7 @@ def prepare(
 
     Args:
       local_rank: of this process; it takes the visible GPU of that number, or shares one.
-      local_size: ranks of this host. A rank is not bound to fewer cores than its share of them.
+      local_size: ranks of this host. Those whose GPUs share a node are not bound to fewer cores than their share.
       environ: of this process.
       persistent: let cuDNN normalize batches in NHWC, as the rest of the network computes. Otherwise TensorFlow
         transposes every activation to NCHW and back around each normalization, and does not fuse it with what follows.
@@ -40,8 +40,9 @@ def prepare(
     if environ.get("HYBRID_IMAGENET_BIND", "1") == "0":
         return
     own = os.sched_getaffinity(0)
-    cores = near_cores(local_rank, environ, root) & own
-    if len(own) <= len(cores) * local_size and cores != own:
+    near = [near_cores(rank, environ, root) & own for rank in range(local_size)]
+    cores = near[local_rank]
+    if cores != own and len(own) * near.count(cores) <= len(cores) * local_size:
         os.sched_setaffinity(0, cores)
 
 

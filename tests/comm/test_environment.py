@@ -89,7 +89,7 @@ def test_onednn_is_off_beside_gpus(built, gpus, chosen, monkeypatch, tmp_path):
     monkeypatch.setattr(environment.gpus.importlib.util, "find_spec", lambda name: spec)
     monkeypatch.setattr(environment.gpus, "count", lambda: gpus)
     variables = {}
-    environment.prefer_onednn(variables)
+    environment.choose_onednn(variables)
     assert variables == {"TF_ENABLE_ONEDNN_OPTS": chosen}
 
 
@@ -154,8 +154,14 @@ def test_each_rank_of_a_host_gets_one_gpu_whose_memory_grows(monkeypatch):
 
 def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch):
     Devices(monkeypatch)
+    place = Placement(rank=2, size=3, local_rank=2, local_size=3)
     with pytest.raises(UserError, match=r"local rank 2 has no GPU \(this host shows 2\)"):
-        environment.configure_tensorflow(Placement(rank=2, size=3, local_rank=2, local_size=3), threads=1)
+        environment.configure_tensorflow(place, threads=1)
+    monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")  # mpirun's daemon is srun's task: all ranks of the host see its GPU
+    monkeypatch.setenv(environment.RANK_VARIABLE, "2")
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["gpu a"])
+    with pytest.raises(UserError, match=r"local rank 2 has no GPU \(this host shows 1\)"):
+        environment.configure_tensorflow(place, threads=1)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +169,7 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch):
 )
 def test_ranks_share_gpus_where_nccl_lets_them_and_take_the_one_that_srun_shows_them(variable, seen, monkeypatch):
     monkeypatch.setenv(variable, "1")
+    monkeypatch.delenv(environment.RANK_VARIABLE, raising=False)
     devices = Devices(monkeypatch)
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: seen)
     environment.configure_tensorflow(Placement(rank=2, size=3, local_rank=2, local_size=3), threads=1)

@@ -56,7 +56,8 @@ def test_a_rank_is_bound_to_the_node_of_its_gpu_unless_it_is_bound_already(host,
     for own, given in ((range(13), {}), ({5, 6}, {}), ({0, 1}, {}), (range(13), {"HYBRID_IMAGENET_BIND": "0"})):
         monkeypatch.setattr(os, "sched_getaffinity", lambda process, own=own: set(own))
         gpus.prepare(2, 3, dict(given), True, host)
-        gpus.prepare(2, 2, dict(given), True, host)  # whose share is more cores than the node has
+        gpus.prepare(1, 2, dict(given), True, host)  # two GPUs share a node with fewer cores than their share
+        gpus.prepare(0, 1, dict(given), True, host)
     assert asked == [{4, 5, 6, 7, 12}]
 
 
