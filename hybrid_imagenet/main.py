@@ -69,12 +69,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _print_config(config: configuration.RunConfig) -> int:
-    from hybrid_imagenet.data import registry
-
     try:
-        examples = registry.of(config.dataset).images or registry.Request.from_flags(config).open().num_examples
-        examples -= derived.held_out(config, examples)
-        print(report.describe(config, examples))
+        print(report.describe(config, preflight.training_images(config)))
     except UserError as error:
         _report(error)
         return error.exit_code

@@ -18,13 +18,20 @@ def on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
     A call with an unknown shape is not compiled: each number of images would be another program.
     """
-    if not (has_gpu() and supported()):
-        return function
+    return on_gpu_when_called(function) if has_gpu() and supported() else function
+
+
+def on_gpu_when_called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a function of a module, which is defined before the GPU is known; as `on_gpu`, but asks at each call.
+
+    Its callers share one program for tensors of one shape and type.
+    """
     compiled = tf.function(function, autograph=False, jit_compile=True)
 
+    @functools.wraps(function)
     def chosen(*values: Any) -> Any:
         known = all(value.shape.is_fully_defined() for value in tf.nest.flatten(values) if tf.is_tensor(value))
-        return (compiled if known else function)(*values)
+        return (compiled if known and has_gpu() and supported() else function)(*values)
 
     return chosen
 

@@ -18,8 +18,8 @@
 #
 # Submit it from the checkout, which all nodes must see at the same path, with the environment (launch/setup.sh --gpu).
 # One rank per task. Five minutes before the time limit all ranks save and stop; the job then queues again and continues
-# from the checkpoint. So it does on preemption with PreemptParameters=send_user_signal and a GraceTime. Words after the script are flags of the program; the run directory is
-# runs/slurm-JOBID unless --run_dir is among them.
+# from the checkpoint. So it does on preemption with PreemptParameters=send_user_signal and a GraceTime. Words after the
+# script are flags of the program; the run directory is runs/slurm-JOBID unless --run_dir is among them.
 set -euo pipefail
 # Slurm runs a copy of this file, so the checkout is where the job was submitted.
 if [[ -n ${SLURM_SUBMIT_DIR:-} && -e $SLURM_SUBMIT_DIR/launch/lib.sh ]]; then

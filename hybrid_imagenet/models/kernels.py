@@ -26,7 +26,6 @@ from hybrid_imagenet.xla import has_gpu, on_gpu
 _FEW_CHANNELS = 64  # with fewer, nine products are no faster than oneDNN's kernel gradient at stride 2 either
 _MANY_CHANNELS = 256  # from here on nine products beat the BF16 kernel gradient at stride 1
 _held: contextvars.ContextVar[Mapping[int, tf.Tensor] | None] = contextvars.ContextVar("kernels", default=None)
-_PAIR = (1, 2, 2, 4)  # cuDNN's kernels want a multiple of four channels, a variance more than one pixel
 
 
 def pad_sides(images: tf.Tensor, pad: int) -> tf.Tensor:

@@ -269,42 +269,58 @@ def normalize_over_ranks(
         total = allreduce(tf.concat([*weighted, [count]], axis=0), f"{name}/{label}")
         return tf.split(total[:-1] / total[-1], len(means))
 
-    def own_moments(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        wide = tf.cast(x, tf.float32)
-        mean = tf.reduce_mean(wide, _AXES)
-        return mean, moments.second_moment(mean, tf.reduce_mean(tf.square(wide - mean), _AXES), tf)
-
-    def outputs_of(x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tf.Tensor:
-        return tf.cast((tf.cast(x, tf.float32) - mean) * (inverse * gamma) + beta, x.dtype)
-
-    def own_sums(
-        d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        dy, normal = tf.cast(d_outputs, tf.float32), (tf.cast(x, tf.float32) - mean) * inverse
-        return tf.reduce_sum(dy, _AXES), tf.reduce_sum(dy * normal, _AXES)
-
-    def input_gradient(
-        d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor, gamma: tf.Tensor, *means: tf.Tensor
-    ) -> tf.Tensor:
-        dy, normal = tf.cast(d_outputs, tf.float32), (tf.cast(x, tf.float32) - mean) * inverse
-        return tf.cast((inverse * gamma) * (dy - means[0] - normal * means[1]), x.dtype)
-
     @tf.custom_gradient
     def normalize(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple:
         count = tf.cast(tf.size(x) / tf.shape(x)[-1], tf.float32)
-        mean, square = mean_over_ranks(list(xla.on_gpu(own_moments)(x)), count, "moments")
+        mean, square = mean_over_ranks(list(_moments(x)), count, "moments")
         variance = moments.biased_variance(mean, square, tf)
         inverse = tf.math.rsqrt(variance + epsilon)
-        outputs = xla.on_gpu(outputs_of)(x, mean, inverse, gamma, beta)
+        outputs = _outputs(x, mean, inverse, gamma, beta)
 
         def gradient(d_outputs: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            d_beta, d_gamma = xla.on_gpu(own_sums)(d_outputs, x, mean, inverse)
+            d_beta, d_gamma = _sums(d_outputs, x, mean, inverse)
             means = mean_over_ranks([d_beta / count, d_gamma / count], count, "gradient_moments")
-            return xla.on_gpu(input_gradient)(d_outputs, x, mean, inverse, gamma, *means), d_gamma, d_beta
+            return _input_gradient(d_outputs, x, mean, inverse, gamma, *means), d_gamma, d_beta
 
         return (outputs, mean, variance), gradient
 
     return normalize(inputs, scale, offset)
+
+
+@xla.on_gpu_when_called
+def _moments(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and second moment of this rank's values, FP32 [c]."""
+    wide = tf.cast(x, tf.float32)
+    mean = tf.reduce_mean(wide, _AXES)
+    return mean, moments.second_moment(mean, tf.reduce_mean(tf.square(wide - mean), _AXES), tf)
+
+
+@xla.on_gpu_when_called
+def _outputs(x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tf.Tensor:
+    """The normalized values, scaled and shifted, in the type of x."""
+    return tf.cast((tf.cast(x, tf.float32) - mean) * (inverse * gamma) + beta, x.dtype)
+
+
+@xla.on_gpu_when_called
+def _sums(d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """This rank's sums of dy and of dy * xhat, FP32 [c]."""
+    dy, normal = _wide(d_outputs, x, mean, inverse)
+    return tf.reduce_sum(dy, _AXES), tf.reduce_sum(dy * normal, _AXES)
+
+
+@xla.on_gpu_when_called
+def _input_gradient(
+    d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor, gamma: tf.Tensor, dy_mean: tf.Tensor,
+    product_mean: tf.Tensor,
+) -> tf.Tensor:  # fmt: skip
+    """The gradient of x, from the means over ranks of dy and of dy * xhat, in the type of x."""
+    dy, normal = _wide(d_outputs, x, mean, inverse)
+    return tf.cast((inverse * gamma) * (dy - dy_mean - normal * product_mean), x.dtype)
+
+
+def _wide(d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """dy and xhat in FP32."""
+    return tf.cast(d_outputs, tf.float32), (tf.cast(x, tf.float32) - mean) * inverse
 
 
 def normalize_parts(

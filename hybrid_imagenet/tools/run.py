@@ -284,7 +284,7 @@ def main(arguments: Sequence[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    # A job that was cancelled must not queue again (schedulers cancel by SIGTERM), nor for ever one without progress.
+    # Schedulers cancel a job by SIGTERM: it must not queue again. Nor must a job that made no progress.
     if code == EXIT_PREEMPTED and options.preempted and REQUESTS.first == signal.SIGUSR1:
         if saves and before.issuperset(saves.glob("step-*.npz")):
             print("--preempted is not run, since nothing was saved: give the job more time", file=sys.stderr)

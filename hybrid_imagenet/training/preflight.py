@@ -88,7 +88,7 @@ def _flat_warmup(config: RunConfig) -> list[str]:
 
 
 def _beyond_the_end(config: RunConfig) -> list[str]:
-    """A line for each schedule that was asked for and that goes on behind the last epoch."""
+    """A line for each schedule on the command line with an epoch that training does not reach."""
     last = {
         "warmup_epochs": config.warmup_epochs,
         "lr_steps": max(config.chosen.get("lr_steps") or [0]),
@@ -100,6 +100,16 @@ def _beyond_the_end(config: RunConfig) -> list[str]:
         for name, epoch in last.items()
         if config.origins.get(name) is Origin.COMMAND_LINE and epoch >= config.epochs
     ]
+
+
+def training_images(config: RunConfig) -> int:
+    """The number of images that are trained on; opens the dataset where it is not known.
+
+    Raises:
+      UserError: for a dataset that cannot be opened.
+    """
+    images = registry.of(config.dataset).images or registry.Request.from_flags(config).open().num_examples
+    return images - derived.held_out(config, images)
 
 
 def _check_flags(config: RunConfig) -> None:
@@ -122,9 +132,8 @@ def _check_disk(config: RunConfig, found: Findings) -> None:
     data = registry.look(registry.Request.from_flags(config))
     if data.classes is not None and config.num_classes not in (None, data.classes):
         raise UserError(f"--num_classes={config.num_classes}: {config.dataset} has {data.classes} classes: omit it")
-    if config.check_only and registry.of(config.dataset).images is None and not is_url(config.data_dir or ""):
-        images = registry.Request.from_flags(config).open().num_examples  # a start lists them when the ranks are up
-        check_data(config, images - derived.held_out(config, images))
+    if config.check_only and not is_url(config.data_dir or ""):
+        check_data(config, training_images(config))  # a run does so once its ranks have started
     classes = "" if data.classes is None else f", {data.classes} classes"
     found.checked.append(f"dataset: {config.dataset}, {data.text}{classes}")
     file = own_network(config.model) if ":" in config.model else None

@@ -1,6 +1,7 @@
 """The arms of a GPU: the runner with processes that only wait, and each verdict both ways."""
 
 import json
+import os
 import sys
 import time
 
@@ -74,6 +75,21 @@ def test_a_second_start_runs_what_is_missing(run, tmp_path):
     assert [row["status"] for row in rows.values()] == ["measured", "measured"]
     rows = run(fake("once", once), fake("data", "pass"), words=["--rehearse", "--again", "--only=once"])
     assert [row["status"] for row in rows.values()] == ["failed", "measured"]
+
+
+def test_what_failed_is_tried_again_after_the_rest(run, tmp_path):
+    run(fake("x", "raise SystemExit(3)"))
+    x, y = (fake(name, f"open('{tmp_path}/order', 'a').write('{name}')", alone=True) for name in "xy")
+    assert [row["status"] for row in run(x, y).values()] == ["measured", "measured"]
+    assert (tmp_path / "order").read_text() == "yx"
+
+
+def test_a_gpu_that_does_not_tell_its_memory_runs_one_arm_at_a_time(tmp_path, monkeypatch):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, [N/A], [N/A], 580.1'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = {"gpu": "NVIDIA H100 80GB HBM3", "key": "h100", "memory_gb": 0.0, "driver": "580.1"}
+    assert arms._machine() == found
 
 
 def test_the_table_is_whole_while_an_arm_runs(run, tmp_path):

@@ -151,8 +151,12 @@ def test_a_failed_write_is_told_and_leaves_the_earlier_ones(folder, monkeypatch)
 
     monkeypatch.setattr(archive.os, "fsync", full)
     store.save(2, ARRAYS, meta(2))
-    with pytest.raises(UserError, match="No space left on device"):
+    with pytest.raises(UserError, match="No space left on device; those written before are intact"):
         store.wait()
+    first = CheckpointStore(folder.with_name("first"), keep=2)
+    first.save(1, ARRAYS, meta(1))
+    with pytest.raises(UserError, match="No space left on device; none has been written"):
+        first.wait()
     monkeypatch.undo()
     assert names(folder) == [name(1)]
     save(store, 3)

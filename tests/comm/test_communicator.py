@@ -2,9 +2,12 @@
 
 import math
 import re
+import sys
 
 import pytest
 
+from hybrid_imagenet.comm import SingleProcess, process
+from hybrid_imagenet.comm.environment import Placement
 from tests import ranks
 from tests.comm import programs
 
@@ -65,3 +68,16 @@ def test_errors_of_some_ranks_end_all(pools, engine):
 def test_a_rank_that_dies_does_not_leave_the_others_hanging(engine):
     with ranks.own(2) as pool, pytest.raises(AssertionError, match=r"a rank has left: exit code [1-9]|Socket closed"):
         pool.call(programs.death, engine, timeout=300)
+
+
+def test_ranks_that_nothing_has_connected_are_told_so_at_the_end(monkeypatch, capsys):
+    monkeypatch.delattr(sys, "last_type", raising=False)
+    monkeypatch.setattr(process._process, "communicator", None)
+    for rank, told in ((0, "warning: nothing has connected the 2 ranks, so each has worked alone"), (1, "")):
+        monkeypatch.setattr(process._process, "place", Placement(rank=rank, size=2))
+        process._warn_of_lone_ranks()
+        assert capsys.readouterr().err.partition(": a training")[0] == told
+    monkeypatch.setattr(process._process, "place", Placement(rank=0, size=2))
+    monkeypatch.setattr(process._process, "communicator", SingleProcess())
+    process._warn_of_lone_ranks()
+    assert capsys.readouterr().err == ""
