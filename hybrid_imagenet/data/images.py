@@ -5,6 +5,7 @@ What needs neither imports neither.
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import re
@@ -37,8 +38,7 @@ _SCAN = 0xDA
 _END = b"\xff\xd9"
 _SCAN_MARKER = b"\xff\xda"
 RATIOS = (1, 2, 4, 8)  # at which libjpeg decodes
-OTHER_BRANCH = len(RATIOS)  # of PNG, GIF and BMP; a JPEG takes the branch of its reduction
-RAW_BRANCH = OTHER_BRANCH + 1
+OTHER_BRANCH = len(RATIOS)  # the first of PNG, GIF and BMP: each kind has a branch for each ratio
 # libjpeg continues after these, and TensorFlow does not ask it; all that comes out is a line on stderr.
 _WARNING = re.compile(
     r"Corrupt JPEG data: (?P<what>.*)|(?P<other>Premature end of JPEG file|Inconsistent progression sequence.*"
@@ -146,36 +146,39 @@ def branches(
     Returns:
       (branch, window): int32 [k], and the windows in pixels of the reduced images, int32 [k, 4].
     """
-    ratios = np.where(kinds == JPEG, augment.decode_ratio(windows, side), 1)
-    branch = np.where(kinds == JPEG, np.log2(ratios), np.where(kinds == RAW, RAW_BRANCH, OTHER_BRANCH))
+    ratios = augment.decode_ratio(windows, side)
+    branch = kinds * len(RATIOS) + np.log2(ratios)
     return branch.astype(np.int32), (windows // ratios[:, None]).astype(np.int32)
 
 
 def decode(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, side: int) -> tf.Tensor:
     """Decodes a window of an image and resizes it bilinearly, uint8 [side, side, 3].
 
-    JPEGs are cropped while they are decoded: rows below the window and blocks beside it are not transformed.
-    The fast integer DCT is within one or two grey levels of the slow one.
+    JPEGs are reduced and cropped while they are decoded: rows below the window and blocks beside it are not transformed.
+    The fast integer DCT is within one or two grey levels of the slow one. Other images are reduced as JPEGs are, by the
+    mean of blocks of pixels.
     """
     import tensorflow as tf
 
     def jpeg(ratio: int) -> tf.Tensor:
         return tf.io.decode_and_crop_jpeg(content, window, channels=3, ratio=ratio, dct_method="INTEGER_FAST")
 
-    def other() -> tf.Tensor:
-        return cut(tf.io.decode_image(content, channels=3, expand_animations=False))
+    def other(ratio: int) -> tf.Tensor:
+        return cut(tf.io.decode_image(content, channels=3, expand_animations=False), ratio)
 
-    def raw() -> tf.Tensor:
+    def raw(ratio: int) -> tf.Tensor:
         size = tf.io.decode_raw(tf.strings.substr(content, 4, 8), tf.int32)
         pixels = tf.io.decode_raw(tf.strings.substr(content, 12, size[0] * size[1] * 3), tf.uint8)
-        return cut(tf.reshape(pixels, [size[0], size[1], 3]))
+        return cut(tf.reshape(pixels, [size[0], size[1], 3]), ratio)
 
-    def cut(pixels: tf.Tensor) -> tf.Tensor:
+    def cut(pixels: tf.Tensor, ratio: int) -> tf.Tensor:
+        if ratio > 1:
+            means = tf.nn.avg_pool2d(tf.cast(pixels, tf.float32)[None], ratio, ratio, "VALID")[0]
+            pixels = tf.cast(means + 0.5, tf.uint8)
         return tf.slice(pixels, [window[0], window[1], 0], [window[2], window[3], 3])
 
-    cases = [lambda ratio=ratio: jpeg(ratio) for ratio in RATIOS]
-    cropped = tf.switch_case(branch, [*cases, other, raw])
-    return resize(cropped, side)
+    kinds = [functools.partial(kind, ratio) for kind in (jpeg, other, raw) for ratio in RATIOS]
+    return resize(tf.switch_case(branch, kinds), side)
 
 
 def resize(pixels: tf.Tensor, side: int) -> tf.Tensor:

@@ -156,9 +156,9 @@ def _widest(sizes: Sizes) -> Windows:
 
 
 def decode_ratio(window: Windows, side: int) -> npt.NDArray[np.int64]:
-    """The reduction (1, 2, 4 or 8) at which a JPEG may be decoded: the window keeps at least `side` pixels each way.
+    """The reduction (1, 2, 4 or 8) at which an image is decoded: the window keeps at least `side` pixels each way.
 
-    The decoder averages blocks of pixels then, as a resize to `side` would have to do anyway.
+    The decoder averages blocks of pixels then, without which a resize to `side` would alias.
     """
     shortest = window[:, 2:].min(axis=1)
     ratios = np.ones(len(window), np.int64)

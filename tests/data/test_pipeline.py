@@ -239,6 +239,14 @@ def test_reduced_decoding_stays_close_to_a_full_decode_with_area_averaging(exten
     )  # the window is rounded to blocks: up to half an output pixel
 
 
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "BMP", "raw"])
+def test_fine_stripes_of_a_large_image_become_their_mean(form):
+    pixels = np.full((256, 256, 3), 200, np.uint8)
+    pixels[:, np.arange(256) % 8 < 3] = 40  # a mean of 140; of each eight columns a bilinear resize sees two
+    content = images.raw(pixels) if form == "raw" else images.encoded(Image.fromarray(pixels), form)
+    assert np.abs(decoded(content, (8, 8, 240, 240), 30) - 140.0).max() <= 3
+
+
 # An image whose description holds a smaller image, with an end marker of its own, as cameras write it.
 WITH_THUMBNAIL = (
     b"\xff\xd8\xff\xe1" + struct.pack(">H", 2 + len(support.jpeg(9))) + support.jpeg(9) + support.jpeg(8)[2:]
