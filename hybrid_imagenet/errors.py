@@ -18,8 +18,8 @@ EXIT_INTERRUPTED = 130  # Ctrl-C: a command was stopped, or training before the 
 
 _LONGEST = 2000  # characters of a message
 # Name and password in a URL, up to the last @ before the path. A password may hold an @. It may hold a slash too if a
-# colon stands before the slash and no port number follows the colon.
-_PASSWORD = re.compile(r"(?<=://)(?:[^/\s]*@|(?:(?<=s3://)|(?![^/\s@]*:\d*/))[^/\s@:\[]+:\S*@)")
+# colon stands before the slash and no port number follows the colon. A path that was made of a URL has one slash less.
+_PASSWORD = re.compile(r"(:/{1,2})(?:[^/\s]*@|(?:(?<=s3://)|(?![^/\s@]*:\d*/))[^/\s@:\[]+:\S*@)")
 _HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
 _TOKEN = re.compile(r"(?i)([?&;][^=&\s]*(?:token|key|secret|sig|password|credential)[^=&\s]*=)[^&\s]+?(?=[&\s]|: |$)")
 
@@ -47,7 +47,7 @@ def without_secrets(text: str) -> str:
     `***` stands for user names and passwords in URLs, for the values of tokens in their queries, and for tokens of the
     Hugging Face hub.
     """
-    return _HUB_TOKEN.sub("hf_***", _TOKEN.sub(r"\1***", _PASSWORD.sub("***@", text)))
+    return _HUB_TOKEN.sub("hf_***", _TOKEN.sub(r"\1***", _PASSWORD.sub(r"\1***@", text)))
 
 
 def printable(text: str) -> str:

@@ -16,6 +16,7 @@ from hybrid_imagenet.training.recorder import Recording
         ("https://ann:hunter2@host/data", "https://***@host/data"),
         ("s3://KEYID@bucket/x", "s3://***@bucket/x"),
         ("https://u:p@ss@h/x", "https://***@h/x"),
+        ("http:/u:p@h/x", "http:/***@h/x"),
         ("https://u:p#?@h/x", "https://***@h/x"),
         ("https://u:pa/ss@h/x", "https://***@h/x"),
         ("s3://KEY:sec/ret@b/x", "s3://***@b/x"),

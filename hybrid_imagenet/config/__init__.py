@@ -96,7 +96,7 @@ class RunConfig(Communication, Optimization, Model, Data, Evaluation, Run):
 def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] = ()) -> RunConfig:
     """Builds the configuration of a run from command-line arguments (without the program's name).
 
-    Later sources win: default, the run that is resumed, recipe, flag file, command line. Then the defaults that follow
+    Later sources win: default, recipe, the run that is resumed, flag file, command line. Then the defaults that follow
     from batch, data and number of GPUs are worked out (`defaults`).
 
     Args:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
 
 _FREE = (Origin.DEFAULT, Origin.BATCH)
+_UNASKED = [origin.value for origin in (Origin.DEFAULT, Origin.RECIPE, Origin.RUN)]  # nobody gave the flag itself
 
 
 def description(config: RunConfig) -> Mapping[str, Any]:
@@ -46,24 +47,45 @@ def description(config: RunConfig) -> Mapping[str, Any]:
 
 
 def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
-    """Returns the configuration with the earlier run's order of images and optimizer options, where nobody set them.
+    """Returns the configuration with the earlier run's settings, where nobody sets them for this start.
 
-    What followed from the batch does so again.
+    They are its order of images, the options of its optimizer, and what it had by default or from the recipe of that
+    name. What followed from the batch or the data does so again.
 
     Args:
       config: of this start.
       earlier: `description` of the run.
+
+    Raises:
+      UserError: if the recipe or the default of an optimizer, a schedule or an all-reduce is another one now.
     """
     if not earlier:
         return config
     flags, origins = ({**earlier.get(key, {})} for key in ("flags", "origins"))
     if "shuffle_window" in flags:
         flags["shuffle_window"] = flags["shuffle_window"] or 0  # now the default may be another one
-    names = ["seed", "shuffle_window"]  # the rest of an epoch is that of its order
+    always = {"seed", "shuffle_window"}  # the rest of an epoch is that of its order
     if flags.get("optimizer") == config.optimizer:
-        names += [name for name in CHOICES["optimizer"][config.optimizer] if origins.get(name) != Origin.BATCH.value]
-    kept = {name: flags[name] for name in names if name in flags and config.origins[name] is Origin.DEFAULT}
-    return config.replace(Origin.RUN, **kept)
+        options = CHOICES["optimizer"][config.optimizer]
+        always |= {name for name in options if origins.get(name) != Origin.BATCH.value}
+    alike = flags.get("recipe") == config.recipe
+    kept, notes = {}, {}
+    for name, now in config.shown().items():
+        origin = config.origins[name]
+        if name not in flags or origin not in (Origin.DEFAULT, Origin.RECIPE):
+            continue
+        then = flags[name]
+        changed = alike and then != now and origins.get(name) in _UNASKED
+        if changed and name in CHOICES:
+            raise UserError(
+                f"the run in --run_dir={config.run_dir} began with --{name}={then}, and the {origin.value} is {now} "
+                f"now: give --{name}={then}, or --{name}={now}"
+            )
+        if changed or (name in always and origin is Origin.DEFAULT):
+            kept[name] = tuple(then) if isinstance(then, list) else then
+        if changed:
+            notes[name] = f"the {origin.value} has {now} in this version, but the run began with {then}"
+    return dataclasses.replace(config.replace(Origin.RUN, **kept), dropped={**config.dropped, **notes})
 
 
 def shared(config: RunConfig, broadcast: Callable[[Any], Any]) -> RunConfig:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.files import read_json
 from hybrid_imagenet.numerics.schedules import FIXED, PUBLISHED
 from hybrid_imagenet.options import Origin, underscored
@@ -53,7 +53,8 @@ def command(
         raise UserError(f"{hidden[0]}: the password is not stored; give the flag again")
     training = [*kept, *words, f"--run_dir={run}", "--resume"]
     configuration.resolve(training)
-    before = int(config.get("world_size", 1))
+    size = config.get("world_size")
+    before = size if isinstance(size, int) else 1
     if ranks in (None, before) and not hosts and len(set(config.get("hosts", ()))) > 1:
         hosts = written(Counter(config["hosts"]))
     if (ranks or before) == 1 and not hosts:
@@ -83,6 +84,13 @@ def changes(flags: Mapping[str, Any], words: Sequence[str]) -> list[str]:
     return found
 
 
+def unknown(config: Mapping[str, Any]) -> list[str]:
+    """A line for each flag that was given to the run and that this version does not have."""
+    flags, origins = config["flags"], config.get("origins", {})
+    gone = [name for name in flags if origins.get(name) in _GIVEN and name not in configuration.OPTIONS]
+    return [f"{_flag(name, flags[name])} does not exist in this version and is left out" for name in gone]
+
+
 @command_line.program
 def main(arguments: Sequence[str]) -> None:
     """Runs the command line, unless it only prints: training takes the place of this process."""
@@ -99,9 +107,10 @@ def main(arguments: Sequence[str]) -> None:
     parsed = parser.parse_args([word for word in words if word not in flags])
     config = read_json(parsed.run / "config.json")
     following = command(parsed.run, config, flags, parsed.np, parsed.hosts)
-    for line in changes(config["flags"], flags):
-        print(f"changed: {line}", file=sys.stderr)
-    print(shlex.join(["hybrid-imagenet", *following]), file=sys.stdout if parsed.dry_run else sys.stderr)
+    for line in (*changes(config["flags"], flags), *unknown(config)):
+        print(f"changed: {without_secrets(line)}", file=sys.stderr)
+    shown = without_secrets(shlex.join(["hybrid-imagenet", *following]))
+    print(shown, file=sys.stdout if parsed.dry_run else sys.stderr)
     if not parsed.dry_run:
         sys.stderr.flush()
         os.execv(sys.executable, [sys.executable, "-m", "hybrid_imagenet", *following])

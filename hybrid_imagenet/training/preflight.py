@@ -70,8 +70,9 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
         _check_disk(config, found)
     if placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
         found.warnings.extend(_flat_warmup(config) + _beyond_the_end(config))
-        if note := config.dropped.get("per_gpu_batch"):
-            found.warnings.append(f"--per_gpu_batch is not used: {note}")
+        for name, note in config.dropped.items():
+            if name == "per_gpu_batch" or config.origins.get(name) is Origin.RUN:
+                found.warnings.append(f"--{name} is not used: {note}")
     return found
 
 

@@ -118,12 +118,17 @@ def test_a_password_is_given_again(tmp_path):
 
 
 def test_the_command_prints_what_it_would_run(tmp_path, capsys):
-    (tmp_path / "config.json").write_text(json.dumps(stored(*GIVEN, ranks=2)))
-    assert __main__.main(["resume", str(tmp_path), "-np", "3", "--lr=0.5", "--dry_run"]) == 0
+    described = stored(*GIVEN, ranks=2)
+    described["flags"]["mixup"], described["origins"]["mixup"] = 0.2, "command line"
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    secret = "--data_dir=https://ann:hunter2@host/set"
+    assert __main__.main(["resume", str(tmp_path), "-np", "3", "--lr=0.5", secret, "--dry_run"]) == 0
     shown = capsys.readouterr()
     words = shlex.split(shown.out)
     assert words[:5] == ["hybrid-imagenet", "run", "-np", "3", "--"] and "--lr=0.5" in words
     assert shown.err.startswith("changed: --lr=0.5 instead of --lr=")
+    assert "changed: --mixup=0.2 does not exist in this version and is left out\n" in shown.err
+    assert "hunter2" not in shown.out + shown.err
     assert __main__.main(["resume", str(tmp_path / "none")]) == 2
     assert __main__.main(["resume", str(tmp_path), "--epoch=3"]) == 2
     assert "--epochs" in capsys.readouterr().err

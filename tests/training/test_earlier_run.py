@@ -8,6 +8,7 @@ import pytest
 from hybrid_imagenet import config
 from hybrid_imagenet.config import Origin, defaults
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.training import preflight
 
 
 def resumed(tmp_path, flags, origins, *arguments):
@@ -22,7 +23,7 @@ OLD = {"optimizer": "hybrid", "lars_eta": 0.001, "hybrid_handover": "rescale", "
 def test_options_that_nobody_sets_are_those_of_the_run(tmp_path):
     found = resumed(tmp_path, OLD, dict.fromkeys(OLD, "default"))
     assert (found.lars_eta, found.hybrid_handover, found.momentum) == (0.001, "rescale", 0.8)
-    assert found.lr == 0.1  # not the optimizer's
+    assert found.lr == 7.0
     assert found.origins["lars_eta"] is Origin.RUN  # and the batch does not change it
 
 
@@ -41,6 +42,22 @@ def test_the_order_of_images_is_that_of_the_run(tmp_path):
     at_url = "--dataset=webdataset", "--data_dir=https://host/set", "--data_cache_dir=/local"
     kept = resumed(tmp_path, {"optimizer": "sgd", "shuffle_window": None}, {}, *at_url)  # it lay in a directory then
     assert kept.shuffle_window == 0
+
+
+def test_a_recipe_that_has_changed_since_does_not_act(tmp_path, capsys):
+    old = {"recipe": "flash_a", "eval_every_epochs": 1, "label_smoothing": 0.3, "weight_decay": 0.5, "epochs": 7}
+    origins = {name: "recipe" for name in old} | {"recipe": "command line", "weight_decay": "command line"}
+    given = ["--recipe=flash_a", "--epochs=8", "--dataset=synthetic", "--check_only"]
+    found = resumed(tmp_path, old, origins, *given)
+    new = config.resolve(["--recipe=flash_a"])
+    assert (found.eval_every_epochs, found.label_smoothing, found.epochs) == (1, 0.3, 8)
+    assert found.weight_decay == new.weight_decay  # it was a flag of that start only
+    assert found.dropped["label_smoothing"] == "the default has 0.0 in this version, but the run began with 0.3"
+    preflight.run(found, disk=False)
+    assert "--eval_every_epochs is not used: the recipe has" in capsys.readouterr().err
+    assert resumed(tmp_path, old, origins, "--recipe=flash_b").label_smoothing == new.label_smoothing
+    with pytest.raises(UserError, match="--lr_schedule=cosine, and the recipe is flash_a now: give"):
+        resumed(tmp_path, old | {"lr_schedule": "cosine"}, origins | {"lr_schedule": "recipe"}, "--recipe=flash_a")
 
 
 def test_what_followed_from_the_batch_does_so_again(tmp_path):
