@@ -26,27 +26,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 BASELINE = "keras SGD"
-_STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
-
-
-def resnet50_shapes() -> list[tuple[int, ...]]:
-    """The shapes of ResNet-50's 161 trainable tensors, 25,557,032 numbers."""
-    shapes: list[tuple[int, ...]] = []
-
-    def convolution(side: int, inputs: int, outputs: int) -> None:
-        shapes.extend([(side, side, inputs, outputs), (outputs,), (outputs,)])
-
-    convolution(7, 3, 64)
-    inputs = 64
-    for blocks, width in _STAGES:
-        for block in range(blocks):
-            convolution(1, inputs, width)
-            convolution(3, width, width)
-            convolution(1, width, 4 * width)
-            if block == 0:
-                convolution(1, inputs, 4 * width)
-            inputs = 4 * width
-    return [*shapes, (2048, 1000), (1000,)]
 
 
 class Implementation:
@@ -135,10 +114,13 @@ def main(argv: Sequence[str]) -> int:
     import numpy as np
     import tensorflow as tf
 
+    from hybrid_imagenet import models
+
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
     tf.config.threading.set_inter_op_parallelism_threads(options.threads)
     random = np.random.default_rng(0)
-    shapes = resnet50_shapes()
+    network = models.create("resnet50", num_classes=1000, image_size=224)
+    shapes = [tuple(variable.shape) for variable in network.trainable_variables]
     grads = [tf.Variable(random.normal(0, 0.01, s).astype(np.float32), trainable=False) for s in shapes]
     weights = [random.normal(0, 0.05, s).astype(np.float32) for s in shapes]
     running = implementations(grads, weights)
