@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import dataclasses
 import fnmatch
 import pathlib
 import shlex
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from hybrid_imagenet import config as configuration
+from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError, did_you_mean
 from hybrid_imagenet.tools import command_line
 from studies import cost, jobs, plot, running, tables, trial_runs, tuning
@@ -20,48 +21,22 @@ from studies.decay import DECAY, DECAY_2048
 from studies.definitions import STUDIES as OF_PAPERS
 from studies.figure_3_1 import FIGURE_3_1
 from studies.handover import HANDOVER, HANDOVER_256
-from studies.optimizers import COMPARED
-from studies.questions import QUESTIONS
+from studies.optimizers import OPTIMIZERS_BY_BATCH
+from studies.questions import ACCURACY_BY_BATCH, WARMUP_METHOD
 from studies.results import ArmResults
 from studies.short_parts import SHORT_PARTS
 from studies.trial_runs import Cell
 
-STUDIES = {
-    **OF_PAPERS,
-    BATCH_NORM.name: BATCH_NORM,
-    **QUESTIONS,
-    **COMPARED,
-    DECAY.name: DECAY,
-    DECAY_2048.name: DECAY_2048,
-    FIGURE_3_1.name: FIGURE_3_1,
-    HANDOVER.name: HANDOVER,
-    HANDOVER_256.name: HANDOVER_256,
-    SHORT_PARTS.name: SHORT_PARTS,
+STUDIES = OF_PAPERS | {
+    study.name: study
+    for study in (
+        *(BATCH_NORM, ACCURACY_BY_BATCH, WARMUP_METHOD, OPTIMIZERS_BY_BATCH, DECAY, DECAY_2048, FIGURE_3_1),
+        *(HANDOVER, HANDOVER_256, SHORT_PARTS),
+    )
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class StudyOptions:
-    """Options of this program; `help` of the parser below says what each is."""
-
-    out: str = "runs/studies"
-    results: str | None = None
-    seeds: int = 3
-    ranks: int = tables.DEFAULT_RANKS
-    jobs: int = 1
-    launcher: str = "mpirun"
-    images_per_second: float = 1800.0
-    arms: str | None = None
-    dry_run: bool = False
-    render: bool = False
-
-    def takes(self, arm: Arm) -> bool:
-        """Whether an arm's runs are wanted."""
-        return self.arms is None or any(fnmatch.fnmatchcase(arm.name, pattern) for pattern in self.arms.split(","))
-
-
 def _parser() -> command_line.Parser:
-    default = StudyOptions()
     wide = max(map(len, STUDIES))
     parser = command_line.Parser(
         prog="python -m studies",
@@ -75,27 +50,27 @@ def _parser() -> command_line.Parser:
         ),
     )
     parser.add_argument("study", metavar="NAME", help="a study, or `list`")
-    parser.add_argument("--out", default=default.out, help="directory of the runs (%(default)s)")
+    parser.add_argument("--out", default="runs/studies", help="directory of the runs (%(default)s)")
     parser.add_argument("--results", help="directory for NAME.csv, NAME.md and NAME.png (default: --out)")
     parser.add_argument(
-        "--seeds", type=command_line.positive, default=default.seeds, help="runs of each method, by seed (%(default)s)"
+        "--seeds", type=command_line.positive, default=3, help="runs of each method, by seed (%(default)s)"
     )
     parser.add_argument(
-        "--ranks", type=command_line.positive, default=default.ranks, help="ranks of each run (%(default)s)"
+        "--ranks", type=command_line.positive, default=tables.DEFAULT_RANKS, help="ranks of each run (%(default)s)"
     )
     parser.add_argument(
         "--jobs",
         type=command_line.positive,
-        default=default.jobs,
+        default=1,
         help="runs at the same time on this host; they share its GPUs and cores (%(default)s)",
     )
     parser.add_argument(
-        "--launcher", choices=running.LAUNCHERS, default=default.launcher, help="starts the ranks (%(default)s)"
+        "--launcher", choices=running.LAUNCHERS, default="mpirun", help="starts the ranks (%(default)s)"
     )
     parser.add_argument(
         "--images_per_second",
         type=float,
-        default=default.images_per_second,
+        default=1800.0,
         help="throughput of a run, for the hours printed before it starts (%(default)s)",
     )
     parser.add_argument("--arms", help="run these arms only: names or patterns such as *_1024, separated by commas")
@@ -128,20 +103,15 @@ def _run(arguments: Sequence[str]) -> int:
     return EXIT_OK if _study(*parse(arguments)) else EXIT_FAILURE
 
 
-def parse(arguments: Sequence[str]) -> tuple[Study, StudyOptions, tuple[str, ...]]:
+def parse(arguments: Sequence[str]) -> tuple[Study, argparse.Namespace, tuple[str, ...]]:
     """The study, this program's options and the flags for the training program.
 
     Raises:
       UserError: one line that names what is wrong.
     """
-    own = list(arguments)
-    extra: tuple[str, ...] = ()
-    if "--" in own:
-        at = own.index("--")
-        own, extra = own[:at], tuple(own[at + 1 :])
-    values = vars(_parser().parse_args(own))
-    name = values.pop("study")
-    options = StudyOptions(**values)
+    own, extra = scaling.split(arguments)
+    options = _parser().parse_args(own)
+    name = options.study
     if name not in STUDIES:
         raise UserError(f"{name}: choose one of {', '.join(STUDIES)} or list{did_you_mean(name, STUDIES)}")
     for flag in ("--run_dir", "--seed", "--resume"):
@@ -159,10 +129,15 @@ def parse(arguments: Sequence[str]) -> tuple[Study, StudyOptions, tuple[str, ...
                 f"--ranks={options.ranks}: the batch of {name} is that of one rank with {gpus} virtual GPUs; give "
                 "--ranks=1, or --virtual_gpus after --"
             )
-    return study, options, extra
+    return study, options, tuple(extra)
 
 
-def _study(study: Study, options: StudyOptions, extra: tuple[str, ...]) -> bool:
+def _takes(options: argparse.Namespace, arm: Arm) -> bool:
+    """Whether an arm's runs are wanted."""
+    return options.arms is None or any(fnmatch.fnmatchcase(arm.name, pattern) for pattern in options.arms.split(","))
+
+
+def _study(study: Study, options: argparse.Namespace, extra: tuple[str, ...]) -> bool:
     """Tunes, runs and writes one study; returns whether all runs that were asked for have finished."""
     # Every flag is checked before the first run starts: those of the tuning runs are those of all points.
     trials = tuning.plan(study, pathlib.Path(options.out).absolute(), options.ranks, extra)
@@ -182,13 +157,13 @@ def _study(study: Study, options: StudyOptions, extra: tuple[str, ...]) -> bool:
     lines = tuning.lines(choices, study.tuning_seeds)
     for path in write(pathlib.Path(options.results or options.out), study, arms, options.seeds, extra, lines):
         _say(str(path))
-    return all(len(each.finished) == len(each.by_seed) for each in arms if options.takes(each.arm))
+    return all(len(each.finished) == len(each.by_seed) for each in arms if _takes(options, each.arm))
 
 
-def _announce(study: Study, options: StudyOptions, runs: Sequence[tuple[Arm, Cell]]) -> bool:
+def _announce(study: Study, options: argparse.Namespace, runs: Sequence[tuple[Arm, Cell]]) -> bool:
     """Says what a study will cost or, for a dry run, its commands; returns whether that is all that was asked for."""
-    cells = [cell for arm, cell in runs if options.takes(arm)]
-    later = options.seeds * sum(bool(arm.points) for arm in study.arms if options.takes(arm))
+    cells = [cell for arm, cell in runs if _takes(options, arm)]
+    later = options.seeds * sum(bool(arm.points) for arm in study.arms if _takes(options, arm))
     if options.dry_run:
         for cell in cells:
             print(shlex.join(running.command(cell, options.launcher)))
@@ -200,7 +175,7 @@ def _announce(study: Study, options: StudyOptions, runs: Sequence[tuple[Arm, Cel
 
 
 def _results(
-    study: Study, runs: Sequence[tuple[Arm, str, Cell]], options: StudyOptions
+    study: Study, runs: Sequence[tuple[Arm, str, Cell]], options: argparse.Namespace
 ) -> dict[Cell, trial_runs.Result]:
     """The results of cells; those of arms that were asked for are run if need be, and told as they end.
 
@@ -209,7 +184,7 @@ def _results(
       runs: the arm of each, and what to call it.
       options: of the program.
     """
-    names = {cell: name for arm, name, cell in runs if options.takes(arm)}
+    names = {cell: name for arm, name, cell in runs if _takes(options, arm)}
     cells = list(names)
     found = {cell: trial_runs.read(cell) for _, _, cell in runs if cell not in names}
     if options.render:
@@ -224,7 +199,7 @@ def _results(
     return found
 
 
-def _cells(study: Study, options: StudyOptions, extra: tuple[str, ...]) -> Iterator[tuple[Arm, int, Cell]]:
+def _cells(study: Study, options: argparse.Namespace, extra: tuple[str, ...]) -> Iterator[tuple[Arm, int, Cell]]:
     """Seed by seed, so that a study that was cut short has all arms that are tuned."""
     out = pathlib.Path(options.out).absolute()
     for seed in range(options.seeds):

@@ -56,5 +56,3 @@ OPTIMIZERS_BY_BATCH = Study(
     ),
     base=BASE,
 )
-
-COMPARED = {study.name: study for study in (OPTIMIZERS_BY_BATCH,)}

@@ -158,5 +158,3 @@ WARMUP_METHOD = Study(
     ),
     base=BASE,
 )
-
-QUESTIONS = {study.name: study for study in (ACCURACY_BY_BATCH, WARMUP_METHOD)}

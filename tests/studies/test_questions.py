@@ -6,9 +6,8 @@ from hybrid_imagenet import config
 from hybrid_imagenet.config import derived, relative_step
 from hybrid_imagenet.numerics import schedules
 from studies import questions
-from studies.questions import QUESTIONS
 
-TUNED = [study for study in QUESTIONS.values() if any(arm.points for arm in study.arms)]
+TUNED = [questions.ACCURACY_BY_BATCH, questions.WARMUP_METHOD]
 POINTS = [
     pytest.param(study, arm, point, id=f"{study.name}-{arm.name}-{point.label}")
     for study in TUNED
