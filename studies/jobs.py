@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
-import functools
 import os
 import queue
 import threading
@@ -80,14 +78,17 @@ def ended(cells: Sequence[Cell], launcher: str, jobs: int = 1) -> Generator[Ende
         def stopped() -> bool:
             return bool(signals) or closed.is_set()
 
-        def process(cell: Cell, arguments: Sequence[str], place: Place) -> int:
-            return running.run_process(cell, arguments, place, stopped)
-
         def run(cell: Cell) -> tuple[Result, bool]:
             if stopped():
                 raise KeyboardInterrupt
-            with one_at_a_time[cell.directory], _taken(free) as place:
-                return running.ensure(cell, functools.partial(process, place=place), launcher)
+            with one_at_a_time[cell.directory]:
+                place = free.get()
+                try:
+                    return running.ensure(
+                        cell, lambda cell, arguments: running.run_process(cell, arguments, place, stopped), launcher
+                    )
+                finally:
+                    free.put(place)
 
         numbers = {pool.submit(run, cell): number for number, cell in enumerate(cells)}
         try:
@@ -96,12 +97,3 @@ def ended(cells: Sequence[Cell], launcher: str, jobs: int = 1) -> Generator[Ende
         finally:
             closed.set()
             pool.shutdown(cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _taken(free: queue.SimpleQueue[Place]) -> Generator[Place, None, None]:
-    place = free.get()
-    try:
-        yield place
-    finally:
-        free.put(place)

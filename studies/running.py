@@ -144,22 +144,19 @@ def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
         raise UserError(f"--out: {path}: {error.strerror}; give a directory that can be written") from None
 
 
-def run_process(
-    cell: Cell, arguments: Sequence[str], place: Place | None = None, stop: Callable[[], bool] | None = None
-) -> int:
+def run_process(cell: Cell, arguments: Sequence[str], place: Place, stop: Callable[[], bool]) -> int:
     """Runs a command to its end and returns its exit code; what it prints goes to the cell's output file.
 
-    Without a `place` it may use all that this process may. On Ctrl-C, or in a thread once `stop()` is true, its
-    processes are ended before KeyboardInterrupt is raised further.
+    On Ctrl-C, or in a thread once `stop()` is true, its processes are ended before KeyboardInterrupt is raised further.
 
     Raises:
       UserError: if it cannot be started.
     """
     process = None
     variables = environment()
-    if place and place.gpus is not None:
+    if place.gpus is not None:
         variables["CUDA_VISIBLE_DEVICES"] = place.gpus
-    if place and place.cores is not None:
+    if place.cores is not None:
         os.sched_setaffinity(0, place.cores)  # of this thread; the process inherits it
     with cell.output.open("wb") as output:
         try:
@@ -180,14 +177,12 @@ def run_process(
                 _end(process)
 
 
-def _wait(process: subprocess.Popen[bytes], stop: Callable[[], bool] | None) -> int:
+def _wait(process: subprocess.Popen[bytes], stop: Callable[[], bool]) -> int:
     """Returns the exit code; raises KeyboardInterrupt when `stop()` is true."""
-    while stop is not None and not stop():
+    while not stop():
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(_LOOK_SECONDS)
-    if stop is not None:
-        raise KeyboardInterrupt
-    return process.wait()
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
