@@ -15,11 +15,6 @@ from benchmarks._step_protocol import serve, settings
 from hybrid_imagenet import models
 
 
-def limit_threads(options: dict[str, Any]) -> None:
-    """Gives TensorFlow `threads` threads inside an operation."""
-    tf.config.threading.set_intra_op_parallelism_threads(options["threads"])
-
-
 def batch_of(options: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
     """Normalized images, float32 [b, s, s, 3], and labels, int32 [b]."""
     generator = tf.random.Generator.from_seed(0)
@@ -55,7 +50,7 @@ def training_step(model: keras.Model, images: tf.Tensor, labels: tf.Tensor, inpu
 def main() -> None:
     """Builds the model and serves steps."""
     options = settings()
-    limit_threads(options)
+    tf.config.threading.set_intra_op_parallelism_threads(options["threads"])
     model = models.create(
         options["model"],
         options["num_classes"],

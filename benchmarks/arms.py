@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import start
 from benchmarks.arms_table import ARMS, Arm, Row
 from hybrid_imagenet import files
 from hybrid_imagenet.analysis import published
@@ -187,14 +188,6 @@ class Running:
         (self.folder / turn.GO).touch()
         self.going, self.beside, self.since = True, beside, time.monotonic()
 
-    def end(self) -> None:
-        """Ends its processes."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_GRACE_SECONDS)
-
 
 def run(arms: Sequence[Arm], table: Table, options: argparse.Namespace, deadline: float) -> None:
     """Runs those arms that the table lacks in waves, until all have ended or the time is over."""
@@ -214,7 +207,7 @@ def run(arms: Sequence[Arm], table: Table, options: argparse.Namespace, deadline
             _finish(running, table, options, deadline)
         finally:
             for one in running:
-                one.end()
+                start.end(one.process, _GRACE_SECONDS)
 
 
 def _wave(waiting: Sequence[Arm], options: argparse.Namespace, gigabytes: float) -> list[Arm]:
@@ -257,7 +250,7 @@ def _finish(running: list[Running], table: Table, options: argparse.Namespace, d
                 row = {"status": CUT, "reason": f"took more than {one.arm.seconds:.0f} s"}
             else:
                 continue
-            one.end()
+            start.end(one.process, _GRACE_SECONDS)
             table.add(one.arm, row)
             running.remove(one)
         warming = [one for one in running if not one.going and not one.ready()]

@@ -19,20 +19,18 @@ from typing import Any
 
 from hybrid_imagenet import comm
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.benchmarks import _photographs
+from hybrid_imagenet.benchmarks import _photographs, scaling
 from hybrid_imagenet.config import derived
 from hybrid_imagenet.tools import command_line
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmark, prints the figures and writes --json."""
-    words = list(argv)
-    place = words.index("--") if "--" in words else len(words)
-    options = _parser().parse_args(words[:place])
+    words, given = scaling.split(argv)
+    options = _parser().parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--model=resnet50", "--per_gpu_batch=16", f"--log_every_steps={options.steps}", "--progress=plain"]
         flags += [f"--run_dir={folder}/run", "--epochs=90"]
-        given = words[place + 1 :]
         if not any(word.lstrip("-").startswith("dataset=") for word in given):
             flags += ["--dataset=tfrecord", f"--data_dir={_photographs.prepared(None)}", "--num_classes=1000"]
         config = configuration.resolve(flags + given, comm.placement().size)

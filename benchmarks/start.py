@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.step import processor
+from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.stages import STARTED_VARIABLE
 from hybrid_imagenet.tools import command_line
@@ -39,10 +40,8 @@ _GRACE = 30  # seconds for the job to end by itself
 
 def main(argv: Sequence[str]) -> int:
     """Measures, prints the figures and writes --json."""
-    words = list(argv)
-    place = words.index("--") if "--" in words else len(words)
-    options = _parser().parse_args(words[:place])
-    flags = words[place + 1 :]
+    words, flags = scaling.split(argv)
+    options = _parser().parse_args(words)
     helps = [help_seconds() for _ in range(options.rounds)]
     command = job(options.launcher, flags)
     firsts = [first_step(command, options.timeout) for _ in range(options.rounds)]
@@ -134,7 +133,7 @@ def first_step(job: Sequence[str], timeout: float) -> FirstStep:
                     time.sleep(0.05)
                 seconds = time.perf_counter() - began
             finally:
-                _end(process)
+                end(process, _GRACE)
         return FirstStep(seconds, _stages(log.read_text(errors="replace"), seconds))
 
 
@@ -145,11 +144,10 @@ def _stages(log: str, seconds: float) -> dict[str, float]:
     return {_SCRIPT: max(seconds - sum(stages.values()), 0.0), **stages}
 
 
-def _end(job: subprocess.Popen) -> None:
-    """Stops the job, gently at first."""
+def end(job: subprocess.Popen, grace: float) -> None:
+    """Ends the processes of a job, gently at first: after some seconds, or once its first has ended, by SIGKILL."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.pid, sign)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            job.wait(timeout=_GRACE)
-            return
+            job.wait(timeout=grace)

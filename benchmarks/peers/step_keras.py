@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from benchmarks._step_program import batch_of, limit_threads, training_step
+from benchmarks._step_program import batch_of, training_step
 from benchmarks._step_protocol import say, serve, settings
 
 
@@ -13,7 +13,7 @@ def main() -> None:
     if (options["model"], options["width"], options["stem"]) != ("resnet50", 64, "imagenet"):
         say(skipped="keras.applications has no such ResNet; omit it with --peers=torch")
         return
-    limit_threads(options)
+    tf.config.threading.set_intra_op_parallelism_threads(options["threads"])
     keras.mixed_precision.set_global_policy(options["precision"])
     size = options["image_size"]
     model = keras.applications.ResNet50(
