@@ -35,7 +35,7 @@ class Arm:
       label: how tables and plots call it.
       flags: what differs from the study's base.
       top1: the paper's final top-1 accuracy, a fraction; None where it gives none.
-      epochs: the paper's epochs to its target; None where it gives none.
+      epochs: the paper's epochs to its target, 75 %; None where it gives none.
       about: the paper gives `top1` in words only, relative to another number.
       points: settings to tune over; an equal number for all arms of a study, or none.
       chosen: label of the point that tuning has chosen; empty before and without tuning.
@@ -86,7 +86,6 @@ class Study:
       statement: what the paper says about it, in our words; or the question.
       arms: the methods, the paper's own first.
       claims: what of the statement can be checked.
-      paper_target: the accuracy behind the paper's epochs, as text.
       notes: how this differs from the paper.
       base: flags of all arms.
       tuning_seeds: runs of each tuning point; the best mean is chosen.
@@ -98,7 +97,6 @@ class Study:
     statement: str
     arms: tuple[Arm, ...]
     claims: tuple[Claim, ...]
-    paper_target: str = "75 %"
     notes: tuple[str, ...] = ()
     base: tuple[str, ...] = ()
     tuning_seeds: int = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fnmatch
+import importlib.util
 import pathlib
 import shlex
 import sys
@@ -237,7 +238,7 @@ def write(
     Raises:
       UserError: if they cannot be written.
     """
-    drawn = plot.available()
+    drawn = importlib.util.find_spec("matplotlib") is not None
     paths = [directory / f"{study.name}.csv", directory / f"{study.name}.md"]
     try:
         directory.mkdir(parents=True, exist_ok=True)

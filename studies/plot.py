@@ -23,15 +23,6 @@ _EDGE = 0.002  # of accuracy beside what is shown, at least
 _SHOWN = 0.12  # of accuracy below the best: worse arms stand at the edge, with their number
 
 
-def available() -> bool:
-    """Whether matplotlib is installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
 def draw(path: pathlib.Path, study: Study, arms: Sequence[ArmResults]) -> None:
     """Writes a PNG of means over the seeds with intervals.
 

@@ -37,7 +37,7 @@ class Estimate:
         return math.inf if self.half_width is None else self.mean + self.half_width
 
 
-def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
+def estimate(values: Sequence[float]) -> Estimate | None:
     """Mean and two-sided interval of values that are taken to be normally distributed; None for no values."""
     count = len(values)
     if not count:
@@ -48,10 +48,10 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
     if min(values) == max(values):
         return Estimate(count, mean, 0.0, None)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
-    return Estimate(count, mean, deviation, quantile(count - 1, confidence) * deviation / math.sqrt(count))
+    return Estimate(count, mean, deviation, quantile(count - 1) * deviation / math.sqrt(count))
 
 
-def welch(first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
+def welch(first: Sequence[float], second: Sequence[float]) -> Estimate | None:
     """Mean of the first sample minus that of the second, with Welch's two-sided interval (Biometrika 34, 1947).
 
     The samples may differ in size and deviation and are not paired. `deviation` is that of one value of each together,
@@ -66,7 +66,7 @@ def welch(first: Sequence[float], second: Sequence[float], confidence: float = C
         return None
     freedom = error**4 / sum(p**2 / (each.count - 1) for p, each in zip(parts, (a, b), strict=True))
     deviation = math.hypot(a.deviation, b.deviation)
-    return Estimate(min(a.count, b.count), a.mean - b.mean, deviation, quantile(freedom, confidence) * error)
+    return Estimate(min(a.count, b.count), a.mean - b.mean, deviation, quantile(freedom) * error)
 
 
 def oscillation(values: Sequence[float]) -> float | None:
@@ -78,8 +78,8 @@ def oscillation(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum(d * d for d in second) / len(second)) if second else None
 
 
-def quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
-    """t such that Student's distribution with `freedom` degrees lies within [-t, t] with probability `confidence`."""
+def quantile(freedom: float) -> float:
+    """t such that Student's distribution with `freedom` degrees lies within [-t, t] with probability `CONFIDENCE`."""
     from scipy import stats  # comes with scikit-learn; a second to import
 
-    return float(stats.t.ppf(0.5 + confidence / 2, freedom))
+    return float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom))

@@ -113,7 +113,7 @@ def _table(study: Study, arms: Sequence[ArmResults]) -> Iterator[str]:
     header += [f"updates to {percent(results.TRAINED, 0)} in training"] if with_updates else []
     header += ["runs", "paper: top-1"]
     with_epochs = any(found.arm.epochs is not None for found in arms)
-    header += [f"paper: epochs to {study.paper_target}"] if with_epochs else []
+    header += ["paper: epochs to 75 %"] if with_epochs else []
     header = header if study.source else header[:-1]
     yield "| " + " | ".join(header) + " |"
     yield "|" + "---|" * len(header)
@@ -177,9 +177,6 @@ def _runs(found: ArmResults) -> str:
     return text
 
 
-_WORDS = {results.OPEN: "not comparable: no common runs, or both missed the target"}
-
-
 def _statements(found: Sequence[Verdict], arms: Sequence[ArmResults]) -> Iterator[str]:
     if not found:
         return
@@ -224,8 +221,10 @@ def _statement(claim: Claim, labels: Mapping[str, str]) -> str:
 
 
 def _outcome(verdict: Verdict) -> str:
+    if verdict.outcome == results.OPEN:
+        return "not comparable: no common runs, or both missed the target"
     if verdict.outcome != results.INCONCLUSIVE:
-        return _WORDS.get(verdict.outcome, verdict.outcome)
+        return verdict.outcome
     if verdict.seeds is None:
         return "inconclusive"
     return f"inconclusive: {verdict.seeds} seeds would decide"

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybrid_imagenet import config as configuration
+from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.config import Origin
 from hybrid_imagenet.config.flags import CHOICES
 from hybrid_imagenet.errors import EXIT_NUMERICS, EXIT_OK, EXIT_PREEMPTED, UserError
@@ -129,7 +130,7 @@ def read(cell: Cell) -> Result:
     epochs, facts, settings = _records(cell)
     if code != EXIT_OK:
         status = DIVERGED if code == EXIT_NUMERICS else FAILED
-        return Result(status, f"exit code {code}: {_last_line(cell.output)}", {}, epochs, facts, settings)
+        return Result(status, f"exit code {code}: {scaling.reason(_said(cell))}", {}, epochs, facts, settings)
     try:
         summary = read_json(cell.run_dir / "summary.json")
     except UserError as error:
@@ -165,10 +166,6 @@ def _same_flags(cell: Cell, settings: dict[str, Any]) -> bool:
     return all(settings[name] == wanted[name] for name in set(settings) & set(wanted) - WATCHING)
 
 
-def _last_line(path: pathlib.Path) -> str:
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
-    except OSError:
-        return "no output"
-    errors = [line for line in lines if line.startswith("error:")]
-    return (errors or [line for line in lines if line] or ["no output"])[-1][:200]
+def _said(cell: Cell) -> str:
+    """What the ranks printed; empty where the file of it is gone."""
+    return readable(lambda: cell.output.read_text(encoding="utf-8", errors="replace")) or ""
