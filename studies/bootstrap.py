@@ -26,12 +26,7 @@ def interval(first: npt.ArrayLike, second: npt.ArrayLike, *, draws: int = DRAWS,
         of equal seed, columns are the same images.
       draws: how often both are drawn.
       seed: of the draws.
-
-    Raises:
-      ValueError: if the shapes differ or there is no run or image.
     """
-    if np.shape(first) != np.shape(second) or np.ndim(first) != 2 or not np.size(first):
-        raise ValueError(f"{np.shape(first)} and {np.shape(second)} must be the same [runs, images]")
     gain = np.asarray(first, np.float32) - np.asarray(second, np.float32)
     generator = np.random.default_rng(seed)
     runs, images = gain.shape

@@ -97,11 +97,7 @@ def main(arguments: Sequence[str]) -> int:
     if list(arguments) == ["list"]:
         print("\n".join(list_text()))
         return EXIT_OK
-    return running.resumable(lambda: _run(arguments))
-
-
-def _run(arguments: Sequence[str]) -> int:
-    return EXIT_OK if _study(*parse(arguments)) else EXIT_FAILURE
+    return running.resumable(lambda: EXIT_OK if _study(*parse(arguments)) else EXIT_FAILURE)
 
 
 def parse(arguments: Sequence[str]) -> tuple[Study, argparse.Namespace, tuple[str, ...]]:
@@ -153,7 +149,7 @@ def _study(study: Study, options: argparse.Namespace, extra: tuple[str, ...]) ->
     found = {arm.name: tuning.untuned(arm, range(options.seeds)) for arm in study.arms}
     for arm, seed, cell in planned:
         found[arm.name][seed] = results[cell]
-    target = _target([*results, *tried])
+    target = configuration.resolve([*results, *tried][0].flags).target_top1[0]
     arms = [ArmResults(arm, found[arm.name], target) for arm in study.arms]
     lines = tuning.lines(choices, study.tuning_seeds)
     for path in write(pathlib.Path(options.results or options.out), study, arms, options.seeds, extra, lines):
@@ -208,11 +204,6 @@ def _cells(study: Study, options: argparse.Namespace, extra: tuple[str, ...]) ->
             if arm.points:
                 continue
             yield arm, seed, trial_runs.create(out, study.arguments(arm, seed, extra), options.ranks)
-
-
-def _target(cells: Sequence[Cell]) -> float:
-    """The first --target_top1 of the runs."""
-    return configuration.resolve(cells[0].flags).target_top1[0]
 
 
 def _line(result: trial_runs.Result, ran: bool) -> str:

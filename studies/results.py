@@ -68,18 +68,12 @@ def crossing(records: Iterable[Mapping[str, Any]], metric: str, target: float) -
       metric: for example `val_top1`.
       target: a fraction.
     """
-    before: tuple[float, float] | None = None
-    for record in records:
-        value = record.get(metric)
-        if value is None:
-            continue
-        here = float(record["epoch"]), float(value)
-        if here[1] >= target:
-            if before is None:
-                return here[0]
-            return before[0] + (here[0] - before[0]) * (target - before[1]) / (here[1] - before[1])
-        before = here
-    return None
+    known = [(float(record["epoch"]), float(record[metric])) for record in records if record.get(metric) is not None]
+    at = next((number for number, (_, value) in enumerate(known) if value >= target), None)
+    if not at:
+        return None if at is None else known[0][0]
+    (epoch, value), (end, reached) = known[at - 1 : at + 1]
+    return epoch + (end - epoch) * (target - value) / (reached - value)
 
 
 def value(result: Result, metric: str, target: float) -> float | None:
@@ -276,8 +270,4 @@ def _counted(found: Sequence[Verdict]) -> str:
 
 def facts(arms: Sequence[ArmResults]) -> dict[str, Any]:
     """Reads versions and data from the records of the first run that names them."""
-    for results in arms:
-        for result in results.by_seed.values():
-            if result.facts:
-                return result.facts
-    return {}
+    return next((run.facts for results in arms for run in results.by_seed.values() if run.facts), {})

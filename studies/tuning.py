@@ -59,16 +59,12 @@ class Choice:
 def plan(study: Study, root: pathlib.Path, ranks: int, extra: Sequence[str] = ()) -> list[Trial]:
     """Every tuning run of a study, seed by seed and point by point, so that one that was cut short has all arms."""
     longest = max((len(arm.points) for arm in study.arms), default=0)
-
-    def cell(arm: Arm, point: Point, seed: int) -> Cell:
-        return trial_runs.create(root, study.arguments(_at(arm, point), seed, extra), ranks)
-
     return [
-        Trial(arm, arm.points[i], cell(arm, arm.points[i], seed))
+        Trial(arm, point, trial_runs.create(root, study.arguments(_at(arm, point), seed, extra), ranks))
         for seed in range(SEED, SEED + study.tuning_seeds)
-        for i in range(longest)
+        for number in range(longest)
         for arm in study.arms
-        if i < len(arm.points)
+        for point in arm.points[number : number + 1]
     ]
 
 
