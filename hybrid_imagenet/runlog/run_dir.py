@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import errno
+import itertools
 import json
 import os
 import pathlib
 import re
 import socket
+from collections.abc import Iterator
 from typing import IO
 
 from hybrid_imagenet import files
@@ -155,18 +157,13 @@ def chosen(path: str | None, recipe: str, dataset: str, *, resume: bool = False)
 
 def free_name(base: pathlib.Path) -> pathlib.Path:
     """Returns `base`, or `base-2`, `base-3`, ... : the first that does not exist."""
-    candidate, number = base, 1
-    while candidate.exists():
-        number += 1
-        candidate = base.with_name(f"{base.name}-{number}")
-    return candidate
+    return next(place for place in itertools.chain([base], _following(base)) if not place.exists())
 
 
 def newest_name(base: pathlib.Path) -> pathlib.Path:
     """Returns the last of `base`, `base-2`, ... that exists, or `base`."""
-    candidate, number = base, 1
-    while True:
-        following = base.with_name(f"{base.name}-{number + 1}")
-        if not following.exists():
-            return candidate
-        candidate, number = following, number + 1
+    return [base, *itertools.takewhile(pathlib.Path.exists, _following(base))][-1]
+
+
+def _following(base: pathlib.Path) -> Iterator[pathlib.Path]:
+    return (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))

@@ -153,15 +153,10 @@ def parse_link(flag: str, text: str) -> Link:
     known = INSIDE if flag == "inside" else LINKS
     if text in known:
         return known[text]
-    match = re.fullmatch(r"([0-9.]+)(gbit|gb/s)(?::([0-9.]+)us)?", text.lower())
-    try:
-        if match is None:
-            raise ValueError
-        bandwidth = float(match[1]) * (1.0 if match[2] == "gb/s" else 0.9 / 8)
-        if bandwidth <= 0:
-            raise ValueError
-        return Link.of(bandwidth, float(match[3] or _HOP))
-    except ValueError:
+    number = r"(\d+\.?\d*|\.\d+)"
+    match = re.fullmatch(f"{number}(gbit|gb/s)(?::{number}us)?", text.lower())
+    if match is None or not float(match[1]):
         raise UserError(
             f"--{flag}={text}: choose one of {', '.join(known)}, or write a bandwidth such as 25gbit or 3.1GB/s:20us"
-        ) from None
+        )
+    return Link.of(float(match[1]) * (1.0 if match[2] == "gb/s" else 0.9 / 8), float(match[3] or _HOP))
