@@ -23,7 +23,6 @@ from hybrid_imagenet.optimizers.kinds import ParameterKind, classify, classify_b
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.training.epoch_values import checksum
 
-_FIRST_SCALE = 2.0**15  # Keras's own
 _BROADCAST = (
     "give fit callbacks=hybrid_imagenet.callbacks.default_callbacks(), or call hybrid_imagenet.broadcast_model(model), "
     "once the model has all its weights; give callbacks that change the learning rate to every rank"
@@ -388,9 +387,7 @@ def _settings(compression: str, allreduce: str, more: Mapping[str, Any]) -> Sett
 
 
 def _loss_scale(value: str | float) -> LossScale:
-    if value == "dynamic":
-        return LossScale(_FIRST_SCALE, dynamic=True)
     try:
-        return LossScale(float(value))
+        return LossScale.of(value)
     except ValueError:
         raise UserError(f"loss_scale={value}: give dynamic, or a positive number") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-_LARGEST_SCALE = 2.0**24
+_FIRST_SCALE, _LARGEST_SCALE = 2.0**15, 2.0**24  # the first is Keras's own
 
 
 class LossScale:
@@ -36,6 +36,11 @@ class LossScale:
         self.good_steps = keras.Variable(0, dtype="int64", trainable=False, name="good_steps")
         self.skipped_steps = keras.Variable(0, dtype="int64", trainable=False, name="skipped_steps")
         self.skipped_in_a_row = keras.Variable(0, dtype="int64", trainable=False, name="skipped_in_a_row")
+
+    @classmethod
+    def of(cls, value: str | float) -> LossScale:
+        """Makes the loss scale of `dynamic`, or of a number; raises ValueError for other words, as `__init__` does."""
+        return cls(_FIRST_SCALE, dynamic=True) if value == "dynamic" else cls(float(value))
 
     @property
     def variables(self) -> list[keras.Variable]:

@@ -27,8 +27,6 @@ from hybrid_imagenet.training.losses import LOSSES, initial_bias
 from hybrid_imagenet.training.random_batch import RandomBatch
 from hybrid_imagenet.training.step import Batch, TrainStep
 
-_FIRST_LOSS_SCALE = 2.0**15
-
 
 def sources(config: RunConfig) -> tuple[Source, Source]:
     """Returns the images to train on and those to validate.
@@ -146,12 +144,8 @@ def train_step(
 
 def loss_scale(config: RunConfig, precision: str) -> LossScale:
     """Returns the loss scale that --loss_scale asks for."""
-    kind = config.loss_scale
-    if kind == "auto":
-        kind = "dynamic" if precision == "mixed_float16" else "1"
-    if kind == "dynamic":
-        return LossScale(_FIRST_LOSS_SCALE, dynamic=True)
-    return LossScale(float(kind))
+    automatic = "dynamic" if precision == "mixed_float16" else "1"
+    return LossScale.of(automatic if config.loss_scale == "auto" else config.loss_scale)
 
 
 def train_preprocess(config: RunConfig, dtype: str) -> Callable[[Batch], tf.Tensor]:
