@@ -44,12 +44,11 @@ def parse_host(word: str, default_slots: int) -> tuple[str, int]:
     return match[2], int(match[3] or default_slots)
 
 
-def by_script(script: str, default_slots: int = 1, limit: float = _LIMIT) -> List:
-    """Returns what lists the hosts that a script prints, `HOST` or `HOST:SLOTS` a line.
+def by_script(script: str, limit: float = _LIMIT) -> List:
+    """Returns what lists the hosts that a script prints, `HOST:SLOTS` a line, or `HOST` for one rank.
 
     Args:
       script: a program and its arguments.
-      default_slots: ranks on a host without `:SLOTS`.
       limit: seconds for one run.
 
     Raises:
@@ -62,7 +61,7 @@ def by_script(script: str, default_slots: int = 1, limit: float = _LIMIT) -> Lis
 
     def listed() -> dict[str, int]:
         lines = (line.strip() for line in _output(words, limit).splitlines())
-        found = dict(parse_host(line, default_slots) for line in lines if line)
+        found = dict(parse_host(line, 1) for line in lines if line)
         if not found:
             raise ValueError("printed no host")
         return found

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from hybrid_imagenet.errors import EXIT_STALLED
+
 JOB_VARIABLE = "HYBRID_IMAGENET_JOB"
 _PRINTING = 5.0  # seconds for a line to be printed before the process ends
 _WORD = re.compile(r"[0-9a-f]{32}")
@@ -46,14 +48,14 @@ def tell(text: str, environ: Mapping[str, str] | None = None) -> None:
             os.write(2, f"{word} {text}\n".encode())
 
 
-def end_with_line(text: str, code: int) -> None:
-    """Prints a line, announces the code and ends this process, also if nobody reads what it prints."""
-    timer = threading.Timer(_PRINTING, os._exit, (code,))
+def end_with_line(text: str) -> None:
+    """Prints a line, announces EXIT_STALLED and ends this process, also if nobody reads what it prints."""
+    timer = threading.Timer(_PRINTING, os._exit, (EXIT_STALLED,))
     timer.daemon = True
     timer.start()
     print(text, file=sys.stderr, flush=True)
-    announce(code)
-    os._exit(code)
+    announce(EXIT_STALLED)
+    os._exit(EXIT_STALLED)
 
 
 def find(text: bytes) -> End | None:

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
 
 from hybrid_imagenet.comm.environment import RANK_VARIABLE, placement
 from hybrid_imagenet.errors import EXIT_FAILURE, UserError
@@ -16,10 +15,10 @@ from hybrid_imagenet.resilience import processes
 _GRACE = 8.0  # seconds for saving after the launcher is gone
 
 
-def launcher_rank(environ: Mapping[str, str] | None = None) -> int:
+def launcher_rank() -> int:
     """Returns the rank that the launcher announced; 0 without one, or if that cannot be read."""
     with contextlib.suppress(UserError):
-        return placement(environ).rank
+        return placement().rank
     return 0
 
 

@@ -27,7 +27,6 @@ from types import ModuleType
 
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.hosts import interfaces
-from hybrid_imagenet.errors import EXIT_STALLED
 from hybrid_imagenet.resilience import arrivals
 from hybrid_imagenet.resilience.exit_code import end_with_line
 from hybrid_imagenet.resilience.heartbeats import MAX_BYTES, Beat, Ledger, main_stack, shown_file
@@ -247,7 +246,7 @@ class Watchdog:
             self._end(f"rank {ranks} hung for {stall.seconds:.0f} s")
 
     def _end(self, what: str) -> None:
-        end_with_line(f"error: {what} ({self._option}={self._limit:g}): the job ends{self._remedy}", EXIT_STALLED)
+        end_with_line(f"error: {what} ({self._option}={self._limit:g}): the job ends{self._remedy}")
 
 
 def watch_start(start: Stages, stall_timeout: float, rank: int, size: int = 1) -> None:
@@ -283,8 +282,7 @@ def _watch_start(start: Stages, stall_timeout: float, rank: int, size: int) -> N
             end_with_line(
                 f"error: rank {rank} on {socket.gethostname()} (process {os.getpid()}) hung for {seconds:.0f} s while "
                 f"{stage or 'starting'} (--stall_timeout={stall_timeout:g}), in {where}: the job ends; look for a "
-                "rank, a host or a file system that does not answer",
-                EXIT_STALLED,
+                "rank, a host or a file system that does not answer"
             )
     faulthandler.cancel_dump_traceback_later()
     if size > 1:

@@ -22,7 +22,7 @@ def discovery(tmp_path):
 
     def make(text, **options):
         change(text)
-        listed = by_script(str(path), 2, options.pop("limit", 2.0))
+        listed = by_script(str(path), options.pop("limit", 2.0))
         made.append(Discovery(listed, every=0.05, **{"answers": lambda host: True} | options))
         return made[-1], change
 
@@ -44,14 +44,14 @@ def test_names_and_slots_are_read_and_what_is_no_name_never_reaches_a_shell():
 
 def test_hosts_follow_the_script(discovery):
     hosts, _ = discovery("echo a; echo b", answers=lambda host: host == "a", ask_first=True)
-    assert hosts.hosts() == {"a": 2}
+    assert hosts.hosts() == {"a": 1}
     hosts, change = discovery("echo a; echo b:3; echo")
-    assert hosts.hosts() == {"a": 2, "b": 3}
+    assert hosts.hosts() == {"a": 1, "b": 3}
     change("echo d")
-    wait_for(lambda: hosts.hosts() == {"d": 2})
+    wait_for(lambda: hosts.hosts() == {"d": 1})
     change("true")
     time.sleep(0.3)
-    assert hosts.hosts() == {"d": 2}  # a script that prints nothing ends no job
+    assert hosts.hosts() == {"d": 1}  # a script that prints nothing ends no job
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_script_that_fails_later_leaves_the_hosts_as_they_are_and_makes_nobody
 
     wait_for(said)
     began = time.monotonic()
-    assert hosts.hosts() == {"a": 2}
+    assert hosts.hosts() == {"a": 1}
     assert time.monotonic() - began < 0.2
     assert "host discovery keeps the hosts known so far: " in told
 
@@ -87,7 +87,7 @@ def test_a_lost_host_is_left_out_while_the_script_hangs(discovery):
     change("sleep 20")
     time.sleep(0.2)
     down.add("b")
-    wait_for(lambda: hosts.hosts() == {"a": 2})
+    wait_for(lambda: hosts.hosts() == {"a": 1})
 
 
 def test_rubbish_that_is_another_each_time_is_told_once(discovery, tmp_path, capfd):
@@ -114,9 +114,9 @@ def test_words_that_are_no_command_are_a_mistake():
 def test_a_host_that_does_not_answer_is_left_out_until_it_does(discovery, capfd):
     down = set()
     hosts, _ = discovery("echo a; echo b", answers=lambda host: host not in down)
-    assert hosts.hosts() == {"a": 2, "b": 2}
+    assert hosts.hosts() == {"a": 1, "b": 1}
     down.add("b")
-    wait_for(lambda: hosts.hosts() == {"a": 2})
+    wait_for(lambda: hosts.hosts() == {"a": 1})
     down.clear()
-    wait_for(lambda: hosts.hosts() == {"a": 2, "b": 2})
+    wait_for(lambda: hosts.hosts() == {"a": 1, "b": 1})
     assert capfd.readouterr().err == "host discovery omits b: it does not answer\n"
