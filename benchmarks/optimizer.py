@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 BASELINE = "keras SGD"
 
 
+def resnet50_shapes() -> list[tuple[int, ...]]:
+    """The shapes of ResNet-50's 161 trainable tensors, 25,557,032 numbers."""
+    from hybrid_imagenet import models
+
+    network = models.create("resnet50", num_classes=1000, image_size=224)
+    return [tuple(variable.shape) for variable in network.trainable_variables]
+
+
 class Implementation:
     """A compiled update with variables and state of its own."""
 
@@ -114,13 +122,10 @@ def main(argv: Sequence[str]) -> int:
     import numpy as np
     import tensorflow as tf
 
-    from hybrid_imagenet import models
-
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
     tf.config.threading.set_inter_op_parallelism_threads(options.threads)
     random = np.random.default_rng(0)
-    network = models.create("resnet50", num_classes=1000, image_size=224)
-    shapes = [tuple(variable.shape) for variable in network.trainable_variables]
+    shapes = resnet50_shapes()
     grads = [tf.Variable(random.normal(0, 0.01, s).astype(np.float32), trainable=False) for s in shapes]
     weights = [random.normal(0, 0.05, s).astype(np.float32) for s in shapes]
     running = implementations(grads, weights)

@@ -215,13 +215,13 @@ def test_the_recipes_of_jia_keep_their_epochs():
 
 
 @pytest.mark.parametrize("late", [None, 4 << 20])  # with NCCL the last buckets have a threshold of their own
-@pytest.mark.parametrize(("name", "shapes"), [("resnet", resnet50_shapes()), ("alexnet", alexnet_reference.shapes())])
+@pytest.mark.parametrize(("name", "shapes"), [("resnet", resnet50_shapes), ("alexnet", alexnet_reference.shapes)])
 def test_the_hybrid_allreduce_of_jia_uses_masters_and_the_ring(name, shapes, late):
     """On the network's own gradients, in the order of backpropagation: packs go by masters, large ones by the ring."""
     resolved = config.resolve([f"--recipe=four_minutes_{name}"], 2048)
     settings = derived.communication(resolved)
-    elements = [math.prod(shape) for shape in shapes]
-    buckets = fusion.pack(range(len(shapes))[::-1], elements, settings.wire, settings.fusion_bytes, late)
+    elements = [math.prod(shape) for shape in shapes()]
+    buckets = fusion.pack(range(len(elements))[::-1], elements, settings.wire, settings.fusion_bytes, late)
     limit = 1024 * settings.options["size_switch_kb"]
     masters = [bucket for bucket in buckets if bucket.bytes < limit]
     ring = [bucket for bucket in buckets if bucket.bytes >= limit]
