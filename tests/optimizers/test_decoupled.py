@@ -2,7 +2,6 @@
 
 import pytest
 
-from hybrid_imagenet import optimizers
 from hybrid_imagenet.optimizers.hybrid import Hybrid
 from hybrid_imagenet.optimizers.lars import LARS
 from hybrid_imagenet.optimizers.sgd import SGD
@@ -47,11 +46,3 @@ def test_hybrid_decays_in_the_phases_that_it_would(in_warmup):
                 decay_decoupled(layer, DECAY, rate, PEAK)
         oracle.step(grads, rate)
     assert_close(runner.weights(), layers)
-
-
-@pytest.mark.parametrize("name", ["sgd", "lars", "hybrid"])
-def test_it_is_kept_in_the_configuration(name):
-    made = optimizers.create(name, weight_decay=0.5, decoupled_decay=True)
-    again = type(made).from_config(made.get_config())
-    assert again.decoupled == 0.5
-    assert again.decay == 0.0

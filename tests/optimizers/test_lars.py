@@ -56,8 +56,3 @@ def test_a_rate_of_zero_changes_nothing():
         runner.step()
         for a, b in zip(before, runner.weights(), strict=True):
             np.testing.assert_array_equal(a, b)
-
-
-def test_a_variant_that_does_not_exist_is_named():
-    with pytest.raises(ValueError, match="lars"):
-        LARS(variant="lars")
