@@ -248,9 +248,8 @@ def sentence(found: Sequence[Verdict]) -> str:
         return "There is no statement to test."
     if not papers:
         return f"No paper makes a statement about this. Of {_counted(found)}."
-    found = papers
-    count = collections.Counter(verdict.outcome for verdict in found)
-    if count[SEEN] == len(found):
+    count = collections.Counter(verdict.outcome for verdict in papers)
+    if count[SEEN] == len(papers):
         start = "The paper's result appeared"
     elif count[SEEN]:
         start = "The paper's result appeared in part"
@@ -258,7 +257,7 @@ def sentence(found: Sequence[Verdict]) -> str:
         start = "The paper's result did not appear"
     else:
         start = "These runs decide nothing"
-    return f"{start}: of {_counted(found)}."
+    return f"{start}: of {_counted(papers)}."
 
 
 def _counted(found: Sequence[Verdict]) -> str:

@@ -21,6 +21,7 @@ COLUMNS = (
     *("train_top1", "skipped_steps", "paper_top1", "paper_epochs", "val_top1_by_epoch", "train_top1_by_epoch"),
     *("flags", "reason"),
 )
+_OF_SUMMARY = ("val_top1", "best_val_top1", "val_loss", "train_top1", "skipped_steps")
 
 
 def to_csv(study: Study, arms: Sequence[ArmResults], extra: Sequence[str] = ()) -> str:
@@ -36,13 +37,9 @@ def to_csv(study: Study, arms: Sequence[ArmResults], extra: Sequence[str] = ()) 
                     "arm": found.arm.name,
                     "seed": seed,
                     "status": result.status,
-                    "val_top1": _exact(result.summary.get("val_top1")),
-                    "best_val_top1": _exact(result.summary.get("best_val_top1")),
+                    **{key: _exact(result.summary.get(key)) for key in _OF_SUMMARY},
                     "epochs_to_target": _exact(results.value(result, "epochs", found.target)),
                     "target": found.target,
-                    "val_loss": _exact(result.summary.get("val_loss")),
-                    "train_top1": _exact(result.summary.get("train_top1")),
-                    "skipped_steps": _exact(result.summary.get("skipped_steps")),
                     "paper_top1": _exact(found.arm.top1),
                     "paper_epochs": _exact(found.arm.epochs),
                     "val_top1_by_epoch": _series(result, "val_top1"),
@@ -122,10 +119,10 @@ def _table(study: Study, arms: Sequence[ArmResults]) -> Iterator[str]:
         row = [
             arm.label,
             *([arm.chosen or "-"] if with_chosen else []),
-            _accuracy(found.estimate("top1")),
-            _accuracy(found.estimate("best")),
+            _mean(found.estimate("top1"), ".2f", 100, " %"),
+            _mean(found.estimate("best"), ".2f", 100, " %"),
             _epochs(found),
-            *([_number(found, "updates")] if with_updates else []),
+            *([_mean(found.estimate("updates"), ",.0f")] if with_updates else []),
             _runs(found),
             "-" if arm.top1 is None else ("about " if arm.about else "") + percent(arm.top1),
         ]
@@ -140,11 +137,11 @@ def percent(fraction: float, digits: int = 2) -> str:
     return f"{100 * fraction:.{digits}f} %"
 
 
-def _accuracy(found: Estimate | None) -> str:
+def _mean(found: Estimate | None, form: str, scale: float = 1.0, unit: str = "") -> str:
     if found is None:
         return "-"
-    spread = "" if found.half_width is None else f" ± {100 * found.half_width:.2f}"
-    return f"{100 * found.mean:.2f}{spread} %"
+    spread = "" if found.half_width is None else f" ± {scale * found.half_width:{form}}"
+    return f"{scale * found.mean:{form}}{spread}{unit}"
 
 
 def _epochs(found: ArmResults) -> str:
@@ -152,16 +149,7 @@ def _epochs(found: ArmResults) -> str:
     count = len(found.finished)
     if reached is None:
         return "not reached" if count else "-"
-    spread = "" if reached.half_width is None else f" ± {reached.half_width:.1f}"
-    missed = f" ({reached.count} of {count} runs)" if reached.count < count else ""
-    return f"{reached.mean:.1f}{spread}{missed}"
-
-
-def _number(found: ArmResults, metric: str) -> str:
-    known = found.estimate(metric)
-    if known is None:
-        return "-"
-    return f"{known.mean:,.0f}" + ("" if known.half_width is None else f" ± {known.half_width:,.0f}")
+    return _mean(reached, ".1f", unit=f" ({reached.count} of {count} runs)" if reached.count < count else "")
 
 
 def _runs(found: ArmResults) -> str:
