@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
@@ -121,14 +121,11 @@ def refused(settings: dict, hosts_of_ranks: list | None = None) -> str | None:
         return message(comm.start, Settings(**settings))
 
 
-@contextlib.contextmanager
-def _as_if_on(hosts_of_ranks: list | None) -> Iterator[None]:
+def _as_if_on(hosts_of_ranks: list | None) -> contextlib.AbstractContextManager:
     """Each rank takes itself to be on the named host."""
-    if hosts_of_ranks:
-        with mock.patch.object(hosts, "key", lambda: [hosts_of_ranks[placement().rank], ""]):
-            yield
-    else:
-        yield
+    if not hosts_of_ranks:
+        return contextlib.nullcontext()
+    return mock.patch.object(hosts, "key", lambda: [hosts_of_ranks[placement().rank], ""])
 
 
 def sets(settings: dict, others: list, hosts_of_ranks: list | None) -> dict:
