@@ -105,5 +105,4 @@ def flags(way: Way) -> str:
 
 
 def _link(link: Link) -> str:
-    bandwidth = f"{1e-9 / link.seconds_per_byte:.3g} GB/s" if link.seconds_per_byte else "unlimited"
-    return f"{bandwidth} and {1e6 * link.latency:.3g} us a hop"
+    return f"{1e-9 / link.seconds_per_byte:.3g} GB/s and {1e6 * link.latency:.3g} us a hop"
