@@ -60,7 +60,8 @@ def lock(directory: Path, flags: int = os.O_CREAT) -> IO[bytes]:
       BlockingIOError: if another process holds it.
       OSError: if the file cannot be opened.
     """
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_NONBLOCK | flags, 0o666)  # FIFOs do not wait
+    safe = os.O_NONBLOCK | os.O_NOFOLLOW  # a FIFO is not waited for, and another file than this not written
+    descriptor = os.open(directory / "lock", os.O_RDWR | safe | flags, 0o666)
     file = os.fdopen(descriptor, "rb+", buffering=0)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,7 +125,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UserError(f"{path}: is empty, cut or not JSON; restore it from a copy") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: not a JSON object; restore it from a copy")

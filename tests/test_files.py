@@ -48,7 +48,7 @@ def test_several_may_write_one_file_at_once(tmp_path):
     assert list(tmp_path.iterdir()) == [target]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100000])
 def test_a_file_that_cannot_be_made_again_is_refused(tmp_path, content):
     path = tmp_path / "config.json"
     path.write_bytes(content)

@@ -229,7 +229,7 @@ class CheckpointStore(CheckpointFolder):
     def _write(self, step: int, arrays: Arrays, meta: Mapping[str, Any]) -> None:
         try:
             self.directory.mkdir(exist_ok=True)  # not its parents: a run directory that was deleted stays so
-            for leftover in self.directory.glob(".*.tmp"):
+            for leftover in self.directory.glob(".step-*.tmp"):
                 with contextlib.suppress(OSError):
                     leftover.unlink()
             path = self.directory / f"step-{step:09d}.npz"

@@ -67,7 +67,7 @@ def peak(config: RunConfig) -> Peak | None:
 def tuned(config: RunConfig, batch: int) -> float:
     """The relative step that the configuration's method is known to train ImageNet with at a batch."""
     relative_rate = OPTIMIZERS[config.optimizer].relative_rate
-    return relative_step.published_lamb(batch) if relative_rate else relative_step.tuned(batch)
+    return relative_step.published_lamb(batch) if relative_rate else mlperf.tuned_step(batch)
 
 
 def line(config: RunConfig) -> str | None:
@@ -91,7 +91,10 @@ def line(config: RunConfig) -> str | None:
 def forecast(config: RunConfig, num_examples: int) -> str | None:
     """When LARS would have 70, 74 and 75 % on ImageNet, in one line; None for other networks, data and optimizers."""
     top, other = peak(config), OPTIMIZERS[config.optimizer].relative_rate
-    if config.model != "resnet50" or num_examples != mlperf.TRAIN_IMAGES or top is None or other:
+    if num_examples != mlperf.TRAIN_IMAGES or top is None or other:
+        return None
+    network = (config.model, config.model_width, config.image_size, config.freeze, config.max_steps)
+    if network != ("resnet50", 64, 224, (), None) or config.num_classes not in (None, 1000):
         return None
     schedule, stages = schedules.create(**schedule_arguments(config)), batches(config)
     reached: dict[float, int] = {}

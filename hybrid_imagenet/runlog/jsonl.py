@@ -145,7 +145,7 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             record = json.loads(line)
             if not isinstance(record, dict):
                 raise ValueError("not an object")
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(lines):  # no newline after it: the writer was cut off in the middle
                 break
             raise UserError(f"{path}, line {number}: not a JSON object; remove the line") from None

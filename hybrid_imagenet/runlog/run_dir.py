@@ -39,11 +39,11 @@ class RunDirectory:
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _acquire(path, os.O_CREAT)
+            self.resumed = _check_content(path, resume=resume)
             self._lock.truncate(0)
             self._lock.write(f"{socket.gethostname()} {os.getpid()}\n".encode())  # for `hybrid-imagenet stop`
         except OSError as error:
             raise _unusable(path, error) from None
-        self.resumed = _check_content(path, resume=resume)
 
     def release(self) -> None:
         """Gives up the lock."""

@@ -37,6 +37,7 @@ def summarize(
     targets: Sequence[float] = (0.75, 0.759),
     single_gpu_images_per_second: float | None = None,
     wall_seconds: float | None = None,
+    steps: int | None = None,
     **facts: Any,
 ) -> dict[str, Any]:
     """Summarizes a run.
@@ -48,6 +49,7 @@ def summarize(
       targets: top-1 fractions; `epochs_to_target` speaks of the first. Top-5 93 % is always added.
       single_gpu_images_per_second: the speed of one rank alone, from a 1-rank run or a calibration; None if unknown.
       wall_seconds: of the whole run; by default `seconds` of the last record.
+      steps: of the whole run; by default `step` of the last record.
       facts: further entries that are stored as they are.
 
     Returns:
@@ -60,6 +62,7 @@ def summarize(
     finished = _last(epochs, "epoch") or 0
     seconds = wall_seconds if wall_seconds is not None else _last(records, "seconds")
     steady = steady_throughput(epochs)
+    causes = time_by_cause(epochs, seconds, single_gpu_images_per_second, world_size)
     if single_gpu_images_per_second is None and world_size == 1:
         single_gpu_images_per_second = steady
     efficiency = None
@@ -74,7 +77,7 @@ def summarize(
         "best_epoch": best_epoch,
         "epochs": finished,
         "lost_epochs": lost_epochs(epochs, finished),
-        "steps": _last(records, "step") or 0,
+        "steps": steps if steps is not None else _last(records, "step") or 0,
         "target": targets[0] if targets else None,
         "epochs_to_target": hits[0]["epochs"] if targets else None,
         "images_per_second": mean_throughput(epochs),
@@ -89,7 +92,7 @@ def summarize(
         "single_gpu_images_per_second": single_gpu_images_per_second,
         "scaling_efficiency": efficiency,
         "targets": hits,
-        "time_by_cause": time_by_cause(epochs, seconds, single_gpu_images_per_second, world_size),
+        "time_by_cause": causes,
     }
     return clean({**facts, **values})
 
@@ -207,11 +210,14 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     split = "on the tuning images: " if summary.get("val_split") == "tuning" else ""
     best_epoch = f"{summary['best_epoch']:g}" if summary["best_epoch"] else "-"
     top5 = f", top-5 {_percent(summary['val_top5'])}" if (summary.get("num_classes") or _IMAGENET_CLASSES) > 5 else ""
-    text = [
+    results = (
         f"{split}top-1 {_percent(summary['val_top1'])} (best {_percent(summary['best_val_top1'])} in epoch "
-        f"{best_epoch}){top5} after {_epochs(summary)}",
+        f"{best_epoch}){top5} after {_epochs(summary)}"
+    )
+    text = [
+        results if best_epoch != "-" else f"nothing validated after {counted(summary['steps'], 'step')}",
         f"{_number(summary['images_per_second'])} images/s on {counted(summary['world_size'], 'rank')}, "
-        f"{duration(summary['wall_seconds'])} in all",
+        f"{duration(summary['wall_seconds'])} in training and validation",
     ]
     if summary.get("scaling_efficiency") and summary["world_size"] > 1:
         text.append(

@@ -67,12 +67,13 @@ class DivergedError(NumericsError):
     """Training has diverged; all ranks raise it at the same step.
 
     Attributes:
-      loss: the loss over all ranks that is too high or not finite.
+      step: the first one that had diverged.
+      loss: its loss over all ranks, which is too high or not finite.
     """
 
-    def __init__(self, message: str, loss: float):
+    def __init__(self, message: str, step: int, loss: float):
         super().__init__(message)
-        self.loss = loss
+        self.step, self.loss = step, loss
 
 
 class DivergenceGuard:
@@ -119,4 +120,5 @@ class DivergenceGuard:
         if raised:
             step, loss = min(raised, key=lambda alarm: alarm[0])
             why = f"above 100 times that of guesses, {self._highest:.4g}" if math.isfinite(loss) else "not finite"
-            raise DivergedError(f"step {self._began + step}: the loss is {loss:.4g}, {why}: {_REMEDY}", loss)
+            step += self._began
+            raise DivergedError(f"step {step}: the loss is {loss:.4g}, {why}: {_REMEDY}", step, loss)

@@ -168,7 +168,7 @@ class Recording:
         """Writes and shows the record of an epoch."""
         self._show({"kind": "epoch", **record}, self.view.epoch)
 
-    def finish(self, *, world_size: int, train_images: int, seconds: float, stop: str) -> None:
+    def finish(self, *, world_size: int, train_images: int, seconds: float, steps: int, stop: str) -> None:
         """Closes metrics.jsonl, writes summary.json, and shows the summary."""
         if self._directory is None or self.writer is None:
             return
@@ -179,6 +179,7 @@ class Recording:
             images_per_epoch=train_images,
             targets=self._config.target_top1,
             wall_seconds=seconds,
+            steps=steps,
             single_gpu_images_per_second=self._config.single_gpu_throughput,
             stop=stop or "finished",
             run_dir=str(self._directory.path),

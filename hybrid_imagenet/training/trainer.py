@@ -98,7 +98,7 @@ class Trainer:
                 self._profiler.finish()
             self.saver.finish()
         except DivergedError as error:
-            parts.recording.diverged(parts.state.step, parts.state.seconds, error.loss)
+            parts.recording.diverged(error.step, parts.state.seconds, error.loss)
             parts.recording.interrupt()
             raise
         finally:
@@ -112,6 +112,7 @@ class Trainer:
             world_size=parts.communicator.size,
             train_images=parts.data.source.num_examples,
             seconds=parts.state.seconds,
+            steps=parts.state.step,
             stop=parts.state.stop,
         )
         return parts.state.stop

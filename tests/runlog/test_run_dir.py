@@ -27,6 +27,16 @@ def test_a_directory_with_other_files_is_refused(tmp_path):
             RunDirectory(tmp_path, resume=resume)
 
 
+def test_a_lock_that_leads_to_another_file_is_not_written(tmp_path):
+    other = tmp_path / "thesis.txt"
+    other.write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").symlink_to(other)
+    with pytest.raises(UserError, match="give a directory that can be written"):
+        RunDirectory(tmp_path / "run", resume=False)
+    assert other.read_text() == "mine"
+
+
 def test_free_and_newest_names(tmp_path):
     base = tmp_path / "hybrid-digits"
     assert free_name(base) == newest_name(base) == base

@@ -83,16 +83,19 @@ def test_time_by_cause_adds_up_to_the_wall_time():
     assert causes["evaluation"] == 8
     assert "checkpoints" not in causes
     assert sum(causes.values()) == pytest.approx(result["wall_seconds"])
-    unknown = summarized()["time_by_cause"]
-    assert "computation" not in unknown
-    assert sum(unknown.values()) == pytest.approx(32)
+    for ranks in (1, 2):  # the speed of a run of one rank is no measure of what it lost
+        unknown = summarized(world_size=ranks)["time_by_cause"]
+        assert "computation" not in unknown
+        assert sum(unknown.values()) == pytest.approx(32)
 
 
 def test_run_that_ended_before_its_first_epoch():
     result = summarized([{"kind": "step", "step": 3, "seconds": 1.5}])
     assert (result["epochs"], result["steps"], result["val_top1"], result["wall_seconds"]) == (0, 3, None, 1.5)
     assert summarized([])["wall_seconds"] is None
-    assert all(isinstance(line, str) for line in summary.lines(result))
+    assert summary.lines(result)[0] == "nothing validated after 3 steps"
+    saved = summarized([{"kind": "step", "step": 3}], steps=5)  # its last two have no record
+    assert summary.lines(saved)[0] == "nothing validated after 5 steps"
 
 
 def test_printed_lines_name_what_counts():

@@ -98,5 +98,6 @@ def test_a_step_is_looked_at_once():
     assert len(asked) == 1
     state.step = 9
     alarms.pop(0)
-    with pytest.raises(DivergedError, match="step 7: the loss is nan, not finite"):
+    with pytest.raises(DivergedError, match="step 7: the loss is nan, not finite") as raised:
         watch.look()
+    assert raised.value.step == 7

@@ -17,7 +17,14 @@ def resumed(tmp_path, flags, origins, *arguments):
     return config.resolve([f"--run_dir={tmp_path}", "--resume", *arguments], 24)
 
 
-OLD = {"optimizer": "hybrid", "lars_eta": 0.001, "hybrid_handover": "rescale", "momentum": 0.8, "lr": 7.0}
+OLD = {
+    "recipe": "hybrid",
+    "optimizer": "hybrid",
+    "lars_eta": 0.001,
+    "hybrid_handover": "rescale",
+    "momentum": 0.8,
+    "lr": 7.0,
+}
 
 
 def test_options_that_nobody_sets_are_those_of_the_run(tmp_path):
@@ -56,7 +63,7 @@ def test_a_recipe_that_has_changed_since_does_not_act(tmp_path, capsys):
     preflight.run(found, disk=False)
     assert "--eval_every_epochs is not used: the recipe has" in capsys.readouterr().err
     assert resumed(tmp_path, old, origins, "--recipe=flash_b").label_smoothing == new.label_smoothing
-    with pytest.raises(UserError, match="--lr_schedule=cosine, and the recipe is flash_a now: give"):
+    with pytest.raises(UserError, match="--lr_schedule=cosine, and the recipe is sony_a now: give"):
         resumed(tmp_path, old | {"lr_schedule": "cosine"}, origins | {"lr_schedule": "recipe"}, "--recipe=flash_a")
 
 

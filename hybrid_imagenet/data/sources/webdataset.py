@@ -195,7 +195,7 @@ def _listed(directory: Directory, split: str) -> _Files | None:
         splits = json.loads(text)["splits"]
         entry = next(splits[known] for known in listing.SPLIT_NAMES[split] if known in splits)
         files, sizes = [str(file) for file in entry["filenames"]], [int(size) for size in entry["shard_lengths"]]
-    except (ValueError, KeyError, TypeError, StopIteration) as error:
+    except (ValueError, KeyError, TypeError, StopIteration, RecursionError) as error:
         raise UserError(
             f"{directory.where(_INFO)}: does not list the files of {split} with their shard_lengths ({error!r})"
         ) from None

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from hybrid_imagenet.numerics import relative_step
+from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.tools.report.load import Run
 from hybrid_imagenet.tools.report.svg import COLORS, Chart, Series
 
@@ -127,7 +127,7 @@ def relative_steps(runs: Sequence[Run]) -> Chart | None:
     for run in runs:
         for record in run.epochs:
             if record.get("relative_step") is not None and record.get("global_batch"):
-                step = relative_step.tuned(record["global_batch"])
+                step = mlperf.tuned_step(record["global_batch"])
                 tuned.setdefault(record["global_batch"], []).append((float(record["epoch"]), step))
     for batch, points in sorted(tuned.items()):
         xs, ys = zip(*sorted(set(points)), strict=True)

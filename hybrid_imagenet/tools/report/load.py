@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import os
 import pathlib
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ class Run:
     """A run: `flags` are its settings, `environment` versions and hardware, `steps` and `epochs` its records.
 
     `origins` tells what set each flag; `state` is one of `runlog.state`; `diverged` is the record of its divergence, if
-    that has ended it; `images` holds the arrays of `Validation.image_results`, where they can be read.
+    that has ended it.
     """
 
     name: str
@@ -38,7 +39,11 @@ class Run:
     state: str
     origins: dict[str, str]
     diverged: dict[str, Any] | None
-    images: dict[str, npt.NDArray[Any]] | None = None
+
+    @functools.cached_property
+    def images(self) -> dict[str, npt.NDArray[Any]] | None:
+        """The arrays of `Validation.image_results`, where they can be read."""
+        return readable(lambda: dict(np.load(self.path / "image_results.npz", allow_pickle=False)))
 
     @property
     def following(self) -> str:
@@ -136,7 +141,6 @@ def load(path: str | os.PathLike[str]) -> Run:
         state=name,
         origins=dict(config.get("origins", {})),
         diverged=records[-1] if name == state.DIVERGED else None,
-        images=readable(lambda: dict(np.load(directory / "image_results.npz", allow_pickle=False))),
     )
 
 
