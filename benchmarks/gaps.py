@@ -9,7 +9,6 @@ the GPU's own.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,14 +25,13 @@ _LISTED = 10
 def main(argv: Sequence[str]) -> int:
     """Profiles steps, prints the gaps and writes --json."""
     parser = command_line.Parser(prog="python -m benchmarks gaps", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--steps", type=int, default=8, help="steps to profile (%(default)s)")
+    parser.add_argument("--steps", type=command_line.positive, default=8, help="steps to profile (%(default)s)")
     parser.add_argument("--json", help="file for the result")
     words, flags = scaling.split(argv)
     options: argparse.Namespace = parser.parse_args(words)
     found = _profiled(options.steps, flags)
     print(text(found))
-    if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+    command_line.write_json(options.json, found)
     return EXIT_OK
 
 

@@ -11,10 +11,8 @@ medians over the rounds. Afterwards the loop saves a checkpoint while it continu
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from hybrid_imagenet import comm
@@ -39,15 +37,16 @@ def main(argv: Sequence[str]) -> int:
 
         report = measure(config, communicator, options.steps, options.rounds)
     print_report(report)
-    if options.json:
-        Path(options.json).write_text(json.dumps(report, indent=2) + "\n")
+    command_line.write_json(options.json, report)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser(prog="python -m benchmarks loop", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--steps", type=int, default=10, help="steps per turn, and between records (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each (%(default)s)")
+    parser.add_argument(
+        "--steps", type=command_line.positive, default=10, help="steps per turn, and between records (%(default)s)"
+    )
+    parser.add_argument("--rounds", type=command_line.positive, default=3, help="turns of each (%(default)s)")
     parser.add_argument("--json", help="file for the result")
     return parser
 

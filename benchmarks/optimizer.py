@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
-import pathlib
 import platform
 import statistics
 import time
@@ -109,8 +107,10 @@ def implementations(grads: Sequence[tf.Variable], weights: Sequence[Any]) -> lis
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Reads the command line."""
     parser = command_line.Parser(prog="python -m benchmarks optimizer", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=20, help="updates of each implementation")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of TensorFlow")
+    parser.add_argument("--rounds", type=command_line.positive, default=20, help="updates of each implementation")
+    parser.add_argument(
+        "--threads", type=command_line.positive, default=len(os.sched_getaffinity(0)), help="threads of TensorFlow"
+    )
     parser.add_argument("--json", help="file for the result")
     return parser.parse_args(argv)
 
@@ -134,8 +134,7 @@ def main(argv: Sequence[str]) -> int:
             implementation.run()
     report = summarize(running, options.threads)
     print_table(report)
-    if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(report, indent=2) + "\n")
+    command_line.write_json(options.json, report)
     return 0
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.errors import counted
+from hybrid_imagenet.tools import command_line
 
 PEER = Path(__file__).parent / "peers" / "scaling_horovod.py"
 
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     rows = scaling.measured(options, flags)
     peers = [peer_job(ranks, options, flags) for ranks in scaling.counts(options.ranks) if options.peers]
     print_peers(rows, peers)
-    scaling.write(options, rows + peers)
+    command_line.write_json(options.json, rows + peers)
     return 0
 
 
@@ -47,7 +48,8 @@ def peer_job(ranks: int, options: argparse.Namespace, flags: Sequence[str]) -> s
         "threads": options.threads or max(1, len(os.sched_getaffinity(0)) // ranks),
         **{name: getattr(options, name) for name in ("steps", "rounds", "classes")},
     }
-    return scaling.job([str(PEER), json.dumps(settings)], ranks, options)
+    command = scaling.command([json.dumps(settings)], ranks, options.hosts, options, str(PEER))
+    return scaling.launch(command, ranks, options.timeout)[0]
 
 
 def print_peers(rows: Sequence[scaling.Row], peers: Sequence[scaling.Row]) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import json
 import os
 import re
 import shlex
@@ -62,8 +61,7 @@ def main(argv: Sequence[str]) -> int:
     )
     for name, seconds in stages.items():
         print(f"{name:<28} {seconds:>8.1f} s")
-    if options.json:
-        Path(options.json).write_text(json.dumps(report, indent=2) + "\n")
+    command_line.write_json(options.json, report)
     return 0
 
 
@@ -73,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         "--launcher",
         help="what starts the ranks, such as `horovodrun -np 2` or `hybrid-imagenet run -np 2 --` (launch/local.sh)",
     )
-    parser.add_argument("--rounds", type=int, default=1, help="launches of each kind (%(default)s)")
+    parser.add_argument("--rounds", type=command_line.positive, default=1, help="launches of each kind (%(default)s)")
     parser.add_argument("--timeout", type=float, default=300, help="seconds to wait for a first step (%(default)s)")
     parser.add_argument("--json", help="file for the result")
     return parser

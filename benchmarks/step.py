@@ -108,16 +108,20 @@ class Implementation:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Reads the command line."""
     parser = command_line.Parser(prog="python -m benchmarks step", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--batch", type=int, default=16, help="images per step")
-    parser.add_argument("--image_size", type=int, default=224, help="pixels")
+    parser.add_argument("--batch", type=command_line.positive, default=16, help="images per step")
+    parser.add_argument("--image_size", type=command_line.positive, default=224, help="pixels")
     parser.add_argument("--model", default="resnet50", choices=sorted(DEPTHS), help="network")
-    parser.add_argument("--model_width", dest="width", type=int, default=WIDTH, help="channels of the first stage")
+    parser.add_argument(
+        "--model_width", dest="width", type=command_line.positive, default=WIDTH, help="channels of the first stage"
+    )
     parser.add_argument("--stem", default="imagenet", choices=STEMS, help="first layers")
-    parser.add_argument("--num_classes", type=int, default=1000, help="classes")
+    parser.add_argument("--num_classes", type=command_line.positive, default=1000, help="classes")
     parser.add_argument("--precision", default="mixed_bfloat16", choices=("float32", "mixed_float16", "mixed_bfloat16"))
-    parser.add_argument("--steps", type=int, default=3, help="steps per turn")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each implementation")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads per implementation")
+    parser.add_argument("--steps", type=command_line.positive, default=3, help="steps per turn")
+    parser.add_argument("--rounds", type=command_line.positive, default=5, help="turns of each implementation")
+    parser.add_argument(
+        "--threads", type=command_line.positive, default=len(os.sched_getaffinity(0)), help="threads per implementation"
+    )
     parser.add_argument("--peers", default="keras,torch", help=f"comma-separated: {', '.join(PEERS)}")
     parser.add_argument(
         "--torch_python", default=sys.executable, help="interpreter that has PyTorch or JAX (default: this one)"
@@ -153,8 +157,7 @@ def main(argv: Sequence[str]) -> int:
             implementation.end()
     report = summarize(running, settings)
     print_table(report)
-    if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(report, indent=2) + "\n")
+    command_line.write_json(options.json, report)
     return 0
 
 

@@ -70,7 +70,7 @@ def _parser() -> command_line.Parser:
     )
     parser.add_argument(
         "--images_per_second",
-        type=float,
+        type=command_line.above_zero,
         default=1800.0,
         help="throughput of a run, for the hours printed before it starts (%(default)s)",
     )

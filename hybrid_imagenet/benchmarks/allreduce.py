@@ -1,6 +1,6 @@
 """Measures time and bus bandwidth of the all-reduce algorithms by size, beside MPI_Allreduce of the same bytes.
 
-    horovodrun -np 2 hybrid-imagenet bench allreduce --sizes=64K,1M,64M --algorithms=ring,torus
+    hybrid-imagenet run -np 2 --module=hybrid_imagenet.benchmarks -- allreduce --sizes=1M,64M --algorithms=ring,torus
 
 A size is the size of a gradient in FP32. With a compression, the time includes the casts from FP32 and back, and fewer
 bytes travel. As in nccl-tests, bandwidth counts the bytes that travel: busbw = bytes / time * 2 (p - 1) / p for p
@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import re
 import statistics
 import time
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from hybrid_imagenet import comm
 from hybrid_imagenet.analysis import cost_model
@@ -42,12 +40,14 @@ def main(argv: Sequence[str]) -> int:
     engines = _start(options)
     communicator = next(iter(engines.values()))
     if communicator.size == 1:
-        raise UserError("allreduce needs at least two ranks: start with horovodrun -np 2 (or more) python -m ...")
+        raise UserError(
+            "allreduce needs at least two ranks: start it as hybrid-imagenet run -np 2 "
+            "--module=hybrid_imagenet.benchmarks -- allreduce"
+        )
     rows = measure(engines, options)
     if communicator.rank == 0:
-        if options.json:
-            Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
         print(table(rows, communicator))
+        command_line.write_json(options.json, rows)
     for ranks in engines.values():
         ranks.shutdown()
     return 0

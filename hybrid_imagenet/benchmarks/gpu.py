@@ -25,7 +25,7 @@ from hybrid_imagenet import config as configuration
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.comm import nccl_log
-from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError, without_secrets
+from hybrid_imagenet.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError, without_secrets
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.doctor import command as doctor
 from hybrid_imagenet.tools.doctor.checks import PASS
@@ -34,6 +34,7 @@ _BATCHES = {"p40": 128}  # images per GPU, as in the publications; 256 on the ot
 _ENOUGH = 0.9  # of the published speed; published figures differ by as much
 _NOTICED = 0.05  # of a step
 _NO_GPU = "no host has a GPU: only the doctor's part was done; --allow_cpu continues with CPU figures"
+_INTERRUPTED = "interrupted"
 Row = dict[str, Any]
 
 
@@ -45,12 +46,13 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(words)
     report = climb(options, flags)
     text = "\n".join(_lines(report))
-    _write(report, text, Path(options.out))
     print(text)
-    print(f"report: {options.out}/report.json")
+    if report["rungs"] or not (Path(options.out) / "report.json").exists():  # else an earlier report is worth more
+        _write(report, text, Path(options.out))
+        print(f"report: {options.out}/report.json")
     if report["error"]:
         print(f"error: {report['error']}", file=sys.stderr)
-        return EXIT_USAGE
+        return EXIT_INTERRUPTED if report["error"] == _INTERRUPTED else EXIT_USAGE
     return EXIT_OK
 
 
@@ -68,10 +70,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         "bench gpu", (__doc__ or "").split("\n")[0], epilog="Words after -- are flags of the training program."
     )
     parser.add_argument("-H", "--hosts", default="localhost", metavar="HOST:SLOTS,...", help="(this host, all GPUs)")
-    parser.add_argument("--ssh_port", type=int, help="port of sshd on the hosts")
-    parser.add_argument(
-        "--network_interfaces", dest="interface", default="", help="network interface that the run will use"
-    )
+    scaling.add_network(parser)
     parser.add_argument("--out", default="gpu-report", help="directory for the report (%(default)s)")
     parser.add_argument("--steps", type=command_line.positive, default=20, help="steps per round (%(default)s)")
     parser.add_argument("--rounds", type=command_line.positive, default=3, help="rounds that count (%(default)s)")
@@ -97,12 +96,14 @@ def climb(options: argparse.Namespace, flags: Sequence[str]) -> Row:
         _climb(report, options, flags)
     except UserError as error:
         report["error"] = str(error)
+    except (KeyboardInterrupt, SystemExit):  # by Ctrl-C or SIGTERM
+        report["error"] = _INTERRUPTED
     return report
 
 
 def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str]) -> None:
     print("1. the doctor", flush=True)
-    facts, findings = doctor.examine(doctor.parse_arguments(["-H", options.hosts, *_network(options)]))
+    facts, findings = doctor.examine(doctor.parse_arguments(["-H", options.hosts, *scaling.network(options)]))
     report["facts"], report["findings"] = dict(facts), [dataclasses.asdict(finding) for finding in findings]
     first, slots = _slots(options.hosts, facts)
     gpu = next(iter(facts[first]["gpus"]), None)
@@ -122,11 +123,6 @@ def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str]) -> No
         everywhere = ",".join(f"{name}:{count}" for name, count in slots.items())
         report["rungs"]["cluster"] = measure(sum(slots.values()), everywhere, flags, options)
     report["notes"] = list(_notes(report))
-
-
-def _network(options: argparse.Namespace) -> list[str]:
-    port = [f"--ssh_port={options.ssh_port}"] if options.ssh_port else []
-    return port + ([f"--network_interfaces={options.interface}"] if options.interface else [])
 
 
 def _slots(text: str, facts: Mapping[str, Any]) -> tuple[str, dict[str, int]]:
@@ -153,11 +149,7 @@ def measure(ranks: int, hosts: str, flags: Sequence[str], options: argparse.Name
     Raises:
       UserError: if the job fails or takes longer than --timeout.
     """
-    launcher: list[str] = []
-    if ranks > 1 or not hosts.startswith("localhost:"):
-        launcher = ["-m", "hybrid_imagenet", "run", "-np", str(ranks), "-H", hosts, *_network(options)]
-        launcher += ["--module=hybrid_imagenet.benchmarks", "--"]
-    words = [sys.executable, *(launcher or ["-m", "hybrid_imagenet.benchmarks"]), *scaling.worker(options, flags)]
+    words = scaling.command(scaling.worker(options, flags), ranks, hosts, options)
     row, said = scaling.launch(words, ranks, options.timeout, os.environ | {"NCCL_DEBUG": "INFO"})
     return row | ({"transport": str(nccl_log.read(said))} if ranks > 1 else {})
 

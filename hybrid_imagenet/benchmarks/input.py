@@ -10,19 +10,19 @@ prepared shards of two sizes.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from hybrid_imagenet import data
 from hybrid_imagenet.benchmarks import _photographs
 from hybrid_imagenet.comm.quiet import import_tensorflow
 from hybrid_imagenet.errors import EXIT_OK, UserError
+from hybrid_imagenet.numerics.augment import AUGMENTATIONS
 from hybrid_imagenet.tools import command_line
+from hybrid_imagenet.tools.command_line import positive
 
 _WARM_UP = 3  # batches
 
@@ -35,10 +35,8 @@ def main(argv: list[str]) -> int:
 
 
 def write(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    """Writes rows and the machine to --json, if that is given."""
-    if arguments.json:
-        report = {"machine": _machine(), "threads": arguments.threads, "batch": arguments.batch, "rows": rows}
-        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
+    """Writes rows, the machine and the options to --json, if that is given."""
+    command_line.write_json(arguments.json, {**vars(arguments), "machine": _machine(), "rows": rows})
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,11 +45,13 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--source", help="dataset, as in training (default: generated photographs)")
     found.add_argument("--data_dir", help="where the source lies")
     found.add_argument("--data_cache_dir", help="for copies of the files of a URL")
-    found.add_argument("--augmentation", default="inception", help="(%(default)s)")
-    found.add_argument("--image_size", type=int, default=224, help="pixels (%(default)s)")
-    found.add_argument("--batch", type=int, default=64, help="images (%(default)s)")
-    found.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="decoding threads (%(default)s)")
-    found.add_argument("--seconds", type=float, default=10, help="length of each measurement (%(default)s)")
+    found.add_argument("--augmentation", default="inception", choices=AUGMENTATIONS, help="(%(default)s)")
+    found.add_argument("--image_size", type=positive, default=224, help="pixels (%(default)s)")
+    found.add_argument("--batch", type=positive, default=64, help="images (%(default)s)")
+    found.add_argument("--threads", type=positive, default=os.cpu_count() or 1, help="decoding threads (%(default)s)")
+    found.add_argument(
+        "--seconds", type=command_line.above_zero, default=10, help="length of each measurement (%(default)s)"
+    )
     found.add_argument("--json", help="file for the results")
     return found
 
@@ -97,7 +97,7 @@ def _ours(
         try:
             dali.check(None)
         except UserError as error:
-            return {"name": f"hybrid_imagenet: {title}", "error": f"did not run: {error}"}
+            return {"name": title, "error": f"did not run: {error}"}
     source = data.open_source(name, data_dir, cache_dir=arguments.data_cache_dir)
     _, elements = _endless(source, arguments, decoder)
     before = source.reads.bytes_read, source.reads.operations
@@ -106,7 +106,7 @@ def _ours(
     while (seconds := time.perf_counter() - start) < arguments.seconds:
         next(elements)
         images += arguments.batch
-    row = row_of(f"hybrid_imagenet: {title}", images, seconds, time.process_time() - cpu, arguments.threads)
+    row = row_of(title, images, seconds, time.process_time() - cpu, arguments.threads)
     return row | {
         "bytes_per_second": (source.reads.bytes_read - before[0]) / seconds,
         "operations_per_second": (source.reads.operations - before[1]) / seconds,

@@ -2,11 +2,11 @@
 
     hybrid-imagenet bench scaling --ranks=1,2 -- --flagfile=flags/digits.flags
 
-starts a job for each number of ranks; flags of the training program follow `--`. Each rank holds one batch of
-random images in memory, so reading and decoding do not count. Every round times some full steps, then the same number
-of steps without a reduction of gradients. All ranks run both, so cores, memory and power are shared alike. The
-difference is the exposed communication. Times are medians over rounds, on the slowest rank. Efficiency is throughput
-per rank divided by the smallest job's (Lu et al., Tables 3.2 and 3.3).
+starts a job for each number of ranks, on the hosts of -H in their order; flags of the training program follow `--`.
+Each rank holds one batch of random images in memory, so reading and decoding do not count. Every round times some full
+steps, then the same number of steps without a reduction of gradients. All ranks run both, so cores, memory and power
+are shared alike. The difference is the exposed communication. Times are medians over rounds, on the slowest rank.
+Efficiency is throughput per rank divided by the smallest job's (Lu et al., Tables 3.2 and 3.3).
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import shlex
+import signal
 import statistics
 import subprocess
 import sys
 import time
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from hybrid_imagenet.benchmarks import turn
 from hybrid_imagenet.errors import UserError, counted
@@ -44,23 +43,28 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse_args(words)
     if options.worker:
         return _worker(options, flags)
-    write(options, measured(options, flags))
+    measured(options, flags)
     return 0
 
 
 def measured(options: argparse.Namespace, flags: Sequence[str]) -> list[Row]:
-    """Starts a job for each number of ranks and prints the table; returns a row for each."""
-    ours = ["-m", "hybrid_imagenet.benchmarks", *worker(options, flags)]
-    rows = [job(ours, ranks, options) for ranks in counts(options.ranks)]
-    add_efficiency(rows)
-    print(table(rows))
+    """Starts a job for each number of ranks, prints the table and writes --json; returns a row for each.
+
+    Raises:
+      UserError: if a job fails, after the rows before it.
+    """
+    rows: list[Row] = []
+    try:
+        for ranks in counts(options.ranks):
+            rows.append(
+                launch(command(worker(options, flags), ranks, options.hosts, options), ranks, options.timeout)[0]
+            )
+    finally:
+        if rows:
+            add_efficiency(rows)
+            print(table(rows))
+            command_line.write_json(options.json, rows)
     return rows
-
-
-def write(options: argparse.Namespace, rows: Sequence[Row]) -> None:
-    """Writes rows to --json, if that is given."""
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -72,19 +76,36 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def parser() -> argparse.ArgumentParser:
     """The options of the benchmark."""
-    options = command_line.Parser("bench scaling", (__doc__ or "").split("\n")[0])
-    options.add_argument("--ranks", default="1,2", help="numbers of ranks, smallest first")
-    options.add_argument("--launcher", default="horovodrun -np {ranks}", help="command that starts {ranks} ranks")
-    options.add_argument(
-        "--threads", type=int, help="threads per rank; default the cores divided by the ranks on a host"
+    options = command_line.Parser(
+        "bench scaling", (__doc__ or "").split("\n")[0], epilog="Words after -- are flags of the training program."
     )
-    options.add_argument("--steps", type=int, default=5, help="steps per round")
-    options.add_argument("--rounds", type=int, default=5, help="rounds that count")
-    options.add_argument("--classes", type=int, default=1000, help="classes of the model")
-    options.add_argument("--timeout", type=float, default=1800, help="seconds that a job may take")
+    options.add_argument("--ranks", default="1,2", help="numbers of ranks, smallest first (%(default)s)")
+    options.add_argument("-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="hosts of the ranks (this host)")
+    add_network(options)
+    options.add_argument(
+        "--threads", type=command_line.positive, help="threads per rank (the cores of a host divided by its ranks)"
+    )
+    options.add_argument("--steps", type=command_line.positive, default=5, help="steps per round (%(default)s)")
+    options.add_argument("--rounds", type=command_line.positive, default=5, help="rounds that count (%(default)s)")
+    options.add_argument("--classes", type=command_line.positive, default=1000, help="of the network (%(default)s)")
+    options.add_argument("--timeout", type=float, default=1800, help="seconds that a job may take (%(default)s)")
     options.add_argument("--json", help="file for the rows")
     options.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return options
+
+
+def add_network(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `hybrid-imagenet run` that say how hosts are reached."""
+    parser.add_argument("--ssh_port", type=int, help="port of sshd on the hosts")
+    parser.add_argument(
+        "--network_interfaces", dest="interface", default="", help="network interface that the run will use"
+    )
+
+
+def network(options: argparse.Namespace) -> list[str]:
+    """The options of `add_network` that are given."""
+    port = [f"--ssh_port={options.ssh_port}"] if options.ssh_port else []
+    return port + ([f"--network_interfaces={options.interface}"] if options.interface else [])
 
 
 def counts(text: str) -> list[int]:
@@ -105,32 +126,37 @@ def worker(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
     return ["scaling", "--worker", *words, "--", *flags]
 
 
-def job(arguments: Sequence[str], ranks: int, options: argparse.Namespace) -> Row:
-    """Runs Python with these arguments on N ranks; returns the result that rank 0 prints."""
-    launcher = shlex.split(options.launcher.format(ranks=ranks)) if ranks > 1 else []
-    return launch([*launcher, sys.executable, *arguments], ranks, options.timeout)[0]
+def command(words: Sequence[str], ranks: int, hosts: str, options: argparse.Namespace, script: str = "") -> list[str]:
+    """The command of a job: a benchmark of this package with its words, or a script, on ranks of -H HOSTS."""
+    if ranks == 1 and hosts.partition(":")[0] in ("", "localhost"):
+        return [sys.executable, *([script] if script else ["-m", "hybrid_imagenet.benchmarks"]), *words]
+    where = ["-np", str(ranks), *(["-H", hosts] if hosts else []), *network(options)]
+    program = [script] if script else ["--module=hybrid_imagenet.benchmarks", "--"]
+    return [sys.executable, "-m", "hybrid_imagenet", "run", *where, *program, *words]
 
 
 def launch(
     command: Sequence[str], ranks: int, timeout: float, environment: Mapping[str, str] | None = None
 ) -> tuple[Row, str]:
-    """Runs a job; returns the result that rank 0 prints, and the whole output of all ranks.
+    """Runs a job, which ends with this process; returns the result that rank 0 prints, and the output of all ranks.
 
     Raises:
-      UserError: if it cannot be started, fails or takes too long.
+      UserError: if it fails or takes too long.
     """
     job = f"the job of {counted(ranks, 'rank')}"
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
     try:
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        )
         said, _ = process.communicate(timeout=timeout)
-    except FileNotFoundError:
-        raise UserError(f"{job}: {command[0]} is not installed; give another --launcher") from None
     except subprocess.TimeoutExpired:
-        process.terminate()  # a launcher ends its ranks
-        process.communicate()
         raise UserError(f"{job} took more than --timeout={timeout:g} s") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if process.poll() is None:
+            process.terminate()  # a launcher ends its ranks
+            process.communicate()
     if process.returncode or not (row := result(said)):
         raise UserError(f"{job} failed (exit code {process.returncode}): {reason(said)}")
     return row, said

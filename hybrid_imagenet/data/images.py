@@ -154,9 +154,9 @@ def branches(
 def decode(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, side: int) -> tf.Tensor:
     """Decodes a window of an image and resizes it bilinearly, uint8 [side, side, 3].
 
-    JPEGs are reduced and cropped while they are decoded: rows below the window and blocks beside it are not transformed.
-    The fast integer DCT is within one or two grey levels of the slow one. Other images are reduced as JPEGs are, by the
-    mean of blocks of pixels.
+    JPEGs are reduced and cropped while they are decoded: rows below the window and blocks beside it are not
+    transformed. The fast integer DCT is within one or two grey levels of the slow one. Other images are reduced as
+    JPEGs are, by the mean of blocks of pixels.
     """
     import tensorflow as tf
 

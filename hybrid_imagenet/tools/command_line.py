@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import json
+import math
 import os
 import pathlib
 import sys
@@ -146,6 +148,26 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: give a whole number of at least 1")
     return value
+
+
+def above_zero(text: str) -> float:
+    """A finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
+    return value
+
+
+def write_json(path: str | None, values: object) -> None:
+    """Writes what was measured to --json, if that is given; raises UserError if it cannot."""
+    if path:
+        try:
+            pathlib.Path(path).write_text(json.dumps(values, indent=1) + "\n", "utf-8")
+        except OSError as error:
+            raise UserError(f"--json={path}: cannot be written ({error.strerror})") from None
 
 
 def fraction(text: str) -> float:

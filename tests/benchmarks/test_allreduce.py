@@ -41,5 +41,5 @@ def test_wrong_options(words, message):
 
 
 def test_one_rank_has_nothing_to_reduce():
-    with pytest.raises(UserError, match="start with horovodrun"):
+    with pytest.raises(UserError, match="start it as hybrid-imagenet run"):
         allreduce.main(["--sizes=4K"])

@@ -32,7 +32,7 @@ def climb(monkeypatch):
 
         def measure(ranks, where, flags, options):
             asked.append((ranks, where))
-            if isinstance(rows[ranks], Exception):
+            if isinstance(rows[ranks], BaseException):
                 raise rows[ranks]
             return rows[ranks]
 
@@ -70,6 +70,11 @@ def test_what_falls_short_is_named(climb):
 def test_a_rung_that_fails_ends_the_ladder_and_keeps_what_was_found(climb):
     report, _, asked = climb({1: row(1, 1, 108, 108), 8: UserError("the job of 8 ranks failed")})
     assert (report["error"], len(asked), list(report["rungs"])) == ("the job of 8 ranks failed", 2, ["one GPU"])
+
+
+def test_an_interrupted_ladder_keeps_what_was_found(climb):
+    report, _, _ = climb({1: row(1, 1, 108, 108), 8: KeyboardInterrupt()})
+    assert (report["error"], list(report["rungs"])) == ("interrupted", ["one GPU"])
 
 
 def test_without_a_gpu_one_line_says_so_or_the_cpu_takes_its_place(climb):
@@ -111,6 +116,10 @@ def test_the_command_writes_its_report_and_ends_with_the_code_of_wrong_use(tmp_p
     assert err.startswith("error: no host has a GPU") and err.count("\n") == 1
     report = json.loads((tmp_path / "made/report/report.json").read_text())
     assert report["findings"][0]["check"] == "NCCL"
+    good = {"rungs": {"one GPU": 1}}
+    (tmp_path / "made/report/report.json").write_text(json.dumps(good))
+    assert gpu.main([f"--out={tmp_path}/made/report", "--", "--no_such=1"]) == 2
+    assert json.loads((tmp_path / "made/report/report.json").read_text()) == good
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--out=.*cannot be written"):
         gpu.main([f"--out={tmp_path}/file/x", "--", "--no_such=1"])

@@ -55,7 +55,6 @@ def test_numbers_of_ranks(text):
 @pytest.mark.parametrize(
     ("command", "seconds", "message"),
     [
-        (["/nowhere/run"], 9, "/nowhere/run is not installed"),
         (
             [sys.executable, "-c", "raise SystemExit('error: no')"],
             9,
@@ -67,6 +66,28 @@ def test_numbers_of_ranks(text):
 def test_a_job_that_fails_says_why(command, seconds, message):
     with pytest.raises(UserError, match=message):
         scaling.launch(command, 2, seconds)
+
+
+def test_a_job_that_fails_leaves_the_rows_before_it(tmp_path, capsys):
+    def launched(command, ranks, timeout):
+        if ranks == 4:
+            raise UserError("the job of 4 ranks failed")
+        return row(ranks, 100.0 * ranks), ""
+
+    options = scaling.parser().parse_args(["--ranks=1,2,4", f"--json={tmp_path}/rows.json"])
+    with mock.patch.object(scaling, "launch", launched), pytest.raises(UserError, match="4 ranks failed"):
+        scaling.measured(options, [])
+    assert [found["ranks"] for found in json.loads((tmp_path / "rows.json").read_text())] == [1, 2]
+    assert "100.0%" in capsys.readouterr().out
+
+
+def test_ranks_of_other_hosts_start_by_run():
+    options = scaling.parser().parse_args(["-H", "a:4,b:4", "--ssh_port=99"])
+    words = scaling.command(["scaling", "--worker"], 2, options.hosts, options)
+    assert words[2:] == ["hybrid_imagenet", "run", "-np", "2", "-H", "a:4,b:4", "--ssh_port=99",
+                         "--module=hybrid_imagenet.benchmarks", "--", "scaling", "--worker"]  # fmt: skip
+    alone = scaling.command(["{}"], 1, "", options, "peer.py")
+    assert alone == [sys.executable, "peer.py", "{}"]
 
 
 def test_what_a_launcher_puts_around_a_result_is_left_out():

@@ -53,7 +53,7 @@ def test_the_order_of_images_is_that_of_the_run(tmp_path):
 
 def test_a_recipe_that_has_changed_since_does_not_act(tmp_path, capsys):
     old = {"recipe": "flash_a", "eval_every_epochs": 1, "label_smoothing": 0.3, "weight_decay": 0.5, "epochs": 7}
-    origins = {name: "recipe" for name in old} | {"recipe": "command line", "weight_decay": "command line"}
+    origins = dict.fromkeys(old, "recipe") | {"recipe": "command line", "weight_decay": "command line"}
     given = ["--recipe=flash_a", "--epochs=8", "--dataset=synthetic", "--check_only"]
     found = resumed(tmp_path, old, origins, *given)
     new = config.resolve(["--recipe=flash_a"])

@@ -302,14 +302,18 @@ def _about_time(run: Run, cause: str, share: float) -> Iterator[Suggestion]:
     flags, part = run.flags, f"{100 * share:.0f} % of the time"
     if cause == "input" and share >= _WORTH:
         if flags.get("data_cache") == "none" and flags.get("dataset") not in ("digits", "synthetic_tensors"):
-            yield Suggestion("--data_cache=encoded", f"{part} went into waiting for input; reads each image once")
+            yield Suggestion(
+                "--data_cache=encoded",
+                f"{part} went into waiting for input; reads each image once, if memory holds them",
+            )
         if run.on_gpus and flags.get("decoder") == "tensorflow":
             yield Suggestion("--decoder=dali", f"{part} went into waiting for input; decodes on the GPU")
     elif cause == "exposed communication" and share >= _WORTH:
         if flags.get("compression") == "none":
             yield Suggestion("--compression=fp16", f"{part} went into communication; halves the bytes sent")
         if run.summary["world_size"] > 2:
-            yield Suggestion("hybrid-imagenet bench allreduce", f"{part} went into communication; compares algorithms")
+            ranks = f"hybrid-imagenet run -np {run.summary['world_size']} --module=hybrid_imagenet.benchmarks"
+            yield Suggestion(f"{ranks} -- allreduce", f"{part} went into communication; compares algorithms")
         accumulation = int(flags.get("gradient_accumulation_steps") or 1)
         why = f"{part} went into communication; half as many exchanges, at twice the batch"
         yield Suggestion(f"--gradient_accumulation_steps={2 * accumulation}", why)
