@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from hybrid_imagenet.analysis.cost_model import Link
@@ -43,8 +44,10 @@ def lines(plan: settings.Plan) -> list[str]:
     chosen = offered if plan.allreduce == "auto" else [plan.allreduce]
     rows = [
         best(job, cluster.topology(hosts), ways(cluster.topology(hosts), chosen))
-        for hosts in _host_counts(cluster.hosts, cluster.local_size, plan.max_gpus)
+        for hosts in _host_counts(cluster.hosts, cluster.local_size, plan.max_gpus, job.images_per_epoch // job.batch)
     ]
+    if plan.model != "resnet50":  # whose epochs the reference counts
+        rows = [dataclasses.replace(row, target_seconds=None) for row in rows]
     here = next(row for row in rows if row.gpus == cluster.hosts * cluster.local_size)
     found = [
         f"{plan.model}, {counted(cluster.hosts, 'host')} x {cluster.local_size} {alone.title or 'GPUs'}, "
@@ -74,10 +77,10 @@ def lines(plan: settings.Plan) -> list[str]:
     return found
 
 
-def _host_counts(hosts: int, local_size: int, max_gpus: int) -> list[int]:
-    """Hosts by powers of two up to `max_gpus` GPUs, with the planned number among them."""
+def _host_counts(hosts: int, local_size: int, max_gpus: int, most: int) -> list[int]:
+    """Hosts by powers of two up to `max_gpus` GPUs and `most` that an epoch is enough for, with the planned number."""
     counts, count = {hosts}, 1
-    while count * local_size <= max(max_gpus, hosts * local_size):
+    while count * local_size <= min(max(max_gpus, hosts * local_size), most):
         counts.add(count)
         count *= 2
     return sorted(counts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 
 from hybrid_imagenet.analysis.published import GPUS
@@ -97,6 +98,8 @@ def _one_gpu(plan: Plan, cluster: Cluster) -> OneGpu:
     if plan.images_per_second is not None:
         return OneGpu("", batch, batch / plan.images_per_second, "given")
     if plan.speed not in ("published", "own"):
+        if plan.precision:
+            raise UserError(f"--precision={plan.precision}: --speed={plan.speed} has its own; omit it")
         return read_report(plan.speed, plan.model, plan.per_gpu_batch)
     precision, title = plan.precision or next(iter(cluster.speeds)), GPUS[cluster.gpu].title
     speed = cluster.speeds.get(precision) if plan.speed == "published" else own_speed(cluster.gpu, precision)
@@ -126,14 +129,17 @@ def read_report(path: str, model: str, batch: int | None) -> OneGpu:
     try:
         with open(path, encoding="utf-8") as file:
             row = json.load(file)["rungs"]["one GPU"]
-        found = OneGpu(str(row["gpu"] or ""), int(row["batch_per_rank"]), float(row["step_seconds"]), path)
-        measured = str(row["model"])
+        title = f"{row['gpu'] or 'CPU'} in {row['precision']}"
+        found = OneGpu(title, int(row["batch_per_rank"]), float(row["step_seconds"]), path)
+        measured, side = str(row["model"]), int(row["image_size"])
     except OSError as error:
         raise UserError(
             f"--speed={path}: {error.strerror}; choose published, own, or the report.json of hybrid-imagenet bench gpu"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"--speed={path}: not a report of hybrid-imagenet bench gpu ({error})") from None
+    if side != 224 or not 0 < found.seconds < math.inf:
+        raise UserError(f"--speed={path}: {side} pixels in {found.seconds:g} s a step; planned are 224 pixels")
     if measured != model or batch not in (None, found.batch):
         asked = f"--model={model}" + (f" --per_gpu_batch={batch}" if batch else "")
         raise UserError(

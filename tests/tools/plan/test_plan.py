@@ -163,16 +163,30 @@ def test_an_h100_can_be_planned_at_what_this_program_has_reached(batch, rate, ca
 
 
 def test_the_speed_of_a_gpu_is_that_of_its_own_report(tmp_path, capsys):
-    row = {"model": "resnet50", "batch_per_rank": 192, "step_seconds": 0.06, "gpu": "NVIDIA H100"}
-    (tmp_path / "report.json").write_text(json.dumps({"rungs": {"one GPU": row}}))
-    flag = f"--speed={tmp_path / 'report.json'}"
+    row = {"model": "resnet50", "batch_per_rank": 192, "step_seconds": 0.06, "gpu": "NVIDIA H100", "image_size": 224,
+           "precision": "mixed_float16"}  # fmt: skip
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"rungs": {"one GPU": row}}))
+    flag = f"--speed={report}"
     assert program.main([flag]) == 0
     text = capsys.readouterr().out
-    assert "8 NVIDIA H100, batch 192 per GPU, 3200 images/s on one GPU" in text
+    assert "8 NVIDIA H100 in mixed_float16, batch 192 per GPU, 3200 images/s on one GPU" in text
     assert re.search(r"^ *24\* +4608 ", text, re.M)
     for wrong in ("--per_gpu_batch=256", "--model=resnet18"):
         assert program.main([flag, wrong]) == 2
         assert f"bench gpu -- --model={'resnet18' if 'model' in wrong else 'resnet50'}" in capsys.readouterr().err
+    assert program.main([flag, "--precision=fp16"]) == 2
+    for key, value in {"image_size": 128, "step_seconds": 0.0}.items():
+        report.write_text(json.dumps({"rungs": {"one GPU": row | {key: value}}}))
+        assert program.main([flag]) == 2
+
+
+def test_only_resnet50_has_the_references_epochs_and_no_batch_is_larger_than_an_epoch(capsys):
+    assert program.main(["--model=resnet18", "--per_gpu_batch=1024", "--max_gpus=4096"]) == 0
+    rows = re.findall(r"^ *(\d+)[* ] +(\d+) .*", capsys.readouterr().out, re.M)
+    assert rows[-1] == ("1024", "1048576")
+    assert program.main(["--model=resnet18"]) == 0
+    assert "no reference convergence is known" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
