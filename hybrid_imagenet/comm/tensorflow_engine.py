@@ -156,7 +156,7 @@ class TensorFlowCommunicator(ConnectedRanks):
         keys, self.rank, self.size = join(place), place.rank, place.size
         self._host = TensorFlowCollectives(place.rank, place.size)
         self._take_places(place, keys or self.allgather_object(hosts.key()))
-        if self.rank == 0 and len(set(self.hosts)) > 1:
+        if self.rank == 0:
             print(
                 "warning: --engine=tensorflow opens a port on every rank that takes requests from whoever reaches it: "
                 "use a trusted network (docs/trust.md)",

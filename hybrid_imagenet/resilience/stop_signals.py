@@ -30,7 +30,7 @@ _HURRY = (signal.SIGINT, signal.SIGTERM)
 _IGNORABLE = (signal.SIGINT, signal.SIGHUP)  # what nohup, or a shell for jobs in its background, has switched off
 _PRINTING = 0.5  # seconds that a line may take: a terminal that was stopped by Ctrl-S takes none
 
-UNSAVED = "stopped before the first step: nothing saved yet"
+UNSAVED = "stopped before the first step: nothing new to save"
 
 
 def end_at_once(number: int) -> None:

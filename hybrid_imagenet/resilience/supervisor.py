@@ -392,6 +392,9 @@ class Supervisor:
             if not lost:
                 print("error: the connection to a host is lost; start again with --resume", file=sys.stderr)
             return EXIT_STALLED
+        if code < 0 and not REQUESTS.stop:
+            name = signal.Signals(-code).name
+            print(f"error: the launcher of the ranks was ended by {name}; start again with --resume", file=sys.stderr)
         return code if code >= 0 else 128 - code
 
     def _unsaved(self) -> int:

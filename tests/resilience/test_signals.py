@@ -60,7 +60,7 @@ def test_a_signal_before_training_ends_even_a_rank_that_waits_for_others(name, c
     process.send_signal(getattr(signal, name))
     _, errors = process.communicate(timeout=20)
     assert process.returncode == code
-    assert errors == "stopped before the first step: nothing saved yet\n"
+    assert errors == "stopped before the first step: nothing new to save\n"
 
 
 def processed(preparation):
@@ -84,7 +84,7 @@ raise SystemExit(program.process(["train"]))
 def test_a_signal_while_the_program_starts_again_in_place_is_not_lost():
     waits = "program.main = lambda words: time.sleep(30)"
     done = processed(f"environment.restart_with_huge_pages = Late().__del__; {waits}")
-    assert (done.returncode, done.stderr) == (75, "stopped before the first step: nothing saved yet\n")
+    assert (done.returncode, done.stderr) == (75, "stopped before the first step: nothing new to save\n")
 
 
 def test_a_signal_at_the_very_end_changes_no_exit_code():
