@@ -1,6 +1,6 @@
 """Lists measures that became slower or larger between two runs of a benchmark.
 
-Where both files hold the same peers, the machine's own drift, judged by them, is taken out of the rates first.
+Where both files hold the same peers' rates (step, loop, input), the machine's own drift is taken out first.
 The exit code is 1 when anything is worse by more than the tolerance.
 """
 

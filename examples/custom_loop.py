@@ -39,7 +39,7 @@ def main() -> None:
         optimizer.apply(tape.gradient(scaled, model.trainable_variables))  # reduces, unscales, updates or skips
         return loss
 
-    for number, (x, y) in enumerate(batches.take(options.steps)):
+    for number, (x, y) in enumerate(batches.take(max(options.steps, 1))):
         loss = step(x, y)
         if hi.rank() == 0 and number % 20 == 0:
             print(f"step {number}: loss {float(loss):.3f}, loss scale {float(optimizer.loss_scale.scale):g}")

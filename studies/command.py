@@ -94,7 +94,7 @@ def list_text() -> list[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the program; returns the exit code (see `hybrid_imagenet.errors`)."""
-    if list(arguments) == ["list"]:
+    if list(arguments)[:1] == ["list"]:
         print("\n".join(list_text()))
         return EXIT_OK
     return running.resumable(lambda: EXIT_OK if _study(*parse(arguments)) else EXIT_FAILURE)
@@ -114,6 +114,8 @@ def parse(arguments: Sequence[str]) -> tuple[Study, argparse.Namespace, tuple[st
     for flag in ("--run_dir", "--seed", "--resume"):
         if any(word.split("=")[0] == flag for word in extra):
             raise UserError(f"{flag} after --: the study gives every run its own; omit it")
+    for flag in {word.partition("=")[0] for word in extra} & _varied(STUDIES[name]):
+        raise UserError(f"{flag} after --: the arms of {name} differ in it; omit it")
     names = [arm.name for arm in STUDIES[name].arms]
     for pattern in options.arms.split(",") if options.arms is not None else ():
         if not fnmatch.filter(names, pattern):
@@ -127,6 +129,13 @@ def parse(arguments: Sequence[str]) -> tuple[Study, argparse.Namespace, tuple[st
                 "--ranks=1, or --virtual_gpus after --"
             )
     return study, options, tuple(extra)
+
+
+def _varied(study: Study) -> set[str]:
+    """The flags that not all arms and points of a study have alike."""
+    cells = [(*arm.flags, *point) for arm in study.arms for point in [p.flags for p in arm.points] or [()]]
+    values = [dict(flag.partition("=")[::2] for flag in cell) for cell in cells]
+    return {name for found in values for name in found if any(found[name] != other.get(name) for other in values)}
 
 
 def _takes(options: argparse.Namespace, arm: Arm) -> bool:
@@ -161,13 +170,15 @@ def _announce(study: Study, options: argparse.Namespace, runs: Sequence[tuple[Ar
     """Says what a study will cost or, for a dry run, its commands; returns whether that is all that was asked for."""
     cells = [cell for arm, cell in runs if _takes(options, arm)]
     later = options.seeds * sum(bool(arm.points) for arm in study.arms if _takes(options, arm))
+    price = f"{study.name}: {cost.line(cells, options.images_per_second, later)}" if cells else ""
     if options.dry_run:
         for cell in cells:
             print(shlex.join(running.command(cell, options.launcher)))
         if later:
             print(f"# then the best point of each arm with seeds 0 to {options.seeds - 1}: {later} runs")
-    elif cells and not options.render:
-        _say(f"{study.name}: {cost.line(cells, options.images_per_second, later)}")
+        print(f"# {price}")
+    elif price and not options.render:
+        _say(price)
     return options.dry_run
 
 

@@ -120,7 +120,7 @@ def lines(choices: Sequence[Choice], seeds: int = 1) -> list[str]:
     text = [
         "## Tuning",
         "",
-        f"{runs} runs for each arm, with {drawn} and with images that nothing else uses; the best is reported.{there}",
+        f"{runs} runs for each arm, with {drawn} and without the test images; the best is reported.{there}",
         "",
         "| | tried: top-1 on the tuning images | chosen |",
         "|---|---|---|",

@@ -193,7 +193,9 @@ def init(threads: int | None = None) -> None:
 
 
 def _warn_of_lone_ranks() -> None:
-    failed = hasattr(sys, "last_type")
+    tensorflow = sys.modules.get("tensorflow.python.eager.context")
+    idle = tensorflow is None or not tensorflow.context()._initialized  # it only printed its --help, or a refusal
+    failed = idle or hasattr(sys, "last_type")
     if _process.place is not None and not _process.place.rank and _process.communicator is None and not failed:
         print(
             f"warning: nothing has connected the {_process.place.size} ranks, so each has worked alone: a training "

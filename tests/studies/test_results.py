@@ -145,8 +145,8 @@ def test_program_lists_dry_runs_and_refuses(tmp_path, capsys):
     out = tmp_path / "out"
     words = ["gamma", "--dry_run", "--seeds=2", "--ranks=3", f"--out={out}"]
     assert program.main([*words, "--", "--epochs=7", "--virtual_gpus=8"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4
+    *lines, price = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and price.startswith("# gamma: 4 runs")
     assert all(" -np 3 " in line and " --epochs=7 " in line for line in lines)
     assert sum("--nozero_last_gamma" in line for line in lines) == 2
     assert sum("--seed=1" in line for line in lines) == 2
@@ -158,6 +158,7 @@ def test_program_lists_dry_runs_and_refuses(tmp_path, capsys):
         (["gamma", "--seeds=0"], "--seeds: 0"),
         (["gamma", "--dry_run", "--", "--epochs=x"], "--epochs=x"),
         (["gamma", "--", "--seed=4"], "omit it"),
+        (["warmup_epochs", "--", "--warmup_epochs=1"], "--warmup_epochs after --: the arms of warmup_epochs differ"),
         (["gamma", "--ranks=2"], "32 virtual GPUs; give --ranks=1"),
     ]:
         assert program.main(words) == 2

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from hybrid_imagenet import files
 from hybrid_imagenet.errors import UserError
 from studies import running, trial_runs
 from tests.studies.support import ended, finish
@@ -105,6 +106,15 @@ def test_a_diverged_cell_is_kept_as_such(cell, code, loss):
     assert result.status == trial_runs.DIVERGED
     assert result.reason
     assert running.ensure(cell, Runner()) == (result, False)
+
+
+def test_a_cell_that_runs_now_is_left_alone(cell):
+    running.ensure(cell, Runner(code=75, accuracies=()))
+    cell.run_dir.mkdir()
+    with files.lock(cell.run_dir), pytest.raises(UserError, match="the same study runs now"):
+        running.ensure(cell, Runner())
+    assert cell.run_dir.exists()
+    assert running.ensure(cell, Runner())[1]
 
 
 def test_foreign_files_are_left_alone(cell):
