@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from benchmarks.step import processor
 from hybrid_imagenet import train
-from hybrid_imagenet.benchmarks import turn
+from hybrid_imagenet.benchmarks.scaling import wait_for_turn
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig
 from hybrid_imagenet.errors import UserError
@@ -87,7 +87,7 @@ class Alternation(Trainer):
         """The measurement; each `yield` lets the loop make one step."""
         for _ in range(_WARM_UP):
             yield
-        turn.wait()
+        wait_for_turn()
         for _ in range(self._rounds):
             yield  # the pipeline works at the loop's pace from here on
             self._wait()

@@ -28,7 +28,7 @@ from benchmarks import start
 from benchmarks.arms_table import ARMS, Arm, Row
 from hybrid_imagenet import files
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.benchmarks import scaling, turn
+from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.errors import EXIT_OK, UserError
 from hybrid_imagenet.tools import command_line
@@ -181,11 +181,11 @@ class Running:
 
     def ready(self) -> bool:
         """Whether it waits for its turn."""
-        return not self.going and (self.folder / turn.READY).exists()
+        return not self.going and (self.folder / scaling.READY).exists()
 
     def go(self, beside: int) -> None:
         """Lets it be timed while this many arms still warm up."""
-        (self.folder / turn.GO).touch()
+        (self.folder / scaling.GO).touch()
         self.going, self.beside, self.since = True, beside, time.monotonic()
 
 
@@ -225,7 +225,7 @@ def _start(arm: Arm, table: Table, options: argparse.Namespace) -> Running:
     folder = (table.folder / arm.name).resolve()
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier start
     folder.mkdir()
-    environment = os.environ | dict(arm.environment) | {turn.VARIABLE: str(folder)}
+    environment = os.environ | dict(arm.environment) | {scaling.TURN: str(folder)}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     words = [sys.executable, *arm.command(folder, options)]
     with (folder / "log.txt").open("wb") as log:

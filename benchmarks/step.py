@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks._step_protocol import MARK
-from hybrid_imagenet.benchmarks import turn
+from hybrid_imagenet.benchmarks.scaling import wait_for_turn
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.environment import choose_onednn
 from hybrid_imagenet.errors import UserError
@@ -148,7 +148,7 @@ def main(argv: Sequence[str]) -> int:
             if "skipped" in implementation.description:
                 print(f"{name}: skipped, {implementation.description['skipped']}")
         running = [c for c in implementations if "skipped" not in c.description]
-        turn.wait()
+        wait_for_turn()
         for _ in range(options.rounds):
             for implementation in running:
                 implementation.run(options.steps)

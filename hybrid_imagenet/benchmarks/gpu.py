@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,11 +44,11 @@ def main(argv: Sequence[str]) -> int:
     words, flags = scaling.split(argv)
     options = _parse(words)
     report = climb(options, flags)
-    text = "\n".join(_lines(report))
-    print(text)
-    if report["rungs"] or not (Path(options.out) / "report.json").exists():  # else an earlier report is worth more
-        _write(report, text, Path(options.out))
-        print(f"report: {options.out}/report.json")
+    print("\n".join(_lines(report)))
+    path = Path(options.out) / "report.json"
+    if report["rungs"] or not path.exists():  # else an earlier report is worth more
+        command_line.write_json(str(path), report, "--out")
+        print(f"report: {path}")
     if report["error"]:
         print(f"error: {report['error']}", file=sys.stderr)
         return EXIT_INTERRUPTED if report["error"] == _INTERRUPTED else EXIT_USAGE
@@ -223,12 +222,3 @@ def _lines(report: Row) -> Iterator[str]:
     yield from report["notes"]
     if report["expected"] and not report["notes"] and not report["error"]:
         yield "the speed is as expected"
-
-
-def _write(report: Row, text: str, folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        (folder / "report.txt").write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--out={folder}: cannot be written ({error.strerror})") from None

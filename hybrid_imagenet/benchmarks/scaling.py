@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
+import pathlib
 import signal
 import statistics
 import subprocess
@@ -22,7 +24,6 @@ import time
 import typing
 from collections.abc import Callable, Mapping, Sequence
 
-from hybrid_imagenet.benchmarks import turn
 from hybrid_imagenet.errors import UserError, counted
 from hybrid_imagenet.tools import command_line
 
@@ -32,6 +33,7 @@ if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.communicator import Communicator
     from hybrid_imagenet.config import RunConfig
 
+TURN, READY, GO = "HYBRID_IMAGENET_BENCH_TURN", "ready", "go"
 _MARK = "scaling-result "
 _FIRST_STEPS = 3  # whose loss two ways to compute a step must share
 Row = dict[str, typing.Any]
@@ -190,6 +192,17 @@ def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
     return 0
 
 
+def wait_for_turn() -> None:
+    """Writes the file `ready` into the directory that the variable TURN names, if any, and returns once `go` is there.
+
+    So benchmarks prepare side by side and are timed one after the other (`benchmarks arms`).
+    """
+    if folder := os.environ.get(TURN):
+        (pathlib.Path(folder) / READY).touch()
+        while not (pathlib.Path(folder) / GO).exists():
+            time.sleep(0.05)
+
+
 def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: int, classes: int) -> Row:
     """Times training steps with and without the reduction of gradients; every rank calls it."""
     import tensorflow as tf
@@ -213,7 +226,7 @@ def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: i
             step.call()
             step.wait()
             if number == 1 and communicator.rank == 0:
-                turn.wait()
+                wait_for_turn()
             communicator.barrier()
             start = time.perf_counter()
             for _ in range(steps):

@@ -66,8 +66,7 @@ def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
         flags["shuffle_window"] = flags["shuffle_window"] or 0  # now the default may be another one
     always = {"seed", "shuffle_window"}  # the rest of an epoch is that of its order
     if flags.get("optimizer") == config.optimizer:
-        options = CHOICES["optimizer"][config.optimizer]
-        always |= {name for name in options if origins.get(name) != Origin.BATCH.value}
+        always |= {name for name in CHOICES["optimizer"][config.optimizer] if origins.get(name) != Origin.BATCH.value}
     alike = flags.get("recipe") == config.recipe
     kept, notes = {}, {}
     for name, now in config.shown().items():

@@ -139,46 +139,34 @@ def load_network(arguments: argparse.Namespace) -> Trained:
     return dataclasses.replace(network, image_size=arguments.image_size) if arguments.image_size else network
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a whole number of at least 1")
-    return value
+def _number(kind: type, holds: Callable[[Any], bool], what: str) -> Callable[[str], Any]:
+    """A type of arguments: a number for which `holds` is true, which the message calls `what`."""
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not holds(value):
+            raise argparse.ArgumentTypeError(f"{text}: give {what}")
+        return value
+
+    return read
 
 
-def above_zero(text: str) -> float:
-    """A finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
-    return value
+positive = _number(int, lambda value: value >= 1, "a whole number of at least 1")
+above_zero = _number(float, lambda value: 0 < value < math.inf, "a number above 0")
+fraction = _number(float, lambda value: 0 < value <= 1, "a number above 0, at most 1")
 
 
-def write_json(path: str | None, values: object) -> None:
-    """Writes what was measured to --json, if that is given; raises UserError if it cannot."""
+def write_json(path: str | None, values: object, flag: str = "--json") -> None:
+    """Writes what was measured to the file of a flag, if that is given; raises UserError if it cannot."""
     if path:
         try:
+            pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
             pathlib.Path(path).write_text(json.dumps(values, indent=1) + "\n", "utf-8")
         except OSError as error:
-            raise UserError(f"--json={path}: cannot be written ({error.strerror})") from None
-
-
-def fraction(text: str) -> float:
-    """A number above 0, at most 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a number above 0, at most 1")
-    return value
+            raise UserError(f"{flag}={path}: cannot be written ({error.strerror})") from None
 
 
 def start_alone(program: str) -> None:

@@ -16,8 +16,8 @@ from hybrid_imagenet.errors import UserError
 MACHINE = {"gpu": "NVIDIA H200", "key": "h200", "memory_gb": 150.0, "driver": "580"}
 TIMED = """
 import json, time
-from hybrid_imagenet.benchmarks import turn
-turn.wait()
+from hybrid_imagenet.benchmarks import scaling
+scaling.wait_for_turn()
 began = time.time()
 time.sleep(.2)
 print("scaling-result " + json.dumps(dict(images_per_second=5.0, began=began, ended=time.time())))
