@@ -55,11 +55,7 @@ def test_numbers_of_ranks(text):
 @pytest.mark.parametrize(
     ("command", "seconds", "message"),
     [
-        (
-            [sys.executable, "-c", "raise SystemExit('error: no')"],
-            9,
-            r"the job of 2 ranks failed \(exit code 1\): error",
-        ),
+        ([sys.executable, "-c", "raise SystemExit('error: no')"], 9, r"2 ranks failed \(exit code 1\): error"),
         (["sleep", "60"], 0.1, r"more than --timeout=0\.1 s"),
     ],
 )

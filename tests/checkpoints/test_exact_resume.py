@@ -54,8 +54,3 @@ def test_so_does_one_that_is_killed_at_any_moment(pools, tiny_data, tmp_path):
     done = program.train(2, tiny_data, tmp_path / "undisturbed", "--keep_checkpoints=3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same_run(tmp_path / "killed", tmp_path / "undisturbed")
-
-
-def test_the_long_form_has_ten_moments_of_every_kind():
-    assert len(long_form()) == 10
-    assert {moment for moment, _ in long_form()} == set(killed_at.MOMENTS)
