@@ -74,7 +74,7 @@ def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
         if name not in flags or origin not in (Origin.DEFAULT, Origin.RECIPE):
             continue
         then = flags[name]
-        changed = alike and then != now and origins.get(name) in _UNASKED
+        changed = alike and earlier["flags"][name] != now and origins.get(name) in _UNASKED
         if changed and name in CHOICES:
             raise UserError(
                 f"the run in --run_dir={config.run_dir} began with --{name}={then}, and the {origin.value} is {now} "

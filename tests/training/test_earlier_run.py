@@ -49,6 +49,8 @@ def test_the_order_of_images_is_that_of_the_run(tmp_path):
     at_url = "--dataset=webdataset", "--data_dir=https://host/set", "--data_cache_dir=/local"
     kept = resumed(tmp_path, {"optimizer": "sgd", "shuffle_window": None}, {}, *at_url)  # it lay in a directory then
     assert kept.shuffle_window == 0
+    same = resumed(tmp_path, {"recipe": "hybrid", "shuffle_window": None}, {"shuffle_window": "default"})
+    assert (same.shuffle_window, same.dropped) == (0, {})
 
 
 def test_a_recipe_that_has_changed_since_does_not_act(tmp_path, capsys):
