@@ -63,7 +63,7 @@ def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
         return config
     flags, origins = ({**earlier.get(key, {})} for key in ("flags", "origins"))
     if "shuffle_window" in flags:
-        flags["shuffle_window"] = flags["shuffle_window"] or 0  # now the default may be another one
+        flags["shuffle_window"] = flags["shuffle_window"] or 0  # the window of data at a URL must not take its place
     always = {"seed", "shuffle_window"}  # the rest of an epoch is that of its order
     if flags.get("optimizer") == config.optimizer:
         always |= {name for name in CHOICES["optimizer"][config.optimizer] if origins.get(name) != Origin.BATCH.value}
@@ -74,11 +74,11 @@ def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
         if name not in flags or origin not in (Origin.DEFAULT, Origin.RECIPE):
             continue
         then = flags[name]
-        changed = alike and earlier["flags"][name] != now and origins.get(name) in _UNASKED
+        asked = origins.get(name) not in _UNASKED or name == "shuffle_window"  # whose 0 stands for None
+        changed = alike and not asked and then != now
         if changed and name in CHOICES:
             raise UserError(
-                f"the run in --run_dir={config.run_dir} began with --{name}={then}, and the {origin.value} is {now} "
-                f"now: give --{name}={then}, or --{name}={now}"
+                f"the run began with --{name}={then}, and the {origin.value} is {now} now: give one of the two"
             )
         if changed or (name in always and origin is Origin.DEFAULT):
             kept[name] = tuple(then) if isinstance(then, list) else then

@@ -72,7 +72,7 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
         found.warnings.extend(_flat_warmup(config) + _beyond_the_end(config))
         for name, note in config.dropped.items():
             if name == "per_gpu_batch" or config.origins.get(name) is Origin.RUN:
-                found.warnings.append(f"--{name} is not used: {note}")
+                found.warnings.append(f"--{name}: {note}")
     return found
 
 

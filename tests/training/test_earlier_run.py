@@ -49,8 +49,10 @@ def test_the_order_of_images_is_that_of_the_run(tmp_path):
     at_url = "--dataset=webdataset", "--data_dir=https://host/set", "--data_cache_dir=/local"
     kept = resumed(tmp_path, {"optimizer": "sgd", "shuffle_window": None}, {}, *at_url)  # it lay in a directory then
     assert kept.shuffle_window == 0
-    same = resumed(tmp_path, {"recipe": "hybrid", "shuffle_window": None}, {"shuffle_window": "default"})
-    assert (same.shuffle_window, same.dropped) == (0, {})
+    for before, origin in ((None, "default"), (0, "the run's config.json")):
+        flags = {"recipe": "hybrid", "shuffle_window": before}
+        same = resumed(tmp_path, flags, {"shuffle_window": origin})
+        assert (same.shuffle_window, same.dropped) == (0, {})
 
 
 def test_a_recipe_that_has_changed_since_does_not_act(tmp_path, capsys):
@@ -63,7 +65,7 @@ def test_a_recipe_that_has_changed_since_does_not_act(tmp_path, capsys):
     assert found.weight_decay == new.weight_decay  # it was a flag of that start only
     assert found.dropped["label_smoothing"] == "the default has 0.0 in this version, but the run began with 0.3"
     preflight.run(found, disk=False)
-    assert "--eval_every_epochs is not used: the recipe has" in capsys.readouterr().err
+    assert "--eval_every_epochs: the recipe has" in capsys.readouterr().err
     assert resumed(tmp_path, old, origins, "--recipe=flash_b").label_smoothing == new.label_smoothing
     with pytest.raises(UserError, match="--lr_schedule=cosine, and the recipe is sony_a now: give"):
         resumed(tmp_path, old | {"lr_schedule": "cosine"}, origins | {"lr_schedule": "recipe"}, "--recipe=flash_a")
