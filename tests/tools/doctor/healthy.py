@@ -32,8 +32,9 @@ HEALTHY = {
 REQUEST = Request({"a": 2, "b": 2}, "eth0", "/data", gpus=True)
 
 
-def judged(change=None, request=REQUEST) -> dict[str, Finding]:
-    facts = {name: copy.deepcopy(HEALTHY) for name in ("a", "b")}
-    if change:
-        change(facts["b"])
+def judged(change=None, request=REQUEST, changed="b") -> dict[str, Finding]:
+    """The findings by check, after a change of the facts of the second host, or of those that are named."""
+    facts = {name: copy.deepcopy(HEALTHY) for name in request.slots}
+    for name in changed if change else "":
+        change(facts[name])
     return {finding.check: finding for finding in judge(facts, request)}

@@ -1,6 +1,5 @@
 """The doctor's judgement, one wrong fact at a time, on facts of two healthy hosts."""
 
-import copy
 import subprocess
 import sys
 
@@ -9,7 +8,7 @@ import pytest
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools.doctor import command as doctor
 from hybrid_imagenet.tools.doctor import hosts, probe
-from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN, Finding, Request, judge
+from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN, Finding, Request
 from tests.tools.doctor.healthy import GPU, HEALTHY, judged
 
 
@@ -34,6 +33,7 @@ def test_two_healthy_hosts_pass_every_check():
         ("gpus", [GPU], "GPUs", FAIL, "b: 1 GPUs for 2 ranks"),
         ("gpus", [GPU | {"name": "P40"}, GPU | {"name": "P40"}], "GPU model", WARN, "P40 on b"),
         ("gpus", [GPU, GPU | {"driver_version": "1"}], "GPU driver", WARN, "1, 580.1 on b"),
+        ("build", {"is_cuda_build": False}, "GPU kernels", FAIL, "b: this TensorFlow is built for the CPU"),
         ("nccl", False, "NCCL", FAIL, "b: Horovod was built without NCCL"),
         ("data", {"exists": False}, "dataset", FAIL, "b: no /data"),
         ("data", HEALTHY["data"] | {"digest": "d2"}, "data files", FAIL, "digest d2 on b"),
@@ -51,15 +51,13 @@ def test_one_wrong_fact_gives_one_finding_with_its_host_and_a_remedy(key, value,
 
 
 def test_a_data_set_in_deeper_directories_is_not_called_the_same():
-    facts = {host: copy.deepcopy(HEALTHY) | {"data": HEALTHY["data"] | {"files": 0}} for host in "ab"}
-    found = {f.check: (f.level, f.message) for f in judge(facts, Request({"a": 2, "b": 2}, data_dir="/data"))}
-    assert found["data files"] == (WARN, "not compared: /data holds directories only")
+    found = judged(lambda facts: facts["data"].update(files=0), changed="ab")["data files"]
+    assert (found.level, found.message) == (WARN, "not compared: /data holds directories only")
 
 
 def test_hosts_without_horovod_use_tensorflow():
-    facts = {"a": copy.deepcopy(HEALTHY) | {"versions": {"numpy": "2"}}}
-    findings = {f.check: f for f in judge(facts, Request({"a": 2}, gpus=True))}
-    assert findings["Horovod"].level == WARN
+    found = judged(lambda facts: facts.update(versions={"numpy": "2"}), Request({"a": 2}, gpus=True), "a")
+    assert found["Horovod"].level == WARN
 
 
 def test_without_a_named_interface_several_common_ones_ask_for_a_choice():
@@ -68,12 +66,9 @@ def test_without_a_named_interface_several_common_ones_ask_for_a_choice():
 
     request = Request({"a": 2, "b": 2}, None, None, gpus=True)
     assert judged(two, request)["interface"].level == PASS, "only one is common"
-    facts = {name: copy.deepcopy(HEALTHY) for name in ("a", "b")}
-    for each in facts.values():
-        two(each)
-    found = {f.check: f for f in judge(facts, request)}
-    assert found["interface"].level == WARN
-    assert "--network_interfaces" in found["interface"].remedy
+    found = judged(two, request, "ab")["interface"]
+    assert found.level == WARN
+    assert "--network_interfaces" in found.remedy
 
 
 def test_probe_reads_interfaces_and_adapters_of_a_host(tmp_path):
@@ -118,13 +113,10 @@ def test_hosts_that_are_none_are_refused(text):
         hosts.parse(text)
 
 
-def _run(*arguments: str, cwd) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hybrid_imagenet", "doctor", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd)
-
-
 def test_this_host_is_examined_and_one_that_cannot_be_reached_fails_with_a_remedy(tmp_path):
-    result = _run("-H", "localhost:1,no-such-host.invalid:1", "--no_ranks", cwd=tmp_path)
+    words = ["doctor", "-H", "localhost:1,no-such-host.invalid:1", "--no_ranks"]
+    command = [sys.executable, "-m", "hybrid_imagenet", *words]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert result.returncode == 1
     assert "pass  version of horovod: " in result.stdout and result.stdout.splitlines()[-1].endswith(" 2 fail")
     assert not list(tmp_path.iterdir()), "nothing is left behind"
