@@ -55,25 +55,25 @@ def test_the_exit_code_is_the_ranks(script, code):
     assert finish(start(script))[0] == code
 
 
-def test_a_host_that_ssh_does_not_know_is_named_in_one_line():
-    said = "ssh: Could not resolve hostname nowhere: Name or service not known"
-    code, _, err, _ = finish(start(f"echo '{said}' >&2; exit 255"))
+UNKNOWN = "error: host nowhere: ssh cannot resolve this name: check -H, and that `ssh nowhere true` works"
+SHUT = "error: ssh must log in without a password: check with hybrid-imagenet doctor -H"
+
+
+@pytest.mark.parametrize(
+    ("said", "end", "passed_on", "told"),
+    [
+        ("ssh: Could not resolve hostname nowhere: Name or service not known", 255, False, UNKNOWN),
+        ("Host key verification failed.", 255, True, SHUT),
+        ("me@far: Permission denied (publickey,password).", 255, True, SHUT),
+        ("bash: line 1: /opt/clone/.venv/bin/orted: No such file or directory", 127, True, "run launch/setup.sh there"),
+    ],
+)
+def test_a_host_on_which_nothing_starts_is_no_lost_connection(said, end, passed_on, told):
+    code, _, err, _ = finish(start(f"echo '{said}' >&2; exit {end}"))
     assert code == 2
-    assert err == "error: host nowhere: ssh cannot resolve this name: check -H, and that `ssh nowhere true` works\n"
-
-
-@pytest.mark.parametrize("said", ["Host key verification failed.", "me@far: Permission denied (publickey,password)."])
-def test_a_host_that_lets_ssh_not_in_is_no_lost_connection(said):
-    code, _, err, _ = finish(start(f"echo '{said}' >&2; exit 255"))
-    assert code == 2
-    assert err.splitlines() == [said, "error: ssh must log in without a password: check with hybrid-imagenet doctor -H"]
-
-
-def test_a_host_without_the_environment_is_no_unknown_failure():
-    said = "bash: line 1: /opt/clone/.venv/bin/orted: No such file or directory"
-    code, _, err, _ = finish(start(f"echo '{said}' >&2; exit 127"))
-    assert code == 2
-    assert err.splitlines()[-1].endswith("run launch/setup.sh there")
+    *before, last = err.splitlines()
+    assert before == [said] * passed_on
+    assert last.endswith(told)
 
 
 def test_a_program_may_end_with_255_itself(tmp_path):
