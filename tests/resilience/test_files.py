@@ -3,7 +3,6 @@
 import json
 import resource
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -18,18 +17,10 @@ FLAGS = ("--epochs=5000", "--optimizer=sgd")
 LARGE = ("--model=resnet10", "--model_width=64", "--stem=imagenet")  # two checkpoints of it fill the disk
 
 
-def wait_for_checkpoint(run: program.Running, timeout: float = 240) -> None:
-    deadline = time.monotonic() + timeout
-    while not list((run.run_dir / "checkpoints").glob("step-*.npz")):
-        assert run.process.poll() is None, run.process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def finish(run: program.Running, timeout: float = 240) -> tuple[int, str]:
+def finish(run: program.Running) -> tuple[int, str]:
     """Exit code and the one line that begins with `error:`; there must be no traceback."""
     try:
-        code, output = run.finish(timeout)
+        code, output = run.finish()
     finally:
         if run.process.poll() is None:
             run.kill()
@@ -50,7 +41,8 @@ def test_a_full_disk_ends_the_run_and_after_making_room_it_goes_on(tiny_data, tm
     with processes.small_disk(tmp_path / "disk", 60) as remount:
         run_dir = tmp_path / "disk" / "run"
         run = program.Running(1, tiny_data, run_dir, *FLAGS, *LARGE)
-        wait_for_checkpoint(run)
+        saved = (run_dir / "checkpoints").glob
+        processes.wait_for(lambda: list(saved("step-*.npz")) or run.process.poll() is not None, 240)
         if remount is None:  # not allowed to mount: a limit on the size of files stands in for the full disk
             resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (20 << 20, 20 << 20))
         code, error = finish(run)
