@@ -37,10 +37,6 @@ def test_one_bucket_is_one_message(options):
     assert options(Settings(deterministic=True))[1]["HOROVOD_FUSION_THRESHOLD"] == "0"  # nor are others merged
 
 
-def test_what_the_launcher_set_stays(options):
-    assert options(Settings(), HOROVOD_CYCLE_TIME="7")[1]["HOROVOD_CYCLE_TIME"] == "7"
-
-
 def test_with_nccl_sums_are_handed_on_before_they_are_done_and_the_thread_looks_often(options):
     """Otherwise Horovod's thread waits for each sum on the host, and the device runs dry behind every one."""
     plain, found = options(Settings())[1], options(Settings(), nccl=True)[1]
