@@ -27,9 +27,6 @@ class Page(HTMLParser):
         if tag not in self.VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
     def handle_endtag(self, tag):
         if tag not in self.VOID:
             assert self.open.pop() == tag
