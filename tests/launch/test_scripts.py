@@ -102,13 +102,10 @@ def test_the_job_asks_for_a_gpu_per_slot_and_mounts_its_claims():
 
 
 def test_slurm_options_describe_cluster_1():
-    options = [line.split(maxsplit=1)[1] for line in _slurm_lines() if line.startswith("#SBATCH")]
+    lines = (LAUNCH / "slurm.sh").read_text().splitlines()
+    options = [line.split(maxsplit=1)[1] for line in lines if line.startswith("#SBATCH")]
     assert {"--nodes=3", "--ntasks-per-node=8", "--gpus-per-node=8", "--requeue"} <= set(options)
     assert any(o.startswith("--signal=B:USR1@") for o in options)
-
-
-def _slurm_lines() -> list[str]:
-    return (LAUNCH / "slurm.sh").read_text().splitlines()
 
 
 def test_slurm_turns_its_nodes_into_hosts(tmp_path):
@@ -124,8 +121,7 @@ def test_slurm_turns_its_nodes_into_hosts(tmp_path):
         "DRY_RUN": "1",
     }
     # Slurm runs a copy of the script from its spool directory.
-    spooled = tmp_path / "slurm_script"
-    spooled.write_text("\n".join(_slurm_lines()) + "\n")
+    spooled = shutil.copy(LAUNCH / "slurm.sh", tmp_path / "slurm_script")
     first = run("bash", spooled, "--epochs=3", cwd=tmp_path, **variables)
     assert first.returncode == 0, first.stderr
     assert "-np 8 -H n1:4,n2:4" in first.stdout
