@@ -4,8 +4,6 @@ import json
 import os
 import sys
 
-import pytest
-
 from hybrid_imagenet.comm import gpus
 from studies import jobs, running, trial_runs
 from studies.running import Place
@@ -15,16 +13,6 @@ FLAGS = ("--dataset=digits", "--model=resnet10", "--epochs=2")
 
 def cells(root, seeds):
     return [trial_runs.create(root, (*FLAGS, f"--seed={seed}"), 1) for seed in seeds]
-
-
-@pytest.fixture
-def pretended(monkeypatch):
-    """Cells take half a second and leave what `pretend.py` says."""
-
-    def command(cell, launcher):
-        return [sys.executable, "-m", "tests.studies.pretend", str(cell.directory), "0.5", *cell.flags]
-
-    monkeypatch.setattr(running, "command", command)
 
 
 def told(cell):
@@ -42,7 +30,13 @@ def test_a_host_is_divided_among_jobs():
     assert {place.gpus for place in jobs.places(2, 2, range(4), 1, {})} == {None}  # too few: the run says so
 
 
-def test_jobs_run_at_once_with_the_results_of_one_after_another(tmp_path, pretended, monkeypatch):
+def test_jobs_run_at_once_with_the_results_of_one_after_another(tmp_path, monkeypatch):
+    """Cells take half a second and leave what `pretend.py` says."""
+
+    def command(cell, launcher):
+        return [sys.executable, "-m", "tests.studies.pretend", str(cell.directory), "0.5", *cell.flags]
+
+    monkeypatch.setattr(running, "command", command)
     monkeypatch.setattr(gpus, "count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     planned = [cells(tmp_path / name, (2, 3)) for name in ("alone", "together")]

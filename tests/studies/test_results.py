@@ -26,12 +26,6 @@ BELOW = arm("below", ends(0.91, 0.93, 0.92), top1=0.75, epochs=42)
 NEAR = arm("near", ends(0.955, 0.975, 0.97))
 
 
-@pytest.fixture
-def no_advice(monkeypatch):
-    """How many seeds would decide takes most of the time of a verdict."""
-    monkeypatch.setattr(hypotheses, "seeds_needed", lambda power: None)
-
-
 def judged(first, second, relation="above", metric="top1", **claim):
     """The verdict on the only statement of a study of two arms."""
     claims = (Claim(first.arm.name, second.arm.name, relation, metric, **claim),)
@@ -203,7 +197,8 @@ def test_program_renders_what_is_there_and_goes_on(tmp_path, capsys, monkeypatch
         (0.03, (0.95,), "open"),
     ],
 )
-def test_an_effect_is_judged_against_the_papers(no_advice, printed, accuracies, words):
+def test_an_effect_is_judged_against_the_papers(monkeypatch, printed, accuracies, words):
+    monkeypatch.setattr(hypotheses, "seeds_needed", lambda power: None)  # it takes most of the time of a verdict
     second = arm("second", ends(*[0.92 + 0.0001 * i for i in range(len(accuracies))]), top1=0.7)
     found = judged(arm("first", ends(*accuracies), top1=0.7 + printed), second)
     assert found.effect == pytest.approx(printed)

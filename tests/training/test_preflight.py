@@ -17,12 +17,6 @@ from tests.support import fresh
 DIGITS = ("--dataset=digits", "--augmentation=digits", "--model=resnet8", "--per_gpu_batch=500")
 
 
-@pytest.fixture
-def bare(monkeypatch):
-    """An environment without packages of the kind that flags ask for."""
-    monkeypatch.setattr(preflight, "_installed", lambda module: False)
-
-
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     """An empty directory."""
@@ -60,7 +54,8 @@ def make_run(path, **meta):
         (["--decoder=dali"], 1, "--decoder=dali: NVIDIA DALI is not installed"),
     ],
 )
-def test_flags_that_cannot_train_are_refused(bare, flags, ranks, text):
+def test_flags_that_cannot_train_are_refused(monkeypatch, flags, ranks, text):
+    monkeypatch.setattr(preflight, "_installed", lambda module: False)  # without packages that flags ask for
     with pytest.raises(UserError, match=text):
         preflight.check(config.resolve([*DIGITS, *flags], ranks))
 
