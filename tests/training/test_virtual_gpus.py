@@ -1,7 +1,5 @@
 """V virtual GPUs on a rank train as V ranks do: 4 ranks, 2 of 2 virtual GPUs and 1 of 4 end in the same weights."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -12,6 +10,7 @@ from hybrid_imagenet.data import pipeline
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from tests.data import test_idx
+from tests.support import program
 from tests.training import virtual_gpus_job as virtual
 
 
@@ -39,11 +38,11 @@ def compare(pools, data, tmp_path, methods):
         assert own["4x1"]["steps"] >= 20
         for way in ("2x2", "1x4"):
             assert largest_difference(own[way], own["4x1"]) < 1e-4, (name, way)
-        records = [json.loads(line) for line in (tmp_path / f"{number}-1x4/run/metrics.jsonl").read_text().splitlines()]
-        epochs = [record for record in records if record["kind"] == "epoch"]
+        epochs, theirs = (
+            [record for record in program.records(tmp_path / f"{number}-{way}/run") if record["kind"] == "epoch"]
+            for way in ("1x4", "4x1-0")
+        )
         assert {record["val_split"] for record in epochs if "val_top1" in record} == {"tuning"}
-        first = [json.loads(line) for line in (tmp_path / f"{number}-4x1-0/run/metrics.jsonl").read_text().splitlines()]
-        theirs = [record for record in first if record["kind"] == "epoch"]
         for ours, real in zip(epochs, theirs, strict=True):
             for key in ("learning_rate", "momentum", "global_batch", "per_gpu_batch", "val_count"):
                 assert ours.get(key) == real.get(key), key
