@@ -14,11 +14,6 @@ import time
 from hybrid_imagenet import comm, main
 from tests.support import processes
 
-MOMENTS = (
-    *("in step", "in checkpoint", "before rename", "in batch norm synchronization", "in validation"),
-    *("at phase switch", "before epoch record", "after epoch record", "after epoch checkpoint"),
-)
-
 
 def kill() -> None:
     """Ends everything at once."""
@@ -89,7 +84,7 @@ def arm(moment: str, number: int) -> None:
         wrap(CheckpointStore, "_write", after=due_when_finished)
     elif moment == "at phase switch":
         wrap(Trainer, "step_begins", after=due)
-    else:
+    else:  # "before epoch record" or "after epoch record"
         wrap(Recording, "epoch", **{moment.split()[0]: due})
 
 

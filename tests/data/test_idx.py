@@ -109,11 +109,9 @@ def test_labels_that_do_not_fit_are_named(tmp_path):
         data.open_source("idx")
 
 
-def batch_of(source, augmentation, **settings):
+def batch_of(source, augmentation):
     order = SampleOrder(source.num_examples, seed=1)
-    stream = pipeline.training(
-        source, order, Cursor(0, 0), (5, 1), epochs=1, image_size=8, augmentation=augmentation, **settings
-    )
+    stream = pipeline.training(source, order, Cursor(0, 0), (5, 1), epochs=1, image_size=8, augmentation=augmentation)
     return next(iter(stream)), order.share(Cursor(0, 0), 5)[0]
 
 
