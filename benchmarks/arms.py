@@ -140,7 +140,9 @@ class Table:
         other = self.rows.get(arm.than, {"status": NOT_RUN})
         if arm.than and other["status"] != MEASURED:
             return f"no verdict: {arm.than} was not measured"
-        return arm.judge(row, other | {"arm": arm.than}, self.machine)
+        base, again = (self.rows.get(name, {}).get("images_per_second") for name in ("base", "again"))
+        noise = abs(again / base - 1) if base and again else 0.0
+        return arm.judge(row, other | {"arm": arm.than}, self.machine | {"noise": noise})
 
     def write(self) -> None:
         """Writes arms.json and arms.md, each whole or not at all."""

@@ -29,7 +29,7 @@ class Arm:
       small: what a rehearsal adds to the words.
       gigabytes: of GPU memory that it takes at most.
       alone: it warms up without others beside it.
-      timed: it waits for its turn (`hybrid_imagenet.benchmarks.turn`); others run beside others of their kind.
+      timed: it waits for its turn (`scaling.wait_for_turn`); others run beside others of their kind.
       seconds: it may take before it is ready, and again from its turn on.
       environment: variables that it gets.
     """
@@ -77,14 +77,17 @@ def _beside(row: Row, other: Row, machine: Row) -> str:
 
 
 def _faster(gain: float) -> Judge:
-    """Yes if it is faster by a factor and its first losses agree."""
+    """Yes if it is faster by a factor, and by more than the noise, and its first losses agree."""
 
     def judge(row: Row, other: Row, machine: Row) -> str:
         said = _beside(row, other, machine)
         apart = abs(row["first_loss"] - other["first_loss"]) / abs(other["first_loss"])
         if apart > _LOSSES_AGREE:
             return f"no: losses are {apart:.1e} apart; {said}"
-        return f"{_yes(row['images_per_second'] >= gain * other['images_per_second'])}: {said}"
+        faster = row["images_per_second"] >= gain * other["images_per_second"]
+        if faster and row["images_per_second"] <= (1 + machine["noise"]) * other["images_per_second"]:
+            return f"no verdict: {said}, and the base itself differs by {machine['noise']:.1%} when it runs again"
+        return f"{_yes(faster)}: {said}"
 
     return judge
 

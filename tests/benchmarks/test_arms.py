@@ -148,6 +148,12 @@ def test_the_rule_beside_an_arm_gives_its_verdict(verdict, name, row, expected):
     assert "as expected" not in said
 
 
+def test_a_gain_within_the_noise_is_no_verdict(verdict):
+    rows = {"base": BASE, "onednn": BASE | {"images_per_second": 5150.0}}
+    assert verdict("onednn", **rows, again=BASE | {"images_per_second": 4750.0}).startswith("no verdict: 1.030 times")
+    assert verdict("onednn", **rows, again=BASE | {"images_per_second": 4950.0}).startswith("yes: 1.030 times")
+
+
 def test_without_the_arm_that_it_is_compared_with_there_is_no_verdict(verdict):
     assert verdict("onednn", onednn=BASE) == "no verdict: base was not measured"
 
