@@ -58,9 +58,8 @@ def measured(options: argparse.Namespace, flags: Sequence[str]) -> list[Row]:
     rows: list[Row] = []
     try:
         for ranks in counts(options.ranks):
-            rows.append(
-                launch(command(worker(options, flags), ranks, options.hosts, options), ranks, options.timeout)[0]
-            )
+            job = command(worker(options, flags), ranks, options.hosts, options)
+            rows.append(launch(job, ranks, options.timeout)[0])
     finally:
         if rows:
             add_efficiency(rows)

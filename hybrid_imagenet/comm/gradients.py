@@ -16,6 +16,7 @@ from hybrid_imagenet.comm import fusion
 from hybrid_imagenet.comm.algorithms import Algorithm, Selector
 from hybrid_imagenet.comm.communicator import check_gradients, travelling
 from hybrid_imagenet.comm.settings import Settings
+from hybrid_imagenet.errors import counted
 
 if typing.TYPE_CHECKING:
     from hybrid_imagenet.comm.communicator import Communicator
@@ -109,8 +110,8 @@ class GradientReducer:
         algorithms = tuple(map(self._selector.of, buckets))
         if self._communicator.rank == 0:
             used = ", ".join(sorted({algorithm.name for algorithm in algorithms}))
-            total = sum(bucket.bytes for bucket in buckets) / 2**20
-            _log.info("gradients: %d in %d buckets, %.3g MiB per step, by %s", len(elements), len(buckets), total, used)
+            total, packed = sum(bucket.bytes for bucket in buckets) / 2**20, counted(len(buckets), "bucket")
+            _log.info("gradients: %d in %s, %.3g MiB per step, by %s", len(elements), packed, total, used)
         name = f"gradients_{len(self._plans)}_of" if self._plans else "gradients"
         return Plan(tuple(buckets), algorithms, name)
 

@@ -55,7 +55,8 @@ def test_the_order_of_images_is_that_of_the_run(tmp_path):
         assert (same.shuffle_window, same.dropped) == (0, {})
 
 
-def test_a_recipe_that_has_changed_since_does_not_act(tmp_path, capsys):
+def test_a_recipe_that_has_changed_since_does_not_act(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv(preflight.CHECKED_VARIABLE, raising=False)  # another test of this process has checked
     old = {"recipe": "flash_a", "eval_every_epochs": 1, "label_smoothing": 0.3, "weight_decay": 0.5, "epochs": 7}
     origins = dict.fromkeys(old, "recipe") | {"recipe": "command line", "weight_decay": "command line"}
     given = ["--recipe=flash_a", "--epochs=8", "--dataset=synthetic", "--check_only"]
