@@ -172,10 +172,10 @@ def decode(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, side: int) 
         return cut(tf.reshape(pixels, [size[0], size[1], 3]), ratio)
 
     def cut(pixels: tf.Tensor, ratio: int) -> tf.Tensor:
-        if ratio > 1:
-            means = tf.nn.avg_pool2d(tf.cast(pixels, tf.float32)[None], ratio, ratio, "VALID")[0]
-            pixels = tf.cast(means + 0.5, tf.uint8)
-        return tf.slice(pixels, [window[0], window[1], 0], [window[2], window[3], 3])
+        pixels = tf.slice(pixels, [ratio * window[0], ratio * window[1], 0], [ratio * window[2], ratio * window[3], 3])
+        if ratio == 1:
+            return pixels
+        return tf.cast(tf.raw_ops.ResizeArea(images=pixels[None], size=window[2:])[0] + 0.5, tf.uint8)
 
     kinds = [functools.partial(kind, ratio) for kind in (jpeg, other, raw) for ratio in RATIOS]
     return resize(tf.switch_case(branch, kinds), side)
