@@ -40,7 +40,7 @@ LONG = {
     ),
     "lars, synchronized, random batches": (
         *("--optimizer=lars", "--sync_batch_norm", "--batch_norm=moving", "--random_batch=1", "--lars_eta=0.01"),
-        *("--lr_schedule=poly", "--warmup_epochs=1"),
+        *("--lr_schedule=poly", "--warmup_epochs=1", "--model_width=16"),
     ),
     "adabound, synchronized": (
         *("--optimizer=adabound", "--sync_batch_norm", "--batch_norm=moving", "--adabound_lr_scaling"),
