@@ -43,6 +43,8 @@ def pack(
     Returns:
       The buckets by the time at which they are complete.
     """
+    if sorted(order) != list(range(len(elements))):
+        raise ValueError("order must name each gradient once")
     sizes = [count * WIRE_BYTES[wire] for count in elements]
     done: list[Bucket] = []
     waiting: list[int] = []

@@ -124,15 +124,17 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         return dataclasses.asdict(self.options) | {"name": self.name}
 
     def set_kinds(self, kinds: Sequence[ParameterKind]) -> None:
-        """Sets the kind of each trainable variable, in order, before `build`; without it, vectors count as biases."""
+        """Sets the kind of each trainable variable, in order; without it, vectors count as biases.
+
+        Raises:
+          ValueError: if called after a build with another number of variables.
+        """
+        if self.built and len(kinds) != len(self._trainable_variables):
+            raise ValueError(f"{len(kinds)} kinds for {len(self._trainable_variables)} variables")
         self.kinds = list(kinds)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Creates the state: for each of `slots` one float32 variable per trainable variable.
-
-        Raises:
-          ValueError: if `set_kinds` was called with another number of kinds.
-        """
+        """Creates the state: for each of `slots` one float32 variable per trainable variable."""
         if self.built:
             return
         variables = list(variables)

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,3 +61,8 @@ def test_the_last_buckets_are_small():
     assert all(size < 8 << 20 for size in small[2:])
     assert Settings().late_bytes(nccl=False) is None
     assert Settings().late_bytes(nccl=True) == 4 << 20
+
+
+def test_order_must_name_each_gradient():
+    with pytest.raises(ValueError, match="each gradient once"):
+        pack([0, 0], [1, 1], "float16", 1)

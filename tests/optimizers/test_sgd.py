@@ -61,10 +61,8 @@ def test_wrong_use_is_named():
         optimizer.apply([None, np.zeros(2)], [a, b])
     with pytest.raises(ValueError, match="in their order"):
         optimizer.apply([np.zeros(2), np.zeros((2, 2))], [b, a])
-    other = SGD()
-    other.set_kinds([ParameterKind.KERNEL] * 3)
     with pytest.raises(ValueError, match="3 kinds for 2 variables"):
-        other.build([a, b])
+        optimizer.set_kinds([ParameterKind.KERNEL] * 3)
     with pytest.raises(KeyError, match="learning_rat"):
         optimizer.hyper.assign({"learning_rat": 1.0})
     assert SGD.from_config(optimizer.get_config()).get_config() == optimizer.get_config()
