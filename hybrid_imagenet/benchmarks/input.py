@@ -19,7 +19,7 @@ from typing import Any
 from hybrid_imagenet import data
 from hybrid_imagenet.benchmarks import _photographs
 from hybrid_imagenet.comm.quiet import import_tensorflow
-from hybrid_imagenet.errors import EXIT_OK, UserError
+from hybrid_imagenet.errors import EXIT_OK, UserError, without_secrets
 from hybrid_imagenet.numerics.augment import AUGMENTATIONS
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.command_line import positive
@@ -36,7 +36,9 @@ def main(argv: list[str]) -> int:
 
 def write(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """Writes rows, the machine and the options to --json, if that is given."""
-    command_line.write_json(arguments.json, {**vars(arguments), "machine": _machine(), "rows": rows})
+    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "load_average": os.getloadavg()[0]}
+    options = vars(arguments) | {"data_dir": without_secrets(arguments.data_dir or "")}
+    command_line.write_json(arguments.json, {**options, "machine": machine, "rows": rows})
 
 
 def parser() -> argparse.ArgumentParser:
@@ -154,7 +156,3 @@ def row_of(name: str, images: int, seconds: float, cpu: float, threads: int) -> 
         "images_per_second_per_core": images / seconds / cores,
         "cpu_ms_per_image": 1000 * cpu / images,
     }
-
-
-def _machine() -> dict[str, Any]:
-    return {"cores": os.cpu_count(), "platform": platform.platform(), "load_average": os.getloadavg()[0]}

@@ -1,3 +1,4 @@
+import json
 import sys
 
 from hybrid_imagenet.benchmarks import input as benchmark
@@ -23,3 +24,9 @@ def test_its_table_stands_without_the_greeting_of_tensorflow():
     codes, loaded, errors = fresh.run(("hybrid_imagenet.benchmarks.input", words))
     assert (codes, errors) == ([0], "")
     assert "tensorflow" in loaded
+
+
+def test_no_password_is_written(tmp_path):
+    words = ["--data_dir=https://ann:hunter2@host/set", f"--json={tmp_path / 'input.json'}"]
+    benchmark.write(benchmark.parser().parse_args(words), [])
+    assert json.loads((tmp_path / "input.json").read_text())["data_dir"] == "https://***@host/set"
