@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import fnmatch
 import importlib.util
+import itertools
 import pathlib
 import shlex
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError, did_you_mean
+from hybrid_imagenet.options import parse_arguments
 from hybrid_imagenet.tools import command_line
 from studies import cost, jobs, plot, running, tables, trial_runs, tuning
 from studies.base import Arm, Study
@@ -111,17 +113,17 @@ def parse(arguments: Sequence[str]) -> tuple[Study, argparse.Namespace, tuple[st
     name = options.study
     if name not in STUDIES:
         raise UserError(f"{name}: choose one of {', '.join(STUDIES)} or list{did_you_mean(name, STUDIES)}")
-    for flag in ("--run_dir", "--seed", "--resume"):
-        if any(word.split("=")[0] == flag for word in extra):
-            raise UserError(f"{flag} after --: the study gives every run its own; omit it")
-    for flag in {word.partition("=")[0] for word in extra} & _varied(STUDIES[name]):
-        raise UserError(f"{flag} after --: the arms of {name} differ in it; omit it")
+    given = parse_arguments(itertools.chain(*configuration.split_flagfiles(extra)), configuration.OPTIONS).keys()
+    for flag in given & {"run_dir", "seed", "resume"}:
+        raise UserError(f"--{flag} after --: the study gives every run its own; omit it")
+    for flag in given & _varied(STUDIES[name]):
+        raise UserError(f"--{flag} after --: the arms of {name} differ in it; omit it")
     names = [arm.name for arm in STUDIES[name].arms]
     for pattern in options.arms.split(",") if options.arms is not None else ():
         if not fnmatch.filter(names, pattern):
             raise UserError(f"--arms={options.arms}: {pattern} is none of {', '.join(names)}")
     study = STUDIES[name]
-    if options.ranks > 1 and not any(word.startswith("--virtual_gpus") for word in extra):
+    if options.ranks > 1 and "virtual_gpus" not in given:
         gpus = max(configuration.resolve(study.arguments(arm, 0, extra)).virtual_gpus for arm in study.arms)
         if gpus > 1:
             raise UserError(
@@ -134,7 +136,7 @@ def parse(arguments: Sequence[str]) -> tuple[Study, argparse.Namespace, tuple[st
 def _varied(study: Study) -> set[str]:
     """The flags that not all arms and points of a study have alike."""
     cells = [(*arm.flags, *point) for arm in study.arms for point in [p.flags for p in arm.points] or [()]]
-    values = [dict(flag.partition("=")[::2] for flag in cell) for cell in cells]
+    values = [parse_arguments(cell, configuration.OPTIONS) for cell in cells]
     return {name for found in values for name in found if any(found[name] != other.get(name) for other in values)}
 
 
@@ -170,15 +172,14 @@ def _announce(study: Study, options: argparse.Namespace, runs: Sequence[tuple[Ar
     """Says what a study will cost or, for a dry run, its commands; returns whether that is all that was asked for."""
     cells = [cell for arm, cell in runs if _takes(options, arm)]
     later = options.seeds * sum(bool(arm.points) for arm in study.arms if _takes(options, arm))
-    price = f"{study.name}: {cost.line(cells, options.images_per_second, later)}" if cells else ""
     if options.dry_run:
         for cell in cells:
             print(shlex.join(running.command(cell, options.launcher)))
         if later:
             print(f"# then the best point of each arm with seeds 0 to {options.seeds - 1}: {later} runs")
-        print(f"# {price}")
-    elif price and not options.render:
-        _say(price)
+    if cells and (options.dry_run or not options.render):
+        mark = "# " if options.dry_run else ""
+        _say(f"{mark}{study.name}: {cost.line(cells, options.images_per_second, later)}")
     return options.dry_run
 
 

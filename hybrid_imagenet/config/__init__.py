@@ -107,7 +107,7 @@ def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] =
     Raises:
       UserError: one line that names the flag, its value and the remedy.
     """
-    from_files, from_command = _split_flagfiles(arguments)
+    from_files, from_command = split_flagfiles(arguments)
     given = {
         Origin.FLAGFILE: parse_arguments([*before, *from_files], _FIRST),
         Origin.COMMAND_LINE: parse_arguments(from_command, _FIRST),
@@ -165,7 +165,7 @@ def _take_chosen(values: dict[str, Any], origins: dict[str, Origin]) -> tuple[di
     return chosen, dropped
 
 
-def _split_flagfiles(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_flagfiles(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separates the arguments that flag files hold from those written on the command line."""
     from_files: list[str] = []
     from_command: list[str] = []

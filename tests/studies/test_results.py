@@ -152,7 +152,8 @@ def test_program_lists_dry_runs_and_refuses(tmp_path, capsys):
         (["gamma", "--seeds=0"], "--seeds: 0"),
         (["gamma", "--dry_run", "--", "--epochs=x"], "--epochs=x"),
         (["gamma", "--", "--seed=4"], "omit it"),
-        (["warmup_epochs", "--", "--warmup_epochs=1"], "--warmup_epochs after --: the arms of warmup_epochs differ"),
+        (["warmup_epochs", "--", "--warmup-epochs=1"], "--warmup_epochs after --: the arms of warmup_epochs differ"),
+        (["gamma", "--", "--zero_last_gamma"], "--zero_last_gamma after --: the arms of gamma differ"),
         (["gamma", "--ranks=2"], "32 virtual GPUs; give --ranks=1"),
     ]:
         assert program.main(words) == 2
