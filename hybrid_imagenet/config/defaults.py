@@ -77,9 +77,7 @@ def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
         asked = origins.get(name) not in _UNASKED or name == "shuffle_window"  # whose 0 stands for None
         changed = alike and not asked and then != now
         if changed and name in CHOICES:
-            raise UserError(
-                f"the run began with --{name}={then}, and the {origin.value} is {now} now: give one of the two"
-            )
+            raise UserError(f"the run began with --{name}={then}, and the {origin.value} is {now} now: give either")
         if changed or (name in always and origin is Origin.DEFAULT):
             kept[name] = tuple(then) if isinstance(then, list) else then
         if changed:

@@ -5,7 +5,6 @@ What needs neither imports neither.
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 import re
@@ -38,7 +37,7 @@ _SCAN = 0xDA
 _END = b"\xff\xd9"
 _SCAN_MARKER = b"\xff\xda"
 RATIOS = (1, 2, 4, 8)  # at which libjpeg decodes
-OTHER_BRANCH = len(RATIOS)  # the first of PNG, GIF and BMP: each kind has a branch for each ratio
+OTHER_BRANCH = OTHER * len(RATIOS)  # the first of PNG, GIF and BMP: each kind has a branch for each ratio
 # libjpeg continues after these, and TensorFlow does not ask it; all that comes out is a line on stderr.
 _WARNING = re.compile(
     r"Corrupt JPEG data: (?P<what>.*)|(?P<other>Premature end of JPEG file|Inconsistent progression sequence.*"
@@ -177,8 +176,8 @@ def decode(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, side: int) 
             return pixels
         return tf.cast(tf.raw_ops.ResizeArea(images=pixels[None], size=window[2:])[0] + 0.5, tf.uint8)
 
-    kinds = [functools.partial(kind, ratio) for kind in (jpeg, other, raw) for ratio in RATIOS]
-    return resize(tf.switch_case(branch, kinds), side)
+    cases = [lambda kind=kind, ratio=ratio: kind(ratio) for kind in (jpeg, other, raw) for ratio in RATIOS]
+    return resize(tf.switch_case(branch, cases), side)
 
 
 def resize(pixels: tf.Tensor, side: int) -> tf.Tensor:

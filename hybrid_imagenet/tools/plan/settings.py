@@ -139,7 +139,7 @@ def read_report(path: str, model: str, batch: int | None) -> OneGpu:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"--speed={path}: not a report of hybrid-imagenet bench gpu ({error})") from None
     if side != 224 or not 0 < found.seconds < math.inf:
-        raise UserError(f"--speed={path}: {side} pixels in {found.seconds:g} s a step; planned are 224 pixels")
+        raise UserError(f"--speed={path}: {side} pixels, {found.seconds:g} s a step: give a measurement at 224 pixels")
     if measured != model or batch not in (None, found.batch):
         asked = f"--model={model}" + (f" --per_gpu_batch={batch}" if batch else "")
         raise UserError(

@@ -301,13 +301,11 @@ def _missed(run: Run, epochs: float) -> Iterator[Suggestion]:
 def _about_time(run: Run, cause: str, share: float) -> Iterator[Suggestion]:
     flags, part = run.flags, f"{100 * share:.0f} % of the time"
     if cause == "input" and share >= _WORTH:
+        waits = f"{part} went into waiting for input"
         if flags.get("data_cache") == "none" and flags.get("dataset") not in ("digits", "synthetic_tensors"):
-            yield Suggestion(
-                "--data_cache=encoded",
-                f"{part} went into waiting for input; reads each image once, if memory holds them",
-            )
+            yield Suggestion("--data_cache=encoded", f"{waits}; reads each image once, if memory holds them")
         if run.on_gpus and flags.get("decoder") == "tensorflow":
-            yield Suggestion("--decoder=dali", f"{part} went into waiting for input; decodes on the GPU")
+            yield Suggestion("--decoder=dali", f"{waits}; decodes on the GPU")
     elif cause == "exposed communication" and share >= _WORTH:
         if flags.get("compression") == "none":
             yield Suggestion("--compression=fp16", f"{part} went into communication; halves the bytes sent")
