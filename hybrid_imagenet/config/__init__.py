@@ -122,8 +122,9 @@ def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] =
             values[name] = parse_value(name, text, _FIRST[name])
             origins[name] = origin
     config = _build(values, origins, ranks)
+    config = defaults.of_earlier_run(config, defaults.description(config))
     checks.check(config)
-    return defaults.complete(defaults.of_earlier_run(config, defaults.description(config)))
+    return defaults.complete(config)
 
 
 def _build(values: dict[str, Any], origins: dict[str, Origin], ranks: int) -> RunConfig:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from hybrid_imagenet import files
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import derived
-from hybrid_imagenet.config.flags import CHOICES
+from hybrid_imagenet.config.flags import CHOICES, OPTIONS
 from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import mlperf, schedules
 from hybrid_imagenet.numerics.relative_step import relative_step
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
-from hybrid_imagenet.options import Origin
+from hybrid_imagenet.options import Origin, check_value
 from hybrid_imagenet.runlog import run_dir
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
       earlier: `description` of the run.
 
     Raises:
-      UserError: if the recipe or the default of an optimizer, a schedule or an all-reduce is another one now.
+      UserError: if the recipe or the default of an optimizer, a schedule or an all-reduce is another one now, or a
+        value exists no more.
     """
     if not earlier:
         return config
@@ -80,6 +81,7 @@ def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
             raise UserError(f"the run began with --{name}={then}, and the {origin.value} is {now} now: give either")
         if changed or (name in always and origin is Origin.DEFAULT):
             kept[name] = tuple(then) if isinstance(then, list) else then
+            check_value(name, kept[name], OPTIONS[name])
         if changed:
             notes[name] = f"the {origin.value} has {now} in this version, but the run began with {then}"
     return dataclasses.replace(config.replace(Origin.RUN, **kept), dropped={**config.dropped, **notes})

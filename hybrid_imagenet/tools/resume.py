@@ -36,13 +36,15 @@ def command(
       hosts: HOST:SLOTS,... of -H; empty takes the run's hosts if it has the run's number of ranks.
 
     Raises:
-      UserError: for flags that cannot be used, or a flag whose value was not stored.
+      UserError: for flags that cannot be used, --run_dir among them, or a flag whose value was not stored.
     """
     flags, origins = config.get("flags"), config.get("origins", {})
     if not isinstance(flags, dict):
         raise UserError(f"{run / 'config.json'}: holds no flags of a run; restore it from a copy")
     new = {underscored(word)[2:].partition("=")[0] for word in words}
     new |= {name.removeprefix("no") for name in new}
+    if "run_dir" in new:
+        raise UserError("--run_dir: RUN is the directory of the run; copy it to continue elsewhere")
     unused = PUBLISHED if flags.get("lr_schedule") in FIXED else ()  # a flag file may hold for several recipes
     kept = [
         _flag(name, value)

@@ -131,6 +131,7 @@ def test_the_command_prints_what_it_would_run(tmp_path, capsys):
     assert "hunter2" not in shown.out + shown.err
     assert __main__.main(["resume", str(tmp_path / "none")]) == 2
     assert __main__.main(["resume", str(tmp_path), "--epoch=3"]) == 2
+    assert __main__.main(["resume", str(tmp_path), "--run_dir=other"]) == 2
     assert "--epochs" in capsys.readouterr().err
 
 

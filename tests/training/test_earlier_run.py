@@ -70,6 +70,8 @@ def test_a_recipe_that_has_changed_since_does_not_act(tmp_path, monkeypatch, cap
     assert resumed(tmp_path, old, origins, "--recipe=flash_b").label_smoothing == new.label_smoothing
     with pytest.raises(UserError, match="--lr_schedule=cosine, and the recipe is sony_a now: give"):
         resumed(tmp_path, old | {"lr_schedule": "cosine"}, origins | {"lr_schedule": "recipe"}, "--recipe=flash_a")
+    with pytest.raises(UserError, match="--decoder=gone: choose one of"):
+        resumed(tmp_path, old | {"decoder": "gone"}, origins | {"decoder": "default"}, "--recipe=flash_a")
 
 
 def test_what_followed_from_the_batch_does_so_again(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from hybrid_imagenet.analysis.cost_model import Link
@@ -23,6 +24,8 @@ _FOOTNOTES = (
     "*: the planned size. comm: all communication of a step; exposed: what backpropagation does not hide of it.",
     "eff.: speed of a GPU here, of its speed alone. exchange: algorithm and size of a bucket of gradients.",
 )
+_JPEG_BYTES = 115e3  # ILSVRC2012_img_train.tar: 147,897,477,120 bytes for 1,281,167 images
+_DECODED = 935.0  # images/s that a core decodes to 224 pixels: docs/input.md
 _REFERENCE = "to 75.9 %: epochs of MLPerf's reference at the batch; a dash where it has none."
 
 
@@ -72,6 +75,11 @@ def lines(plan: settings.Plan) -> list[str]:
         longer = 100 * (here.step_seconds / advice.step_seconds - 1)
         if here.way != advice.way and longer >= 0.1:
             found.append(f"a step as asked for ({describe(here.way)}) takes {longer:.1f} % longer")
+    each = here.images_per_second / cluster.hosts
+    found.append(
+        f"input of a host: {each:,.0f} images/s, which are {1e-9 * _JPEG_BYTES * each:.2g} GB/s of ImageNet's files "
+        f"and some {math.ceil(each / _DECODED)} CPU cores; measure yours with hybrid-imagenet bench input"
+    )
     if not any(row.target_seconds for row in rows):
         found.append("no reference convergence is known for these batches")
     return found
