@@ -124,7 +124,7 @@ def test_planned_size_is_in_the_table_and_flags_override_the_cluster(capsys):
     text = capsys.readouterr().out
     assert "5 hosts x 4 GPUs, batch 64 per GPU, 100 images/s on one GPU (given); link 2.81 GB/s and 20 us a hop" in text
     assert [line.split()[0] for line in text.splitlines()[3:8]] == ["4", "8", "16", "20*", "32"]
-    assert program.main("--hosts=1 --gpus_per_host=1 --images_per_second=2000 --per_gpu_batch=64".split()) == 0
+    assert program.main(["--hosts=1", "--gpus_per_host=1", "--images_per_second=2000", "--per_gpu_batch=64"]) == 0
     assert "input of a host: 2,000 images/s, which are 0.23 GB/s of" in capsys.readouterr().out
 
 
