@@ -22,7 +22,7 @@ KEYS: Mapping[str, str] = {
     "epoch": "epochs done (epoch records; 0.5 inside an epoch), or the epoch under way, from 1 (step records)",
     "step": "steps done since the start of the run",
     "position": "fractional epochs done",
-    "seconds": "seconds of training and validation, over all sessions",
+    "seconds": "seconds of training and validation, over all sessions, without what a kill undid",
     "train_loss": "mean training loss in nats since the last epoch record, or on rank 0 since the last step record",
     "train_top1": "fraction of training images whose first guess was right",
     "train_top5": "fraction of training images whose class was among five guesses",
