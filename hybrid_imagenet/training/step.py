@@ -182,11 +182,7 @@ class TrainStep:
         return found
 
     def _single(self, batch: Batch, control: tf.Tensor) -> None:
-        gradients = self._gradients(batch)  # of this rank, for the scaled loss
-        reduced = self.optimizer.reduce(gradients)  # means over ranks, float32, still scaled
-        self.optimizer.update_if_finite(reduced)
-        self.alarm.advance()
-        self._reduce_control(control)
+        self._update(self._gradients(batch), control)
 
     def _accumulate(self, batch: Batch) -> None:
         for total, gradient in zip(self._accumulators, self._gradients(batch), strict=True):
@@ -196,12 +192,17 @@ class TrainStep:
         gradients = []
         for total, gradient in zip(self._accumulators, self._gradients(batch), strict=True):
             gradients.append((total + tf.cast(gradient, tf.float32)) / micro_batches)
-        reduced = self.optimizer.reduce(gradients)
-        self.optimizer.update_if_finite(reduced)
+        self._update(gradients, control)
         for total in self._accumulators:
             total.assign(tf.zeros_like(total))
+
+    def _update(self, gradients: list[tf.Tensor], control: tf.Tensor) -> None:
+        """Takes the gradients of this rank, for the scaled loss."""
+        reduced = self.optimizer.reduce(gradients)  # means over ranks, float32, still scaled
+        self.optimizer.update_if_finite(reduced)
         self.alarm.advance()
-        self._reduce_control(control)
+        with tf.device("CPU:0"):
+            self._requests.assign(self._communicator.allreduce_on_host(control, "control"))
 
     def forward(self, batch: Batch) -> tf.Tensor:
         """Returns the logits in training mode, float32 [b, classes]; changes nothing but the statistics, to its own."""
@@ -243,10 +244,6 @@ class TrainStep:
         losses = self._loss(logits, labels, self._label_smoothing)
         loss = tf.reduce_mean(losses)
         return losses, self.optimizer.scale_loss(loss if weight is None else weight * loss)
-
-    def _reduce_control(self, control: tf.Tensor) -> None:
-        with tf.device("CPU:0"):
-            self._requests.assign(self._communicator.allreduce_on_host(control, "control"))
 
 
 class EvaluationStep:
