@@ -16,7 +16,7 @@ from hybrid_imagenet.config import derived
 from hybrid_imagenet.config.flags import CHOICES, OPTIONS
 from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import mlperf, schedules
+from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.numerics.relative_step import relative_step
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Origin, check_value
@@ -129,7 +129,7 @@ def _tuned_lars(config: RunConfig) -> RunConfig:
         return config
     batch = derived.base_batch(config)
     begins = config.warmup_epochs + config.chosen["hybrid_ramp_epochs"]
-    first = schedules.create(**derived.schedule_arguments(config))(begins, begins, batch)
+    first = derived.schedule(config)(begins, begins, batch)
     rate, momentum = first["learning_rate"], first["momentum"]
     factor = derived.gradient_factor(config, momentum)
     of_one = relative_step(1.0 if variant == "larc" else rate, 1.0, momentum, factor)

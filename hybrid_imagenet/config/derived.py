@@ -141,13 +141,13 @@ def peak_epochs(config: RunConfig) -> list[float]:
 
 def peak_learning_rate(config: RunConfig) -> float:
     """The largest learning rate of a run, scaled for the number of GPUs and the batch of each epoch."""
-    schedule, stages = schedules.create(**schedule_arguments(config)), batches(config)
+    values, stages = schedule(config), batches(config)
     batch = {epoch: stages.at(int(epoch)).global_batch(config.gpus) for epoch in peak_epochs(config)}
-    return max(schedule(epoch, epoch, batch[epoch])["learning_rate"] for epoch in batch)
+    return max(values(epoch, epoch, batch[epoch])["learning_rate"] for epoch in batch)
 
 
-def schedule_arguments(config: RunConfig) -> dict[str, Any]:
-    """Arguments of `numerics.schedules.create`: flags of the same name, and what is worked out.
+def schedule(config: RunConfig) -> schedules.Schedule:
+    """Learning rate, momentum and bounds by fractional epoch, from flags of the same name and what is worked out.
 
     For --optimizer=adabound the scheduled rate is Adam's own; the rate of SGD, to which the bounds close, follows it.
     """
@@ -161,7 +161,7 @@ def schedule_arguments(config: RunConfig) -> dict[str, Any]:
     }
     if method.rate != "lr":
         worked_out |= {"lr": rates(config)[method.rate], "lr_scaling": "none"}
-    return flags | options_for("lr_schedule", config.lr_schedule, config.chosen) | worked_out
+    return schedules.create(**flags | options_for("lr_schedule", config.lr_schedule, config.chosen) | worked_out)
 
 
 def optimizer_arguments(config: RunConfig) -> dict[str, Any]:

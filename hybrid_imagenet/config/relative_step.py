@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hybrid_imagenet.config.derived import batches, gradient_factor, peak_epochs, schedule_arguments
-from hybrid_imagenet.numerics import mlperf, relative_step, schedules
+from hybrid_imagenet.config import derived
+from hybrid_imagenet.numerics import mlperf, relative_step
 from hybrid_imagenet.numerics.schedules import FIXED
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 
@@ -48,14 +48,15 @@ def at_step(config: RunConfig, values: Mapping[str, float]) -> float | None:
     if variant == "none" or values["phase"] < 0.5 or values.get("lars_share", 1.0) < 1.0:
         return None
     rate, momentum = 1.0 if variant == "larc" else values["learning_rate"], values["momentum"]
-    return relative_step.relative_step(rate, config.chosen["lars_eta"], momentum, gradient_factor(config, momentum))
+    factor = derived.gradient_factor(config, momentum)
+    return relative_step.relative_step(rate, config.chosen["lars_eta"], momentum, factor)
 
 
 def peak(config: RunConfig) -> Peak | None:
     """The largest relative step at the beginning of an epoch or around the end of the warmup; None without one."""
-    schedule, stages = schedules.create(**schedule_arguments(config)), batches(config)
+    schedule, stages = derived.schedule(config), derived.batches(config)
     found = None
-    for start in peak_epochs(config):
+    for start in derived.peak_epochs(config):
         batch = stages.at(int(start)).global_batch(config.gpus)
         values = schedule(start, start, batch)
         step = at_step(config, values)
@@ -78,7 +79,7 @@ def line(config: RunConfig) -> str | None:
     if OPTIMIZERS[config.optimizer].relative_rate:
         known = f"its authors have {tuned(config, top.batch):.2g} at batch {top.batch}"
         return f"relative step {top.value:.2g} in epoch {top.epoch} (LAMB's learning rate); {known}"
-    factor = gradient_factor(config, top.momentum)
+    factor = derived.gradient_factor(config, top.momentum)
     rate = "" if config.chosen["lars_variant"] == "larc" else f"learning rate {top.learning_rate:.4g} x "
     eta = config.chosen["lars_eta"]
     return (
@@ -96,7 +97,7 @@ def forecast(config: RunConfig, num_examples: int) -> str | None:
     network = (config.model, config.model_width, config.image_size, config.freeze, config.max_steps)
     if network != ("resnet50", 64, 224, (), None) or config.num_classes not in (None, 1000):
         return None
-    schedule, stages = schedules.create(**schedule_arguments(config)), batches(config)
+    schedule, stages = derived.schedule(config), derived.batches(config)
     reached: dict[float, int] = {}
     for epoch in range(top.epoch, int(config.epochs) + 1):
         batch = stages.at(epoch - 1).global_batch(config.gpus)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from hybrid_imagenet.config import relative_step
+from hybrid_imagenet.config import derived, relative_step
 from hybrid_imagenet.config.checks import check_data
-from hybrid_imagenet.config.derived import base_batch, batches, decoupled_decay, schedule_arguments, sizes
+from hybrid_imagenet.config.derived import base_batch, batches, decoupled_decay, sizes
 from hybrid_imagenet.errors import counted
-from hybrid_imagenet.numerics import mlperf, schedules
+from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import SampleOrder
 from hybrid_imagenet.optimizers.registry import rule
@@ -57,7 +57,7 @@ def plan(config: RunConfig, num_examples: int) -> list[EpochPlan]:
       UserError: if a batch does not fit the dataset.
     """
     check_data(config, num_examples)
-    schedule = schedules.create(**schedule_arguments(config))
+    schedule = derived.schedule(config)
     stages, order = batches(config), SampleOrder(num_examples, config.seed, config.remainder)
     pixels = sizes(config)
     rows = []

@@ -16,7 +16,7 @@ from hybrid_imagenet.data.registry import SPLITS, Request
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.data.sources.derived import Subset
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics import augment, schedules, splits
+from hybrid_imagenet.numerics import augment, splits
 from hybrid_imagenet.numerics.sampling import SampleOrder
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
@@ -100,11 +100,6 @@ def _statistics_over_ranks(communicator: Communicator, together: int) -> Callabl
     if together == 1:
         return None
     return communicator.allreduce_sum if together == communicator.size else communicator.allreduce_neighbors
-
-
-def schedule(config: RunConfig) -> schedules.Schedule:
-    """Returns learning rate, momentum and bounds by fractional epoch."""
-    return schedules.create(**derived.schedule_arguments(config))
 
 
 def optimizer(

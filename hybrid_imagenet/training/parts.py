@@ -58,7 +58,7 @@ class Parts:
         order = build.sample_order(config, train_source)
         self.data = TrainingData(config, train_source, order, communicator, options)
         self.model = build.model(config, precision, train_source.num_classes, communicator)
-        self.schedule = build.schedule(config)
+        self.schedule = derived.schedule(config)
         self.optimizer = build.optimizer(config, precision, self.model, communicator)
         compute = precision.removeprefix("mixed_")
         choose = build.random_batch(config, communicator)

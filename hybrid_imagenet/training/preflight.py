@@ -192,8 +192,7 @@ def _moved_learning_rate(config: RunConfig, meta: Mapping[str, Any]) -> list[str
     batch = derived.batches(config).at(cursor["epoch"]).global_batch(config.gpus)
 
     def rate(epochs: float) -> float:
-        arguments = derived.schedule_arguments(config.changed(epochs=epochs))
-        return float(schedules.create(**arguments)(position, position, batch)["learning_rate"])
+        return derived.schedule(config.changed(epochs=epochs))(position, position, batch)["learning_rate"]
 
     old, new = rate(before), rate(config.epochs)
     if before == config.epochs or abs(new - old) <= _MOVED * max(old, new):

@@ -57,7 +57,7 @@ def test_every_flag_of_a_schedule_changes_its_rates(name):
     base = ["--optimizer=sgd", f"--lr_schedule={name}", "--warmup_epochs=5"]
 
     def rates(*given):
-        schedule = schedules.create(**derived.schedule_arguments(config.resolve([*base, *given], 2)))
+        schedule = derived.schedule(config.resolve([*base, *given], 2))
         return [schedule(e / 2, e / 2, 512)["learning_rate"] for e in range(180)]
 
     for flag in flags_for(flags.CHOICES["lr_schedule"][name])[0]:
@@ -72,7 +72,7 @@ def test_every_other_option_of_an_optimizer_changes_the_schedule_or_the_rate(nam
     def evaluated(*given):
         rate = f"--{OPTIMIZERS[name].rate}=0.2"  # above the default start of a linear warmup
         resolved = config.resolve([f"--optimizer={name}", rate, *given], 2)
-        schedule = schedules.create(**derived.schedule_arguments(resolved))
+        schedule = derived.schedule(resolved)
         values = [tuple(schedule(e / 2, e / 2 + 0.25, 1024).values()) for e in range(40)]
         return values, derived.optimizer_arguments(resolved)
 

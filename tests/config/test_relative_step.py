@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from hybrid_imagenet import config, optimizers
 from hybrid_imagenet.config import Origin, derived, relative_step, report
-from hybrid_imagenet.numerics import schedules
 
 IMAGENET = 1_281_167
 
@@ -152,7 +151,7 @@ def test_the_clusters_of_the_paper_have_the_steps_of_their_batches():
 
 def test_while_lars_comes_in_there_is_no_relative_step():
     resolved = config.resolve(["--hybrid_ramp_epochs=2"], 24)
-    schedule = schedules.create(**derived.schedule_arguments(resolved))
+    schedule = derived.schedule(resolved)
     at = {e: relative_step.at_step(resolved, schedule(e, e + 0.01, 6144)) for e in (9.9, 10.0, 11.99, 12.0, 13.0)}
     assert [e for e, value in at.items() if value is None] == [9.9, 10.0, 11.99]
     assert at[13.0] == pytest.approx(0.9 * at[12.0])

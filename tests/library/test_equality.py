@@ -32,7 +32,7 @@ def through_fit(arguments: list, epochs: int) -> dict:
         source, _ = build.sources(config)
         optimizer = hi.DistributedOptimizer(
             optimizers.create(**derived.optimizer_arguments(config)),
-            schedule=build.schedule(config),
+            schedule=derived.schedule(config),
             loss_scale=float(config.loss_scale),
         )
         ranks = hi.communicator()

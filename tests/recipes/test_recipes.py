@@ -8,7 +8,7 @@ from benchmarks.optimizer import resnet50_shapes
 from hybrid_imagenet import config, optimizers, recipes
 from hybrid_imagenet.comm import fusion
 from hybrid_imagenet.config import derived, report
-from hybrid_imagenet.numerics import run_length, schedules
+from hybrid_imagenet.numerics import run_length
 from studies.trial_runs import chosen_defaults
 from tests.references import alexnet_reference, mlperf_reference, short_reference
 
@@ -39,7 +39,7 @@ def test_a_recipe_resolves_holds_only_differences_and_says_where_it_is_from(name
 def test_a_recipe_makes_an_optimizer_and_a_schedule(name):
     resolved = config.resolve([f"--recipe={name}"], 4)
     optimizer = optimizers.create(**derived.optimizer_arguments(resolved))
-    schedule = schedules.create(**derived.schedule_arguments(resolved))
+    schedule = derived.schedule(resolved)
     values = schedule(0.0, 0.1, derived.base_batch(resolved))
     assert {*values, "lars_share"} == set(optimizer.hyper.names)  # a share below 1 is for schedules with a ramp
     optimizer.hyper.assign(values)
@@ -123,10 +123,10 @@ def test_mlperf_lars_is_a_row_of_mlperfs_table(row):
     resolved = config.resolve(["--recipe=mlperf_lars", "--per_gpu_batch=16"], gpus)
     assert (resolved.lr, resolved.warmup_epochs, resolved.momentum) == (lr, warmup, momentum)
     assert (resolved.weight_decay, resolved.epochs) == (decay, round(end))
-    arguments = derived.schedule_arguments(resolved)
-    assert arguments["epochs"] == pytest.approx(end, abs=0.05)
-    schedule = schedules.create(**arguments)
-    rates = [schedule(e, e, int(batch))["learning_rate"] for e in (0.0, warmup / 2, warmup, arguments["epochs"])]
+    schedule = derived.schedule(resolved)
+    last = schedule.arguments["epochs"]
+    assert last == pytest.approx(end, abs=0.05)
+    rates = [schedule(e, e, int(batch))["learning_rate"] for e in (0.0, warmup / 2, warmup, last)]
     assert rates == pytest.approx([0, lr / 2, lr, 0])
     assert derived.optimizer_arguments(resolved)["weight_decay"] == decay
     every, offset = resolved.eval_every_epochs, resolved.eval_offset_epochs

@@ -4,7 +4,6 @@ import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.config import derived, relative_step
-from hybrid_imagenet.numerics import schedules
 from studies import questions
 
 TUNED = [questions.ACCURACY_BY_BATCH, questions.WARMUP_METHOD]
@@ -60,7 +59,7 @@ def test_the_two_warmups_end_in_the_same_training(batch, point):
     arms = {arm.name: arm for arm in study.arms}
     both = [settled(study, arms[f"{name}_{batch}"], *arms[f"{name}_{batch}"].points[point].flags)
             for name in ("adabound", "linear")]  # fmt: skip
-    bounded, linear = (schedules.create(**derived.schedule_arguments(c)) for c in both)
+    bounded, linear = map(derived.schedule, both)
     for epoch in (3.0, 3.5, 7.2, 15.9):
         a, b = bounded(epoch, epoch + 0.1, batch), linear(epoch, epoch + 0.1, batch)
         assert relative_step.at_step(both[0], a) == pytest.approx(relative_step.at_step(both[1], b), rel=2e-3)

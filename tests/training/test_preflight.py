@@ -137,8 +137,8 @@ def test_other_epochs_that_move_the_learning_rate_are_one_warning(here):
     make_run(here / "run")
     words = [*DIGITS, "--optimizer=sgd", "--warmup_epochs=1", "--run_dir=run", "--resume", "--epochs=20"]
     (line,) = preflight.check(config.resolve([*words, "--lr_schedule=cosine"], 2)).warnings
-    now = derived.schedule_arguments(config.resolve([*words, "--lr_schedule=cosine"], 2))
-    new = preflight.schedules.create(**now)(5.5, 5.5, 1000)["learning_rate"]
+    now = derived.schedule(config.resolve([*words, "--lr_schedule=cosine"], 2))
+    new = now(5.5, 5.5, 1000)["learning_rate"]
     assert "--epochs=20, the run had 10: the learning rate at epoch 5.5 becomes " in line
     assert f"becomes {new:.4g} instead of " in line
     constant = config.resolve([*words, "--lr_schedule=constant"], 2)
