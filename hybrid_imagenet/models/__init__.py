@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
+from typing import Any
 
 import keras
-import tensorflow as tf
 
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.models import alexnet, resnet
@@ -21,40 +20,20 @@ def create(
     num_classes: int,
     image_size: int | None,
     *,
-    precision: str = "float32",
-    initializer: str = "kaiming",
-    zero_last_gamma: bool = True,
-    batch_norm: str = "last",
-    batch_norm_momentum: float = 0.9,
-    batch_norm_epsilon: float = 1e-5,
-    seed: int = 0,
-    sync_allreduce: Callable[[tf.Tensor, str], tf.Tensor] | None = None,
     width: int = WIDTH,
     stem: str = "imagenet",
-    blurpool: bool = False,
-    initial_bias: float = 0.0,
-    parts: int = 1,
+    **settings: Any,
 ) -> keras.Model:
     """Builds a network that maps images to class scores.
 
     Args:
       name: one of `NAMES`, or a function of the user's as MODULE:FUNCTION, which is called with `num_classes` and
-        `image_size`; the arguments after `precision` do not reach it.
+        `image_size`; of all that follows, only the precision reaches it.
       num_classes: number of class scores.
       image_size: side of the square input in pixels; None makes a ResNet that takes any.
-      precision: `float32`, `mixed_float16` or `mixed_bfloat16`. Variables are FP32 in all three.
-      initializer: `kaiming`, `xavier` or `gaussian` (see `blocks.convolution_initializer`).
-      zero_last_gamma: start the last BN scale of each residual block at 0 (Lu et al. §2.2.3).
-      batch_norm: `last`, `moving` or `precise` (see `normalization.BatchNormalization`).
-      batch_norm_momentum: decay of the moving average.
-      batch_norm_epsilon: added to the variance.
-      seed: seed of the initial weights; each layer draws from its own stream, derived from (seed, layer name).
-      sync_allreduce: `(tensor, name) -> sum over ranks`; given, training statistics cover the batches of all ranks.
       width: channels of a ResNet's first stage; each later one has twice as many.
       stem: of a ResNet, one of `numerics.depths.STEMS`.
-      blurpool: blur before strides (see `layers.BlurPool`); ResNets only.
-      initial_bias: score of every class at the start, before the weights of the classifier act.
-      parts: equal parts of a training batch that are normalized each by itself.
+      settings: the attributes of `blocks.Builder`.
 
     Returns:
       A functional model from [b, image_size, image_size, 3], normalized, in the compute type of `precision`, to
@@ -63,25 +42,13 @@ def create(
     Raises:
       UserError: for a name, precision or stem that does not exist, or an image too small for the network.
     """
+    builder = Builder(**settings)
     if ":" in name:
-        return _of_user(name, num_classes, image_size, precision)
+        return _of_user(name, num_classes, image_size, builder.precision)
     if name not in NAMES:
         raise UserError(f"--model={name}: choose one of {', '.join(NAMES)}")
     if stem not in STEMS:
         raise UserError(f"--stem={stem}: choose one of {', '.join(STEMS)}")
-    builder = Builder(
-        precision=precision,
-        initializer=initializer,
-        zero_last_gamma=zero_last_gamma,
-        batch_norm=batch_norm,
-        batch_norm_momentum=batch_norm_momentum,
-        batch_norm_epsilon=batch_norm_epsilon,
-        seed=seed,
-        sync_allreduce=sync_allreduce,
-        parts=parts,
-        blurpool=blurpool,
-        initial_bias=initial_bias,
-    )
     if name == "alexnet_bn":
         return alexnet.build(builder, num_classes, image_size)
     return resnet.build(builder, name, num_classes, image_size, width=width, stem=stem)

@@ -18,16 +18,30 @@ _STDDEV = 0.01  # of the classifier: Goyal et al. §5.1; the other papers say no
 
 @dataclasses.dataclass(frozen=True)
 class Builder:
-    """Adds layers to a functional graph; the fields are arguments of `models.create`."""
+    """Adds layers to a functional graph.
 
-    precision: str
-    initializer: str
-    zero_last_gamma: bool
-    batch_norm: str
-    batch_norm_momentum: float
-    batch_norm_epsilon: float
-    seed: int
-    sync_allreduce: Callable[[tf.Tensor, str], tf.Tensor] | None
+    Attributes:
+      precision: `float32`, `mixed_float16` or `mixed_bfloat16`. Variables are FP32 in all three.
+      initializer: see `convolution_initializer`.
+      zero_last_gamma: start the last BN scale of each residual block at 0 (Lu et al. §2.2.3).
+      batch_norm: `last`, `moving` or `precise` (see `normalization.BatchNormalization`).
+      batch_norm_momentum: decay of the moving average.
+      batch_norm_epsilon: added to the variance.
+      seed: of the initial weights.
+      sync_allreduce: `(tensor, name) -> sum over ranks`; given, training statistics cover the batches of all ranks.
+      parts: equal parts of a training batch that are normalized each by itself.
+      blurpool: blur before strides (see `layers.BlurPool`); ResNets only.
+      initial_bias: score of every class at the start, before the weights of the classifier act.
+    """
+
+    precision: str = "float32"
+    initializer: str = "kaiming"
+    zero_last_gamma: bool = True
+    batch_norm: str = "last"
+    batch_norm_momentum: float = 0.9
+    batch_norm_epsilon: float = 1e-5
+    seed: int = 0
+    sync_allreduce: Callable[[tf.Tensor, str], tf.Tensor] | None = None
     parts: int = 1
     blurpool: bool = False
     initial_bias: float = 0.0
