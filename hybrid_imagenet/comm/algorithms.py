@@ -13,6 +13,7 @@ torus          reduce-scatter in rows, all-reduce in columns, all-gather in rows
 from __future__ import annotations
 
 import abc
+import collections
 import dataclasses
 import pkgutil
 import typing
@@ -41,13 +42,10 @@ class Ranks:
     hosts: Sequence[str]
     collectives: Collectives
 
-    def grid(self, text: str | None) -> torus.Grid:
-        """Returns the grid written as `text`, or the default one for the hosts.
 
-        Raises:
-          ValueError: if it does not hold all ranks.
-        """
-        return torus.parse_grid(text, len(self.hosts)) if text else torus.default_grid(self.hosts)
+def _grid(text: str | None, hosts: Sequence[str]) -> torus.Grid:
+    """Returns the grid written as `text`, or the default one; raises ValueError if it does not hold all ranks."""
+    return torus.parse_grid(text, len(hosts)) if text else torus.default_grid(hosts)
 
 
 class Algorithm(abc.ABC):
@@ -125,9 +123,7 @@ class Torus(Cut):
     @classmethod
     def rows_are_hosts(cls, hosts: Sequence[str], **options: typing.Any) -> bool:
         """Returns whether the grid is that of the hosts."""
-        text = options.get("torus_grid")
-        grid = torus.parse_grid(text, len(hosts)) if text else torus.default_grid(hosts)
-        return grid == _host_grid(hosts)
+        return _grid(options.get("torus_grid"), hosts) == torus.host_grid(hosts)
 
     def __init__(self, ranks: Ranks, *, torus_grid: str | None) -> None:
         """Makes the sets of ranks.
@@ -135,7 +131,7 @@ class Torus(Cut):
         Raises:
           ValueError: if the grid does not hold all ranks.
         """
-        rows = torus.rows(ranks.hosts, ranks.grid(torus_grid))
+        rows = torus.rows(ranks.hosts, _grid(torus_grid, ranks.hosts))
         columns = torus.columns(rows)
         self.parts = len(columns)
         self._do = ranks.collectives
@@ -163,7 +159,7 @@ class Hierarchical(Torus):
     @classmethod
     def rows_are_hosts(cls, hosts: Sequence[str], **options: typing.Any) -> bool:
         """Returns whether the hosts have equally many ranks."""
-        return _host_grid(hosts) is not None
+        return torus.host_grid(hosts) is not None
 
     def __init__(self, ranks: Ranks) -> None:
         """Makes the sets of ranks.
@@ -171,21 +167,14 @@ class Hierarchical(Torus):
         Raises:
           UserError: if the hosts hold different numbers of ranks.
         """
-        try:
-            grid = torus.host_grid(ranks.hosts)
-        except ValueError as error:
+        grid = torus.host_grid(ranks.hosts)
+        if grid is None:
+            counts = ", ".join(f"{host} {count}" for host, count in collections.Counter(ranks.hosts).items())
             raise UserError(
-                f"--allreduce=hierarchical: {error}: start as many on each, or use --allreduce=ring or torus"
-            ) from None
+                f"--allreduce=hierarchical: the hosts hold different numbers of ranks ({counts}): start as many on "
+                "each, or use --allreduce=ring or torus"
+            )
         super().__init__(ranks, torus_grid=str(grid))
-
-
-def _host_grid(hosts: Sequence[str]) -> torus.Grid | None:
-    """The grid of one row per host; None for hosts with different numbers of ranks."""
-    try:
-        return torus.host_grid(hosts)
-    except ValueError:
-        return None
 
 
 class Masters(Cut):
@@ -200,7 +189,7 @@ class Masters(Cut):
         Raises:
           ValueError: if the grid does not hold all ranks.
         """
-        groups = torus.rows(ranks.hosts, ranks.grid(torus_grid))
+        groups = torus.rows(ranks.hosts, _grid(torus_grid, ranks.hosts))
         masters = sorted(min(group) for group in groups)
         self._do = ranks.collectives
         made = _make_sets(ranks, [*groups, masters])

@@ -6,6 +6,7 @@ by a reduce-scatter in each row, an all-reduce in each column of one H-th of the
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -56,20 +57,10 @@ def nearest_square(size: int) -> Grid:
     return Grid(vertical, size // vertical)
 
 
-def host_grid(hosts: Sequence[str]) -> Grid:
-    """One row per host.
-
-    Args:
-      hosts: the host of every rank.
-
-    Raises:
-      ValueError: if the hosts hold different numbers of ranks.
-    """
-    counts = {host: hosts.count(host) for host in dict.fromkeys(hosts)}
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{host} {count}" for host, count in counts.items())
-        raise ValueError(f"the hosts hold different numbers of ranks ({listed})")
-    return Grid(len(counts), len(hosts) // len(counts))
+def host_grid(hosts: Sequence[str]) -> Grid | None:
+    """One row per host, from the host of every rank; None if the hosts hold different numbers of ranks."""
+    counts = collections.Counter(hosts)
+    return Grid(len(counts), counts[hosts[0]]) if len(set(counts.values())) == 1 else None
 
 
 def default_grid(hosts: Sequence[str]) -> Grid:
@@ -80,11 +71,8 @@ def default_grid(hosts: Sequence[str]) -> Grid:
     size = len(hosts)
     if size in PUBLISHED_GRIDS:
         return Grid(*PUBLISHED_GRIDS[size])
-    try:
-        grid = host_grid(hosts)
-    except ValueError:
-        return nearest_square(size)
-    return grid if min(grid.vertical, grid.horizontal) > 1 else nearest_square(size)
+    grid = host_grid(hosts)
+    return grid if grid is not None and min(grid.vertical, grid.horizontal) > 1 else nearest_square(size)
 
 
 def rows(hosts: Sequence[str], grid: Grid) -> list[list[int]]:

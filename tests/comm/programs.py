@@ -170,7 +170,7 @@ def all_algorithms(engine: str = "horovod") -> dict:
     # rows that are not contiguous, as with ranks dealt out over hosts
     if place.size in (4, 6, 8):
         dealt = Ranks(place.rank, [f"h{r % 2}" for r in range(place.size)], known)
-        assert torus.rows(dealt.hosts, dealt.grid(None))[0] == list(range(0, place.size, 2))
+        assert torus.rows(dealt.hosts, torus.default_grid(dealt.hosts))[0] == list(range(0, place.size, 2))
         found["torus dealt"] = Torus(dealt, torus_grid=None)
         found["masters dealt"] = Masters(dealt, torus_grid=None)
     if engine == "horovod":
