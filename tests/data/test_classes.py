@@ -107,17 +107,5 @@ def test_text_labels_and_other_columns_of_parquet_files_get_one_line(tmp_path):
         data.open_source("parquet", str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("validation", "message"),
-    [
-        (("cat", "dog"), None),
-        (("0", "1"), None),
-        (("dog", "cat"), "class 0 is 'cat' and 'dog'"),
-    ],
-)
-def test_validation_has_the_classes_of_training(validation, message):
-    if message is None:
-        listing.check_splits("folder", ("cat", "dog"), validation)
-        return
-    with pytest.raises(UserError, match=f"--dataset=folder: training and validation .*{message}"):
-        listing.check_splits("folder", ("cat", "dog"), validation)
+def test_classes_of_validation_that_have_only_numbers_fit_any_names():
+    listing.check_splits("folder", ("cat", "dog"), ("0", "1"))

@@ -1,10 +1,7 @@
 import concurrent.futures
 import dataclasses
-import functools
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +15,7 @@ from hybrid_imagenet.data.sources.base import BadRecord, load_index, remembered
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools.data import prepare
 from tests.data import support
-from tests.ranks import ROOT
+from tests.support.processes import python
 
 
 @pytest.fixture(autouse=True)
@@ -110,8 +107,7 @@ def test_digits(tmp_path):
 
 def test_digits_are_written_once_by_several_processes_at_the_same_time(tmp_path):
     code = "import sys; from hybrid_imagenet import data; print(data.open_source('digits', sys.argv[1]).num_examples)"
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    started = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    started = [python("-c", code, tmp_path) for _ in range(2)]
     assert [process.communicate(timeout=60)[0].strip() for process in started] == ["1500"] * 2
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["digits-1"]
 
@@ -344,8 +340,7 @@ def make():
     return Numbers(np.array([1, 2]))
 print(remembered(pathlib.Path({str(tmp_path / "index.npz")!r}), Numbers, make).values.tolist())
 """
-    start = functools.partial(subprocess.Popen, [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    both = [start(cwd=ROOT) for _ in range(2)]
+    both = [python("-c", program) for _ in range(2)]
     assert [process.communicate()[0] for process in both] == ["[1, 2]\n"] * 2
     assert (tmp_path / "made").read_text() == "x"
 

@@ -15,7 +15,7 @@ import pytest
 
 from hybrid_imagenet.resilience import heartbeats, watchdog
 from hybrid_imagenet.resilience.heartbeats import Beat, Ledger
-from tests.ranks import ROOT
+from tests.support.processes import python
 
 WAITS = ("hybrid_imagenet/training/step.py:65 single", "hybrid_imagenet/training/loop.py:120 _one_step")
 READS = ("/usr/lib/python3/os.py:10 pread", "hybrid_imagenet/training/loop.py:127 _next")
@@ -118,20 +118,8 @@ def test_the_deputy_sits_on_another_host_if_there_is_one(hosts, expected):
 
 
 def start(folder, size, limit, *hanging):
-    arguments = [str(folder), None, str(size), str(limit), *map(str, hanging)]
-    processes = []
-    for rank in range(size):
-        arguments[1] = str(rank)
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.resilience.watched_rank", *arguments],
-                cwd=ROOT,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    return processes
+    words = ("-m", "tests.resilience.watched_rank", folder)
+    return [python(*words, rank, size, limit, *hanging) for rank in range(size)]
 
 
 def finish(processes, number):

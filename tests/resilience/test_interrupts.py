@@ -2,13 +2,10 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
-from tests.ranks import ROOT
 from tests.support import processes
 
 WORK = """
@@ -72,10 +69,7 @@ raise SystemExit(ended_by_one_line({work}))
 
 def pressed(work, presses):
     """Exit code, output and errors of a command in which Ctrl-C is pressed at each "ready"."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", WORK.format(work=work)],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = processes.python("-c", WORK.format(work=work))
     for _ in range(presses):
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
@@ -109,10 +103,7 @@ def test_an_error_without_an_interrupt_is_shown():
 
 def test_workers_do_not_print_what_interrupts_them(tmp_path):
     words = ["--from=synthetic", "--num_examples=4000", "--per_shard=100", "--workers=2", f"--to={tmp_path}/to"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hybrid_imagenet", "data", "prepare", *words],
-        cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+    process = processes.python("-m", "hybrid_imagenet", "data", "prepare", *words, start_new_session=True)
     try:
         while len(processes.children(process.pid)) < 2:
             assert process.poll() is None

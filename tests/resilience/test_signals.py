@@ -54,8 +54,7 @@ def test_what_nohup_ignores_stays_ignored():
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGINT", 130)])
 def test_a_signal_before_training_ends_even_a_rank_that_waits_for_others(name, code):
-    command = [sys.executable, "-m", "tests.resilience.waiting_start", "--dataset=digits", "--augmentation=digits"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = processes.python("-m", "tests.resilience.waiting_start", "--dataset=digits", "--augmentation=digits")
     assert "waiting\n" in iter(process.stdout.readline, "")
     process.send_signal(getattr(signal, name))
     _, errors = process.communicate(timeout=20)
@@ -94,13 +93,8 @@ def test_a_signal_at_the_very_end_changes_no_exit_code():
 
 def test_a_signal_after_the_last_checkpoint_loses_no_result(tiny_data, tmp_path):
     flags = (*program.FLAGS, *SMALL, f"--data_dir={tiny_data}", f"--run_dir={tmp_path}/run", "--epochs=1")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.resilience.interrupted_end", *flags],
-        cwd=ROOT,
-        env=program.environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 75, done.stderr
-    assert "stopped after the last step: the run is complete" in done.stderr
+    process = processes.python("-m", "tests.resilience.interrupted_end", *flags, env=program.environment())
+    _, errors = process.communicate()
+    assert process.returncode == 75, errors
+    assert "stopped after the last step: the run is complete" in errors
     assert (tmp_path / "run" / "summary.json").exists()

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 import pytest
@@ -13,19 +12,11 @@ import pytest
 from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.resilience import exit_code, supervisor
 from hybrid_imagenet.resilience.processes import remove_shared_memory
-from tests.ranks import ROOT
 from tests.support import processes
 
 
 def start(script, *, orphans=0.5):
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.resilience.hasty_supervisor", script, str(orphans)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return processes.python("-m", "tests.resilience.hasty_supervisor", script, orphans, start_new_session=True)
 
 
 def finish(process, seconds=30):
@@ -265,12 +256,9 @@ def test_the_launcher_is_asked_to_end_once_when_its_supervisor_is_killed(tmp_pat
 
 
 def test_a_missing_launcher_is_one_line():
-    done = subprocess.run(
-        [sys.executable, "-m", "hybrid_imagenet.resilience.supervisor", "--", "no-such-mpirun"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr == "error: no-such-mpirun: no such program: run launch/setup.sh first\n"
+    code, _, err, _ = finish(processes.python("-m", "hybrid_imagenet.resilience.supervisor", "--", "no-such-mpirun"))
+    assert code == 2
+    assert err == "error: no-such-mpirun: no such program: run launch/setup.sh first\n"
 
 
 def test_ssh_waits_until_the_watchdog_has_had_its_say():

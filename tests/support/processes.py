@@ -3,12 +3,24 @@
 import contextlib
 import pathlib
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 
 from hybrid_imagenet.resilience.processes import children, descendants
 
-__all__ = ["alive", "children", "descendants", "gone_within", "numbers_in", "small_disk", "wait_for"]
+__all__ = ["alive", "children", "descendants", "gone_within", "numbers_in", "python", "small_disk", "wait_for"]
+
+
+def python(*words: object, **options) -> subprocess.Popen[str]:
+    """Starts Python with these words in the checkout; its output and errors are pipes unless the options say else."""
+    settings = {
+        "cwd": pathlib.Path(__file__).parents[2],
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    } | options
+    return subprocess.Popen([sys.executable, *map(str, words)], **settings)
 
 
 def alive(process: int) -> bool:

@@ -122,18 +122,8 @@ def test_hosts_are_told_where_the_environments_own_open_mpi_lies(own, capfd, mon
 
 
 def job(manner, folder):
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "hybrid_imagenet", "run", "-np", "2"),
-            *("--module", "tests.resilience.plain_rank", "--", manner, str(folder)),
-        ],
-        cwd=ROOT,
-        env=program.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    words = ("-m", "hybrid_imagenet", "run", "-np", 2, "--module", "tests.resilience.plain_rank", "--", manner, folder)
+    return processes.python(*words, env=program.environment(), stderr=subprocess.STDOUT, start_new_session=True)
 
 
 def test_a_job_ends_with_the_code_of_its_ranks_and_leaves_none(tmp_path):
