@@ -25,6 +25,12 @@ def optimizers(model: keras.Model) -> dict[str, Any]:
     return found if found or compiled is None else {"optimizer": compiled}
 
 
+def distributed(model: keras.Model) -> dict[str, DistributedOptimizer]:
+    """Returns those of its `optimizers` that sum gradients over ranks."""
+    found = optimizers(model).items()
+    return {name: optimizer for name, optimizer in found if isinstance(optimizer, DistributedOptimizer)}
+
+
 def trains_as_keras(model: keras.Model) -> bool:
     """Whether a model has Keras's own `train_step`, which updates all trainable variables with one optimizer."""
     return type(model).train_step is keras.Model.train_step

@@ -17,7 +17,7 @@ from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.broadcast import BroadcastInitialState
 from hybrid_imagenet.library.checkpoint import Checkpoint
 from hybrid_imagenet.library.metric_average import MetricAverage
-from hybrid_imagenet.library.optimizer import DistributedOptimizer, check_agreement, digest
+from hybrid_imagenet.library.optimizer import check_agreement, digest
 from hybrid_imagenet.library.schedule import HyperparameterSchedule
 from hybrid_imagenet.library.split_step import SplitCompiledStep
 from hybrid_imagenet.models import normalization
@@ -90,9 +90,8 @@ class MergeBatchNormStatistics(keras.callbacks.Callback):
         self._agree("the end of the epoch")
         if not self._merged:
             self._merge()
-        for optimizer in compiled_model.optimizers(self.model).values():
-            if isinstance(optimizer, DistributedOptimizer):
-                optimizer.average_sums(process.communicator())
+        for optimizer in compiled_model.distributed(self.model).values():
+            optimizer.average_sums(process.communicator())
 
 
 def _skipped(name: str, steps: str) -> SharedError:
@@ -120,11 +119,7 @@ class CompareRanks(keras.callbacks.Callback):
             raise SharedError(
                 "the optimizer sums no gradients over ranks: compile with hybrid_imagenet.DistributedOptimizer(...)"
             )
-        self._updates = {name: int(optimizer.iterations) for name, optimizer in self._ours()}
-
-    def _ours(self) -> list[tuple[str, DistributedOptimizer]]:
-        found = compiled_model.optimizers(self.model).items()
-        return [(name, optimizer) for name, optimizer in found if isinstance(optimizer, DistributedOptimizer)]
+        self._updates = {name: int(o.iterations) for name, o in compiled_model.distributed(self.model).items()}
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Compares; every rank calls it.
@@ -141,7 +136,7 @@ class CompareRanks(keras.callbacks.Callback):
           UserError: on all ranks, with what differs, or if all steps were skipped.
         """
         self._compare("training ends")
-        for name, optimizer in self._ours():
+        for name, optimizer in compiled_model.distributed(self.model).items():
             if int(optimizer.loss_scale.skipped_in_a_row) and int(optimizer.iterations) == self._updates[name]:
                 raise _skipped(name, "all steps")
 
@@ -151,7 +146,7 @@ class CompareRanks(keras.callbacks.Callback):
         Raises:
           UserError: on all ranks, if the last `_MOST_SKIPPED` steps were skipped.
         """
-        for name, optimizer in self._ours():
+        for name, optimizer in compiled_model.distributed(self.model).items():
             if optimizer.loss_scale.skipped_in_a_row >= _MOST_SKIPPED:
                 raise _skipped(name, f"the last {_MOST_SKIPPED} steps or more")
 
