@@ -339,6 +339,7 @@ def check_agreement(ranks: Communicator, own: Mapping[str, Any], when: str, reme
     """Compares values over ranks; every rank calls it.
 
     Args:
+      ranks: to compare.
       own: this rank's values by name, JSON-ready; the same names on all ranks.
       when: how the message begins.
       remedy: how it ends.

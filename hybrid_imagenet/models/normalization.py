@@ -187,7 +187,7 @@ def _joined(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def merged(means: tf.Tensor, variances: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and biased variance, [c], of equal parts, [parts, c],."""
+    """Mean and biased variance, [c], of equal parts, [parts, c]."""
     mean, square = tf.reduce_mean(means, 0), tf.reduce_mean(moments.second_moment(means, variances, tf), 0)
     return mean, moments.biased_variance(mean, square, tf)
 
@@ -330,6 +330,13 @@ def normalize_parts(
 
     Mean and variance are FP32, the variance from the differences to the mean. Forward and backward pass are compiled by
     XLA, which makes each a few loops over memory whatever the number of parts.
+
+    Args:
+      inputs: activations in any float type; a multiple of `parts` images.
+      scale: FP32 [c].
+      offset: FP32 [c].
+      epsilon: added to the variance.
+      parts: how many.
 
     Returns:
       Outputs in the type of the inputs, means and biased variances (FP32 [parts, c]).
