@@ -28,7 +28,7 @@ def create(
 
     Args:
       name: one of `NAMES`, or a function of the user's as MODULE:FUNCTION, which is called with `num_classes` and
-        `image_size`; of all that follows, only the precision reaches it.
+        `image_size`; of all that follows, only precision and seed act on it.
       num_classes: number of class scores.
       image_size: side of the square input in pixels; None makes a ResNet that takes any.
       width: channels of a ResNet's first stage; each later one has twice as many.
@@ -44,7 +44,7 @@ def create(
     """
     builder = Builder(**settings)
     if ":" in name:
-        return _of_user(name, num_classes, image_size, builder.precision)
+        return _of_user(name, num_classes, image_size, builder)
     if name not in NAMES:
         raise UserError(f"--model={name}: choose one of {', '.join(NAMES)}")
     if stem not in STEMS:
@@ -54,8 +54,8 @@ def create(
     return resnet.build(builder, name, num_classes, image_size, width=width, stem=stem)
 
 
-def _of_user(target: str, num_classes: int, image_size: int | None, precision: str) -> keras.Model:
-    """Calls MODULE:FUNCTION with `num_classes` and `image_size`, under the precision's policy.
+def _of_user(target: str, num_classes: int, image_size: int | None, builder: Builder) -> keras.Model:
+    """Calls MODULE:FUNCTION with `num_classes` and `image_size`, under the precision's policy and the seed.
 
     Returns:
       The Keras model that it returns, from images [b, image_size, image_size, 3], normalized as for ImageNet, to logits
@@ -69,7 +69,8 @@ def _of_user(target: str, num_classes: int, image_size: int | None, precision: s
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"--model={target}: {error}; give MODULE:FUNCTION of a module that Python can import") from None
     policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(precision)
+    keras.config.set_dtype_policy(builder.precision)
+    keras.utils.set_random_seed(builder.seed % 2**32)
     try:
         model = function(num_classes=num_classes, image_size=image_size)
     except TypeError as error:
@@ -85,6 +86,17 @@ def _of_user(target: str, num_classes: int, image_size: int | None, precision: s
         raise UserError(f"--model={target}: its output has shape {model.output_shape}, not (None, {num_classes})")
     if model.losses or any(v.constraint is not None for v in model.trainable_variables):
         raise UserError(f"--model={target}: regularizers and constraints are not applied; use --weight_decay")
+    if any(getattr(layer, "synchronized", False) for layer in model._flatten_layers()):
+        raise UserError(f"--model={target}: each rank normalizes its own batch; omit synchronized=True")
+    last = model
+    while isinstance(last, keras.Model):
+        last = last.outputs[0]._keras_history.operation
+    squashes = (keras.activations.softmax, keras.activations.sigmoid)
+    if isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) in squashes:
+        raise UserError(
+            f"--model={target}: the layer {last.name} gives probabilities, not logits; omit its activation "
+            "(classifier_activation=None in keras.applications)"
+        )
     if outputs[0].dtype != "float32":
         model = keras.Model(model.inputs, keras.layers.Activation("linear", dtype="float32")(outputs[0]))
     return model

@@ -23,6 +23,18 @@ def wrong(num_classes, image_size):
     return small(num_classes + 1, image_size)
 
 
+def with_softmax(num_classes, image_size):
+    """Probabilities, in a model within a model."""
+    inner = keras.Sequential([small(num_classes, image_size), keras.layers.Activation("softmax", name="last")])
+    return keras.Sequential([keras.Input((image_size, image_size, 3)), inner])
+
+
+def synchronized(num_classes, image_size):
+    """Normalization over ranks."""
+    norm = keras.layers.BatchNormalization(synchronized=True)
+    return keras.Sequential([keras.Input((image_size, image_size, 3)), norm, small(num_classes, image_size)])
+
+
 def regularized(num_classes, image_size):
     """A weight has a loss of its own."""
     return small(num_classes, image_size, kernel_regularizer="l2")

@@ -111,6 +111,8 @@ def test_a_network_of_ones_own_trains_and_is_evaluated(tiny_data, tmp_path):
         ("tests.training.own_networks:without_arguments", "it is called with num_classes and image_size"),
         ("tests.training.own_networks:wrong", r"its output has shape \(None, 4\), not \(None, 3\)"),
         ("tests.training.own_networks:regularized", "regularizers and constraints are not applied"),
+        ("tests.training.own_networks:with_softmax", "the layer last gives probabilities, not logits"),
+        ("tests.training.own_networks:synchronized", "each rank normalizes its own batch; omit synchronized=True"),
     ],
 )
 def test_a_function_that_gives_no_network_is_refused(name, reason):
@@ -118,10 +120,16 @@ def test_a_function_that_gives_no_network_is_refused(name, reason):
         models.create(name, 3, 16)
 
 
+def test_the_seed_makes_the_weights_of_ones_own_network():
+    made = [models.create("tests.training.own_networks:small", 3, 16, seed=seed).get_weights() for seed in (5, 5, 6)]
+    np.testing.assert_array_equal(made[0][0], made[1][0])
+    assert np.any(made[0][0] != made[2][0])
+
+
 def test_flags_of_built_in_networks_do_not_reach_ones_own():
     flags = ["--dataset=synthetic", "--model=a:b"]
     assert config.resolve(flags).model == "a:b"
-    for flag in ("--model_width=8", "--ema_decay=0.9", "--sync_batch_norm"):
+    for flag in ("--model_width=8", "--ema_decay=0.9", "--sync_batch_norm", "--batch_norm_epsilon=0.1"):
         with pytest.raises(UserError, match=rf"{flag.partition('=')[0]}=.* is for the built-in networks: omit it"):
             config.resolve([*flags, flag])
     with pytest.raises(UserError, match=r"choose one of resnet8, .*or a function of your own as MODULE:FUNCTION"):
