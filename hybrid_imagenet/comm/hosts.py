@@ -48,13 +48,13 @@ def interfaces() -> dict[str, str]:
 def asked_for(found: Mapping[str, str]) -> dict[str, str]:
     """Returns the interfaces on which ranks are to meet: those of NCCL_SOCKET_IFNAME, which the launchers set too.
 
-    As NCCL reads it: beginnings of names, after `=` whole names, after `^` beginnings of those that are not meant.
+    As NCCL reads it: beginnings of names, after `=` whole names, after `^` or `^=` those that are not meant.
     """
     asked = os.environ.get(_INTERFACES, "")
     words = tuple(word for word in asked.lstrip("^=").split(",") if word)
     if not words:
         return dict(found)
-    named = set(words) if asked.startswith("=") else {name for name in found if name.startswith(words)}
+    named = set(words) if asked.lstrip("^").startswith("=") else {name for name in found if name.startswith(words)}
     return {name: address for name, address in found.items() if (name in named) != asked.startswith("^")}
 
 

@@ -85,7 +85,7 @@ class Restarts:
             slots = self._wait_for_hosts()
             if slots is None:
                 return EXIT_PREEMPTED if REQUESTS.stop else EXIT_STALLED
-            again = bool(done) or self._joined
+            again = bool(self._worked)
             if again:
                 self._wait_for_lock()
                 os.environ[STARTED_VARIABLE] = f"{time.time():.3f}"  # what a rank says of its start is of this attempt

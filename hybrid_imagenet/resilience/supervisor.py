@@ -174,7 +174,7 @@ def daemon_options(stall_timeout: float) -> dict[str, str]:
 
 def stall_timeout(words: Sequence[str]) -> float:
     """Returns `--stall_timeout` among the words of a command; its default if it is not there, or 0 (never)."""
-    given = [word.partition("=")[2] for word in words if re.fullmatch(r"--?stall_timeout=[0-9.]+", word)]
+    given = re.findall(r"(?<!\S)--?stall[_-]timeout[= ]([0-9.]+)(?!\S)", " ".join(words))
     try:
         return float(given[-1]) or _DEFAULT_STALL
     except (IndexError, ValueError):

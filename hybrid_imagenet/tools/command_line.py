@@ -154,6 +154,7 @@ def _number(kind: type, holds: Callable[[Any], bool], what: str) -> Callable[[st
     return read
 
 
+whole = _number(int, lambda value: value >= 0, "a whole number of at least 0")
 positive = _number(int, lambda value: value >= 1, "a whole number of at least 1")
 above_zero = _number(float, lambda value: 0 < value < math.inf, "a number above 0")
 fraction = _number(float, lambda value: 0 < value <= 1, "a number above 0, at most 1")

@@ -48,7 +48,6 @@ class AveragedWeights:
         self._measure = measure
         self._step = step
         self._measured_at: int | None = None
-        self._trained: list[tf.Tensor] = []
 
     @property
     def variables(self) -> Mapping[str, keras.Variable]:
@@ -60,27 +59,28 @@ class AveragedWeights:
         if self._measured_at == self._step():
             return
         self._measured_at = self._step()
-        self._enter()
-        self._measure()
-        for path, variable in self._statistics.items():
-            self._own[path].assign(variable.value)
-        self._leave()
+        with self._exchanged():
+            self._measure()
+            for path, variable in self._statistics.items():
+                self._own[path].assign(variable.value)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Has the network hold the averages and their statistics inside; every rank must call it."""
         self.refresh()
-        self._enter()
-        for path, variable in self._statistics.items():
-            variable.assign(self._own[path].value)
-        yield
-        self._leave()
+        with self._exchanged():
+            for path, variable in self._statistics.items():
+                variable.assign(self._own[path].value)
+            yield
 
-    def _enter(self) -> None:
-        self._trained = [tf.identity(v.value) for v in self._network.non_trainable_variables]
+    @contextlib.contextmanager
+    def _exchanged(self) -> Iterator[None]:
+        """Exchanges weights and averages, and back, also after an error: what was trained is saved then."""
+        trained = [tf.identity(v.value) for v in self._network.non_trainable_variables]
         self._average.exchange()
-
-    def _leave(self) -> None:
-        self._average.exchange()
-        for variable, value in zip(self._network.non_trainable_variables, self._trained, strict=True):
-            variable.assign(value)
+        try:
+            yield
+        finally:
+            self._average.exchange()
+            for variable, value in zip(self._network.non_trainable_variables, trained, strict=True):
+                variable.assign(value)

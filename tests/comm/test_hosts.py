@@ -25,6 +25,7 @@ def test_names_are_unique():
         ("=eth", ""),
         ("=eth1,ib0", "eth1 ib0"),
         ("^docker,eth", "ib0"),
+        ("^=eth,eth1", "eth0 docker0 ib0"),
         ("eth7", ""),
     ],
 )

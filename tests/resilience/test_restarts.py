@@ -131,7 +131,20 @@ def test_a_host_on_which_the_job_cannot_start_is_left_out(tmp_path, capfd):
     ends = [(4, 40, 20), (2, 40, 20), (0, 60, 60)]
     code, started = play(tmp_path, ends, hosts=lambda: next(looks, {"a": 2, "b": 2}), most=4)
     assert (code, [set(slots) for slots, *_ in started]) == (0, [{"a"}, {"a", "b"}, {"a"}])
+    assert [resume for *_, resume in started] == [False, True, True]
     assert "omits b: the job could not start there" in capfd.readouterr().err
+
+
+def test_a_host_that_joins_and_cannot_start_does_not_make_the_others_begin_anew(tmp_path):
+    here = {"a": 2}
+
+    def hosts():
+        if (tmp_path / "run" / "config.json").exists():
+            here["b"] = 2
+        return here
+
+    code, started = play(tmp_path, [("waits", 30, 20), (2, 30, 20), (0, 60, 60)], hosts=hosts, restarts=0)
+    assert (code, [(ranks, resume) for _, ranks, resume in started]) == (0, [(2, False), (4, True), (2, True)])
 
 
 def test_without_enough_hosts_it_waits_and_then_ends(tmp_path, capfd):

@@ -268,6 +268,7 @@ def test_ssh_waits_until_the_watchdog_has_had_its_say():
         assert connects == 60
         assert list(supervisor.daemon_options(stall).values()) == ["5", "5", str(count)]
     assert supervisor.stall_timeout(["x", "--stall_timeout=20", "--stall_timeout=45"]) == 45
+    assert supervisor.stall_timeout(["--stall-timeout", "20"]) == 20
     assert supervisor.stall_timeout(["--stall_timeout=0"]) == supervisor.stall_timeout(["--stall_timeout=.5.5"]) == 300
 
 

@@ -51,6 +51,10 @@ def test_validation_sees_the_averages_with_statistics_of_their_own_and_leaves_no
     model, averaged, calls, step = parts
     before = [v.numpy() for v in model.variables]
     averages = {path: v.numpy() for path, v in averaged.variables.items()}
+    with pytest.raises(ZeroDivisionError), averaged.in_place():
+        raise ZeroDivisionError
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
     with averaged.in_place():
         kernel = averages["conv/kernel"]
         assert [v.path for v in model.trainable_variables] == list(averages)[:3]

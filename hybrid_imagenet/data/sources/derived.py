@@ -94,7 +94,7 @@ class CachedSource(Source):
                 content = images.raw(np.asarray(images.picture(content)))
             except ValueError as error:
                 raise BadRecord(*self.locate(index), str(error)) from None
-        if self._stored + len(content) <= self._limit:
-            self._stored += len(content)
-            self._memory[index] = content, label
-        return content, label
+        entry = content, label
+        if self._stored + len(content) <= self._limit and self._memory.setdefault(index, entry) is entry:
+            self._stored += len(content)  # once, where several threads read the same image
+        return entry

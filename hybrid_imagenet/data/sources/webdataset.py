@@ -195,7 +195,8 @@ def _listed(directory: Directory, split: str) -> _Files | None:
         splits = json.loads(text)["splits"]
         entry = next(splits[known] for known in listing.SPLIT_NAMES[split] if known in splits)
         files, sizes = [str(file) for file in entry["filenames"]], [int(size) for size in entry["shard_lengths"]]
-    except (ValueError, KeyError, TypeError, StopIteration, RecursionError) as error:
+        known = {str(file) for other in splits.values() for file in other.get("filenames", ())}
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
         raise UserError(
             f"{directory.where(_INFO)}: does not list the files of {split} with their shard_lengths ({error!r})"
         ) from None
@@ -203,7 +204,6 @@ def _listed(directory: Directory, split: str) -> _Files | None:
         raise UserError(f"{directory.where(_INFO)}: has {len(files)} files but {len(sizes)} lengths of {split}")
     skipped = listing.Skipped()
     if not directory.remote:  # a server with a list need not show its files
-        known = {str(file) for entry in splits.values() for file in entry["filenames"]}
         for other in sorted({file for file in directory.names() if file.endswith((".tar", *_PACKED))} - known):
             skipped.add(f"not in {_INFO}", other)
     return files, sizes, skipped.notes(directory.location)

@@ -25,14 +25,20 @@ def _parser() -> argparse.ArgumentParser:
     prepare.add_argument("--per_shard", type=command_line.positive, default=1024, help="images per shard (%(default)s)")
     prepare.add_argument("--bad_records", choices=("fail", "skip"), default="fail", help="end, or omit and list")
     prepare.add_argument(
-        "--max_bad_records", type=int, default=100, help="bad records per split above which it ends (%(default)s)"
+        "--max_bad_records",
+        type=command_line.whole,
+        default=100,
+        help="bad records per split above which it ends (%(default)s)",
     )
 
     check = commands.add_parser("check", help="verify every record of a dataset; report each bad one")
     _add_source(check, "--dataset")
     check.add_argument("--split", choices=data.SPLITS, help="only this split")
     check.add_argument(
-        "--shuffle_window", type=int, metavar="SHARDS", help="of training, whose mixing is measured (as in training)"
+        "--shuffle_window",
+        type=command_line.whole,
+        metavar="SHARDS",
+        help="of training, whose mixing is measured (as in training)",
     )
     return parser
 

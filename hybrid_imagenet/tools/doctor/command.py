@@ -28,11 +28,13 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         epilog="Exit code: 0 if nothing fails, 1 if something does, 2 for a wrong command line.",
     )
     parser.add_argument("-H", "--hosts", default="localhost", metavar="HOST:SLOTS,...", help="hosts with their ranks")
-    parser.add_argument("--slots", type=int, default=1, help="ranks on hosts without :SLOTS (%(default)s)")
+    parser.add_argument(
+        "--slots", type=command_line.positive, default=1, help="ranks on hosts without :SLOTS (%(default)s)"
+    )
     parser.add_argument(
         "--network_interfaces", dest="interface", metavar="NAME", help="network interface that the run will use"
     )
-    parser.add_argument("--ssh_port", type=int, help="port of sshd on the hosts")
+    parser.add_argument("--ssh_port", type=command_line.positive, help="port of sshd on the hosts")
     parser.add_argument("--data_dir", help="dataset to compare between hosts")
     parser.add_argument("--run_dir", default="runs", help="where results will go (%(default)s)")
     parser.add_argument("--no_ranks", action="store_true", help="import nothing and start no ranks: only ask hosts")
