@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -42,8 +43,8 @@ def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"]
       The share, in the same form.
 
     Raises:
-      UserError: for a rank that does not exist, data of another kind, arrays of different lengths, or fewer elements
-        than ranks.
+      UserError: for a rank that does not exist, data of another kind, arrays of different lengths, fewer elements than
+        ranks, or a `tf.data.Dataset` that shuffles without a seed.
     """
     import tensorflow as tf  # which sources do not need
 
@@ -70,6 +71,11 @@ def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"]
 def _shard_of_dataset(data: tf.data.Dataset, rank: int, size: int, remainder: str) -> tf.data.Dataset:
     import tensorflow as tf
 
+    if size > 1 and any(_shuffles_anyhow(part) for part in _parts(data)):
+        raise UserError(
+            "the data set shuffles without a seed, in another order on each rank, so that ranks would share examples "
+            "and omit others: shuffle after shard, or give one seed (list_files has one too)"
+        )
     count = int(data.cardinality())
     if count >= 0:
         _check_count(count, size)
@@ -80,6 +86,19 @@ def _shard_of_dataset(data: tf.data.Dataset, rank: int, size: int, remainder: st
         own = tf.autograph.experimental.do_not_convert(lambda *parts: _together(parts).skip(rank).take(1))
         return rounds.flat_map(own)
     return data.shard(size, rank)
+
+
+def _parts(data: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    """Yields a data set and those that it is made of."""
+    yield data
+    for part in data._inputs():
+        yield from _parts(part)
+
+
+def _shuffles_anyhow(data: tf.data.Dataset) -> bool:
+    """Returns whether a data set shuffles, and by no seed, which TensorFlow writes as two zeros."""
+    seeds = [getattr(data, name, None) for name in ("_seed", "_seed2")]
+    return all(seed is not None and int(seed) == 0 for seed in seeds)
 
 
 def _together(parts: Any) -> tf.data.Dataset:

@@ -18,6 +18,7 @@ from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.library import compiled_model
 from hybrid_imagenet.library.broadcast import broadcast_model, build, built_on, set_scalars
 from hybrid_imagenet.numerics.sampling import Cursor
+from hybrid_imagenet.order import ExactBatchSampler
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
 
 _LOCKS: dict[pathlib.Path, IO[bytes]] = {}  # of the folders that this process writes to
@@ -31,17 +32,25 @@ class Checkpoint(keras.callbacks.Callback):
     `default_callbacks()`. The folder need not be shared by all hosts.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, every_epochs: int = 1, keep: int = 2):
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every_epochs: int = 1,
+        keep: int = 2,
+        order: ExactBatchSampler | None = None,
+    ):
         """Takes the folder.
 
         Args:
           directory: holds nothing else; its parent must exist. One run at a time may use it.
           every_epochs: epochs between checkpoints; the last epoch is always saved.
           keep: the newest good ones that stay.
+          order: of `hybrid_imagenet.order.keras_dataset`; saved and restored too.
         """
         super().__init__()
         self._directory = pathlib.Path(directory).expanduser().absolute()
-        self._every_epochs, self._keep = every_epochs, keep
+        self._every_epochs, self._keep, self._order = every_epochs, keep, order
         self._state = RunState()
         self._saver: CheckpointSaver | None = None
 
@@ -49,22 +58,24 @@ class Checkpoint(keras.callbacks.Callback):
         """Restores the newest good checkpoint on all ranks, and lets `fit` begin with the epoch after it.
 
         Raises:
-          UserError: on all ranks, if the folder is in use, or belongs to another model.
+          UserError: on all ranks, if the folder is in use, or belongs to another model or order.
         """
         ranks = process.communicator()
         for optimizer in compiled_model.optimizers(self.model).values():
             build(self.model, optimizer, ranks)
-        store, meta = None, None
+        store, meta, place = None, None, None
         with ranks.together():
             if ranks.rank == 0:
                 store = CheckpointStore(self._directory, self._keep, report=_report)
                 self._lock()
-                meta = self._restore(store)
-        meta = ranks.broadcast_object(meta)
+                meta, place = self._restore(store)
+        meta, place = ranks.broadcast_object([meta, place])
         self._state = RunState.from_dict(meta) if meta else RunState()
         if meta:
             self.model._initial_epoch = self._state.finished_epochs
             broadcast_model(self.model, ranks)
+            if self._order is not None:
+                self._order.load_state_dict(place)
         self._saver = CheckpointSaver(
             store=store,
             state=self._state,
@@ -110,10 +121,11 @@ class Checkpoint(keras.callbacks.Callback):
         except OSError as problem:
             raise UserError(f"{self._directory}: {problem.strerror}; give a folder that can be written") from None
 
-    def _restore(self, store: CheckpointStore) -> dict[str, Any] | None:
+    def _restore(self, store: CheckpointStore) -> tuple[dict[str, Any] | None, dict[str, int] | None]:
+        """Returns the states of the run and of the order in the newest good checkpoint."""
         found = store.newest_good()
         if found is None:
-            return None
+            return None, None
         optimizers = compiled_model.optimizers(self.model)
         for name, saved in found.meta.get("optimizers", {}).items():
             if name in optimizers:
@@ -121,7 +133,7 @@ class Checkpoint(keras.callbacks.Callback):
         restore_arrays(found, self._variables())
         state: dict[str, Any] = found.meta["state"]
         print(f"resumed from {found.path}: epoch {state['finished_epochs']} is done", file=sys.stderr, flush=True)
-        return state
+        return state, found.meta.get("order")
 
     def _ready(self, optimizer: Any, saved: Mapping[str, Any]) -> None:
         """Builds an optimizer as the saved one was built, and sets its scalars."""
@@ -145,7 +157,8 @@ class Checkpoint(keras.callbacks.Callback):
             hyper = getattr(getattr(optimizer, "inner", None), "hyper", None)
             values = {key: hyper[key] for key in hyper.names} if hyper is not None else {}
             optimizers[name] = {"built_on": built_on(self.model, optimizer) or [], "hyper": values}
-        return {"world_size": ranks.size, "epoch_sums": [[0.0] * 4] * ranks.size, "optimizers": optimizers}
+        order = {} if self._order is None else {"order": self._order.state_dict()}
+        return {"world_size": ranks.size, "epoch_sums": [[0.0] * 4] * ranks.size, "optimizers": optimizers, **order}
 
 
 def _report(line: str) -> None:

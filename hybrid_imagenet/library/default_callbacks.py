@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import importlib.util
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -112,13 +115,16 @@ class CompareRanks(keras.callbacks.Callback):
         """Notes how many updates were made.
 
         Raises:
-          UserError: if ranks would train for themselves.
+          UserError: on all ranks, if they would train for themselves, or write the same files.
         """
         of_keras = type(self.model.optimizer).__module__.startswith("keras.")
         if of_keras and compiled_model.trains_as_keras(self.model) and process.communicator().size > 1:
             raise SharedError(
                 "the optimizer sums no gradients over ranks: compile with hybrid_imagenet.DistributedOptimizer(...)"
             )
+        caller = sys._getframe(1).f_locals.get("self")  # Keras shows a callback the others nowhere else
+        if isinstance(caller, keras.callbacks.CallbackList):
+            _refuse_two_writers(caller.callbacks)
         self._updates = {name: int(o.iterations) for name, o in compiled_model.distributed(self.model).items()}
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -229,6 +235,31 @@ _COMMUNICATE = (
     MergeBatchNormStatistics, BroadcastInitialState, Checkpoint, CompareRanks, HyperparameterSchedule, MetricAverage,
     StallWatchdog,
 )  # fmt: skip
+
+
+_WRITE = {
+    keras.callbacks.BackupAndRestore: "backup_dir",
+    keras.callbacks.CSVLogger: "filename",
+    keras.callbacks.ModelCheckpoint: "filepath",
+    keras.callbacks.TensorBoard: "log_dir",
+}
+"""Where callbacks of Keras write."""
+
+
+def _refuse_two_writers(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    own = {
+        f"{type(callback).__name__}({getattr(callback, attribute)!r})"
+        for callback in callbacks
+        for kind, attribute in _WRITE.items()
+        if isinstance(callback, kind)
+    }
+    each = process.communicator().allgather_object(sorted(own))
+    several = collections.Counter(writer for writers in each for writer in writers)
+    for writer in (writer for writer, count in several.items() if count > 1):
+        raise SharedError(
+            f"{writer} on {several[writer]} ranks would write the same files: give it to "
+            "hybrid_imagenet.callbacks.default_callbacks(...), for rank 0 alone"
+        )
 
 
 def on_rank_zero(*callbacks: keras.callbacks.Callback) -> list[keras.callbacks.Callback]:

@@ -21,10 +21,14 @@ class MetricAverage(keras.callbacks.Callback):
     of the added states takes the place of each rank's own, for training and validation. Values that come from
     elsewhere, a custom metric class or a `train_step`'s logs, are averaged as they are, each rank counting alike.
     Vectors are treated as numbers are.
+
+    Attributes:
+      results: of the last validation, also of one outside of `fit`: Keras's `evaluate` returns the rank's own values.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.results: dict[str, Value] = {}
         self._in_epoch = False
         self._trained: dict[str, Value] | None = None
         self._validated: dict[str, Value] | None = None
@@ -39,12 +43,12 @@ class MetricAverage(keras.callbacks.Callback):
             self._trained = self._merged()
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Takes the results of validation; puts them into the logs of a validation outside of `fit`."""
-        merged = self._merged()
+        """Takes the results of validation, and shows them to the callbacks behind this one."""
+        self.results = self._merged()
         if self._in_epoch:
-            self._validated = merged
+            self._validated = self.results
         if logs is not None:
-            logs.update((name, value) for name, value in merged.items() if name in logs)
+            logs.update((name, value) for name, value in self.results.items() if name in logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Puts the averages of all ranks into the logs; every rank calls it."""

@@ -21,8 +21,9 @@ Schedule = Callable[[float, float, int], Mapping[str, float]]
 class HyperparameterSchedule(keras.callbacks.Callback):
     """Sets learning rate, momentum, phase and the AdaBound bounds before every step, as `schedule=` of optimizers says.
 
-    The fractional epochs of a step follow from the number of steps per epoch. With `steps_per_execution=k` the values
-    change every k steps. An optimizer of Keras takes the learning rate only.
+    The fractional epochs of a step follow from the number of steps per epoch, or from the exact order
+    (`hybrid_imagenet.order.keras_dataset`), whose first pass after a resume is shorter. With `steps_per_execution=k`
+    the values change every k steps. An optimizer of Keras takes the learning rate only.
     """
 
     def __init__(self) -> None:
@@ -62,11 +63,11 @@ class HyperparameterSchedule(keras.callbacks.Callback):
         Raises:
           UserError: if another callback has set the learning rate since.
         """
+        steps = (self.params or {}).get("steps")
+        after = (self.params or {}).get("position_after", lambda done: self._epoch + done / steps)
         for name, (optimizer, schedule) in self._used.items():
-            steps = (self.params or {})["steps"]
-            end = min(batch + self.model.steps_per_execution, steps)
             images: int = getattr(schedule, "base_batch", 0)
-            start, end = self._epoch + batch / steps, self._epoch + end / steps
+            start, end = after(batch), after(min(batch + self.model.steps_per_execution, steps))
             values = dict(schedule(start, end, images))
             if batch == 0 and "learning_rate" in values:  # once in an epoch: a look at Keras's optimizers may wait
                 _refuse_another(name, float(optimizer.learning_rate), self._rates[name])

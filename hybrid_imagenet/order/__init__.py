@@ -85,6 +85,10 @@ class ExactBatchSampler:
         """Epochs trained, with the fraction: what a schedule of the learning rate takes, also after a resume."""
         return self._order.position(self._cursor)
 
+    def position_after(self, batches: int) -> float:
+        """The `position` after `batches` batches of the current pass; nothing is changed."""
+        return self._order.position(self._after(self._start, batches))
+
     @property
     def longest(self) -> int:
         """The largest number of batches that a pass can have."""

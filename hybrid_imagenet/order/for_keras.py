@@ -81,6 +81,12 @@ class _Counter(keras.callbacks.Callback):
         self._dataset = dataset
         self._trained = 0
 
+    def set_params(self, params: dict[str, Any] | None) -> None:
+        """Tells schedules, which get the same parameters, where a batch of a shortened pass lies."""
+        super().set_params(params)
+        if params:
+            params["position_after"] = self._dataset.sampler.position_after
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuses another number of steps than the sampler's."""
         steps = (self.params or {}).get("steps")
@@ -96,7 +102,17 @@ class _Counter(keras.callbacks.Callback):
         self._dataset.end_fit()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Refuses an epoch whose order would be that of another.
+
+        Raises:
+          UserError: if the sampler's epoch is not that of `fit`.
+        """
         self._trained = 0
+        if epoch != self._dataset.sampler.epoch:
+            raise UserError(
+                f"fit begins epoch {epoch} where the order is in epoch {self._dataset.sampler.epoch}: load the run's "
+                "state into the sampler (Checkpoint(folder, order=sampler) does), and give initial_epoch=sampler.epoch"
+            )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts; with `steps_per_execution` several batches at once, of which the last may lie beyond the pass."""

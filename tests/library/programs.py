@@ -154,8 +154,10 @@ def measured() -> dict:
         )
         bn = model.get_layer("bn")
         merged = [bn.moving_mean.numpy().tolist(), bn.moving_variance.numpy().tolist()]
-        own = model.evaluate(*validation, verbose=0, return_dict=True)
-        return seen | {"merged": merged, "logs": history.history, "evaluated": [own, share.stop]}
+        average = hi.callbacks.MetricAverage()
+        own = model.evaluate(*validation, verbose=0, return_dict=True, callbacks=[average])
+        logs = history.history
+        return seen | {"merged": merged, "logs": logs, "evaluated": [own, share.stop], "average": average.results}
 
 
 def drifts() -> dict:
@@ -171,9 +173,9 @@ def drifts() -> dict:
             if epoch == 1:
                 self.change(self.model)
 
-    def fit(*changes, validation_data=None):
+    def fit(*changes, validation_data=None, own=()):
         model = models.made(hi.DistributedOptimizer("sgd"))
-        callbacks = hi.callbacks.default_callbacks(*map(Change, changes))
+        callbacks = [*hi.callbacks.default_callbacks(*map(Change, changes)), *own]
         model.fit(*models.data(1), models.BATCH, 4, 0, callbacks, validation_data=validation_data)
 
     changes = {
@@ -184,6 +186,8 @@ def drifts() -> dict:
     with ranks():
         found = {name: message(partial(fit, change)) for name, change in changes.items()}
         first = None if hi.rank() else models.data(1)
+        both = [keras.callbacks.ModelCheckpoint("never.keras")]
+        found["writers"] = message(partial(fit, own=both))
         return found | {"validation": message(partial(fit, validation_data=first))}
 
 

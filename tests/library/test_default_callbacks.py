@@ -102,4 +102,6 @@ def test_ranks_that_a_callback_has_changed_are_named_with_what_differs(pools):
     assert "weights (" in first["weights"] and "learning_rate (" not in first["weights"]
     assert "what comes next (training ends on rank 0; epoch 3 begins on rank 1)" in first["stop"]
     assert "what comes next (validation on rank 0; the end of the epoch on rank 1)" in first["validation"]
+    writers = "ModelCheckpoint('never.keras') on 2 ranks would write the same files: give it to hybrid_imagenet."
+    assert first.pop("writers").startswith(writers)
     assert all("to every rank" in text and "\n" not in text for text in first.values())

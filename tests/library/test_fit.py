@@ -52,6 +52,8 @@ def test_logs_are_those_of_all_examples_and_statistics_those_of_all_ranks(pools)
             parts = [(result[values][0][name], result[values][1]) for result in results]
             mean = sum(value * count for value, count in parts) / sum(count for _, count in parts)
             assert logs[key][-1] == pytest.approx(mean, rel=1e-6), key
+        assert results[0]["average"][name] == results[1]["average"][name]
+        assert results[0]["average"][name] == pytest.approx(logs[f"val_{name}"][-1], rel=1e-6)
     own = [np.array(result["own"][-1]) for result in results]
     mean = (own[0][0] + own[1][0]) / 2  # of two equal parts, the variance by the law of total variance
     variance = (own[0][1] + own[1][1]) / 2 + ((own[0][0] - own[1][0]) / 2) ** 2
@@ -138,6 +140,10 @@ def test_a_share_has_as_many_elements_on_every_rank():
     assert kept == [4, 4, 3]
     with pytest.raises(UserError, match="2 elements for 3 ranks"):
         hi.data.shard(np.arange(2), 0, 3)
+    shuffled = tf.data.Dataset.range(8).shuffle(8).map(lambda x: x).prefetch(1)
+    with pytest.raises(UserError, match="shuffles without a seed, in another order on each rank"):
+        hi.data.shard(shuffled, 0, 2)
+    assert hi.data.shard(tf.data.Dataset.range(8).shuffle(8, seed=1), 0, 2).cardinality() == 4
     with pytest.raises(UserError, match="arrays of different lengths"):
         hi.data.shard((np.arange(4), np.arange(5)), 0, 2)
 

@@ -11,6 +11,7 @@ import pytest
 import hybrid_imagenet as hi
 from hybrid_imagenet import files, optimizers
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.order import ExactBatchSampler, keras_dataset
 from tests.library import saving
 
 
@@ -71,6 +72,44 @@ def test_weights_are_loaded_before_an_accumulating_optimizer_is_built(tmp_path, 
     other.load_weights(tmp_path / "model.weights.h5")
     assert "its state is not loaded, since it is not built; the weights are" in caplog.text
     np.testing.assert_array_equal(other.get_weights()[0], model.get_weights()[0])
+
+
+def test_the_exact_order_and_its_schedule_continue_after_and_inside_an_epoch(tmp_path):
+    images, rates = np.random.default_rng(0).normal(size=(22, 4)).astype(np.float32), {}
+
+    def train(epochs, folder, state=None):
+        keras.utils.set_random_seed(1)
+        sampler = ExactBatchSampler(22, 4, seed=1)  # passes of 6, 5 and 6 batches
+        if state:
+            sampler.load_state_dict(state)
+        batches = keras_dataset(sampler, lambda examples: (images[examples], images[examples]))
+        optimizer = hi.DistributedOptimizer("sgd", schedule=hi.schedules.cosine(peak=0.5, epochs=3))
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+        model.compile(optimizer, "mse")
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: rates.setdefault(sampler.position, []).append(
+                float(optimizer.learning_rate)
+            )
+        )
+        own = [batches.counter, hi.callbacks.Checkpoint(tmp_path / folder, order=sampler), note]
+        callbacks = [*hi.callbacks.default_callbacks(), *own]
+        model.fit(batches, initial_epoch=sampler.epoch, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
+        return model.get_weights()
+
+    whole = train(3, "whole")
+    train(2, "again")
+    for found, wanted in zip(train(3, "again"), whole, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    train(3, "inside", {"epoch": 1, "offset": 14})
+    assert max(map(len, rates.values())) == 3
+    assert all(len(set(found)) == 1 for found in rates.values())
+    with pytest.raises(UserError, match="fit begins epoch 0 where the order is in epoch 1: load the run's state"):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+        model.compile("sgd", "mse")
+        sampler = ExactBatchSampler(22, 4, seed=1)
+        sampler.load_state_dict({"epoch": 1, "offset": 0})
+        batches = keras_dataset(sampler, lambda examples: (images[examples], images[examples]))
+        model.fit(batches, shuffle=False, verbose=0, callbacks=[batches.counter])
 
 
 def test_a_folder_of_checkpoints_is_for_one_run_at_a_time(tmp_path):
