@@ -43,7 +43,7 @@ ALLOWED = {
         "numerics", "analysis", "config", "comm", "optimizers", "models", "data", "checkpoints", "runlog", "training",
         "train", "tools",
     },
-    "library": {"numerics", "comm", "optimizers", "models", "checkpoints", "runlog", "resilience", "training"},
+    "library": {"numerics", "order", "comm", "optimizers", "models", "checkpoints", "runlog", "resilience", "training"},
     "callbacks": {"library"},
     "schedules": {"numerics"},
     "__main__": {"comm", "resilience", "tools"},
