@@ -62,6 +62,8 @@ def summarize(
     finished = _last(epochs, "epoch") or 0
     seconds = wall_seconds if wall_seconds is not None else _last(records, "seconds")
     steady = steady_throughput(epochs)
+    if len({r["global_batch"] // (r["per_gpu_batch"] * r.get("accumulation", 1)) for r in epochs if _has_batch(r)}) > 1:
+        steady = single_gpu_images_per_second = None  # a resume on another number of GPUs: no speed is that of N
     causes = time_by_cause(epochs, seconds, single_gpu_images_per_second, world_size)
     if single_gpu_images_per_second is None and world_size == 1:
         single_gpu_images_per_second = steady
@@ -95,6 +97,10 @@ def summarize(
         "time_by_cause": causes,
     }
     return clean({**facts, **values})
+
+
+def _has_batch(record: Record) -> bool:
+    return bool(record.get("global_batch") and record.get("per_gpu_batch"))
 
 
 def lost_epochs(records: Iterable[Record], finished: float) -> list[int]:
@@ -214,9 +220,11 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         f"{split}top-1 {_percent(summary['val_top1'])} (best {_percent(summary['best_val_top1'])} in epoch "
         f"{best_epoch}){top5} after {_epochs(summary)}"
     )
+    mixed = summary["images_per_second"] and not summary["steady_images_per_second"]
+    before = ", on another number before" if mixed else ""
     text = [
         results if best_epoch != "-" else f"nothing validated after {counted(summary['steps'], 'step')}",
-        f"{_number(summary['images_per_second'])} images/s on {counted(summary['world_size'], 'rank')}, "
+        f"{_number(summary['images_per_second'])} images/s on {counted(summary['world_size'], 'rank')}{before}, "
         f"{duration(summary['wall_seconds'])} in training and validation",
     ]
     if summary.get("scaling_efficiency") and summary["world_size"] > 1:

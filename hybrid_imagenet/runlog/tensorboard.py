@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,20 +62,38 @@ class TensorBoard:
         """Takes the directory, and what receives a line about a failure."""
         import tensorflow as tf
 
-        self._tf, self._report = tf, report
-        self._writer = tf.summary.create_file_writer(directory)
+        self._tf, self._directory, self._report = tf, pathlib.Path(directory), report
+        self._writer: Any = None
         self._failed = False
+
+    def resumed(self, step: int) -> None:
+        """Has TensorBoard leave out the events after a step, which an earlier session wrote and then lost."""
+        self._attempt(lambda: self._restart(step))
+
+    def _restart(self, step: int) -> None:
+        if not self._directory.is_dir():
+            return
+        event, log, now = self._tf.compat.v1.Event, self._tf.compat.v1.SessionLog, time.time()
+        # In the order of their names it is read before the events to come, whose names have their host after the time.
+        path = self._directory / f"events.out.tfevents.{int(now):010d}.0.{os.getpid()}.v2"
+        with self._tf.io.TFRecordWriter(str(path)) as file:
+            file.write(event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+            start = log(status=log.START)
+            file.write(event(wall_time=now, step=step + 1, session_log=start).SerializeToString())
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Writes the values of a step or epoch record."""
         self._attempt(lambda: self._write(scalars(record), int(record["step"])))
 
     def close(self) -> None:
-        self._attempt(self._writer.close)
+        if self._writer is not None:
+            self._attempt(self._writer.close)
 
     def _write(self, values: Mapping[str, float], step: int) -> None:
         metadata = self._tf.compat.v1.SummaryMetadata()
         metadata.plugin_data.plugin_name = "scalars"
+        if self._writer is None:  # its file has the time in its name, and so follows that of `resumed`
+            self._writer = self._tf.summary.create_file_writer(str(self._directory))
         with self._writer.as_default():
             for tag, value in values.items():
                 self._tf.summary.write(tag, self._tf.constant(value, self._tf.float32), step=step, metadata=metadata)

@@ -99,13 +99,14 @@ class Recording:
         if self.writer is not None:
             self.writer.write({"kind": "diverged", "step": step, "seconds": seconds, "train_loss": loss})
 
-    def start(self, facts: Mapping[str, Any], info: Mapping[str, Any], state: RunState) -> None:
-        """Writes config.json and opens metrics.jsonl.
+    def start(self, facts: Mapping[str, Any], info: Mapping[str, Any], state: RunState, *, over: bool = False) -> None:
+        """Writes config.json, unless there is nothing left to train with it, and opens metrics.jsonl.
 
         Args:
           facts: world size, precision, hosts, hardware, versions and numbers of images, for config.json.
           info: what the view needs beforehand, see `metrics.progress.Status`.
           state: where the run stands; `seconds` is the wall time of earlier sessions.
+          over: no step is left.
         """
         log = logging.getLogger("hybrid_imagenet")
         self._level = log.level
@@ -120,21 +121,13 @@ class Recording:
             "num_classes": facts.get("num_classes"),
             "gpus": facts.get("gpu", "none") != "none",
         }
-        flags = self._config.shown()
-        self._directory.write_json(
-            "config.json",
-            {
-                "flags": flags,
-                "origins": {name: origin.value for name, origin in self._config.origins.items()},
-                "version": __version__,
-                "started": time.time() - state.seconds,
-                "peak_learning_rate": derived.peak_learning_rate(self._config),
-                **facts,
-            },
-        )
+        if not over:
+            self._write_config(facts, state.seconds)
         resume_from = (state.step, state.closed_at) if self._directory.resumed else None
         self.writer = jsonl.MetricsWriter(self._directory.path / "metrics.jsonl", resume_from=resume_from)
         earlier = jsonl.read(self.writer.path) if resume_from else []
+        if self._tensorboard is not None and resume_from:
+            self._tensorboard.resumed(state.step)
         validated = [
             (record["epoch"], record["val_top1"])
             for record in earlier
@@ -155,6 +148,24 @@ class Recording:
         warning = relative_step.warning(self._config) if info.get("imagenet") else None
         if warning:
             self.view.message(f"warning: {warning}")
+
+    def _write_config(self, facts: Mapping[str, Any], seconds: float) -> None:
+        assert self._directory is not None
+        flags = dict(self._config.shown())
+        for name in ("data_dir", "data_cache_dir"):  # a resume may come from another directory
+            if flags[name] and not is_url(flags[name]):
+                flags[name] = str(pathlib.Path(flags[name]).expanduser().absolute())
+        self._directory.write_json(
+            "config.json",
+            {
+                "flags": flags,
+                "origins": {name: origin.value for name, origin in self._config.origins.items()},
+                "version": __version__,
+                "started": time.time() - seconds,
+                "peak_learning_rate": derived.peak_learning_rate(self._config),
+                **facts,
+            },
+        )
 
     def step(self, step: int, position: float, record: Mapping[str, Any] | None) -> None:
         """Advances the view; writes and shows the record of a step whose metrics were fetched."""
@@ -189,7 +200,8 @@ class Recording:
         self._close_view(values)
         if self.store is not None:
             self.store.wait()
-            for line in closing_lines(self._config, self._directory.path, self.store.paths(), stop):
+            done = values["epochs"] >= self._config.epochs
+            for line in closing_lines(self._config, self._directory.path, self.store.paths(), stop, done):
                 self.view.message(line)
         self._directory.release()
 
@@ -267,7 +279,7 @@ def _view_mode(config: RunConfig, rank: int, size: int) -> str:
 
 
 def closing_lines(
-    config: RunConfig, run_dir: pathlib.Path, checkpoints: Sequence[pathlib.Path], stop: str
+    config: RunConfig, run_dir: pathlib.Path, checkpoints: Sequence[pathlib.Path], stop: str, done: bool = False
 ) -> list[str]:
     """Returns where checkpoints lie, and the next commands.
 
@@ -276,6 +288,7 @@ def closing_lines(
       run_dir: its directory.
       checkpoints: its files, newest first.
       stop: why it ended: "preempted", "target" or "".
+      done: no epochs are left.
     """
     found = [f"results: {run_dir}"]
     if not checkpoints:
@@ -291,6 +304,6 @@ def closing_lines(
     evaluate += [f"--data_cache_dir={config.data_cache_dir}"] if is_url(config.data_dir or "") else []
     evaluate += [f"--val_fraction={config.val_fraction:g}"] if config.val_fraction else []
     export = ["hybrid-imagenet", "export", str(run_dir), *best, f"--to={run_dir / 'network.onnx'}"]
-    if config.max_steps is not None and not stop:
+    if config.max_steps is not None and not stop and not done:
         found.append(f"next: {shlex.join(resume)}")
     return [*found, *(f"next: {shlex.join(words)}" for words in (report, evaluate, export))]

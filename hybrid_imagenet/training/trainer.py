@@ -65,7 +65,8 @@ class Trainer:
                 scale = parts.optimizer.loss_scale
                 if not scale.dynamic or checkpoint.meta.get("precision") != parts.facts["precision"]:
                     scale.scale.assign(scale.initial)
-            parts.recording.start(parts.facts, self._info(), parts.state)
+            over = parts.data.length.reached(parts.state.cursor, parts.state.step)
+            parts.recording.start(parts.facts, self._info(), parts.state, over=over)
         REQUESTS.begin()  # before the ranks meet: once one says that it compiles, a signal saves on all of them
         parts.communicator.broadcast_variables([v.value for v in parts.variables().values()])  # Lu et al. §2.2.3
         self._prepare()

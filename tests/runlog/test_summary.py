@@ -56,6 +56,17 @@ def test_criteria_of_a_target_follow_the_definitions():
     assert (top5["metric"], top5["target"], top5["epochs"]) == ("val_top5", 0.93, 4)
 
 
+def test_speeds_over_different_numbers_of_gpus_are_those_of_none():
+    rows = records()
+    for row in rows:
+        row |= {"global_batch": 64 if row["epoch"] < 3 else 32, "per_gpu_batch": 8, "accumulation": 1}
+    result = summarized(rows, targets=(0.75,), single_gpu_images_per_second=125)
+    assert result["scaling_efficiency"] is result["steady_images_per_second"] is None
+    assert result["targets"][0]["epochs"] == 2
+    assert result["targets"][0]["actual_average_single_gpu_seconds"] is None
+    assert "images/s on 2 ranks, on another number before, " in summary.lines(result)[1]
+
+
 def test_dropped_images_are_added_up_and_told():
     rows = records()
     before = summarized(rows)

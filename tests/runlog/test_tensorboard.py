@@ -32,10 +32,11 @@ def test_on_a_full_disk_training_continues_and_one_line_says_so(tmp_path):
 def events(directory):
     from tensorflow.core.util import event_pb2
 
-    (path,) = directory.iterdir()
     found = []
-    for item in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+    for item in tf.data.TFRecordDataset(sorted(map(str, directory.iterdir()))).as_numpy_iterator():
         event = event_pb2.Event.FromString(item)
+        if event.session_log.status == event.session_log.START:  # as TensorBoard does
+            found = [value for value in found if value[0] < event.step]
         found += [(event.step, value.tag, tf.make_ndarray(value.tensor), value.metadata.plugin_data.plugin_name)
                   for value in event.summary.value]  # fmt: skip
     return found
@@ -58,3 +59,20 @@ def test_files_hold_scalars_under_documented_tags(tmp_path):
         (10, "validation/top1"): 0.5,
         (10, "validation/top5"): pytest.approx(0.6),
     }
+
+
+def test_events_that_a_kill_undid_are_left_out_after_a_resume(tmp_path):
+    folder = tmp_path / "tb"
+    board = tensorboard.TensorBoard(str(folder), print)
+    board.resumed(0)  # of a run without events yet
+    board.log(STEP)
+    board.log(EPOCH)
+    board.close()
+    (first,) = folder.iterdir()
+    first.rename(folder / "events.out.tfevents.0000000001.host")  # of a second long ago
+    board = tensorboard.TensorBoard(str(folder), print)
+    board.resumed(5)
+    board.log(EPOCH)
+    board.close()
+    steps = [step for step, tag, *_ in events(folder) if tag in ("train/loss", "epoch/train/loss")]
+    assert steps == [5, 10]

@@ -111,6 +111,25 @@ def test_a_run_that_was_stopped_is_resumed_first(tmp_path):
     assert closing_lines(config.resolve([]), tmp_path, [], "") == [f"results: {tmp_path}"]
 
 
+def test_a_run_of_max_steps_is_resumed_if_epochs_are_left(tmp_path):
+    resume = [f"next: hybrid-imagenet resume '{tmp_path}/a run'"]
+    assert last_lines(tmp_path, "--max_steps=3")[1:2] == resume
+    files = CheckpointStore(tmp_path / "a run" / "checkpoints", 2).paths()
+    lines = closing_lines(config.resolve(["--max_steps=3"]), tmp_path / "a run", files, "", done=True)
+    assert not set(resume) & set(lines)
+
+
+def test_a_resume_without_a_step_leaves_the_description_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written = tmp_path / "run" / "config.json"
+    for more in (["--lr=1", "--data_dir=set"], ["--lr=2", "--resume"]):
+        recording = Recording(config.resolve(["--run_dir=run", "--optimizer=sgd", "--dataset=folder", *more]), 0, 1)
+        recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState(), over="--resume" in more)
+        recording.interrupt()
+        assert json.loads(written.read_text())["flags"]["lr"] == 1
+    assert json.loads(written.read_text())["flags"]["data_dir"] == str(tmp_path / "set")
+
+
 def test_a_run_whose_directory_is_deleted_says_so_after_a_validation_too(tmp_path):
     recording = Recording(config.resolve([f"--run_dir={tmp_path / 'run'}"]), 0, 1)
     recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState())
