@@ -26,6 +26,16 @@ if TYPE_CHECKING:
     from hybrid_imagenet.config import RunConfig
 
 _FREE = (Origin.DEFAULT, Origin.BATCH)
+_LASTING = (
+    "lr_scaling",
+    "warmup_epochs",
+    "warmup_start_lr",
+    "momentum",
+    "weight_decay",
+    "epochs",
+    "eval_offset_epochs",
+)
+"""What MLPerf's table gives a run for all of it."""
 _UNASKED = [origin.value for origin in (Origin.DEFAULT, Origin.RECIPE, Origin.RUN)]  # nobody gave the flag itself
 
 
@@ -50,7 +60,8 @@ def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
     """Returns the configuration with the earlier run's settings, where nobody sets them for this start.
 
     They are its order of images, the options of its optimizer, and what it had by default or from the recipe of that
-    name. What followed from the batch or the data does so again.
+    name. What followed from the batch or the data does so again: on other ranks the learning rate, but not the length
+    of the run and the rest of MLPerf's table, which would be another schedule.
 
     Args:
       config: of this start.
@@ -68,6 +79,8 @@ def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
     always = {"seed", "shuffle_window"}  # the rest of an epoch is that of its order
     if flags.get("optimizer") == config.optimizer:
         always |= {name for name in CHOICES["optimizer"][config.optimizer] if origins.get(name) != Origin.BATCH.value}
+    by_table = flags.get("lr_schedule") == config.lr_schedule == "mlperf"
+    lasting = {name for name in _LASTING if by_table and origins.get(name) in (Origin.BATCH.value, Origin.RUN.value)}
     alike = flags.get("recipe") == config.recipe
     kept, notes = {}, {}
     for name, now in config.shown().items():
@@ -76,10 +89,10 @@ def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
             continue
         then = flags[name]
         asked = origins.get(name) not in _UNASKED or name == "shuffle_window"  # whose 0 stands for None
-        changed = alike and not asked and then != now
+        changed = alike and not asked and then != now and name not in lasting
         if changed and name in CHOICES:
             raise UserError(f"the run began with --{name}={then}, and the {origin.value} is {now} now: give either")
-        if changed or (name in always and origin is Origin.DEFAULT):
+        if changed or (name in always | lasting and origin is Origin.DEFAULT):
             kept[name] = tuple(then) if isinstance(then, list) else then
             check_value(name, kept[name], OPTIONS[name])
         if changed:

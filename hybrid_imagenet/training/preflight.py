@@ -144,6 +144,7 @@ def _check_disk(config: RunConfig, found: Findings) -> None:
     found.checked.append(f"run directory: {path}, {state}")
     checkpoint = store.newest(path / "checkpoints", store.check_run) if config.resume else None
     if checkpoint is not None:
+        found.warnings.extend(_moved_by_batch(config))
         _check_resumed(config, checkpoint, data.classes)
         found.checked.append(f"checkpoint: {checkpoint.path}, of this model and optimizer")
         found.warnings.extend(_moved_learning_rate(config, checkpoint.meta))
@@ -180,6 +181,16 @@ def _check_resumed(config: RunConfig, checkpoint: store.Description, classes: in
             f"--dataset={config.dataset}: has {classes} classes, but {checkpoint.path} has {before}; resume with the "
             "data that the run was started with"
         )
+
+
+def _moved_by_batch(config: RunConfig) -> list[str]:
+    """A line for each value of MLPerf's table that is another one at this start's batch than it was in the run."""
+    flags, origins = (defaults.description(config).get(key, {}) for key in ("flags", "origins"))
+    return [
+        f"--{name}: {value:.4g} at this batch, {flags[name]:.4g} in the run so far"
+        for name, value in config.values().items()
+        if config.origins[name].value == origins.get(name) == Origin.BATCH.value and value != flags[name]
+    ]
 
 
 def _moved_learning_rate(config: RunConfig, meta: Mapping[str, Any]) -> list[str]:

@@ -79,6 +79,23 @@ def test_what_followed_from_the_batch_does_so_again(tmp_path):
     assert found.lars_eta == config.resolve(["--hybrid_handover=rescale", "--momentum=0.8"], 24).lars_eta
 
 
+def test_a_schedule_of_mlperfs_table_stays_that_of_the_run_on_fewer_ranks(tmp_path, capsys):
+    given = ["--recipe=mlperf_lars", "--per_gpu_batch=256", "--dataset=synthetic"]
+    begun, fewer = config.resolve(given, 32), config.resolve(given, 24)
+    origins = {name: origin.value for name, origin in begun.origins.items()}
+    assert (fewer.epochs, fewer.weight_decay, fewer.momentum) != (begun.epochs, begun.weight_decay, begun.momentum)
+    for _ in range(2):  # what a resume has taken over, the next one does too
+        found = resumed(tmp_path, begun.shown(), origins, *given)
+        for name in ("epochs", "warmup_epochs", "momentum", "weight_decay", "eval_offset_epochs"):
+            assert getattr(found, name) == getattr(begun, name)
+        assert (found.lr, found.dropped) == (fewer.lr, {})
+        assert (
+            preflight._moved_by_batch(found)[-1]
+            == f"--lr: {fewer.lr:.4g} at this batch, {begun.lr:.4g} in the run so far"
+        )
+        origins |= {name: origin.value for name, origin in found.origins.items() if origin is Origin.RUN}
+
+
 def test_another_or_no_description_changes_nothing(tmp_path):
     begun = config.resolve([f"--run_dir={tmp_path}", "--resume"], 24)
     assert Origin.RUN not in begun.origins.values()
