@@ -14,7 +14,7 @@ from tests.references import alexnet_reference, mlperf_reference, short_referenc
 
 IMAGENET = 1_281_167
 NAMES = recipes.names()
-TABLE = ("epochs",)  # follows from the batch with --lr_schedule=mlperf, where a recipe may have to set the default
+TABLE = ("bn_group", "epochs")  # follow from the batch with --lr_schedule=mlperf, where a recipe may have to set the default
 
 
 def plan(recipe, world_size, *flags):
@@ -209,9 +209,10 @@ def test_labels_are_smoothed_in_the_experiments_that_table_3_marks():
     assert [name for name, c in found.items() if c.label_smoothing] == ["flash_exp2", "flash_exp3", "flash_exp4"]
 
 
-def test_the_recipes_of_jia_keep_their_epochs():
+def test_the_recipes_of_jia_keep_their_epochs_and_normalize_on_each_gpu():
     found = {n: config.resolve([f"--recipe=four_minutes_{n}"], 2048) for n in ("resnet", "alexnet")}
     assert {name: (c.epochs, c.warmup_epochs) for name, c in found.items()} == {"resnet": (90, 31), "alexnet": (95, 31)}
+    assert {c.bn_group for c in found.values()} == {1}
 
 
 @pytest.mark.parametrize("late", [None, 4 << 20])  # with NCCL the last buckets have a threshold of their own
