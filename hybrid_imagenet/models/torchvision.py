@@ -1,4 +1,4 @@
-"""Reads state dictionaries of torchvision's ResNets, in .safetensors or .pth files.
+"""Reads state dictionaries of torchvision's ResNets, in .safetensors or .pth files, and writes .safetensors.
 
 torchvision's networks equal this package's (v1.5: the stride in the 3x3 convolution; padding on all sides;
 epsilon 1e-5; images normalized by ImageNet's means and deviations), so weights carry over unchanged. Only the order of
@@ -18,6 +18,7 @@ from hybrid_imagenet.numerics.depths import BASIC, DEPTHS
 
 EPSILON = 1e-5
 _NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
+_SAFETENSORS = ".safetensors files need the package safetensors; install it"
 _COUNTER = "num_batches_tracked"
 _WRAPPERS = ("state_dict", "model")  # under which training programs keep the weights beside other things
 
@@ -35,6 +36,16 @@ def read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
             return model, {here: _from_torch(tensors[there]) for there, here in _names(model).items()}
     example = f" (its first tensor is {min(tensors)})" if tensors else " (it is empty)"
     raise UserError(f"{path}: does not hold the weights of torchvision's {', '.join(DEPTHS)}{example}")
+
+
+def write(path: Path, model: str, weights: Mapping[str, np.ndarray]) -> None:
+    """Writes the weights of one of torchvision's ResNets, for its `load_state_dict`.
+
+    Raises:
+      UserError: without the package safetensors.
+    """
+    arrays = needed("safetensors.numpy", _SAFETENSORS)
+    arrays.save_file({there: _to_torch(weights[here]) for there, here in _names(model).items()}, path)
 
 
 def _names(model: str) -> dict[str, str]:
@@ -65,9 +76,14 @@ def _from_torch(value: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(value.transpose(order) if order else value, np.float32)
 
 
+def _to_torch(value: np.ndarray) -> np.ndarray:
+    """[..., in, out] to [out, in, ...]."""
+    order = {4: (3, 2, 0, 1), 2: (1, 0)}.get(value.ndim)
+    return np.ascontiguousarray(value.transpose(order) if order else value)
+
+
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    remedy = f"{path.suffix} files need the package safetensors; install it"
-    safetensors, arrays = needed("safetensors", remedy), needed("safetensors.numpy", remedy)
+    safetensors, arrays = needed("safetensors", _SAFETENSORS), needed("safetensors.numpy", _SAFETENSORS)
     try:
         return dict(arrays.load_file(path))
     except (OSError, TypeError, KeyError, safetensors.SafetensorError) as error:

@@ -23,6 +23,7 @@ _BATCHES = (3, 1)  # two sizes, so that a fixed batch would show
 TITLES = {
     ".keras": "Keras",
     ".onnx": "ONNX",
+    ".safetensors": "weights of torchvision's network, for images that are normalized as there",
     "": "a directory with a TensorFlow SavedModel",
 }
 """The forms in which a network is written, by the suffix of the file; `export_forms.FORMS` has their functions."""
@@ -36,7 +37,7 @@ def _parser() -> command_line.Parser:
         metavar="FILE",
         type=pathlib.Path,
         required=True,
-        help="new file; its suffix tells the form: .keras, .onnx, none (directory with a SavedModel)",
+        help="new file; its suffix tells the form: .keras, .onnx, .safetensors, none (directory with a SavedModel)",
     )
     return parser
 

@@ -13,11 +13,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hybrid_imagenet.checkpoints import pretrained
 from hybrid_imagenet.checkpoints.pretrained import Trained
 from hybrid_imagenet.data import device
-from hybrid_imagenet.errors import needed
+from hybrid_imagenet.errors import UserError, needed
+from hybrid_imagenet.models import torchvision
 from hybrid_imagenet.models.layers import BlurPool, Conv2D, MaxPool2D
 from hybrid_imagenet.models.normalization import BatchNormalization
+from hybrid_imagenet.numerics.depths import DEPTHS, WIDTH
 
 Outputs = Callable[[np.ndarray], np.ndarray]
 
@@ -150,9 +153,24 @@ def _onnx_module(name: str) -> Any:
     return needed(name, f"ONNX needs the package {name}; install the extra hybrid_imagenet[export]")
 
 
+def _write_torchvision(network: Trained, path: pathlib.Path) -> None:
+    shape = (network.width, network.stem, network.blurpool, network.batch_norm_epsilon)
+    if network.model not in DEPTHS or shape != (WIDTH, "imagenet", False, torchvision.EPSILON):
+        raise UserError(
+            f"--to: torchvision has no {network.model} of width {network.width}, stem {network.stem}, blurpool "
+            f"{network.blurpool} and epsilon {network.batch_norm_epsilon:g}; export to .onnx"
+        )
+    torchvision.write(path, network.model, network.weights or {})
+
+
+def _open_torchvision(network: Trained, path: pathlib.Path) -> Outputs:
+    return outputs(dataclasses.replace(pretrained.load(path, print), image_size=network.image_size))
+
+
 FORMS = {
     ".keras": Form(_write_keras, _open_keras),
     ".onnx": Form(_write_onnx, _open_onnx),
+    ".safetensors": Form(_write_torchvision, _open_torchvision),
     "": Form(_write_saved_model, _open_saved_model),
 }
 """How each of `export.TITLES` is written and read, by suffix."""

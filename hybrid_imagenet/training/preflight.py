@@ -138,7 +138,8 @@ def _check_disk(config: RunConfig, found: Findings) -> None:
     classes = "" if data.classes is None else f", {data.classes} classes"
     found.checked.append(f"dataset: {config.dataset}, {data.text}{classes}")
     file = own_network(config.model) if ":" in config.model else None
-    found.checked.append(f"model: {config.model}" + (f", in {file}" if file else ""))
+    found.checked.append(f"model: {config.model}" + (f", in {file}, not called yet" if file else ""))
+    found.checked.extend(["not checked: whether layers have the names of --freeze"] if config.freeze else [])
     path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
     state = run_dir.check(path, resume=config.resume)
     found.checked.append(f"run directory: {path}, {state}")
@@ -228,4 +229,5 @@ def _check_weights(config: RunConfig, found: Findings) -> None:
                 f"--init_from={config.init_from}: {weights.path} was written with --{flag}={value}, not "
                 f"{getattr(config, flag)}; give weights of the same network"
             )
-    found.checked.append(f"weights: {weights.path}")
+    unread = "" if weights.meta else ", not compared with the network yet"
+    found.checked.append(f"weights: {weights.path}{unread}")

@@ -14,7 +14,7 @@ from tests.references import alexnet_reference, mlperf_reference, short_referenc
 
 IMAGENET = 1_281_167
 NAMES = recipes.names()
-TABLE = ("bn_group", "epochs")  # follow from the batch with --lr_schedule=mlperf, where a recipe may have to set the default
+TABLE = ("bn_group", "epochs")  # which --lr_schedule=mlperf sets by the batch, unless a recipe gives the default
 
 
 def plan(recipe, world_size, *flags):

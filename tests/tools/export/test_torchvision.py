@@ -4,11 +4,11 @@ import pickle
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from hybrid_imagenet.checkpoints import pretrained
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.tools import export_forms
+from hybrid_imagenet.tools import export, export_forms
 from tests.tools.export.support import assert_close, network, pixels, reference, tensors
 
 
@@ -32,6 +32,18 @@ def test_a_file_of_another_network_is_refused(tmp_path):
     path.write_bytes(b"no tensors")
     with pytest.raises(UserError, match="cannot be read as a safetensors file"):
         pretrained.load(path, print)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_exported_weights_are_torchvisions_own(tmp_path, name):
+    path = tmp_path / "out.safetensors"
+    export.export(network(tmp_path, name), export_forms.FORMS[path.suffix], path)
+    written, wanted = load_file(path), tensors(name)
+    assert written.keys() == {key for key in wanted if not key.endswith("num_batches_tracked")}
+    for key, value in written.items():
+        np.testing.assert_array_equal(value, wanted[key])
+    with pytest.raises(UserError, match=f"torchvision has no {name} of width 64, stem 3x3"):
+        export.export(network(tmp_path, name, stem="3x3"), export_forms.FORMS[path.suffix], tmp_path / "b.safetensors")
 
 
 class _Trap:
