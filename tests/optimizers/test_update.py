@@ -1,7 +1,5 @@
 """The update of each variable against that of all as one vector, which the oracles in the other files hold."""
 
-import collections
-
 import keras
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.optimizers.kinds import ParameterKind as Kind
-from hybrid_imagenet.optimizers.layout import Layout, Packed
+from hybrid_imagenet.optimizers.layout import Layout
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.optimizers.rule import WEIGHTS
 
@@ -144,34 +142,3 @@ def test_sums_over_variables_are_those_of_their_values():
     spread = layout.spread(tf.range(7.0)).numpy()
     np.testing.assert_array_equal(spread, layout.spread_constant(np.arange(7, dtype=np.float32)))
     assert spread[0, 0] == 6 and spread[-1, 0] == 0
-
-
-VIEWS = {"Reshape", "SplitV", "Slice", "Identity", "AssignVariableOp", "NoOp"}
-
-
-def test_nothing_but_one_compiled_program_and_views_follows_the_last_gradient():
-    """No kernel per variable outside of it, and no branch on a value of the device, for which the host would wait."""
-    inner = optimizers.create("lars")
-    shapes = [(64, 32), (64,), (32, 32), (1000,)]
-    variables = [keras.Variable(np.ones(shape, np.float32)) for shape in shapes]
-    inner.set_kinds([Kind.KERNEL, Kind.BIAS, Kind.KERNEL, Kind.BIAS])
-    optimizer = DistributedOptimizer(inner, SingleProcess(), LossScale(8.0, dynamic=True), packed=True)
-    optimizer.build(variables)
-    reduced = optimizer.reduce([tf.ones(shape) for shape in shapes])
-    last = []
-
-    def update(buckets):
-        last.extend(bucket.op.name for bucket in buckets)
-        optimizer.update_if_finite(Packed(buckets, reduced.members))
-
-    graph = tf.function(update, autograph=False).get_concrete_function(list(reduced.buckets)).graph
-    after, kinds = set(last), collections.Counter()
-    for op in graph.get_operations():
-        if any(t.op.name in after for t in op.inputs):
-            after.add(op.name)
-            kinds[op.type] += 1
-    compiled = {kind: kinds.pop(kind) for kind in list(kinds) if "PartitionedCall" in kind}
-    assert sum(compiled.values()) == 1
-    assert set(kinds) <= VIEWS
-    assert Layout(shapes, [0, 1, 2, 3]).odd == [3], "all others are views: they begin and end at multiples of 64 bytes"
-    assert kinds["Slice"] == 2, "of the vector of 64 numbers, which fills no row: weights and velocity"

@@ -2,19 +2,12 @@
 
 import math
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from hybrid_imagenet import optimizers
 from hybrid_imagenet.checkpoints.run_state import RunState
-from hybrid_imagenet.comm import SingleProcess
-from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.training.divergence import DivergedError, DivergenceGuard, LossAlarm, highest_loss
-from hybrid_imagenet.training.step import TrainStep
-
-CLASSES = 5
 
 
 def losses(*values):
@@ -50,28 +43,6 @@ def test_good_steps_raise_no_alarm_and_micro_batches_count_as_one_step():
     alarm.judge(losses(1.0))
     alarm.advance()
     assert alarm.read() == (4, 11.0)
-
-
-def train_step():
-    image, ranks = keras.Input((6,)), SingleProcess()
-    model = keras.Model(image, keras.layers.Dense(CLASSES, dtype="float32")(image))
-    optimizer = DistributedOptimizer(optimizers.create("sgd"), ranks)
-    return TrainStep(model, optimizer, lambda batch: batch["image"], ranks)
-
-
-def test_the_control_word_does_not_wait_for_the_judgement():
-    """What the host reads of a step depends on no loss, so that it can issue the next steps meanwhile."""
-    batch = {"image": tf.TensorSpec([4, 6]), "label": tf.TensorSpec([4], tf.int32)}
-    graph = train_step().single.get_concrete_function(batch, tf.TensorSpec([3], tf.int32, "control")).graph
-    assert "IsFinite" in (kinds := {op.type for op in graph.get_operations()})
-    assert "LessEqual" in kinds
-    assert not graph.outputs
-    (kept,) = [
-        op
-        for op in graph.get_operations()
-        if op.type == "AssignVariableOp" and op.inputs[1].op.name == "control" and "CPU" in op.device
-    ]
-    assert not kept.control_inputs
 
 
 @pytest.mark.parametrize(("loss", "why"), [(math.nan, "not finite"), (7e31, "above 100 times that of guesses, 230")])
