@@ -1,5 +1,3 @@
-import os
-
 import numpy as np
 import pytest
 
@@ -7,7 +5,6 @@ from hybrid_imagenet.checkpoints import archive
 from hybrid_imagenet.checkpoints.store import CheckpointFolder, CheckpointStore, look
 from hybrid_imagenet.errors import UserError
 from tests.checkpoints.support import ARRAYS, meta
-from tests.support.promptly import promptly
 
 
 @pytest.fixture
@@ -45,43 +42,6 @@ def test_the_newest_good_one_is_found_and_the_damaged_one_set_aside(folder):
     newest.write_bytes(b"")
     assert store.newest_good().arrays["c"] == 2
     assert [path.name for path in store.set_aside()] == [f"{name(3)}.damaged", f"{name(3)}.damaged-2"]
-
-
-def test_damaged_files_do_not_push_good_ones_out(folder):
-    """Two empty files with later names were all that was left of a run that trained on."""
-    save(CheckpointStore(folder, keep=2), 8)
-    for step in (998, 999):
-        (folder / name(step)).touch()
-    resumed = CheckpointStore(folder, keep=2)
-    assert resumed.newest_good().meta["state"]["step"] == 8
-    save(resumed, 9)
-    save(resumed, 10)
-    assert names(folder) == [name(9), name(10), f"{name(998)}.damaged", f"{name(999)}.damaged"]
-
-
-def test_cut_files_do_not_count_while_a_run_goes_on(folder):
-    store = CheckpointStore(folder, keep=2)
-    for step in (8, 16):
-        save(store, step)
-    for step in (20, 22):  # by another hand, after the store has looked
-        (folder / name(step)).write_bytes(b"PK\x03\x04 cut")
-    save(store, 17)
-    assert names(folder) == [name(16), name(17), f"{name(20)}.damaged", f"{name(22)}.damaged"]
-    (folder / name(17)).write_bytes(b"cut after it was written")
-    save(store, 18)
-    assert names(folder)[:2] == [name(16), f"{name(17)}.damaged"]
-    assert names(folder)[2] == name(18)
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["FIFO", "directory"])
-def test_what_is_no_file_stops_neither_a_resume_nor_a_save(folder, make):
-    store = CheckpointStore(folder, keep=2)
-    save(store, 1)
-    make(folder / name(2))
-    promptly(store.newest_good)
-    make(folder / name(3))
-    save(store, 3)
-    assert names(folder) == [name(1), f"{name(2)}.damaged", name(3), f"{name(3)}.damaged"]
 
 
 @pytest.mark.parametrize(

@@ -62,15 +62,6 @@ def test_whole_epochs_at_once_are_the_updates_one_by_one(remainder, epochs, max_
         assert found == walked(length, batch, cursor, step)
 
 
-def test_a_shorter_run_makes_the_first_updates_of_a_longer_one():
-    order = SampleOrder(60, 0, "wrap")
-    long = walked(RunLength(order, 3), lambda epoch: 8)
-    for epochs in (0.3, 1.1, 2):
-        short = walked(RunLength(order, epochs), lambda epoch: 8)
-        assert short[:-1] == long[: len(short) - 1]
-        assert short[-1][1] <= long[len(short) - 1][1]
-
-
 def test_validations_at_fractions_of_an_epoch():
     positions = [round(0.1 * step, 1) for step in range(1, 31)]
 

@@ -19,15 +19,13 @@ class Marked(SingleProcess):
         return super().reduce_gradients(marked, names)
 
 
-def traced(jit_compile):
-    """The graph of a step, and those of the functions before its update that XLA compiles."""
+def traced():
+    """The graph of a step of --jit_compile, and those of the functions before its update that XLA compiles."""
     ranks = Marked()
     model = models.create("resnet10", 5, 16, precision="float32")
     inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1)
     inner.set_kinds(classify(model))
-    step = TrainStep(
-        model, DistributedOptimizer(inner, ranks), lambda batch: batch["image"], ranks, jit_compile=jit_compile
-    )
+    step = TrainStep(model, DistributedOptimizer(inner, ranks), lambda batch: batch["image"], ranks, jit_compile=True)
     batch = {"image": tf.TensorSpec([2, 16, 16, 3]), "label": tf.TensorSpec([2], tf.int32)}
     graph = step.single.get_concrete_function(batch, tf.TensorSpec([1], tf.int32)).graph
     before = [op for op in graph.get_operations() if not op.name.startswith(UPDATE_SCOPE)]
@@ -42,7 +40,7 @@ def kinds(nodes, name):
 
 
 def test_xla_compiles_forward_and_backward_and_leaves_the_reduction_outside():
-    model, graph, compiled = traced(jit_compile=True)
+    model, graph, compiled = traced()
     outside = graph.as_graph_def().node
     (inside,) = [function.node_def for function in compiled]
     assert kinds(inside, "FusedBatchNormV3") == kinds(inside, "FusedBatchNormGradV3") > 0
@@ -50,13 +48,6 @@ def test_xla_compiles_forward_and_backward_and_leaves_the_reduction_outside():
     assert kinds(inside, "EnsureShape") == 0
     assert kinds(outside, "EnsureShape") == len(model.trainable_variables)
     assert kinds(outside, "FusedBatchNormV3") == kinds(outside, "Conv2D") == kinds(outside, "MatMul") == 0
-
-
-def test_without_xla_the_step_is_one_graph():
-    model, graph, compiled = traced(jit_compile=False)
-    assert not compiled
-    assert kinds(graph.as_graph_def().node, "EnsureShape") == len(model.trainable_variables)
-    assert kinds(graph.as_graph_def().node, "FusedBatchNormGradV3") > 0
 
 
 def test_what_a_gpu_computes_together_makes_the_same_step(monkeypatch):
