@@ -66,6 +66,11 @@ def command(
     return ["run", *([] if count is None else ["-np", str(count)]), *where, "--", *training]
 
 
+def _lacks_value(word: str) -> bool:
+    known = configuration.OPTIONS.get(word[2:])
+    return word.startswith("--") and known is not None and known.kind.base is not bool
+
+
 def _flag(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no{name}"
@@ -104,7 +109,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="hosts (default: the run's)")
     parser.add_argument("--dry_run", action="store_true", help="print the command, run nothing")
     own = {"--hosts", "--dry_run", "--help"}
-    words = [underscored(word) for word in arguments]
+    words: list[str] = []
+    for word in map(underscored, arguments):
+        if words and _lacks_value(words[-1]):
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
     flags = [word for word in words if word.startswith("--") and word.partition("=")[0] not in own]
     parsed = parser.parse_args([word for word in words if word not in flags])
     config = read_json(parsed.run / "config.json")

@@ -122,7 +122,7 @@ def test_the_command_prints_what_it_would_run(tmp_path, capsys):
     described["flags"]["mixup"], described["origins"]["mixup"] = 0.2, "command line"
     (tmp_path / "config.json").write_text(json.dumps(described))
     secret = "--data_dir=https://ann:hunter2@host/set"
-    assert __main__.main(["resume", str(tmp_path), "-np", "3", "--lr=0.5", secret, "--dry_run"]) == 0
+    assert __main__.main(["resume", str(tmp_path), "-np", "3", "--lr", "0.5", secret, "--dry_run"]) == 0
     shown = capsys.readouterr()
     words = shlex.split(shown.out)
     assert words[:5] == ["hybrid-imagenet", "run", "-np", "3", "--"] and "--lr=0.5" in words
