@@ -10,6 +10,7 @@ from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, checks, defaults
 from hybrid_imagenet.stages import START
 from hybrid_imagenet.training import build, hardware, same_data
+from hybrid_imagenet.training.loop import Loop
 from hybrid_imagenet.training.parts import Parts
 from hybrid_imagenet.training.recorder import Recording
 from hybrid_imagenet.training.trainer import Trainer
@@ -32,7 +33,7 @@ def run(config: RunConfig, communicator: Communicator, trains: Callable[[Parts],
     trainer = trains(parts_of(config, communicator))
     try:
         trainer.restore()
-        trainer.epochs()
+        Loop(trainer).run()
         return trainer.finish()
     finally:
         trainer.close()

@@ -51,6 +51,10 @@ class RunState:
         values.pop("stop")
         return values
 
+    def restore(self, values: dict[str, Any]) -> None:
+        """Takes over what `to_dict` gave, in place: all parts of a run hold the same state."""
+        vars(self).update(vars(RunState.from_dict(values)))
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RunState:
         """Inverts `to_dict`."""

@@ -1,11 +1,11 @@
-"""Runs the training loop: walks the examples, calls the compiled step, and says when what is done."""
+"""Runs the training loop: walks the examples, calls the compiled step, and has the trainer do what is due then."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -13,27 +13,9 @@ from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.stages import START
 from hybrid_imagenet.training.accumulators import ClassificationSums
-from hybrid_imagenet.training.inputs import TrainingData
-from hybrid_imagenet.training.step import Batch, TrainStep
-
-
-class Events(Protocol):
-    """What the loop calls; epochs count from 0, positions are fractional epochs done."""
-
-    def step_begins(self, start: float, end: float, global_batch: int) -> None:
-        """Before a step over the fractional epochs `start` to `end`."""
-
-    def step_ends(self, position: float, record: dict[str, Any] | None, save: bool) -> None:
-        """After a step, with a record where metrics were fetched; `save` is a request for a checkpoint."""
-
-    def validates(self, position: float) -> bool:
-        """Whether to validate here."""
-
-    def validate(self) -> dict[str, Any]:
-        """Returns the results of a validation."""
-
-    def epoch_ends(self, epoch: int, record: dict[str, Any]) -> None:
-        """At the end of an epoch, or inside of one; the sums of its examples are `record["sums"]`."""
+from hybrid_imagenet.training.divergence import DivergedError
+from hybrid_imagenet.training.step import Batch
+from hybrid_imagenet.training.trainer import Trainer
 
 
 class Control:
@@ -60,65 +42,55 @@ class Control:
 class Loop:
     """Runs epochs of training steps, with validation in between.
 
-    Nothing is fetched from the device but every `log_every` steps, at the end of an epoch, and where a validation or
-    the end of the run lies inside of an epoch. Every `log_every` steps a GPU gives what it had two steps before
-    (`step.LateCopies`). An epoch with a validation inside has several epoch records: each covers what was trained since
-    the one before.
+    Nothing is fetched from the device but every --log_every_steps steps, at the end of an epoch, and where a validation
+    or the end of the run lies inside of an epoch. Every --log_every_steps steps a GPU gives what it had two steps
+    before (`step.LateCopies`). An epoch with a validation inside has several epoch records: each covers what was
+    trained since the one before.
     """
 
-    def __init__(
-        self,
-        *,
-        state: RunState,
-        step: TrainStep,
-        data: TrainingData,
-        control: Control,
-        gpus: int,
-        log_every: int,
-        events: Events,
-    ):
-        """Takes the assembled parts.
-
-        Args:
-          state: where to start; advanced in place.
-          step: the compiled step.
-          data: the micro-batches, and where the run ends.
-          control: requests to stop or save.
-          gpus: N.
-          log_every: steps between fetches.
-          events: is told of each step and epoch.
-        """
-        self.state = state
-        self.step = step
-        self._data = data
-        self._order = data.length.order
-        self._control = control
-        self._gpus = gpus
-        self._log_every = log_every
-        self._events = events
-        self._meter = _Meter(state, log_every)
+    def __init__(self, trainer: Trainer):
+        """Starts where the trainer's state stands, once it is restored; advances it in place."""
+        parts, config = trainer.parts, trainer.parts.config
+        self.state, self.step = parts.state, parts.step
+        self._trainer, self._data, self._order = trainer, parts.data, parts.data.order
+        self._control = Control(config.checkpoint_every_seconds if parts.communicator.rank == 0 else None)
+        self._log_every = config.log_every_steps
+        self._meter = _Meter(parts.state)
         self._compiled = False
 
     def run(self) -> None:
-        """Trains from the state's cursor to the end, to the target, or to a request to stop."""
-        batches = self._data.stream(self.state.cursor, self.state.step)
-        self._meter.restart(self.step.sums.read())
-        while not (self._reached() and self._closed()) and not self.state.stop:
-            self._epoch(self.state.finished_epochs, batches)
+        """Trains from the state's cursor to the end, to the target, or to a request to stop, and saves.
+
+        Raises:
+          DivergedError: on all ranks; a record of the run says so.
+          UserError: for what training cannot survive.
+        """
+        START.begin("compiling the step")
+        try:
+            batches = self._data.stream(self.state.cursor, self.state.step)
+            self._meter.restart(self.step.sums.read())
+            while not (self._reached() and self._closed()) and not self.state.stop:
+                self._epoch(self.state.finished_epochs, batches)
+            self._trainer.loop_ends()
+        except DivergedError as error:
+            self._trainer.diverged(error)
+            raise
+        finally:
+            REQUESTS.end()
 
     def _epoch(self, epoch: int, batches: Iterator[Batch]) -> None:
-        images, micro_batches = self._data.sizes(epoch)
-        global_batch = images * micro_batches * self._gpus
+        _, micro_batches = self._data.sizes(epoch)
+        global_batch = self._data.global_batch(epoch)
         if micro_batches > 1:
             self.step.prepare_accumulation()
         while self.state.cursor.epoch == epoch and not self._reached() and not self.state.stop:
             start = self.state.cursor
-            if self._events.validates(self._order.position(start)):  # inside of an epoch
+            if self._trainer.validates(self._order.position(start)):  # inside of an epoch
                 self._close(epoch, global_batch)
                 continue
             end = self._order.advance(start, global_batch)
             position = self._order.position(end)
-            self._events.step_begins(self._order.position(start), position, global_batch)
+            self._trainer.step_begins(self._order.position(start), position, global_batch)
             with tf.profiler.experimental.Trace("train", step_num=self.state.step + 1, _r=1):
                 self._one_step(batches, micro_batches)
             self.state.cursor = end
@@ -154,7 +126,7 @@ class Loop:
     def _after_step(self, epoch: int, global_batch: int, position: float) -> None:
         copies, record = self.step.copies, None
         copies.make(self.state.step, self._log_every)
-        if self._meter.due():
+        if self.state.step % self._log_every == 0:
             copies.open(self.state.step)
             sums = ClassificationSums(*copies.read("sums").tolist())
             record = {"epoch": epoch + 1, "global_batch": global_batch, "position": position}
@@ -167,7 +139,7 @@ class Loop:
         stop, save = self.step.requests() > 0
         if stop:
             self.state.stop = "preempted"
-        self._events.step_ends(position, record, bool(save))
+        self._trainer.step_ends(position, record, bool(save))
         copies.close()
 
     def _close(self, epoch: int, global_batch: int) -> None:
@@ -176,25 +148,24 @@ class Loop:
         record: dict[str, Any] = {"global_batch": global_batch, "epoch": epoch + 1 if whole else position}
         record |= {"step": self.state.step, **self._meter.epoch(self.step.sums.read())}
         self.step.copies.forget()
-        if self._events.validates(position):
+        if self._trainer.validates(position):
             began = time.perf_counter()
-            record |= self._events.validate()
+            record |= self._trainer.validate()
             record["validation_seconds"] = time.perf_counter() - began
         self.step.sums.reset()  # before what is saved at the end of the epoch: that is where the next one begins
         self._meter.lap()
         self.state.finished_epochs, self.state.closed_at = self.state.cursor.epoch, position
         record["seconds"] = self.state.seconds
-        self._events.epoch_ends(epoch, record)
+        self._trainer.epoch_ends(epoch, record)
         self._meter.restart(self.step.sums.read())
 
 
 class _Meter:
     """Computes rates and averages between fetches; keeps `state.seconds` current."""
 
-    def __init__(self, state: RunState, log_every: int):
+    def __init__(self, state: RunState):
         self.waited = 0.0
         self._state = state
-        self._log_every = log_every
         self._time: float | None = None
         self._start_seconds = 0.0
 
@@ -217,10 +188,6 @@ class _Meter:
     def _begin_rates(self) -> None:
         self._since, self._images, self._step = self._time, self._state.images, self._state.step
         self.waited = 0.0
-
-    def due(self) -> bool:
-        """Returns whether the metrics are to be fetched after this step."""
-        return self._state.step % self._log_every == 0
 
     def record(self, sums: ClassificationSums) -> dict[str, Any]:
         """Returns the values since the last fetch; the fetch that gave `sums` has waited for the device."""

@@ -1,4 +1,4 @@
-"""Trains a run on this rank, from the restored state to the summary."""
+"""Does what a run needs around its steps, from the restored state to the summary; `Loop` calls it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hybrid_imagenet.checkpoints.archive import Checkpoint
-from hybrid_imagenet.checkpoints.run_state import RunState, check_position, restore_arrays
+from hybrid_imagenet.checkpoints.run_state import check_position, restore_arrays
 from hybrid_imagenet.config import derived, relative_step
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import run_length
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
-from hybrid_imagenet.stages import START
 from hybrid_imagenet.training import accumulators, same_data, warm_start
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
 from hybrid_imagenet.training.divergence import DivergedError, DivergenceGuard
@@ -22,7 +21,6 @@ from hybrid_imagenet.training.epoch_values import (
     WeightCheck,
 )
 from hybrid_imagenet.training.inputs import ExampleCount
-from hybrid_imagenet.training.loop import Control, Loop
 from hybrid_imagenet.training.parts import Parts
 from hybrid_imagenet.training.profiler import Profiler
 
@@ -31,7 +29,7 @@ Values = Callable[[int], Mapping[str, Any]]
 
 
 class Trainer:
-    """Restores a run, trains its epochs, and sums up; the loop calls it at each step and epoch.
+    """Restores a run, does what is due at each step and epoch of the loop, and sums up.
 
     Attributes:
       parts: what it trains with.
@@ -82,28 +80,6 @@ class Trainer:
         """The scalars of a step at the present position."""
         start = self.parts.data.order.position(self.parts.state.cursor)
         return self.parts.schedule(start, start, self.parts.global_batch())
-
-    def epochs(self) -> None:
-        """Trains to the end, to a target or to a request to stop, and saves.
-
-        Raises:
-          DivergedError: on all ranks; a record of the run says so.
-          UserError: for what training cannot survive.
-        """
-        parts = self.parts
-        START.begin("compiling the step")
-        try:
-            self._loop.run()
-            self._divergence.look()
-            if self._profiler is not None:
-                self._profiler.finish()
-            self.saver.finish()
-        except DivergedError as error:
-            parts.recording.diverged(error.step, parts.state.seconds, error.loss)
-            parts.recording.interrupt()
-            raise
-        finally:
-            REQUESTS.end()
 
     def finish(self) -> str:
         """Writes the summary; returns why the run ended: "" (all epochs), "target" or "preempted"."""
@@ -192,6 +168,22 @@ class Trainer:
         parts.recording.epoch(record)
         self.saver.after_epoch(record["epoch"], top1)
 
+    def loop_ends(self) -> None:
+        """Saves what is not saved yet, after the last step.
+
+        Raises:
+          DivergedError: on all ranks, if it had diverged.
+        """
+        self._divergence.look()
+        if self._profiler is not None:
+            self._profiler.finish()
+        self.saver.finish()
+
+    def diverged(self, error: DivergedError) -> None:
+        """Records that training has diverged, and closes the run's files."""
+        self.parts.recording.diverged(error.step, self.parts.state.seconds, error.loss)
+        self.parts.recording.interrupt()
+
     def _hyperparameters(self) -> dict[str, float]:
         """The scalars of the last step, also of one before a restart, for a record."""
         hyper = self.parts.state.hyper
@@ -244,15 +236,6 @@ class Trainer:
             WeightCheck(gather, weights),
             Costs(parts.communicator, parts.data.source.reads, self.saver.take_seconds),
         )
-        self._loop = Loop(
-            state=parts.state,
-            step=step,
-            data=parts.data,
-            control=Control(config.checkpoint_every_seconds if parts.communicator.rank == 0 else None),
-            gpus=config.gpus,
-            log_every=config.log_every_steps,
-            events=self,
-        )
 
     def _synchronize(self) -> None:
         """Readies the statistics for a checkpoint, or ends a run that has diverged; every rank calls it."""
@@ -267,7 +250,7 @@ class Trainer:
         meta = parts.communicator.broadcast_object(checkpoint.meta if checkpoint else None)
         if meta is None:
             return
-        parts.state = RunState.from_dict(meta["state"])
+        parts.state.restore(meta["state"])
         named = self._scheduled()  # without --hybrid_ramp_epochs it leaves out LARS's share, which then is 1
         parts.state.hyper = {name: value for name, value in parts.state.hyper.items() if name in named}
         parts.optimizer.inner.hyper.assign(parts.state.hyper)
