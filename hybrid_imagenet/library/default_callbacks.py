@@ -79,7 +79,7 @@ class MergeBatchNormStatistics(keras.callbacks.Callback):
         ranks, found = process.communicator(), normalization.kept_statistics(self.model)
         known = [id(variable) for pair in found for variable in pair]
         if known != self._known:
-            self._known, self._statistics = known, BatchNormStatistics(ranks.allreduce_sum, ranks.size, found)
+            self._known, self._statistics = known, BatchNormStatistics(ranks, found)
         if known:
             self._statistics.synchronize()
         self._merged = True

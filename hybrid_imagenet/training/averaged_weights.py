@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import keras
 import tensorflow as tf
 
+from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.training.batch_norm import Pairs
 
@@ -30,7 +31,7 @@ class AveragedWeights:
         average: WeightAverage,
         statistics: Pairs,
         measure: Callable[[], None],
-        step: Callable[[], int],
+        state: RunState,
     ):
         """Takes the parts.
 
@@ -39,14 +40,14 @@ class AveragedWeights:
           average: of its trainable variables.
           statistics: (mean, variance) of every normalization layer.
           measure: measures the statistics again for the weights in place, merged over ranks.
-          step: the number of steps done; nothing is measured twice for the same weights.
+          state: the position of the run; nothing is measured twice for the same weights.
         """
         self._network = model
         self._average = average
         self._statistics = {v.path: v for pair in statistics for v in pair}
         self._own = {p: keras.Variable(v.numpy(), trainable=False, name=v.name) for p, v in self._statistics.items()}
         self._measure = measure
-        self._step = step
+        self._state = state
         self._measured_at: int | None = None
 
     @property
@@ -56,9 +57,9 @@ class AveragedWeights:
 
     def refresh(self) -> None:
         """Measures the statistics under the averages as they are now; every rank must call it."""
-        if self._measured_at == self._step():
+        if self._measured_at == self._state.step:
             return
-        self._measured_at = self._step()
+        self._measured_at = self._state.step
         with self._exchanged():
             self._measure()
             for path, variable in self._statistics.items():

@@ -9,6 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hybrid_imagenet.checkpoints.run_state import RunState
+from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.numerics import moments
 
 Pairs = Sequence[tuple[keras.Variable, keras.Variable]]
@@ -27,19 +29,17 @@ class BatchNormStatistics:
 
     def __init__(
         self,
-        allreduce_sum: Callable[[tf.Tensor, str], tf.Tensor],
-        size: int,
+        ranks: Communicator,
         statistics: Pairs,
         collect: Callable[[], None] | None = None,
         merge_parts: Callable[[], None] = lambda: None,
     ):
-        """Takes the sum over `size` ranks and the (mean, variance) variables of every layer.
+        """Takes the ranks and the (mean, variance) variables of every layer.
 
         `collect` is called first, to gather this rank's statistics where training has not left them
         (`PreciseStatistics`); `merge_parts` gives the virtual GPUs of this rank its merged statistics to continue from.
         """
-        self._allreduce_sum = allreduce_sum
-        self._size = size
+        self._ranks = ranks
         self._statistics = list(statistics)
         self._collect = collect
         self._merge_parts = merge_parts
@@ -50,14 +50,14 @@ class BatchNormStatistics:
         if self._collect is not None:
             self._collect()
         self._merge_parts()
-        if self._statistics and self._size > 1:
+        if self._statistics and self._ranks.size > 1:
             self._graph()
 
     def _merge(self) -> None:
         means = tf.concat([tf.cast(mean.value, tf.float32) for mean, _ in self._statistics], axis=0)
         variances = tf.concat([tf.cast(variance.value, tf.float32) for _, variance in self._statistics], axis=0)
-        both = tf.stack([means, moments.second_moment(means, variances, tf)]) / self._size
-        mean, square = tf.unstack(self._allreduce_sum(both, "batch_norm_statistics"))
+        both = tf.stack([means, moments.second_moment(means, variances, tf)]) / self._ranks.size
+        mean, square = tf.unstack(self._ranks.allreduce_sum(both, "batch_norm_statistics"))
         variance = moments.biased_variance(mean, square, tf)
         sizes = [int(m.shape[0]) for m, _ in self._statistics]
         merged = zip(tf.split(mean, sizes), tf.split(variance, sizes), strict=True)
@@ -81,7 +81,7 @@ class PreciseStatistics:
         forward: Callable[[Mapping[str, tf.Tensor]], Any],
         statistics: Pairs,
         batches: Callable[[], Iterable[Mapping[str, tf.Tensor]]],
-        step: Callable[[], int],
+        state: RunState,
     ):
         """Takes the parts.
 
@@ -89,19 +89,19 @@ class PreciseStatistics:
           forward: runs a batch in training mode and updates nothing but the statistics.
           statistics: (mean, variance) of every layer.
           batches: the batches to use.
-          step: the number of steps done; nothing is run twice for the same weights.
+          state: the position of the run; nothing is run twice for the same weights.
         """
         self._forward = tf.function(forward, autograph=False)
         self._statistics = list(statistics)
         self._batches = batches
-        self._step = step
+        self._state = state
         self._collected_at: int | None = None
 
     def collect(self) -> None:
         """Measures and replaces this rank's statistics."""
-        if self._collected_at == self._step():
+        if self._collected_at == self._state.step:
             return
-        self._collected_at = self._step()
+        self._collected_at = self._state.step
         totals = [np.zeros((2, mean.shape[0]), np.float64) for mean, _ in self._statistics]
         count = 0
         for batch in self._batches():

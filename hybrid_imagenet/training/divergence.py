@@ -5,6 +5,7 @@ So divergence is seen without a fetch per step.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ import tensorflow as tf
 from hybrid_imagenet import xla
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.errors import NumericsError
+from hybrid_imagenet.training.late_copies import LateCopies
 
 _REMEDY = "training has diverged; lower the learning rate (--lr, or --lars_eta) or lengthen the warmup, and start again"
 
@@ -76,36 +78,27 @@ class DivergedError(NumericsError):
         self.step, self.loss = step, loss
 
 
+@dataclasses.dataclass
 class DivergenceGuard:
     """Reads the loss alarm of every rank.
 
     The trainer has it look wherever metrics are fetched, before validation, at the end of each epoch and of training,
     and before what is saved.
+
+    Attributes:
+      state: the position of the run, from where the alarm counts.
+      alarm: of this rank; it counts steps since training began.
+      copies: hold the alarm under its name, maybe as it was some steps before.
+      allgather: collects one small object per rank, in the order of ranks.
     """
 
-    def __init__(
-        self,
-        state: RunState,
-        alarm: Callable[[], tuple[int, float] | None],
-        allgather: Callable[[Any], list[Any]],
-        highest: float,
-        behind: Callable[[], int] = lambda: 0,
-    ):
-        """Takes what to look at.
+    state: RunState
+    alarm: LossAlarm
+    copies: LateCopies
+    allgather: Callable[[Any], list[Any]]
 
-        Args:
-          state: the position of the run, from where the alarm counts.
-          alarm: the first bad step of this rank, counted from 1 since training began, and its loss.
-          allgather: collects one small object per rank, in the order of ranks.
-          highest: the loss in nats above which the alarm goes off, for the message.
-          behind: the number of the last steps that are not in the alarm yet.
-        """
-        self._state = state
-        self._alarm = alarm
-        self._allgather = allgather
-        self._highest = highest
-        self._behind = behind
-        self._began = self._seen = state.step
+    def __post_init__(self) -> None:
+        self._began = self._seen = self.state.step
 
     def look(self) -> None:
         """Checks the loss, unless this step was checked before; every rank calls it at the same steps.
@@ -113,12 +106,13 @@ class DivergenceGuard:
         Raises:
           DivergedError: on all ranks, if a loss was not finite or too high.
         """
-        if self._seen == self._state.step:
+        if self._seen == self.state.step:
             return
-        self._seen = self._state.step - self._behind()
-        raised = [alarm for alarm in self._allgather(self._alarm()) if alarm is not None]
+        self._seen = self.state.step - self.copies.behind
+        own = self.alarm.read(self.copies.read("alarm"))
+        raised = [alarm for alarm in self.allgather(own) if alarm is not None]
         if raised:
             step, loss = min(raised, key=lambda alarm: alarm[0])
-            why = f"above 100 times that of guesses, {self._highest:.4g}" if math.isfinite(loss) else "not finite"
+            why = f"above 100 times that of guesses, {self.alarm.highest:.4g}" if math.isfinite(loss) else "not finite"
             step += self._began
             raise DivergedError(f"step {step}: the loss is {loss:.4g}, {why}: {_REMEDY}", step, loss)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from hybrid_imagenet.comm import Communicator
@@ -16,26 +16,26 @@ from hybrid_imagenet.data.sources.base import Reads
 from hybrid_imagenet.errors import NumericsError
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
+from hybrid_imagenet.training.late_copies import LateCopies
 
 _NAMED = 8  # of the layers with non-finite gradients; backpropagation meets the last ones first
 
 
+@dataclasses.dataclass(frozen=True)
 class NumericsGuard:
     """Adds loss scale, skipped steps and gradient norm to the records; stops a run that only skips.
 
     The verdict on each step is the same on every rank, and all ranks look at the same steps, so all stop together.
+
+    Attributes:
+      optimizer: skips steps.
+      max_skipped_steps: in a row, after which a run stops.
+      copies: hold what the optimizer tells.
     """
 
-    def __init__(
-        self,
-        optimizer: DistributedOptimizer,
-        max_skipped_steps: int,
-        read: Callable[[str], npt.NDArray[np.float64]],
-    ):
-        """Stops after `max_skipped_steps` skipped steps in a row; `read` is `step.LateCopies.read`."""
-        self._optimizer = optimizer
-        self._limit = max_skipped_steps
-        self._value = lambda name: float(read(name)[0])
+    optimizer: DistributedOptimizer
+    max_skipped_steps: int
+    copies: LateCopies
 
     def check(self, step: int, train_loss: float) -> dict[str, float]:
         """Returns the values of a step whose metrics were fetched, for its record.
@@ -44,8 +44,8 @@ class NumericsGuard:
           NumericsError: if the limit is reached.
         """
         values, in_a_row = self.values(), int(self._value("skipped_in_a_row"))
-        if in_a_row >= self._limit:
-            layers = self._optimizer.non_finite()
+        if in_a_row >= self.max_skipped_steps:
+            layers = self.optimizer.non_finite()
             more = f" and {len(layers) - _NAMED} more" if len(layers) > _NAMED else ""
             raise NumericsError(
                 f"step {step}: the last {in_a_row} steps had non-finite gradients (loss {train_loss:.4g}, "
@@ -62,6 +62,9 @@ class NumericsGuard:
             "skipped_steps": int(self._value("skipped_steps")),
             "grad_norm": self._value("grad_norm"),
         }
+
+    def _value(self, name: str) -> float:
+        return float(self.copies.read(name)[0])
 
 
 class WeightCheck:

@@ -44,7 +44,7 @@ class Loop:
 
     Nothing is fetched from the device but every --log_every_steps steps, at the end of an epoch, and where a validation
     or the end of the run lies inside of an epoch. Every --log_every_steps steps a GPU gives what it had two steps
-    before (`step.LateCopies`). An epoch with a validation inside has several epoch records: each covers what was
+    before (`LateCopies`). An epoch with a validation inside has several epoch records: each covers what was
     trained since the one before.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from hybrid_imagenet.config import RunConfig, derived
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.models import normalization
 from hybrid_imagenet.resilience.watchdog import Watchdog
-from hybrid_imagenet.training import accumulators, build, divergence, hardware, step
+from hybrid_imagenet.training import accumulators, build, divergence, hardware, late_copies, step
 from hybrid_imagenet.training.averaged_weights import AveragedWeights
 from hybrid_imagenet.training.batch_norm import BatchNormStatistics, PreciseStatistics
 from hybrid_imagenet.training.epoch_values import RelativeUpdates
@@ -52,7 +51,7 @@ class Parts:
         self.watchdog = Watchdog(
             communicator,
             config.stall_timeout,
-            waits_in=(comm, accumulators, divergence, step),
+            waits_in=(comm, accumulators, divergence, late_copies, step),
         )
         options = build.host_options(config, tf.config.threading.get_intra_op_parallelism_threads() or 1)
         order = build.sample_order(config, train_source)
@@ -64,7 +63,10 @@ class Parts:
         choose = build.random_batch(config, communicator)
         self.step = build.train_step(config, precision, self.model, self.optimizer, communicator, choose)
         self.statistics = self._statistics(precise=config.batch_norm == "precise")
-        self.averaged = self._averaged()
+        self.averaged: AveragedWeights | None = None  # of --ema_decay
+        if self.optimizer.average is not None:
+            pairs, measure = normalization.statistics(self.model), self._statistics(precise=True).synchronize
+            self.averaged = AveragedWeights(self.model, self.optimizer.average, pairs, measure, self.state)
         kernels = self.optimizer.inner.kernel_indices()
         self.updates = RelativeUpdates([self.model.trainable_variables[i] for i in kernels])
         self.validation = Validation(
@@ -96,10 +98,6 @@ class Parts:
         found |= {f"average/{i:04d}/{path}": v for i, (path, v) in enumerate(averages.items())}
         return found | {"record/relative_updates": self.updates.ratios}
 
-    def validated_weights(self) -> contextlib.AbstractContextManager[None]:
-        """Has the network hold the weights that are validated inside; every rank calls it."""
-        return self.averaged.in_place() if self.averaged is not None else contextlib.nullcontext()
-
     def checkpoint_meta(self) -> Mapping[str, Any]:
         """Returns a checkpoint's description beside the arrays; every rank calls it."""
         sums = self.step.sums.read()
@@ -114,10 +112,6 @@ class Parts:
             "replaced": all_replaced(self.data, self.state.finished_epochs, self.communicator.allgather_object),
         }
 
-    def global_batch(self) -> int:
-        """Returns the images of all ranks per update at the present position."""
-        return self.data.global_batch(self.state.cursor.epoch)
-
     def _statistics(self, *, precise: bool) -> BatchNormStatistics:
         """Returns what merges statistics of normalization over ranks, if `precise` measured them."""
         layers, collect = normalization.kept_statistics(self.model), None
@@ -126,17 +120,6 @@ class Parts:
                 self.step.forward,
                 layers,
                 lambda: self.data.sample(self.state.finished_epochs, self.watchdog.note),
-                lambda: self.state.step,
+                self.state,
             ).collect
-        ranks = self.communicator
-        return BatchNormStatistics(
-            ranks.allreduce_sum, ranks.size, layers, collect, lambda: normalization.merge_parts(self.model)
-        )
-
-    def _averaged(self) -> AveragedWeights | None:
-        """Returns the averaged weights of --ema_decay; None without any."""
-        average = self.optimizer.average
-        if average is None:
-            return None
-        pairs, measure = normalization.statistics(self.model), self._statistics(precise=True).synchronize
-        return AveragedWeights(self.model, average, pairs, measure, lambda: self.state.step)
+        return BatchNormStatistics(self.communicator, layers, collect, lambda: normalization.merge_parts(self.model))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -78,8 +79,9 @@ class Trainer:
 
     def _scheduled(self) -> Mapping[str, float]:
         """The scalars of a step at the present position."""
-        start = self.parts.data.order.position(self.parts.state.cursor)
-        return self.parts.schedule(start, start, self.parts.global_batch())
+        data, cursor = self.parts.data, self.parts.state.cursor
+        start = data.order.position(cursor)
+        return self.parts.schedule(start, start, data.global_batch(cursor.epoch))
 
     def finish(self) -> str:
         """Writes the summary; returns why the run ended: "" (all epochs), "target" or "preempted"."""
@@ -142,7 +144,7 @@ class Trainer:
         self._divergence.look()
         parts.statistics.synchronize()
         try:
-            with parts.validated_weights():
+            with parts.averaged.in_place() if parts.averaged is not None else contextlib.nullcontext():
                 values = parts.validation.run(parts.watchdog.note)
         except UserError:
             self.saver.finish()
@@ -203,14 +205,8 @@ class Trainer:
         parts, config, recording = self.parts, self.parts.config, self.parts.recording
         optimizer, gather, step = parts.optimizer, parts.communicator.allgather_object, parts.step
         weights = parts.model.trainable_variables
-        self._numerics = NumericsGuard(optimizer, config.max_skipped_steps, step.copies.read)
-        self._divergence = DivergenceGuard(
-            parts.state,
-            lambda: step.alarm.read(step.copies.read("alarm")),
-            gather,
-            step.alarm.highest,
-            lambda: step.copies.behind,
-        )
+        self._numerics = NumericsGuard(optimizer, config.max_skipped_steps, step.copies)
+        self._divergence = DivergenceGuard(parts.state, step.alarm, step.copies, gather)
         self._profiler = None
         if config.profile_steps and recording.path is not None:
             self._profiler = Profiler(

@@ -42,5 +42,5 @@ def _statistics(c) -> list:
     layer.build([None, None, None, 2])
     images = np.random.default_rng(c.rank).normal(c.rank, 1 + c.rank, (4, 3, 3, 2)).astype(np.float32)
     layer(tf.constant(images), training=True)
-    BatchNormStatistics(c.allreduce_sum, c.size, [(layer.moving_mean, layer.moving_variance)]).synchronize()
+    BatchNormStatistics(c, [(layer.moving_mean, layer.moving_variance)]).synchronize()
     return [layer.moving_mean.numpy().tolist(), layer.moving_variance.numpy().tolist()]

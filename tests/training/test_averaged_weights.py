@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from hybrid_imagenet.checkpoints.run_state import RunState
+from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.models import normalization
 from hybrid_imagenet.optimizers.average import WeightAverage
 from hybrid_imagenet.training.averaged_weights import AveragedWeights
@@ -39,16 +41,16 @@ def parts(request):
         calls.append(len(calls))
         return [{"image": tf.constant(b)} for b in BATCHES]
 
-    step = [7]
+    state = RunState(step=7)
     trained = types.SimpleNamespace(model=model, _preprocess=lambda batch: batch["image"])
     forward = functools.partial(TrainStep.forward, trained)
-    collect = PreciseStatistics(forward, pairs, batches, lambda: step[0]).collect
-    measure = BatchNormStatistics(lambda tensor, name: tensor, 1, pairs, collect).synchronize
-    return model, AveragedWeights(model, average, pairs, measure, lambda: step[0]), calls, step
+    collect = PreciseStatistics(forward, pairs, batches, state).collect
+    measure = BatchNormStatistics(SingleProcess(), pairs, collect).synchronize
+    return model, AveragedWeights(model, average, pairs, measure, state), calls, state
 
 
 def test_validation_sees_the_averages_with_statistics_of_their_own_and_leaves_no_trace(parts):
-    model, averaged, calls, step = parts
+    model, averaged, calls, state = parts
     before = [v.numpy() for v in model.variables]
     averages = {path: v.numpy() for path, v in averaged.variables.items()}
     with pytest.raises(ZeroDivisionError), averaged.in_place():
@@ -75,6 +77,6 @@ def test_validation_sees_the_averages_with_statistics_of_their_own_and_leaves_no
         np.testing.assert_array_equal(a, b)
     averaged.refresh()
     assert calls == [0]
-    step[0] += 1
+    state.step += 1
     averaged.refresh()
     assert calls == [0, 1]

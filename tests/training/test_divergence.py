@@ -1,6 +1,7 @@
 """Divergence is judged at every step, also where nothing is fetched. Whole runs: tests/resilience/test_diverged.py."""
 
 import math
+import types
 
 import numpy as np
 import pytest
@@ -8,6 +9,13 @@ import tensorflow as tf
 
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.training.divergence import DivergedError, DivergenceGuard, LossAlarm, highest_loss
+
+
+def guard(state, alarms, allgather):
+    """Looks at the first of `alarms`, whatever it is at that moment."""
+    alarm = types.SimpleNamespace(read=lambda values: alarms[0], highest=230.0)
+    copies = types.SimpleNamespace(read=lambda name: None, behind=0)
+    return DivergenceGuard(state, alarm, copies, allgather)
 
 
 def losses(*values):
@@ -48,7 +56,7 @@ def test_good_steps_raise_no_alarm_and_micro_batches_count_as_one_step():
 @pytest.mark.parametrize(("loss", "why"), [(math.nan, "not finite"), (7e31, "above 100 times that of guesses, 230")])
 def test_the_alarm_of_any_rank_ends_all_at_the_step_that_went_wrong(loss, why):
     state, alarms = RunState(step=10), [None, (7, 400.0), (4, loss)]
-    watch = DivergenceGuard(state, lambda: alarms[0], lambda own: alarms, 230.0)
+    watch = guard(state, alarms, lambda own: alarms)
     watch.look()  # no step was done
     state.step = 19
     with pytest.raises(
@@ -60,7 +68,7 @@ def test_the_alarm_of_any_rank_ends_all_at_the_step_that_went_wrong(loss, why):
 def test_a_step_is_looked_at_once():
     state, asked = RunState(step=5), []
     alarms = [None, (2, math.nan)]
-    watch = DivergenceGuard(state, lambda: alarms[0], lambda own: asked.append(own) or [own], 230.0)
+    watch = guard(state, alarms, lambda own: asked.append(own) or [own])
     watch.look()
     assert asked == []
     state.step = 8

@@ -13,8 +13,8 @@ from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.numerics.run_length import RunLength
 from hybrid_imagenet.numerics.sampling import SampleOrder
 from hybrid_imagenet.training.accumulators import ClassificationSums, SumAccumulator
+from hybrid_imagenet.training.late_copies import LateCopies
 from hybrid_imagenet.training.loop import Loop
-from hybrid_imagenet.training.step import LateCopies
 
 EXAMPLES, BATCH = 6, 2
 

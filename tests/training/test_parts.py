@@ -18,7 +18,7 @@ from hybrid_imagenet.training.accumulators import ClassificationSums, over_ranks
 from hybrid_imagenet.training.batch_norm import PreciseStatistics
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
 from hybrid_imagenet.training.epoch_values import NumericsGuard, TrustRatios, WeightCheck
-from hybrid_imagenet.training.step import LateCopies
+from hybrid_imagenet.training.late_copies import LateCopies
 from hybrid_imagenet.training.trainer import Trainer
 from tests.checkpoints import support
 from tests.references.moments_reference import population_moments
@@ -57,7 +57,7 @@ def test_the_guard_stops_a_run_that_only_skips():
     optimizer = DistributedOptimizer(optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1), SingleProcess())
     weights = [keras.Variable(np.ones(1, np.float32), name=name) for name in ("stem", "head")]
     optimizer.build(weights)
-    guard = NumericsGuard(optimizer, 3, LateCopies(optimizer.told(), 0).read)
+    guard = NumericsGuard(optimizer, 3, LateCopies(optimizer.told(), 0))
     for step in (1, 2):
         optimizer.apply([tf.constant([1.0]), tf.constant([np.nan])])
         assert guard.check(step, float("nan"))["skipped_steps"] == step
@@ -153,12 +153,12 @@ def test_precise_statistics_are_those_of_all_batches_together():
     layer.build([None, None, None, 2])
     generator = np.random.default_rng(4)
     batches = [generator.normal(shift, 1 + shift, (3, 4, 4, 2)).astype(np.float32) for shift in range(4)]
-    step, runs = [5], []
+    state, runs = RunState(step=5), []
     precise = PreciseStatistics(
         lambda batch: layer(batch["image"], training=True),
         [(layer.moving_mean, layer.moving_variance)],
         lambda: runs.append(1) or [{"image": tf.constant(images)} for images in batches],
-        lambda: step[0],
+        state,
     )
     precise.collect()
     precise.collect()
@@ -167,6 +167,6 @@ def test_precise_statistics_are_those_of_all_batches_together():
         mean, variance = population_moments([images[..., channel].ravel().tolist() for images in batches])
         np.testing.assert_allclose(layer.moving_mean.numpy()[channel], mean, rtol=1e-5)
         np.testing.assert_allclose(layer.moving_variance.numpy()[channel], variance, rtol=1e-5)
-    step[0] = 6
+    state.step = 6
     precise.collect()
     assert len(runs) == 2

@@ -8,7 +8,8 @@ import tensorflow as tf
 from hybrid_imagenet import optimizers
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
-from hybrid_imagenet.training.step import LateCopies, TrainStep
+from hybrid_imagenet.training.late_copies import LateCopies
+from hybrid_imagenet.training.step import TrainStep
 
 
 @pytest.fixture
