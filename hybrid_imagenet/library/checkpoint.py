@@ -80,11 +80,9 @@ class Checkpoint(keras.callbacks.Callback):
             store=store,
             state=self._state,
             variables=self._variables,
-            description=lambda: self._description(ranks),
-            synchronize=lambda: None,
-            every_epochs=self._every_epochs,
-            every_steps=None,
+            describe=lambda: self._description(ranks),
             is_last=lambda done: done == (self.params or {}).get("epochs"),
+            every_epochs=self._every_epochs,
         )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:

@@ -1,15 +1,11 @@
-"""Builds the parts of a run on one rank, the same on every rank, and lists what a checkpoint holds of them."""
+"""Builds the parts of a run on one rank, the same on every rank."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from hybrid_imagenet import comm
-from hybrid_imagenet.checkpoints import run_state
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
@@ -21,7 +17,7 @@ from hybrid_imagenet.training.averaged_weights import AveragedWeights
 from hybrid_imagenet.training.batch_norm import BatchNormStatistics, PreciseStatistics
 from hybrid_imagenet.training.epoch_values import RelativeUpdates
 from hybrid_imagenet.training.evaluation import Validation
-from hybrid_imagenet.training.inputs import TrainingData, all_replaced
+from hybrid_imagenet.training.inputs import TrainingData
 from hybrid_imagenet.training.losses import LOSSES
 from hybrid_imagenet.training.recorder import Recording
 from hybrid_imagenet.training.step import EvaluationStep
@@ -97,20 +93,6 @@ class Parts:
         averages = self.averaged.variables if self.averaged is not None else {}
         found |= {f"average/{i:04d}/{path}": v for i, (path, v) in enumerate(averages.items())}
         return found | {"record/relative_updates": self.updates.ratios}
-
-    def checkpoint_meta(self) -> Mapping[str, Any]:
-        """Returns a checkpoint's description beside the arrays; every rank calls it."""
-        sums = self.step.sums.read()
-        return {
-            **build.description(self.config, self.data.source),
-            "precision": self.facts["precision"],
-            "val_split": derived.validated_split(self.config),
-            "world_size": self.communicator.size,
-            "order": run_state.described(self.data.order),
-            "data": {name: source.identity for name, source in self.sources.items()},
-            "epoch_sums": self.communicator.allgather_object([sums.loss, sums.top1, sums.top5, sums.count]),
-            "replaced": all_replaced(self.data, self.state.finished_epochs, self.communicator.allgather_object),
-        }
 
     def _statistics(self, *, precise: bool) -> BatchNormStatistics:
         """Returns what merges statistics of normalization over ranks, if `precise` measured them."""

@@ -55,7 +55,7 @@ class Recording:
         self.path = self._directory.path if self._directory is not None else None
         self._rank = rank
         self._handler: logging.Handler | None = None
-        self._meaning: dict[str, Any] = {}  # what results are compared with, for the summary
+        self._meaning: dict[str, Any] = {}  # what results are of and are compared with, for the summary
         self._level = logging.NOTSET
         self.view = live.make_view(_view_mode(config, rank, size), sys.stdout, config.epochs)
         self._tensorboard: TensorBoard | None = None
@@ -116,6 +116,8 @@ class Recording:
         if self._directory is None:
             return
         self._meaning = {
+            "world_size": facts["world_size"],
+            "images_per_epoch": facts["train_images"],
             "epochs_planned": self._config.epochs,
             "target_asked": self._config.origins["target_top1"] is not Origin.DEFAULT,
             "num_classes": facts.get("num_classes"),
@@ -179,20 +181,18 @@ class Recording:
         """Writes and shows the record of an epoch."""
         self._show({"kind": "epoch", **record}, self.view.epoch)
 
-    def finish(self, *, world_size: int, train_images: int, seconds: float, steps: int, stop: str) -> None:
-        """Closes metrics.jsonl, writes summary.json, and shows the summary."""
+    def finish(self, state: RunState) -> None:
+        """Closes metrics.jsonl, writes summary.json, and shows the summary; `state` is where the run ends."""
         if self._directory is None or self.writer is None:
             return
         self.writer.close()
         values = summary.summarize(
             jsonl.read(self.writer.path),
-            world_size=world_size,
-            images_per_epoch=train_images,
             targets=self._config.target_top1,
-            wall_seconds=seconds,
-            steps=steps,
+            wall_seconds=state.seconds,
+            steps=state.step,
             single_gpu_images_per_second=self._config.single_gpu_throughput,
-            stop=stop or "finished",
+            stop=state.stop or "finished",
             run_dir=str(self._directory.path),
             **self._meaning,
         )
@@ -201,7 +201,7 @@ class Recording:
         if self.store is not None:
             self.store.wait()
             done = values["epochs"] >= self._config.epochs
-            for line in closing_lines(self._config, self._directory.path, self.store.paths(), stop, done):
+            for line in closing_lines(self._config, self._directory.path, self.store.paths(), state.stop, done):
                 self.view.message(line)
         self._directory.release()
 

@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hybrid_imagenet.checkpoints import run_state
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import check_position, restore_arrays
 from hybrid_imagenet.config import derived, relative_step
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import run_length
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
-from hybrid_imagenet.training import accumulators, same_data, warm_start
+from hybrid_imagenet.training import accumulators, build, same_data, warm_start
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
 from hybrid_imagenet.training.divergence import DivergedError, DivergenceGuard
 from hybrid_imagenet.training.epoch_values import (
@@ -21,7 +22,7 @@ from hybrid_imagenet.training.epoch_values import (
     TrustRatios,
     WeightCheck,
 )
-from hybrid_imagenet.training.inputs import ExampleCount
+from hybrid_imagenet.training.inputs import ExampleCount, all_replaced
 from hybrid_imagenet.training.parts import Parts
 from hybrid_imagenet.training.profiler import Profiler
 
@@ -87,13 +88,7 @@ class Trainer:
         """Writes the summary; returns why the run ended: "" (all epochs), "target" or "preempted"."""
         parts = self.parts
         parts.watchdog.stop()
-        parts.recording.finish(
-            world_size=parts.communicator.size,
-            train_images=parts.data.source.num_examples,
-            seconds=parts.state.seconds,
-            steps=parts.state.step,
-            stop=parts.state.stop,
-        )
+        parts.recording.finish(parts.state)
         return parts.state.stop
 
     def close(self) -> None:
@@ -216,11 +211,10 @@ class Trainer:
             store=recording.store,
             state=parts.state,
             variables=parts.variables,
-            description=parts.checkpoint_meta,
-            synchronize=self._synchronize,
+            describe=self._checkpoint_meta,
+            is_last=lambda done: parts.data.length.reached(parts.state.cursor, parts.state.step),
             every_epochs=config.checkpoint_every_epochs,
             every_steps=config.checkpoint_every_steps,
-            is_last=lambda done: parts.data.length.reached(parts.state.cursor, parts.state.step),
             save_best=config.keep_best,
             begins_at=parts.data.order.position(parts.state.cursor),
         )
@@ -233,12 +227,27 @@ class Trainer:
             Costs(parts.communicator, parts.data.source.reads, self.saver.take_seconds),
         )
 
-    def _synchronize(self) -> None:
-        """Readies the statistics for a checkpoint, or ends a run that has diverged; every rank calls it."""
+    def _checkpoint_meta(self) -> dict[str, Any]:
+        """Readies the statistics for a checkpoint and describes it, or ends a run that has diverged.
+
+        Every rank calls it.
+        """
+        parts = self.parts
         self._divergence.look()
-        self.parts.statistics.synchronize()
-        if self.parts.averaged is not None:
-            self.parts.averaged.refresh()
+        parts.statistics.synchronize()
+        if parts.averaged is not None:
+            parts.averaged.refresh()
+        sums, gather = parts.step.sums.read(), parts.communicator.allgather_object
+        return {
+            **build.description(parts.config, parts.data.source),
+            "precision": parts.facts["precision"],
+            "val_split": derived.validated_split(parts.config),
+            "world_size": parts.communicator.size,
+            "order": run_state.described(parts.data.order),
+            "data": {name: source.identity for name, source in parts.sources.items()},
+            "epoch_sums": gather([sums.loss, sums.top1, sums.top5, sums.count]),
+            "replaced": all_replaced(parts.data, parts.state.finished_epochs, gather),
+        }
 
     def _share_position(self, checkpoint: Checkpoint | None) -> None:
         """Gives every rank the restored position and sums; the variables follow."""

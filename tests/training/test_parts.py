@@ -100,8 +100,7 @@ def saver(store, state, weights, merged, **options):
         store=store,
         state=state,
         variables=lambda: {"w": weights},
-        description=lambda: support.meta(0),
-        synchronize=lambda: merged.append(state.step),
+        describe=lambda: merged.append(state.step) or support.meta(0),
         **options,
     )
 

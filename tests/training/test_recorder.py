@@ -34,7 +34,7 @@ def session(tmp_path, capsys):
             recording.writer.write({"kind": "step", "epoch": epoch, "step": 10 * epoch - 5, "train_loss": 1.0})
             top1 = 0.7 if epoch == 2 else 0.5
             recording.writer.write({"kind": "epoch", "epoch": epoch, "step": 10 * epoch, "val_top1": top1})
-        recording.finish(world_size=1, train_images=100, seconds=5.0 * stop, steps=0, stop="")
+        recording.finish(RunState(seconds=5.0 * stop))
         recording.interrupt()
         return capsys.readouterr().out, json.loads((tmp_path / "run" / "summary.json").read_text())
 
