@@ -73,6 +73,9 @@ def model(config: RunConfig, precision: str, num_classes: int, communicator: Com
       UserError: if it cannot be built so.
     """
     parts, together = derived.normalized_together(config)
+    sync = None  # sums statistics over `together` neighbouring ranks; none where a rank is by itself
+    if together > 1:
+        sync = communicator.allreduce_sum if together == communicator.size else communicator.allreduce_neighbors
     network = models.create(
         config.model,
         num_classes,
@@ -89,17 +92,10 @@ def model(config: RunConfig, precision: str, num_classes: int, communicator: Com
         blurpool=config.blurpool,
         initial_bias=initial_bias(config.loss, num_classes),
         parts=parts,
-        sync_allreduce=_statistics_over_ranks(communicator, together),
+        sync_allreduce=sync,
     )
     warm_start.freeze(network, config.freeze)
     return network
-
-
-def _statistics_over_ranks(communicator: Communicator, together: int) -> Callable[[tf.Tensor, str], tf.Tensor] | None:
-    """Returns what sums statistics over this many neighbouring ranks; None where a rank is by itself."""
-    if together == 1:
-        return None
-    return communicator.allreduce_sum if together == communicator.size else communicator.allreduce_neighbors
 
 
 def optimizer(

@@ -55,7 +55,6 @@ class Loop:
         self._trainer, self._data, self._order = trainer, parts.data, parts.data.order
         self._control = Control(config.checkpoint_every_seconds if parts.communicator.rank == 0 else None)
         self._log_every = config.log_every_steps
-        self._meter = _Meter(parts.state)
         self._compiled = False
 
     def run(self) -> None:
@@ -68,6 +67,7 @@ class Loop:
         START.begin("compiling the step")
         try:
             batches = self._data.stream(self.state.cursor, self.state.step)
+            self._meter = _Meter(self.state)
             self._meter.restart(self.step.sums.read())
             while not (self._reached() and self._closed()) and not self.state.stop:
                 self._epoch(self.state.finished_epochs, batches)
@@ -166,7 +166,7 @@ class _Meter:
     def __init__(self, state: RunState):
         self.waited = 0.0
         self._state = state
-        self._time: float | None = None
+        self._time = time.perf_counter()
         self._start_seconds = 0.0
 
     def restart(self, sums: ClassificationSums) -> None:
@@ -192,7 +192,7 @@ class _Meter:
     def record(self, sums: ClassificationSums) -> dict[str, Any]:
         """Returns the values since the last fetch; the fetch that gave `sums` has waited for the device."""
         self.lap()
-        elapsed = max((self._time or 0.0) - (self._since or 0.0), 1e-9)
+        elapsed = max(self._time - self._since, 1e-9)
         steps = max(self._state.step - self._step, 1)
         values: dict[str, Any] = {
             "step": self._state.step,
@@ -223,5 +223,5 @@ class _Meter:
     def lap(self) -> None:
         """Adds the seconds since the last lap to `state.seconds`; not zero."""
         now = time.perf_counter()
-        self._state.seconds += max(now - self._time, 1e-9) if self._time is not None else 1e-9
+        self._state.seconds += max(now - self._time, 1e-9)
         self._time = now

@@ -16,12 +16,7 @@ from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.training import accumulators, build, same_data, warm_start
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
 from hybrid_imagenet.training.divergence import DivergedError, DivergenceGuard
-from hybrid_imagenet.training.epoch_values import (
-    Costs,
-    NumericsGuard,
-    TrustRatios,
-    WeightCheck,
-)
+from hybrid_imagenet.training.epoch_values import Costs, NumericsGuard, TrustRatios, WeightCheck
 from hybrid_imagenet.training.inputs import ExampleCount, all_replaced
 from hybrid_imagenet.training.parts import Parts
 from hybrid_imagenet.training.profiler import Profiler
