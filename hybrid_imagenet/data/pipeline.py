@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +19,7 @@ from hybrid_imagenet.data.bad_records import BadRecords, UsableExamples
 from hybrid_imagenet.data.sources.base import Source
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import augment, sampling
-from hybrid_imagenet.numerics.run_length import RunLength
+from hybrid_imagenet.numerics.run_length import RunLength, Span
 from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from hybrid_imagenet.numerics.shard_order import ShardOrder
 
@@ -101,43 +101,38 @@ def training(
         batch, accumulation = batches(epoch) if callable(batches) else batches
         return batch, accumulation, image_size(epoch) if callable(image_size) else image_size
 
-    def stages() -> Iterator[Stage]:
-        length = RunLength(order, epochs, max_steps)
-        spans = length.spans(lambda epoch: size * parts * sizes(epoch)[0] * sizes(epoch)[1], start)
-        for (batch, accumulation, pixels), alike in itertools.groupby(spans, lambda span: sizes(span.epoch)):
-            first, *others = alike
-            steps = first.steps + sum(span.steps for span in others)
-            examples_of = _training_examples(source, order, first.begin, batch, accumulation, rank, size, parts)
-            yield Stage(parts * batch, pixels, steps * accumulation, examples_of)
+    def global_batch(epoch: int) -> int:
+        batch, accumulation, _ = sizes(epoch)
+        return size * parts * batch * accumulation
 
+    def stage(first: Span, *others: Span) -> Stage:
+        """Returns the micro-batches of epochs whose sizes are alike."""
+        batch, accumulation, pixels = sizes(first.epoch)
+        count = global_batch(first.epoch)
+
+        def examples_of(number: int) -> MicroBatch:
+            step, micro = divmod(number, accumulation)
+            cursor = order.advance(first.begin, count, step)
+            source.prefetch(order.shards_ahead(cursor))
+            examples, epochs = order.share(cursor, count, rank, size)
+            # Each part has a contiguous share of its own, in which its micro-batches follow one another.
+            own = [values.reshape(parts, accumulation, batch)[:, micro].ravel() for values in (examples, epochs)]
+            return MicroBatch(own[0], own[1], np.ones(parts * batch, np.float32))
+
+        steps = sum(span.steps for span in (first, *others))
+        return Stage(parts * batch, pixels, steps * accumulation, examples_of)
+
+    options = options or HostOptions()
+    spans = RunLength(order, epochs, max_steps).spans(global_batch, start)
     return Batches(
         source,
-        stages,
+        [stage(*alike) for _, alike in itertools.groupby(spans, lambda span: sizes(span.epoch))],
+        options,
+        bad or BadRecords(source, options.bad_records, options.max_bad_records),
         augmentation=augmentation,
-        crop_fraction=None,
         seed=order.seed,
-        options=options or HostOptions(),
-        weighted=False,
-        bad=bad,
         watch=mixing.Watch(source.num_classes, order.window) if order.window and rank == 0 else None,
     )
-
-
-def _training_examples(
-    source: Source, order: SampleOrder, begin: Cursor, batch: int, accumulation: int, rank: int, size: int, parts: int
-) -> Callable[[int], MicroBatch]:
-    count = size * parts * batch * accumulation
-
-    def examples_of(number: int) -> MicroBatch:
-        step, micro = divmod(number, accumulation)
-        cursor = order.advance(begin, count, step)
-        source.prefetch(order.shards_ahead(cursor))
-        examples, epochs = order.share(cursor, count, rank, size)
-        # Each part has a contiguous share of its own, in which its micro-batches follow one another.
-        own = [values.reshape(parts, accumulation, batch)[:, micro].ravel() for values in (examples, epochs)]
-        return MicroBatch(own[0], own[1], np.ones(parts * batch, np.float32))
-
-    return examples_of
 
 
 def evaluation(
@@ -166,16 +161,9 @@ def evaluation(
             source.prefetch(range(shard, min(shard + _SHARDS_AHEAD, len(ends))))
         return MicroBatch(examples, np.zeros_like(examples), weights)
 
-    stage = Stage(batch, image_size, steps, examples_of)
-    return Batches(
-        source,
-        lambda: iter([stage]),
-        augmentation="none",
-        crop_fraction=crop_fraction,
-        seed=0,
-        options=options or HostOptions(),
-        weighted=True,
-    )
+    options = options or HostOptions()
+    bad = BadRecords(source, options.bad_records, options.max_bad_records)
+    return Batches(source, [Stage(batch, image_size, steps, examples_of)], options, bad, crop_fraction=crop_fraction)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,48 +185,44 @@ class Stage:
     examples_of: Callable[[int], MicroBatch]
 
 
+@dataclasses.dataclass
 class Batches:
     """Yields micro-batches as dictionaries of tensors; each `iter()` starts from the beginning.
 
     Labels are int64: TensorFlow computes with integers of 32 bits on the host, and a GPU would wait for it.
 
     Attributes:
+      source: of the examples.
+      stages: follow one another.
+      options: how the host reads.
       bad: what was skipped so far.
+      crop_fraction: of the shorter side, for evaluation: elements have weights; None in training: they have seeds.
+      augmentation: in training.
+      seed: of its draws.
+      watch: is told the labels.
       wait_seconds: time that the consumer has waited for batches.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        stages: Callable[[], Iterator[Stage]],
-        *,
-        augmentation: str,
-        crop_fraction: float | None,
-        seed: int,
-        options: HostOptions,
-        weighted: bool,
-        bad: BadRecords | None = None,
-        watch: mixing.Watch | None = None,
-    ) -> None:
-        self.bad = bad or BadRecords(source, options.bad_records, options.max_bad_records)
-        self.wait_seconds = 0.0
-        self._watch = watch
-        self._source = source
-        self._reader = UsableExamples(source, self.bad, options.reads, options.readers)
-        self._stages = stages
-        self._options = options
-        self._weighted = weighted
-        self._seed = seed
-        self._augmentation = augmentation
-        self._crop_fraction = crop_fraction
+    source: Source
+    stages: Sequence[Stage]
+    options: HostOptions
+    bad: BadRecords
+    crop_fraction: float | None = None
+    augmentation: str = "none"
+    seed: int = 0
+    watch: mixing.Watch | None = None
+    wait_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._reader = UsableExamples(self.source, self.bad, self.options.reads, self.options.readers)
         self._failure: UserError | None = None
         self._built: tuple[Stage, int, tf.data.Dataset] | None = None
         self._dali: tuple[tuple[int, int], dali.Decoder] | None = None
 
     def __iter__(self) -> Iterator[Element]:
         """Yields the elements; raises UserError for a record that cannot be used."""
-        for stage in self._stages():
-            if self._source.ready:
+        for stage in self.stages:
+            if self.source.ready:
                 yield from self._repeated(stage)
                 continue
             done = 0
@@ -257,11 +241,11 @@ class Batches:
         first = next(iter(self._dataset(dataclasses.replace(stage, count=1), 0)))
         for number in range(stage.count):
             wanted = stage.examples_of(number)
-            element = {"image": first["image"], "label": tf.constant(self._source.read(wanted.examples)[1], tf.int64)}
-            if self._weighted:
+            element = {"image": first["image"], "label": tf.constant(self.source.read(wanted.examples)[1], tf.int64)}
+            if self.crop_fraction is not None:
                 yield {**element, "weight": tf.constant(wanted.weights)}
             else:
-                yield {**element, "seed": tf.constant(sampling.seeds(self._seed, wanted.epochs, wanted.examples))}
+                yield {**element, "seed": tf.constant(sampling.seeds(self.seed, wanted.epochs, wanted.examples))}
 
     def _timed(self, elements: Iterator[Element]) -> Iterator[Element]:
         while True:
@@ -283,9 +267,9 @@ class Batches:
 
     def _host(self, stage: Stage) -> augment.HostStage:
         """Returns the side of the square images that come from the host, and the draws that each takes."""
-        if self._crop_fraction:
+        if self.crop_fraction is not None:
             return augment.HostStage(0, stage.image_size)
-        return augment.host_stage(self._augmentation, stage.image_size)
+        return augment.host_stage(self.augmentation, stage.image_size)
 
     def _dataset(self, stage: Stage, start: int) -> tf.data.Dataset:
         """Returns the elements of a stage from number `start`; the last one built is kept, for repeated evaluation."""
@@ -294,7 +278,7 @@ class Batches:
         return self._built[2]
 
     def _build(self, stage: Stage, start: int) -> tf.data.Dataset:
-        options, host = self._options, self._host(stage)
+        options, host = self.options, self._host(stage)
         readers, prefetch = self._ahead(stage.batch, host.side)
         numbers = tf.data.Dataset.range(start, stage.count)
         decoded = self._decoded_by_dali if options.decoder == "dali" else self._decoded_by_tensorflow
@@ -323,13 +307,13 @@ class Batches:
         def finish(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, *rest: tf.Tensor) -> Element:
             return self._element(images.decode(content, branch, window, host.side), *rest)
 
-        data = _map(_map(numbers, read, readers).unbatch(), finish, self._options.threads)
+        data = _map(_map(numbers, read, readers).unbatch(), finish, self.options.threads)
         return data.batch(stage.batch, drop_remainder=True)
 
     def _whole(self, host: augment.HostStage) -> bool:
         """Returns whether every image reaches the trainer as the source has it: whole, and of the requested size."""
-        fraction = self._crop_fraction or (1.0 if self._augmentation in augment.WHOLE else 0.0)
-        return self._source.side == host.side and fraction == 1.0
+        fraction = self.crop_fraction or (1.0 if self.augmentation in augment.WHOLE else 0.0)
+        return self.source.side == host.side and fraction == 1.0
 
     def _undecoded(
         self, numbers: tf.data.Dataset, stage: Stage, host: augment.HostStage, readers: int
@@ -339,8 +323,8 @@ class Batches:
 
         def read(number: int) -> tuple[np.ndarray, ...]:
             wanted = stage.examples_of(number)
-            seeds = sampling.seeds(self._seed, wanted.epochs, wanted.examples)
-            pixels, labels = self._source.read_pixels(wanted.examples)
+            seeds = sampling.seeds(self.seed, wanted.epochs, wanted.examples)
+            pixels, labels = self.source.read_pixels(wanted.examples)
             return pixels, labels.astype(np.int64), seeds, wanted.weights
 
         def finish(step: tf.Tensor) -> Element:
@@ -352,8 +336,8 @@ class Batches:
         self, numbers: tf.data.Dataset, stage: Stage, host: augment.HostStage, readers: int
     ) -> tf.data.Dataset:
         if self._dali is None or self._dali[0] != (stage.batch, host.side):
-            gpu = dali.gpu_of(self._options.device)
-            self._dali = (stage.batch, host.side), dali.Decoder(stage.batch, host.side, self._options.threads, gpu)
+            gpu = dali.gpu_of(self.options.device)
+            self._dali = (stage.batch, host.side), dali.Decoder(stage.batch, host.side, self.options.threads, gpu)
         decoder = self._dali[1]
         types = (tf.uint8, tf.int64, tf.int64, tf.float32)
         shapes = ((host.side, host.side, 3), (), (2,), ())
@@ -368,16 +352,16 @@ class Batches:
         return _map(numbers, finish, readers)
 
     def _element(self, image: tf.Tensor, label: tf.Tensor, seed: tf.Tensor, weight: tf.Tensor) -> Element:
-        extra = {"weight": weight} if self._weighted else {"seed": seed}
+        extra = {"seed": seed} if self.crop_fraction is None else {"weight": weight}
         return {"image": image, "label": label, **extra}
 
     def _ahead(self, batch: int, side: int) -> tuple[int, int]:
         """Returns how many concurrent reads and finished batches fit the memory; an encoded image counts as 256 KiB."""
         decoded, encoded = batch * side**2 * 3, batch << 18
-        if self._options.decoder == "dali":
+        if self.options.decoder == "dali":
             encoded += decoded  # who reads also waits for the pixels
-        prefetch = min(self._options.prefetch, self._options.memory_bytes // (2 * decoded))
-        readers = min(self._options.readers, self._options.memory_bytes // (2 * encoded))
+        prefetch = min(self.options.prefetch, self.options.memory_bytes // (2 * decoded))
+        readers = min(self.options.readers, self.options.memory_bytes // (2 * encoded))
         return max(1, readers), max(1, prefetch)
 
     def _read(self, stage: Stage, number: int, host: augment.HostStage) -> tuple[np.ndarray, ...]:
@@ -388,19 +372,19 @@ class Batches:
         except UserError as error:
             self._failure = error
             raise
-        if self._watch is not None:
-            self._watch.add(labels)
+        if self.watch is not None:
+            self.watch.add(labels)
         weights = wanted.weights * own  # what took the place of a bad record must not count
         if not own.all():
             missing = ~own & (wanted.weights > 0)
             places = np.stack([wanted.epochs, wanted.examples], axis=1)[missing]
             self.bad.replaced.update((int(epoch), int(example)) for epoch, example in places)
-        seeds = sampling.seeds(self._seed, wanted.epochs, wanted.examples)
+        seeds = sampling.seeds(self.seed, wanted.epochs, wanted.examples)
         sizes = probed[:, 1:]
-        if self._crop_fraction:
-            windows = augment.center(sizes, self._crop_fraction)
+        if self.crop_fraction is not None:
+            windows = augment.center(sizes, self.crop_fraction)
         else:
-            windows = augment.windows(self._augmentation, sizes, sampling.uniforms(seeds, host.draws))
+            windows = augment.windows(self.augmentation, sizes, sampling.uniforms(seeds, host.draws))
         branch, window = images.branches(probed[:, 0], windows, host.side)
         return contents, branch, window, labels, seeds, weights
 
