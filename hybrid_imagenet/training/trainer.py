@@ -145,7 +145,12 @@ class Trainer:
         return {"val_split": derived.validated_split(parts.config), **values}
 
     def epoch_ends(self, epoch: int, record: dict[str, Any]) -> None:
-        """Completes the record of an epoch, counted from 0, or of a part of one; saves; stops at a target."""
+        """Completes the record of an epoch, counted from 0, or of a part of one; saves; stops at a target.
+
+        Args:
+          epoch: the one that is trained.
+          record: what is known of it; `sums` are those of its examples on this rank, and leave the record.
+        """
         parts = self.parts
         parts.watchdog.note()
         self._divergence.look()
