@@ -27,9 +27,6 @@ def replacing(target: Path) -> Iterator[Path]:
     disk before the file gets its name, and the name is when this returns. Several processes may write one target at
     the same time; the last one stays. After an error the new file is removed.
 
-    Args:
-      target: in a directory that exists.
-
     Raises:
       OSError: if the disk is full or not writable.
     """

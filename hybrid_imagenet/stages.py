@@ -34,13 +34,7 @@ class Stages:
         self._lock = threading.Lock()
 
     def open(self, title: str, stream: TextIO, *, terminal: bool) -> None:
-        """Begins, with the title of the run.
-
-        Args:
-          title: what is started.
-          stream: where to write.
-          terminal: whether to rewrite one line there.
-        """
+        """Begins, with the title of the run."""
         self._stream, self._terminal = stream, terminal
         self._took: dict[str, float] = {}
         self._stage, self._closed = "", threading.Event()

@@ -24,14 +24,7 @@ def run(
     benchmarks: Mapping[str, str],
     entry: Callable[[str], Callable[[Sequence[str]], int | None]],
 ) -> int:
-    """Runs the benchmark that the first argument names with the rest of the arguments; returns its exit code.
-
-    Args:
-      argv: the command line.
-      program: its name, for the usage.
-      benchmarks: a line of description for each name.
-      entry: gives the function that runs a named benchmark.
-    """
+    """Runs the benchmark that the first argument names with the rest of the arguments; returns its exit code."""
     name = argv[0] if argv else ""
     if name not in benchmarks:
         wanted = name in ("-h", "--help")

@@ -58,11 +58,7 @@ def write(path: pathlib.Path, arrays: Arrays, meta: Mapping[str, Any]) -> None:
 
 
 def read(path: pathlib.Path, *, arrays: bool = True) -> Checkpoint:
-    """Reads and verifies a checkpoint.
-
-    Args:
-      path: the file.
-      arrays: False verifies the arrays, but does not keep them.
+    """Reads and verifies a checkpoint; without `arrays` it verifies them, but does not keep them.
 
     Raises:
       DamagedCheckpointError: if it is not complete and intact.

@@ -35,9 +35,6 @@ class Description(NamedTuple):
 def look(path: pathlib.Path) -> Description:
     """Reads the description of a checkpoint, or of the newest readable one of a run, without its arrays.
 
-    Args:
-      path: a checkpoint, the directory of a run, or a file of weights.
-
     Raises:
       UserError: if there is no such file, or nothing there is a checkpoint.
     """
@@ -83,9 +80,6 @@ def newest(directory: pathlib.Path, check: Check | None = None) -> Description |
 
 def check_run(meta: Mapping[str, Any]) -> None:
     """Checks that a run can continue from a checkpoint: its checksums have told that nothing was altered.
-
-    Args:
-      meta: the description in a checkpoint.
 
     Raises:
       ValueError: naming what is missing, or of the form of another version.

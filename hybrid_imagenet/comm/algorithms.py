@@ -30,13 +30,7 @@ from hybrid_imagenet.numerics import torus
 
 @dataclasses.dataclass(frozen=True)
 class Ranks:
-    """The ranks among which an algorithm works.
-
-    Attributes:
-      rank: this one's number.
-      hosts: the host of every rank.
-      collectives: the engine's operations, and its groups of ranks.
-    """
+    """The ranks among which an algorithm works: this one's number, the host of every rank, the engine's operations."""
 
     rank: int
     hosts: Sequence[str]

@@ -28,11 +28,7 @@ _PACK_BYTES = 64 << 20  # a broadcast of variables holds no more than this in ad
 
 
 class ConnectedRanks(Communicator):
-    """Runs collectives over several ranks. An engine's class connects them in its constructor.
-
-    Attributes:
-      collectives: the engine's operations on tensors of a step.
-    """
+    """Runs collectives over several ranks. An engine's class connects them in its constructor."""
 
     names_last: ClassVar[bool] = False
     """Whether the engine may be given one name again and again; then it remembers what the ranks have agreed on."""

@@ -115,10 +115,6 @@ def _does_itself(settings: Settings, names: Sequence[str]) -> bool:
     """Returns whether Horovod's torus over NCCL, one row per host, is what `settings.allreduce` asks for.
 
     Its hierarchical all-reduce is not used: between hosts that sums in the memory of the hosts, through MPI.
-
-    Args:
-      settings: how gradients travel.
-      names: the host of every rank.
     """
     found: bool = pkgutil.resolve_name(ALGORITHMS[settings.allreduce].constructor).rows_are_hosts(
         names, **settings.options

@@ -39,13 +39,7 @@ class TensorFlowCollectives(Collectives):
     """
 
     def __init__(self, rank: int, size: int, *, gpu: bool = False) -> None:
-        """Makes the group of all ranks. TensorFlow must know the ranks already.
-
-        Args:
-          rank: this one's number.
-          size: number of ranks.
-          gpu: the tensors lie on a GPU.
-        """
+        """Makes the group of all ranks, of tensors on GPUs if `gpu` says so. TensorFlow must know the ranks already."""
         self._rank, self._gpu = rank, gpu
         self._groups: dict[tuple[int, ...], Members] = {}
         self._names: dict[int, str] = {}
@@ -142,15 +136,11 @@ class TensorFlowCommunicator(ConnectedRanks):
     def __init__(self, settings: Settings, others: Sequence[Settings] = ()) -> None:
         """Connects to the other ranks; a process does so once, and later communicators share the connection.
 
-        Args:
-          settings: how gradients travel.
-          others: settings of further reductions; their groups need no notice here.
-
         Raises:
           UserError: if the algorithm or grid does not fit the ranks and their hosts, or the ranks have no way to find
             each other.
         """
-        del others
+        del others  # their groups need no notice
         place = placement()
         nccl = bool(tf.config.get_visible_devices("GPU"))
         keys, self.rank, self.size = join(place), place.rank, place.size

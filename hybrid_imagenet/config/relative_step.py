@@ -19,15 +19,7 @@ _GOALS = (0.70, 0.74, 0.75)  # of the forecast, whose error is about a point at 
 
 @dataclasses.dataclass(frozen=True)
 class Peak:
-    """The largest relative step of a run.
-
-    Attributes:
-      value: the relative step.
-      epoch: number of the epoch that has it first, from 1.
-      learning_rate: there.
-      momentum: there.
-      batch: images per update there.
-    """
+    """The largest relative step of a run, the first epoch that has it, from 1, and the step's values there."""
 
     value: float
     epoch: int

@@ -21,12 +21,7 @@ _LONG, _ALIKE = 5, 0.7
 
 
 class RunDirectory:
-    """Holds one run's files, on rank 0, under a lock for as long as the run lasts.
-
-    Attributes:
-      path: the directory.
-      resumed: whether it already held a run.
-    """
+    """Holds one run's files, on rank 0, under a lock for as long as the run lasts."""
 
     def __init__(self, path: pathlib.Path, *, resume: bool):
         """Creates or re-opens the directory and locks it.

@@ -23,15 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class TrainingData:
-    """Reads this rank's share of the training examples.
-
-    Attributes:
-      source: the examples.
-      order: their order.
-      length: how far training goes.
-      options: how the host reads them.
-      bad: the examples that turned out bad.
-    """
+    """Reads this rank's share of the training examples."""
 
     def __init__(
         self,
@@ -91,13 +83,7 @@ class TrainingData:
         return self.source.num_examples - self.order.left_out(self.global_batch(epoch), offset)
 
     def check_class_list(self, epoch: int, cursor: Cursor, largest: int) -> None:
-        """Warns once, on rank 0, if a list of classes names more than a whole epoch has shown.
-
-        Args:
-          epoch: the one that was read.
-          cursor: where training stands.
-          largest: label that any rank has read.
-        """
+        """Warns once, on rank 0, if a list of classes names more than a whole epoch has shown."""
         whole = self.images(epoch, cursor) > self.source.num_examples - self.global_batch(epoch)
         if self._start > Cursor(epoch) or self.source.class_list is None or self._list_checked or not whole:
             return

@@ -46,10 +46,6 @@ class Findings:
 def run(config: RunConfig, *, disk: bool = True) -> None:
     """Checks a run; prints warnings and, with --check_only, what was checked.
 
-    Args:
-      config: of the run.
-      disk: whether to check what lies on the disk of this host.
-
     Raises:
       UserError: for the first thing that would end the run before it trains.
     """

@@ -72,13 +72,6 @@ class ShardSource(Source):
     Two forms of Example are read: `image/encoded` with `image/class/label` counted from 1, and `image` with `label`
     counted from 0. Checksums are verified at every read.
 
-    Args:
-      files: the shards in order.
-      class_names: names in the order of the labels.
-      keys: the forms of Example to look for, in this order.
-      index: where the records lie, if that is known.
-      expected: number of records that a manifest promises.
-
     Raises:
       UserError: for a damaged shard, no records at all, or another number than `expected`.
     """

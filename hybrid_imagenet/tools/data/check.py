@@ -24,13 +24,7 @@ _BLOCK = 1 << 24
 
 
 def check(request: Request, workers: int, window: int = 0) -> Iterator[Note]:
-    """Yields a line for each fault, with file, place and reason, and for what else is worth knowing.
-
-    Args:
-      request: the split.
-      workers: processes.
-      window: of shards whose images training mixes; 0 for all.
-    """
+    """Yields a line for each fault, with file, place and reason, and for what else is worth knowing."""
     source = request.open()
     yield from source.notes
     if isinstance(source, tfrecord.ShardSource):
