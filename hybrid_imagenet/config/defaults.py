@@ -80,7 +80,13 @@ def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
     if flags.get("optimizer") == config.optimizer:
         always |= {name for name in CHOICES["optimizer"][config.optimizer] if origins.get(name) != Origin.BATCH.value}
     by_table = flags.get("lr_schedule") == config.lr_schedule == "mlperf"
-    lasting = {name for name in _LASTING if by_table and origins.get(name) in (Origin.BATCH.value, Origin.RUN.value)}
+    lasting = {
+        name
+        for name in _LASTING
+        if by_table
+        and config.origins.get(name) is Origin.DEFAULT
+        and origins.get(name) in (Origin.BATCH.value, Origin.RUN.value)
+    }
     alike = flags.get("recipe") == config.recipe
     kept, notes = {}, {}
     for name, now in config.shown().items():
@@ -92,7 +98,7 @@ def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
         changed = alike and not asked and then != now and name not in lasting
         if changed and name in CHOICES:
             raise UserError(f"the run began with --{name}={then}, and the {origin.value} is {now} now: give either")
-        if changed or (name in always | lasting and origin is Origin.DEFAULT):
+        if changed or name in lasting or (name in always and origin is Origin.DEFAULT):
             kept[name] = tuple(then) if isinstance(then, list) else then
             check_value(name, kept[name], OPTIONS[name])
         if changed:
@@ -153,8 +159,11 @@ def _tuned_lars(config: RunConfig) -> RunConfig:
 
 def _from_table(config: RunConfig) -> RunConfig:
     point = mlperf.at(derived.base_batch(config))
+    rate = point.lr
+    if config.origins.get("momentum") is Origin.RUN:  # it stays, so the rate has the table's relative step with it
+        rate *= (1 - config.chosen["momentum"]) / (1 - point.momentum)
     table: dict[str, Any] = {
-        "lr": point.lr,
+        "lr": rate,
         "lr_scaling": "none",
         "warmup_epochs": point.warmup_epochs,
         "warmup_start_lr": 0.0,

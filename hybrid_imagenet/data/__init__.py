@@ -97,8 +97,7 @@ def _parts(data: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
 
 def _shuffles_anyhow(data: tf.data.Dataset) -> bool:
     """Returns whether a data set shuffles, and by no seed, which TensorFlow writes as two zeros."""
-    seeds = [getattr(data, name, None) for name in ("_seed", "_seed2")]
-    return all(seed is not None and int(seed) == 0 for seed in seeds)
+    return type(data).__name__ == "_ShuffleDataset" and int(data._seed) == int(data._seed2) == 0
 
 
 def _together(parts: Any) -> tf.data.Dataset:

@@ -73,9 +73,10 @@ class Checkpoint(keras.callbacks.Callback):
         self._state = RunState.from_dict(meta) if meta else RunState()
         if meta:
             self.model._initial_epoch = self._state.finished_epochs
-            broadcast_model(self.model, ranks)
             if self._order is not None:
                 self._order.load_state_dict(place)
+                self.model._initial_epoch = self._order.epoch  # also one that `stop_training` has cut
+            broadcast_model(self.model, ranks)
         self._saver = CheckpointSaver(
             store=store,
             state=self._state,
@@ -124,6 +125,8 @@ class Checkpoint(keras.callbacks.Callback):
         found = store.newest_good()
         if found is None:
             return None, None
+        if self._order is not None and "order" not in found.meta:
+            raise UserError(f"{found.path} holds no order: omit order=, or give another folder")
         optimizers = compiled_model.optimizers(self.model)
         for name, saved in found.meta.get("optimizers", {}).items():
             if name in optimizers:

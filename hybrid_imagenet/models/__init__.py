@@ -54,6 +54,10 @@ def create(
     return resnet.build(builder, name, num_classes, image_size, width=width, stem=stem)
 
 
+_SQUASHES = {"softmax", "softmax_v2", "sigmoid"}
+"""Names of the functions, operations and layers of Keras and TensorFlow that make probabilities."""
+
+
 def _of_user(target: str, num_classes: int, image_size: int | None, builder: Builder) -> keras.Model:
     """Calls MODULE:FUNCTION with `num_classes` and `image_size`, under the precision's policy and the seed.
 
@@ -88,11 +92,10 @@ def _of_user(target: str, num_classes: int, image_size: int | None, builder: Bui
         raise UserError(f"--model={target}: regularizers and constraints are not applied; use --weight_decay")
     if any(getattr(layer, "synchronized", False) for layer in model._flatten_layers()):
         raise UserError(f"--model={target}: each rank normalizes its own batch; omit synchronized=True")
-    last = model
-    while isinstance(last, keras.Model):
-        last = last.outputs[0]._keras_history.operation
-    squashes = (keras.activations.softmax, keras.activations.sigmoid)
-    if isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) in squashes:
+    scores = outputs[0]
+    while inner := getattr(last := scores._keras_history.operation, "outputs", None):  # of a model within the model
+        scores = inner[scores._keras_history.tensor_index]
+    if _SQUASHES & {type(last).__name__.lower(), getattr(getattr(last, "activation", None), "__name__", "")}:
         raise UserError(
             f"--model={target}: the layer {last.name} gives probabilities, not logits; omit its activation "
             "(classifier_activation=None in keras.applications)"

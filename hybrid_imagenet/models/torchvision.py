@@ -17,6 +17,8 @@ from hybrid_imagenet.errors import UserError, needed
 from hybrid_imagenet.numerics.depths import BASIC, DEPTHS
 
 EPSILON = 1e-5
+NETWORKS = tuple(name for name in DEPTHS if name not in ("resnet8", "resnet10"))
+"""Those that torchvision has."""
 _NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
 _SAFETENSORS = ".safetensors files need the package safetensors; install it"
 _COUNTER = "num_batches_tracked"
@@ -43,9 +45,13 @@ def write(path: Path, model: str, weights: Mapping[str, np.ndarray]) -> None:
 
     Raises:
       UserError: without the package safetensors.
+      OSError: if the disk does not take it.
     """
-    arrays = needed("safetensors.numpy", _SAFETENSORS)
-    arrays.save_file({there: _to_torch(weights[here]) for there, here in _names(model).items()}, path)
+    safetensors, arrays = needed("safetensors", _SAFETENSORS), needed("safetensors.numpy", _SAFETENSORS)
+    try:
+        arrays.save_file({there: _to_torch(weights[here]) for there, here in _names(model).items()}, path)
+    except safetensors.SafetensorError as error:
+        raise OSError(_line(error)) from None
 
 
 def _names(model: str) -> dict[str, str]:

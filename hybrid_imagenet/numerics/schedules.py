@@ -291,14 +291,7 @@ class Schedule:
 
 
 def peak_rate(lr: float, lr_scaling: str, workers: int, batch: int) -> float:
-    """The learning rate after linear scaling: lr * N (Lu et al.), lr * B / 256 (Goyal et al.), or lr itself.
-
-    Args:
-      lr: unscaled learning rate.
-      lr_scaling: workers, batch or none.
-      workers: N.
-      batch: images per update.
-    """
+    """The learning rate after linear scaling: lr * N (Lu et al.), lr * B / 256 (Goyal et al.), or lr itself."""
     return lr * {"workers": workers, "batch": batch / REFERENCE_BATCH, "none": 1.0}[lr_scaling]
 
 

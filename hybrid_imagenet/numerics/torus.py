@@ -31,11 +31,7 @@ class Grid:
 
 
 def parse_grid(text: str, size: int | None = None) -> Grid:
-    """Reads a grid written VxH.
-
-    Args:
-      text: two whole numbers from 1 with an x between them, as in 2x4.
-      size: number of ranks that the grid must hold, if given.
+    """Reads a grid written VxH, as in 2x4.
 
     Raises:
       ValueError: if the text is not a grid, or the grid does not hold `size` ranks.

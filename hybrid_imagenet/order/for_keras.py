@@ -98,7 +98,8 @@ class _Counter(keras.callbacks.Callback):
         self._dataset.counted = True
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Ends the last pass."""
+        """Ends the last pass; the parameters, which the history of `fit` keeps, are JSON again."""
+        (self.params or {}).pop("position_after", None)
         self._dataset.end_fit()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

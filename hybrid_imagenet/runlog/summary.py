@@ -38,6 +38,7 @@ def summarize(
     single_gpu_images_per_second: float | None = None,
     wall_seconds: float | None = None,
     steps: int | None = None,
+    workers: int | None = None,
     **facts: Any,
 ) -> dict[str, Any]:
     """Summarizes a run.
@@ -50,6 +51,7 @@ def summarize(
       single_gpu_images_per_second: the speed of one rank alone, from a 1-rank run or a calibration; None if unknown.
       wall_seconds: of the whole run; by default `seconds` of the last record.
       steps: of the whole run; by default `step` of the last record.
+      workers: number of GPUs in the last session, virtual ones too, if that is known.
       facts: further entries that are stored as they are.
 
     Returns:
@@ -62,7 +64,9 @@ def summarize(
     finished = _last(epochs, "epoch") or 0
     seconds = wall_seconds if wall_seconds is not None else _last(records, "seconds")
     steady = steady_throughput(epochs)
-    if len({r["global_batch"] // (r["per_gpu_batch"] * r.get("accumulation", 1)) for r in epochs if _has_batch(r)}) > 1:
+    sized = [r for r in epochs if r.get("global_batch") and r.get("per_gpu_batch")]
+    sizes = {r["global_batch"] // (r["per_gpu_batch"] * r.get("accumulation", 1)) for r in sized}
+    if len(sizes | ({workers} if workers and sizes else set())) > 1:
         steady = single_gpu_images_per_second = None  # a resume on another number of GPUs: no speed is that of N
     causes = time_by_cause(epochs, seconds, single_gpu_images_per_second, world_size)
     if single_gpu_images_per_second is None and world_size == 1:
@@ -97,10 +101,6 @@ def summarize(
         "time_by_cause": causes,
     }
     return clean({**facts, **values})
-
-
-def _has_batch(record: Record) -> bool:
-    return bool(record.get("global_batch") and record.get("per_gpu_batch"))
 
 
 def lost_epochs(records: Iterable[Record], finished: float) -> list[int]:

@@ -67,7 +67,7 @@ class TensorBoard:
         self._failed = False
 
     def resumed(self, step: int) -> None:
-        """Has TensorBoard leave out the events after a step, which an earlier session wrote and then lost."""
+        """Has TensorBoard leave out the events from a step on; an earlier session wrote them, and then lost some."""
         self._attempt(lambda: self._restart(step))
 
     def _restart(self, step: int) -> None:
@@ -79,7 +79,7 @@ class TensorBoard:
         with self._tf.io.TFRecordWriter(str(path)) as file:
             file.write(event(wall_time=now, file_version="brain.Event:2").SerializeToString())
             start = log(status=log.START)
-            file.write(event(wall_time=now, step=step + 1, session_log=start).SerializeToString())
+            file.write(event(wall_time=now, step=step, session_log=start).SerializeToString())
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Writes the values of a step or epoch record."""

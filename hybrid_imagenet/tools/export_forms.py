@@ -20,7 +20,7 @@ from hybrid_imagenet.errors import UserError, needed
 from hybrid_imagenet.models import torchvision
 from hybrid_imagenet.models.layers import BlurPool, Conv2D, MaxPool2D
 from hybrid_imagenet.models.normalization import BatchNormalization
-from hybrid_imagenet.numerics.depths import DEPTHS, WIDTH
+from hybrid_imagenet.numerics.depths import WIDTH
 
 Outputs = Callable[[np.ndarray], np.ndarray]
 
@@ -155,7 +155,7 @@ def _onnx_module(name: str) -> Any:
 
 def _write_torchvision(network: Trained, path: pathlib.Path) -> None:
     shape = (network.width, network.stem, network.blurpool, network.batch_norm_epsilon)
-    if network.model not in DEPTHS or shape != (WIDTH, "imagenet", False, torchvision.EPSILON):
+    if network.model not in torchvision.NETWORKS or shape != (WIDTH, "imagenet", False, torchvision.EPSILON):
         raise UserError(
             f"--to: torchvision has no {network.model} of width {network.width}, stem {network.stem}, blurpool "
             f"{network.blurpool} and epsilon {network.batch_norm_epsilon:g}; export to .onnx"

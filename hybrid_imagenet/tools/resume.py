@@ -68,7 +68,7 @@ def command(
 
 def _lacks_value(word: str) -> bool:
     known = configuration.OPTIONS.get(word[2:])
-    return word.startswith("--") and known is not None and known.kind.base is not bool
+    return word == "--flagfile" or (word.startswith("--") and known is not None and known.kind.base is not bool)
 
 
 def _flag(name: str, value: Any) -> str:

@@ -33,14 +33,9 @@ class AveragedWeights:
         measure: Callable[[], None],
         state: RunState,
     ):
-        """Takes the parts.
+        """Takes the network, the average of its weights, and (mean, variance) of every normalization layer.
 
-        Args:
-          model: the network that is trained.
-          average: of its trainable variables.
-          statistics: (mean, variance) of every normalization layer.
-          measure: measures the statistics again for the weights in place, merged over ranks.
-          state: the position of the run; nothing is measured twice for the same weights.
+        `measure` measures these again for the weights in place, merged over ranks, once after a step of `state`.
         """
         self._network = model
         self._average = average

@@ -83,13 +83,9 @@ class PreciseStatistics:
         batches: Callable[[], Iterable[Mapping[str, tf.Tensor]]],
         state: RunState,
     ):
-        """Takes the parts.
+        """Takes (mean, variance) of every layer; `forward` runs a batch in training mode and updates nothing else.
 
-        Args:
-          forward: runs a batch in training mode and updates nothing but the statistics.
-          statistics: (mean, variance) of every layer.
-          batches: the batches to use.
-          state: the position of the run; nothing is run twice for the same weights.
+        Nothing is run twice after the same step of `state`.
         """
         self._forward = tf.function(forward, autograph=False)
         self._statistics = list(statistics)

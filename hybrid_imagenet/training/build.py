@@ -86,7 +86,7 @@ def model(config: RunConfig, precision: str, num_classes: int, communicator: Com
         batch_norm=config.batch_norm,
         batch_norm_momentum=config.batch_norm_momentum,
         batch_norm_epsilon=config.batch_norm_epsilon,
-        seed=config.seed + (communicator.rank if ":" in config.model else 0),  # of dropout; weights are rank 0's
+        seed=config.seed,
         width=config.model_width,
         stem=config.stem,
         blurpool=config.blurpool,

@@ -130,6 +130,9 @@ class Recording:
         earlier = jsonl.read(self.writer.path) if resume_from else []
         if self._tensorboard is not None and resume_from:
             self._tensorboard.resumed(state.step)
+            for record in earlier:
+                if record.get("step") == state.step:  # the epoch's record may be lost, or not
+                    self._tensorboard.log(record)
         validated = [
             (record["epoch"], record["val_top1"])
             for record in earlier
@@ -189,6 +192,7 @@ class Recording:
         values = summary.summarize(
             jsonl.read(self.writer.path),
             targets=self._config.target_top1,
+            workers=self._config.gpus,
             wall_seconds=state.seconds,
             steps=state.step,
             single_gpu_images_per_second=self._config.single_gpu_throughput,

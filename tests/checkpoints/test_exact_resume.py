@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import killed_at
+from tests.runlog.test_tensorboard import events
 from tests.support import program
 
 # Epochs of four steps; T is after the first. Each moment belongs to the session that ends with it.
@@ -44,8 +45,10 @@ def kill_and_resume(pool, data, run_dir, moments, *flags):
 
 
 def test_a_killed_and_resumed_run_ends_like_an_undisturbed_one(pools, tiny_data, undisturbed, tmp_path):
-    kill_and_resume(pools[2], tiny_data, tmp_path / "killed", SHORT, *program.METHODS)
+    kill_and_resume(pools[2], tiny_data, tmp_path / "killed", SHORT, "--tensorboard", *program.METHODS)
     assert_same_run(tmp_path / "killed", undisturbed[0])
+    shown = [(step, tag) for step, tag, *_ in events(tmp_path / "killed" / "tensorboard")]
+    assert len(shown) == len(set(shown)), "none that a kill undid"
 
 
 @pytest.mark.slow

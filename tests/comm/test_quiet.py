@@ -1,8 +1,6 @@
 import os
-import subprocess
-import sys
 
-from tests.ranks import ROOT
+from tests.support.processes import python
 
 LINES = (
     "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
@@ -21,9 +19,7 @@ def written(end, **environ):
         f"    {end}\n"
         "os.write(2, b'after')\n"
     )
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | environ, capture_output=True, text=True
-    ).stderr
+    return python("-c", code, env=os.environ | environ).communicate()[1]
 
 
 def test_only_the_greeting_is_dropped():
@@ -37,5 +33,4 @@ def test_nothing_else_is_lost_when_the_process_aborts():
 
 def test_the_greeting_of_the_installed_tensorflow_is_known():
     code = "from hybrid_imagenet.comm.quiet import import_tensorflow; import_tensorflow()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stderr == ""
+    assert python("-c", code).communicate()[1] == ""

@@ -35,6 +35,24 @@ def test_a_cache_stays_within_its_bound():
     assert source.reads == 40 + 2 * 30
 
 
+def test_an_image_that_two_threads_read_takes_room_once():
+    source = MemorySource(2)
+    cached = CachedSource(source, "encoded", sum(map(len, source.images)))
+    read = source.read_one
+
+    def slow(index):
+        source.read_one = read
+        cached.read_one(index)  # as another thread would meanwhile
+        return read(index)
+
+    source.read_one = slow
+    for index in (0, 1):
+        cached.read_one(index)
+    before = source.reads
+    cached.read_one(1)
+    assert source.reads == before
+
+
 def test_what_does_not_decode_is_a_bad_record():
     with pytest.raises(BadRecord, match="memory, offset 5000: the image does not decode"):
         CachedSource(MemorySource(40, undecodable={5}), "decoded", 1 << 30).read_one(5)

@@ -36,19 +36,6 @@ def train(source, order, start, sizes, rank, size, epochs=1, **options):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_an_epoch_on_several_ranks_sees_each_of_1003_examples_exactly_once(size):
-    order = SampleOrder(N, seed=2)
-    per_rank = [labels(train(SOURCE, order, Cursor(), (16, 2), rank, size)) for rank in range(size)]
-    assert len({len(elements) for elements in per_rank}) == 1
-    seen = []
-    for step in range(0, len(per_rank[0]), 2):
-        for elements in per_rank:
-            seen += elements[step] + elements[step + 1]
-    assert sorted(seen[:N]) == list(range(N))
-    assert seen[N:] == order.at(1, np.arange(len(seen) - N)).tolist()  # the last step goes on into the next epoch
-
-
 def test_the_remainder_can_be_dropped():
     batches = labels(train(SOURCE, SampleOrder(N, remainder="drop"), Cursor(), (100, 1), 0, 1, epochs=2))
     assert len(batches) == 20

@@ -46,16 +46,6 @@ def test_shards_and_examples_of_a_window_are_shuffled_evenly():
     assert all(abs(count - 200) < 65 for count in firsts.values())  # five standard deviations
 
 
-@pytest.mark.parametrize("remainder", ["wrap", "drop"])
-def test_ranks_share_it_as_they_share_any_order(remainder):
-    order, cursor, seen = ShardOrder(SIZES, 2, 1, remainder), Cursor(), []
-    for _ in range(order.batches_in_epoch(10)):
-        parts = [order.share(cursor, 10, rank, 2) for rank in range(2)]
-        seen += [int(e) for examples, epochs in parts for e, n in zip(examples, epochs, strict=True) if n == 0]
-        cursor = order.advance(cursor, 10)
-    assert len(seen) == len(set(seen)) == (121 if remainder == "wrap" else 120)
-
-
 def test_the_shards_ahead_are_those_that_are_read_next():
     order = ShardOrder(SIZES, 3, seed=2)
     for epoch in (0, 1):

@@ -47,12 +47,3 @@ def test_larc_never_raises_the_global_rate():
     runner = of_one(LARS(0.01, eta=0.02, variant="larc", weight_decay=0.0), [[100.0]])
     runner.step(grads=[np.array([[1.0]])])
     np.testing.assert_allclose(runner.weights()[0], [[100.0 - 0.01]], rtol=1e-7)
-
-
-def test_a_rate_of_zero_changes_nothing():
-    for variant in ("you", "larc"):
-        runner = Runner(LARS(0.0, variant=variant), Problem())
-        before = runner.weights()
-        runner.step()
-        for a, b in zip(before, runner.weights(), strict=True):
-            np.testing.assert_array_equal(a, b)

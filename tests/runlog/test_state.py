@@ -2,15 +2,13 @@
 
 import os
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
 
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.runlog import run_dir, state
-from tests.ranks import ROOT
+from tests.support.processes import python
 
 HERE = socket.gethostname()
 EPOCH = {"kind": "epoch", "epoch": 1, "step": 40}
@@ -58,8 +56,7 @@ signal.sigwait([signal.SIGTERM])
 def test_a_run_that_holds_its_lock_runs_and_is_stopped_by_its_process(tmp_path):
     with pytest.raises(UserError, match="is not running on this host"):
         state.stop(tmp_path)
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = python("-c", PROGRAM, tmp_path)
     assert process.stdout.readline() == "held\n"
     assert state.of(tmp_path, [EPOCH, DIVERGED], {"steps": 40}, "other") == state.RUNNING
     assert state.lock_holder(tmp_path) == f"{HERE} {process.pid}"

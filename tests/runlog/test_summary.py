@@ -65,6 +65,9 @@ def test_speeds_over_different_numbers_of_gpus_are_those_of_none():
     assert result["targets"][0]["epochs"] == 2
     assert result["targets"][0]["actual_average_single_gpu_seconds"] is None
     assert "images/s on 2 ranks, on another number before, " in summary.lines(result)[1]
+    alike = [row | {"global_batch": 64} for row in rows]
+    assert summarized(alike, workers=8)["steady_images_per_second"] == 200
+    assert summarized(alike, workers=4)["steady_images_per_second"] is None  # a session without a step
 
 
 def test_dropped_images_are_added_up_and_told():

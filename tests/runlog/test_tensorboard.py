@@ -72,6 +72,7 @@ def test_events_that_a_kill_undid_are_left_out_after_a_resume(tmp_path):
     first.rename(folder / "events.out.tfevents.0000000001.host")  # of a second long ago
     board = tensorboard.TensorBoard(str(folder), print)
     board.resumed(5)
+    board.log(STEP)
     board.log(EPOCH)
     board.close()
     steps = [step for step, tag, *_ in events(folder) if tag in ("train/loss", "epoch/train/loss")]

@@ -88,12 +88,17 @@ def test_a_schedule_of_mlperfs_table_stays_that_of_the_run_on_fewer_ranks(tmp_pa
         found = resumed(tmp_path, begun.shown(), origins, *given)
         for name in ("epochs", "warmup_epochs", "momentum", "weight_decay", "eval_offset_epochs"):
             assert getattr(found, name) == getattr(begun, name)
-        assert (found.lr, found.dropped) == (fewer.lr, {})
-        assert (
-            preflight._moved_by_batch(found)[-1]
-            == f"--lr: {fewer.lr:.4g} at this batch, {begun.lr:.4g} in the run so far"
-        )
+        rate = fewer.lr * (1 - begun.momentum) / (1 - fewer.momentum)  # the relative step is that of this batch
+        assert (found.lr, found.dropped) == (pytest.approx(rate), {})
+        line = f"--lr: {rate:.4g} at this batch, {begun.lr:.4g} in the run so far"
+        assert preflight._moved_by_batch(found)[-1] == line
         origins |= {name: origin.value for name, origin in found.origins.items() if origin is Origin.RUN}
+
+
+def test_a_value_of_a_recipe_that_has_changed_stays_over_several_resumes(tmp_path):
+    flags = config.resolve(["--recipe=four_minutes_resnet"], 24).shown() | {"epochs": 85}
+    for origin in (Origin.RECIPE, Origin.RUN):
+        assert resumed(tmp_path, flags, {"epochs": origin.value}, "--recipe=four_minutes_resnet").epochs == 85
 
 
 def test_another_or_no_description_changes_nothing(tmp_path):

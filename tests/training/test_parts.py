@@ -11,17 +11,14 @@ from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.comm import SingleProcess
 from hybrid_imagenet.errors import NumericsError
-from hybrid_imagenet.models.normalization import BatchNormalization
 from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.optimizers.distributed import DistributedOptimizer
 from hybrid_imagenet.training.accumulators import ClassificationSums, over_ranks
-from hybrid_imagenet.training.batch_norm import PreciseStatistics
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
 from hybrid_imagenet.training.epoch_values import NumericsGuard, TrustRatios, WeightCheck
 from hybrid_imagenet.training.late_copies import LateCopies
 from hybrid_imagenet.training.trainer import Trainer
 from tests.checkpoints import support
-from tests.references.moments_reference import population_moments
 
 
 def variable(*values):
@@ -145,27 +142,3 @@ def test_each_best_epoch_is_saved_and_the_best_of_them_kept(tmp_path):
     state.best_epoch, state.step = 7, 28
     saver(store, state, variable(0.0), merged, **options).after_epoch(7, 0.9)
     assert merged == []  # --nokeep_best
-
-
-def test_precise_statistics_are_those_of_all_batches_together():
-    layer = BatchNormalization(mode="precise")
-    layer.build([None, None, None, 2])
-    generator = np.random.default_rng(4)
-    batches = [generator.normal(shift, 1 + shift, (3, 4, 4, 2)).astype(np.float32) for shift in range(4)]
-    state, runs = RunState(step=5), []
-    precise = PreciseStatistics(
-        lambda batch: layer(batch["image"], training=True),
-        [(layer.moving_mean, layer.moving_variance)],
-        lambda: runs.append(1) or [{"image": tf.constant(images)} for images in batches],
-        state,
-    )
-    precise.collect()
-    precise.collect()
-    assert len(runs) == 1
-    for channel in range(2):
-        mean, variance = population_moments([images[..., channel].ravel().tolist() for images in batches])
-        np.testing.assert_allclose(layer.moving_mean.numpy()[channel], mean, rtol=1e-5)
-        np.testing.assert_allclose(layer.moving_variance.numpy()[channel], variance, rtol=1e-5)
-    state.step = 6
-    precise.collect()
-    assert len(runs) == 2

@@ -145,6 +145,15 @@ def test_other_epochs_that_move_the_learning_rate_are_one_warning(here):
     assert not preflight.check(constant).warnings
 
 
+def test_what_another_batch_changes_in_mlperfs_table_is_one_warning(here):
+    make_run(here / "run", optimizer="lars")
+    table = {"flags": {"lr": 99.0, "recipe": "mlperf_lars"}, "origins": {"lr": "MLPerf's table"}}
+    (here / "run" / "config.json").write_text(json.dumps(table))
+    words = [*DIGITS, "--recipe=mlperf_lars", "--run_dir=run", "--resume"]
+    found = config.resolve(words, 2)
+    assert preflight.check(found).warnings == [f"--lr: {found.lr:.4g} at this batch, 99 in the run so far"]
+
+
 def test_the_disk_is_looked_at_once(here, monkeypatch):
     wrong = config.resolve(["--dataset=digts"], 2)
     monkeypatch.setattr(preflight, "placement", lambda: Placement(1, 2, 1, 2))

@@ -147,6 +147,9 @@ def test_what_is_given_with_a_resume_holds_and_the_warmup_does_not_begin_again(t
     assert last["loss_scale"] == 4
     assert "lars_share" not in last
     assert min(last["trust_ratios"].values()) != 1  # all are 1 where LARS is off
+    done = program.train_here(tiny_data, tmp_path, "--resume", "--loss_scale=8")
+    assert "the run was over at step" in done.stdout
+    assert json.loads((tmp_path / "config.json").read_text())["flags"]["loss_scale"] == "4", "of the last step"
 
 
 def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(tmp_path):

@@ -120,6 +120,10 @@ def test_a_function_that_gives_no_network_is_refused(name, reason):
         models.create(name, 3, 16)
 
 
+def test_a_model_with_a_call_of_its_own_may_lie_within_the_network():
+    assert models.create("tests.training.own_networks:with_logits", 3, 16).output_shape == (None, 3)
+
+
 def test_the_seed_makes_the_weights_of_ones_own_network():
     made = [models.create("tests.training.own_networks:small", 3, 16, seed=seed).get_weights() for seed in (5, 5, 6)]
     np.testing.assert_array_equal(made[0][0], made[1][0])
