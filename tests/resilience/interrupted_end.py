@@ -10,9 +10,9 @@ from hybrid_imagenet.training import recorder
 _finish = recorder.Recording.finish
 
 
-def _interrupted(self, **facts):
+def _interrupted(self, state):
     os.kill(os.getpid(), signal.SIGTERM)
-    _finish(self, **facts)
+    _finish(self, state)
 
 
 recorder.Recording.finish = _interrupted
