@@ -88,11 +88,11 @@ def pytest_collection_finish(session):
 def pytest_collection_modifyitems(config, items):
     """Leaves the long forms out unless they are asked for; keeps tests that share something with one worker.
 
-    With several workers (`-n 2 --dist loadgroup`), a file's tests go to one, as do all that need shared ranks or runs.
+    With several workers (`-n 2 --dist loadgroup`), a file's tests go to one, as do all that need the same ranks.
     """
     for item in items:
         shared = [name for name in ("pools", "undisturbed") if name in item.fixturenames]
-        item.add_marker(pytest.mark.xdist_group("shared" if shared else item.location[0]))
+        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.location[0]))
     if not config.getoption("--long"):
         for item in items:
             if "slow" in item.keywords:
