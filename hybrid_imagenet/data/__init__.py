@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -71,7 +70,7 @@ def shard(data: Any, rank: int, size: int, *, remainder: Literal["drop", "keep"]
 def _shard_of_dataset(data: tf.data.Dataset, rank: int, size: int, remainder: str) -> tf.data.Dataset:
     import tensorflow as tf
 
-    if size > 1 and any(_shuffles_anyhow(part) for part in _parts(data)):
+    if size > 1 and _shuffles_without_seed(data):
         raise UserError(
             "the data set shuffles without a seed, in another order on each rank, so that ranks would share examples "
             "and omit others: shuffle after shard, or give one seed (list_files has one too)"
@@ -88,16 +87,10 @@ def _shard_of_dataset(data: tf.data.Dataset, rank: int, size: int, remainder: st
     return data.shard(size, rank)
 
 
-def _parts(data: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yields a data set and those that it is made of."""
-    yield data
-    for part in data._inputs():
-        yield from _parts(part)
-
-
-def _shuffles_anyhow(data: tf.data.Dataset) -> bool:
-    """Returns whether a data set shuffles, and by no seed, which TensorFlow writes as two zeros."""
-    return type(data).__name__ == "_ShuffleDataset" and int(data._seed) == int(data._seed2) == 0
+def _shuffles_without_seed(data: tf.data.Dataset) -> bool:
+    """Returns whether a data set, or one that it is made of, shuffles without a seed, kept as two zeros."""
+    own = type(data).__name__ == "_ShuffleDataset" and int(data._seed) == int(data._seed2) == 0
+    return own or any(map(_shuffles_without_seed, data._inputs()))
 
 
 def _together(parts: Any) -> tf.data.Dataset:

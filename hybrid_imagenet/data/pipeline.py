@@ -199,7 +199,7 @@ class Batches:
       crop_fraction: of the shorter side, for evaluation: elements have weights; None in training: they have seeds.
       augmentation: in training.
       seed: of its draws.
-      watch: is told the labels.
+      watch: counts the classes of the first images, for a warning.
       wait_seconds: time that the consumer has waited for batches.
     """
 

@@ -255,11 +255,12 @@ def _refuse_two_writers(callbacks: Sequence[keras.callbacks.Callback]) -> None:
     }
     each = process.communicator().allgather_object(sorted(own))
     several = collections.Counter(writer for writers in each for writer in writers)
-    for writer in (writer for writer, count in several.items() if count > 1):
-        raise SharedError(
-            f"{writer} on {several[writer]} ranks would write the same files: give it to "
-            "hybrid_imagenet.callbacks.default_callbacks(...), for rank 0 alone"
-        )
+    for writer, count in several.items():
+        if count > 1:
+            raise SharedError(
+                f"{writer} on {count} ranks would write the same files: give it to "
+                "hybrid_imagenet.callbacks.default_callbacks(...), for rank 0 alone"
+            )
 
 
 def on_rank_zero(*callbacks: keras.callbacks.Callback) -> list[keras.callbacks.Callback]:

@@ -27,7 +27,7 @@ class Builder:
       batch_norm: `last`, `moving` or `precise` (see `normalization.BatchNormalization`).
       batch_norm_momentum: decay of the moving average.
       batch_norm_epsilon: added to the variance.
-      seed: of the initial weights.
+      seed: of the initial weights; each layer draws from its own stream, derived from (seed, layer name).
       sync_allreduce: `(tensor, name) -> sum over ranks`; given, training statistics cover the batches of all ranks.
       parts: equal parts of a training batch that are normalized each by itself.
       blurpool: blur before strides (see `layers.BlurPool`); ResNets only.

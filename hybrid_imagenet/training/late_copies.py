@@ -54,7 +54,7 @@ class LateCopies:
         self.close()
 
     def read(self, name: str) -> npt.NDArray[np.float64]:
-        """Returns the numbers of a variable as a vector: those of the copy while it is open."""
+        """Returns the values of a variable, float64 [n]: from the copy between `open` and `close`."""
         found = self._found.get(name)
         return np.atleast_1d(self._variables[name].numpy()).astype(np.float64) if found is None else found
 

@@ -42,9 +42,9 @@ class Control:
 class Loop:
     """Runs epochs of training steps, with validation in between.
 
-    Nothing is fetched from the device but every --log_every_steps steps, at the end of an epoch, and where a validation
-    or the end of the run lies inside of an epoch. Every --log_every_steps steps a GPU gives what it had two steps
-    before (`LateCopies`). An epoch with a validation inside has several epoch records: each covers what was
+    Values are fetched from the device every --log_every_steps steps, at the end of an epoch, and where a validation or
+    the end of the run lies within an epoch. On a GPU a step's record holds the values of two steps before
+    (`LateCopies`). An epoch with a validation inside has several epoch records: each covers what was
     trained since the one before.
     """
 
@@ -85,7 +85,7 @@ class Loop:
             self.step.prepare_accumulation()
         while self.state.cursor.epoch == epoch and not self._reached() and not self.state.stop:
             start = self.state.cursor
-            if self._trainer.validates(self._order.position(start)):  # inside of an epoch
+            if self._trainer.validates(self._order.position(start)):  # is due within the epoch
                 self._close(epoch, global_batch)
                 continue
             end = self._order.advance(start, global_batch)

@@ -141,17 +141,20 @@ def _check_disk(config: RunConfig, found: Findings) -> None:
     found.checked.append(f"run directory: {path}, {state}")
     checkpoint = store.newest(path / "checkpoints", store.check_run) if config.resume else None
     if checkpoint is not None:
-        found.warnings.extend(_moved_by_batch(config))
-        _check_resumed(config, checkpoint, data.classes)
+        earlier = defaults.description(config)
+        found.warnings.extend(_moved_by_batch(config, earlier))
+        _check_resumed(config, checkpoint, earlier, data.classes)
         found.checked.append(f"checkpoint: {checkpoint.path}, of this model and optimizer")
-        found.warnings.extend(_moved_learning_rate(config, checkpoint.meta))
+        found.warnings.extend(_moved_learning_rate(config, checkpoint.meta, earlier))
     elif config.resume and not any(path.glob("checkpoints/step-*")):  # damaged ones are refused when they are read
         found.warnings.append(f"--resume: {path} holds no checkpoint yet, so training starts from the beginning")
     if checkpoint is None and config.init_from:
         _check_weights(config, found)
 
 
-def _check_resumed(config: RunConfig, checkpoint: store.Description, classes: int | None) -> None:
+def _check_resumed(
+    config: RunConfig, checkpoint: store.Description, earlier: Mapping[str, Any], classes: int | None
+) -> None:
     """Refuses a checkpoint of another network, optimizer or number of classes."""
     for flag, key in (_SHAPE | {"blurpool": "blurpool", "optimizer": "optimizer"}).items():
         before, now = checkpoint.meta.get(key), getattr(config, flag)
@@ -166,7 +169,7 @@ def _check_resumed(config: RunConfig, checkpoint: store.Description, classes: in
             f"--eval_split: {checkpoint.path} was judged on the {before} images, not the {now} images; "
             "resume with its flags, and use hybrid-imagenet evaluate for others"
         )
-    before = defaults.description(config).get("flags", {}).get("ema_decay")
+    before = earlier.get("flags", {}).get("ema_decay")
     if before is not None and bool(before) != bool(config.ema_decay):
         raise UserError(
             f"--ema_decay={config.ema_decay:g}: the weights of the run {'have an' if before else 'have no'} average; "
@@ -180,9 +183,9 @@ def _check_resumed(config: RunConfig, checkpoint: store.Description, classes: in
         )
 
 
-def _moved_by_batch(config: RunConfig) -> list[str]:
+def _moved_by_batch(config: RunConfig, earlier: Mapping[str, Any]) -> list[str]:
     """A line for each value of MLPerf's table that is another one at this start's batch than it was in the run."""
-    flags, origins = (defaults.description(config).get(key, {}) for key in ("flags", "origins"))
+    flags, origins = (earlier.get(key, {}) for key in ("flags", "origins"))
     return [
         f"--{name}: {value:.4g} at this batch, {flags[name]:.4g} in the run so far"
         for name, value in config.values().items()
@@ -190,9 +193,9 @@ def _moved_by_batch(config: RunConfig) -> list[str]:
     ]
 
 
-def _moved_learning_rate(config: RunConfig, meta: Mapping[str, Any]) -> list[str]:
+def _moved_learning_rate(config: RunConfig, meta: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[str]:
     """A line if another --epochs than that of the run so far moves the learning rate where training continues."""
-    before = defaults.description(config).get("flags", {}).get("epochs")
+    before = earlier.get("flags", {}).get("epochs")
     if not isinstance(before, int | float):
         return []
     cursor, images = meta["state"]["cursor"], meta.get("data", {}).get("training", {}).get("images")

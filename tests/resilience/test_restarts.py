@@ -59,6 +59,11 @@ def play(tmp_path, ends, *, hosts=None, keeps=True, **policy):
     return Restarts(chosen, slots, start, run_dir if keeps else None).run(), started
 
 
+def joined(tmp_path):
+    """Host a, and host b once the run has begun."""
+    return lambda: {"a": 2, "b": 2} if (tmp_path / "run" / "config.json").exists() else {"a": 2}
+
+
 def test_a_lost_rank_starts_the_job_again_from_its_checkpoint(tmp_path, capfd):
     code, started = play(tmp_path, [(137, 40, 20), (4, 90, 80), (0, 120, 120)])
     assert code == 0
@@ -136,14 +141,7 @@ def test_a_host_on_which_the_job_cannot_start_is_left_out(tmp_path, capfd):
 
 
 def test_a_host_that_joins_and_cannot_start_does_not_make_the_others_begin_anew(tmp_path):
-    here = {"a": 2}
-
-    def hosts():
-        if (tmp_path / "run" / "config.json").exists():
-            here["b"] = 2
-        return here
-
-    code, started = play(tmp_path, [("waits", 30, 20), (2, 30, 20), (0, 60, 60)], hosts=hosts, restarts=0)
+    code, started = play(tmp_path, [("waits", 30, 20), (2, 30, 20), (0, 60, 60)], hosts=joined(tmp_path), restarts=0)
     assert (code, [(ranks, resume) for _, ranks, resume in started]) == (0, [(2, False), (4, True), (2, True)])
 
 
@@ -155,15 +153,8 @@ def test_without_enough_hosts_it_waits_and_then_ends(tmp_path, capfd):
 
 
 def test_hosts_that_join_end_an_attempt_after_it_has_saved_and_cost_no_restart(tmp_path):
-    here = {"a": 2}
-
-    def hosts():
-        if (tmp_path / "run" / "config.json").exists():
-            here["b"] = 2
-        return here
-
     began = time.monotonic()
-    code, started = play(tmp_path, [("waits", 30, 20), (0, 60, 60)], hosts=hosts, restarts=0, interval=0.3)
+    code, started = play(tmp_path, [("waits", 30, 20), (0, 60, 60)], hosts=joined(tmp_path), restarts=0, interval=0.3)
     assert time.monotonic() - began >= 0.3  # not at each change
     assert (code, [ranks for _, ranks, _ in started]) == (0, [2, 4])
 

@@ -91,7 +91,7 @@ def test_a_schedule_of_mlperfs_table_stays_that_of_the_run_on_fewer_ranks(tmp_pa
         rate = fewer.lr * (1 - begun.momentum) / (1 - fewer.momentum)  # the relative step is that of this batch
         assert (found.lr, found.dropped) == (pytest.approx(rate), {})
         line = f"--lr: {rate:.4g} at this batch, {begun.lr:.4g} in the run so far"
-        assert preflight._moved_by_batch(found)[-1] == line
+        assert preflight._moved_by_batch(found, defaults.description(found))[-1] == line
         origins |= {name: origin.value for name, origin in found.origins.items() if origin is Origin.RUN}
 
 

@@ -170,6 +170,9 @@ def test_check_only_prints_what_it_has_checked(here, capsys):
     preflight.run(config.resolve([*DIGITS, "--check_only"], 2))
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["flags", "dataset", "model", "run directory"]
+    own = [*DIGITS, "--model=tests.training.own_networks:small", "--freeze=first"]
+    checked = preflight.check(config.resolve(own, 2)).checked
+    assert "not called yet" in checked[2] and checked[3].startswith("not checked: ")
     assert "10 classes" in lines[1]
 
 

@@ -20,7 +20,7 @@ class Marked(SingleProcess):
 
 
 def traced():
-    """The graph of a step of --jit_compile, and those of the functions before its update that XLA compiles."""
+    """Traces a step with --jit_compile: network, graph, and the functions that XLA compiles before the update."""
     ranks = Marked()
     model = models.create("resnet10", 5, 16, precision="float32")
     inner = optimizers.create("sgd", weight_decay=0.0, learning_rate=0.1)

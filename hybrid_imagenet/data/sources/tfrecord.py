@@ -73,7 +73,7 @@ class ShardSource(Source):
     counted from 0. Checksums are verified at every read.
 
     Raises:
-      UserError: for a damaged shard, no records at all, or another number than `expected`.
+      UserError: for a damaged shard, no records at all, or another number than `expected`, a manifest's.
     """
 
     def __init__(
