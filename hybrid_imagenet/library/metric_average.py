@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from hybrid_imagenet.comm import process
 
+_log = logging.getLogger(__name__)
 Value = float | np.ndarray
 
 
@@ -29,7 +31,7 @@ class MetricAverage(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self.results: dict[str, Value] = {}
-        self._in_epoch = False
+        self._in_epoch = self._compared = False
         self._trained: dict[str, Value] | None = None
         self._validated: dict[str, Value] | None = None
 
@@ -54,6 +56,10 @@ class MetricAverage(keras.callbacks.Callback):
         """Puts the averages of all ranks into the logs; every rank calls it."""
         if logs is None:
             return
+        if not self._compared:
+            losses, self._compared = process.communicator().allgather_object(logs.get("loss")), True
+            if losses[0] and losses.count(losses[0]) == len(losses) > 1 and process.rank() == 0:
+                _log.warning("all ranks had the same loss: give each its part of the data (hybrid_imagenet.data.shard)")
         found = dict(self._trained if self._trained is not None else self._merged())
         found |= {f"val_{name}": value for name, value in (self._validated or {}).items()}
         rest = {name: value for name, value in logs.items() if name not in found}

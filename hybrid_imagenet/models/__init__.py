@@ -54,6 +54,7 @@ def create(
     return resnet.build(builder, name, num_classes, image_size, width=width, stem=stem)
 
 
+_GOLDEN = 0x9E3779B9
 _SQUASHES = {"softmax", "softmax_v2", "sigmoid"}
 """Names of the functions, operations and layers of Keras and TensorFlow that make probabilities."""
 
@@ -103,3 +104,10 @@ def _of_user(target: str, num_classes: int, image_size: int | None, builder: Bui
     if outputs[0].dtype != "float32":
         model = keras.Model(model.inputs, keras.layers.Activation("linear", dtype="float32")(outputs[0]))
     return model
+
+
+def draw_own_numbers(network: keras.Model, rank: int) -> None:
+    """Gives this rank random numbers of its own, such as masks of dropout; rank 0's stay, which a checkpoint has."""
+    for state in network.variables:  # of a keras.random.SeedGenerator: its seed and a counter, int64 [2]
+        if state.name == "seed_generator_state":
+            state.assign_add([rank * _GOLDEN, 0])

@@ -29,10 +29,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, NamedTuple
+from typing import IO
 
-from hybrid_imagenet.comm import lost_rank
-from hybrid_imagenet.comm.quiet import GREETINGS
 from hybrid_imagenet.errors import (
     EXIT_FAILURE,
     EXIT_NUMERICS,
@@ -43,6 +41,7 @@ from hybrid_imagenet.errors import (
     printable,
 )
 from hybrid_imagenet.resilience import arrivals, exit_code, lasting_output, processes
+from hybrid_imagenet.resilience.launcher_output import TAG, LauncherOutput
 from hybrid_imagenet.resilience.stop_signals import REQUESTS, UNSAVED
 
 _GRACE = 12.0  # seconds for a launcher to end after a rank has ended the job
@@ -57,98 +56,6 @@ _START_LEAST = 60.0  # seconds until the first rank has started, or twice --stal
 _CODE_SSH = 255  # mpirun's and ssh's when the connection to a host is lost
 _DEFAULT_STALL = 300.0  # of --stall_timeout
 _BY_SIGNAL = {-signal.SIGUSR1, -signal.SIGTERM, 128 + signal.SIGUSR1, 128 + signal.SIGTERM}
-_TAG = re.compile(rb"(\[[\d,]+\]<std(err|out)>: ?)?")  # mpirun's and horovodrun's, before each line of a rank
-# Lines that TensorFlow writes to standard error whatever its log settings, once or twice per rank; and what Open MPI
-# says when the child that it starts ssh with is quicker than itself.
-_GREETINGS = re.compile(
-    "|".join(GREETINGS).encode() + rb"| util\.cc:\d*\] oneDNN supports DT_HALF only on platforms"
-    rb"|plm:rsh: Warning: setpgid\(\d+,\d+\) failed in parent|^mpirun: Forwarding signal \d+ to job"
-)
-# What Open MPI, Horovod and TensorFlow write of their own when another rank is gone.
-_LOST = re.compile(
-    rb"\] Read -1, expected \d+, errno = 3\b|\] ORTE_ERROR_LOG: Out of resource in file \S*/show_help\.c "
-    rb"| Horovod background loop uncaught exception: "
-    rb"| base_collective_executor\.cc:\d+\] BaseCollectiveExecutor::StartAbort | ring_\w+\.cc:\d+\] Aborting Ring"
-    rb"|^Additional GRPC error information from remote target /job:worker|^:UNKNOWN:Error received from peer"
-    rb"|^/job:worker/replica:\d+/task:\d+$|^The tasks have crashed\. Check the task logs for an earlier error"
-    rb"|^The error could be from a previous operation\. Restart your program to reset\."
-)
-_RULE = re.compile(rb"-{70,80}\r?\n?")
-# How the blocks begin in which Open MPI tells that ranks have ended, which have said why themselves, or that hosts
-# could not be reached, which ssh has said.
-_BEGINNINGS = (
-    b"Primary job  terminated normally, but",
-    b"mpirun noticed that process rank",
-    b"mpirun detected that one or more processes exited with non-zero status",
-    b"mpirun has exited due to process rank",
-    b"An MPI communication peer process has unexpectedly disconnected",
-    b"ORTE was unable to reliably start one or more daemons",
-    b"ORTE has lost communication with a remote daemon",
-    b"ORTE does not know how to route a message to the specified daemon",
-)
-# Open MPI's words on a rank; its words and ssh's on a host.
-_KILLED = re.compile(rb"process rank (\d+)(?: with PID \d+)? on node (\S+) exited on signal (\d+)")
-_LOST_HOST = re.compile(
-    rb"^\s*Remote daemon: \S+ on node (?P<daemon>\S+)|^Timeout, server (?P<silent>\S+) not responding"
-    rb"|^Connection to (?P<closed>\S+) closed by remote host|^ssh: connect to host (?P<absent>\S+) port "
-)
-_LONGEST = 50  # lines of a block
-_WHY = re.compile(rb"error: |rank \d+: unexpected error")  # how a rank's own words on its end begin
-# ssh's words for a name that it cannot resolve, whatever launcher has called it.
-_UNKNOWN_HOST = re.compile(rb"ssh: Could not resolve hostname ([^:\s]+)")
-_NO_PROGRAM = re.compile(rb"/orted: (No such file|not found|Permission denied)")  # a shell's, on another host
-_NO_LOGIN = re.compile(rb"^Host key verification failed|: Permission denied \(")  # ssh's
-
-
-class Killed(NamedTuple):
-    """A rank that was ended by a signal, by its number and host."""
-
-    rank: int
-    host: str
-    signal: int
-
-
-class LauncherReports:
-    """Reads standard error line by line.
-
-    Attributes:
-      killed: the first rank that a report says was ended by a signal.
-      lost: the first host that a report, or ssh, says cannot be reached any more; "" without one.
-      ended: whether a report says that ranks have ended by themselves, and not well.
-    """
-
-    def __init__(self) -> None:
-        self.killed: Killed | None = None
-        self.lost, self.ended = "", False
-        self._rule = b""  # a line of dashes of which it is not known yet what follows
-        self._left = 0  # lines that a report may still have
-
-    def passed_on(self, line: bytes) -> bytes:
-        """Returns what of a line, and of one that was kept back, is no report."""
-        found = _KILLED.search(line)
-        if found:
-            self.killed = self.killed or Killed(int(found[1]), found[2].decode(errors="replace"), int(found[3]))
-        if lost := _LOST_HOST.search(line):
-            self.lost = self.lost or (lost[lost.lastgroup or 0]).decode(errors="replace")
-        if self._left:
-            self._left = 0 if _RULE.fullmatch(line) else self._left - 1
-            return b""
-        kept, self._rule = self._rule, b""
-        if kept and line.startswith(_BEGINNINGS):
-            self.ended = self.ended or line.startswith(_BEGINNINGS[2])
-            self._left = _LONGEST
-            return b""
-        if found:
-            return kept
-        if _RULE.fullmatch(line):
-            self._rule = line
-            return kept
-        return kept + line
-
-    def rest(self) -> bytes:
-        """Returns what was kept back when nothing more comes."""
-        kept, self._rule = self._rule, b""
-        return kept
 
 
 def _questions(stall_timeout: float) -> int:
@@ -212,15 +119,10 @@ class Supervisor:
             self._ssh += ["-o", "StrictHostKeyChecking=accept-new"]
         self._word = secrets.token_hex(16)
         self._ends: list[tuple[float, exit_code.End]] = []
-        self._unknown = ""  # a host whose name ssh does not know
-        self._no_program = False  # a host has no Open MPI at the path that it has here
-        self._no_login = False  # ssh has said that a host lets it not in
-        self._reports = LauncherReports()
+        self._output = LauncherOutput()
         self._places, self._arrivals = list(places), arrivals.Arrivals(places)
         self._began, self._started = time.monotonic(), time.time()
         self._start_limit = max(_START_LEAST, 2 * stall)
-        self._loss = b""  # what the first rank has said that lost another one
-        self._explained = False  # a rank has said why it ends
         self._asked = 0.0  # when the ranks were last asked to stop; 0 before
         self._forced = 0.0  # when the launcher was told to end because ranks have
         self._child: subprocess.Popen[bytes] | None = None
@@ -267,7 +169,7 @@ class Supervisor:
     @property
     def lost_host(self) -> bool:
         """Whether the connection to a host was lost."""
-        return bool(self._reports.lost)
+        return bool(self._output.lost_host)
 
     def ask_to_stop(self, why: str) -> None:
         """Has the ranks save and leave, as a signal does; may be called from any thread."""
@@ -288,24 +190,10 @@ class Supervisor:
             if end is not None:
                 self._ends.append((now, end))
             if word and (end is not None or self._arrivals.heard(told, now)):
-                line = b"" if _TAG.fullmatch(before) else before + b"\n"
+                line = b"" if TAG.fullmatch(before) else before + b"\n"
             if line:
-                self._tell(self._reports.passed_on(line))
-        self._tell(self._reports.rest())
-
-    def _tell(self, text: bytes) -> None:
-        """Passes lines on that are for the user."""
-        for line in text.splitlines(keepends=True):
-            own = line[_TAG.match(line).end() :]  # type: ignore[union-attr]
-            if unknown := _UNKNOWN_HOST.search(line):
-                self._unknown = unknown[1].decode(errors="replace")
-            elif own.startswith(lost_rank.LINE.encode()):
-                self._loss = self._loss or own
-            elif not _GREETINGS.search(line) and not _LOST.search(own.rstrip()):
-                self._explained = self._explained or bool(_WHY.match(own))
-                self._no_program = self._no_program or bool(_NO_PROGRAM.search(own))
-                self._no_login = self._no_login or bool(_NO_LOGIN.search(own))
-                _print(line)
+                _print(self._output.passed_on(line))
+        _print(self._output.rest())
 
     def _push(self) -> None:
         """Ends a launcher that does not end with its job."""
@@ -347,25 +235,20 @@ class Supervisor:
         processes.remove_shared_memory(self._started)
 
     def _result(self, code: int) -> int:
-        by_ssh = code == _CODE_SSH and not self._reports.ended  # else it is a rank's own
-        now = time.monotonic()
+        """Says what has ended the job, where no rank has; returns its exit code, from that of the launcher."""
+        output, now = self._output, time.monotonic()
+        by_ssh = code == _CODE_SSH and not output.ended  # else it is a rank's own
         ends = [end for at, end in self._ends if now - at < _RECENT]
-        killed, lost = self._reports.killed, self._reports.lost
         told = [end.code for end in ends if end.saved]  # of others the launcher has ended some, and not said why
         if REQUESTS.forced and not {EXIT_OK, EXIT_PREEMPTED} & {code, *told}:
             return 128 + REQUESTS.forced
         if REQUESTS.stop and not all(end.saved for end in ends):
             return self._unsaved()
-        if killed and not (self._explained or REQUESTS.stop or self._forced or EXIT_PREEMPTED in told):
-            print(_of_killed(killed), file=sys.stderr)
-            return 128 + killed.signal
-        if lost and code and not REQUESTS.stop:
-            what = f"the connection to host {printable(lost)} is lost; start again with --resume"
-            if self._places and not self._arrivals.any:
-                what = f"host {printable(lost)} cannot be reached: check its name, the port and sshd there"
-            self._loss = f"error: {what}\n".encode()
-        if self._loss and not self._explained:
-            _print(self._loss)
+        if output.killed and not (output.explained or REQUESTS.stop or self._forced or EXIT_PREEMPTED in told):
+            print(output.killed, file=sys.stderr)
+            return 128 + output.killed.signal
+        if not output.explained:
+            self._tell_loss(code)
         if (code == EXIT_PREEMPTED or code in _BY_SIGNAL) and ends and not told:
             return self._unsaved()
         if code in (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED, EXIT_PREEMPTED):
@@ -375,27 +258,27 @@ class Supervisor:
                 return found[0]
         if REQUESTS.stop and (code in _BY_SIGNAL or (code == EXIT_FAILURE and not told)):  # mpirun got the signal too
             return self._unsaved()
-        if by_ssh and not told and self._unknown:
-            name = printable(self._unknown)
-            print(
-                f"error: host {name}: ssh cannot resolve this name: check -H, and that `ssh {name} true` works",
-                file=sys.stderr,
-            )
+        if not told and (why := output.why_not_started(by_ssh=by_ssh)):
+            print(why, file=sys.stderr)
             return EXIT_USAGE
-        if by_ssh and not told and self._no_login:
-            print("error: ssh must log in without a password: check with hybrid-imagenet doctor -H", file=sys.stderr)
-            return EXIT_USAGE
-        if self._no_program and not told:
-            print("error: a host has no environment where this one has it: run launch/setup.sh there", file=sys.stderr)
-            return EXIT_USAGE
-        if (by_ssh or lost) and not told:
-            if not lost:
+        if (by_ssh or output.lost_host) and not told:
+            if not output.lost_host:
                 print("error: the connection to a host is lost; start again with --resume", file=sys.stderr)
             return EXIT_STALLED
         if code < 0 and not REQUESTS.stop:
             name = signal.Signals(-code).name
             print(f"error: the launcher of the ranks was ended by {name}; start again with --resume", file=sys.stderr)
         return code if code >= 0 else 128 - code
+
+    def _tell_loss(self, code: int) -> None:
+        """Says that a host is lost, or what a rank has said that lost another one."""
+        lost = printable(self._output.lost_host)
+        if not (lost and code and not REQUESTS.stop):
+            _print(self._output.loss)
+        elif self._places and not self._arrivals.any:
+            print(f"error: host {lost} cannot be reached: check its name, the port and sshd there", file=sys.stderr)
+        else:
+            print(f"error: the connection to host {lost} is lost; start again with --resume", file=sys.stderr)
 
     def _unsaved(self) -> int:
         """Says that a request has come before the first save; returns its code."""
@@ -428,17 +311,6 @@ def _lines(pipe: IO[bytes]) -> Iterator[bytes]:
 def _print(line: bytes) -> None:
     sys.stderr.buffer.write(line)
     sys.stderr.buffer.flush()
-
-
-def _of_killed(killed: Killed) -> str:
-    try:
-        name = f" ({signal.Signals(killed.signal).name})"
-    except ValueError:  # of another system
-        name = ""
-    by = f"signal {killed.signal}{name}"
-    if killed.signal == signal.SIGKILL:
-        by += ", as the kernel does when memory runs out (check dmesg on that host)"
-    return f"error: rank {killed.rank} on {printable(killed.host)} was ended by {by}; start again with --resume"
 
 
 class _Leash:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hybrid_imagenet import models
 from hybrid_imagenet.checkpoints import run_state
 from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import check_position, restore_arrays
@@ -64,6 +65,7 @@ class Trainer:
             parts.recording.start(parts.facts, self._info(), parts.state, over=over)
         REQUESTS.begin()  # before the ranks meet: once one says that it compiles, a signal saves on all of them
         parts.communicator.broadcast_variables([v.value for v in parts.variables().values()])  # Lu et al. §2.2.3
+        models.draw_own_numbers(parts.model, parts.communicator.rank)
         self._prepare()
         for line in (*(f"--init_from: {line}" for line in lines), *self._notes()):
             parts.recording.announce(line)

@@ -16,6 +16,7 @@ import hybrid_imagenet as hi
 from hybrid_imagenet.comm import process
 from hybrid_imagenet.comm.process import ENGINE_VARIABLE
 from hybrid_imagenet.errors import SharedError
+from hybrid_imagenet.library import metric_average
 from tests.comm.programs import message
 from tests.library import models
 
@@ -173,10 +174,16 @@ def drifts() -> dict:
             if epoch == 1:
                 self.change(self.model)
 
-    def fit(*changes, validation_data=None, own=()):
+    def fit(*changes, validation_data=None, own=(), rank=0):
         model = models.made(hi.DistributedOptimizer("sgd"))
         callbacks = [*hi.callbacks.default_callbacks(*map(Change, changes)), *own]
-        model.fit(*models.data(1), models.BATCH, 4, 0, callbacks, validation_data=validation_data)
+        x, y = hi.data.shard(models.data(2), rank, 2)
+        model.fit(x, y, models.BATCH, 4, 0, callbacks, validation_data=validation_data, shuffle=False)
+
+    def told(rank):
+        with mock.patch.object(metric_average._log, "warning") as warning:
+            fit(rank=rank)
+        return warning.call_count
 
     changes = {
         "learning rate": lambda model: setattr(model.optimizer, "learning_rate", 0.5),
@@ -188,7 +195,8 @@ def drifts() -> dict:
         first = None if hi.rank() else models.data(1)
         both = [keras.callbacks.ModelCheckpoint("never.keras")]
         found["writers"] = message(partial(fit, own=both))
-        return found | {"validation": message(partial(fit, validation_data=first))}
+        found["validation"] = message(partial(fit, validation_data=first))
+        return found | {"same data": [told(0), told(hi.rank())]}
 
 
 def rivals(folder: str) -> dict:

@@ -3,6 +3,8 @@
 import numpy as np
 
 from hybrid_imagenet import comm
+from tests.support import in_process
+from tests.training import own_networks
 
 
 def skip_and_merge() -> list:
@@ -44,3 +46,13 @@ def _statistics(c) -> list:
     layer(tf.constant(images), training=True)
     BatchNormStatistics(c, [(layer.moving_mean, layer.moving_variance)]).synchronize()
     return [layer.moving_mean.numpy().tolist(), layer.moving_variance.numpy().tolist()]
+
+
+def train_with_dropout(flags: list) -> list:
+    """Runs the program; returns the exit code, the errors and the state of this rank's random numbers."""
+    code, _, errors = in_process.call("hybrid_imagenet.main", flags)
+    return [
+        code,
+        errors,
+        [v.numpy().tolist() for v in own_networks.BUILT[0].non_trainable_variables if "seed" in v.name],
+    ]
