@@ -29,10 +29,7 @@ from hybrid_imagenet.optimizers.layout import Layout, Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.optimizers.rule import TRUST_RATIOS, WEIGHTS, Before, Measured, Step
 
-_AVERAGE = "average"
-_SHARE, _UNSCALE, _DECAYS, _DECAY, _SHRINK = "share_of_average", "unscale", "decay", "scaled_decay", "shrink"
-_FINITE = "finite"
-_OWN = _SHARE, _UNSCALE, _DECAYS, _DECAY, _SHRINK, _FINITE  # of what is known before, what is not for the rule
+_AVERAGE = "average"  # its key beside those of the rule
 _LOSS_SCALE_COUNTS = 3
 _LANES = 8  # of the scalars, see _scalars
 _SMALL = 4096  # numbers at most in a variable that processors update together with others
@@ -52,6 +49,49 @@ class Scalars(NamedTuple):
     hyper: tf.Tensor
     scale: tf.Tensor
     counts: list[tf.Tensor]
+
+
+class Early(NamedTuple):
+    """What gradients do not change. A coefficient is one number for each variable, [n], or for each row.
+
+    Attributes:
+      unscale: 1 / loss scale.
+      scaled_decay: coefficients of coupled weight decay, times the loss scale; None without it.
+      shrink: what decoupled decay multiplies the weights by; None without it.
+      share: of the new weights in the average; None without one.
+      rule: what the rule has asked for.
+    """
+
+    unscale: tf.Tensor
+    scaled_decay: tf.Tensor | None
+    shrink: tf.Tensor | None
+    share: tf.Tensor | None
+    rule: Values
+
+
+class Late(NamedTuple):
+    """What follows from the sizes of the gradients alone.
+
+    Attributes:
+      scale, counts: new values of those of `Scalars`.
+      norm: of all gradients, unscaled.
+      square_sums: of each gradient, still scaled, [n].
+      finite: whether the step is taken.
+      ratios: for the log; None without any.
+      rule: what the rule has of each layer.
+    """
+
+    scale: tf.Tensor
+    counts: list[tf.Tensor]
+    norm: tf.Tensor
+    square_sums: tf.Tensor
+    finite: tf.Tensor
+    ratios: tf.Tensor | None
+    rule: Values
+
+
+Known = tuple[Early, Values, tf.Tensor, tf.Tensor]
+"""What the rule has of a step: of `Early`, of `Late.rule`, whether the step is taken, and the values of `Hyper`."""
 
 
 class Update:
@@ -100,17 +140,17 @@ class Update:
         return tf.cond(later, branches[1], branches[0])
 
     def _apply(
-        self, phase: int, values: Callable[[int, Scalars], Values], hyper: tf.Tensor
+        self, phase: int, values: Callable[[int, Scalars], Late], hyper: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         counted = self._counted(phase)
         scalars = Scalars(hyper, self._loss_scale.scale.value, [v.value for v in counted])
         new = values(phase, scalars)
-        self._loss_scale.scale.value.assign(new["scale"])
-        for variable, value in zip(counted, new["counts"], strict=True):
+        self._loss_scale.scale.value.assign(new.scale)
+        for variable, value in zip(counted, new.counts, strict=True):
             variable.value.assign(value)
-        if TRUST_RATIOS in new:
-            self._inner.trust_ratios.value.assign(new[TRUST_RATIOS])
-        return new["square_sums"], new["norm"]
+        if new.ratios is not None:
+            self._inner.trust_ratios.value.assign(new.ratios)
+        return new.square_sums, new.norm
 
     def _counted(self, phase: int) -> list[keras.Variable]:
         """The int64 scalars that a step changes: the counters of the loss scale, then counters of steps."""
@@ -132,67 +172,57 @@ class Update:
 
     # All variables as one vector
 
-    def _together(self, layout: Layout, reduced: Packed, phase: int, scalars: Scalars) -> Values:
+    def _together(self, layout: Layout, reduced: Packed, phase: int, scalars: Scalars) -> Late:
         """Compiles two programs: what can be done while gradients travel, and all that follows the last of them."""
         kept = self._kept(phase)
         rows = {name: layout.pack([v.value for v in held]) for name, held in kept.items()}
-        early, late = (
+        before, after = (
             self._compiled((part, phase, *layout.order), functools.partial(getattr(self, part), phase, layout))
             for part in ("before", "after")
         )
-        new = late(list(reduced.buckets), rows, early(rows[WEIGHTS], *scalars), *scalars)
+        new, values, ends = after(list(reduced.buckets), rows, before(rows[WEIGHTS], *scalars), *scalars)
         for name, held in kept.items():
-            for i, value in layout.unpack(new[name], new["ends"][name]).items():
+            for i, value in layout.unpack(values[name], ends[name]).items():
                 held[i].value.assign(value)
         return new
 
-    def before(self, phase: int, layout: Layout, weights: tf.Tensor, *given: Any) -> Values:
+    def before(self, phase: int, layout: Layout, weights: tf.Tensor, *given: Any) -> Early:
         """Computes all that gradients do not change; the device does so while it waits for them."""
         decays = layout.spread_constant(self._of_decayed(self._inner.decay))
         return self._early(phase, Scalars(*given), lambda: layout.sums(weights), decays)
 
     def after(
-        self, phase: int, layout: Layout, buckets: Sequence[tf.Tensor], kept: Values, before: Values, *given: Any
-    ) -> Values:
-        """Computes all new values from the old ones, as [rows, ROW] or scalars."""
+        self, phase: int, layout: Layout, buckets: Sequence[tf.Tensor], kept: Values, early: Early, *given: Any
+    ) -> tuple[Late, Values, Values]:
+        """Computes all new values from the old ones, as scalars, as [rows, ROW], and as the ends of these."""
         grad = tf.reshape(tf.concat([tf.cast(bucket, tf.float32) for bucket in buckets], 0), [layout.rows, ROW])
-        square_sums = layout.sums(grad)
-        new = self._between(phase, square_sums, before, Scalars(*given))
-        step = Step(
-            phase=phase,
-            hyper=self._by_name(given[0]),
-            before=_without(before, *_OWN) | new["layers"],
-            unscale=before[_UNSCALE],
-            decay=layout.spread_constant(self._of_decayed(self._inner.decay)) if _DECAY in before else 0.0,
-            scaled_decay=before.get(_DECAY, 0.0),
-            spread=layout.spread,
-            norms=lambda values: layout.spread(tf.sqrt(layout.sums(values))),
-            each=layout.each,
-        )
-        values = _where(new[_FINITE], self._new(grad, kept, step, before), kept)
-        found = _without(new, "layers", _FINITE) | values  # a vector that comes out is a kernel more
-        return found | {"ends": {name: layout.ends(values[name]) for name in kept}}
+        new = self._late(phase, layout.sums(grad), early, Scalars(*given))
+        decay = layout.spread_constant(self._of_decayed(self._inner.decay))
+        step = self._step(phase, (early, new.rule, new.finite, given[0]), _ways(layout), decay)
+        values = _where(new.finite, self._new(grad, kept, step, early), kept)
+        # A vector that comes out is a kernel more.
+        return new._replace(rule={}), values, {name: layout.ends(values[name]) for name in kept}
 
     # Each large variable by itself
 
     def _each(
         self, layout: Layout, grads: Mapping[int, tf.Tensor], square_sums: tf.Tensor, phase: int, scalars: Scalars
-    ) -> Values:
+    ) -> Late:
         """Compiles a program for each shape of a large variable, which it changes in place, and one for all others."""
         kept, decays = self._kept(phase), self._of_decayed(self._inner.decay)
-        before = self._early(phase, scalars, lambda: _square_sums([v.value for v in kept[WEIGHTS]]), decays)
-        new = self._between(phase, square_sums, before, scalars)
-        known = before | new["layers"] | {_DECAYS: decays, _FINITE: new[_FINITE]}
+        early = self._early(phase, scalars, lambda: _square_sums([v.value for v in kept[WEIGHTS]]), decays)
+        new = self._late(phase, square_sums, early, scalars)
+        known = early, new.rule, new.finite, scalars.hyper
         small = Layout(layout.shapes, [i for i in grads if math.prod(layout.shapes[i]) <= _SMALL])
 
         for i in [i for i in grads if i not in small.order]:
             kernel = self._inner.kinds[i] is ParameterKind.KERNEL
             one = self._compiled(("one", phase, layout.shapes[i], kernel), functools.partial(self._one, phase, i))
-            one({name: held[i].value for name, held in kept.items()}, grads[i], tf.constant(i), known, scalars.hyper)
+            one({name: held[i].value for name, held in kept.items()}, grads[i], tf.constant(i), known)
         if small.order:
             rows = {name: small.pack([v.value for v in held]) for name, held in kept.items()}
             many = self._compiled(("small", phase), functools.partial(self._many, phase, small))
-            for name, values in many(rows, small.pack(grads), known, scalars.hyper).items():
+            for name, values in many(rows, small.pack(grads), known).items():
                 for i, value in small.unpack(values).items():
                     kept[name][i].value.assign(value)
         return new
@@ -204,112 +234,97 @@ class Update:
         held: Mapping[str, tf.Variable],
         grad: tf.Tensor,
         position: tf.Tensor,
-        known: Values,
-        hyper: tf.Tensor,
+        known: Known,
     ) -> None:
         """Updates the variable at a position, int32 scalar, which has the shape and kind of variable `example`."""
-        step = self._step(
-            phase,
-            known,
-            hyper,
-            spread=lambda vector: vector if vector.shape.rank == 0 else tf.gather(vector, position),
-            norms=lambda values: tf.sqrt(tf.reduce_sum(tf.square(values))),
-            each=lambda values, function: function(example, values),
-        )
+        ways: dict[str, Callable[..., Any]] = {
+            "spread": lambda vector: vector if vector.shape.rank == 0 else tf.gather(vector, position),
+            "norms": lambda values: tf.sqrt(tf.reduce_sum(tf.square(values))),
+            "each": lambda values, function: function(example, values),
+        }
+        (early, _, finite, _), step = known, self._step(phase, known, ways)
 
         def update() -> None:
-            new = self._new(grad, {name: v.read_value() for name, v in held.items()}, step, known)
+            new = self._new(grad, {name: v.read_value() for name, v in held.items()}, step, early)
             for name, variable in held.items():
                 variable.assign(new[name])
 
-        tf.cond(known[_FINITE], update, lambda: None)  # a mask would take a third longer
+        tf.cond(finite, update, lambda: None)  # a mask would take a third longer
 
-    def _many(
-        self, phase: int, layout: Layout, kept: Values, grad: tf.Tensor, known: Values, hyper: tf.Tensor
-    ) -> Values:
+    def _many(self, phase: int, layout: Layout, kept: Values, grad: tf.Tensor, known: Known) -> Values:
         """Returns the new values of the variables of a layout from the old ones, as [rows, ROW]."""
-        step = self._step(
-            phase,
-            known,
-            hyper,
-            spread=layout.spread,
-            norms=lambda values: layout.spread(tf.sqrt(layout.sums(values))),
-            each=layout.each,
-        )
-        return _where(known[_FINITE], self._new(grad, kept, step, known), kept)
-
-    def _step(self, phase: int, known: Values, hyper: tf.Tensor, *, spread: Callable[..., Any], **ways: Any) -> Step:
-        return Step(
-            phase=phase,
-            hyper=self._by_name(hyper),
-            before=_without(known, *_OWN),
-            unscale=known[_UNSCALE],
-            decay=spread(tf.convert_to_tensor(known[_DECAYS])) if _DECAY in known else 0.0,
-            scaled_decay=spread(known[_DECAY]) if _DECAY in known else 0.0,
-            spread=spread,
-            **ways,
-        )
+        early, _, finite, _ = known
+        return _where(finite, self._new(grad, kept, self._step(phase, known, _ways(layout)), early), kept)
 
     # What both have in common
 
-    def _early(self, phase: int, scalars: Scalars, weight_sums: Callable[[], tf.Tensor], decays: np.ndarray) -> Values:
+    def _early(self, phase: int, scalars: Scalars, weight_sums: Callable[[], tf.Tensor], decays: np.ndarray) -> Early:
         """All that gradients do not change; `decays` has a coefficient for each row, or for each variable."""
         number = tf.cast(scalars.counts[_LOSS_SCALE_COUNTS], tf.float32) + 1.0
         hyper = self._by_name(scalars.hyper)
-        own: Values = {_UNSCALE: 1.0 / scalars.scale}
-        if decays.any():
-            own[_DECAY] = decays * scalars.scale
+        shrink = None
         if self._inner.decoupled:
-            own[_SHRINK] = 1.0 - self._of_decayed(self._inner.decoupled) * self._inner.decay_share(hyper)
-        if self._average is not None:
-            own[_SHARE] = self._average.share(number)
-
-        def decayed_sums() -> tf.Tensor:
-            return weight_sums() * tf.square(own[_SHRINK]) if _SHRINK in own else weight_sums()
-
+            shrink = 1.0 - self._of_decayed(self._inner.decoupled) * self._inner.decay_share(hyper)
         now = Before(
             phase=phase,
             hyper=hyper,
             number=number,
             counters=scalars.counts[_LOSS_SCALE_COUNTS + 1 :],
-            weight_sums=decayed_sums,
+            weight_sums=lambda: weight_sums() if shrink is None else weight_sums() * tf.square(shrink),
         )
-        return self._inner.before(now) | own
+        return Early(
+            unscale=1.0 / scalars.scale,
+            scaled_decay=decays * scalars.scale if decays.any() else None,
+            shrink=shrink,
+            share=None if self._average is None else self._average.share(number),
+            rule=self._inner.before(now),
+        )
 
-    def _between(self, phase: int, square_sums: tf.Tensor, before: Values, scalars: Scalars) -> Values:
-        """What follows from the sizes of the gradients alone: the new scalars, and what the rule has of each layer."""
-        new = self._scalars(_first_lane(square_sums), scalars.scale, before[_UNSCALE], scalars.counts)
-        now = Measured(phase, self._by_name(scalars.hyper), _without(before, *_OWN), before[_UNSCALE], square_sums)
-        layers = self._inner.layers(now)
-        ratios = {name: layers.pop(name) for name in [TRUST_RATIOS] if name in layers}
-        return new | ratios | {"square_sums": square_sums, "layers": layers}
+    def _late(self, phase: int, square_sums: tf.Tensor, early: Early, scalars: Scalars) -> Late:
+        """What follows from the sizes of the gradients alone."""
+        totals, scale, counts = _first_lane(square_sums), scalars.scale, scalars.counts
+        finite = tf.math.is_finite(totals)
+        taken = tf.cast(finite, tf.int64)
+        scaling = self._loss_scale.next(finite, scale, *counts[:_LOSS_SCALE_COUNTS])
+        lanes = [*scaling, *(count + taken for count in counts[_LOSS_SCALE_COUNTS:]), tf.sqrt(totals) * early.unscale]
+        # All of one kernel, as sums of a common vector; scalars that are computed as such become a kernel each.
+        scale, *counts, norm = (tf.reduce_sum(tf.where(_FIRST, lane, tf.zeros_like(lane))) for lane in lanes)
+        layers = self._inner.layers(
+            Measured(phase, self._by_name(scalars.hyper), early.rule, early.unscale, square_sums)
+        )
+        ratios = layers.pop(TRUST_RATIOS, None)
+        return Late(scale, counts, norm, square_sums, tf.reduce_any(_FIRST & finite), ratios, layers)
 
-    def _new(self, grad: tf.Tensor, kept: Values, step: Step, before: Values) -> Values:
+    def _step(self, phase: int, known: Known, ways: Mapping[str, Callable[..., Any]], decay: Any = None) -> Step:
+        """The step of some variables; without `decay`, of each row, coefficients are spread from those of variables."""
+        early, layers, _, hyper = known
+        scaled: Any = early.scaled_decay
+        if scaled is None:
+            decay = scaled = 0.0
+        elif decay is None:
+            decay, scaled = ways["spread"](tf.constant(self._of_decayed(self._inner.decay))), ways["spread"](scaled)
+        return Step(
+            phase=phase,
+            hyper=self._by_name(hyper),
+            before=early.rule | layers,
+            unscale=early.unscale,
+            decay=decay,
+            scaled_decay=scaled,
+            **ways,
+        )
+
+    def _new(self, grad: tf.Tensor, kept: Values, step: Step, early: Early) -> Values:
         """The new values by the names of the old ones."""
         values = {name: value for name, value in kept.items() if name != _AVERAGE}
-        if _SHRINK in before:
-            values[WEIGHTS] *= step.spread(before[_SHRINK])
+        if early.shrink is not None:
+            values[WEIGHTS] *= step.spread(early.shrink)
         new = self._inner.rule(grad, values, step)
-        if _AVERAGE in kept:
-            new[_AVERAGE] = kept[_AVERAGE] - before[_SHARE] * (kept[_AVERAGE] - new[WEIGHTS])
+        if early.share is not None:
+            new[_AVERAGE] = kept[_AVERAGE] - early.share * (kept[_AVERAGE] - new[WEIGHTS])
         return new
 
     def _by_name(self, hyper: tf.Tensor) -> dict[str, tf.Tensor]:
         return dict(zip(self._inner.hyper.names, tf.unstack(hyper), strict=True))
-
-    def _scalars(
-        self, totals: tf.Tensor, scale: tf.Tensor, unscale: tf.Tensor, counts: Sequence[tf.Tensor]
-    ) -> dict[str, Any]:
-        """The new scalars, all of one kernel: as sums over lanes of a common vector, of which only the first counts.
-
-        Scalars that are computed as such become a kernel each.
-        """
-        finite = tf.math.is_finite(totals)
-        taken = tf.cast(finite, tf.int64)
-        scaling = self._loss_scale.next(finite, scale, *counts[:_LOSS_SCALE_COUNTS])
-        lanes = [*scaling, *(count + taken for count in counts[_LOSS_SCALE_COUNTS:]), tf.sqrt(totals) * unscale]
-        scale, *counts, norm = (tf.reduce_sum(tf.where(_FIRST, lane, tf.zeros_like(lane))) for lane in lanes)
-        return {"scale": scale, "counts": counts, "norm": norm, _FINITE: tf.reduce_any(_FIRST & finite)}
 
     def _of_decayed(self, coefficient: float) -> np.ndarray:
         """A coefficient for the variables that weight decay acts on, 0 for the others, float32 [n]."""
@@ -326,13 +341,18 @@ def _first_lane(vector: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.where(_FIRST[:, None], vector[None], 0.0), 1)
 
 
+def _ways(layout: Layout) -> dict[str, Callable[..., Any]]:
+    """What a `Step` offers, for the variables of a layout in rows."""
+    return {
+        "spread": layout.spread,
+        "norms": lambda values: layout.spread(tf.sqrt(layout.sums(values))),
+        "each": layout.each,
+    }
+
+
 def _where(finite: tf.Tensor, new: Values, old: Values) -> Values:
     return {name: tf.where(finite, new[name], value) for name, value in old.items()}
 
 
 def _square_sums(values: Sequence[tf.Tensor]) -> tf.Tensor:
     return 2.0 * tf.stack([tf.nn.l2_loss(value) for value in values])
-
-
-def _without(values: Values, *names: str) -> Values:
-    return {name: value for name, value in values.items() if name not in names}
