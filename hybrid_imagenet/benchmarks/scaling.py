@@ -182,6 +182,9 @@ def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
     from hybrid_imagenet.config import derived
 
     config = configuration.resolve(flags, comm.placement().size)
+    for name, plain in (("virtual_gpus", 1), ("gradient_accumulation_steps", 1), ("random_batch", 0)):
+        if getattr(config, name) != plain:
+            raise UserError(f"--{name}={getattr(config, name)}: a step here is one whole batch of each GPU: omit it")
     settings, persistent = derived.communication(config), config.persistent_batch_norm
     communicator = comm.start(settings, threads=options.threads, persistent_batch_norm=persistent)
     row = measure(config, communicator, options.steps, options.rounds, options.classes)

@@ -29,7 +29,6 @@ class EpochPlan:
       learning_rate: at its first step.
       last_learning_rate: at its last step.
       bounds: lower and upper bound at its last step, where AdaBound has any.
-      momentum: of SGD.
       per_gpu_batch: images per GPU and micro-batch.
       accumulation: micro-batches per update.
       global_batch: images of all GPUs per update.

@@ -192,9 +192,6 @@ class Batches:
     Labels are int64: TensorFlow computes with integers of 32 bits on the host, and a GPU would wait for it.
 
     Attributes:
-      source: of the examples.
-      stages: follow one another.
-      options: how the host reads.
       bad: what was skipped so far.
       crop_fraction: of the shorter side, for evaluation: elements have weights; None in training: they have seeds.
       augmentation: in training.

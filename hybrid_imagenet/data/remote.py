@@ -52,7 +52,6 @@ class RemoteDirectory(Directory):
     stay until the user removes them.
 
     Args:
-      url: of the directory.
       copies: local directory.
       timeout: seconds for which a request that fails is made again.
 

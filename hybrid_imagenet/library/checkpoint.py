@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import sys
@@ -21,6 +22,7 @@ from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.order import ExactBatchSampler
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
 
+_log = logging.getLogger(__name__)
 _LOCKS: dict[pathlib.Path, IO[bytes]] = {}  # of the folders that this process writes to
 
 
@@ -66,7 +68,7 @@ class Checkpoint(keras.callbacks.Callback):
         store, meta, place = None, None, None
         with ranks.together():
             if ranks.rank == 0:
-                store = CheckpointStore(self._directory, self._keep, report=_report)
+                store = CheckpointStore(self._directory, self._keep, report=_log.warning)
                 self._lock()
                 meta, place = self._restore(store)
         meta, place = ranks.broadcast_object([meta, place])
@@ -160,7 +162,3 @@ class Checkpoint(keras.callbacks.Callback):
             optimizers[name] = {"built_on": built_on(self.model, optimizer) or [], "hyper": values}
         order = {} if self._order is None else {"order": self._order.state_dict()}
         return {"world_size": ranks.size, "epoch_sums": [[0.0] * 4] * ranks.size, "optimizers": optimizers, **order}
-
-
-def _report(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -331,15 +331,7 @@ def normalize_parts(
     Mean and variance are FP32, the variance from the differences to the mean. Forward and backward pass are compiled by
     XLA, which makes each a few loops over memory whatever the number of parts.
 
-    Args:
-      inputs: activations in any float type; a multiple of `parts` images.
-      scale: FP32 [c].
-      offset: FP32 [c].
-      epsilon: added to the variance.
-      parts: how many.
-
-    Returns:
-      Outputs in the type of the inputs, means and biased variances (FP32 [parts, c]).
+    Arguments and result are those of `normalize_over_ranks`, but for means and variances, FP32 [parts, c].
     """
     shape = tf.shape(inputs)
     channels = inputs.shape[-1]

@@ -325,11 +325,8 @@ def create(
       warmup_epochs: T; of a bounded warmup if `bounded_warmup`, else of a linear one.
       bounded_warmup: whether AdaBound with closing bounds does the warmup (Lu et al.).
       warmup_start_lr: where a linear warmup starts; not above its end (Goyal et al. §2.2).
-      momentum: of SGD.
-      momentum_rule: see `MomentumRule`.
-      adabound_bound_time: see `BoundedWarmup`.
-      adabound_beta2: decay of the second moment.
-      hybrid_ramp_epochs: see `BoundedWarmup`.
+      momentum, momentum_rule: of SGD, see `MomentumRule`.
+      adabound_bound_time, adabound_beta2, hybrid_ramp_epochs: of a bounded warmup, see `BoundedWarmup`.
       options: the fields of the schedule.
 
     Raises:

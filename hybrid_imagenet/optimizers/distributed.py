@@ -119,7 +119,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         """Reduces gradients of the scaled loss over ranks and updates the variables, or skips the step.
 
         Args:
-          grads: this rank's gradients, one per trainable variable.
+          grads: this rank's gradients, one per trainable variable, in any floating type.
           trainable_variables: the variables, needed at the first call only.
 
         Raises:
@@ -130,16 +130,10 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self.update_if_finite(self.reduce(grads))
 
     def reduce(self, grads: Sequence[tf.Tensor]) -> Packed:
-        """Averages gradients of the scaled loss over ranks.
-
-        Args:
-          grads: this rank's gradients, one per trainable variable, in any floating type.
+        """Averages gradients of the scaled loss over ranks; arguments and errors are those of `apply`.
 
         Returns:
           The means over ranks, still scaled, the same on every rank: the vectors that travelled.
-
-        Raises:
-          ValueError: if a gradient is missing.
         """
         variables = self._trainable_variables
         missing = [v.path for g, v in zip(grads, variables, strict=True) if g is None]
@@ -149,11 +143,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         return Packed(*self._communicator.reduce_gradients(list(grads), names))
 
     def update_if_finite(self, reduced: Packed) -> None:
-        """Updates the variables from means over ranks, or skips the step on all ranks alike.
-
-        Args:
-          reduced: what `reduce` has returned: still scaled, the same on every rank.
-        """
+        """Updates the variables from what `reduce` has returned, or skips the step on all ranks alike."""
         with tf.name_scope(UPDATE_SCOPE):
             square_sums, norm = self._update.apply(reduced) if self._grouped else self._update_by_keras(reduced)
             self.grad_norm.assign(norm)

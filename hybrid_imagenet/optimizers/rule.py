@@ -39,9 +39,7 @@ class Before:
 class Measured:
     """A step whose gradients have been measured.
 
-    Attributes:
-      phase: as before.
-      hyper: as before.
+    Attributes: those of `Before`, and
       before: what `GroupedOptimizer.before` gave.
       unscale: float32 scalar, 1 / loss scale: gradients and `square_sums` are as they came.
       square_sums: float32 [n], sums of squares of the gradients.
@@ -58,11 +56,8 @@ class Measured:
 class Step:
     """A step with its gradients: of all variables as one vector, or of one variable.
 
-    Attributes:
-      phase: as before.
-      hyper: as before.
+    Attributes: those of `Before` and `Measured`, and
       before: what `GroupedOptimizer.before` and `GroupedOptimizer.layers` gave.
-      unscale: as before.
       decay: coefficients of weight decay, to multiply the weights by; the number 0 where there is none.
       scaled_decay: the same times the loss scale.
       spread: gives each value of a variable that variable's number in a vector [n]; of a scalar, the scalar.

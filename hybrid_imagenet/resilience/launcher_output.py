@@ -66,11 +66,7 @@ class Killed(NamedTuple):
 
     def __str__(self) -> str:
         """One line for the user."""
-        try:
-            name = f" ({signal.Signals(self.signal).name})"
-        except ValueError:  # of another system
-            name = ""
-        by = f"signal {self.signal}{name}"
+        by = f"signal {self.signal} ({signal.Signals(self.signal).name})"
         if self.signal == signal.SIGKILL:
             by += ", as the kernel does when memory runs out (check dmesg on that host)"
         return f"error: rank {self.rank} on {printable(self.host)} was ended by {by}; start again with --resume"

@@ -145,8 +145,9 @@ class Supervisor:
             if REQUESTS.stop:  # before the launcher had started
                 self._ask_to_stop()
             readers = [_reading(_copy_output, child.stdout), _reading(self._read_errors, child.stderr)]
-            while (code := _wait(child, 0.2)) is None:
+            while (code := child.poll()) is None:
                 self._push()
+                time.sleep(0.05)
             self._child = None  # its number may soon be another process's
             leash.release()
             self._clear_up()
@@ -333,13 +334,6 @@ class _Leash:
     def release(self) -> None:
         """Lets go of a launcher that has ended: its number may soon be another process's."""
         self._shell.communicate(b"\n")
-
-
-def _wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:
-    try:
-        return child.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def _left() -> list[int]:

@@ -258,8 +258,7 @@ def watch_start(start: Stages, stall_timeout: float, rank: int, size: int = 1) -
     Args:
       start: tells the stage, and when the start is over.
       stall_timeout: --stall_timeout, in seconds; 0 watches nothing.
-      rank: this process's number.
-      size: number of ranks; several tell their supervisor of each stage.
+      rank, size: this process's number and how many there are; several tell their supervisor of each stage.
     """
     if stall_timeout:
         arguments = start, stall_timeout, rank, size

@@ -35,10 +35,7 @@ def make_view(
 
     Args:
       mode: `live` (a status area), `plain` (lines) or `none` (messages only).
-      stream: where to write.
-      total_epochs: planned.
       line_seconds: the least time between two lines about steps.
-      clock: seconds.
     """
     if mode == "live":
         return LiveView(stream, total_epochs, clock=clock)

@@ -43,15 +43,7 @@ def binary_cross_entropy(logits: tf.Tensor, labels: tf.Tensor, smoothing: float 
              = sum_k softplus(z_k) - (1 - e) z_y - (e / K) sum_k z_k
 
     A network that begins with scores of -ln K (`initial_bias`) begins with a loss of some 1 + ln K; with scores of 0 it
-    would be K ln 2, nearly all of it for classes that an image is not of.
-
-    Args:
-      logits: float32 [b, K].
-      labels: int64 [b].
-      smoothing: e, in [0, 1].
-
-    Returns:
-      float32 [b].
+    would be K ln 2, nearly all of it for classes that an image is not of. Shapes are those of `cross_entropy`.
     """
     true = tf.gather(logits, labels, axis=1, batch_dims=1)
     losses = tf.reduce_sum(tf.nn.softplus(logits), axis=-1) - (1.0 - smoothing) * true

@@ -288,8 +288,6 @@ def closing_lines(
     """Returns where checkpoints lie, and the next commands.
 
     Args:
-      config: of the run.
-      run_dir: its directory.
       checkpoints: its files, newest first.
       stop: why it ended: "preempted", "target" or "".
       done: no epochs are left.

@@ -20,13 +20,10 @@ class Job:
     """A training, apart from the number of GPUs and the way to exchange gradients.
 
     Attributes:
-      layers: of the model.
       compute_seconds: of one step on one GPU.
       batch: images per GPU and step.
       element_bytes: of a gradient element on the wire.
       jitter: relative wait for the slowest rank.
-      images_per_epoch: images in the training set.
-      epochs: of the whole training.
     """
 
     layers: Sequence[Layer]

@@ -25,8 +25,7 @@ class Series:
 
     Attributes:
       name: in the legend.
-      xs: of its points, ascending.
-      ys: of its points.
+      xs, ys: of its points, ascending by x.
       color: a number of the palette.
       dashed: for what accompanies a line, such as training beside validation.
       shape: of the marks, one of four; None draws none. They tell runs apart where colors do not.
@@ -47,10 +46,7 @@ class Chart:
     """A chart with lines.
 
     Attributes:
-      title: above it.
-      series: its lines.
-      x_label: with unit.
-      y_label: with unit.
+      x_label, y_label: with units.
       log_y: a logarithmic vertical axis.
       zero: the vertical axis begins at 0.
       limits: ends of the vertical axis; lines leave the chart there. None holds all values.
