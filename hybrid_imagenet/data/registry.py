@@ -137,7 +137,7 @@ class Request:
     @property
     def directory(self) -> Path:
         """The directory that was given, where one must be."""
-        return Path(self.data_dir or "").expanduser()
+        return Path(self.data_dir or "")
 
     def files(self) -> directories.Directory:
         """Opens the directory, at a path or a URL."""
@@ -145,7 +145,7 @@ class Request:
             return directories.Directory(str(self.directory))
         from hybrid_imagenet.data.remote import RemoteDirectory
 
-        return RemoteDirectory(self.data_dir or "", Path(self.cache_dir).expanduser(), self.storage_timeout)
+        return RemoteDirectory(self.data_dir or "", Path(self.cache_dir), self.storage_timeout)
 
     def look(self) -> Glance:
         """Looks for the split by listings alone, within a second; no image is read, no server asked.

@@ -46,7 +46,7 @@ def _parser() -> command_line.Parser:
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     arguments = _parser().parse_args(argv)
-    target_path = arguments.to.expanduser()
+    target_path = arguments.to
     if target_path.exists():
         raise UserError(f"--to={target_path}: exists already; give a new name")
     if not target_path.parent.is_dir():

@@ -159,7 +159,7 @@ class Recording:
         flags = dict(self._config.shown())
         for name in ("data_dir", "data_cache_dir"):  # a resume may come from another directory
             if flags[name] and not is_url(flags[name]):
-                flags[name] = str(pathlib.Path(flags[name]).expanduser().absolute())
+                flags[name] = str(pathlib.Path(flags[name]).absolute())
         self._directory.write_json(
             "config.json",
             {

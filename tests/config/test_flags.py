@@ -145,6 +145,17 @@ def test_a_recipe_over_the_flag_file_of_another_method(monkeypatch):
     assert derived.optimizer_arguments(resolved)["optimizer"] == "sgd"
 
 
+def test_a_home_directory_is_found_also_in_a_flag_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/a")
+    (tmp_path / "flags").write_text("--run_dir=~/runs\n")
+    resolved = config.resolve([f"--flagfile={tmp_path}/flags", "--init-from=~/x", "--data_dir=~no-one/x"])
+    assert (resolved.run_dir, resolved.init_from, resolved.data_dir) == (
+        "/home/a/runs",
+        "/home/a/x",
+        "~nobody-of-this/x",
+    )
+
+
 @pytest.mark.parametrize(
     "target", ["no_such_module_anywhere:net", "own_package.absent:net", "own_package.nets.deeper:net", ":net"]
 )

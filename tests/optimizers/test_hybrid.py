@@ -34,7 +34,7 @@ def run_both(steps, optimizer_arguments, reference_arguments, ramp_epochs=0.0, m
         epoch_after = max(0, step - SWITCH) // EPOCH_STEPS
         runner.step(values(step / EPOCH_STEPS, (step + 1) / EPOCH_STEPS, 64) | {"momentum": momentum})
         oracle.step(problem.grads([layer["w"] for layer in oracle.layers], step), PEAK * 0.9**epoch_after)
-        if step + 1 in (1, 2, SWITCH - 1, SWITCH, SWITCH + 1, steps):
+        if step + 1 in (1, 2, SWITCH - 1, SWITCH, SWITCH + 1, SWITCH + 25, steps):
             assert_close(runner.weights(), oracle.layers)
     return runner
 
@@ -51,7 +51,6 @@ def test_200_steps_follow_the_oracle_through_the_switch(handover, lars):
 def test_so_do_they_where_lars_comes_in_over_some_epochs(handover, lars):
     """With eta .001 the rates of LARS are far from P, so that a share that is wrong shows."""
     arguments = {"handover": handover, "lars_variant": lars}, {"handover": handover, "lars": lars, "ramp_steps": 50}
-    run_both(SWITCH + 25, *arguments, ramp_epochs=2.0)
     run_both(SWITCH + 70, *arguments, ramp_epochs=2.0)
 
 
@@ -164,8 +163,3 @@ def test_state_is_float32():
     runner = Runner(optimizer, Problem())
     assert {v.dtype for v in optimizer.first_moment + optimizer.second_moment} == {"float32"}
     assert runner.optimizer.hyper["momentum"] == pytest.approx(0.8)
-
-
-def test_unknown_handover_is_refused():
-    with pytest.raises(ValueError, match="handover=jump"):
-        Hybrid(handover="jump")

@@ -46,6 +46,8 @@ def test_free_and_newest_names(tmp_path):
     free_name(base).mkdir()
     assert newest_name(base).name == "hybrid-digits-2"
     assert free_name(base).name == "hybrid-digits-3"
+    with pytest.raises(UserError, match="--run_dir=gs://b/run: give a directory"):
+        run_dir.chosen("gs://b/run", "hybrid", "digits")
 
 
 @pytest.mark.parametrize("name", ["lock", "config.json", "metrics.jsonl"])

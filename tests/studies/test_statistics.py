@@ -22,13 +22,6 @@ def test_mean_and_deviation(values):
     assert found.mean - found.low == pytest.approx(half, abs=1e-7)
 
 
-def test_an_interval_by_hand():
-    found = estimate([0.97, 0.98, 0.99])
-    assert found.mean == pytest.approx(0.98)
-    assert found.deviation == pytest.approx(0.01)
-    assert found.half_width == pytest.approx(4.30265 * 0.01 / 3**0.5, rel=1e-5)
-
-
 def test_too_few_values():
     assert estimate([]) is None
     one = estimate([0.5])

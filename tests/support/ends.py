@@ -143,7 +143,8 @@ class _Job:
         if case.trains:
             words += [*program.FLAGS, *FLAGS, f"--data_dir={folder}/DATA", f"--run_dir={self.run_dir}"]
             words += [f"--epochs={3 if case.way == HEAD else 5000}"]
-            words += ["--model=resnet50"] if case.moment == COMPILING else []  # long enough for three signals
+            if case.moment == COMPILING and " " in case.way:
+                words += ["--model=resnet50"]  # long enough for three signals
         self.command = [sys.executable, "-m", "hybrid_imagenet", *case.words[0].split(), *words]
         self.reader: subprocess.Popen[bytes] | None = None
         self.process = self._start()

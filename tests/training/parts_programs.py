@@ -49,10 +49,7 @@ def _statistics(c) -> list:
 
 
 def train_with_dropout(flags: list) -> list:
-    """Runs the program; returns the exit code, the errors and the state of this rank's random numbers."""
-    code, _, errors = in_process.call("hybrid_imagenet.main", flags)
-    return [
-        code,
-        errors,
-        [v.numpy().tolist() for v in own_networks.BUILT[0].non_trainable_variables if "seed" in v.name],
-    ]
+    """Runs the program; returns the state of this rank's random numbers."""
+    assert in_process.call("hybrid_imagenet.main", flags)[0] == 0
+    (state,) = [v for v in own_networks.BUILT[0].non_trainable_variables if "seed" in v.name]
+    return state.numpy().tolist()

