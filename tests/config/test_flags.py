@@ -152,7 +152,7 @@ def test_a_home_directory_is_found_also_in_a_flag_file(tmp_path, monkeypatch):
     assert (resolved.run_dir, resolved.init_from, resolved.data_dir) == (
         "/home/a/runs",
         "/home/a/x",
-        "~nobody-of-this/x",
+        "~no-one/x",
     )
 
 
