@@ -9,7 +9,6 @@ process returns with the exit code that the ranks gave:
   leave. The third Ctrl-C or SIGTERM ends everything at once.
 - Its own output may lose its reader, as in `| tee log` after Ctrl-C; the launcher writes to pipes that are always read.
 - ssh to other hosts asks for signs of life, so that a lost host is noticed where no rank can tell.
-- A rank that was killed is named; what the others say of their lost connections is left out, or told once.
 """
 
 from __future__ import annotations

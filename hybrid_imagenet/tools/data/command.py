@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data import directories, listing, registry
-from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, counted
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError, counted
 from hybrid_imagenet.tools import command_line
 
 
@@ -58,6 +58,8 @@ def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
 def _prepare(arguments: argparse.Namespace) -> int:
     from hybrid_imagenet.tools.data import prepare
 
+    if directories.is_url(arguments.to):
+        raise UserError(f"--to={arguments.to}: give a directory; of a bucket, one where it is mounted")
     settings = prepare.Settings(
         arguments.resize,
         arguments.quality,

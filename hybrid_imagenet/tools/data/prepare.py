@@ -35,7 +35,6 @@ class Settings:
 
     Attributes:
       resize: pixels of the shorter side to which larger images are reduced; None copies every image as it is.
-      quality: JPEG quality of reduced images.
       skip_bad: leave out records that cannot be used, and list them in the manifest, instead of failing.
       max_bad: records of a split above which leaving out fails.
     """

@@ -272,6 +272,8 @@ def test_splits_with_other_classes_are_neither_checked_nor_prepared(tmp_path, ca
         assert run(*command, f"--data_dir={tmp_path / 'from'}") == 2
         assert "training and validation have different classes" in capsys.readouterr().err
     assert not (tmp_path / "to").exists()
+    assert run("prepare", "--from=digits", "--to=s3://b/x") == 2
+    assert "--to=s3://b/x: give a directory" in capsys.readouterr().err
 
 
 def test_check_measures_how_a_window_mixes_and_names_classes_without_images(tmp_path, capsys):
