@@ -75,8 +75,6 @@ class Loop:
         except DivergedError as error:
             self._trainer.diverged(error)
             raise
-        finally:
-            REQUESTS.end()
 
     def _epoch(self, epoch: int, batches: Iterator[Batch]) -> None:
         _, micro_batches = self._data.sizes(epoch)

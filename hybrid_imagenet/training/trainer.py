@@ -89,7 +89,8 @@ class Trainer:
         return parts.state.stop
 
     def close(self) -> None:
-        """Ends the watchdog and the log, also of a run that an error has ended."""
+        """Ends the watchdog, the log and the wait for signals, also of a run that an error has ended."""
+        REQUESTS.end()
         self.parts.watchdog.stop()
         self.parts.recording.stop_logging()
 
