@@ -52,10 +52,9 @@ def test_numbers_of_ranks(text):
         scaling.counts(text)
 
 
-@pytest.mark.parametrize("flag", ["--virtual_gpus=2", "--gradient_accumulation_steps=2"])
-def test_flags_of_steps_that_are_not_timed_are_refused(flag):
-    with pytest.raises(UserError, match=f"{flag}: a step here is one whole batch of each GPU: omit it"):
-        scaling.main(["--worker", "--", "--dataset=synthetic", flag])
+def test_flags_of_steps_that_are_not_timed_are_refused():
+    with pytest.raises(UserError, match="--virtual_gpus=2: a step here is one whole batch of each GPU: omit it"):
+        scaling.main(["--worker", "--", "--dataset=synthetic", "--virtual_gpus=2"])
 
 
 @pytest.mark.parametrize(

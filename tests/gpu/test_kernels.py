@@ -63,14 +63,17 @@ def module(arguments, phase):
     early = tf.function(lambda *values: update.before(phase, layout, *values), autograph=False)
     before = early.get_concrete_function(rows, *scalars).structured_outputs
     received = [spec([sum(padded(elements[m]) for m in b.members)], tf.float16) for b in buckets]
-    arguments = received, kept, tf.nest.map_structure(lambda v: spec(v.shape, v.dtype), before), *scalars
+    known = tf.nest.map_structure(lambda v: None if v is None else spec(v.shape, v.dtype), before)
+    arguments = received, kept, known, *scalars
     flat = tf.nest.flatten(arguments)
 
     def program(*values):
-        return update.after(phase, layout, *tf.nest.pack_sequence_as(arguments, values))
+        left = iter(values)
+        filled = [None if value is None else next(left) for value in flat]
+        return update.after(phase, layout, *tf.nest.pack_sequence_as(arguments, filled))
 
     compiled = tf.function(program, autograph=False, jit_compile=True)
-    return compiled.experimental_get_compiler_ir(*flat)(stage="hlo_serialized")
+    return compiled.experimental_get_compiler_ir(*[v for v in flat if v is not None])(stage="hlo_serialized")
 
 
 def kernels_of(serialized, target, compiler, folder):
