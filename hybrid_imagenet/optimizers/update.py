@@ -31,7 +31,7 @@ from hybrid_imagenet.optimizers.rule import TRUST_RATIOS, WEIGHTS, Before, Measu
 
 _AVERAGE = "average"  # its key beside those of the rule
 _LOSS_SCALE_COUNTS = 3
-_LANES = 8  # of the scalars, see _scalars
+_LANES = 8  # of the scalars, see _late
 _SMALL = 4096  # numbers at most in a variable that processors update together with others
 
 Values = dict[str, Any]
