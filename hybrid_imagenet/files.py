@@ -19,6 +19,11 @@ T = TypeVar("T")
 _LOCKS = 64  # files may share one, and then wait for each other
 
 
+def at_home(path: str | os.PathLike[str]) -> Path:
+    """Returns a path with the home directory in place of a leading `~`, which shells leave behind `=`."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib raises RuntimeError for a user that is not there
+
+
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """Yields a path beside `target`; what is written there takes the place of `target` at the end.

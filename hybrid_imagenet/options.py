@@ -111,7 +111,6 @@ def value_type(annotation: Any) -> ValueType:
 
 _LARGEST = 1e15  # whole numbers up to here are exact in arithmetic with floating-point ones
 _LONGEST = 200  # characters of a value that a message repeats
-_at_home = os.path.expanduser  # pathlib's raises an error for a user that is not there
 _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -131,7 +130,7 @@ def parse_value(flag: str, text: str, opt: Option) -> Any:
 def _parse_one(flag: str, text: str, opt: Option) -> Any:
     base: Any = opt.kind.base
     try:
-        value: Any = _BOOLEANS[text.lower()] if base is bool else base(_at_home(text))
+        value: Any = _BOOLEANS[text.lower()] if base is bool else base(os.path.expanduser(text))  # noqa: PTH111 - a text
     except (KeyError, ValueError):
         words = {bool: "true or false", int: "a whole number", float: "a number"}
         raise UserError(f"--{flag}={text}: give {words[base]}") from None
@@ -178,11 +177,11 @@ def shown(value: object) -> str:
 
 
 def underscored(word: str) -> str:
-    """A word of a command line with `--flag_name` for `--flag-name`, and `~` as shells leave it behind `=` replaced."""
+    """A word of a command line with `--flag_name` for `--flag-name`; other words as they are."""
     if not word.startswith("--"):
         return word
     name, equals, value = word[2:].partition("=")
-    return f"--{name.replace('-', '_')}{equals}{_at_home(value)}"
+    return f"--{name.replace('-', '_')}{equals}{value}"
 
 
 def _with_plain_boolean(word: str, options: Mapping[str, Option]) -> str:

@@ -182,6 +182,17 @@ class TestTorch:
         assert first + list(run(resumed, 1)) == whole
 
 
+class Stop(keras.callbacks.Callback):
+    def __init__(self, left):
+        super().__init__()
+        self.left = left
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
 class TestKeras:
     """`fit` with a model that notes which examples it trains on."""
 
@@ -208,20 +219,12 @@ class TestKeras:
 
     @pytest.mark.parametrize("count", [22, 24])
     def test_fit_resumes_inside_an_epoch_and_trains_whole_ones_after_it(self, count, recwarn):
-        class Stop(keras.callbacks.Callback):
-            left = 10
-
-            def on_train_batch_end(self, batch, logs=None):
-                self.left -= 1
-                if not self.left:
-                    raise KeyboardInterrupt
-
         whole, notes = [], []
         self.fit(ExactBatchSampler(count, BATCH, seed=SEED), whole, 4)
         assert whole == list(trained(ExactBatchSampler(count, BATCH, seed=SEED), 4))
         sampler = ExactBatchSampler(count, BATCH, seed=SEED)
         with pytest.raises(KeyboardInterrupt):
-            self.fit(sampler, notes, 4, Stop())
+            self.fit(sampler, notes, 4, Stop(10))
         assert sampler.state_dict() == {"epoch": 1, "offset": 40 - count}
         resumed = ExactBatchSampler(count, BATCH, seed=SEED)
         resumed.load_state_dict(sampler.state_dict())
@@ -250,3 +253,13 @@ class TestKeras:
         data = keras_dataset(ExactBatchSampler(COUNT, BATCH), self.load)
         with pytest.raises(UserError, match="counter"):
             self.model([]).fit(data, shuffle=False, verbose=0)
+
+    def test_kerass_own_backup_trains_the_first_batches_of_the_epoch_again(self, tmp_path):
+        """The claim of docs/order.md: BackupAndRestore(save_freq=...) restores weights and epoch, not the batch."""
+        notes, order = [], np.arange(COUNT, dtype=np.float32)[:, None]
+        fit = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "epochs": 1}
+        backup = keras.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=1)
+        with pytest.raises(KeyboardInterrupt):
+            self.model(notes).fit(order, order, callbacks=[backup, Stop(6)], **fit)
+        self.model(notes).fit(order, order, callbacks=[backup], **fit)
+        assert [batch[0] // BATCH for batch in notes] == [*range(6), *range(16)]

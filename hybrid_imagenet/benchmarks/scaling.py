@@ -24,7 +24,7 @@ import time
 import typing
 from collections.abc import Callable, Mapping, Sequence
 
-from hybrid_imagenet.errors import UserError, counted
+from hybrid_imagenet.errors import SharedError, UserError, counted
 from hybrid_imagenet.tools import command_line
 
 if typing.TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _worker(options: argparse.Namespace, flags: Sequence[str]) -> int:
     config = configuration.resolve(flags, comm.placement().size)
     for name, plain in (("virtual_gpus", 1), ("gradient_accumulation_steps", 1), ("random_batch", 0)):
         if getattr(config, name) != plain:
-            raise UserError(f"--{name}={getattr(config, name)}: a step here is one whole batch of each GPU: omit it")
+            raise SharedError(f"{name} is not {plain}, and a step here is one batch of each GPU: omit what sets it")
     settings, persistent = derived.communication(config), config.persistent_batch_norm
     communicator = comm.start(settings, threads=options.threads, persistent_batch_norm=persistent)
     row = measure(config, communicator, options.steps, options.rounds, options.classes)

@@ -146,14 +146,6 @@ def _copies_are_of_a_url(config: RunConfig) -> None:
         )
 
 
-def _decoder_has_work(config: RunConfig) -> None:
-    if config.decoder == "dali" and config.data_cache == "decoded":
-        raise UserError(
-            "--decoder=dali cannot be combined with --data_cache=decoded, which leaves nothing to decode: use "
-            "--data_cache=encoded, or omit one of them"
-        )
-
-
 def _tuning_split_is_a_number_of_images(config: RunConfig) -> None:
     if config.tuning_split >= 1 and not config.tuning_split.is_integer():
         raise UserError(
@@ -258,6 +250,5 @@ RULES = (
     _average_has_a_decay,
     _random_batches_are_possible,
     _copies_are_of_a_url,
-    _decoder_has_work,
     _tuning_split_is_a_number_of_images,
 )

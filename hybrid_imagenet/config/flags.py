@@ -206,9 +206,8 @@ class Data:
     )
     data_cache: str = option(
         "none",
-        "Keep images in memory after they were first read (half of --data_memory_gb): encoded as they are, or decoded "
-        "to pixels (no decoding later, about five times the memory).",
-        choices=("none", "encoded", "decoded"),
+        "Keep images as they are in memory after they were first read (half of --data_memory_gb).",
+        choices=("none", "encoded"),
     )
     data_cache_dir: str | None = option(
         None,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.data import directories
 from hybrid_imagenet.errors import UserError, without_secrets
+from hybrid_imagenet.files import at_home
 from hybrid_imagenet.numerics import mlperf
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Request:
       num_classes: of synthetic images, or of files that do not tell.
       num_examples: of the training split of a synthetic set.
       memory_bytes: bound on what is kept in memory: Parquet row groups, or the cache.
-      cache: "encoded" or "decoded" keeps what was read in memory, as it is or as pixels; "none" keeps nothing.
+      cache: "encoded" keeps what was read in memory; "none" keeps nothing.
       cache_dir: local directory for copies of the files of a URL.
       val_fraction: of a folder without a validation split: the part of each class that is validated.
       storage_timeout: seconds for which a URL that fails is tried again.
@@ -137,7 +138,7 @@ class Request:
     @property
     def directory(self) -> Path:
         """The directory that was given, where one must be."""
-        return Path(self.data_dir or "")
+        return at_home(self.data_dir or "")
 
     def files(self) -> directories.Directory:
         """Opens the directory, at a path or a URL."""
@@ -145,7 +146,7 @@ class Request:
             return directories.Directory(str(self.directory))
         from hybrid_imagenet.data.remote import RemoteDirectory
 
-        return RemoteDirectory(self.data_dir or "", Path(self.cache_dir), self.storage_timeout)
+        return RemoteDirectory(self.data_dir or "", at_home(self.cache_dir), self.storage_timeout)
 
     def look(self) -> Glance:
         """Looks for the split by listings alone, within a second; no image is read, no server asked.
@@ -171,7 +172,7 @@ class Request:
             return source
         from hybrid_imagenet.data.sources.derived import CachedSource
 
-        return CachedSource(source, self.cache, self.memory_bytes)
+        return CachedSource(source, self.memory_bytes)
 
     def _module(self) -> Any:
         return importlib.import_module(f"hybrid_imagenet.data.sources.{of(self.name).module}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pathlib
 import sys
@@ -22,8 +21,11 @@ from hybrid_imagenet.numerics.sampling import Cursor
 from hybrid_imagenet.order import ExactBatchSampler
 from hybrid_imagenet.training.checkpoint_saver import CheckpointSaver
 
-_log = logging.getLogger(__name__)
 _LOCKS: dict[pathlib.Path, IO[bytes]] = {}  # of the folders that this process writes to
+
+
+def _report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -51,7 +53,7 @@ class Checkpoint(keras.callbacks.Callback):
           order: of `hybrid_imagenet.order.keras_dataset`; saved and restored too.
         """
         super().__init__()
-        self._directory = pathlib.Path(directory).expanduser().absolute()
+        self._directory = files.at_home(directory).absolute()
         self._every_epochs, self._keep, self._order = every_epochs, keep, order
         self._state = RunState()
         self._saver: CheckpointSaver | None = None
@@ -68,7 +70,7 @@ class Checkpoint(keras.callbacks.Callback):
         store, meta, place = None, None, None
         with ranks.together():
             if ranks.rank == 0:
-                store = CheckpointStore(self._directory, self._keep, report=_log.warning)
+                store = CheckpointStore(self._directory, self._keep, report=_report)
                 self._lock()
                 meta, place = self._restore(store)
         meta, place = ranks.broadcast_object([meta, place])

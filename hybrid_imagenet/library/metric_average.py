@@ -57,9 +57,11 @@ class MetricAverage(keras.callbacks.Callback):
         if logs is None:
             return
         if not self._compared:
-            losses, self._compared = process.communicator().allgather_object(logs.get("loss")), True
+            own, self._compared = logs.get("loss"), True
+            one = float(own) if own is not None and np.ndim(own) == 0 else 0.0
+            losses = process.communicator().allgather_object(one)
             if losses[0] and losses.count(losses[0]) == len(losses) > 1 and process.rank() == 0:
-                _log.warning("all ranks had the same loss: give each its part of the data (hybrid_imagenet.data.shard)")
+                _log.warning("all ranks had the same loss: see that each has its own data (hybrid_imagenet.data.shard)")
         found = dict(self._trained if self._trained is not None else self._merged())
         found |= {f"val_{name}": value for name, value in (self._validated or {}).items()}
         rest = {name: value for name, value in logs.items() if name not in found}

@@ -54,7 +54,6 @@ def create(
     return resnet.build(builder, name, num_classes, image_size, width=width, stem=stem)
 
 
-_GOLDEN = 0x9E3779B9
 _SQUASHES = {"softmax", "softmax_v2", "sigmoid"}
 """Names of the functions, operations and layers of Keras and TensorFlow that make probabilities."""
 
@@ -106,8 +105,14 @@ def _of_user(target: str, num_classes: int, image_size: int | None, builder: Bui
     return model
 
 
+_APART = 0x9E3779B9  # between the seeds of ranks, which Keras takes modulo 2^31 - 2
+
+
 def draw_own_numbers(network: keras.Model, rank: int) -> None:
-    """Gives this rank random numbers of its own, such as masks of dropout; rank 0's stay, which a checkpoint has."""
-    for state in network.variables:  # of a keras.random.SeedGenerator: its seed and a counter, int64 [2]
-        if state.name == "seed_generator_state":
-            state.assign_add([rank * _GOLDEN, 0])
+    """Gives this rank's layers numbers of their own, as for dropout, once, after rank 0's state was broadcast.
+
+    Rank 0's stay, which a checkpoint has. They are the numbers of each `keras.random.SeedGenerator` in the network.
+    """
+    for state in network.variables:
+        if state.name == "seed_generator_state":  # a seed and a counter, int64 [2]
+            state.assign_add([rank * _APART, 0])

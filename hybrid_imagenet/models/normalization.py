@@ -331,7 +331,7 @@ def normalize_parts(
     Mean and variance are FP32, the variance from the differences to the mean. Forward and backward pass are compiled by
     XLA, which makes each a few loops over memory whatever the number of parts.
 
-    Arguments and result are those of `normalize_over_ranks`, but for means and variances, FP32 [parts, c].
+    Tensors and `epsilon` are those of `normalize_over_ranks`, but for means and variances, FP32 [parts, c].
     """
     shape = tf.shape(inputs)
     channels = inputs.shape[-1]

@@ -326,7 +326,8 @@ def create(
       bounded_warmup: whether AdaBound with closing bounds does the warmup (Lu et al.).
       warmup_start_lr: where a linear warmup starts; not above its end (Goyal et al. §2.2).
       momentum, momentum_rule: of SGD, see `MomentumRule`.
-      adabound_bound_time, adabound_beta2, hybrid_ramp_epochs: of a bounded warmup, see `BoundedWarmup`.
+      adabound_bound_time, hybrid_ramp_epochs: of a bounded warmup, see `BoundedWarmup`.
+      adabound_beta2: decay of the second moment, in its bounds.
       options: the fields of the schedule.
 
     Raises:

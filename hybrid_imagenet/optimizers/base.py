@@ -62,7 +62,7 @@ class Hyper:
 class GroupedOptimizer(keras.optimizers.Optimizer):
     """Base of the optimizers: a subclass gives `Options`, `slots` and `rule`, on values.
 
-    The rule runs once a step, for all variables as one long vector (`update`).
+    The rule runs once a step, for all variables as one vector (`update`). Decay and kinds stay as in the first step.
 
     All state is float32. Gradients belong to the whole batch, already averaged over ranks. Weight decay is coupled
     L2 (`g += weight_decay * w`) unless it is decoupled (`decay_share`), and spares biases and normalization parameters

@@ -130,7 +130,7 @@ class DistributedOptimizer(keras.optimizers.LossScaleOptimizer):
         self.update_if_finite(self.reduce(grads))
 
     def reduce(self, grads: Sequence[tf.Tensor]) -> Packed:
-        """Averages gradients of the scaled loss over ranks; arguments and errors are those of `apply`.
+        """Averages gradients of the scaled loss over ranks, which are as in `apply`, after `build`.
 
         Returns:
           The means over ranks, still scaled, the same on every rank: the vectors that travelled.

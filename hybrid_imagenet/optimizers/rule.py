@@ -39,7 +39,8 @@ class Before:
 class Measured:
     """A step whose gradients have been measured.
 
-    Attributes: those of `Before`, and
+    Attributes:
+      phase, hyper: as in `Before`.
       before: what `GroupedOptimizer.before` gave.
       unscale: float32 scalar, 1 / loss scale: gradients and `square_sums` are as they came.
       square_sums: float32 [n], sums of squares of the gradients.
@@ -56,7 +57,8 @@ class Measured:
 class Step:
     """A step with its gradients: of all variables as one vector, or of one variable.
 
-    Attributes: those of `Before` and `Measured`, and
+    Attributes:
+      phase, hyper, unscale: as in `Measured`.
       before: what `GroupedOptimizer.before` and `GroupedOptimizer.layers` gave.
       decay: coefficients of weight decay, to multiply the weights by; the number 0 where there is none.
       scaled_decay: the same times the loss scale.

@@ -52,12 +52,12 @@ class Scalars(NamedTuple):
 
 
 class Early(NamedTuple):
-    """What gradients do not change. A coefficient is one number for each variable, [n], or for each row.
+    """What gradients do not change.
 
     Attributes:
       unscale: 1 / loss scale.
-      scaled_decay: coefficients of coupled weight decay, times the loss scale; None without it.
-      shrink: what decoupled decay multiplies the weights by; None without it.
+      scaled_decay: of coupled weight decay, times the loss scale, for each variable, [n], or each row; None without it.
+      shrink: what decoupled decay multiplies the weights by, [n]; None without it.
       share: of the new weights in the average; None without one.
       rule: what the rule has asked for.
     """
@@ -90,8 +90,13 @@ class Late(NamedTuple):
     rule: Values
 
 
-Known = tuple[Early, Values, tf.Tensor, tf.Tensor]
-"""What the rule has of a step: of `Early`, of `Late.rule`, whether the step is taken, and the values of `Hyper`."""
+class Known(NamedTuple):
+    """What a rule has of a step: all of `Early`, `Late.rule`, `Late.finite` and the values of `Hyper`."""
+
+    early: Early
+    layers: Values
+    finite: tf.Tensor
+    hyper: tf.Tensor
 
 
 class Update:
@@ -198,7 +203,7 @@ class Update:
         grad = tf.reshape(tf.concat([tf.cast(bucket, tf.float32) for bucket in buckets], 0), [layout.rows, ROW])
         new = self._late(phase, layout.sums(grad), early, Scalars(*given))
         decay = layout.spread_constant(self._of_decayed(self._inner.decay))
-        step = self._step(phase, (early, new.rule, new.finite, given[0]), _ways(layout), decay)
+        step = self._step(phase, Known(early, new.rule, new.finite, given[0]), _ways(layout), decay)
         values = _where(new.finite, self._new(grad, kept, step, early), kept)
         # A vector that comes out is a kernel more.
         return new._replace(rule={}), values, {name: layout.ends(values[name]) for name in kept}
@@ -212,7 +217,7 @@ class Update:
         kept, decays = self._kept(phase), self._of_decayed(self._inner.decay)
         early = self._early(phase, scalars, lambda: _square_sums([v.value for v in kept[WEIGHTS]]), decays)
         new = self._late(phase, square_sums, early, scalars)
-        known = early, new.rule, new.finite, scalars.hyper
+        known = Known(early, new.rule, new.finite, scalars.hyper)
         small = Layout(layout.shapes, [i for i in grads if math.prod(layout.shapes[i]) <= _SMALL])
 
         for i in [i for i in grads if i not in small.order]:
@@ -242,19 +247,19 @@ class Update:
             "norms": lambda values: tf.sqrt(tf.reduce_sum(tf.square(values))),
             "each": lambda values, function: function(example, values),
         }
-        (early, _, finite, _), step = known, self._step(phase, known, ways)
+        step = self._step(phase, known, ways)
 
         def update() -> None:
-            new = self._new(grad, {name: v.read_value() for name, v in held.items()}, step, early)
+            new = self._new(grad, {name: v.read_value() for name, v in held.items()}, step, known.early)
             for name, variable in held.items():
                 variable.assign(new[name])
 
-        tf.cond(finite, update, lambda: None)  # a mask would take a third longer
+        tf.cond(known.finite, update, lambda: None)  # a mask would take a third longer
 
     def _many(self, phase: int, layout: Layout, kept: Values, grad: tf.Tensor, known: Known) -> Values:
         """Returns the new values of the variables of a layout from the old ones, as [rows, ROW]."""
-        early, _, finite, _ = known
-        return _where(finite, self._new(grad, kept, self._step(phase, known, _ways(layout)), early), kept)
+        step = self._step(phase, known, _ways(layout))
+        return _where(known.finite, self._new(grad, kept, step, known.early), kept)
 
     # What both have in common
 
@@ -296,18 +301,17 @@ class Update:
         return Late(scale, counts, norm, square_sums, tf.reduce_any(_FIRST & finite), ratios, layers)
 
     def _step(self, phase: int, known: Known, ways: Mapping[str, Callable[..., Any]], decay: Any = None) -> Step:
-        """The step of some variables; without `decay`, of each row, coefficients are spread from those of variables."""
-        early, layers, _, hyper = known
-        scaled: Any = early.scaled_decay
+        """The step of some variables. `decay` is that of each row; without it that of each variable is spread."""
+        scaled: Any = known.early.scaled_decay
         if scaled is None:
             decay = scaled = 0.0
         elif decay is None:
             decay, scaled = ways["spread"](tf.constant(self._of_decayed(self._inner.decay))), ways["spread"](scaled)
         return Step(
             phase=phase,
-            hyper=self._by_name(hyper),
-            before=early.rule | layers,
-            unscale=early.unscale,
+            hyper=self._by_name(known.hyper),
+            before=known.early.rule | known.layers,
+            unscale=known.early.unscale,
             decay=decay,
             scaled_decay=scaled,
             **ways,

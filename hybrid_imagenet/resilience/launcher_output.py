@@ -66,7 +66,11 @@ class Killed(NamedTuple):
 
     def __str__(self) -> str:
         """One line for the user."""
-        by = f"signal {self.signal} ({signal.Signals(self.signal).name})"
+        try:
+            name = f" ({signal.Signals(self.signal).name})"
+        except ValueError:  # a real-time one
+            name = ""
+        by = f"signal {self.signal}{name}"
         if self.signal == signal.SIGKILL:
             by += ", as the kernel does when memory runs out (check dmesg on that host)"
         return f"error: rank {self.rank} on {printable(self.host)} was ended by {by}; start again with --resume"
@@ -81,12 +85,12 @@ class LauncherOutput:
       unknown_host: one whose name ssh does not know; "" without one.
       ended: whether a report says that ranks have ended by themselves, and not well.
       explained: whether a rank has said why it ends.
-      loss: what the first rank has said that lost another one; b"" without one.
+      lost_rank: what the first rank has said that lost another one; b"" without one.
     """
 
     def __init__(self) -> None:
         self.killed: Killed | None = None
-        self.lost_host, self.unknown_host, self.loss = "", "", b""
+        self.lost_host, self.unknown_host, self.lost_rank = "", "", b""
         self.ended = self.explained = False
         self._no_program = False  # a host has no Open MPI at the path that it has here
         self._no_login = False  # ssh has said that a host lets it not in
@@ -94,10 +98,7 @@ class LauncherOutput:
         self._left = 0  # lines that a report may still have
 
     def why_not_started(self, *, by_ssh: bool) -> str:
-        """Returns a line on what keeps ranks from starting, as far as its words say; "" if they do not.
-
-        `by_ssh`: the launcher ends as where ssh has ended.
-        """
+        """Returns a line on what keeps ranks from starting, "" if none is known; `by_ssh`: the exit code is ssh's."""
         if by_ssh and self.unknown_host:
             name = printable(self.unknown_host)
             return f"error: host {name}: ssh cannot resolve this name: check -H, and that `ssh {name} true` works"
@@ -124,7 +125,7 @@ class LauncherOutput:
             self.unknown_host = unknown[1].decode(errors="replace")
             return False
         if own.startswith(lost_rank.LINE.encode()):
-            self.loss = self.loss or own
+            self.lost_rank = self.lost_rank or own
             return False
         if _GREETINGS.search(line) or _LOST.search(own.rstrip()):
             return False

@@ -120,7 +120,7 @@ class Restarts:
         watch = threading.Thread(target=self._watch, args=(job, ranks, ended), name="hosts", daemon=True)
         watch.start()
         try:
-            return job.run(), job.lost_host
+            return job.run(), job.has_lost_host
         finally:
             ended.set()
             watch.join()

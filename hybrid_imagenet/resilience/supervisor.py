@@ -167,7 +167,7 @@ class Supervisor:
         return env
 
     @property
-    def lost_host(self) -> bool:
+    def has_lost_host(self) -> bool:
         """Whether the connection to a host was lost."""
         return bool(self._output.lost_host)
 
@@ -248,7 +248,7 @@ class Supervisor:
             print(output.killed, file=sys.stderr)
             return 128 + output.killed.signal
         if not output.explained:
-            self._tell_loss(code)
+            self._tell_what_was_lost(code)
         if (code == EXIT_PREEMPTED or code in _BY_SIGNAL) and ends and not told:
             return self._unsaved()
         if code in (EXIT_OK, EXIT_USAGE, EXIT_NUMERICS, EXIT_STALLED, EXIT_PREEMPTED):
@@ -270,11 +270,11 @@ class Supervisor:
             print(f"error: the launcher of the ranks was ended by {name}; start again with --resume", file=sys.stderr)
         return code if code >= 0 else 128 - code
 
-    def _tell_loss(self, code: int) -> None:
+    def _tell_what_was_lost(self, code: int) -> None:
         """Says that a host is lost, or what a rank has said that lost another one."""
         lost = printable(self._output.lost_host)
         if not (lost and code and not REQUESTS.stop):
-            _print(self._output.loss)
+            _print(self._output.lost_rank)
         elif self._places and not self._arrivals.any:
             print(f"error: host {lost} cannot be reached: check its name, the port and sshd there", file=sys.stderr)
         else:

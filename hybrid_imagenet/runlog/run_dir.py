@@ -142,7 +142,7 @@ def _similar(one: str, other: str) -> bool:
 def chosen(path: str | None, recipe: str, dataset: str, *, resume: bool = False) -> pathlib.Path:
     """Returns the directory that a run takes: --run_dir, else runs/RECIPE-DATASET with a number that is free.
 
-    A run that is resumed takes the one with the largest number.
+    A run that is resumed takes the one with the largest number. A URL raises UserError.
     """
     if path and "://" in path:
         raise UserError(f"--run_dir={path}: give a directory; of a bucket, one where it is mounted")

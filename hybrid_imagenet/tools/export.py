@@ -12,6 +12,7 @@ import numpy as np
 
 from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.errors import UserError, did_you_mean
+from hybrid_imagenet.files import at_home
 from hybrid_imagenet.tools import command_line
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _parser() -> command_line.Parser:
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     arguments = _parser().parse_args(argv)
-    target_path = arguments.to
+    target_path = at_home(arguments.to)
     if target_path.exists():
         raise UserError(f"--to={target_path}: exists already; give a new name")
     if not target_path.parent.is_dir():

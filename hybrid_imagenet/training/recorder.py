@@ -159,7 +159,7 @@ class Recording:
         flags = dict(self._config.shown())
         for name in ("data_dir", "data_cache_dir"):  # a resume may come from another directory
             if flags[name] and not is_url(flags[name]):
-                flags[name] = str(pathlib.Path(flags[name]).absolute())
+                flags[name] = str(files.at_home(flags[name]).absolute())
         self._directory.write_json(
             "config.json",
             {
@@ -285,13 +285,7 @@ def _view_mode(config: RunConfig, rank: int, size: int) -> str:
 def closing_lines(
     config: RunConfig, run_dir: pathlib.Path, checkpoints: Sequence[pathlib.Path], stop: str, done: bool = False
 ) -> list[str]:
-    """Returns where checkpoints lie, and the next commands.
-
-    Args:
-      checkpoints: its files, newest first.
-      stop: why it ended: "preempted", "target" or "".
-      done: no epochs are left.
-    """
+    """Returns where `checkpoints` lie, newest first, and the next commands; for `stop` see `RunState`."""
     found = [f"results: {run_dir}"]
     if not checkpoints:
         return found

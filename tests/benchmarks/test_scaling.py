@@ -53,7 +53,7 @@ def test_numbers_of_ranks(text):
 
 
 def test_flags_of_steps_that_are_not_timed_are_refused():
-    with pytest.raises(UserError, match="--virtual_gpus=2: a step here is one whole batch of each GPU: omit it"):
+    with pytest.raises(UserError, match="virtual_gpus is not 1, and a step here is one batch of each GPU: omit what"):
         scaling.main(["--worker", "--", "--dataset=synthetic", "--virtual_gpus=2"])
 
 

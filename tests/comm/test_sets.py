@@ -39,11 +39,6 @@ def test_ranks_dealt_out_over_hosts_are_neighbors_in_the_grid(pools):
     assert out["algorithm"] == "hierarchical"
 
 
-def test_hosts_with_different_numbers_of_ranks(pools):
-    out = outcome(pools[4], "torus", hosts=("a", "b", "b", "b"))
-    assert (out["sets"], out["algorithm"]) == (GRID, "torus")
-
-
 @pytest.mark.slow
 def test_three_ranks_on_two_hosts_need_no_sets():
     with ranks.own(3) as pool:

@@ -7,6 +7,7 @@ import pytest
 from hybrid_imagenet import config, optimizers
 from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.config import checks, derived, flags, report
+from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
@@ -151,6 +152,7 @@ def test_a_home_directory_is_found_also_in_a_flag_file(tmp_path, monkeypatch):
     resolved = config.resolve([f"--flagfile={tmp_path}/flags", "--init-from=~/x", "--data_dir=~no-one/x"])
     assert (resolved.run_dir, resolved.init_from) == ("/home/a/runs", "/home/a/x")
     assert resolved.data_dir == "~no-one/x"
+    assert registry.Request("folder", "~/x").directory == pathlib.Path("/home/a/x")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ class Job:
     """Ends with what the test says; what it trains is two numbers: the last record and the newest checkpoint."""
 
     def __init__(self, end, run_dir):
-        (*self._end, self.lost_host), self._run_dir, self.stopped = end, run_dir, threading.Event()
+        (*self._end, self.has_lost_host), self._run_dir, self.stopped = end, run_dir, threading.Event()
 
     def run(self):
         code, step, saved = self._end

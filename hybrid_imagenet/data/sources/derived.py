@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hybrid_imagenet.data import images
 from hybrid_imagenet.data.listing import Note
-from hybrid_imagenet.data.sources.base import BadRecord, Source
+from hybrid_imagenet.data.sources.base import Source
 
 
 class Subset(Source):
@@ -60,14 +59,12 @@ class CachedSource(Source):
 
     Args:
       source: what is read.
-      kind: "encoded" stores images as they are, "decoded" stores pixels, which saves decoding and takes more room.
       limit: bytes of images that are stored in all, at most.
     """
 
-    def __init__(self, source: Source, kind: str, limit: int) -> None:
+    def __init__(self, source: Source, limit: int) -> None:
         super().__init__()
         self._source = source
-        self._decoded = kind == "decoded"
         self._limit = limit
         self._memory: dict[int, tuple[bytes, int]] = {}
         self._stored = 0
@@ -88,13 +85,7 @@ class CachedSource(Source):
         entry = self._memory.get(index)
         if entry is not None:
             return entry
-        content, label = self._source.read_one(index)
-        if self._decoded:
-            try:
-                content = images.raw(np.asarray(images.picture(content)))
-            except ValueError as error:
-                raise BadRecord(*self.locate(index), str(error)) from None
-        entry = content, label
+        entry = content, _ = self._source.read_one(index)
         if self._stored + len(content) <= self._limit and self._memory.setdefault(index, entry) is entry:
             self._stored += len(content)  # once, where several threads read the same image
         return entry

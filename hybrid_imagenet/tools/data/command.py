@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from hybrid_imagenet import data
 from hybrid_imagenet.data import directories, listing, registry
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError, counted
+from hybrid_imagenet.files import at_home
 from hybrid_imagenet.tools import command_line
 
 
@@ -67,7 +67,8 @@ def _prepare(arguments: argparse.Namespace) -> int:
         arguments.bad_records == "skip",
         arguments.max_bad_records,
     )
-    manifest = prepare.prepare(registry.Request.from_flags(arguments), Path(arguments.to), settings, arguments.workers)
+    source = registry.Request.from_flags(arguments)
+    manifest = prepare.prepare(source, at_home(arguments.to), settings, arguments.workers)
     for split, entry in manifest["splits"].items():
         size = sum(shard["bytes"] for shard in entry["shards"])
         left_out = f", {entry['images_dropped']} of {entry['images_in']} images omitted (see manifest.json)"

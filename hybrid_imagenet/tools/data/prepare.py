@@ -35,6 +35,7 @@ class Settings:
 
     Attributes:
       resize: pixels of the shorter side to which larger images are reduced; None copies every image as it is.
+      quality: of these, as JPEGs.
       skip_bad: leave out records that cannot be used, and list them in the manifest, instead of failing.
       max_bad: records of a split above which leaving out fails.
     """
