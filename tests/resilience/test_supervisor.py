@@ -133,7 +133,7 @@ LOSS = f"{lost_rank.LINE} (Connection closed by peer)"
         (REPORT, ["75 unsaved"] * 2, 137, [KILLED]),  # mpirun has ended the others before the first step
         (f"process rank 3 on node far exited on signal 11\n{LOSS}\n", [4], 139,
          ["error: rank 3 on far was ended by signal 11 (SIGSEGV); start again with"]),
-        ("process rank 3 on node far exited on signal 35\n", [4], 163, ["error: rank 3 on far was ended by signal 35;"]),
+        ("process rank 3 on node far exited on signal 35\n", [4], 163, ["error: rank 3 on far was ended by signal 35"]),
         (f"{LOSS}\n[1,2]<stderr>:{LOSS}\n", [4, 4], 4, [LOSS]),
         (f"rank 1: unexpected error\n{LOSS}\n", [1, 4], 4, ["rank 1: unexpected error"]),
         (f"error: rank 3 on far hung for 20 s\n{REPORT}", [4, 4], 4, ["error: rank 3 on far hung for 20 s"]),
