@@ -2,6 +2,8 @@
 
 import keras
 
+BUILT = []  # the newest network with dropout
+
 
 def small(num_classes, image_size, **options):
     """A convolution with `options`, Keras's own batch normalization and a layer of scores."""
@@ -19,13 +21,10 @@ def small(num_classes, image_size, **options):
 
 
 def with_dropout(num_classes, image_size):
-    """Dropout; the newest network stays in `BUILT`."""
+    """Dropout."""
     image = keras.Input((image_size, image_size, 3))
     BUILT[:] = [keras.Model(image, keras.layers.Dropout(0.5)(small(num_classes, image_size)(image)))]
     return BUILT[0]
-
-
-BUILT = []
 
 
 def wrong(num_classes, image_size):
