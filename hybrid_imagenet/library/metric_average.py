@@ -53,7 +53,7 @@ class MetricAverage(keras.callbacks.Callback):
             logs.update((name, value) for name, value in self.results.items() if name in logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Puts the averages of all ranks into the logs; every rank calls it."""
+        """Puts the averages of all ranks into the logs, and warns once if all losses are equal; every rank calls it."""
         if logs is None:
             return
         if not self._compared:

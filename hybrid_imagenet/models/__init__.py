@@ -109,9 +109,9 @@ _APART = 0x9E3779B9  # between the seeds of ranks, which Keras takes modulo 2^31
 
 
 def draw_own_numbers(network: keras.Model, rank: int) -> None:
-    """Gives this rank's layers numbers of their own, as for dropout, once, after rank 0's state was broadcast.
+    """Gives each `keras.random.SeedGenerator` of the network, such as dropout's, a seed of this rank's own.
 
-    Rank 0's stay, which a checkpoint has. They are the numbers of each `keras.random.SeedGenerator` in the network.
+    It is called once, after the broadcast of rank 0's state. Rank 0 keeps its seeds, which checkpoints hold.
     """
     for state in network.variables:
         if state.name == "seed_generator_state":  # a seed and a counter, int64 [2]

@@ -29,7 +29,7 @@ from hybrid_imagenet.optimizers.layout import Layout, Packed
 from hybrid_imagenet.optimizers.loss_scale import LossScale
 from hybrid_imagenet.optimizers.rule import TRUST_RATIOS, WEIGHTS, Before, Measured, Step
 
-_AVERAGE = "average"  # its key beside those of the rule
+_AVERAGE = "average"  # the key of the averaged weights, beside WEIGHTS and the optimizer's slots
 _LOSS_SCALE_COUNTS = 3
 _LANES = 8  # of the scalars, see _late
 _SMALL = 4096  # numbers at most in a variable that processors update together with others
@@ -286,7 +286,7 @@ class Update:
         )
 
     def _late(self, phase: int, square_sums: tf.Tensor, early: Early, scalars: Scalars) -> Late:
-        """What follows from the sizes of the gradients alone."""
+        """Computes the next loss scale, counters and norm, and what the rule has of each layer."""
         totals, scale, counts = _first_lane(square_sums), scalars.scale, scalars.counts
         finite = tf.math.is_finite(totals)
         taken = tf.cast(finite, tf.int64)

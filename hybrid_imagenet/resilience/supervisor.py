@@ -235,7 +235,7 @@ class Supervisor:
         processes.remove_shared_memory(self._started)
 
     def _result(self, code: int) -> int:
-        """Says what has ended the job, where no rank has; returns its exit code, from that of the launcher."""
+        """Returns the exit code of the job from `code`, the launcher's; prints the cause if no rank has printed one."""
         output, now = self._output, time.monotonic()
         by_ssh = code == _CODE_SSH and not output.ended  # else it is a rank's own
         ends = [end for at, end in self._ends if now - at < _RECENT]

@@ -36,6 +36,7 @@ def test_a_small_network_is_compared_with_the_peers_that_have_it(tmp_path, capsy
     report, out = json.loads(path.read_text()), capsys.readouterr().out
     assert (report["model"], report["width"], report["stem"], report["num_classes"]) == ("resnet8", 16, "3x3", 10)
     assert "keras: skipped, keras.applications has no such ResNet" in out
+    assert "keras" not in report["peers"]
     assert "torch" in report["peers"] or "torch: skipped, PyTorch is not installed here" in out
 
 

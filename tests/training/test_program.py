@@ -182,6 +182,5 @@ def test_a_signal_saves_and_the_run_goes_on_with_other_ranks(tmp_path):
     assert {(r["train_count"], r["train_dropped"]) for r in epochs} == {(program.TRAIN - 2, 2)}
     assert {(r["val_count"], r["val_dropped"]) for r in epochs} == {(program.VALIDATION - 2, 2)}
     assert epochs[0]["bad_records"] == epochs[-1]["bad_records"] == 2
-    assert "images in, but" not in output + done.stdout + done.stderr
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["images_dropped"], summary["bad_records"], summary["val_dropped"]) == (2 * last, 2, 2)
