@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(list(argv))
     deadline = time.monotonic() + 60 * options.minutes - _RESERVED_SECONDS
     arms = _chosen(options)
-    table = Table(Path(options.out), ARMS, _machine())
+    table = Table(files.output("--out", options.out), ARMS, _machine())
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the arms too
     try:
         run(arms, table, options, deadline)

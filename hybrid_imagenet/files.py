@@ -24,6 +24,13 @@ def at_home(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib raises RuntimeError for a user that is not there
 
 
+def output(flag: str, path: str | os.PathLike[str]) -> Path:
+    """Returns the file or directory that a flag tells to write. A URL raises UserError."""
+    if "://" in str(path):
+        raise UserError(f"{flag}={path}: give a local path; for a bucket, one where it is mounted")
+    return at_home(path)
+
+
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """Yields a path beside `target`; what is written there takes the place of `target` at the end.

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_imagenet import config as configuration
+from hybrid_imagenet import files
 from hybrid_imagenet.analysis import published
 from hybrid_imagenet.benchmarks import scaling
 from hybrid_imagenet.comm import nccl_log
@@ -28,6 +29,7 @@ from hybrid_imagenet.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserEr
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.doctor import command as doctor
 from hybrid_imagenet.tools.doctor.checks import PASS
+from hybrid_imagenet.tools.doctor.hosts import parse
 
 _BATCHES = {"p40": 128}  # images per GPU, as in the publications; 256 on the others
 _ENOUGH = 0.9  # of the published speed; published figures differ by as much
@@ -43,9 +45,9 @@ def main(argv: Sequence[str]) -> int:
         return _arms([word for word in argv if word != "--arms"])
     words, flags = scaling.split(argv)
     options = _parse(words)
+    path = files.output("--out", options.out) / "report.json"
     report = climb(options, flags)
     print("\n".join(_lines(report)))
-    path = Path(options.out) / "report.json"
     if report["rungs"] or not path.exists():  # else an earlier report is worth more
         command_line.write_json(str(path), report, "--out")
         print(f"report: {path}")
@@ -126,11 +128,8 @@ def _climb(report: Row, options: argparse.Namespace, flags: Sequence[str]) -> No
 
 def _slots(text: str, facts: Mapping[str, Any]) -> tuple[str, dict[str, int]]:
     """The first host, and ranks by host: its slots where given, else its GPUs, or two on a CPU."""
-    found = {}
-    for word in text.split(","):
-        name, _, count = word.strip().partition(":")
-        if name in facts:
-            found[name] = int(count) if count else len(facts[name]["gpus"]) or 2
+    known = {name: count for name, count in parse(text, 0).items() if name in facts}
+    found = {name: count or len(facts[name]["gpus"]) or 2 for name, count in known.items()}
     if not found:
         raise UserError(f"-H {text}: no host answered; hybrid-imagenet doctor -H {text} says why")
     return next(iter(found)), found

@@ -73,8 +73,8 @@ class Communicator(abc.ABC):
         """
 
     @abc.abstractmethod
-    def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
-        """Overwrites the variables of all ranks with the values of rank `root`. For use outside of graphs.
+    def broadcast_variables(self, variables: Sequence[tf.Variable]) -> None:
+        """Overwrites the variables of all ranks with the values of rank 0. For use outside of graphs.
 
         Args:
           variables: tf.Variable objects (of a Keras variable, its `value`), of any type but string, in the same
@@ -85,8 +85,8 @@ class Communicator(abc.ABC):
         """
 
     @abc.abstractmethod
-    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
-        """Returns what rank `root` passed, on all ranks, carried as JSON: tuples come out as lists, keys as strings."""
+    def broadcast_object(self, obj: Any) -> Any:
+        """Returns what rank 0 passed, on all ranks, carried as JSON: tuples come out as lists, keys as strings."""
 
     @abc.abstractmethod
     def allgather_object(self, obj: Any) -> list[Any]:

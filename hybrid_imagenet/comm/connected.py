@@ -97,13 +97,13 @@ class ConnectedRanks(Communicator):
         """Returns the buckets, and the time for which steps waited for them since the last call."""
         return self._reducer.statistics()
 
-    def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
+    def broadcast_variables(self, variables: Sequence[tf.Variable]) -> None:
         """Sends the variables' bytes, packed, so that the type does not matter and small ones share a message."""
         table = [[v.shape.as_list(), v.dtype.name] for v in variables]
         digest = hashlib.sha256(json.dumps(table).encode()).hexdigest()
-        differs = digest != self.broadcast_object(digest, root)
+        differs = digest != self.broadcast_object(digest)
         self.agree(
-            f"the {len(table)} variables to broadcast differ in number, shape or type from rank {root}'s: "
+            f"the {len(table)} variables to broadcast differ in number, shape or type from rank 0's: "
             "build the same model on every rank"
             if differs
             else None
@@ -114,31 +114,31 @@ class ConnectedRanks(Communicator):
             pack.append(variable)
             size += _bytes(variable)
             if size >= _PACK_BYTES:
-                self._broadcast_pack(pack, size, root)
+                self._broadcast_pack(pack, size)
                 pack, size = [], 0
         if pack:
-            self._broadcast_pack(pack, size, root)
+            self._broadcast_pack(pack, size)
 
-    def _broadcast_pack(self, pack: Sequence[tf.Variable], size: int, root: int) -> None:
+    def _broadcast_pack(self, pack: Sequence[tf.Variable], size: int) -> None:
         with tf.device("CPU:0"):
-            if self.rank == root:
+            if self.rank == 0:
                 data = np.concatenate([np.frombuffer(v.numpy().tobytes(), np.uint8) for v in pack])
             else:
                 data = np.zeros(size, np.uint8)
-            received = self._broadcast(data, root)
+            received = self._broadcast(data)
         start = 0
         for variable in pack:
             end = start + _bytes(variable)
-            if self.rank != root:
+            if self.rank != 0:
                 variable.assign(received[start:end].view(variable.dtype.as_numpy_dtype).reshape(variable.shape))
             start = end
 
-    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+    def broadcast_object(self, obj: Any) -> Any:
         """Sends the length, then the text."""
-        text = json.dumps(obj).encode() if self.rank == root else b""
-        length = int(self._broadcast(np.array([len(text)], np.int64), root)[0])
+        text = json.dumps(obj).encode() if self.rank == 0 else b""
+        length = int(self._broadcast(np.array([len(text)], np.int64))[0])
         data = np.frombuffer(text.ljust(length, b" "), np.uint8)
-        return json.loads(self._broadcast(data, root).tobytes())
+        return json.loads(self._broadcast(data).tobytes())
 
     def allgather_object(self, obj: Any) -> list[Any]:
         """Gathers the lengths of the texts, then the texts, filled up to the longest."""
@@ -153,11 +153,11 @@ class ConnectedRanks(Communicator):
         with tf.device("CPU:0"):
             return self._host.allgather(tf.constant(values), self._name(kind)).numpy()
 
-    def _broadcast(self, data: np.ndarray, root: int) -> np.ndarray:
+    def _broadcast(self, data: np.ndarray) -> np.ndarray:
         if not data.nbytes:
             return data
         with tf.device("CPU:0"):
-            sent = self._host.broadcast(tf.constant(_words(data)), root, self._name("broadcast"))
+            sent = self._host.broadcast(tf.constant(_words(data)), 0, self._name("broadcast"))
             return sent.numpy().view(np.uint8)[: data.nbytes].view(data.dtype)
 
     def _name(self, kind: str) -> str:

@@ -10,8 +10,6 @@ from hybrid_imagenet.analysis import cost_model
 from hybrid_imagenet.analysis.cost_model import Cost
 from hybrid_imagenet.options import fault, option, options_of
 
-_GRID = "default published, by host, or square."
-
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
@@ -20,20 +18,15 @@ class NoOptions:
 
 @dataclasses.dataclass(frozen=True)
 class GridOptions:
-    """Options of an all-reduce on a grid of ranks."""
+    """Options of an all-reduce on a grid of ranks; the groups of `Masters` are its rows."""
 
-    torus_grid: str | None = option(None, f"Rows x columns of GPUs, as VxH; {_GRID}")
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupOptions:
-    """Options of an all-reduce by groups, which are the rows of a grid."""
-
-    torus_grid: str | None = option(None, f"Groups x GPUs per group, as VxH; {_GRID}")
+    torus_grid: str | None = option(
+        None, "Rows (of masters: groups) x columns of GPUs, as VxH; default published, by host, or square."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class SizeOptions(GroupOptions):
+class SizeOptions(GridOptions):
     """Options of an all-reduce that depends on the size."""
 
     size_switch_kb: int = option(256, "Sum smaller buckets by masters, others by the ring.", unit="KiB", minimum=0)
@@ -58,7 +51,7 @@ ALGORITHMS = {
     "ring": AllReduce("hybrid_imagenet.comm.algorithms:Ring", cost=cost_model.by_ring),
     "torus": AllReduce("hybrid_imagenet.comm.algorithms:Torus", GridOptions, cost_model.by_torus),
     "hierarchical": AllReduce("hybrid_imagenet.comm.algorithms:Hierarchical", cost=cost_model.by_hierarchical),
-    "masters": AllReduce("hybrid_imagenet.comm.algorithms:Masters", GroupOptions, cost_model.by_masters),
+    "masters": AllReduce("hybrid_imagenet.comm.algorithms:Masters", GridOptions, cost_model.by_masters),
     "size_switched": AllReduce("hybrid_imagenet.comm.algorithms:SizeSwitched", SizeOptions, cost_model.by_size),
 }
 COMPRESSIONS = ("none", "fp16", "bf16")

@@ -46,10 +46,10 @@ class SingleProcess(Communicator):
         buckets: list[tuple[int, ...]] = [members] if has_gpu() else [(i,) for i in members]
         return [travelling([grads[i] for i in bucket], 1, "float32") for bucket in buckets], buckets
 
-    def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
+    def broadcast_variables(self, variables: Sequence[tf.Variable]) -> None:
         """Leaves the variables as they are."""
 
-    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+    def broadcast_object(self, obj: Any) -> Any:
         """Returns the object after the same trip through JSON as with several ranks."""
         return json.loads(json.dumps(obj))
 

@@ -53,7 +53,7 @@ class Checkpoint(keras.callbacks.Callback):
           order: of `hybrid_imagenet.order.keras_dataset`; saved and restored too.
         """
         super().__init__()
-        self._directory = files.at_home(directory).absolute()
+        self._directory = files.output("directory", directory).absolute()
         self._every_epochs, self._keep, self._order = every_epochs, keep, order
         self._state = RunState()
         self._saver: CheckpointSaver | None = None

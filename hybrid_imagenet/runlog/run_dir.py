@@ -144,10 +144,8 @@ def chosen(path: str | None, recipe: str, dataset: str, *, resume: bool = False)
 
     A run that is resumed takes the one with the largest number. A URL raises UserError.
     """
-    if path and "://" in path:
-        raise UserError(f"--run_dir={path}: give a directory; of a bucket, one where it is mounted")
     if path:
-        return pathlib.Path(path)
+        return files.output("--run_dir", path)
     base = pathlib.Path("runs", f"{recipe}-{dataset}")
     return newest_name(base) if resume else free_name(base)
 

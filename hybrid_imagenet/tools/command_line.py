@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hybrid_imagenet import comm
+from hybrid_imagenet import comm, files
 from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.config.help import width
 from hybrid_imagenet.errors import (
@@ -163,9 +163,10 @@ fraction = _number(float, lambda value: 0 < value <= 1, "a number above 0, at mo
 def write_json(path: str | None, values: object, flag: str = "--json") -> None:
     """Writes what was measured to the file of a flag, if that is given; raises UserError if it cannot."""
     if path:
+        target = files.output(flag, path)
         try:
-            pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-            pathlib.Path(path).write_text(json.dumps(values, indent=1) + "\n", "utf-8")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(json.dumps(values, indent=1) + "\n", "utf-8")
         except OSError as error:
             raise UserError(f"{flag}={path}: cannot be written ({error.strerror})") from None
 

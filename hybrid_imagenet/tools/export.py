@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hybrid_imagenet import files
 from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.errors import UserError, did_you_mean
-from hybrid_imagenet.files import at_home
 from hybrid_imagenet.tools import command_line
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ def _parser() -> command_line.Parser:
     parser.add_argument(
         "--to",
         metavar="FILE",
-        type=pathlib.Path,
         required=True,
         help="new file; its suffix tells the form: .keras, .onnx, .safetensors, none (directory with a SavedModel)",
     )
@@ -47,7 +46,7 @@ def _parser() -> command_line.Parser:
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     arguments = _parser().parse_args(argv)
-    target_path = at_home(arguments.to)
+    target_path = files.output("--to", arguments.to)
     if target_path.exists():
         raise UserError(f"--to={target_path}: exists already; give a new name")
     if not target_path.parent.is_dir():

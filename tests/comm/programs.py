@@ -50,9 +50,9 @@ def _collectives(c: Communicator) -> dict:
         tf.Variable(tf.cast(tf.fill([3, 2], c.rank + 5), dtype))
         for dtype in ("float32", "float16", "bfloat16", "uint32", "int64", "bool")
     ] + [tf.Variable(float(c.rank)), tf.Variable(tf.zeros([0, 4]))]
-    c.broadcast_variables(variables, root=c.size - 1)
+    c.broadcast_variables(variables)
     out["variables"] = [np.asarray(v.numpy(), np.float64).ravel().tolist() for v in variables]
-    out["object"] = c.broadcast_object({"from": c.rank, "list": [1, None, "ä"]}, root=c.size - 1)
+    out["object"] = c.broadcast_object({"from": c.rank, "list": [1, None, "ä"]})
     out["gathered"] = c.allgather_object("x" * c.rank)
     c.barrier()
 

@@ -66,8 +66,8 @@ class Ranks:
         self._barrier.wait(10)
         return list(self._given)
 
-    def broadcast_object(self, value, root=0):
-        return self.allgather_object(value)[root]
+    def broadcast_object(self, value):
+        return self.allgather_object(value)[0]
 
 
 def pair(limit):

@@ -46,7 +46,7 @@ def test_free_and_newest_names(tmp_path):
     free_name(base).mkdir()
     assert newest_name(base).name == "hybrid-digits-2"
     assert free_name(base).name == "hybrid-digits-3"
-    with pytest.raises(UserError, match="--run_dir=gs://b/run: give a directory"):
+    with pytest.raises(UserError, match="--run_dir=gs://b/run: give a local path"):
         run_dir.chosen("gs://b/run", "hybrid", "digits")
 
 

@@ -9,21 +9,19 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 
 from hybrid_imagenet.comm.quiet import import_tensorflow
-from hybrid_imagenet.data import Request, images, mixing
+from hybrid_imagenet.data import Request, images
 from hybrid_imagenet.data.listing import Note
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.base import BadRecord, Source
-from hybrid_imagenet.numerics.shard_order import ShardOrder
 from hybrid_imagenet.tools.data import parallel
 
 _CHUNK = 512
 _BLOCK = 1 << 24
 
 
-def check(request: Request, workers: int, window: int = 0) -> Iterator[Note]:
+def check(request: Request, workers: int) -> Iterator[Note]:
     """Yields a line for each fault, with file, place and reason, and for what else is worth knowing."""
     source = request.open()
     yield from source.notes
@@ -44,7 +42,11 @@ def check(request: Request, workers: int, window: int = 0) -> Iterator[Note]:
         progress.add(len(part))
         labels[part] = found
         yield from map(Note, faults)
-    yield from _of_labels(source, labels, request.split, window)
+    counts = np.bincount(labels[labels >= 0], minlength=source.num_classes)
+    empty = np.flatnonzero(counts == 0)
+    if request.split == "train" and counts.any() and len(empty):
+        first = source.class_names[empty[0]]
+        yield Note(f"{len(empty)} of {len(counts)} classes have no training image, the first is {first}", False)
 
 
 def _check_part(source: Source, part: range) -> tuple[list[str], list[int]]:
@@ -62,21 +64,6 @@ def _check_part(source: Source, part: range) -> tuple[list[str], list[int]]:
             faults.append(str(BadRecord(*source.locate(index), str(error))))
         labels.append(label)
     return faults, labels
-
-
-def _of_labels(source: Source, labels: npt.NDArray[np.int64], split: str, window: int) -> Iterator[Note]:
-    """Yields which classes have no images, and how well training mixes the others."""
-    if split != "train" or labels.max() < 0:
-        return
-    counts = np.bincount(labels[labels >= 0], minlength=source.num_classes)
-    empty = np.flatnonzero(counts == 0)
-    if len(empty):
-        first = source.class_names[empty[0]]
-        yield Note(f"{len(empty)} of {len(counts)} classes have no training image, the first is {first}", False)
-    if window and source.shard_sizes is not None:
-        first = ShardOrder(source.shard_sizes, window).at(0, np.arange(min(mixing.FIRST, len(labels))))
-        if line := mixing.complaint(labels[first], counts, window):
-            yield Note(line)
 
 
 def _against_manifest(files: Sequence[Path], promised: Sequence[Mapping[str, Any]]) -> Iterator[str]:

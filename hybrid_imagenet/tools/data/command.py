@@ -6,10 +6,9 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from hybrid_imagenet import data
-from hybrid_imagenet.data import directories, listing, registry
-from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, UserError, counted
-from hybrid_imagenet.files import at_home
+from hybrid_imagenet import data, files
+from hybrid_imagenet.data import listing, registry
+from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, counted
 from hybrid_imagenet.tools import command_line
 
 
@@ -34,12 +33,6 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="verify every record of a dataset; report each bad one")
     _add_source(check, "--dataset")
     check.add_argument("--split", choices=data.SPLITS, help="only this split")
-    check.add_argument(
-        "--shuffle_window",
-        type=command_line.whole,
-        metavar="SHARDS",
-        help="of training, whose mixing is measured (as in training)",
-    )
     return parser
 
 
@@ -58,8 +51,7 @@ def _add_source(parser: argparse.ArgumentParser, flag: str) -> None:
 def _prepare(arguments: argparse.Namespace) -> int:
     from hybrid_imagenet.tools.data import prepare
 
-    if directories.is_url(arguments.to):
-        raise UserError(f"--to={arguments.to}: give a directory; of a bucket, one where it is mounted")
+    target = files.output("--to", arguments.to)
     settings = prepare.Settings(
         arguments.resize,
         arguments.quality,
@@ -68,7 +60,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
         arguments.max_bad_records,
     )
     source = registry.Request.from_flags(arguments)
-    manifest = prepare.prepare(source, at_home(arguments.to), settings, arguments.workers)
+    manifest = prepare.prepare(source, target, settings, arguments.workers)
     for split, entry in manifest["splits"].items():
         size = sum(shard["bytes"] for shard in entry["shards"])
         left_out = f", {entry['images_dropped']} of {entry['images_in']} images omitted (see manifest.json)"
@@ -87,13 +79,9 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.split is None:
         train, validation = (registry.Request.from_flags(arguments, split).open() for split in data.SPLITS)
         listing.check_splits(arguments.dataset, train.class_names, validation.class_names)
-    window = arguments.shuffle_window
-    if window is None:
-        at_url = directories.is_url(arguments.data_dir or "")
-        window = (at_url and registry.of(arguments.dataset).url_window) or 0
     faults = 0
     for split in [arguments.split] if arguments.split else data.SPLITS:
-        for note in check.check(registry.Request.from_flags(arguments, split), arguments.workers, window):
+        for note in check.check(registry.Request.from_flags(arguments, split), arguments.workers):
             print(note if note.fault else f"note: {note}", flush=True)
             faults += note.fault
     print(f"{faults} faults" if faults else "no faults")

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from hybrid_imagenet import files
 from hybrid_imagenet.data.directories import is_url
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError
-from hybrid_imagenet.files import at_home
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.doctor import hosts, trials
 from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN, Finding, Request, judge
@@ -48,8 +48,9 @@ def examine(options: argparse.Namespace) -> tuple[dict[str, Any], list[Finding]]
         raise UserError(f"--network_interfaces={options.interface}: not a valid interface name; give one such as eth0")
     if is_url(options.data_dir or ""):
         raise UserError(f"--data_dir={options.data_dir}: directories are compared between hosts, not URLs; omit it")
-    data_dir = str(at_home(options.data_dir).absolute()) if options.data_dir else None
-    request = {"data_dir": data_dir, "run_dir": str(at_home(options.run_dir).absolute()), "hosts": list(slots)}
+    data_dir = str(files.at_home(options.data_dir).absolute()) if options.data_dir else None
+    run_dir = files.output("--run_dir", options.run_dir).absolute()
+    request = {"data_dir": data_dir, "run_dir": str(run_dir), "hosts": list(slots)}
     answers = hosts.ask_all(list(slots), request, options.ssh_port)
     findings = []
     for name, answer in answers.items():

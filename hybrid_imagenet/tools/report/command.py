@@ -5,8 +5,8 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Iterator, Sequence
 
+from hybrid_imagenet import files
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.files import at_home
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.report import classes, findings, load, page
 
@@ -54,7 +54,7 @@ def write(paths: Sequence[str], out: str | None = None) -> pathlib.Path:
       UserError: if a run cannot be read or the report not be written.
     """
     runs = load.load_all(paths)
-    directory = at_home(out or (pathlib.Path(paths[0]) / "report" if len(paths) == 1 else "report"))
+    directory = files.output("--out", out or (pathlib.Path(paths[0]) / "report" if len(paths) == 1 else "report"))
     text = page.build(runs, "Training report: " + ", ".join(run.name for run in runs))
     try:
         directory.mkdir(parents=True, exist_ok=True)

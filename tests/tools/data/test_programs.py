@@ -2,7 +2,6 @@ import fcntl
 import io
 import json
 import os
-import re
 import shutil
 import signal
 import struct
@@ -273,10 +272,10 @@ def test_splits_with_other_classes_are_neither_checked_nor_prepared(tmp_path, ca
         assert "training and validation have different classes" in capsys.readouterr().err
     assert not (tmp_path / "to").exists()
     assert run("prepare", "--from=digits", "--to=s3://b/x") == 2
-    assert "--to=s3://b/x: give a directory" in capsys.readouterr().err
+    assert "--to=s3://b/x: give a local path" in capsys.readouterr().err
 
 
-def test_check_measures_how_a_window_mixes_and_names_classes_without_images(tmp_path, capsys):
+def test_check_names_classes_without_images(tmp_path, capsys):
     pictures = [support.jpeg(number, 8, 8) for number in range(20)]
     pairs = [(pictures[number % 20], number // 40) for number in range(800)]
     support.write_shards(tmp_path, "train", pairs, shards=20)
@@ -284,11 +283,4 @@ def test_check_measures_how_a_window_mixes_and_names_classes_without_images(tmp_
     (tmp_path / "labels.txt").write_text("\n".join(map(str, range(21))))
     place = ["check", "--dataset=tfrecord", f"--data_dir={tmp_path}"]
     assert run(*place, "--split=train") == 0
-    out = capsys.readouterr().out
-    assert "note: 1 of 21 classes have no training image, the first is 20" in out
-    assert run(*place, "--split=train", "--shuffle_window=20") == 0
-    assert "consecutive" not in out + capsys.readouterr().out
-    assert run(*place, "--shuffle_window=-1") == run(*place, "--shuffle_window=1") == 2
-    out = capsys.readouterr().out
-    assert re.search(r"hold [78] classes on average, 20 if all were mixed: .* more than --shuffle_window=1 ", out)
-    assert "1 faults" in out
+    assert "note: 1 of 21 classes have no training image, the first is 20" in capsys.readouterr().out
