@@ -138,14 +138,6 @@ def _random_batches_are_possible(config: RunConfig) -> None:
         raise UserError(f"{flag}: a GPU has a batch of {smallest} images; give at most that number")
 
 
-def _copies_are_of_a_url(config: RunConfig) -> None:
-    if config.data_cache_dir and "://" not in (config.data_dir or ""):
-        raise UserError(
-            f"--data_cache_dir={config.data_cache_dir} is for copies of the files of a URL, and --data_dir is none: "
-            "omit it; --data_cache keeps images in memory"
-        )
-
-
 def _tuning_split_is_a_number_of_images(config: RunConfig) -> None:
     if config.tuning_split >= 1 and not config.tuning_split.is_integer():
         raise UserError(
@@ -249,6 +241,5 @@ RULES = (
     _loss_scale_is_a_number,
     _average_has_a_decay,
     _random_batches_are_possible,
-    _copies_are_of_a_url,
     _tuning_split_is_a_number_of_images,
 )

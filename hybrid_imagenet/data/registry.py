@@ -189,6 +189,10 @@ class Request:
                 f"--num_examples={self.num_examples} is for synthetic datasets, not {self.name}: omit it, or hold "
                 "images back by --tuning_split"
             )
+        if self.cache_dir and not directories.is_url(self.data_dir or ""):
+            raise UserError(
+                f"--data_cache_dir={self.cache_dir} is for copies of files of a URL, and --data_dir is none: omit it"
+            )
         if not self.data_dir:
             if kind.directory:
                 raise UserError(f"--dataset={self.name}: give the directory where it lies as --data_dir")

@@ -65,7 +65,6 @@ RANDOM = ("--random_batch=8", "--sync_batch_norm")
         (["--profile_steps=20,10"], ["--profile_steps=20,10", "as in 10,20"]),
         (["--profile_steps=10"], ["--profile_steps=10", "first and the last"]),
         (["--decoder=nvjpeg"], ["--decoder=nvjpeg", "tensorflow, dali"]),
-        (["--data_cache_dir=/kept", "--data_dir=/set"], ["--data_cache_dir=/kept", "URL", "omit it"]),
         (["--target_top1=1.5"], ["--target_top1=1.5", "at most 1"]),
         (["--lr_schedule=sony_b"], ["--lr_schedule=sony_b"]),
         (["--lr_schedule=mlperf", "--optimizer=adabound"], ["--lr_schedule=mlperf"]),
