@@ -67,7 +67,7 @@ def test_flags_that_cannot_train_are_refused(monkeypatch, flags, ranks, text):
         (["--dataset=tfrecord", "--data_dir=."], "holds no train shards"),
         (["--num_classes=7"], "--num_classes=7: digits has 10 classes: omit it"),
         (["--dataset=webdataset", "--data_dir=https://host/x"], "--data_cache_dir"),
-        (["--dataset=webdataset", "--data_dir=/x", "--data_cache_dir=/y"], "--data_cache_dir=/y is for copies of files of a URL"),
+        (["--dataset=webdataset", "--data_dir=/x", "--data_cache_dir=/y"], "--data_cache_dir=/y is for copies"),
         (["--model=no_such_module:net"], "--model=no_such_module:net: there is no such module"),
         (["--run_dir=taken"], "--run_dir=taken holds a run: add --resume"),
         (["--num_examples=9"], "--num_examples=9 is for synthetic datasets, not digits"),
