@@ -121,7 +121,7 @@ def cached_index(*kind: str | int, of: Sequence[Path]) -> Path:
 
 def _fingerprint(path: Path) -> tuple[str, int, int]:
     status = path.stat()
-    return str(path.resolve()), status.st_size, status.st_mtime_ns
+    return str(path.resolve()), status.st_size, status.st_ctime_ns
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hybrid_imagenet.data.listing import SPLIT_NAMES
 from hybrid_imagenet.data.sources.base import Reads, read_at
-from hybrid_imagenet.errors import UserError, without_secrets
+from hybrid_imagenet.errors import without_secrets
 
 SUBDIRECTORIES = ("data", *(name for names in SPLIT_NAMES.values() for name in names))
 
@@ -19,7 +19,7 @@ def is_url(location: str) -> bool:
 
 
 class Directory:
-    """Files of a directory of this host and of its subdirectories `data`, `train`, `validation`, `val` and `test`.
+    """Files of a directory of this host, and of its subdirectories `data` and those named after splits.
 
     Attributes:
       location: as the user gave it, without passwords.
@@ -37,11 +37,7 @@ class Directory:
     def names(self) -> list[str]:
         """Returns the files, sorted, those of a subdirectory as `train/name`."""
         places = {"": self._path} | {f"{name}/": self._path / name for name in SUBDIRECTORIES}
-        try:
-            found = [prefix + e.name for prefix, place in places.items() if place.is_dir() for e in place.iterdir()]
-        except OSError as error:
-            raise UserError(f"--data_dir={self.location}: cannot be read ({error.strerror})") from None
-        return sorted(found)
+        return sorted(prefix + e.name for prefix, place in places.items() if place.is_dir() for e in place.iterdir())
 
     def small(self, name: str) -> bytes | None:
         """Returns the content of a small file; None where there is no such file."""

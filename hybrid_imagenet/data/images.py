@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 MAX_PIXELS = (1 << 28) // 3
 """Pixels of the largest image that is decoded: 256 MiB as RGB. A file of 48 KB may claim 400 million."""
 
-JPEG, OTHER, RAW = 0, 1, 2
-RAW_MARK = b"\x00RAW"  # then height and width as 32-bit integers, little-endian, then RGB pixels
+JPEG, OTHER = 0, 1
 _SIZED = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})  # start-of-frame markers
 _BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
 _HUFFMAN = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended and progressive frames
@@ -48,7 +47,7 @@ _MOST_SCANS = 100  # encoders write 10; a scan of 31 bytes can cost 6 ms, so tha
 
 
 def probe(data: bytes) -> tuple[int, int, int]:
-    """Returns the format (JPEG, OTHER or RAW), height and width of an encoded image.
+    """Returns the format (JPEG or OTHER), height and width of an encoded image.
 
     Bytes after the end of a JPEG or PNG are passed over, as decoders do.
 
@@ -63,8 +62,6 @@ def probe(data: bytes) -> tuple[int, int, int]:
         if several and (scans := data.count(_SCAN_MARKER)) > _MOST_SCANS:  # to count takes as long as to read
             raise ValueError(f"the JPEG has {scans} scans, each of which takes the time of a whole image: re-encode it")
         return _bounded(JPEG, height, width)
-    if data[:4] == RAW_MARK and len(data) >= 12:
-        return _bounded(RAW, *struct.unpack_from("<ii", data, 4))
     if data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) >= 24:
         if not _png_ends(data):
             raise ValueError("the PNG is truncated: it has no end chunk")
@@ -84,7 +81,7 @@ def probe(data: bytes) -> tuple[int, int, int]:
 
 
 def picture(data: bytes) -> Image.Image:
-    """Decodes an image of any form that `probe` knows to RGB pixels, by Pillow if it is encoded.
+    """Decodes an image of any form that `probe` knows to RGB pixels, by Pillow.
 
     PNGs of 16 bits keep the upper 8, as TensorFlow's decoder does.
 
@@ -93,10 +90,8 @@ def picture(data: bytes) -> Image.Image:
     """
     from PIL import Image
 
-    kind, height, width = probe(data)
+    probe(data)
     try:
-        if kind == RAW:
-            return Image.frombytes("RGB", (width, height), data[12:])
         with Image.open(io.BytesIO(data)) as opened:
             if opened.mode.startswith("I"):  # gray of 16 bits; `convert` would clip it at 255
                 return Image.fromarray((np.asarray(opened) >> 8).astype(np.uint8)).convert("RGB")
@@ -127,18 +122,13 @@ def is_plain_jpeg(data: bytes) -> bool:
     return False
 
 
-def raw(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Returns pixels, uint8 [height, width, 3], in the form that `decode` takes as it is."""
-    return b"".join((RAW_MARK, struct.pack("<ii", *pixels.shape[:2]), pixels.tobytes()))
-
-
 def branches(
     kinds: npt.NDArray[np.int64], windows: augment.Windows, side: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Plans the decoding of each image for an output of `side` pixels.
 
     Args:
-      kinds: JPEG, OTHER or RAW, int64 [k].
+      kinds: JPEG or OTHER, int64 [k].
       windows: (y, x, height, width) in pixels of the stored images, int64 [k, 4].
       side: pixels.
 
@@ -165,18 +155,13 @@ def decode(content: tf.Tensor, branch: tf.Tensor, window: tf.Tensor, side: int) 
     def other(ratio: int) -> tf.Tensor:
         return cut(tf.io.decode_image(content, channels=3, expand_animations=False), ratio)
 
-    def raw(ratio: int) -> tf.Tensor:
-        size = tf.io.decode_raw(tf.strings.substr(content, 4, 8), tf.int32)
-        pixels = tf.io.decode_raw(tf.strings.substr(content, 12, size[0] * size[1] * 3), tf.uint8)
-        return cut(tf.reshape(pixels, [size[0], size[1], 3]), ratio)
-
     def cut(pixels: tf.Tensor, ratio: int) -> tf.Tensor:
         pixels = tf.slice(pixels, [ratio * window[0], ratio * window[1], 0], [ratio * window[2], ratio * window[3], 3])
         if ratio == 1:
             return pixels
         return tf.cast(tf.raw_ops.ResizeArea(images=pixels[None], size=window[2:])[0] + 0.5, tf.uint8)
 
-    cases = [lambda kind=kind, ratio=ratio: kind(ratio) for kind in (jpeg, other, raw) for ratio in RATIOS]
+    cases = [lambda kind=kind, ratio=ratio: kind(ratio) for kind in (jpeg, other) for ratio in RATIOS]
     return resize(tf.switch_case(branch, cases), side)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 
 from hybrid_imagenet.errors import UserError
 
-SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val", "test")}
+SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "val", "valid", "test")}
 """Names of the splits in names of files, as used by our own writer, TensorFlow's ImageNet scripts, and TFDS."""
 LABELS = "labels.txt"
 """The file that lists the names of classes, one on each line, in the order of the labels."""
@@ -54,7 +54,7 @@ class Skipped:
 
 
 def of_split(place: str, split: str, named: Callable[[str], Sequence[str]]) -> list[str]:
-    """Returns the files of a split under the first of its names that has some: train; validation, val or test.
+    """Returns the files of a split under the first of its names that has some: train; validation, val, valid or test.
 
     Args:
       place: the directory, for messages.
@@ -158,15 +158,17 @@ def listed_classes(place: Path | str, text: str) -> tuple[str, ...]:
     """Returns the names of classes in a text that has one on each line.
 
     Raises:
-      UserError: if a name stands on several lines of the file `place`, or lines are `NUMBER:NAME`.
+      UserError: if the file `place` is empty, names a class on several lines, or has lines as `NUMBER:NAME`.
     """
     names = tuple(line.strip() for line in text.splitlines() if line.strip())
-    if names and all(name.partition(":")[0].isdecimal() and ":" in name for name in names):
+    if not names:
+        raise UserError(f"{place}: is empty: give the name of one class on each line, or remove it")
+    if all(name.partition(":")[0].isdecimal() and ":" in name for name in names):
         raise UserError(
             f"{place}: has lines as {names[0]!r}: give the name of one class on each line, in the order of labels, "
             "without numbers and without a class for the background"
         )
-    name, count = collections.Counter(names).most_common(1)[0] if names else ("", 0)
+    name, count = collections.Counter(names).most_common(1)[0]
     if count > 1:
         raise UserError(
             f"{place}: lists {name!r} on {count} of {len(names)} lines: give each class a name of its own, or move the "
@@ -216,8 +218,10 @@ def check_splits(dataset: str, train: Sequence[str], validation: Sequence[str]) 
     """Compares the classes of two splits.
 
     Raises:
-      UserError: if they differ, unless one of them has numbers for names.
+      UserError: if they differ, unless one of them has numbers for names, or if there is one class only.
     """
+    if len(train) == 1:
+        raise UserError(f"--dataset={dataset}: has one class, {train[0]!r}: there is nothing to learn; name more")
     if found := name_difference(train, validation):
         raise UserError(
             f"--dataset={dataset}: training and validation have different classes ({found}): make both with the same "

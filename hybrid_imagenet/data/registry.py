@@ -154,10 +154,10 @@ class Request:
         Raises:
           UserError: for a data set that is unknown, or whose directory or files are missing.
         """
-        self._check()
         if directories.is_url(self.data_dir or ""):
+            self._check()
             return Glance(without_secrets(f"{self.data_dir} is read when training starts"))
-        found: Glance = self._module().find(self)
+        found: Glance = self._ask("find")
         return found
 
     def open(self) -> Source:
@@ -166,16 +166,23 @@ class Request:
         Raises:
           UserError: if there is no such data set or it cannot be used.
         """
-        self._check()
-        source: Source = self._module().open_split(self)
+        source: Source = self._ask("open_split")
+        if self.num_classes not in (None, source.num_classes):
+            raise UserError(f"--num_classes={self.num_classes}: {self.name} has {source.num_classes} classes: omit it")
         if self.cache == "none" or source.ready or source.side is not None:  # the last has all pixels in memory
             return source
         from hybrid_imagenet.data.sources.derived import CachedSource
 
         return CachedSource(source, self.memory_bytes)
 
-    def _module(self) -> Any:
-        return importlib.import_module(f"hybrid_imagenet.data.sources.{of(self.name).module}")
+    def _ask(self, function: str) -> Any:
+        """Returns the result of a function of the data set's module."""
+        try:
+            self._check()
+            module = importlib.import_module(f"hybrid_imagenet.data.sources.{of(self.name).module}")
+            return getattr(module, function)(self)
+        except OSError as error:
+            raise UserError(f"{error.filename or self.data_dir}: cannot be read ({error.strerror})") from None
 
     def _check(self) -> None:
         kind = of(self.name)

@@ -25,7 +25,7 @@ from hybrid_imagenet.library.schedule import HyperparameterSchedule
 from hybrid_imagenet.library.split_step import SplitCompiledStep
 from hybrid_imagenet.models import normalization
 from hybrid_imagenet.resilience.heartbeats import Call
-from hybrid_imagenet.resilience.watchdog import Watchdog
+from hybrid_imagenet.resilience.watchdog import Watchdog, limited
 from hybrid_imagenet.training.batch_norm import BatchNormStatistics
 
 STALL_SECONDS = 600.0
@@ -181,7 +181,8 @@ class StallWatchdog(keras.callbacks.Callback):
     def __init__(self, stall_timeout: float = STALL_SECONDS):
         """Ends all ranks with exit code 4 when one makes no progress for `stall_timeout` seconds.
 
-        Before the first step, which compiles, only a rank that sends no heartbeat for this time counts.
+        Before the first step, which compiles, only a rank that has not begun `fit` or sends no heartbeat for this time
+        counts.
         """
         super().__init__()
         self._stall_seconds = stall_timeout
@@ -190,14 +191,15 @@ class StallWatchdog(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self.on_train_end()
         self._before = self._done = 0
-        self._watchdog = Watchdog(
-            process.communicator(),
-            self._stall_seconds,
-            waits_in=(comm, execute, ops),
-            lasts=Call("fit").lasts,
-            option="stall_timeout",
-            remedy="",
-        )
+        with limited(self._stall_seconds, "begun fit", "stall_timeout"):
+            self._watchdog = Watchdog(
+                process.communicator(),
+                self._stall_seconds,
+                waits_in=(comm, execute, ops),
+                lasts=Call("fit").lasts,
+                option="stall_timeout",
+                remedy="",
+            )
         self._watchdog.start()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -90,7 +90,9 @@ def stop(directory: pathlib.Path) -> None:
     """
     holder = lock_holder(directory)
     if holder is None:
-        raise UserError(f"{directory}: is not running on this host; hybrid-imagenet status {directory} shows its state")
+        raise UserError(
+            f"{directory}: is not running on this host, or only starting; see hybrid-imagenet status {directory}"
+        )
     host, _, process = holder.partition(" ")
     if host != socket.gethostname():
         raise UserError(f"{directory}: runs on {host or 'another host'}; there: kill -TERM {process or 'PROCESS'}")

@@ -286,7 +286,7 @@ def closing_lines(
     config: RunConfig, run_dir: pathlib.Path, checkpoints: Sequence[pathlib.Path], stop: str, done: bool = False
 ) -> list[str]:
     """Returns where `checkpoints` lie, newest first, and the next commands; for `stop` see `RunState`."""
-    found = [f"results: {run_dir}"]
+    found = [f"{'stopped on request; ' if stop == 'preempted' else ''}results: {run_dir}"]
     if not checkpoints:
         return found
     found[0] += f", newest checkpoint: {checkpoints[0].relative_to(run_dir)}"
@@ -299,6 +299,7 @@ def closing_lines(
     evaluate += [f"--data_dir={without_secrets(config.data_dir)}"] if config.data_dir else []
     evaluate += [f"--data_cache_dir={config.data_cache_dir}"] if is_url(config.data_dir or "") else []
     evaluate += [f"--val_fraction={config.val_fraction:g}"] if config.val_fraction else []
+    evaluate += ["--bad_records=skip"] if config.bad_records == "skip" else []
     export = ["hybrid-imagenet", "export", str(run_dir), *best, f"--to={run_dir / 'network.onnx'}"]
     if config.max_steps is not None and not stop and not done:
         found.append(f"next: {shlex.join(resume)}")

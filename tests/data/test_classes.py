@@ -57,7 +57,10 @@ def test_a_list_beside_shards_has_each_class_once_and_all_of_them(tmp_path):
     place.write_text("n01\nn02")
     with pytest.raises(BadRecord, match=r"train-00000-of-00002, offset .*: label 2 is not one of 2 classes"):
         data.open_source("tfrecord", str(directory)).read(range(14))
-    place.write_text("\n".join(support.CLASSES))
+    place.write_text("\n ")
+    with pytest.raises(UserError, match=r"labels.txt: is empty: give the name of one class on each line"):
+        data.open_source("tfrecord", str(directory))
+    place.write_text("\ufeff" + "\n".join(support.CLASSES))  # as editors on Windows begin a file
     (directory / "validation_synset_labels.txt").write_text("not read")
     assert data.open_source("tfrecord", str(directory)).class_names == support.CLASSES
 
@@ -84,6 +87,8 @@ def test_all_parquet_files_must_name_the_same_classes(tmp_path):
     source = data.open_source("parquet", str(tmp_path))
     assert source.class_names == support.CLASSES
     assert "1 files do not name the classes, the first is data/train-00001-of-00002.parquet" in source.notes[0].text
+    with pytest.raises(UserError, match="--num_classes=5: parquet has 3 classes: omit it"):
+        data.open_source("parquet", str(tmp_path), num_classes=5)
     for shard in range(2):
         named(tmp_path, "validation", None, shard)
     with pytest.raises(UserError, match="do not name the classes: give --num_classes"):
@@ -109,3 +114,5 @@ def test_text_labels_and_other_columns_of_parquet_files_get_one_line(tmp_path):
 
 def test_classes_of_validation_that_have_only_numbers_fit_any_names():
     listing.check_splits("folder", ("cat", "dog"), ("0", "1"))
+    with pytest.raises(UserError, match="has one class, 'cat': there is nothing to learn"):
+        listing.check_splits("folder", ("cat",), ("cat",))

@@ -226,11 +226,11 @@ def test_reduced_decoding_stays_close_to_a_full_decode_with_area_averaging(exten
     )  # the window is rounded to blocks: up to half an output pixel
 
 
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "BMP", "raw"])
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "BMP"])
 def test_fine_stripes_of_a_large_image_become_their_mean(form):
     pixels = np.full((256, 256, 3), 200, np.uint8)
     pixels[:, np.arange(256) % 8 < 3] = 40  # a mean of 140; of each eight columns a bilinear resize sees two
-    content = images.raw(pixels) if form == "raw" else images.encoded(Image.fromarray(pixels), form)
+    content = images.encoded(Image.fromarray(pixels), form)
     assert np.abs(decoded(content, (8, 8, 240, 240), 30) - 140.0).max() <= 3
 
 
@@ -249,7 +249,6 @@ WITH_THUMBNAIL = (
         (support.png(0)[:-80], "truncated"),
         (WITH_THUMBNAIL[:-80], "truncated"),
         (b"BM" + struct.pack("<16xii", 20000, -20000), "20000 x 20000 = 400,000,000 pixels.*make it smaller"),
-        (images.RAW_MARK, "not a JPEG"),
         (b"\xff\xd8\xff\xd9", "no frame header"),
     ],
 )

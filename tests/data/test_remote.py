@@ -315,7 +315,7 @@ def test_a_list_does_not_lead_out_of_the_directory_of_copies(name, tmp_path, ser
 def test_bad_records_and_the_manifest_hold_no_passwords(tmp_path, serve, caplog):
     directory = tmp_path / "set"
     directory.mkdir()
-    good = [("0.jpg", support.jpeg(0)), ("0.cls", b"0")]
+    good = [("0.jpg", support.jpeg(0)), ("0.cls", b"1")]
     for split in ("train", "validation"):
         test_webdataset.tar(directory / f"{split}-0.tar", [*good, ("1.jpg", b"none"), ("1.cls", b"0")])
     url = serve(directory).url.replace("//", "//ann:hunter2@")

@@ -1,5 +1,6 @@
 import concurrent.futures
 import dataclasses
+import errno
 import io
 import json
 from pathlib import Path
@@ -245,6 +246,20 @@ def test_parquet_row_groups_in_memory_are_bounded(tmp_path):
     assert shared.reads.operations == 1  # by one of eight threads, for which the others wait
 
 
+def test_a_directory_that_cannot_be_read_and_an_empty_shard_are_told(tmp_path, monkeypatch):
+    make("imagenet", tmp_path)
+    (tmp_path / "train-00001-of-00002").write_bytes(b"")
+    (note,) = data.open_source("tfrecord", str(tmp_path), num_classes=3).notes
+    assert "1 of 2 shards are empty, the first is" in note.text and note.fault
+
+    def denied(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    with pytest.raises(UserError, match=f"{tmp_path}: cannot be read \\(Permission denied\\)"):
+        data.open_source("tfrecord", str(tmp_path), num_classes=3)
+
+
 def test_a_damaged_row_group_of_parquet_costs_its_rows_alone(tmp_path):
     make("parquet", tmp_path)
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -288,14 +303,18 @@ def test_class_folders_without_splits_are_told_of_the_fraction(tmp_path):
     with pytest.raises(UserError, match=r"no directory train: add --val_fraction=0\.2"):
         data.open_source("folder", str(tmp_path))
     (tmp_path / "a").rename(tmp_path / "train")
-    with pytest.raises(UserError, match="no directory validation or val or test: add --val_fraction"):
+    with pytest.raises(UserError, match="no directory validation or val or valid or test: add --val_fraction"):
         flat_folder(tmp_path / "train")
         data.open_source("folder", str(tmp_path), "validation")
+    for path in tmp_path.rglob("*[1-9].jpg"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"--val_fraction=0\.2: leaves no image for validation"):
+        data.open_source("folder", str(tmp_path), "validation", val_fraction=0.2)
 
 
 def test_a_fraction_and_a_directory_of_validation_images_contradict_each_other(tmp_path):
     make("folder", tmp_path)
-    with pytest.raises(UserError, match="holds validation images already"):
+    with pytest.raises(UserError, match="has validation images already"):
         data.open_source("folder", str(tmp_path), val_fraction=0.2)
     with pytest.raises(UserError, match=r"--val_fraction=0\.2 needs --dataset=folder, not digits"):
         data.open_source("digits", val_fraction=0.2)

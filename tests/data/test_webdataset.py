@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 
 import numpy as np
@@ -151,8 +152,9 @@ def test_a_cut_or_damaged_file_is_refused(info, tmp_path):
     begin = tar_index.scan(path).begin
     whole = path.read_bytes()
     at = begin[2] + 10
+    zeros = whole[: begin[2]] + bytes(2 << 20)  # as a copy leaves them that reserves its place
     damaged = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]  # a header, with which the file must not end unseen
-    for content in (whole[: begin[1] + 700], whole[: begin[2] + 1], whole[: begin[2] + 2048 + 100], damaged):
+    for content in (whole[: begin[1] + 700], whole[: begin[2] + 1], whole[: begin[2] + 2048 + 100], damaged, zeros):
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"0001.tar: offset \d+: .*restore"):
             data.open_source("webdataset", str(directory))
@@ -165,15 +167,21 @@ def test_the_index_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
     monkeypatch.setattr(tar_index, "scan", lambda path, scan=tar_index.scan: scans.append(path.name) or scan(path))
     data.open_source("webdataset", str(directory))
     assert not scans
-    tar(directory / "tiny-train-0002.tar", [("0.jpg", b"x"), ("0.cls", b"0")])
-    assert data.open_source("webdataset", str(directory)).num_examples == 12
-    assert scans == ["tiny-train-0002.tar"]
-    stored = files.cached_index("tar", tar_index._VERSION, of=[directory / "tiny-train-0002.tar"])
+    path = directory / "tiny-train-0002.tar"
+    for label in (b"0", b"1"):
+        before = path.stat()
+        tar(path, [("0.jpg", b"x"), ("0.cls", label)])
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as rsync -t and reproducible archives have it
+        source = data.open_source("webdataset", str(directory))
+        assert source.num_examples == 12
+        assert [source.read_one(i)[1] for i in range(12) if source.locate(i)[0] == str(path)] == [int(label)]
+    assert scans == ["tiny-train-0002.tar"] * 2
+    stored = files.cached_index("tar", tar_index._VERSION, of=[path])
     with np.load(stored) as found:
         columns = dict(found)
     np.savez(stored, **columns | {"version": columns["version"] - 1})  # of another version of the program
     data.open_source("webdataset", str(directory))
-    assert scans == ["tiny-train-0002.tar"] * 2
+    assert scans == ["tiny-train-0002.tar"] * 3
 
 
 def test_other_numbers_than_the_list_promises_are_refused(tmp_path):

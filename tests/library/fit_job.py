@@ -1,8 +1,8 @@
 """A job that fits three epochs: KIND LIMIT FOLDER. It prints each epoch; the weights of each rank end in FOLDER.
 
 With BackupAndRestore, CSVLogger and, if it is installed, TensorBoard on rank 0. In the second epoch rank 1 `waits`, is
-`stopped`, is `killed`, `raises` an error or has `fewer` batches; `slow` steps leave time for a signal; `whole` does
-nothing of that. LIMIT is the watchdog's, in seconds.
+`stopped`, is `killed`, `raises` an error or has `fewer` batches, or it is `late` for `fit`; `slow` steps leave time
+for a signal; `whole` does nothing of that. LIMIT is the watchdog's, in seconds.
 """
 
 import importlib.util
@@ -63,5 +63,7 @@ callbacks = [*hi.callbacks.default_callbacks(*own, stall_timeout=limit), Act()]
 data = {"x": x, "y": y, "batch_size": models.BATCH}
 if kind == "fewer":
     data = {"x": batches(x, y), "steps_per_epoch": models.STEPS}
+if kind == "late" and hi.rank() == 1:
+    time.sleep(600)
 model.fit(**data, epochs=3, verbose=0, shuffle=False, callbacks=callbacks)
 np.save(folder / f"weights-{hi.rank()}.npy", np.concatenate([np.ravel(w) for w in model.get_weights()]))

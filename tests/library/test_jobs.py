@@ -63,6 +63,14 @@ def test_a_rank_that_hangs_is_named_and_ends_the_others(kind, state, tmp_path):
 
 
 @pytest.mark.slow
+def test_ranks_do_not_wait_for_ever_for_one_that_does_not_begin_fit(tmp_path):
+    done = job("late", tmp_path, 10)
+    assert done.returncode == EXIT_STALLED, done.stderr
+    line = "error: not all ranks have begun fit within 10 s (stall_timeout=10): the job ends\n"
+    assert done.stderr.count(line) == 1, done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "code", "why"),
     [("killed", 137, r"error: rank 1 on \S+ was ended by signal 9 "), ("raises", 1, "Traceback ")],

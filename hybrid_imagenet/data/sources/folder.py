@@ -54,11 +54,8 @@ class FolderSource(Source):
         super().__init__()
         root, self.class_names, skipped = _find(directory, split, val_fraction)
         self.num_classes = len(self.class_names)
-        try:
-            with concurrent.futures.ThreadPoolExecutor(8) as pool:
-                found = list(pool.map(lambda name: _images(root / name), self.class_names))
-        except OSError as error:
-            raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from None
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda name: _images(root / name), self.class_names))
         listed = [files for files, _ in found]
         for name, files in zip(self.class_names, listed, strict=True):
             if split == "train" and not files:
@@ -74,6 +71,8 @@ class FolderSource(Source):
         self._labels = np.repeat(np.arange(self.num_classes, dtype=np.int32), [len(files) for files in listed])
         self.listing, self.num_examples = self._names, len(self._names)
         if not self.num_examples:
+            if val_fraction and any(files for files, _ in found):
+                raise UserError(f"--val_fraction={val_fraction:g}: leaves no image for {split}; add images")
             hint = f"; {self.notes[0]}" if self.notes else ""
             raise UserError(f"{root}: its class directories hold no images ({', '.join(sorted(SUFFIXES))}){hint}")
 
@@ -125,7 +124,7 @@ def _whole(directory: Path) -> Path:
     """Returns where the classes lie of images that are still to be divided."""
     for name in listing.SPLIT_NAMES["validation"]:
         if (directory / name).is_dir() and (directory / "train").is_dir():
-            raise UserError(f"--val_fraction: {directory / name} holds validation images already: omit it")
+            raise UserError(f"--val_fraction: {directory / name} has validation images already: omit it, or move those")
     return directory / "train" if (directory / "train").is_dir() else directory
 
 

@@ -94,8 +94,10 @@ class IdxSource(Source):
         return read(path)
 
     def read_one(self, index: int) -> tuple[bytes, int]:
-        """Returns the pixels of an image, in the form that `images.probe` calls RAW, and its label."""
-        return images.raw(_rgb(self.pixels[index])), int(self.labels[index])
+        """Returns an image as a PNG, which keeps its pixels, and its label."""
+        from PIL import Image
+
+        return images.encoded(Image.fromarray(self.pixels[index]), "PNG"), int(self.labels[index])
 
     def read_pixels(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         return _rgb(self.pixels[indices]), self.labels[indices].astype(np.int32)
@@ -166,7 +168,7 @@ def _class_names(directory: Path) -> tuple[tuple[str, ...], tuple[Note, ...]]:
     place = directory / listing.LABELS
     if not place.is_file():
         return listing.numbered_classes(directory, largest + 1), ()
-    names = listing.listed_classes(place, place.read_text("utf-8", "replace"))
+    names = listing.listed_classes(place, place.read_text("utf-8-sig", "replace"))
     return names, listing.check_labels(place, names, largest)
 
 

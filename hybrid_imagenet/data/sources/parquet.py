@@ -110,7 +110,7 @@ class ParquetSource(Source):
         number = group - int(self._first_group[file])
         name, footer = self._files[file], self._footers[file]
         path = self._directory.path(name)
-        with _package().ParquetFile(path, metadata=footer) as opened:
+        with _package().ParquetFile(path, metadata=footer, page_checksum_verification=True) as opened:
             table = opened.read_row_group(number, columns=[self._image, self._label]).select([self._image, self._label])
         if not self._directory.remote:
             self.reads.add(footer.row_group(number).total_byte_size)

@@ -150,6 +150,8 @@ def open_split(request: Request) -> Source:
     if manifest is None:
         source = ShardSource(shards, names)
         source.notes = listing.of_no_split(str(directory), *_by_word(directory))
+        if empty := [path for path in shards if not path.stat().st_size]:
+            source.notes += (listing.Note(f"{len(empty)} of {len(shards)} shards are empty, the first is {empty[0]}"),)
         if (directory / listing.LABELS).is_file():
             source.class_list = str(directory / listing.LABELS)
         return source
@@ -172,7 +174,7 @@ def _class_names(request: Request, manifest: Mapping[str, Any] | None) -> tuple[
         return tuple(manifest["class_names"])
     place = request.directory / listing.LABELS
     if place.is_file():
-        return listing.listed_classes(place, place.read_text("utf-8", "replace"))
+        return listing.listed_classes(place, place.read_text("utf-8-sig", "replace"))
     return listing.numbered_classes(request.directory, request.num_classes)
 
 

@@ -32,6 +32,7 @@ IMAGES = ("jpg", "jpeg", "png", "bmp", "gif")
 _LABELS = ("cls", "json")
 _VERSION = 3  # of the rules by which samples are found
 _UNKNOWN = -1
+_MOST_ZEROS = 1 << 20  # at the end: tar fills up its records, of 10 KiB unless told otherwise
 _LONGEST_LABEL = 1 << 20  # bytes of a label's file
 _LARGEST_LABEL = 2**31 - 1
 _Row = tuple[int, int, int, int]  # begin, offset, length and label of a sample
@@ -154,7 +155,7 @@ class WebDatasetSource(Source):
     def _listed_names(self, split: str) -> tuple[str, ...]:
         """Returns the classes that `labels.txt` lists, compared with the labels where these are at hand."""
         place, text = self._directory.where(listing.LABELS), self._directory.small(listing.LABELS)
-        names = listing.listed_classes(place, text.decode("utf-8", "replace")) if text else ()
+        names = listing.listed_classes(place, text.decode("utf-8-sig", "replace")) if text is not None else ()
         if names and self._copied_later:
             self.class_list = place
         elif names and split == "train":
@@ -294,6 +295,9 @@ def _check_end(file: BinaryIO, place: int) -> None:
         raise ValueError(f"offset {place}: the file ends early; restore it")
     if any(block):
         raise ValueError(f"offset {place}: the header of a file is damaged; restore the file")
+    if file.seek(0, os.SEEK_END) - place > _MOST_ZEROS:
+        raise ValueError(f"offset {place}: only zeros follow, as after an interrupted copy: restore the file")
+    file.seek(place)
     while block := file.read(tarfile.RECORDSIZE):
         if any(block):
             place = file.tell() - len(block.lstrip(b"\0"))

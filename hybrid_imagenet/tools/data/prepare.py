@@ -69,6 +69,8 @@ def prepare(request: Request, target: Path, settings: Settings, workers: int = 1
     requests = {split: dataclasses.replace(request, split=split) for split in SPLITS}
     opened = {split: one.open() for split, one in requests.items()}
     listing.check_splits(request.name, opened["train"].class_names, opened["validation"].class_names)
+    if request.val_fraction and request.directory.resolve() in target.resolve().parents:
+        raise UserError(f"--to={target}: would be a class of --data_dir={request.data_dir}: give another place")
     with _locked(target):
         _claim(target, _receipt_of(request, opened, settings))
         manifest: dict[str, Any] = {
@@ -95,12 +97,13 @@ def _receipt_of(request: Request, sources: Mapping[str, Source], settings: Setti
         place = str(request.directory.resolve())
     names = json.dumps([source.class_names for source in sources.values()])
     choices = dataclasses.asdict(settings)
-    choices.pop("max_bad")  # it may be raised to continue
+    del choices["max_bad"], choices["skip_bad"]  # they may be changed to continue
     return {
         "source": request.name,
         "directory": place and without_secrets(place),
         "sizes": {split: source.num_examples for split, source in sources.items()},
         "classes": hashlib.sha256(names.encode()).hexdigest(),
+        "files": [source.identity["file names"] for source in sources.values()],
         **choices,
     }
 
@@ -138,9 +141,10 @@ def _claim(target: Path, receipt: dict[str, Any]) -> None:
     before, now = files.read_json(state), json.loads(json.dumps(receipt))
     for key in now:
         if before.get(key) != now[key]:
+            values = "" if key in ("classes", "files") else f" ({before.get(key)}, now {now[key]})"
             raise UserError(
-                f"--to={target}: holds the beginning of a set with other {key} ({before.get(key)}, now {now[key]}); "
-                "give the same command to continue, or remove the directory"
+                f"--to={target}: holds the beginning of a set with other {key}{values}; give the same command to "
+                "continue, or remove the directory"
             )
 
 
@@ -232,9 +236,6 @@ def _record(source: Source, index: int, settings: Settings) -> bytes:
     file, offset = source.locate(index)
     try:
         kind, height, width = images.probe(content)
-        if kind == images.RAW:
-            # No other program reads such pixels as they are; a PNG keeps them exactly.
-            content = images.encoded(images.picture(content), "PNG")
         if settings.resize is not None:
             content, height, width = reduced(content, kind, height, width, settings.resize, settings.quality)
     except ValueError as error:
@@ -263,11 +264,10 @@ def reduced(content: bytes, kind: int, height: int, width: int, shorter: int, qu
     """
     from PIL import Image
 
-    if kind == images.JPEG:
-        if min(height, width) <= shorter:
-            return content, height, width
-        import_tensorflow()  # images that are copied do without it
-        images.verify(content)
+    if kind == images.JPEG and min(height, width) <= shorter:
+        return content, height, width
+    import_tensorflow()  # images that are copied do without it
+    images.verify(content)
     picture = images.picture(content)
     scale = min(1.0, shorter / min(height, width))
     size = (max(1, round(width * scale)), max(1, round(height * scale)))

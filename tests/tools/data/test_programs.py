@@ -84,8 +84,12 @@ def test_bad_images_end_the_preparation_or_are_left_out_and_listed(tmp_path, cap
     arguments = ["prepare", "--from=folder", f"--data_dir={tmp_path / 'from'}", f"--to={tmp_path / 'to'}"]
     assert run(*arguments) == 2
     assert f"error: {bad}, offset 0: the JPEG is truncated" in capsys.readouterr().err
-    assert run(*arguments, "--bad_records=skip") == 2  # the settings are not those of the interrupted call
+    other = next((tmp_path / "from" / "train" / "n02").iterdir())
+    other = other.rename(other.with_name("other.jpg"))
+    assert run(*arguments, "--bad_records=skip") == 2  # the images are not those of the interrupted call
+    assert "holds the beginning of a set with other files" in capsys.readouterr().err
     arguments[-1] += "2"
+    assert run(*arguments) == 2
     assert run(*arguments, "--bad_records=skip") == 0
     manifest = json.loads((tmp_path / "to2" / "manifest.json").read_text())
     assert manifest["splits"]["train"]["num_examples"] == 13
@@ -273,6 +277,10 @@ def test_splits_with_other_classes_are_neither_checked_nor_prepared(tmp_path, ca
     assert not (tmp_path / "to").exists()
     assert run("prepare", "--from=digits", "--to=s3://b/x") == 2
     assert "--to=s3://b/x: give a local path" in capsys.readouterr().err
+    support.write_folder(tmp_path / "set", "", support.tiny("train"))
+    place = f"--data_dir={tmp_path / 'set'}", "--val_fraction=0.3", f"--to={tmp_path / 'set' / 'shards'}"
+    assert run("prepare", "--from=folder", *place) == 2
+    assert "would be a class of --data_dir=" in capsys.readouterr().err
 
 
 def test_check_names_classes_without_images(tmp_path, capsys):
