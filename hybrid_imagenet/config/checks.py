@@ -185,6 +185,14 @@ def _image_sizes_are_possible(config: RunConfig) -> None:
         raise UserError(f"--image_size_schedule: {error}") from None
 
 
+def check_classes(config: RunConfig, classes: int) -> None:
+    """Raises UserError for training images of one class, or of another number of classes than --num_classes."""
+    if config.num_classes not in (None, classes):
+        raise UserError(f"--num_classes={config.num_classes}: {config.dataset} has {classes} classes: omit it")
+    if classes == 1:
+        raise UserError(f"--dataset={config.dataset}: has one class, and training needs two or more")
+
+
 def check_data(config: RunConfig, num_examples: int) -> None:
     """Checks the batches of all epochs against the dataset.
 

@@ -62,13 +62,13 @@ def of_split(place: str, split: str, named: Callable[[str], Sequence[str]]) -> l
       named: returns the files of a name.
 
     Raises:
-      UserError: if there are files of both `validation` and `val`, or if one belongs to both splits.
+      UserError: if there are files of two of `validation`, `val` and `valid`, or if one belongs to both splits.
     """
     found = {word: list(named(word)) for words in SPLIT_NAMES.values() for word in words}
-    if found["validation"] and found["val"]:
+    several = [found[word][0] for word in ("validation", "val", "valid") if found[word]]
+    if len(several) > 1:
         raise UserError(
-            f"--data_dir={place}: holds two validation splits, {found['validation'][0]} and {found['val'][0]}: move "
-            "one of them away"
+            f"--data_dir={place}: holds two validation splits, {several[0]} and {several[1]}: move one of them away"
         )
     first = {key: next((found[word] for word in words if found[word]), []) for key, words in SPLIT_NAMES.items()}
     both = sorted(set(first["train"]) & set(first["validation"]))
@@ -218,10 +218,8 @@ def check_splits(dataset: str, train: Sequence[str], validation: Sequence[str]) 
     """Compares the classes of two splits.
 
     Raises:
-      UserError: if they differ, unless one of them has numbers for names, or if there is one class only.
+      UserError: if they differ, unless one of them has numbers for names.
     """
-    if len(train) == 1:
-        raise UserError(f"--dataset={dataset}: has one class, {train[0]!r}: there is nothing to learn; name more")
     if found := name_difference(train, validation):
         raise UserError(
             f"--dataset={dataset}: training and validation have different classes ({found}): make both with the same "

@@ -10,34 +10,28 @@ import numpy.typing as npt
 
 IMAGES = 256  # consecutive ones, in which classes are counted
 _PIECES = 8  # times that many images are counted
-FIRST = _PIECES * IMAGES
-"""The number of images, from the start of an epoch, by which its mixing is judged."""
+FIRST = _PIECES * IMAGES  # from the start of an epoch
 _CLEARLY_BAD = 0.5  # of the expected number of classes
 _log = logging.getLogger(__name__)
 
 
-def expected(counts: npt.NDArray[np.int64], images: int = IMAGES) -> float:
-    """Returns the expected number of classes among images drawn at random.
-
-    Args:
-      counts: images of each class, int64 [c].
-      images: number of draws, with replacement.
-    """
-    return float(np.sum(1 - (1 - counts / counts.sum()) ** images))
+def expected(classes: int, images: int = IMAGES) -> float:
+    """Returns the expected number of classes among images drawn at random, with replacement, from equal classes."""
+    return classes * (1 - (1 - 1 / classes) ** images)
 
 
-def complaint(labels: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], window: int) -> str | None:
+def complaint(labels: npt.NDArray[np.int64], classes: int, window: int) -> str | None:
     """Returns a warning with its remedy if consecutive images hold less than half of the expected classes, else None.
 
     Args:
       labels: of the first images in the order of training, int64 [n].
-      counts: images of each class, int64 [c].
+      classes: their number; they are taken to be of equal size.
       window: number of shards mixed at a time.
     """
     images = min(IMAGES, len(labels))
     pieces = labels[: len(labels) // images * images].reshape(-1, images)
     found = float(np.mean([len(np.unique(piece)) for piece in pieces]))
-    wanted = expected(counts, images)
+    wanted = expected(classes, images)
     if found >= _CLEARLY_BAD * wanted:
         return None
     return (
@@ -51,9 +45,8 @@ class Watch:
     """Warns once if the first training images that a rank reads hold few classes."""
 
     def __init__(self, num_classes: int, window: int) -> None:
-        """Takes the number of classes, which are assumed to be of equal size, and the window of shards."""
-        self._counts = np.ones(num_classes, np.int64)
-        self._window = window
+        """Takes the number of classes, and the window of shards."""
+        self._num_classes, self._window = num_classes, window
         self._lock = threading.Lock()
         self._labels: list[npt.NDArray[np.int64]] = []
         self._missing = FIRST
@@ -67,5 +60,5 @@ class Watch:
             self._missing -= len(labels)
             if self._missing > 0:
                 return
-        if line := complaint(np.concatenate(self._labels)[:FIRST], self._counts, self._window):
+        if line := complaint(np.concatenate(self._labels)[:FIRST], self._num_classes, self._window):
             _log.warning(line)

@@ -167,8 +167,6 @@ class Request:
           UserError: if there is no such data set or it cannot be used.
         """
         source: Source = self._ask("open_split")
-        if self.num_classes not in (None, source.num_classes):
-            raise UserError(f"--num_classes={self.num_classes}: {self.name} has {source.num_classes} classes: omit it")
         if self.cache == "none" or source.ready or source.side is not None:  # the last has all pixels in memory
             return source
         from hybrid_imagenet.data.sources.derived import CachedSource
@@ -182,7 +180,7 @@ class Request:
             module = importlib.import_module(f"hybrid_imagenet.data.sources.{of(self.name).module}")
             return getattr(module, function)(self)
         except OSError as error:
-            raise UserError(f"{error.filename or self.data_dir}: cannot be read ({error.strerror})") from None
+            raise UserError(f"{error.filename or self.data_dir}: cannot be read ({error.strerror or error})") from None
 
     def _check(self) -> None:
         kind = of(self.name)
@@ -198,7 +196,7 @@ class Request:
             )
         if self.cache_dir and not directories.is_url(self.data_dir or ""):
             raise UserError(
-                f"--data_cache_dir={self.cache_dir} is for copies of files of a URL, and --data_dir is none: omit it"
+                f"--data_cache_dir={self.cache_dir} is for copies of files of a URL, not of a directory: omit it"
             )
         if not self.data_dir:
             if kind.directory:

@@ -181,8 +181,7 @@ class StallWatchdog(keras.callbacks.Callback):
     def __init__(self, stall_timeout: float = STALL_SECONDS):
         """Ends all ranks with exit code 4 when one makes no progress for `stall_timeout` seconds.
 
-        Before the first step, which compiles, only a rank that has not begun `fit` or sends no heartbeat for this time
-        counts.
+        Before the first step, which compiles, only a rank counts that has not begun `fit`, or sends no heartbeat.
         """
         super().__init__()
         self._stall_seconds = stall_timeout
@@ -191,7 +190,7 @@ class StallWatchdog(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self.on_train_end()
         self._before = self._done = 0
-        with limited(self._stall_seconds, "begun fit", "stall_timeout"):
+        with limited(self._stall_seconds, process.rank(), "begun fit", "stall_timeout"):
             self._watchdog = Watchdog(
                 process.communicator(),
                 self._stall_seconds,

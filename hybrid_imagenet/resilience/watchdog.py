@@ -250,12 +250,16 @@ class Watchdog:
 
 
 @contextlib.contextmanager
-def limited(seconds: float, what: str, option: str) -> Iterator[None]:
-    """Ends this process with EXIT_STALLED and one line if the block, which waits for other ranks, takes longer."""
+def limited(seconds: float, rank: int, what: str, option: str) -> Iterator[None]:
+    """Ends this process with EXIT_STALLED and one line if the block, which waits for other ranks, takes longer.
+
+    The others give the first rank a second to say so, before all say it. 0 seconds watch nothing.
+    """
     line = f"error: not all ranks have {what} within {seconds:g} s ({option}={seconds:g}): the job ends"
-    timer = threading.Timer(seconds, end_with_line, (line,))
+    timer = threading.Timer(min(seconds + min(rank, 2), threading.TIMEOUT_MAX), end_with_line, (line,))
     timer.daemon = True
-    timer.start()
+    if seconds:
+        timer.start()
     try:
         yield
     finally:

@@ -91,7 +91,7 @@ def stop(directory: pathlib.Path) -> None:
     holder = lock_holder(directory)
     if holder is None:
         raise UserError(
-            f"{directory}: is not running on this host, or only starting; see hybrid-imagenet status {directory}"
+            f"{directory}: does not run on this host, or only begins to start; see hybrid-imagenet status {directory}"
         )
     host, _, process = holder.partition(" ")
     if host != socket.gethostname():

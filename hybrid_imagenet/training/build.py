@@ -11,6 +11,7 @@ import tensorflow as tf
 from hybrid_imagenet import __version__, models, optimizers
 from hybrid_imagenet.comm import Communicator
 from hybrid_imagenet.config import RunConfig, derived
+from hybrid_imagenet.config.checks import check_classes
 from hybrid_imagenet.data import dali, device, listing, pipeline
 from hybrid_imagenet.data.registry import SPLITS, Request
 from hybrid_imagenet.data.sources.base import Source
@@ -40,6 +41,7 @@ def sources(config: RunConfig) -> tuple[Source, Source]:
         Request.from_flags(config, split, memory_bytes=_half_memory(config)).open() for split in SPLITS
     )
     listing.check_splits(config.dataset, train.class_names, validation.class_names)
+    check_classes(config, train.num_classes)
     if not config.tuning_split:
         return train, validation
     stays, held_out = splits.split(derived.held_out(config, train.num_examples), train.num_examples, config.seed)

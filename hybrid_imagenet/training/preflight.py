@@ -17,7 +17,7 @@ from typing import Any
 from hybrid_imagenet.checkpoints import store
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import RunConfig, defaults, derived
-from hybrid_imagenet.config.checks import check_data, own_network
+from hybrid_imagenet.config.checks import check_classes, check_data, own_network
 from hybrid_imagenet.data import registry
 from hybrid_imagenet.data.directories import is_url
 from hybrid_imagenet.errors import UserError
@@ -127,8 +127,8 @@ def _installed(module: str) -> bool:
 
 def _check_disk(config: RunConfig, found: Findings) -> None:
     data = registry.look(registry.Request.from_flags(config))
-    if data.classes is not None and config.num_classes not in (None, data.classes):
-        raise UserError(f"--num_classes={config.num_classes}: {config.dataset} has {data.classes} classes: omit it")
+    if data.classes is not None:
+        check_classes(config, data.classes)
     if config.check_only and not is_url(config.data_dir or ""):
         check_data(config, training_images(config))  # a run does so once its ranks have started
     classes = "" if data.classes is None else f", {data.classes} classes"

@@ -39,7 +39,7 @@ def test_a_whole_set_is_returned_in_the_order_of_names():
 def test_a_split_has_one_name_and_a_file_one_split():
     assert of("validation", "a-val-0.tar", "a-test-0.tar", "a-train-0.tar") == ["a-val-0.tar"]
     with pytest.raises(UserError, match=r"two validation splits, validation-0.tar and val-0.tar"):
-        of("validation", "validation-0.tar", "val-0.tar")
+        of("validation", "valid-0.tar", "validation-0.tar", "val-0.tar")
     with pytest.raises(UserError, match=r"train/val-0.tar is named both"):
         of("train", "train/val-0.tar", "train/0.tar")
 

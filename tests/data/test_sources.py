@@ -250,7 +250,7 @@ def test_a_directory_that_cannot_be_read_and_an_empty_shard_are_told(tmp_path, m
     make("imagenet", tmp_path)
     (tmp_path / "train-00001-of-00002").write_bytes(b"")
     (note,) = data.open_source("tfrecord", str(tmp_path), num_classes=3).notes
-    assert "1 of 2 shards are empty, the first is" in note.text and note.fault
+    assert "1 of 2 shards are empty: " in note.text and note.fault
 
     def denied(path):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
@@ -308,7 +308,7 @@ def test_class_folders_without_splits_are_told_of_the_fraction(tmp_path):
         data.open_source("folder", str(tmp_path), "validation")
     for path in tmp_path.rglob("*[1-9].jpg"):
         path.unlink()
-    with pytest.raises(UserError, match=r"--val_fraction=0\.2: leaves no image for validation"):
+    with pytest.raises(UserError, match=r"--val_fraction=0\.2: leaves no image for the split validation"):
         data.open_source("folder", str(tmp_path), "validation", val_fraction=0.2)
 
 

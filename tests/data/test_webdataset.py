@@ -152,7 +152,7 @@ def test_a_cut_or_damaged_file_is_refused(info, tmp_path):
     begin = tar_index.scan(path).begin
     whole = path.read_bytes()
     at = begin[2] + 10
-    zeros = whole[: begin[2]] + bytes(2 << 20)  # as a copy leaves them that reserves its place
+    zeros = whole[: begin[2]] + bytes(5 << 20)  # as a copy leaves them that reserves its place
     damaged = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]  # a header, with which the file must not end unseen
     for content in (whole[: begin[1] + 700], whole[: begin[2] + 1], whole[: begin[2] + 2048 + 100], damaged, zeros):
         path.write_bytes(content)

@@ -54,7 +54,7 @@ signal.sigwait([signal.SIGTERM])
 
 
 def test_a_run_that_holds_its_lock_runs_and_is_stopped_by_its_process(tmp_path):
-    with pytest.raises(UserError, match="is not running on this host"):
+    with pytest.raises(UserError, match="does not run on this host"):
         state.stop(tmp_path)
     process = python("-c", PROGRAM, tmp_path)
     assert process.stdout.readline() == "held\n"

@@ -53,7 +53,7 @@ def test_the_status_names_the_command_that_continues(tmp_path, capsys):
     assert "(unknown after 3 of 12 epochs)" in outcome
     assert following == f"To continue it: hybrid-imagenet resume {run}, if it no longer runs on its host"
     assert __main__.main(["stop", str(run)]) == 2
-    assert "is not running on this host, or only starting" in capsys.readouterr().err
+    assert "does not run on this host" in capsys.readouterr().err
 
 
 def stored(*flags, ranks=1, hosts=("here",)):

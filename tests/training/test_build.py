@@ -47,6 +47,9 @@ def test_training_and_validation_must_have_the_same_classes(tmp_path):
         support.write_parquet(tmp_path, split, support.tiny(split), names=names)
     with pytest.raises(UserError, match=r"training and validation have different classes .class 0 is 'n01' and 'n03'"):
         build.sources(config.resolve(["--dataset=parquet", f"--data_dir={tmp_path}"]))
+    support.write_parquet(tmp_path, "validation", support.tiny("validation"))
+    with pytest.raises(UserError, match="--num_classes=5: parquet has 3 classes: omit it"):
+        build.sources(config.resolve(["--dataset=parquet", f"--data_dir={tmp_path}", "--num_classes=5"]))
 
 
 @pytest.mark.parametrize(

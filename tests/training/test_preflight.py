@@ -66,6 +66,7 @@ def test_flags_that_cannot_train_are_refused(monkeypatch, flags, ranks, text):
         (["--dataset=imagenet2012"], "--dataset=imagenet2012: is not prepared"),
         (["--dataset=tfrecord", "--data_dir=."], "holds no train shards"),
         (["--num_classes=7"], "--num_classes=7: digits has 10 classes: omit it"),
+        (["--dataset=synthetic", "--num_classes=1"], "--dataset=synthetic: has one class, and training needs two"),
         (["--dataset=webdataset", "--data_dir=https://host/x"], "--data_cache_dir"),
         (["--dataset=webdataset", "--data_dir=/x", "--data_cache_dir=/y"], "--data_cache_dir=/y is for copies"),
         (["--model=no_such_module:net"], "--model=no_such_module:net: there is no such module"),

@@ -72,7 +72,7 @@ class FolderSource(Source):
         self.listing, self.num_examples = self._names, len(self._names)
         if not self.num_examples:
             if val_fraction and any(files for files, _ in found):
-                raise UserError(f"--val_fraction={val_fraction:g}: leaves no image for {split}; add images")
+                raise UserError(f"--val_fraction={val_fraction:g}: leaves no image for the split {split}")
             hint = f"; {self.notes[0]}" if self.notes else ""
             raise UserError(f"{root}: its class directories hold no images ({', '.join(sorted(SUFFIXES))}){hint}")
 
@@ -124,7 +124,7 @@ def _whole(directory: Path) -> Path:
     """Returns where the classes lie of images that are still to be divided."""
     for name in listing.SPLIT_NAMES["validation"]:
         if (directory / name).is_dir() and (directory / "train").is_dir():
-            raise UserError(f"--val_fraction: {directory / name} has validation images already: omit it, or move those")
+            raise UserError(f"--val_fraction: {directory / name} has validation images already: omit it, or move it")
     return directory / "train" if (directory / "train").is_dir() else directory
 
 

@@ -97,7 +97,7 @@ class IdxSource(Source):
         """Returns an image as a PNG, which keeps its pixels, and its label."""
         from PIL import Image
 
-        return images.encoded(Image.fromarray(self.pixels[index]), "PNG"), int(self.labels[index])
+        return images.encoded(Image.fromarray(self.pixels[index]), "PNG", compress_level=1), int(self.labels[index])
 
     def read_pixels(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         return _rgb(self.pixels[indices]), self.labels[indices].astype(np.int32)

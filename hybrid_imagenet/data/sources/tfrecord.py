@@ -151,7 +151,7 @@ def open_split(request: Request) -> Source:
         source = ShardSource(shards, names)
         source.notes = listing.of_no_split(str(directory), *_by_word(directory))
         if empty := [path for path in shards if not path.stat().st_size]:
-            source.notes += (listing.Note(f"{len(empty)} of {len(shards)} shards are empty, the first is {empty[0]}"),)
+            source.notes += (listing.Note(f"{len(empty)} of {len(shards)} shards are empty: {empty[0]}, ..."),)
         if (directory / listing.LABELS).is_file():
             source.class_list = str(directory / listing.LABELS)
         return source

@@ -32,7 +32,7 @@ IMAGES = ("jpg", "jpeg", "png", "bmp", "gif")
 _LABELS = ("cls", "json")
 _VERSION = 3  # of the rules by which samples are found
 _UNKNOWN = -1
-_MOST_ZEROS = 1 << 20  # at the end: tar fills up its records, of 10 KiB unless told otherwise
+_MOST_ZEROS = 4 << 20  # at the end: tar fills up its records, of 10 KiB unless told otherwise
 _LONGEST_LABEL = 1 << 20  # bytes of a label's file
 _LARGEST_LABEL = 2**31 - 1
 _Row = tuple[int, int, int, int]  # begin, offset, length and label of a sample
@@ -295,15 +295,14 @@ def _check_end(file: BinaryIO, place: int) -> None:
         raise ValueError(f"offset {place}: the file ends early; restore it")
     if any(block):
         raise ValueError(f"offset {place}: the header of a file is damaged; restore the file")
-    if file.seek(0, os.SEEK_END) - place > _MOST_ZEROS:
-        raise ValueError(f"offset {place}: only zeros follow, as after an interrupted copy: restore the file")
-    file.seek(place)
     while block := file.read(tarfile.RECORDSIZE):
         if any(block):
             place = file.tell() - len(block.lstrip(b"\0"))
             raise ValueError(
                 f"offset {place}: more follows the end of the archive, as if two were joined: give each its own"
             )
+    if file.tell() - place > _MOST_ZEROS:
+        raise ValueError(f"offset {place}: only zeros follow, as after an interrupted copy: restore the file")
 
 
 def _divided(name: str) -> tuple[str, str]:

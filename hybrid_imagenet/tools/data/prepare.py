@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import json
 import logging
@@ -69,8 +68,10 @@ def prepare(request: Request, target: Path, settings: Settings, workers: int = 1
     requests = {split: dataclasses.replace(request, split=split) for split in SPLITS}
     opened = {split: one.open() for split, one in requests.items()}
     listing.check_splits(request.name, opened["train"].class_names, opened["validation"].class_names)
-    if request.val_fraction and request.directory.resolve() in target.resolve().parents:
-        raise UserError(f"--to={target}: would be a class of --data_dir={request.data_dir}: give another place")
+    if request.name == "folder":
+        classes = Path(opened["train"].locate(0)[0]).parents[1].resolve()
+        if classes in target.resolve().parents:
+            raise UserError(f"--to={target}: would be a class of --data_dir={request.data_dir}: give another place")
     with _locked(target):
         _claim(target, _receipt_of(request, opened, settings))
         manifest: dict[str, Any] = {
@@ -95,15 +96,12 @@ def _receipt_of(request: Request, sources: Mapping[str, Source], settings: Setti
     place = request.data_dir
     if place is not None and not directories.is_url(place):
         place = str(request.directory.resolve())
-    names = json.dumps([source.class_names for source in sources.values()])
     choices = dataclasses.asdict(settings)
     del choices["max_bad"], choices["skip_bad"]  # they may be changed to continue
     return {
         "source": request.name,
         "directory": place and without_secrets(place),
-        "sizes": {split: source.num_examples for split, source in sources.items()},
-        "classes": hashlib.sha256(names.encode()).hexdigest(),
-        "files": [source.identity["file names"] for source in sources.values()],
+        "images": {split: source.identity for split, source in sources.items()},
         **choices,
     }
 
@@ -141,7 +139,7 @@ def _claim(target: Path, receipt: dict[str, Any]) -> None:
     before, now = files.read_json(state), json.loads(json.dumps(receipt))
     for key in now:
         if before.get(key) != now[key]:
-            values = "" if key in ("classes", "files") else f" ({before.get(key)}, now {now[key]})"
+            values = "" if key == "images" else f" ({before.get(key)}, now {now[key]})"
             raise UserError(
                 f"--to={target}: holds the beginning of a set with other {key}{values}; give the same command to "
                 "continue, or remove the directory"
@@ -189,6 +187,8 @@ def _finished(task: _Shard) -> list[str] | None:
     try:
         receipt = json.loads(_receipt(path).read_text())
         if path.stat().st_size != receipt["bytes"]:
+            return None
+        if receipt["bad_records"] and not task.settings.skip_bad:
             return None
         if receipt["num_examples"] + len(receipt["bad_records"]) != task.last - task.first:
             return None
@@ -264,10 +264,11 @@ def reduced(content: bytes, kind: int, height: int, width: int, shorter: int, qu
     """
     from PIL import Image
 
-    if kind == images.JPEG and min(height, width) <= shorter:
-        return content, height, width
-    import_tensorflow()  # images that are copied do without it
-    images.verify(content)
+    if kind == images.JPEG:
+        if min(height, width) <= shorter:
+            return content, height, width
+        import_tensorflow()  # images that are copied do without it
+        images.verify(content)
     picture = images.picture(content)
     scale = min(1.0, shorter / min(height, width))
     size = (max(1, round(width * scale)), max(1, round(height * scale)))

@@ -87,7 +87,7 @@ def test_bad_images_end_the_preparation_or_are_left_out_and_listed(tmp_path, cap
     other = next((tmp_path / "from" / "train" / "n02").iterdir())
     other = other.rename(other.with_name("other.jpg"))
     assert run(*arguments, "--bad_records=skip") == 2  # the images are not those of the interrupted call
-    assert "holds the beginning of a set with other files" in capsys.readouterr().err
+    assert "holds the beginning of a set with other images" in capsys.readouterr().err
     arguments[-1] += "2"
     assert run(*arguments) == 2
     assert run(*arguments, "--bad_records=skip") == 0
@@ -241,7 +241,7 @@ def test_only_the_source_that_an_interrupted_preparation_read_continues_it(tmp_p
     (tmp_path / "c").rename(tmp_path / "a")
     code, err = prepared("a")
     assert code == 2
-    assert "a set with other classes" in err
+    assert "a set with other images" in err
     shutil.rmtree(tmp_path / "a")
     (tmp_path / "b").rename(tmp_path / "a")
     bad.write_bytes(whole)
