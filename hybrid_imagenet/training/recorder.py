@@ -299,7 +299,8 @@ def closing_lines(
     evaluate += [f"--data_dir={without_secrets(config.data_dir)}"] if config.data_dir else []
     evaluate += [f"--data_cache_dir={config.data_cache_dir}"] if is_url(config.data_dir or "") else []
     evaluate += [f"--val_fraction={config.val_fraction:g}"] if config.val_fraction else []
-    evaluate += ["--bad_records=skip"] if config.bad_records == "skip" else []
+    if config.bad_records == "skip":
+        evaluate += ["--bad_records=skip", f"--max_bad_records={config.max_bad_records}"]
     export = ["hybrid-imagenet", "export", str(run_dir), *best, f"--to={run_dir / 'network.onnx'}"]
     if config.max_steps is not None and not stop and not done:
         found.append(f"next: {shlex.join(resume)}")

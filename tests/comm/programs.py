@@ -34,10 +34,7 @@ def collectives(engine: str = "horovod") -> dict:
 
     The program's functions are not; it takes seconds on each rank.
     """
-    return _collectives(comm.start(Settings(engine=engine)))
-
-
-def _collectives(c: Communicator) -> dict:
+    c = comm.start(Settings(engine=engine))
     import tensorflow as tf
 
     function = functools.partial(tf.function, autograph=c.size == 2)
@@ -132,16 +129,12 @@ def sets(settings: dict, others: list, hosts_of_ranks: list | None) -> dict:
     """The sets of ranks that Horovod knows, and a sum through them."""
     with _as_if_on(hosts_of_ranks):
         c = comm.start(Settings(compression="none", **settings), others=[Settings(allreduce=name) for name in others])
-        return _sets(c, c.reduce_gradients, c.statistics)
+        import tensorflow as tf
 
-
-def _sets(c: Communicator, reduce: Callable, statistics: Callable) -> dict:
-    import tensorflow as tf
-
-    out = {"hosts": list(c.hosts), "sets": sorted(list(ranks) for ranks in c.collectives._sets if len(ranks) < c.size)}
-    out["sum"] = [g.numpy().tolist() for g in means(reduce, [tf.range(1.0, 4.0) * (c.rank + 1)], ["a"])]
-    out["algorithm"] = statistics()["buckets"][0]["algorithm"]
-    return out
+        known = sorted(list(ranks) for ranks in c.collectives._sets if len(ranks) < c.size)
+        mean = means(c.reduce_gradients, [tf.range(1.0, 4.0) * (c.rank + 1)], ["a"])
+        out = {"hosts": list(c.hosts), "sets": known, "sum": [g.numpy().tolist() for g in mean]}
+        return out | {"algorithm": c.statistics()["buckets"][0]["algorithm"]}
 
 
 def all_algorithms(engine: str = "horovod") -> dict:

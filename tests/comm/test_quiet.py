@@ -29,8 +29,3 @@ def test_only_the_greeting_is_dropped():
 
 def test_nothing_else_is_lost_when_the_process_aborts():
     assert written("os.abort()") == f"{LINES[2]}\n"
-
-
-def test_the_greeting_of_the_installed_tensorflow_is_known():
-    code = "from hybrid_imagenet.comm.quiet import import_tensorflow; import_tensorflow()"
-    assert python("-c", code).communicate()[1] == ""

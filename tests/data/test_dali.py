@@ -17,6 +17,7 @@ from hybrid_imagenet.numerics.sampling import Cursor, SampleOrder
 from hybrid_imagenet.training import build
 from tests.data import support, test_pipeline
 from tests.data.support import MemorySource
+from tests.support import program
 
 
 def installed():
@@ -248,3 +249,17 @@ def test_the_gpu_is_told_by_the_machines_number(monkeypatch):
     assert dali.gpu_of("/gpu:0") == 3
     assert dali.gpu_of("/cpu:0") is None
     assert dali.gpu_of(None) is None
+
+
+@needs_dali
+def test_two_ranks_train_as_with_tensorflow(pools, tiny_data, tmp_path):
+    epochs = {}
+    for decoder in ("dali", "tensorflow"):
+        done = program.train_on(pools[2], tiny_data, tmp_path / decoder, f"--decoder={decoder}", "--epochs=2")
+        assert done.returncode == 0, done.stderr
+        epochs[decoder] = program.without_times(tmp_path / decoder)
+    assert len(epochs["dali"]) == len(epochs["tensorflow"]) == 2
+    for ours, theirs in zip(epochs["dali"], epochs["tensorflow"], strict=True):
+        assert ours["step"] == theirs["step"]
+        assert ours["val_count"] == program.VALIDATION
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=0.02)

@@ -100,6 +100,7 @@ def refusals() -> dict:
 def split() -> dict:
     """The operations of a training function that was made for a model whose step XLA compiles."""
     import tensorflow as tf
+    from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext as in_xla  # noqa: N813
 
     from tests.library import cases
 
@@ -110,16 +111,10 @@ def split() -> dict:
         traced = []
         with mock.patch.object(hi.DistributedOptimizer, "take", autospec=True) as take:
             take.side_effect = lambda self, grads: traced.append(
-                "xla" if _compiled_by_xla(tf) else [g.shape.as_list() for g in grads]
+                "xla" if in_xla(tf.compat.v1.get_default_graph()) else [g.shape.as_list() for g in grads]
             )
             model.fit(x, y, 4, verbose=0, callbacks=hi.callbacks.default_callbacks())
         return {"jit": bool(model.jit_compile), "traced": traced}
-
-
-def _compiled_by_xla(tf) -> bool:
-    from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
-
-    return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
 def measured() -> dict:

@@ -3,14 +3,13 @@
 import contextlib
 import io
 import json
-import os
 import pathlib
 import re
 import runpy
 import sys
-from unittest import mock
 
 import keras
+import pytest
 
 from tests.library import programs
 
@@ -22,29 +21,14 @@ def run(path: str, arguments: list, folder: str) -> str:
     output = io.StringIO()
     with (
         programs.ranks(),
-        contextlib.chdir(folder) if hasattr(contextlib, "chdir") else _inside(folder),
-        mock.patch.object(sys, "argv", [path, *arguments]),
+        pytest.MonkeyPatch.context() as patch,
         contextlib.redirect_stdout(output),
     ):
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", [path, *arguments])
         keras.utils.set_random_seed(5)
         runpy.run_path(path, run_name="__main__")
     return output.getvalue()
-
-
-@contextlib.contextmanager
-def _inside(folder):
-    before = pathlib.Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
-def lines_of_readme():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(blocks) == 1
-    return blocks[0]
 
 
 def accuracy(output, name="accuracy"):
@@ -52,7 +36,7 @@ def accuracy(output, name="accuracy"):
 
 
 def test_readmes_lines_train_and_save_on_two_ranks(pools, tmp_path):
-    text = lines_of_readme()
+    (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert len([line for line in text.splitlines() if line.strip()]) <= 15
     path = tmp_path / "lines.py"
     path.write_text(text)

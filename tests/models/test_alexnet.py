@@ -2,18 +2,8 @@ import keras
 import numpy as np
 
 from hybrid_imagenet import models
-from hybrid_imagenet.models import normalization
 from tests.models.test_resnet import randomized
 from tests.references import alexnet_reference
-
-
-def test_layers_follow_krizhevsky_with_normalization_after_pool5():
-    model = models.create("alexnet_bn", 3, 63)
-    names = [layer.name for layer in model.layers]
-    assert names.index("pool5_bn") == names.index("pool5") + 1
-    assert len(normalization.statistics(model)) == 6
-    kernels = [model.get_layer(f"stage{i}_conv").kernel.shape for i in range(1, 6)]
-    assert kernels == [(11, 11, 3, 96), (5, 5, 96, 256), (3, 3, 256, 384), (3, 3, 384, 384), (3, 3, 384, 256)]
 
 
 def test_at_224_pixels_and_1000_classes_there_are_62_380_232_parameters():
@@ -21,6 +11,8 @@ def test_at_224_pixels_and_1000_classes_there_are_62_380_232_parameters():
         model = models.create("alexnet_bn", 1000, 224)
     assert sum(int(np.prod(v.shape)) for v in model.trainable_variables) == 62_380_232
     assert [tuple(v.shape) for v in model.trainable_variables] == alexnet_reference.shapes()
+    names = [layer.name for layer in model.layers]
+    assert names.index("pool5_bn") == names.index("pool5") + 1  # before it the oracle finds the same, at scales above 0
 
 
 def test_forward_pass_against_the_oracle():

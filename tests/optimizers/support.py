@@ -68,11 +68,11 @@ class Runner:
         self.count = int(self.optimizer.iterations.numpy())
 
 
-def of_one(optimizer, start, kind=ParameterKind.KERNEL):
-    """A runner of one variable that begins with these values."""
+def of_one(optimizer, start):
+    """A runner of one kernel that begins with these values."""
     problem = Problem([np.shape(start)])
     problem.start = [np.asarray(start, np.float32)]
-    return Runner(optimizer, problem, kinds=[kind])
+    return Runner(optimizer, problem, kinds=[ParameterKind.KERNEL])
 
 
 def scaled_sgd(start, scale, momentum=0.0, **options):

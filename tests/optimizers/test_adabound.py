@@ -22,15 +22,6 @@ def test_first_step_by_hand():
     np.testing.assert_allclose(runner.weights()[0], [[1.0 - 0.1 * 0.05]], rtol=1e-6)
 
 
-def test_a_gradient_that_is_always_zero_moves_nothing():
-    problem = Problem()
-    runner = Runner(AdaBound(weight_decay=0.0), problem)
-    for _ in range(3):
-        runner.step(grads=[np.zeros_like(w, np.float64) for w in problem.start])
-    for a, b in zip(runner.weights(), problem.start, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_a_rate_of_zero_is_refused():
     with pytest.raises(ValueError, match="learning_rate=0"):
         AdaBound(0.0)

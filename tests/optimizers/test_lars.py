@@ -33,17 +33,3 @@ def test_one_step_by_hand():
     runner.step(grads=[np.array([[0.6, 0.8]])])
     np.testing.assert_allclose(runner.weights()[0], [[3 - 0.025 * 1.2, 4 - 0.025 * 1.6]], rtol=1e-6)
     np.testing.assert_allclose(runner.optimizer.velocity[0].numpy(), [[-0.025 * 1.2, -0.025 * 1.6]], rtol=1e-6)
-
-
-@pytest.mark.parametrize(("weight", "grad"), [(0.0, 2.0), (3.0, 0.0), (0.0, 0.0)])
-def test_a_norm_of_zero_gives_ratio_one(weight, grad):
-    runner = of_one(LARS(0.5, weight_decay=0.2), np.full((2, 2), weight))
-    runner.step(grads=[np.full((2, 2), grad)])
-    expected = weight - 0.5 * (grad + 0.2 * weight)
-    np.testing.assert_allclose(runner.weights()[0], np.full((2, 2), expected), rtol=1e-6)
-
-
-def test_larc_never_raises_the_global_rate():
-    runner = of_one(LARS(0.01, eta=0.02, variant="larc", weight_decay=0.0), [[100.0]])
-    runner.step(grads=[np.array([[1.0]])])
-    np.testing.assert_allclose(runner.weights()[0], [[100.0 - 0.01]], rtol=1e-7)

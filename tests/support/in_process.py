@@ -18,19 +18,17 @@ from hybrid_imagenet import main
 from hybrid_imagenet.resilience.stop_signals import SIGNALS
 
 
-def call(module: str, arguments: Sequence[str], absent: Sequence[str] = ()) -> list:
+def call(module: str, arguments: Sequence[str]) -> list:
     """Calls `main` of a module; returns the exit code, the output and the errors of this rank.
 
     Args:
       module: its full name.
       arguments: the command line.
-      absent: modules that are as if they were not installed.
     """
     program = importlib.import_module(module).main
     output, errors = io.StringIO(), io.StringIO()
     with (
         alone(),
-        without(absent),
         mock.patch.object(os, "_exit", sys.exit),
         # It lasts until the end of the process, which continues here.
         mock.patch.object(main, "_end_within", lambda seconds: None),
@@ -42,21 +40,6 @@ def call(module: str, arguments: Sequence[str], absent: Sequence[str] = ()) -> l
         except SystemExit as leave:
             code = leave.code
     return [code, output.getvalue(), errors.getvalue()]
-
-
-@contextlib.contextmanager
-def without(absent: Sequence[str]) -> Iterator[None]:
-    """Modules cannot be imported. What is imported inside stays, so that no class is there twice."""
-    held = {name: sys.modules.get(name) for name in absent}
-    sys.modules.update(dict.fromkeys(absent))
-    try:
-        yield
-    finally:
-        for name, module in held.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from hybrid_imagenet.data.sources.tfrecord import scan
 from tests.data.support import jpeg, write_shards
 from tests.ranks import HOROVODRUN, MPIRUN, ROOT, Pool, environment
-from tests.support import in_process
+from tests.support import in_process, processes
 
 TRAIN, VALIDATION, CLASSES = 64, 13, 4
 FLAGS = (
@@ -94,24 +93,24 @@ def train(
     )
 
 
-def train_on(pool: Pool, data: pathlib.Path, run_dir: pathlib.Path, *flags: str, absent: Sequence[str] = ()):
+def train_on(pool: Pool, data: pathlib.Path, run_dir: pathlib.Path, *flags: str):
     """Runs to the end on the ranks of a pool; returns what a process of mpirun would have."""
-    return run_on(pool, "hybrid_imagenet.main", *_flags(data, run_dir, flags), absent=absent)
+    return run_on(pool, "hybrid_imagenet.main", *_flags(data, run_dir, flags))
 
 
-def run_on(pool: Pool, module: str, *arguments: str, absent: Sequence[str] = ()):
+def run_on(pool: Pool, module: str, *arguments: str):
     """Calls a module's `main` on the ranks of a pool, which must all return the same exit code."""
     if ENGINE != "horovod":
         pool.close()  # its ranks may have begun with Horovod, and could not go on with another engine
-    ends = pool.call(in_process.call, module, arguments, absent)
+    ends = pool.call(in_process.call, module, arguments)
     codes, outputs, errors = zip(*ends, strict=True)
     assert len(set(codes)) == 1, ends
     return subprocess.CompletedProcess(arguments, codes[0], "".join(outputs), "".join(errors))
 
 
-def train_here(data: pathlib.Path, run_dir: pathlib.Path, *flags: str, absent: Sequence[str] = ()):
+def train_here(data: pathlib.Path, run_dir: pathlib.Path, *flags: str):
     """Runs to the end on one rank, in this process."""
-    code, output, errors = in_process.call("hybrid_imagenet.main", _flags(data, run_dir, flags), absent)
+    code, output, errors = in_process.call("hybrid_imagenet.main", _flags(data, run_dir, flags))
     return subprocess.CompletedProcess(flags, code, output, errors)
 
 
@@ -134,16 +133,15 @@ class Running:
             start_new_session=True,
         )
 
-    def wait_for_step(self, step: int, timeout: float = 240) -> None:
+    def wait_for_step(self, step: int) -> None:
         """Returns once metrics.jsonl holds a record of this step or a later one."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            if max((r["step"] for r in records(self.run_dir)), default=0) >= step:
-                return
-            if self.process.poll() is not None:
-                raise AssertionError(f"ended early: {self.process.communicate()[0]}")
-            time.sleep(0.02)
-        raise AssertionError("no such step in time")
+
+        def reached() -> bool:
+            done = max((r["step"] for r in records(self.run_dir)), default=0) >= step
+            assert done or self.process.poll() is None, f"ended early: {self.process.communicate()[0]}"
+            return done
+
+        processes.wait_for(reached, 240)
 
     def kill(self) -> None:
         """SIGKILL to the launcher and all ranks."""

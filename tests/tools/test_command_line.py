@@ -97,6 +97,17 @@ def test_commands_that_compute_nothing_start_without_tensorflow(tmp_path):
     assert not loaded & fresh.FRAMEWORKS
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("report", "{run}", "--out={url}"), ("export", "{run}", "--to={url}"), ("doctor", "--run_dir={url}"),
+     ("bench", "gpu", "--out={url}"), ("data", "prepare", "--from=digits", "--to={url}")],
+)  # fmt: skip
+def test_no_command_takes_a_url_for_a_directory_to_write_to(words, tmp_path, capsys):
+    run, url = make_run(tmp_path / "run", epochs=2), "s3://bucket/x.onnx"
+    assert program.main([word.format(run=run, url=url) for word in words]) == 2
+    assert f"={url}: give a local path" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", sorted(set(program.COMMANDS) - {"bench"}))
 def test_every_command_has_help_in_that_layout(command, capsys):
     try:

@@ -54,6 +54,11 @@ def test_the_status_names_the_command_that_continues(tmp_path, capsys):
     assert following == f"To continue it: hybrid-imagenet resume {run}, if it no longer runs on its host"
     assert __main__.main(["stop", str(run)]) == 2
     assert "does not run on this host" in capsys.readouterr().err
+    stopped = make_run(tmp_path / "stopped", epochs=3)
+    summary = stopped / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"steps": 50}))  # two after the last record
+    assert __main__.main(["status", str(stopped)]) == 0
+    assert ", step 50, last record" in capsys.readouterr().out
 
 
 def stored(*flags, ranks=1, hosts=("here",)):

@@ -86,12 +86,13 @@ def last_lines(tmp_path, *flags, stop=""):
 
 
 def test_the_end_of_a_run_names_its_checkpoint_and_commands_that_parse(tmp_path):
-    first, *commands = last_lines(tmp_path, "--val_fraction=0.2")
+    skip = ["--bad_records=skip", "--max_bad_records=7"]
+    first, *commands = last_lines(tmp_path, "--val_fraction=0.2", *skip)
     assert first == f"results: {tmp_path}/a run, newest checkpoint: checkpoints/step-000000012.npz"
     words = [shlex.split(line.removeprefix("next: ")) for line in commands]
     assert [line[:2] for line in words] == [["hybrid-imagenet", name] for name in ("report", "evaluate", "export")]
     assert {line[2] for line in words} == {f"{tmp_path}/a run"}
-    assert words[1][3:] == ["--best", "--dataset=folder", f"--data_dir={tmp_path}", "--val_fraction=0.2"]
+    assert words[1][3:] == ["--best", "--dataset=folder", f"--data_dir={tmp_path}", "--val_fraction=0.2", *skip]
     evaluate._parser().parse_args(words[1][2:])
 
 
@@ -104,7 +105,9 @@ def test_the_next_commands_hold_no_passwords(tmp_path):
 
 
 def test_a_run_that_was_stopped_is_resumed_first(tmp_path):
-    assert last_lines(tmp_path, stop="preempted")[1:] == [
+    first, *commands = last_lines(tmp_path, stop="preempted")
+    assert first.startswith("stopped on request; results: ")
+    assert commands == [
         f"next: hybrid-imagenet resume '{tmp_path}/a run'",
         f"next: hybrid-imagenet report '{tmp_path}/a run'",
     ]

@@ -152,7 +152,6 @@ def test_the_best_of_a_run(tmp_path):
         (["weights.npz", "--to=none/x.onnx"], "there is no directory none"),
         (["weights.npz", "--to=/proc/x"], "--to=/proc/x: cannot be written"),
         (["weights.npz", "--to=/proc/x.keras"], "--to=/proc/x.keras: cannot be written"),
-        (["weights.npz"], "the following arguments are required: --to"),
     ],
 )
 def test_bad_input_is_one_line(stored, tmp_path, monkeypatch, capsys, arguments, message):
