@@ -24,9 +24,18 @@ def at_home(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib raises RuntimeError for a user that is not there
 
 
+def is_url(location: str) -> bool:
+    """Returns whether a location is a URL, such as https://host/path, not a path of this host."""
+    return "://" in location
+
+
 def output(flag: str, path: str | os.PathLike[str]) -> Path:
-    """Returns the file or directory that a flag tells to write. A URL raises UserError."""
-    if "://" in str(path):
+    """Returns where a command writes, as its flag tells, with the home directory in place of `~`.
+
+    Raises:
+      UserError: for a URL.
+    """
+    if is_url(str(path)):
         raise UserError(f"{flag}={path}: give a local path; for a bucket, one where it is mounted")
     return at_home(path)
 
@@ -120,7 +129,7 @@ def cached_index(*kind: str | int, of: Sequence[Path]) -> Path:
 
 
 def _fingerprint(path: Path) -> tuple[str, int, int]:
-    status = path.stat()
+    status = path.stat()  # its ctime, since copies may keep the modification time of another file
     return str(path.resolve()), status.st_size, status.st_ctime_ns
 
 

@@ -21,7 +21,7 @@ class GridOptions:
     """Options of an all-reduce on a grid of ranks; the groups of `Masters` are its rows."""
 
     torus_grid: str | None = option(
-        None, "Rows (of masters: groups) x columns of GPUs, as VxH; default published, by host, or square."
+        None, "Rows x columns of GPUs, as VxH; a row is a group of masters; default published, by host, or square."
     )
 
 

@@ -132,7 +132,7 @@ def complete(config: RunConfig) -> RunConfig:
             config = dataclasses.replace(config, dropped={**config.dropped, "per_gpu_batch": note})
         config = config.replace(config.origins["batch_schedule"], **found)
     window = registry.of(config.dataset).url_window
-    if config.shuffle_window is None and "://" in (config.data_dir or "") and window:
+    if config.shuffle_window is None and files.is_url(config.data_dir or "") and window:
         config = config.replace(Origin.DATA, shuffle_window=window)
     if config.lr_schedule == "mlperf":
         config = _from_table(config)

@@ -13,11 +13,6 @@ from hybrid_imagenet.errors import without_secrets
 SUBDIRECTORIES = ("data", *(name for names in SPLIT_NAMES.values() for name in names))
 
 
-def is_url(location: str) -> bool:
-    """Returns whether a location is a URL, such as https://host/path, not a path of this host."""
-    return "://" in location
-
-
 class Directory:
     """Files of a directory of this host, and of its subdirectories `data` and those named after splits.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.data import directories
 from hybrid_imagenet.errors import UserError, without_secrets
-from hybrid_imagenet.files import at_home
+from hybrid_imagenet.files import at_home, is_url
 from hybrid_imagenet.numerics import mlperf
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Request:
 
     def files(self) -> directories.Directory:
         """Opens the directory, at a path or a URL."""
-        if self.cache_dir is None or not directories.is_url(self.data_dir or ""):
+        if not self.cache_dir:  # which a URL must have
             return directories.Directory(str(self.directory))
         from hybrid_imagenet.data.remote import RemoteDirectory
 
@@ -154,7 +154,7 @@ class Request:
         Raises:
           UserError: for a data set that is unknown, or whose directory or files are missing.
         """
-        if directories.is_url(self.data_dir or ""):
+        if is_url(self.data_dir or ""):
             self._check()
             return Glance(without_secrets(f"{self.data_dir} is read when training starts"))
         found: Glance = self._ask("find")
@@ -194,19 +194,19 @@ class Request:
                 f"--num_examples={self.num_examples} is for synthetic datasets, not {self.name}: omit it, or hold "
                 "images back by --tuning_split"
             )
-        if self.cache_dir and not directories.is_url(self.data_dir or ""):
+        if self.cache_dir and not is_url(self.data_dir or ""):
             raise UserError(
                 f"--data_cache_dir={self.cache_dir} is for copies of files of a URL, not of a directory: omit it"
             )
         if not self.data_dir:
             if kind.directory:
                 raise UserError(f"--dataset={self.name}: give the directory where it lies as --data_dir")
-        elif not directories.is_url(self.data_dir):
+        elif not is_url(self.data_dir):
             if kind.directory and not self.directory.is_dir():
                 raise UserError(f"--data_dir={self.data_dir}: no such directory")
         elif kind.url_window is None:
             raise UserError(f"--data_dir={self.data_dir}: URLs go with --dataset={AT_URLS}, not {self.name}")
-        elif self.cache_dir is None:
+        elif not self.cache_dir:
             raise UserError(
                 f"--data_dir={self.data_dir}: give a local directory for copies of its files as --data_cache_dir"
             )

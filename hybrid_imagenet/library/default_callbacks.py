@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -24,11 +26,13 @@ from hybrid_imagenet.library.optimizer import check_agreement, digest
 from hybrid_imagenet.library.schedule import HyperparameterSchedule
 from hybrid_imagenet.library.split_step import SplitCompiledStep
 from hybrid_imagenet.models import normalization
+from hybrid_imagenet.resilience.exit_code import end_with_line
 from hybrid_imagenet.resilience.heartbeats import Call
-from hybrid_imagenet.resilience.watchdog import Watchdog, limited
+from hybrid_imagenet.resilience.watchdog import Watchdog
 from hybrid_imagenet.training.batch_norm import BatchNormStatistics
 
 STALL_SECONDS = 600.0
+_TURN = 8.0  # seconds in which a launcher ends the others
 _MOST_SKIPPED = 50  # steps in a row, as --max_skipped_steps
 _REMEDY = (
     "give callbacks that change weights, learning rate or stop_training to every rank, behind "
@@ -172,6 +176,24 @@ class CompareRanks(keras.callbacks.Callback):
         check_agreement(ranks, own, "after an epoch", _REMEDY)
 
 
+@contextlib.contextmanager
+def _all_begin_within(seconds: float) -> Iterator[None]:
+    """Ends this process with EXIT_STALLED and one line if the block takes longer: it waits for ranks to begin `fit`.
+
+    Rank 0 says so first; its launcher ends the others before thousands of them say the same. 0 watches nothing.
+    """
+    line = f"error: not all ranks have begun fit within {seconds:g} s (stall_timeout={seconds:g}): the job ends"
+    after = min(seconds + _TURN * min(process.rank(), 2), threading.TIMEOUT_MAX)
+    timer = threading.Timer(after, end_with_line, (line,))
+    timer.daemon = True
+    if seconds:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 class StallWatchdog(keras.callbacks.Callback):
     """Runs a watchdog during `model.fit`: ranks that hang are named, and end the job (`resilience.watchdog`).
 
@@ -190,7 +212,7 @@ class StallWatchdog(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self.on_train_end()
         self._before = self._done = 0
-        with limited(self._stall_seconds, process.rank(), "begun fit", "stall_timeout"):
+        with _all_begin_within(self._stall_seconds):
             self._watchdog = Watchdog(
                 process.communicator(),
                 self._stall_seconds,

@@ -244,6 +244,7 @@ class Supervisor:
             return 128 + REQUESTS.forced
         if REQUESTS.stop and not all(end.saved for end in ends):
             return self._unsaved()
+        # What the request itself has ended is not named.
         asked = REQUESTS.stop and output.killed and not _BY_SIGNAL.isdisjoint({code, 128 + output.killed.signal})
         if output.killed and not (output.explained or asked or self._forced or EXIT_PREEMPTED in told):
             print(output.killed, file=sys.stderr)

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from hybrid_imagenet.comm.communicator import Communicator
@@ -247,23 +247,6 @@ class Watchdog:
 
     def _end(self, what: str) -> None:
         end_with_line(f"error: {what} ({self._option}={self._limit:g}): the job ends{self._remedy}")
-
-
-@contextlib.contextmanager
-def limited(seconds: float, rank: int, what: str, option: str) -> Iterator[None]:
-    """Ends this process with EXIT_STALLED and one line if the block, which waits for other ranks, takes longer.
-
-    The others give the first rank a second to say so, before all say it. 0 seconds watch nothing.
-    """
-    line = f"error: not all ranks have {what} within {seconds:g} s ({option}={seconds:g}): the job ends"
-    timer = threading.Timer(min(seconds + min(rank, 2), threading.TIMEOUT_MAX), end_with_line, (line,))
-    timer.daemon = True
-    if seconds:
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def watch_start(start: Stages, stall_timeout: float, rank: int, size: int = 1) -> None:

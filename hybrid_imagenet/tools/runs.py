@@ -97,8 +97,8 @@ def stop(arguments: Sequence[str]) -> None:
 def _standing(directory: pathlib.Path) -> str:
     """The state of a run, its results so far, and the command that continues or stops it."""
     run = load.load(directory)
-    at_end = {"step": run.summary.get("steps")}  # which may lie between two records
-    last = max(record.get("step") or 0 for record in (*run.steps, *run.epochs, at_end))
+    recorded = (record.get("step") or 0 for record in (*run.steps, *run.epochs))
+    last = max([run.summary.get("steps") or 0, *recorded])  # a run may end between two records
     age = duration(max(time.time() - state.last_write(directory), 0.0))
     found = [f"{directory}: {run.state}, step {last}, last record {age} ago", findings.answers(run).outcome]
     return "\n".join([*found, *filter(None, [run.following])])

@@ -19,8 +19,8 @@ from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import RunConfig, defaults, derived
 from hybrid_imagenet.config.checks import check_classes, check_data, own_network
 from hybrid_imagenet.data import registry
-from hybrid_imagenet.data.directories import is_url
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.files import is_url
 from hybrid_imagenet.numerics import schedules
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Origin, shown

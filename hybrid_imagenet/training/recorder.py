@@ -18,7 +18,6 @@ from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.config import Origin, RunConfig, derived, relative_step
-from hybrid_imagenet.data.directories import is_url
 from hybrid_imagenet.errors import UserError, counted, without_secrets
 from hybrid_imagenet.runlog import jsonl, live, run_dir, summary
 from hybrid_imagenet.runlog.tensorboard import TensorBoard
@@ -158,7 +157,7 @@ class Recording:
         assert self._directory is not None
         flags = dict(self._config.shown())
         for name in ("data_dir", "data_cache_dir"):  # a resume may come from another directory
-            if flags[name] and not is_url(flags[name]):
+            if flags[name] and not files.is_url(flags[name]):
                 flags[name] = str(files.at_home(flags[name]).absolute())
         self._directory.write_json(
             "config.json",
@@ -297,7 +296,7 @@ def closing_lines(
     best = ["--best"] if config.keep_best else []
     evaluate = ["hybrid-imagenet", "evaluate", str(run_dir), *best, f"--dataset={config.dataset}"]
     evaluate += [f"--data_dir={without_secrets(config.data_dir)}"] if config.data_dir else []
-    evaluate += [f"--data_cache_dir={config.data_cache_dir}"] if is_url(config.data_dir or "") else []
+    evaluate += [f"--data_cache_dir={config.data_cache_dir}"] if files.is_url(config.data_dir or "") else []
     evaluate += [f"--val_fraction={config.val_fraction:g}"] if config.val_fraction else []
     if config.bad_records == "skip":
         evaluate += ["--bad_records=skip", f"--max_bad_records={config.max_bad_records}"]

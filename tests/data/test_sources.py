@@ -160,6 +160,10 @@ def test_a_flipped_bit_is_found_with_file_and_offset(tmp_path):
     assert (caught.value.file, caught.value.offset) == (str(path), offsets[3])
 
 
+def joined(content, offsets, lengths):
+    return content[: int(offsets[2] + 40)] + content[int(offsets[4] + 40) :]
+
+
 def zeroed(content, offsets, lengths):
     return content[: offsets[2]] + bytes(int(lengths[2])) + content[offsets[3] :]
 
@@ -172,6 +176,7 @@ def cut(content, offsets, lengths):
     ("damage", "place", "reason"),
     [
         (zeroed, 2, "the checksum of the record's length does not match"),
+        (joined, 3, "the checksum of the record's length does not match"),
         (cut, 2, "the record is truncated: 50 of"),
     ],
 )

@@ -1,5 +1,6 @@
 """All scripts: how they begin, their help, and the rules of the container and scheduler files."""
 
+import copy
 import re
 import shutil
 import stat
@@ -75,6 +76,9 @@ def test_the_pods_of_the_job_fit_the_kubernetes_schema(role, tmp_path):
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": role.lower()}, "spec": spec}
     result = _validate([pod], tmp_path)
     assert result.returncode == 0, result.stdout
+    broken = copy.deepcopy(pod)
+    broken["spec"]["containers"][0]["imagge"] = "x"
+    assert _validate([broken], tmp_path).returncode != 0, "the check must be able to fail"
 
 
 def test_the_job_asks_for_a_gpu_per_slot_and_mounts_its_claims():

@@ -66,7 +66,7 @@ class FolderSource(Source):
         self.notes = skipped.notes(str(root))
         if val_fraction:
             listed = [_part(files, val_fraction, split) for files in listed]
-        self._root = str(root)
+        self.root = str(root)
         self._names = [f"{name}/{file}" for name, files in zip(self.class_names, listed, strict=True) for file in files]
         self._labels = np.repeat(np.arange(self.num_classes, dtype=np.int32), [len(files) for files in listed])
         self.listing, self.num_examples = self._names, len(self._names)
@@ -78,7 +78,7 @@ class FolderSource(Source):
 
     def locate(self, index: int) -> tuple[str, int]:
         """Returns the file; its image begins at 0."""
-        return f"{self._root}/{self._names[index]}", 0
+        return f"{self.root}/{self._names[index]}", 0
 
     def read_one(self, index: int) -> tuple[bytes, int]:
         file, offset = self.locate(index)

@@ -89,7 +89,7 @@ class ShardSource(Source):
         self.files = files
         self.index = index or index_of(files)
         self.num_examples = len(self.index.offset)
-        self.shard_sizes = np.bincount(self.index.shard, minlength=len(files))
+        self.shard_sizes: npt.NDArray[np.int64] = np.bincount(self.index.shard, minlength=len(files))
         if not self.num_examples:
             raise UserError(f"{files[0].parent}: its {len(files)} shards hold no records")
         if expected is not None and expected != self.num_examples:
@@ -150,7 +150,7 @@ def open_split(request: Request) -> Source:
     if manifest is None:
         source = ShardSource(shards, names)
         source.notes = listing.of_no_split(str(directory), *_by_word(directory))
-        if empty := [path for path in shards if not path.stat().st_size]:
+        if empty := [path for path, size in zip(shards, source.shard_sizes, strict=True) if not size]:
             source.notes += (listing.Note(f"{len(empty)} of {len(shards)} shards are empty: {empty[0]}, ..."),)
         if (directory / listing.LABELS).is_file():
             source.class_list = str(directory / listing.LABELS)

@@ -17,9 +17,10 @@ import numpy as np
 
 from hybrid_imagenet import files
 from hybrid_imagenet.comm.quiet import import_tensorflow
-from hybrid_imagenet.data import SPLITS, Request, directories, images, listing
+from hybrid_imagenet.data import SPLITS, Request, images, listing
 from hybrid_imagenet.data.sources import tfrecord
 from hybrid_imagenet.data.sources.base import BadRecord, Source, write_index
+from hybrid_imagenet.data.sources.folder import FolderSource
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.tools.data import parallel
 
@@ -68,10 +69,9 @@ def prepare(request: Request, target: Path, settings: Settings, workers: int = 1
     requests = {split: dataclasses.replace(request, split=split) for split in SPLITS}
     opened = {split: one.open() for split, one in requests.items()}
     listing.check_splits(request.name, opened["train"].class_names, opened["validation"].class_names)
-    if request.name == "folder":
-        classes = Path(opened["train"].locate(0)[0]).parents[1].resolve()
-        if classes in target.resolve().parents:
-            raise UserError(f"--to={target}: would be a class of --data_dir={request.data_dir}: give another place")
+    train = opened["train"]
+    if isinstance(train, FolderSource) and Path(train.root).resolve() in target.resolve().parents:
+        raise UserError(f"--to={target}: would be a class of --data_dir={request.data_dir}: give another place")
     with _locked(target):
         _claim(target, _receipt_of(request, opened, settings))
         manifest: dict[str, Any] = {
@@ -94,7 +94,7 @@ def prepare(request: Request, target: Path, settings: Settings, workers: int = 1
 def _receipt_of(request: Request, sources: Mapping[str, Source], settings: Settings) -> dict[str, Any]:
     """Returns what an interrupted call and the one that continues it must have in common, JSON-ready."""
     place = request.data_dir
-    if place is not None and not directories.is_url(place):
+    if place is not None and not files.is_url(place):
         place = str(request.directory.resolve())
     choices = dataclasses.asdict(settings)
     del choices["max_bad"], choices["skip_bad"]  # they may be changed to continue
@@ -182,7 +182,7 @@ def _write_split(request: Request, source: Source, target: Path, settings: Setti
 
 
 def _finished(task: _Shard) -> list[str] | None:
-    """The bad records of a shard that an interrupted call has finished and that is still whole; else None."""
+    """The bad records of a shard that an interrupted call has finished, if it is whole and may lack them; else None."""
     path = Path(task.target)
     try:
         receipt = json.loads(_receipt(path).read_text())

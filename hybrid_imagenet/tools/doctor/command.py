@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybrid_imagenet import files
-from hybrid_imagenet.data.directories import is_url
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.doctor import hosts, trials
@@ -46,7 +45,7 @@ def examine(options: argparse.Namespace) -> tuple[dict[str, Any], list[Finding]]
     slots = hosts.parse(options.hosts, options.slots)
     if options.interface and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]*", options.interface):
         raise UserError(f"--network_interfaces={options.interface}: not a valid interface name; give one such as eth0")
-    if is_url(options.data_dir or ""):
+    if files.is_url(options.data_dir or ""):
         raise UserError(f"--data_dir={options.data_dir}: directories are compared between hosts, not URLs; omit it")
     data_dir = str(files.at_home(options.data_dir).absolute()) if options.data_dir else None
     run_dir = files.output("--run_dir", options.run_dir).absolute()

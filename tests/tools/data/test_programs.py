@@ -86,7 +86,7 @@ def test_bad_images_end_the_preparation_or_are_left_out_and_listed(tmp_path, cap
     assert f"error: {bad}, offset 0: the JPEG is truncated" in capsys.readouterr().err
     other = next((tmp_path / "from" / "train" / "n02").iterdir())
     other = other.rename(other.with_name("other.jpg"))
-    assert run(*arguments, "--bad_records=skip") == 2  # the images are not those of the interrupted call
+    assert run(*arguments, "--bad_records=skip") == 2  # an image has another name since the interrupted call
     assert "holds the beginning of a set with other images" in capsys.readouterr().err
     arguments[-1] += "2"
     assert run(*arguments) == 2
