@@ -13,7 +13,7 @@ from hybrid_imagenet.analysis import published
 Row = dict[str, Any]
 Judge = Callable[[Row, Row, Row], str]
 _LOSSES_AGREE = 1e-3  # relative, of the mean over the first steps
-_CALLS_WAIT = 0.8  # of a step
+_AHEAD = 0.5  # steps; a host that waits for nothing is one ahead, as the schedule's values wait for the step before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +66,9 @@ def _base(row: Row, other: Row, machine: Row) -> str:
         peer = max(speeds, key=lambda speed: speed.images_per_second)
         share = row["images_per_second"] / peer.images_per_second
         said = [f"{share:.0%} of the published {peer.images_per_second:,.0f} images/s ({peer.source})"]
-    said.append(f"calls return after {row['call_share']:.2f} of a step")
-    if machine["gpu"] and row["call_share"] > _CALLS_WAIT:
-        said.append("calls wait for the device: look for copies to the host")
+    said.append(f"the host is {row['steps_ahead']:.2f} steps ahead")
+    if machine["gpu"] and row["steps_ahead"] < _AHEAD:
+        said.append("it waits for the device: look for copies and branches")
     return "; ".join(said)
 
 
@@ -184,7 +184,7 @@ _FASTER = "the default if it is 2 % faster"
 _LU = "Table 3.2 of Lu et al.: {:,.0f} on a V100"
 
 ARMS = (
-    _step("base", "the published peer; calls wait if they take over .8 of a step", _base, alone=True),
+    _step("base", "the published peer; the host waits if it is not half a step ahead", _base, alone=True),
     _step("onednn", "on beside GPUs if 2 % faster and losses agree", _faster(1.02), alone=True,
           environment=(("TF_ENABLE_ONEDNN_OPTS", "1"),)),
     Arm("gaps", ("-m", "benchmarks", "gaps", "--json={folder}/row.json", "--", *_STEP),
@@ -212,9 +212,9 @@ ARMS = (
     _step("ranks2_tensorflow", "recommended if it exposes less than Horovod", _exposes_less, "--per_gpu_batch=128",
           "--engine=tensorflow", ranks=2, gigabytes=60, than="ranks2"),
     _step("ranks4", "docs", _exposed, "--per_gpu_batch=64", ranks=4, gigabytes=80),
-    Arm("sums", (*_TESTS, "tests/comm/test_algorithms.py", "tests/comm/test_gradients_on_ranks.py"),
-        "each all-reduce is within the rounding of FP64", _passed, small=("-k", "sum_like_the_ring"), gigabytes=30,
-        timed=False, environment=_SHARED),
+    Arm("sums", (*_TESTS, "tests/comm/test_algorithms.py", "tests/comm/test_gradients_on_ranks.py", "-k",
+                 "not tensorflow"), "each all-reduce of Horovod is within the rounding of FP64", _passed,
+        small=("-k", "sum_like_the_ring"), gigabytes=30, timed=False, environment=_SHARED),
     Arm("resume", (*_TESTS, "tests/checkpoints/test_exact_resume.py"),
         "two ranks, killed and resumed, end with the same bits", _passed, small=("-k", "killed_and_resumed"),
         gigabytes=30, timed=False, environment=_SHARED),

@@ -14,17 +14,10 @@ _log = logging.getLogger(__name__)
 
 
 def on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of tensors compiled by XLA if this process has a GPU that XLA supports, else the function.
+    """Returns a function of tensors that XLA compiles if this process has a GPU that XLA supports when it is called.
 
-    A call with an unknown shape is not compiled: each number of images would be another program.
-    """
-    return on_gpu_when_called(function) if has_gpu() and supported() else function
-
-
-def on_gpu_when_called(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a function of a module, which is defined before the GPU is known; as `on_gpu`, but asks at each call.
-
-    Its callers share one program for tensors of one shape and type.
+    Its callers share one program for tensors of one shape and type. A call with an unknown shape is not compiled: each
+    number of images would be another program.
     """
     compiled = tf.function(function, autograph=False, jit_compile=True)
 

@@ -192,9 +192,8 @@ GPU_SPEEDS = (
     GpuSpeed("Lu et al., section 3.2.2", "p40", "fp32", 128, LU_SINGLE_P40),
     GpuSpeed(_MLPERF + " 4.0, NVIDIA, 8 GPUs in 13.27 min", "h100", "fp16", 400, EIGHT_H100, 8),
     GpuSpeed(_MLPERF + " 4.0, NVIDIA, 64 GPUs in 2.505 min", "h100", "fp16", 50, 314_090 / 64, 64),
-    GpuSpeed(OWN, "h100", "fp16", 256, 4387),
-    GpuSpeed(OWN, "h100", "fp16", 512, 5105),
-    GpuSpeed(OWN, "h100", "bf16", 256, 3406),
+    GpuSpeed(OWN, "h100", "fp16", 256, 5707),
+    GpuSpeed(OWN, "h100", "bf16", 256, 3912),
     GpuSpeed(_MLPERF + " 4.0, NVIDIA, 8 GPUs in 12.03 min", "h200", "fp16", 400, 63_599 / 8, 8),
     GpuSpeed(_MLPERF + " 4.0, NVIDIA, 2 hosts of 4", "l40s", "fp16", 200, 14_835 / 8, 8),
 )

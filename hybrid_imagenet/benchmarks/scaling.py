@@ -217,7 +217,7 @@ def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: i
     if communicator.size > 1:
         steps_to_time.append(training_step(config, communicator, _gradients_stay(communicator), precision, classes))
     samples: list[list[float]] = [[] for _ in steps_to_time]
-    shares: list[float] = []
+    ahead: list[float] = []
     began = time.perf_counter()
     for _ in range(_FIRST_STEPS):
         steps_to_time[0].call()
@@ -238,7 +238,7 @@ def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: i
             if number:
                 elapsed = time.perf_counter() - start
                 seconds.append(elapsed / steps)
-                shares.append(called / elapsed)
+                ahead.append(steps * (1 - called / elapsed))
     everyone = communicator.allgather_object([statistics.median(seconds) for seconds in samples])
     step_seconds = max(rank[0] for rank in everyone)
     compute_seconds = max(rank[-1] for rank in everyone)
@@ -256,7 +256,7 @@ def measure(config: RunConfig, communicator: Communicator, steps: int, rounds: i
         "compute_seconds": compute_seconds,
         "exposed_seconds": max(0.0, step_seconds - compute_seconds),
         "images_per_second": communicator.size * config.per_gpu_batch / step_seconds,
-        "call_share": statistics.median(shares),  # of a step, until its call returns
+        "steps_ahead": statistics.median(ahead),  # of the device, when the last call of a round returns
         "first_loss": first_loss,
         "first_seconds": first_seconds,
         "gpu_bytes": tf.config.experimental.get_memory_info("GPU:0")["peak"] if gpus else None,

@@ -35,6 +35,7 @@ def prepare(
         Its kernels add up in an order that varies.
       root: stands for the root of the file system in tests.
     """
+    load_cusolver()
     prefer_fast_kernels(environ, persistent)
     environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # numbers GPUs like nvidia-smi and `addresses`
     if environ.get("HYBRID_IMAGENET_BIND", "1") == "0":
@@ -44,6 +45,14 @@ def prepare(
     cores = near[local_rank]
     if cores != own and len(own) * near.count(cores) <= len(cores) * local_size:
         os.sched_setaffinity(0, cores)
+
+
+def load_cusolver() -> None:
+    """Loads cuSOLVER of this environment, which TensorFlow 2.21 does not find by itself: it would show no GPU."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for library in (Path(folder) / "cusolver/lib").glob("libcusolver.so.*"):
+            ctypes.CDLL(str(library))
 
 
 def prefer_fast_kernels(environ: MutableMapping[str, str], persistent: bool = True) -> None:

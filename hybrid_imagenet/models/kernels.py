@@ -23,6 +23,7 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from hybrid_imagenet.xla import has_gpu, on_gpu
 
+_CELL = 16  # numbers in a square of pixels, filled up to what tensor cores take
 _FEW_CHANNELS = 64  # with fewer, nine products are no faster than oneDNN's kernel gradient at stride 2 either
 _MANY_CHANNELS = 256  # from here on nine products beat the BF16 kernel gradient at stride 1
 _held: contextvars.ContextVar[Mapping[int, tf.Tensor] | None] = contextvars.ContextVar("kernels", default=None)
@@ -36,12 +37,16 @@ def pad_sides(images: tf.Tensor, pad: int) -> tf.Tensor:
 def conv2d(images: tf.Tensor, kernel: tf.Tensor, stride: int, pad: int) -> tf.Tensor:
     """Convolves [b, h, w, c] with [k, k, c, f] to [b, (h + 2 pad - k) // stride + 1, ..., f].
 
-    The kernel has the type of the images. Height and width must be known when the graph is built for the CPU forms to
-    be used; the batch need not.
+    The kernel has the type of the images. Height and width must be known when the graph is built for other forms than
+    the plain one to be used; the batch need not.
     """
     _, height, width, channels = images.shape
     divides = height is not None and width is not None and height % stride == 0 and width % stride == 0
     size = kernel.shape[0]
+    if has_gpu() and divides and (size, stride, pad) == (7, 2, 3) and channels <= _CELL // 4:
+        # The shape is said again: a compiled function hides it, and with it ReLU from the graph optimizer.
+        cells = tf.reshape(on_gpu(_cells)(images), [-1, height // 2 + 3, width // 2 + 3, _CELL])
+        return tf.nn.conv2d(cells, _kernel_of_cells(kernel), 1, "VALID")
     if not has_gpu() and divides and stride <= 2:
         if size == 1 and pad == 0:
             return _conv_1x1(images, kernel, stride)
@@ -65,6 +70,26 @@ def _plain(images: tf.Tensor, kernel: tf.Tensor, stride: int, pad: int) -> tf.Te
     if not has_gpu():
         return tf.nn.conv2d(pad_sides(images, pad), kernel, stride, "VALID")
     return tf.nn.conv2d(images, kernel, stride, _padding(pad))
+
+
+def _cells(images: tf.Tensor) -> tf.Tensor:
+    """[b, h, w, c] as squares of 2 x 2 pixels, with zeros around them: [b, h / 2 + 3, w / 2 + 3, _CELL].
+
+    A convolution of 7 x 7 with stride 2 is one of 4 x 4 squares. cuDNN fills channels up to 8 of which most would be
+    zeros, in passes of their own, and has slower kernels for the first.
+    """
+    _, height, width, channels = images.shape
+    cells = tf.reshape(images, [-1, height // 2, 2, width // 2, 2, channels])
+    cells = tf.reshape(tf.transpose(cells, [0, 1, 3, 2, 4, 5]), [-1, height // 2, width // 2, 4 * channels])
+    return tf.pad(cells, [[0, 0], [2, 1], [2, 1], [0, _CELL - 4 * channels]])
+
+
+def _kernel_of_cells(kernel: tf.Tensor) -> tf.Tensor:
+    """The kernel for `_cells` that does what one of [7, 7, c, f] does: [4, 4, _CELL, f]."""
+    _, _, channels, filters = kernel.shape
+    taps = tf.reshape(tf.pad(kernel, [[1, 0], [1, 0], [0, 0], [0, 0]]), [4, 2, 4, 2, channels, filters])
+    taps = tf.reshape(tf.transpose(taps, [0, 2, 1, 3, 4, 5]), [4, 4, 4 * channels, filters])
+    return tf.pad(taps, [[0, 0], [0, 0], [0, _CELL - 4 * channels], [0, 0]])
 
 
 def _padding(pad: int) -> str | list[list[int]]:

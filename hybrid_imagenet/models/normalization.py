@@ -287,7 +287,7 @@ def normalize_over_ranks(
     return normalize(inputs, scale, offset)
 
 
-@xla.on_gpu_when_called
+@xla.on_gpu
 def _moments(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and second moment of this rank's values, FP32 [c]."""
     wide = tf.cast(x, tf.float32)
@@ -295,20 +295,20 @@ def _moments(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return mean, moments.second_moment(mean, tf.reduce_mean(tf.square(wide - mean), _AXES), tf)
 
 
-@xla.on_gpu_when_called
+@xla.on_gpu
 def _outputs(x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tf.Tensor:
     """The normalized values, scaled and shifted, in the type of x."""
     return tf.cast((tf.cast(x, tf.float32) - mean) * (inverse * gamma) + beta, x.dtype)
 
 
-@xla.on_gpu_when_called
+@xla.on_gpu
 def _sums(d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """This rank's sums of dy and of dy * xhat, FP32 [c]."""
     dy, normal = _wide(d_outputs, x, mean, inverse)
     return tf.reduce_sum(dy, _AXES), tf.reduce_sum(dy * normal, _AXES)
 
 
-@xla.on_gpu_when_called
+@xla.on_gpu
 def _input_gradient(
     d_outputs: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor, gamma: tf.Tensor, dy_mean: tf.Tensor,
     product_mean: tf.Tensor,

@@ -76,9 +76,6 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     scales_layers: bool = False
     """Whether LARS gives each layer a rate of its own."""
 
-    phases: int = 1
-    """Parts of a run with different rules, numbered from 0; `hyper["phase"]` says which one a step belongs to."""
-
     def __init__(self, *values: Any, **options: Any):
         """Takes the fields of `Options`: the learning rate and, where there is one, the momentum also by position.
 
@@ -186,7 +183,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
         Args:
           grad: float32, still multiplied by the loss scale.
-          values: `rule.WEIGHTS` and `slots_in(step.phase)`, in the shape of `grad`.
+          values: `rule.WEIGHTS` and `slots`, in the shape of `grad`.
           step: all else.
 
         Returns:
@@ -194,12 +191,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         """
         raise NotImplementedError
 
-    def slots_in(self, phase: int) -> tuple[str, ...]:
-        """The slots that the rule of a phase needs."""
-        return self.slots
-
-    def counters_in(self, phase: int) -> list[keras.Variable]:
-        """int64 scalars that every step of a phase counts up."""
+    def counters(self) -> list[keras.Variable]:
+        """int64 scalars that count the steps in which `hyper["phase"]` is 1."""
         return []
 
     def decayed_indices(self) -> list[int]:
@@ -211,7 +204,11 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         Loshchilov and Hutter, arXiv 1711.05101, algorithm 1): decay follows the schedule, and no momentum.
         """
         peak = self.options.learning_rate
-        return hyper["learning_rate"] / peak if peak else tf.constant(0.0)
+        return self.decays(hyper) * hyper["learning_rate"] / peak if peak else tf.constant(0.0)
+
+    def decays(self, hyper: Mapping[str, tf.Tensor]) -> Any:
+        """1 in steps in which weights decay, else 0."""
+        return 1.0
 
     def kernel_indices(self) -> list[int]:
         """The variables that LARS scales: neither biases nor normalization parameters."""

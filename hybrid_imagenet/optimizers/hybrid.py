@@ -9,10 +9,10 @@ import keras
 import tensorflow as tf
 
 from hybrid_imagenet.optimizers.base import GroupedOptimizer
-from hybrid_imagenet.optimizers.formulas import adam_step_size, bounded_adam_values, momentum_values
+from hybrid_imagenet.optimizers.formulas import adam_step_size
 from hybrid_imagenet.optimizers.lars import TrustRatio
 from hybrid_imagenet.optimizers.registry import HybridOptions
-from hybrid_imagenet.optimizers.rule import WEIGHTS, Before, Measured, Step
+from hybrid_imagenet.optimizers.rule import TRUST_RATIOS, WEIGHTS, Before, Measured, Step
 
 
 @keras.saving.register_keras_serializable(package="hybrid_imagenet")
@@ -34,8 +34,8 @@ class Hybrid(GroupedOptimizer):
     with s the scalar `lars_share`: it may grow from 0, where each layer has the learning rate P of phase 0's end, to
     1, where LARS alone sets it (`numerics.schedules.Schedule`).
 
-    The phase is a scalar on the CPU; the switch is a branch inside the compiled step. `handover` says how the
-    velocity u begins, since Lu et al. do not:
+    Both phases are one formula whose factors follow the phase, a scalar: a branch in the step would have the host wait
+    for the GPU. `handover` says how the velocity u begins, since Lu et al. do not:
 
     continuous: u = P m, which is the last step of the warmup itself, and c = 1 - momentum. The new velocity averages
       as m did: the size of the update does not jump at T (momentum alone would raise it tenfold), and where LARS
@@ -50,7 +50,7 @@ class Hybrid(GroupedOptimizer):
 
     Options = HybridOptions
     slots = ("first_moment", "second_moment")
-    phases = 2
+    phases = 2  # `hyper["phase"]` says which one a step belongs to
 
     def __init__(self, *values: Any, **options: Any):
         super().__init__(*values, **options)
@@ -65,59 +65,43 @@ class Hybrid(GroupedOptimizer):
         super().build(variables)
         self._sgd_steps = self.add_variable(shape=(), dtype="int64", name="sgd_steps")
 
-    def decay_share(self, hyper: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Returns that of the base in the phases that decay."""
-        share = super().decay_share(hyper)
-        return share if self.options.decay_in_warmup else tf.where(hyper["phase"] > 0.5, share, 0.0)
+    def decays(self, hyper: Mapping[str, tf.Tensor]) -> Any:
+        return tf.where(hyper["phase"] > 0.5, 1.0, float(self.options.decay_in_warmup))
 
-    def slots_in(self, phase: int) -> tuple[str, ...]:
-        """Names a phase's slots: phase 1 keeps one moment."""
-        return self.slots[:1] if phase else self.slots
-
-    def counters_in(self, phase: int) -> list[keras.Variable]:
-        """Returns the counter of the steps of phase 1."""
-        return [self._sgd_steps] if phase else []
+    def counters(self) -> list[keras.Variable]:
+        return [self._sgd_steps]
 
     def before(self, now: Before) -> dict[str, tf.Tensor]:
-        """Computes the step size and its bounds, or the factors of velocity and rates, and norms."""
-        a, momentum = self.options, now.hyper["momentum"]
-        if now.phase == 0:
-            size = tf.constant(a.adabound_lr, tf.float32)
-            if a.bias_correction:
-                size = adam_step_size(now.number, a.adabound_lr, a.adabound_beta1, a.adabound_beta2)
-            return {"step_size": size, "lower": now.hyper["lower_bound"], "upper": now.hyper["upper_bound"]}
+        """Computes the step size of phase 0, what the first moment is multiplied by, and norms."""
+        a, momentum, later = self.options, now.hyper["momentum"], now.hyper["phase"] > 0.5
+        adam = adam_step_size(now.number, a.adabound_lr, a.adabound_beta1, a.adabound_beta2)
         # The first step turns the first moment into -u on the way: P, where both bounds meet, joins the factor.
         begin: float = {"continuous": 1.0, "reset": 0.0, "rescale": 1.0 / (1.0 - a.adabound_beta1)}[a.handover]
         carry = tf.where(tf.equal(now.counters[0], 0), -begin * now.hyper["lower_bound"] * momentum, momentum)
-        factor = 1.0 - momentum if a.handover == "continuous" else tf.constant(1.0)
-        return {"carry": carry, "factor": factor, **self.ratio.before(self, now)}
+        return {
+            "later": later,
+            "step_size": adam if a.bias_correction else tf.constant(a.adabound_lr, tf.float32),
+            "upper": tf.maximum(now.hyper["lower_bound"], now.hyper["upper_bound"]),
+            "carry": tf.where(later, carry, a.adabound_beta1),
+            **self.ratio.before(self, now),
+        }
 
     def layers(self, now: Measured) -> dict[str, tf.Tensor]:
-        """Computes the learning rates of the layers in phase 1."""
-        return self.ratio.layers(self, now, now.before["factor"], now.hyper["lars_share"]) if now.phase else {}
+        """Computes the learning rates of the layers, with the sign of u; in phase 0 what the gradients' share is."""
+        later, momentum = now.before["later"], now.hyper["momentum"]
+        factor = 1.0 - momentum if self.options.handover == "continuous" else tf.constant(1.0)
+        found = self.ratio.layers(self, now, factor, now.hyper["lars_share"])
+        found["rates"] = tf.where(later, -found["rates"], 1.0 - self.options.adabound_beta1)
+        if TRUST_RATIOS in found:
+            found[TRUST_RATIOS] = tf.where(later, found[TRUST_RATIOS], 1.0)
+        return found
 
     def rule(self, grad: tf.Tensor, values: Mapping[str, tf.Tensor], step: Step) -> dict[str, tf.Tensor]:
-        w, m = values[WEIGHTS], values["first_moment"]
-        if step.phase == 0:
-            w, m, v = bounded_adam_values(
-                w,
-                m,
-                values["second_moment"],
-                grad,
-                betas=(self.options.adabound_beta1, self.options.adabound_beta2),
-                eps=self.options.adabound_eps,
-                unscale=step.unscale,
-                decay=step.decay if self.options.decay_in_warmup else 0.0,
-                **step.before,
-            )
-            return {WEIGHTS: w, "first_moment": m, "second_moment": v}
-        w, m = momentum_values(
-            w,
-            m,
-            grad,
-            rate=step.spread(step.before["rates"]),
-            momentum=step.before["carry"],
-            unscale=step.unscale,
-            scaled_decay=step.scaled_decay,
-        )
-        return {WEIGHTS: w, "first_moment": m}
+        a, now = self.options, step.before
+        w, m, v = values[WEIGHTS], values["first_moment"], values["second_moment"]
+        g = step.unscale * (grad + step.scaled_decay * w)
+        m = now["carry"] * m + step.spread(now["rates"]) * g
+        v = tf.where(now["later"], v, a.adabound_beta2 * v + (1.0 - a.adabound_beta2) * tf.square(g))
+        size = tf.maximum(now["step_size"] / (tf.sqrt(v) + a.adabound_eps), step.hyper["lower_bound"])
+        w += tf.where(now["later"], 1.0, -tf.minimum(size, now["upper"])) * m
+        return dict(zip((WEIGHTS, *self.slots), (w, m, v), strict=True))

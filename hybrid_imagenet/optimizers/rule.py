@@ -21,14 +21,12 @@ class Before:
     before they are there (`GroupedOptimizer.before`), the rest when they are (`GroupedOptimizer.rule`).
 
     Attributes:
-      phase: part of the run, below the optimizer's `phases`.
       hyper: the scalars of `base.HYPER_NAMES`.
       number: of this update, float32, from 1.
-      counters: int64 scalars, the optimizer's `counters_in(phase)` before this step.
+      counters: int64 scalars, the optimizer's `counters` before this step.
       weight_sums: gives the sums of squares of the weights, float32 [n].
     """
 
-    phase: int
     hyper: Mapping[str, tf.Tensor]
     number: tf.Tensor
     counters: Sequence[tf.Tensor]
@@ -40,13 +38,12 @@ class Measured:
     """A step whose gradients have been measured.
 
     Attributes:
-      phase, hyper: as in `Before`.
+      hyper: as in `Before`.
       before: what `GroupedOptimizer.before` gave.
       unscale: float32 scalar, 1 / loss scale: gradients and `square_sums` are as they came.
       square_sums: float32 [n], sums of squares of the gradients.
     """
 
-    phase: int
     hyper: Mapping[str, tf.Tensor]
     before: Mapping[str, tf.Tensor]
     unscale: tf.Tensor
@@ -58,7 +55,7 @@ class Step:
     """A step with its gradients: of all variables as one vector, or of one variable.
 
     Attributes:
-      phase, hyper, unscale: as in `Measured`.
+      hyper, unscale: as in `Measured`.
       before: what `GroupedOptimizer.before` and `GroupedOptimizer.layers` gave.
       decay: coefficients of weight decay, to multiply the weights by; the number 0 where there is none.
       scaled_decay: the same times the loss scale.
@@ -67,7 +64,6 @@ class Step:
       each: gives values that a function makes of (position, values of one variable in its shape), for each variable.
     """
 
-    phase: int
     hyper: Mapping[str, tf.Tensor]
     before: Mapping[str, tf.Tensor]
     unscale: tf.Tensor

@@ -130,26 +130,14 @@ class Update:
         """
         shapes = [tuple(v.shape) for v in self._inner._trainable_variables]
         layout = Layout(shapes, [i for bucket in reduced.members for i in bucket])
-        hyper = self._inner.hyper.vector()
+        counted = self._counted()
+        scalars = Scalars(self._inner.hyper.vector(), self._loss_scale.scale.value, [v.value for v in counted])
         if self._packed:
-            values = functools.partial(self._together, layout, reduced)
+            new = self._together(layout, reduced, scalars)
         else:
             grads = layout.split(reduced)
             square_sums = _square_sums([grads.get(i, tf.zeros([0])) for i in range(len(shapes))])
-            values = functools.partial(self._each, layout, grads, square_sums)
-        if self._inner.phases == 1:
-            return self._apply(0, values, hyper)
-        with tf.device("CPU:0"):
-            later = hyper[self._inner.hyper.names.index("phase")] > 0.5
-        branches = [functools.partial(self._apply, phase, values, hyper) for phase in (0, 1)]
-        return tf.cond(later, branches[1], branches[0])
-
-    def _apply(
-        self, phase: int, values: Callable[[int, Scalars], Late], hyper: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        counted = self._counted(phase)
-        scalars = Scalars(hyper, self._loss_scale.scale.value, [v.value for v in counted])
-        new = values(phase, scalars)
+            new = self._each(layout, grads, square_sums, scalars)
         self._loss_scale.scale.value.assign(new.scale)
         for variable, value in zip(counted, new.counts, strict=True):
             variable.value.assign(value)
@@ -157,14 +145,14 @@ class Update:
             self._inner.trust_ratios.value.assign(new.ratios)
         return new.square_sums, new.norm
 
-    def _counted(self, phase: int) -> list[keras.Variable]:
+    def _counted(self) -> list[keras.Variable]:
         """The int64 scalars that a step changes: the counters of the loss scale, then counters of steps."""
-        return [*self._loss_scale.variables[1:], self._inner.iterations, *self._inner.counters_in(phase)]
+        return [*self._loss_scale.variables[1:], self._inner.iterations, *self._inner.counters()]
 
-    def _kept(self, phase: int) -> dict[str, Sequence[keras.Variable]]:
-        """Returns the variables that a step of a phase changes, by name, in the order of the trainable variables."""
+    def _kept(self) -> dict[str, Sequence[keras.Variable]]:
+        """Returns the variables that a step changes, by name, in the order of the trainable variables."""
         kept: dict[str, Sequence[keras.Variable]] = {WEIGHTS: self._inner._trainable_variables}
-        kept |= {slot: getattr(self._inner, slot) for slot in self._inner.slots_in(phase)}
+        kept |= {slot: getattr(self._inner, slot) for slot in self._inner.slots}
         if self._average is not None:
             kept[_AVERAGE] = list(self._average.variables.values())
         return kept
@@ -177,12 +165,12 @@ class Update:
 
     # All variables as one vector
 
-    def _together(self, layout: Layout, reduced: Packed, phase: int, scalars: Scalars) -> Late:
+    def _together(self, layout: Layout, reduced: Packed, scalars: Scalars) -> Late:
         """Compiles two programs: what can be done while gradients travel, and all that follows the last of them."""
-        kept = self._kept(phase)
+        kept = self._kept()
         rows = {name: layout.pack([v.value for v in held]) for name, held in kept.items()}
         before, after = (
-            self._compiled((part, phase, *layout.order), functools.partial(getattr(self, part), phase, layout))
+            self._compiled((part, *layout.order), functools.partial(getattr(self, part), layout))
             for part in ("before", "after")
         )
         new, values, ends = after(list(reduced.buckets), rows, before(rows[WEIGHTS], *scalars), *scalars)
@@ -191,42 +179,40 @@ class Update:
                 held[i].value.assign(value)
         return new
 
-    def before(self, phase: int, layout: Layout, weights: tf.Tensor, *given: Any) -> Early:
+    def before(self, layout: Layout, weights: tf.Tensor, *given: Any) -> Early:
         """Computes all that gradients do not change; the device does so while it waits for them."""
         decays = layout.spread_constant(self._of_decayed(self._inner.decay))
-        return self._early(phase, Scalars(*given), lambda: layout.sums(weights), decays)
+        return self._early(Scalars(*given), lambda: layout.sums(weights), decays)
 
     def after(
-        self, phase: int, layout: Layout, buckets: Sequence[tf.Tensor], kept: Values, early: Early, *given: Any
+        self, layout: Layout, buckets: Sequence[tf.Tensor], kept: Values, early: Early, *given: Any
     ) -> tuple[Late, Values, Values]:
         """Computes all new values from the old ones, as scalars, as [rows, ROW], and as the ends of these."""
         grad = tf.reshape(tf.concat([tf.cast(bucket, tf.float32) for bucket in buckets], 0), [layout.rows, ROW])
-        new = self._late(phase, layout.sums(grad), early, Scalars(*given))
+        new = self._late(layout.sums(grad), early, Scalars(*given))
         decay = layout.spread_constant(self._of_decayed(self._inner.decay))
-        step = self._step(phase, Known(early, new.rule, new.finite, given[0]), _ways(layout), decay)
+        step = self._step(Known(early, new.rule, new.finite, given[0]), _ways(layout), decay)
         values = _where(new.finite, self._new(grad, kept, step, early), kept)
         # A vector that comes out is a kernel more.
         return new._replace(rule={}), values, {name: layout.ends(values[name]) for name in kept}
 
     # Each large variable by itself
 
-    def _each(
-        self, layout: Layout, grads: Mapping[int, tf.Tensor], square_sums: tf.Tensor, phase: int, scalars: Scalars
-    ) -> Late:
+    def _each(self, layout: Layout, grads: Mapping[int, tf.Tensor], square_sums: tf.Tensor, scalars: Scalars) -> Late:
         """Compiles a program for each shape of a large variable, which it changes in place, and one for all others."""
-        kept, decays = self._kept(phase), self._of_decayed(self._inner.decay)
-        early = self._early(phase, scalars, lambda: _square_sums([v.value for v in kept[WEIGHTS]]), decays)
-        new = self._late(phase, square_sums, early, scalars)
+        kept, decays = self._kept(), self._of_decayed(self._inner.decay)
+        early = self._early(scalars, lambda: _square_sums([v.value for v in kept[WEIGHTS]]), decays)
+        new = self._late(square_sums, early, scalars)
         known = Known(early, new.rule, new.finite, scalars.hyper)
         small = Layout(layout.shapes, [i for i in grads if math.prod(layout.shapes[i]) <= _SMALL])
 
         for i in [i for i in grads if i not in small.order]:
             kernel = self._inner.kinds[i] is ParameterKind.KERNEL
-            one = self._compiled(("one", phase, layout.shapes[i], kernel), functools.partial(self._one, phase, i))
+            one = self._compiled(("one", layout.shapes[i], kernel), functools.partial(self._one, i))
             one({name: held[i].value for name, held in kept.items()}, grads[i], tf.constant(i), known)
         if small.order:
             rows = {name: small.pack([v.value for v in held]) for name, held in kept.items()}
-            many = self._compiled(("small", phase), functools.partial(self._many, phase, small))
+            many = self._compiled(("small",), functools.partial(self._many, small))
             for name, values in many(rows, small.pack(grads), known).items():
                 for i, value in small.unpack(values).items():
                     kept[name][i].value.assign(value)
@@ -234,7 +220,6 @@ class Update:
 
     def _one(
         self,
-        phase: int,
         example: int,
         held: Mapping[str, tf.Variable],
         grad: tf.Tensor,
@@ -247,7 +232,7 @@ class Update:
             "norms": lambda values: tf.sqrt(tf.reduce_sum(tf.square(values))),
             "each": lambda values, function: function(example, values),
         }
-        step = self._step(phase, known, ways)
+        step = self._step(known, ways)
 
         def update() -> None:
             new = self._new(grad, {name: v.read_value() for name, v in held.items()}, step, known.early)
@@ -256,14 +241,14 @@ class Update:
 
         tf.cond(known.finite, update, lambda: None)  # a mask would take a third longer
 
-    def _many(self, phase: int, layout: Layout, kept: Values, grad: tf.Tensor, known: Known) -> Values:
+    def _many(self, layout: Layout, kept: Values, grad: tf.Tensor, known: Known) -> Values:
         """Returns the new values of the variables of a layout from the old ones, as [rows, ROW]."""
-        step = self._step(phase, known, _ways(layout))
+        step = self._step(known, _ways(layout))
         return _where(known.finite, self._new(grad, kept, step, known.early), kept)
 
     # What both have in common
 
-    def _early(self, phase: int, scalars: Scalars, weight_sums: Callable[[], tf.Tensor], decays: np.ndarray) -> Early:
+    def _early(self, scalars: Scalars, weight_sums: Callable[[], tf.Tensor], decays: np.ndarray) -> Early:
         """All that gradients do not change; `decays` has a coefficient for each row, or for each variable."""
         number = tf.cast(scalars.counts[_LOSS_SCALE_COUNTS], tf.float32) + 1.0
         hyper = self._by_name(scalars.hyper)
@@ -271,7 +256,6 @@ class Update:
         if self._inner.decoupled:
             shrink = 1.0 - self._of_decayed(self._inner.decoupled) * self._inner.decay_share(hyper)
         now = Before(
-            phase=phase,
             hyper=hyper,
             number=number,
             counters=scalars.counts[_LOSS_SCALE_COUNTS + 1 :],
@@ -279,28 +263,28 @@ class Update:
         )
         return Early(
             unscale=1.0 / scalars.scale,
-            scaled_decay=decays * scalars.scale if decays.any() else None,
+            scaled_decay=decays * (self._inner.decays(hyper) * scalars.scale) if decays.any() else None,
             shrink=shrink,
             share=None if self._average is None else self._average.share(number),
             rule=self._inner.before(now),
         )
 
-    def _late(self, phase: int, square_sums: tf.Tensor, early: Early, scalars: Scalars) -> Late:
+    def _late(self, square_sums: tf.Tensor, early: Early, scalars: Scalars) -> Late:
         """Computes the next loss scale, counters and norm, and what the rule has of each layer."""
         totals, scale, counts = _first_lane(square_sums), scalars.scale, scalars.counts
         finite = tf.math.is_finite(totals)
         taken = tf.cast(finite, tf.int64)
         scaling = self._loss_scale.next(finite, scale, *counts[:_LOSS_SCALE_COUNTS])
-        lanes = [*scaling, *(count + taken for count in counts[_LOSS_SCALE_COUNTS:]), tf.sqrt(totals) * early.unscale]
+        hyper, (updates, *later) = self._by_name(scalars.hyper), counts[_LOSS_SCALE_COUNTS:]
+        later = [count + taken * tf.cast(hyper["phase"], tf.int64) for count in later]
+        lanes = [*scaling, updates + taken, *later, tf.sqrt(totals) * early.unscale]
         # All of one kernel, as sums of a common vector; scalars that are computed as such become a kernel each.
         scale, *counts, norm = (tf.reduce_sum(tf.where(_FIRST, lane, tf.zeros_like(lane))) for lane in lanes)
-        layers = self._inner.layers(
-            Measured(phase, self._by_name(scalars.hyper), early.rule, early.unscale, square_sums)
-        )
+        layers = self._inner.layers(Measured(hyper, early.rule, early.unscale, square_sums))
         ratios = layers.pop(TRUST_RATIOS, None)
         return Late(scale, counts, norm, square_sums, tf.reduce_any(_FIRST & finite), ratios, layers)
 
-    def _step(self, phase: int, known: Known, ways: Mapping[str, Callable[..., Any]], decay: Any = None) -> Step:
+    def _step(self, known: Known, ways: Mapping[str, Callable[..., Any]], decay: Any = None) -> Step:
         """The step of some variables. `decay` is that of each row; without it that of each variable is spread."""
         scaled: Any = known.early.scaled_decay
         if scaled is None:
@@ -308,7 +292,6 @@ class Update:
         elif decay is None:
             decay, scaled = ways["spread"](tf.constant(self._of_decayed(self._inner.decay))), ways["spread"](scaled)
         return Step(
-            phase=phase,
             hyper=self._by_name(known.hyper),
             before=known.early.rule | known.layers,
             unscale=known.early.unscale,

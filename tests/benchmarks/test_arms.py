@@ -106,7 +106,7 @@ def test_memory_bounds_what_runs_side_by_side():
     assert [arm.name for arm in arms._wave([fake("x", "", alone=True), *some], options, 1000)] == ["x"]
 
 
-BASE = {"images_per_second": 5000.0, "call_share": 0.3, "first_loss": 7.0, "exposed_seconds": 0.002, "val_top1": 0.95}
+BASE = {"images_per_second": 5000.0, "steps_ahead": 0.95, "first_loss": 7.0, "exposed_seconds": 0.002, "val_top1": 0.95}
 
 
 @pytest.fixture
@@ -124,8 +124,8 @@ def verdict(tmp_path):
     ("name", "row", "expected"),
     [
         ("base", {}, "63% of the published 7,950 images/s"),
-        ("base", {}, "calls return after 0.30 of a step"),
-        ("base", {"call_share": 0.9}, "calls wait for the device"),
+        ("base", {}, "the host is 0.95 steps ahead"),
+        ("base", {"steps_ahead": 0.02}, "it waits for the device"),
         ("onednn", {"images_per_second": 5150.0}, "yes: 1.030 times base"),
         ("onednn", {"images_per_second": 5050.0}, "no: 1.010 times base"),
         ("onednn", {"images_per_second": 5150.0, "first_loss": 7.1}, "no: losses are 1.4e-02 apart"),

@@ -50,6 +50,18 @@ def test_the_cores_are_those_of_the_gpus_node(host):
     assert gpus.near_cores(1, {}, host) == set()
 
 
+def test_cusolver_is_loaded_where_tensorflow_does_not_look(tmp_path, monkeypatch):
+    library = tmp_path / "nvidia/cusolver/lib/libcusolver.so.11"
+    loaded = []
+    monkeypatch.setattr(gpus.ctypes, "CDLL", loaded.append)
+    monkeypatch.syspath_prepend(tmp_path)
+    gpus.load_cusolver()
+    library.parent.mkdir(parents=True)
+    library.touch()
+    gpus.load_cusolver()
+    assert loaded == [str(library)]
+
+
 def test_a_rank_is_bound_to_the_node_of_its_gpu_unless_it_is_bound_already(host, monkeypatch):
     asked = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: asked.append(cores))

@@ -4,6 +4,7 @@ import pytest
 
 from hybrid_imagenet.comm import hosts, tensorflow_engine
 from hybrid_imagenet.comm.environment import Placement
+from hybrid_imagenet.comm.settings import Settings
 from hybrid_imagenet.errors import UserError
 
 
@@ -20,6 +21,14 @@ def test_hosts_without_an_address(monkeypatch):
     assert refusal(monkeypatch, found).startswith("host far has no IPv4 address of its own at which other hosts")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
     assert "on the interfaces of NCCL_SOCKET_IFNAME=eth7; correct --network_interfaces" in refusal(monkeypatch, found)
+
+
+@pytest.mark.parametrize("asked", [{"allreduce": "torus"}, {"allreduce": "hierarchical"}, {"compression": "bf16"}])
+def test_what_gives_wrong_sums_on_gpus_is_refused_there(asked, monkeypatch):
+    monkeypatch.setattr(tensorflow_engine.tf.config, "get_visible_devices", lambda kind: ["GPU:0"])
+    with pytest.raises(UserError, match="use --allreduce=ring with --compression=fp16, or --engine=horovod"):
+        tensorflow_engine.TensorFlowCommunicator(Settings(**asked))
+    tensorflow_engine.check_on_gpus(Settings(allreduce="masters"))
 
 
 def test_a_tensorflow_that_has_begun_alone(monkeypatch):

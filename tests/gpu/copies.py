@@ -72,6 +72,8 @@ class Done:
 class Copy:
     """A transfer in every step: a `fetch` comes from the GPU, a `feed` goes there; one of a control edge is empty.
 
+    The operations of a `branch` start when its condition has gone to the GPU, which is done with all before by then.
+
     An `early feed` starts with the step, and so waits for the steps before and no more.
     """
 
@@ -250,8 +252,9 @@ class Audit:
     def _branches(
         self, op: tf.Operation, name: str, inputs: list[Value], before: list[Done], used: list[int]
     ) -> tuple[list[Value], list[Done]]:
-        """Both branches; which one runs must be known on the host."""
+        """Both branches; which one runs must be known on the host, and is sent to the GPU when the step gets there."""
         self._move(inputs[0], name, GPU, HOST)
+        self._note("branch", False, inputs[0].name, name, inputs[0].dtype.name, inputs[0].bytes)
         results, after, before_them, launched = [], [], self.launched, []
         for branch in ("then_branch", "else_branch"):
             graph = op.graph._get_function(op.get_attr(branch).name).graph
