@@ -8,7 +8,7 @@
 #
 #   --part-mb=N    MiB of a part (1000)
 #   --without=...  paths to omit too, as patterns under .venv/lib/python3.X/site-packages: pyarrow,tensorflow_datasets
-#   --gpu=90       blank the code for GPUs of other compute capabilities than 9.0 (no GPU has run such libraries yet)
+#   --gpu=90       blank the code for GPUs of other compute capabilities than 9.0 (an H100 has run what is left)
 #   --whole        omit nothing; else compilers, linters, headers and test suites stay behind, and libraries of CUDA
 #                  that training never calls (cuFFT, cuRAND, cuSOLVER, cuSPARSE) become empty ones
 #   --unpack DIR   an empty or new directory, which becomes the checkout; OUT holds copies of the two scripts for it
