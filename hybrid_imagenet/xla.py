@@ -16,8 +16,7 @@ _log = logging.getLogger(__name__)
 def on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function of tensors that XLA compiles if this process has a GPU that XLA supports when it is called.
 
-    Its callers share one program for tensors of one shape and type. A call with an unknown shape is not compiled: each
-    number of images would be another program.
+    A call with an unknown shape is not compiled: each number of images would be another program.
     """
     compiled = tf.function(function, autograph=False, jit_compile=True)
 

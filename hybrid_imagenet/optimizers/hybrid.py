@@ -72,7 +72,7 @@ class Hybrid(GroupedOptimizer):
         return [self._sgd_steps]
 
     def before(self, now: Before) -> dict[str, tf.Tensor]:
-        """Computes the step size of phase 0, what the first moment is multiplied by, and norms."""
+        """Computes the step size of phase 0 and its bound, the factor of the first moment, and norms."""
         a, momentum, later = self.options, now.hyper["momentum"], now.hyper["phase"] > 0.5
         adam = adam_step_size(now.number, a.adabound_lr, a.adabound_beta1, a.adabound_beta2)
         # The first step turns the first moment into -u on the way: P, where both bounds meet, joins the factor.
@@ -87,7 +87,7 @@ class Hybrid(GroupedOptimizer):
         }
 
     def layers(self, now: Measured) -> dict[str, tf.Tensor]:
-        """Computes the learning rates of the layers, with the sign of u; in phase 0 what the gradients' share is."""
+        """Computes the layers' learning rates, with the sign of u; in phase 0 the gradient's weight in m, 1 - b1."""
         later, momentum = now.before["later"], now.hyper["momentum"]
         factor = 1.0 - momentum if self.options.handover == "continuous" else tf.constant(1.0)
         found = self.ratio.layers(self, now, factor, now.hyper["lars_share"])

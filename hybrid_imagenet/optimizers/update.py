@@ -56,7 +56,7 @@ class Early(NamedTuple):
 
     Attributes:
       unscale: 1 / loss scale.
-      scaled_decay: of coupled weight decay, times the loss scale, for each variable, [n], or each row; None without it.
+      scaled_decay: of coupled weight decay, times the loss scale, for each variable, [n], or row; None without any.
       shrink: what decoupled decay multiplies the weights by, [n]; None without it.
       share: of the new weights in the average; None without one.
       rule: what the rule has asked for.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
 Loss = Callable[[tf.Tensor, tf.Tensor, float], tf.Tensor]
@@ -45,7 +46,8 @@ def binary_cross_entropy(logits: tf.Tensor, labels: tf.Tensor, smoothing: float 
     A network that begins with scores of -ln K (`initial_bias`) begins with a loss of some 1 + ln K; with scores of 0 it
     would be K ln 2, nearly all of it for classes that an image is not of. Shapes are those of `cross_entropy`.
     """
-    true = tf.gather(logits, labels, axis=1, batch_dims=1)
+    # Of gathering them the gradient needs an integer, which a GPU would hand to its host.
+    true = tf.reduce_sum(tf.where(labels[:, None] == np.arange(logits.shape[-1]), logits, 0.0), axis=-1)
     losses = tf.reduce_sum(tf.nn.softplus(logits), axis=-1) - (1.0 - smoothing) * true
     return losses - smoothing * tf.reduce_mean(logits, axis=-1) if smoothing else losses
 

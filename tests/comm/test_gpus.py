@@ -1,6 +1,7 @@
 """What a rank sets up for a GPU, on made-up trees of /proc and /sys, and which GPUs are refused before training."""
 
 import os
+import sys
 from unittest import mock
 
 import pytest
@@ -52,13 +53,14 @@ def test_the_cores_are_those_of_the_gpus_node(host):
 
 def test_cusolver_is_loaded_where_tensorflow_does_not_look(tmp_path, monkeypatch):
     library = tmp_path / "nvidia/cusolver/lib/libcusolver.so.11"
+    library.parent.mkdir(parents=True)
+    (tmp_path / "nvidia/__init__.py").touch()
     loaded = []
     monkeypatch.setattr(gpus.ctypes, "CDLL", loaded.append)
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    gpus.load_cusolver()
-    library.parent.mkdir(parents=True)
     library.touch()
-    gpus.load_cusolver()
+    gpus.prepare(0, 1, {}, True, tmp_path)
     assert loaded == [str(library)]
 
 

@@ -185,6 +185,11 @@ def branch(x):
     return tf.cond(x[0] > 0.0, lambda: x + 1.0, lambda: x * 2.0)
 
 
+@tf.function(autograph=False, jit_compile=True)
+def rounded(x):
+    return tf.cast(x, tf.int32) if x.dtype == tf.float32 else tf.cast(x, tf.float32)
+
+
 def moved(x, fill):
     shift = tf.constant([[1.0, 0.0, 3.0, 0.0, 1.0, 0.0, 0.0, 0.0]])
     return tf.raw_ops.ImageProjectiveTransformV3(
@@ -207,6 +212,9 @@ FOUND = {  # what steps had once, and what they have instead: function, argument
     "word summed by GPUs": (word, (spec("int32", 3),), ["x"], [("early feed", "int32"), ("fetch", "int32")]),
     "word summed by hosts": (word_of_the_host, (spec("int32", 3),), ["x"], []),
     "branch on a value": (branch, (spec("float32", 4),), (), [("branch", "bool"), ("fetch", "bool")]),
+    "integers of a compiled function": (
+        lambda x: rounded(rounded(x)), (spec("float32", 4),), (), [("fetch", "int32")],
+    ),
     "branch on a value of the host": (
         lambda x, early: tf.cond(early, lambda: x + 1.0, lambda: x * 2.0),
         (spec("float32", 4), spec("bool", name="early")), ["early"], [("branch", "bool")],
