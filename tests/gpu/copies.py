@@ -237,7 +237,7 @@ class Audit:
             self._move(value, name, place, memory[argument])
         outputs = [_value(op.outputs[i], place, memory[given[i]], name=name, early=early) for i in used]
         if place == GPU and on_host is None:
-            for value in [value for value in outputs if value.dtype == tf.int32]:
+            for value in (value for value in outputs if value.dtype == tf.int32):
                 self._note("fetch", False, name, "result", value.dtype.name, value.bytes)
         on_device = DEVICE in (memory[argument] for argument in taken + given)
         if place == GPU and on_device and op.type not in _NO_KERNEL:

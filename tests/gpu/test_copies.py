@@ -31,8 +31,6 @@ STEPS = {  # flags, and the engine that connects two ranks
 }
 LONG = {
     "without XLA": ((), "horovod"),
-    "second phase without XLA": (("--optimizer=lars",), ""),
-    "matrices": (("--optimizer=muon",), ""),
     "bfloat16 on the way": (("--compression=bf16",), "horovod"),
     "compiled": (("--jit_compile",), "horovod"),
 }
@@ -212,9 +210,7 @@ FOUND = {  # what steps had once, and what they have instead: function, argument
     "word summed by GPUs": (word, (spec("int32", 3),), ["x"], [("early feed", "int32"), ("fetch", "int32")]),
     "word summed by hosts": (word_of_the_host, (spec("int32", 3),), ["x"], []),
     "branch on a value": (branch, (spec("float32", 4),), (), [("branch", "bool"), ("fetch", "bool")]),
-    "integers of a compiled function": (
-        lambda x: rounded(rounded(x)), (spec("float32", 4),), (), [("fetch", "int32")],
-    ),
+    "integers of a compiled function": (lambda x: rounded(rounded(x)), (spec("float32", 4),), (), [("fetch", "int32")]),
     "branch on a value of the host": (
         lambda x, early: tf.cond(early, lambda: x + 1.0, lambda: x * 2.0),
         (spec("float32", 4), spec("bool", name="early")), ["early"], [("branch", "bool")],
