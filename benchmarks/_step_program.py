@@ -13,6 +13,9 @@ import tensorflow as tf
 
 from benchmarks._step_protocol import serve, settings
 from hybrid_imagenet import models
+from hybrid_imagenet.comm import gpus
+
+gpus.load_cusolver()  # before the first use of a GPU
 
 
 def batch_of(options: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:

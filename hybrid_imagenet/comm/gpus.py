@@ -52,7 +52,7 @@ def load_cusolver() -> None:
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec and spec.submodule_search_locations) or ():
         for library in (Path(folder) / "cusolver/lib").glob("libcusolver.so.*"):
-            ctypes.CDLL(str(library))
+            _loads(str(library))
 
 
 def prefer_fast_kernels(environ: MutableMapping[str, str], persistent: bool = True) -> None:

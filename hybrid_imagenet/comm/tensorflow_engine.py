@@ -140,11 +140,10 @@ class TensorFlowCommunicator(ConnectedRanks):
           UserError: if the algorithm or grid does not fit the ranks and their hosts or devices, or the ranks have no
             way to find each other.
         """
-        del others  # their groups need no notice
         place = placement()
         nccl = bool(tf.config.get_visible_devices("GPU"))
-        if nccl:
-            check_on_gpus(settings)
+        for each in (settings, *others) if nccl else ():
+            check_on_gpus(each)
         keys, self.rank, self.size = join(place), place.rank, place.size
         self._host = TensorFlowCollectives(place.rank, place.size)
         self._take_places(place, keys or self.allgather_object(hosts.key()))

@@ -45,7 +45,7 @@ def conv2d(images: tf.Tensor, kernel: tf.Tensor, stride: int, pad: int) -> tf.Te
     size = kernel.shape[0]
     if has_gpu() and divides and (size, stride, pad) == (7, 2, 3) and channels <= _CELL // 4:
         # The shape is said again: a compiled function hides it, and with it ReLU from the graph optimizer.
-        cells = tf.reshape(on_gpu(_cells)(images), [-1, height // 2 + 3, width // 2 + 3, _CELL])
+        cells = tf.reshape(_cells(images), [-1, height // 2 + 3, width // 2 + 3, _CELL])
         return tf.nn.conv2d(cells, _kernel_of_cells(kernel), 1, "VALID")
     if not has_gpu() and divides and stride <= 2:
         if size == 1 and pad == 0:
@@ -72,11 +72,12 @@ def _plain(images: tf.Tensor, kernel: tf.Tensor, stride: int, pad: int) -> tf.Te
     return tf.nn.conv2d(images, kernel, stride, _padding(pad))
 
 
+@on_gpu
 def _cells(images: tf.Tensor) -> tf.Tensor:
     """[b, h, w, c] as squares of 2 x 2 pixels, with zeros around them: [b, h / 2 + 3, w / 2 + 3, _CELL].
 
-    A convolution of 7 x 7 with stride 2 is one of 4 x 4 squares. cuDNN fills channels up to 8 of which most would be
-    zeros, in passes of their own, and has slower kernels for the first.
+    A convolution of 7 x 7 with stride 2 is one of 4 x 4 squares. cuDNN pads 3 channels to 8, in a pass of its own, and
+    its kernels for so few channels are slower.
     """
     _, height, width, channels = images.shape
     cells = tf.reshape(images, [-1, height // 2, 2, width // 2, 2, channels])

@@ -1,7 +1,7 @@
 """Updates variables, moments, averages and the loss scale from reduced gradients, by one rule.
 
 A GPU needs some microseconds to start a kernel, whatever its work. Variable by variable an update of a ResNet-50 takes
-several hundred of them at the end of every step; over one vector of all variables it takes fewer than ten
+several hundred of them at the end of every step; over one vector of all variables it takes some ten
 (docs/dev/performance-log.md has the table). A processor has no such cost, and memory that is slow: there the vector
 would cost a fifth of a step of ResNet-50 on small images, and the rule runs for each large variable, in place. The many
 small ones are a vector there too: each program costs some hundredths of a second of the first step.
