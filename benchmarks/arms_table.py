@@ -27,7 +27,7 @@ class Arm:
       judge: returns the verdict; takes the arm's row, the row of `than`, and the machine.
       than: the arm that it is compared with; empty for none.
       small: what a rehearsal adds to the words.
-      gigabytes: of GPU memory that it takes at most.
+      gigabytes: of GPU memory that it takes at most: cuDNN tries kernels with some twice what a step uses.
       alone: it warms up without others beside it.
       timed: it waits for its turn (`scaling.wait_for_turn`); others run beside others of their kind.
       seconds: it may take before it is ready, and again from its turn on.

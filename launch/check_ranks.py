@@ -6,6 +6,9 @@ Where GPUs are visible each rank takes one of its own, so that the sum is NCCL's
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from hybrid_imagenet.comm.gpus import load_cusolver
+
+load_cusolver()
 hvd.init()
 gpus = tf.config.list_physical_devices("GPU")
 if gpus:

@@ -44,7 +44,7 @@ def conv2d(images: tf.Tensor, kernel: tf.Tensor, stride: int, pad: int) -> tf.Te
     divides = height is not None and width is not None and height % stride == 0 and width % stride == 0
     size = kernel.shape[0]
     if has_gpu() and divides and (size, stride, pad) == (7, 2, 3) and channels <= _CELL // 4:
-        # The shape is said again: a compiled function hides it, and with it ReLU from the graph optimizer.
+        # The result of a compiled function has no static shape, and without one ReLU is not fused with normalization.
         cells = tf.reshape(_cells(images), [-1, height // 2 + 3, width // 2 + 3, _CELL])
         return tf.nn.conv2d(cells, _kernel_of_cells(kernel), 1, "VALID")
     if not has_gpu() and divides and stride <= 2:

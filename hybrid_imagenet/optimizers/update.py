@@ -275,9 +275,9 @@ class Update:
         finite = tf.math.is_finite(totals)
         taken = tf.cast(finite, tf.int64)
         scaling = self._loss_scale.next(finite, scale, *counts[:_LOSS_SCALE_COUNTS])
-        hyper, (updates, *later) = self._by_name(scalars.hyper), counts[_LOSS_SCALE_COUNTS:]
-        later = [count + taken * tf.cast(hyper["phase"], tf.int64) for count in later]
-        lanes = [*scaling, updates + taken, *later, tf.sqrt(totals) * early.unscale]
+        hyper, (updates, *others) = self._by_name(scalars.hyper), counts[_LOSS_SCALE_COUNTS:]
+        others = [count + taken * tf.cast(hyper["phase"] > 0.5, tf.int64) for count in others]
+        lanes = [*scaling, updates + taken, *others, tf.sqrt(totals) * early.unscale]
         # All of one kernel, as sums of a common vector; scalars that are computed as such become a kernel each.
         scale, *counts, norm = (tf.reduce_sum(tf.where(_FIRST, lane, tf.zeros_like(lane))) for lane in lanes)
         layers = self._inner.layers(Measured(hyper, early.rule, early.unscale, square_sums))

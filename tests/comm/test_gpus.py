@@ -54,12 +54,12 @@ def test_the_cores_are_those_of_the_gpus_node(host):
 def test_cusolver_is_loaded_where_tensorflow_does_not_look(tmp_path, monkeypatch):
     library = tmp_path / "nvidia/cusolver/lib/libcusolver.so.11"
     library.parent.mkdir(parents=True)
-    (tmp_path / "nvidia/__init__.py").touch()
+    for file in (library, tmp_path / "nvidia/__init__.py"):
+        file.touch()
     loaded = []
     monkeypatch.setattr(gpus.ctypes, "CDLL", loaded.append)
     monkeypatch.delitem(sys.modules, "nvidia", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    library.touch()
     gpus.prepare(0, 1, {}, True, tmp_path)
     assert loaded == [str(library)]
 

@@ -74,7 +74,6 @@ class Copy:
     """A transfer in every step: a `fetch` comes from the GPU, a `feed` goes there; one of a control edge is empty.
 
     The operations of a `branch` start when its condition has gone to the GPU, which is done with all before by then.
-
     An `early feed` starts with the step, and so waits for the steps before and no more.
     """
 

@@ -179,8 +179,8 @@ def word_of_the_host(x):
         return word(x)
 
 
-def branch(x):
-    return tf.cond(x[0] > 0.0, lambda: x + 1.0, lambda: x * 2.0)
+def branch(x, early=None):
+    return tf.cond(x[0] > 0.0 if early is None else early, lambda: x + 1.0, lambda: x * 2.0)
 
 
 @tf.function(autograph=False, jit_compile=True)
@@ -211,10 +211,7 @@ FOUND = {  # what steps had once, and what they have instead: function, argument
     "word summed by hosts": (word_of_the_host, (spec("int32", 3),), ["x"], []),
     "branch on a value": (branch, (spec("float32", 4),), (), [("branch", "bool"), ("fetch", "bool")]),
     "integers of a compiled function": (lambda x: rounded(rounded(x)), (spec("float32", 4),), (), [("fetch", "int32")]),
-    "branch on a value of the host": (
-        lambda x, early: tf.cond(early, lambda: x + 1.0, lambda: x * 2.0),
-        (spec("float32", 4), spec("bool", name="early")), ["early"], [("branch", "bool")],
-    ),
+    "branch of the host": (branch, (spec("float32", 4), spec("bool", name="early")), ["early"], [("branch", "bool")]),
     "constant in the GPU's memory": (lambda x: moved(x, lambda: 0.0), (PIXELS,), (), [("fetch", "float32")]),
     "constant in the host's": (lambda x: moved(x, device._black), (PIXELS,), (), []),
 }  # fmt: skip

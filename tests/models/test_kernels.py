@@ -27,15 +27,16 @@ def traced_nodes(precision, name="resnet50"):
     return graph.get_operations(), convolutions
 
 
-def test_a_stem_on_squares_of_pixels_is_the_stem_on_pixels(monkeypatch):
+@pytest.mark.parametrize(("pad", "channels"), [(3, 3), (0, 3), (3, 8)])
+def test_a_stem_on_squares_of_pixels_is_the_stem_on_pixels(pad, channels, monkeypatch):
     random = np.random.default_rng(0)
-    images, kernel = (tf.constant(random.normal(size=shape)) for shape in ([2, 20, 24, 3], [7, 7, 3, 8]))
+    images, kernel = (tf.constant(random.normal(size=s)) for s in ([2, 20, 24, channels], [7, 7, channels, 8]))
     found = []
     for gpu in (False, True):
         monkeypatch.setattr(kernels, "has_gpu", lambda gpu=gpu: gpu)
         with tf.GradientTape() as tape:
             tape.watch(kernel)
-            outputs = kernels.conv2d(images, kernel, 2, 3)
+            outputs = kernels.conv2d(images, kernel, 2, pad)
             loss = tf.reduce_sum(outputs * tf.sin(outputs))
         found.append([outputs.numpy(), tape.gradient(loss, kernel).numpy()])
     for one, other in zip(*found, strict=True):

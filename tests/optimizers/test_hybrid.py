@@ -95,9 +95,12 @@ def test_first_step_by_hand():
     # t = 1/10 epoch of T = 1, lr N = 2.4: bounds 0.24 and 2.4 + 10000 - 1000. g = 2: m = 0.2, v = 0.004,
     # s = 0.001 sqrt(0.001) / 0.1 = 3.1623e-4; s / sqrt(v) = 0.005 is raised to 0.24: w = 1 - 0.24 * 0.2.
     lower, upper = lu_bounds(0.1, 1.0, 2.4)
-    runner = of_one(Hybrid(2.4), [[1.0]])
-    runner.step({"lower_bound": lower, "upper_bound": upper}, [np.array([[2.0]])])
-    np.testing.assert_allclose(runner.weights()[0], [[1.0 - 0.24 * 0.2]], rtol=1e-6)
+    for highest in (upper, 0.1):  # a bound below the lower one is raised to it
+        runner = of_one(Hybrid(2.4), [[1.0]])
+        runner.step({"lower_bound": lower, "upper_bound": highest}, [np.array([[2.0]])])
+        np.testing.assert_allclose(runner.weights()[0], [[1.0 - 0.24 * 0.2]], rtol=1e-6)
+    runner.step({"phase": 1.0}, [np.array([[2.0]])])
+    np.testing.assert_allclose(runner.optimizer.second_moment[0], [[0.004]], rtol=1e-6)
 
 
 def test_sgd_step_by_hand():

@@ -38,12 +38,6 @@ def line(*measured: GpuSpeed) -> Speed:
     return Speed(seconds[0] - slope * first.batch, slope, sources)
 
 
-def own_speed(gpu: str, precision: str) -> Speed | None:
-    """What this program has reached on a GPU (a key of `GPUS`); None where it has not run."""
-    found = published.speeds(gpu, precision, own=True)
-    return line(*found) if found else None
-
-
 @dataclasses.dataclass(frozen=True)
 class Cluster:
     """A cluster as the planner sees it; `gpu` is a key of `GPUS`, `speeds` are published ones by precision."""

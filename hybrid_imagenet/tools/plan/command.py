@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 
 from hybrid_imagenet.analysis.cost_model import Link
+from hybrid_imagenet.analysis.published import speeds
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.config.help import entries
 from hybrid_imagenet.errors import counted
 from hybrid_imagenet.runlog.summary import duration
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.plan import settings
-from hybrid_imagenet.tools.plan.clusters import own_speed
 from hybrid_imagenet.tools.plan.predict import MIB, Prediction, Way, best, ways
 
 _USAGE = """usage: hybrid-imagenet plan [--name=value ...]
@@ -57,10 +57,12 @@ def lines(plan: settings.Plan) -> list[str]:
         f"batch {alone.batch} per GPU, {alone.batch / alone.seconds:.0f} images/s on one GPU ({alone.source}); "
         f"link {_link(cluster.between)}, inside {_link(cluster.inside)}",
     ]
-    own = own_speed(cluster.gpu, "fp16")
-    if own is not None and plan.speed == "published" and plan.images_per_second is None:
-        reached = alone.batch / own.seconds(alone.batch)
-        found.append(f"this program has reached {reached:.0f} images/s at that batch: --speed=own plans with it")
+    if plan.speed == "published" and plan.images_per_second is None:
+        found += [
+            f"this program has reached {own.images_per_second:.0f} images/s at batch {own.batch}: --speed=own "
+            f"--per_gpu_batch={own.batch} plans with it"
+            for own in speeds(cluster.gpu, "fp16", own=True)
+        ]
     if plan.allreduce != "auto" and plan.allreduce not in offered:
         found.append(f"no cost formula is known for {plan.allreduce}: it is taken to cost what the ring does")
     found += ["", f"{'GPUs':>6} {'batch':>8} {'step ms':>8} {'comm ms':>8} {'exposed':>8} {'eff.':>7} {'images/s':>11} "

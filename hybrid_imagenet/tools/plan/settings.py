@@ -7,12 +7,12 @@ import json
 import math
 from collections.abc import Sequence
 
-from hybrid_imagenet.analysis.published import GPUS
+from hybrid_imagenet.analysis.published import GPUS, speeds
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.options import option, options_of, parse_arguments, parse_value
-from hybrid_imagenet.tools.plan.clusters import CLUSTERS, INSIDE, LINKS, Cluster, own_speed, parse_link
+from hybrid_imagenet.tools.plan.clusters import CLUSTERS, INSIDE, LINKS, Cluster, line, parse_link
 from hybrid_imagenet.tools.plan.layers import MODELS, layers_of
 from hybrid_imagenet.tools.plan.predict import Job
 
@@ -102,11 +102,15 @@ def _one_gpu(plan: Plan, cluster: Cluster) -> OneGpu:
             raise UserError(f"--precision={plan.precision}: --speed={plan.speed} has its own; omit it")
         return read_report(plan.speed, plan.model, plan.per_gpu_batch)
     precision, title = plan.precision or next(iter(cluster.speeds)), GPUS[cluster.gpu].title
-    speed = cluster.speeds.get(precision) if plan.speed == "published" else own_speed(cluster.gpu, precision)
+    if plan.speed == "published":
+        flag, kind, speed = f"precision={precision}", precision, cluster.speeds.get(precision)
+    else:
+        flag, kind = "speed=own", f"{precision} at batch {batch}"
+        measured = speeds(cluster.gpu, precision, own=True)
+        speed = next((line(one) for one in measured if one.batch == batch), None)
     if speed is None:
-        flag = f"precision={precision}" if plan.speed == "published" else "speed=own"
         raise UserError(
-            f"--{flag}: none is known for {title} in {precision}; give --images_per_second, or "
+            f"--{flag}: none is known for {title} in {kind}; give --images_per_second, or "
             "--speed=FILE with the report.json of hybrid-imagenet bench gpu"
         )
     # Other networks are taken to run at ResNet-50's operations per second.
