@@ -166,13 +166,11 @@ def test_the_files_of_a_path_import_each_other(heading):
         reached += found
         left = [other for other in left if other not in found]
     assert not left, f"joined to no other file: {left}"
-    assert len(reached) <= 12
 
 
 def test_each_file_of_the_path_of_a_gradient_is_joined_to_another():
     """They are no chain: the optimizer calls a communicator, and the update a rule, that it is given."""
     files = [PACKAGE / name for name in paths_of_the_page()[GRADIENT]]
-    assert len(files) == 10
     assert all(any(joined(file, other) for other in files if other != file) for file in files)
 
 
@@ -180,7 +178,6 @@ def test_the_paths_of_the_page_are_there():
     wanted = {f"The path of {what}" for what in ("an image", "the command line", "an option")}
     found = paths_of_the_page()
     assert {GRADIENT, *wanted} <= set(found)
-    assert len(found["The path of an option"]) == 7
 
 
 def test_nothing_in_the_package_needs_the_checkout():

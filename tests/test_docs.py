@@ -1,6 +1,5 @@
-"""Users' pages: commands parse, run and exit with 0, links and flags exist, words and sentences are plain."""
+"""Users' pages: commands parse, run and exit with 0; links and flags exist."""
 
-import contextlib
 import importlib.util
 import os
 import pathlib
@@ -26,23 +25,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [
     ROOT / "docs" / f"{name}.md" for name in ("tutorial-own-images", "tutorial-imagenet", "tuning", "faq", "glossary")
 ]
-USERS_PAGES = sorted(
-    [
-        ROOT / "README.md",
-        *(ROOT / "docs").glob("*.md"),
-        *(ROOT / "examples").glob("*.md"),
-        ROOT / "docs" / "studies" / "README.md",
-    ]
-)
 ALL_PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])
-LONGEST_MEAN = 20  # words of a sentence
-# Phrases only: their words alone are also right.
-AVOIDED = re.compile(
-    r"\b(?:go(?:es|ing)? on|went on|anew|of one's own|on the wire|so many|so much|so long|(?:is|are) (?:told|said)|"
-    r"says so|leaves? out|left out|come and go|cannot be told|told apart|tells? apart|for ever|inside of|the opposite|"
-    r"made-up|vanish(?:ed|es)? on|contestants?|yardstick|mend(?:ed|s)?|data sets?)\b",
-    re.I,
-)
 PARSERS = {
     "train": config.resolve,
     "evaluate": lambda words: evaluate._parser().parse_args(words),
@@ -177,25 +160,6 @@ def test_every_page_can_be_reached():
     )
 
 
-def sentences(page):
-    """The sentences of a page outside of blocks, tables and headings, as lists of words; a list's entry ends one."""
-    text = "\n\n".join(text for language, text in blocks(page) if language == "prose")
-    text = re.sub(r"^(?:\||#|!\[|\[!|    ).*$", "", text, flags=re.M)
-    text = re.sub(r"^\s*(?:[-*]|\d+\.) ", "\n\n", text, flags=re.M)
-    for paragraph in re.split(r"\n\s*\n", text):
-        for sentence in re.split(r"(?<=[.!?:])[)*\"]*\s+", paragraph):
-            if words := sentence.split():
-                yield words
-
-
-@pytest.mark.parametrize("page", USERS_PAGES, ids=lambda page: os.fspath(page.relative_to(ROOT)))
-def test_words_and_sentences_are_plain(page):
-    prose = "".join(text for language, text in blocks(page) if language == "prose")
-    assert not (found := AVOIDED.findall(" ".join(prose.split()))), found
-    lengths = [len(words) for words in sentences(page)]
-    assert sum(lengths) <= LONGEST_MEAN * len(lengths), sum(lengths) / len(lengths)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_flags_in_the_text_exist(page):
     """Of the training program or of a command."""
@@ -206,21 +170,11 @@ def test_flags_in_the_text_exist(page):
     assert named <= known, named - known
 
 
-def test_help_is_plain(capsys):
-    for command in __main__.COMMANDS:
-        with contextlib.suppress(SystemExit):
-            __main__.main([command, "--help=all" if command == "train" else "--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert len(shown) > 10000
-    assert not (found := AVOIDED.findall(shown)), found
-
-
 def test_the_api_reference_has_every_public_name():
     spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "dev" / "reference.py")
     reference = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(reference)
     text = reference.api()
-    assert not (found := AVOIDED.findall(text)), found
     headings = set(re.findall(r"^##+ (.*)$", text, re.M))
     assert {f"hi.{name}" for name in hi.__all__} <= headings
     assert {f"hi.order.{name}" for name in hi.order.__all__} <= headings
