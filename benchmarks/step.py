@@ -24,7 +24,7 @@ from hybrid_imagenet.benchmarks.scaling import wait_for_turn
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.environment import choose_onednn
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.numerics.depths import DEPTHS, STEMS, WIDTH
+from hybrid_imagenet.numerics.depths import DEPTHS, STEMS, VERSION_1, WIDTH
 from hybrid_imagenet.tools import command_line
 
 OURS = "hybrid"
@@ -110,7 +110,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = command_line.Parser(prog="python -m benchmarks step", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--batch", type=command_line.positive, default=16, help="images per step")
     parser.add_argument("--image_size", type=command_line.positive, default=224, help="pixels")
-    parser.add_argument("--model", default="resnet50", choices=sorted(DEPTHS), help="network")
+    parser.add_argument("--model", default="resnet50", choices=sorted(set(DEPTHS) - set(VERSION_1)), help="network")
     parser.add_argument(
         "--model_width", dest="width", type=command_line.positive, default=WIDTH, help="channels of the first stage"
     )

@@ -1,4 +1,7 @@
-"""ResNet v1.5 of 18, 34, 50, 101 and 152 layers (He et al. 2015, the stride in the 3x3 convolution as in Goyal et al.).
+"""ResNets of 18, 34, 50, 101 and 152 layers (He et al. 2015).
+
+Bottleneck blocks are v1.5, with the stride in the 3x3 convolution as in Goyal et al. §5.1. The networks in
+`numerics.depths.VERSION_1` have it in the first 1x1 convolution, as He et al. print it.
 
 Depths, widths and stems, also those for small images, are in `numerics.depths`.
 """
@@ -9,7 +12,7 @@ import keras
 
 from hybrid_imagenet.models.blocks import Builder
 from hybrid_imagenet.models.layers import BlurPool, MaxPool2D
-from hybrid_imagenet.numerics.depths import BASIC, DEPTHS, WIDTH
+from hybrid_imagenet.numerics.depths import BASIC, DEPTHS, VERSION_1, WIDTH
 
 _EXPANSION = 4
 
@@ -28,7 +31,11 @@ def build(
     The first stage has `width` channels, each later one twice those before. The stem is that for ImageNet, 7x7 with
     stride 2 and a pooling, or for small images a 3x3 convolution (He et al. 2015, 4.2), also with stride 2.
     """
-    block = _basic if name in BASIC else _bottleneck
+    block = _bottleneck
+    if name in BASIC:
+        block = _basic
+    elif name in VERSION_1:
+        block = _bottleneck_v1
     image = builder.images(image_size)
     if stem == "imagenet":
         x = builder.conv_norm_relu(image, width, 7, stride=2, name="stem")
@@ -46,8 +53,17 @@ def build(
     return keras.Model(image, builder.logits(x, num_classes), name=name)
 
 
+def _bottleneck_v1(builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str) -> keras.KerasTensor:
+    """Adds 1x1 down with the stride, 3x3, 1x1 up to four times the width, plus the shortcut."""
+    shortcut = _shortcut(builder, x, _EXPANSION * width, stride, name)
+    y = builder.conv_norm_relu(x, width, 1, stride=stride, name=f"{name}_1")
+    y = builder.conv_norm_relu(y, width, 3, name=f"{name}_2")
+    y = builder.conv(y, _EXPANSION * width, 1, name=f"{name}_3_conv")
+    return _join(builder, y, shortcut, name, "3")
+
+
 def _bottleneck(builder: Builder, x: keras.KerasTensor, width: int, stride: int, name: str) -> keras.KerasTensor:
-    """1x1 down, 3x3 (which carries the stride), 1x1 up to four times the width, plus the shortcut."""
+    """Adds 1x1 down, 3x3 with the stride, 1x1 up to four times the width, plus the shortcut."""
     shortcut = _shortcut(builder, x, _EXPANSION * width, stride, name)
     y = builder.conv_norm_relu(x, width, 1, name=f"{name}_1")
     y = builder.conv_norm_relu(y, width, 3, stride=stride, name=f"{name}_2")

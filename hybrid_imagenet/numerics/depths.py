@@ -10,6 +10,9 @@ DEPTHS = {
     "resnet50": (3, 4, 6, 3),
     "resnet101": (3, 4, 23, 3),
     "resnet152": (3, 8, 36, 3),
+    "resnet50_v1": (3, 4, 6, 3),
+    "resnet101_v1": (3, 4, 23, 3),
+    "resnet152_v1": (3, 8, 36, 3),
 }
 """Residual blocks by stage.
 
@@ -18,6 +21,12 @@ smallest network for CIFAR-10 (4.2, n = 1) where its stem is 3x3 and its width 1
 """
 BASIC = ("resnet8", "resnet10", "resnet18", "resnet34")
 """Networks of two 3x3 convolutions per block; the others have 1x1, 3x3, 1x1."""
+VERSION_1 = ("resnet50_v1", "resnet101_v1", "resnet152_v1")
+"""Networks with the stride of a block in its first 1x1 convolution, as He et al. 2015 print it.
+
+The other bottleneck networks are v1.5, with the stride in the 3x3 convolution (Goyal et al. §5.1). Both have the same
+parameters. v1.5 needs 4.1 instead of 3.9 billion multiply-adds at 224 pixels and is about half a point more accurate.
+"""
 WIDTH = 64
 """Channels of the first stage; each later stage has twice as many."""
 STEMS = ("imagenet", "3x3", "3x3_stride2")

@@ -8,6 +8,8 @@ has its momentum rise with the batch as well (MLPerf's table: .952 at 64K). Read
 above the line, it is `--momentum_rule=noise_scale_inverse`, m = 1 - 0.1 B / 32768: .8 at 64K.
 
 An epoch on their clusters lasts 1.4 to 2.5 s, so validations and checkpoints are four epochs apart.
+
+Weight decay is the default, 1e-4: they print none.
 """
 
 _COMMON = {

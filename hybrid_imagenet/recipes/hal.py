@@ -1,7 +1,8 @@
 """The NCSA HAL benchmark: torchvision's ResNet-50 under distributed data parallel training.
 
 It uses the official implementation of PyTorch, whose example gives all parameters to one optimizer: biases and the
-scales and offsets of normalization decay as well.
+scales and offsets of normalization decay as well. The learning rate warms up from 0, as in the authors' code; Goyal et
+al. start at the rate of one GPU.
 """
 
 from hybrid_imagenet.recipes import Recipe
@@ -17,6 +18,7 @@ RECIPE = Recipe(
         "lr_scaling": "batch",
         "lr_schedule": "step",
         "warmup_epochs": 5.0,
+        "warmup_start_lr": 0.0,
         "per_gpu_batch": 208,
         "augmentation": "inception",
         "batch_norm": "moving",

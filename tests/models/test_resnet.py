@@ -75,6 +75,7 @@ def weights_in_order(model):
     [
         ("resnet18", 40, 64, "imagenet"),
         ("resnet50", 40, 64, "imagenet"),
+        ("resnet50_v1", 40, 16, "imagenet"),
         ("resnet8", 28, 6, "3x3"),
         ("resnet50", 24, 6, "3x3_stride2"),
     ],

@@ -4,7 +4,7 @@ import pathlib
 
 from hybrid_imagenet import comm, config, train
 
-WARMUPS = ("hybrid", "hybrid_p40")  # one epoch of AdaBound, one of SGD
+WARMUPS = ("hybrid", "hybrid_p40", "lu_as_printed")  # one epoch of AdaBound, one of SGD
 
 
 def train_recipe(name: str, folder: str) -> list:

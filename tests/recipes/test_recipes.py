@@ -66,6 +66,23 @@ def test_hybrid_on_cluster_1():
     assert sum(row.steps for row in rows) == -(-90 * IMAGENET // 6144)
 
 
+def test_lu_as_printed_follows_the_formulas_of_the_paper_to_the_letter():
+    """Lu et al. §2.2.1: t is the number of the epoch, the exponent of κ too; no momentum; decay of all weights."""
+    rows = plan("lu_as_printed", 24)
+    assert {row.global_batch for row in rows} == {6144}
+    for epoch in range(1, 11):
+        upper = 2.4 + 1 / (0.001 * epoch) - 1 / (0.001 * 10)
+        assert rows[epoch - 1].bounds == pytest.approx((epoch / 10 * 2.4, upper))
+    assert [row.learning_rate for row in rows[10:]] == pytest.approx([2.4 * 0.9**epoch for epoch in range(11, 91)])
+    assert {row.momentum for row in rows} == {0.0}
+    resolved = config.resolve(["--recipe=lu_as_printed"], 24)
+    assert resolved.model == "resnet50_v1"
+    arguments = derived.optimizer_arguments(resolved)
+    assert (arguments["decay_all"], arguments["bias_correction"]) == (True, False)
+    # The coefficient of LARS, which the paper does not print, gives MLPerf's relative step at this batch in epoch 11.
+    assert resolved.chosen["lars_eta"] * 2.4 * 0.9**11 == pytest.approx(0.141, abs=5e-4)
+
+
 def test_cluster_2_has_half_the_batch_and_the_same_rates():
     first, second = plan("hybrid", 24)[20], plan("hybrid_p40", 24)[20]
     assert (first.global_batch, second.global_batch) == (6144, 3072)
@@ -74,9 +91,9 @@ def test_cluster_2_has_half_the_batch_and_the_same_rates():
 
 
 def test_goyal_and_hal_reach_their_linear_scaling_rates():
-    for name, gpus, peak in (("gradual_warmup", 256, 3.2), ("hal", 64, 5.2)):
+    for name, gpus, start, peak in (("gradual_warmup", 256, 0.1, 3.2), ("hal", 64, 0.0, 5.2)):
         rows = plan(name, gpus)
-        assert rows[0].learning_rate == pytest.approx(0.1)
+        assert rows[0].learning_rate == pytest.approx(start)
         found = [rows[epoch].learning_rate for epoch in (5, 29, 31, 59, 61, 79, 81)]
         expected = [peak, peak, peak / 10, peak / 10, peak / 100, peak / 100, peak / 1000]
         assert found == pytest.approx(expected)
@@ -247,7 +264,8 @@ def test_the_tables_by_number_of_gpus_reach_the_batches_they_name(page, count):
 
 def test_the_page_of_recipes_names_each_once():
     text = (pathlib.Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
-    assert re.findall(r"^\| `(\w+)` \|", text, re.M) == NAMES
+    (section,) = re.findall(r"^## All recipes\n(.*?)^## ", text, re.M | re.S)
+    assert re.findall(r"^\| `(\w+)` \|", section, re.M) == NAMES
 
 
 def test_the_page_on_tuning_has_the_numbers_of_the_recipe():

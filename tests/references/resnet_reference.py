@@ -1,4 +1,4 @@
-"""Oracle for ResNet v1.5: forward pass in NumPy float64, after He et al. 2015 (table 1, fig. 5) and G (5.1).
+"""Oracle for ResNet v1 and v1.5: forward pass in NumPy float64, after He et al. 2015 (table 1, fig. 5) and G (5.1).
 
 Weights come in the order in which the network is described: stem, then for each block its projection (if it has one)
 and its convolutions, each followed by the scale and offset (and inference mean and variance) of its normalization,
@@ -15,6 +15,7 @@ BLOCKS = {
     "resnet50": (3, (3, 4, 6, 3)),
     "resnet101": (3, (3, 4, 23, 3)),
     "resnet152": (3, (3, 8, 36, 3)),
+    "resnet50_v1": (3, (3, 4, 6, 3)),
 }
 
 
@@ -49,10 +50,9 @@ class Network:
             mean, variance = x.mean(axis=(0, 1, 2)), x.var(axis=(0, 1, 2))
         return (x - mean) / np.sqrt(variance + self.epsilon) * scale + offset
 
-    def block(self, x, convolutions, stride, projected):
-        """A residual block; the stride is in its 3x3 convolution (the first of two, the second of three)."""
+    def block(self, x, convolutions, stride, projected, strided):
+        """A residual block; `strided` is the index of the convolution that has the stride."""
         shortcut = self.unit(x, stride) if projected else x
-        strided = 0 if convolutions == 2 else 1
         for index in range(convolutions):
             x = self.unit(x, stride if index == strided else 1)
             if index < convolutions - 1:
@@ -71,7 +71,9 @@ def logits(name, x, convolutions, classifier, *, stem="imagenet", epsilon=1e-5, 
         for index in range(count):
             stride = 2 if stage > 0 and index == 0 else 1
             projected = index == 0 and (per_block == 3 or stage > 0)
-            x = network.block(x, per_block, stride, projected)
+            # v1 (He et al. 2015) has the stride in the first 1x1, v1.5 (Goyal et al., 5.1) in the 3x3.
+            strided = 0 if per_block == 2 or name.endswith("_v1") else 1
+            x = network.block(x, per_block, stride, projected, strided)
     kernel, bias = classifier
     return x.mean(axis=(1, 2)) @ kernel + bias
 

@@ -1,6 +1,4 @@
-"""Counts parameters and operations of networks by layer: residual ones after He et al., with the stride in the 3x3, and
-AlexNet-BN of Jia et al.
-"""
+"""Counts parameters and operations of networks by layer: ResNets of He et al. and AlexNet-BN of Jia et al."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import dataclasses
 import itertools
 
 from hybrid_imagenet.analysis.cost_model import Layer
-from hybrid_imagenet.numerics.depths import BASIC, DEPTHS
+from hybrid_imagenet.numerics.depths import BASIC, DEPTHS, VERSION_1
 
 MODELS = (*DEPTHS, "alexnet_bn")
 _ALEXNET = ((11, 96, 4, 2, 3), (5, 256, 1, 2, 3), (3, 384, 1, 1, 0), (3, 384, 1, 1, 0), (3, 256, 1, 1, 3))
@@ -34,7 +32,9 @@ def layers_of(model: str, image_size: int = 224, classes: int = 1000) -> list[La
                 shapes = [(1, channels, width), (3, width, width), (1, width, out)]
             after = _half(side) if stride == 2 else side
             for kernel, inputs, outputs in shapes:
-                before_stride = bottleneck and (kernel, inputs) == (1, channels) and outputs == width
+                before_stride = (
+                    bottleneck and model not in VERSION_1 and (kernel, inputs) == (1, channels) and outputs == width
+                )
                 layers.append(_convolution(kernel, inputs, outputs, side if before_stride else after))
             if channels != out or stride == 2:
                 layers.append(_convolution(1, channels, out, after))
