@@ -1,0 +1,40 @@
+"""Short trainings end with the same bits as before the restructuring.
+
+A digest that differs needs a reason and a bound in the commit that changes it; `python -m tests.guard.record` then
+records the new one.
+"""
+
+import pytest
+
+from tests.guard import hashes, record, runs
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("guarded-digits")
+    record.write_digits(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected():
+    digests = hashes.load()
+    if not digests:
+        pytest.skip(f"no digests for this kind of machine ({hashes.key()}); see tests/guard/hashes.py")
+    return digests
+
+
+def names():
+    for name, run in runs.RUNS.items():
+        if run.ranks > 1:  # pools have two or four ranks
+            yield pytest.param(name, marks=[] if name in runs.ALWAYS else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", names())
+def test_training_ends_with_the_recorded_bits(pools, digits, expected, tmp_path, name):
+    digests = pools[runs.RUNS[name].ranks].call(runs.digest, name, str(digits), str(tmp_path / "run"))
+    assert digests[0] == expected[name]
+
+
+def test_every_guarded_run_has_a_digest(expected):
+    assert set(expected) == set(runs.RUNS)
