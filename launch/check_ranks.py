@@ -3,12 +3,17 @@
 Where GPUs are visible each rank takes one of its own, so that the sum is NCCL's.
 """
 
+import contextlib
+
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hybrid_imagenet.comm.gpus import load_cusolver
+# TensorFlow 2.21 finds no GPU unless cuSOLVER is loaded first. While an image is built, the sources of the package are
+# not there yet, so that a change of the program does not build Horovod again; there is no GPU there either.
+with contextlib.suppress(ModuleNotFoundError):
+    from hybrid_imagenet.comm.gpus import load_cusolver
 
-load_cusolver()
+    load_cusolver()
 hvd.init()
 gpus = tf.config.list_physical_devices("GPU")
 if gpus:

@@ -5,6 +5,7 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,48 @@ def test_the_dockerfile_is_clean():
 def test_what_the_image_needs_is_not_ignored_by_docker():
     shown = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert {"flags", "hybrid_imagenet", "launch", "pyproject.toml", "setup.py"} <= shown
+
+
+STUB_HOROVOD = """
+Sum = None
+init = lambda: None
+rank = local_rank = lambda: 0
+size = lambda: 2
+allreduce = lambda value, op: 3.0
+"""
+STUB_TENSORFLOW = """
+import contextlib, types
+constant = float
+device = lambda name: contextlib.nullcontext()
+config = types.SimpleNamespace(list_physical_devices=lambda kind: [])
+"""
+
+
+@pytest.mark.parametrize("stage", ["cpu-build", "gpu-build"])
+def test_check_of_two_ranks_needs_only_files_that_the_image_build_has_copied(stage, tmp_path):
+    """The image is built by launch/setup.sh before the sources of the package are copied."""
+    stub, build = tmp_path / "stub", tmp_path / "build"
+    (stub / "horovod").mkdir(parents=True)
+    (stub / "horovod" / "__init__.py").touch()
+    (stub / "horovod" / "tensorflow.py").write_text(STUB_HOROVOD)
+    (stub / "tensorflow.py").write_text(STUB_TENSORFLOW)
+    commands = (ROOT / "Dockerfile").read_text().partition(f"AS {stage}")[2].partition("RUN launch/setup.sh")[0]
+    copies = [line.split()[1:] for line in commands.splitlines() if line.startswith("COPY ")]
+    assert ["launch", "launch"] in copies
+    for *sources, target in copies:
+        for source in sources:
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, build / target)
+            else:
+                (build / target).mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / source, build / target)
+    result = subprocess.run(
+        [sys.executable, build / "launch" / "check_ranks.py"],
+        env={"PYTHONPATH": f"{stub}:{build}"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout == "rank 0 of 2: sum 3.0\n", result.stderr
 
 
 def test_the_container_user_gets_an_sshd_that_a_user_can_run(tmp_path):
