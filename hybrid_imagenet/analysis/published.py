@@ -186,7 +186,8 @@ GPU_SPEEDS = (
     GpuSpeed(_MXNET + ", 16 GB", "v100", "fp16", 192, 1376),
     GpuSpeed(_MXNET + ", 32 GB", "v100", "fp16", 256, 1492),
     GpuSpeed(_MXNET + ", 16 GB", "v100", "fp32", 96, 384),
-    # 758 images/s in FP32 on a V100 (Table 3.2) is more than its FP32 units can compute; it is left out.
+    # The 758 images/s in FP32 on a V100 (Table 3.2) are left out, because they take 18.6 TFLOP/s, and the GPU's peak is
+    # 15.7 (docs/dev/gpu-figures.md).
     GpuSpeed("Lu et al., Table 3.2", "v100", "fp16", 256, LU_SINGLE_V100["fp16", 256]),
     GpuSpeed("Lu et al., Table 3.2", "v100", "fp16", 128, LU_SINGLE_V100["fp16", 128]),
     GpuSpeed("Lu et al., section 3.2.2", "p40", "fp32", 128, LU_SINGLE_P40),

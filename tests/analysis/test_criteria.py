@@ -5,9 +5,13 @@ import math
 import pytest
 
 from hybrid_imagenet.analysis import criteria, published
+from hybrid_imagenet.tools.plan.layers import layers_of
 from studies.decay import JIA_ABLATION
 from tests.references import criteria_reference as h
 from tests.tools.plan.efficiencies import EFFICIENCIES
+
+# The peak that NVIDIA states for a V100 SXM2 in FP32.
+V100_FP32_TERAFLOPS = 15.7
 
 
 def seconds(epochs, images_per_second, single):
@@ -38,6 +42,15 @@ def test_cluster_2_with_fp16_is_not_at_94_percent():
     """6903 of 7080 images/s is 97.5 %; 94 % would be 6655 images/s."""
     assert criteria.scaling_efficiency(6903, 295, 24) == pytest.approx(0.975, abs=5e-4)
     assert pytest.approx(6655, abs=1) == 0.94 * 7080
+
+
+@pytest.mark.parametrize(("model", "expected"), [("resnet50", 18.6), ("resnet50_v1", 17.5)])
+def test_fp32_speed_of_table_3_2_takes_more_than_the_peak_of_a_v100(model, expected):
+    """Each multiply-add is two operations, and the backward pass takes twice as many as the forward pass."""
+    operations = 2 * 3 * sum(layer.operations for layer in layers_of(model))
+    teraflops = published.LU_SINGLE_V100["fp32", 128] * operations / 1e12
+    assert teraflops == pytest.approx(expected, abs=0.05)
+    assert teraflops > V100_FP32_TERAFLOPS
 
 
 @pytest.mark.parametrize("table", ["3.7", "3.8", "3.9"])
