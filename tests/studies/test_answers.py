@@ -1,0 +1,165 @@
+"""Numbers that the pages quote from the studies follow from the runs in docs/studies."""
+
+import csv
+import math
+import pathlib
+
+import pytest
+
+from studies.statistics import estimate, oscillation
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+STUDIES = "studies/README.md"
+CLAIMS = "dev/claims.md"
+FIGURE = "studies/figure-3-1.md"
+HANDOVER = "studies/handover.md"
+
+# Hybrid with its default readings at 1,024 images, with two relative steps of LARS.
+STEP_1_9 = ("figure-3-1", "hybrid_1024")
+STEP_0_94 = ("handover", "default")
+SGD_1024 = ("figure-3-1", "sgd_kappa_1024")
+ADABOUND_1024 = ("figure-3-1", "adabound_1024")
+NESTEROV_1024 = ("handover", "nesterov")
+CHOSEN_1024 = ("handover", "handover")
+CHOSEN_256 = ("handover-256", "handover")
+
+
+def runs(study, arm):
+    """The runs of an arm by seed."""
+    with (DOCS / "studies" / f"{study}.csv").open() as file:
+        return {int(row["seed"]): row for row in csv.DictReader(file) if row["arm"] == arm}
+
+
+def top1(run):
+    return 100 * float(run["val_top1"])
+
+
+def curve(run, split):
+    return [100 * float(value) for value in run[f"{split}_top1_by_epoch"].split()]
+
+
+def zigzag(run):
+    """The oscillation in the second half of the run."""
+    values = curve(run, "val")
+    return oscillation(values[len(values) // 2 :])
+
+
+def change_after_warmup(run):
+    """The change of training top-1 in the epoch after T, which is 3 in these studies."""
+    third, fourth = curve(run, "train")[2:4]
+    return fourth - third
+
+
+def difference(first, second, metric=top1):
+    """The mean of the first arm's metric minus the second's over pairs of equal seeds, with its interval."""
+    one, other = runs(*first), runs(*second)
+    return estimate([metric(one[seed]) - metric(other[seed]) for seed in sorted(one.keys() & other.keys())])
+
+
+def epochs_to_target(run):
+    return float(run["epochs_to_target"] or "nan")
+
+
+def delay(first, second):
+    """How many epochs later the first arm reaches its target, over the seeds in which both do."""
+    one, other = runs(*first), runs(*second)
+    delays = [epochs_to_target(one[seed]) - epochs_to_target(other[seed]) for seed in sorted(one)]
+    return estimate([value for value in delays if not math.isnan(value)])
+
+
+def mean_of(arm, metric=top1):
+    return estimate([metric(run) for run in runs(*arm).values()])
+
+
+def check(found, text, pages):
+    """Compares an estimate with a text such as "+1.72 ± 0.72", and looks for the text in pages."""
+    mean, half_width = (float(part) for part in text.split(" ± "))
+    digits = len(text.split(".")[-1])
+    assert found.mean == pytest.approx(mean, abs=0.51 * 10**-digits)
+    assert found.half_width == pytest.approx(half_width, abs=0.51 * 10**-digits)
+    for page in pages:
+        assert text in (DOCS / page).read_text(), page
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text", "pages"),
+    [
+        (STEP_1_9, SGD_1024, "+1.72 ± 0.72", [STUDIES, CLAIMS, FIGURE]),
+        (STEP_0_94, SGD_1024, "+2.91 ± 0.71", [STUDIES, CLAIMS]),
+        (STEP_1_9, NESTEROV_1024, "-1.10 ± 0.89", [STUDIES]),
+        (STEP_0_94, NESTEROV_1024, "+0.09 ± 0.75", [STUDIES]),
+        (STEP_1_9, ADABOUND_1024, "-0.05 ± 0.41", [STUDIES, CLAIMS]),
+        (STEP_0_94, ADABOUND_1024, "+1.14 ± 0.40", [STUDIES, CLAIMS]),
+        (STEP_0_94, STEP_1_9, "1.19 ± 0.35", [STUDIES]),
+        (ADABOUND_1024, SGD_1024, "+1.77 ± 0.61", [CLAIMS]),
+        (("figure-3-1", "hybrid_256"), ("figure-3-1", "sgd_kappa_256"), "-0.43 ± 0.34", [CLAIMS, FIGURE]),
+        (("figure-3-1", "hybrid_256"), ("figure-3-1", "adabound_256"), "+1.79 ± 0.32", [CLAIMS]),
+        (("figure-3-1", "adabound_256"), ("figure-3-1", "sgd_kappa_256"), "-2.22 ± 0.37", [CLAIMS]),
+        (("warmup-method", "linear_256"), ("warmup-method", "adabound_256"), "0.27 ± 0.23", [CLAIMS, STUDIES]),
+        (("warmup-method", "adabound_1024"), ("warmup-method", "linear_1024"), "-0.06 ± 0.53", [CLAIMS]),
+        (("warmup_epochs", "T3"), ("warmup_epochs", "T1"), "0.81 ± 1.24", [CLAIMS]),
+        (("warmup_epochs", "T3"), ("warmup_epochs", "T5"), "1.14 ± 2.08", [CLAIMS]),
+        (("warmup_epochs", "T1"), ("warmup_epochs", "T5"), "0.34 ± 0.90", [CLAIMS]),
+        (("precision", "bf16"), ("precision", "fp32"), "-0.19 ± 0.31", [CLAIMS]),
+        (("batch_norm", "last"), ("batch_norm", "moving"), "+0.03 ± 0.10", [CLAIMS]),
+        (("batch_norm", "moving"), ("batch_norm", "sync"), "+0.30 ± 0.49", [CLAIMS]),
+        (("batch_norm", "sync"), ("batch_norm", "random"), "-0.33 ± 0.57", [CLAIMS]),
+        (("initialization", "kaiming"), ("initialization", "xavier"), "-0.65 ± 3.22", [CLAIMS]),
+        (("initialization", "kaiming"), ("initialization", "gaussian"), "+0.60 ± 1.06", [CLAIMS]),
+        (("gamma", "zero"), ("gamma", "one"), "+1.67 ± 1.02", [CLAIMS]),
+        (("batch_size_control", "exp1"), ("batch_size_control", "reference"), "0.27 ± 3.62", [CLAIMS]),
+        (("batch_size_control", "reference"), ("batch_size_control", "exp2"), "0.44 ± 8.58", [CLAIMS]),
+        (("batch_size_control", "reference"), ("batch_size_control", "exp3"), "0.01 ± 7.18", [CLAIMS]),
+        (("batch_size_control", "reference"), ("batch_size_control", "exp4"), "1.56 ± 8.77", [CLAIMS]),
+        (("batch_size_control", "exp2"), ("batch_size_control", "54K"), "+0.16 ± 2.41", [CLAIMS]),
+        (("decay", "lars_all"), ("decay", "sgd_all"), "-0.60 ± 1.22", [CLAIMS, "papers.md"]),
+        (("decay-2048", "lars_all"), ("decay-2048", "sgd_all"), "-0.16 ± 1.15", [CLAIMS, "papers.md"]),
+        (("decay", "lars"), ("decay", "lars_all"), "+0.46 ± 0.91", [CLAIMS]),
+    ],
+)
+def test_quoted_difference_follows_from_the_runs(first, second, text, pages):
+    check(difference(first, second), text, pages)
+
+
+@pytest.mark.parametrize(
+    ("arm", "text"),
+    [(STEP_1_9, "80.42 ± 0.31"), (STEP_0_94, "81.61 ± 0.30"), (CHOSEN_1024, "83.26 ± 0.26")],
+)
+def test_quoted_accuracy_of_hybrid_at_1024_follows_from_the_runs(arm, text):
+    check(mean_of(arm), text, [STUDIES, HANDOVER])
+
+
+@pytest.mark.parametrize(
+    ("arm", "text", "pages"),
+    [
+        (STEP_1_9, "14.7 ± 1.0", [CLAIMS, FIGURE]),
+        (STEP_0_94, "6.9 ± 1.6", [CLAIMS, FIGURE, HANDOVER]),
+        (CHOSEN_1024, "3.0 ± 1.2", [CLAIMS, STUDIES, HANDOVER]),
+        (CHOSEN_256, "2.9 ± 0.3", [CLAIMS, STUDIES, HANDOVER]),
+        (("handover-256", "default"), "0.4 ± 0.8", [HANDOVER]),
+        (("figure-3-1", "hybrid_256"), "1.0 ± 0.8", [FIGURE]),
+    ],
+)
+def test_quoted_fall_after_the_warmup_follows_from_the_runs(arm, text, pages):
+    check(mean_of(arm, lambda run: -change_after_warmup(run)), text, pages)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        (("figure-3-1", "hybrid_256"), ("figure-3-1", "sgd_kappa_256"), "2.5 ± 0.4"),
+        (("figure-3-1", "hybrid_256"), ("figure-3-1", "adabound_256"), "3.5 ± 0.5"),
+        (STEP_1_9, ADABOUND_1024, "3.9 ± 1.3"),
+    ],
+)
+def test_quoted_delay_of_hybrid_follows_from_the_runs(first, second, text):
+    check(delay(first, second), text, [CLAIMS])
+
+
+def test_quoted_oscillation_of_bf16_follows_from_the_runs():
+    check(difference(("precision", "bf16"), ("precision", "fp32"), zigzag), "+0.13 ± 0.45", [CLAIMS])
+
+
+@pytest.mark.parametrize(("arm", "reached"), [(STEP_1_9, 11), (SGD_1024, 1), (ADABOUND_1024, 13)])
+def test_number_of_runs_that_reach_80_percent_is_as_quoted(arm, reached):
+    assert sum(bool(run["epochs_to_target"]) for run in runs(*arm).values()) == reached
