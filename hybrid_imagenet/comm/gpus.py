@@ -82,6 +82,11 @@ def near_cores(local_rank: int, environ: Mapping[str, str], root: Path = Path("/
 
 def in_use() -> bool:
     """Returns whether TensorFlow, which need not be loaded, will compute on GPUs: it is built for them and sees one."""
+    return is_built_for_gpus() and count() > 0
+
+
+def is_built_for_gpus() -> bool:
+    """Returns whether the installed TensorFlow, which need not be loaded, can compute on GPUs."""
     spec = importlib.util.find_spec("tensorflow")
     if spec is None or spec.origin is None:
         return False
@@ -89,7 +94,7 @@ def in_use() -> bool:
         build = (Path(spec.origin).parent / "python/platform/build_info.py").read_text(encoding="utf-8")
     except OSError:
         return False
-    return "('is_cuda_build', True)" in build and count() > 0
+    return "('is_cuda_build', True)" in build
 
 
 def count() -> int:

@@ -32,7 +32,7 @@ EXAMPLES = {
 """Commands by what they do."""
 _USAGE = """\
 usage: hybrid-imagenet train [--flag=value ...]
-       hybrid-imagenet run -np N [-H HOST:SLOTS,...] -- [--flag=value ...]
+       hybrid-imagenet run [-np N] [-H HOST:SLOTS,...] -- [--flag=value ...]
 """
 _INTRODUCTION = """\
 Trains an image classifier. Values come from the defaults, then the recipe, then --flagfile=FILE, then the command line;

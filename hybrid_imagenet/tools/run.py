@@ -1,8 +1,9 @@
-"""`hybrid-imagenet run -np N -H HOST:SLOTS,... -- FLAGS`: trains on several hosts, and ends when training has ended.
+"""`hybrid-imagenet run [-np N] [-H HOST:SLOTS,...] -- FLAGS`: trains on several ranks and hosts.
 
-`hybrid-imagenet run -np N SCRIPT.py ARGUMENTS` runs a program of the user's on every rank instead. Ranks are started by
-mpirun. The exit codes are those of docs/runs.md: a lost host, a rank that is stopped or a signal to this process
-cannot leave it waiting (`resilience.supervisor`). With --max_restarts the job starts again (`resilience.restarts`).
+`hybrid-imagenet run [-np N] SCRIPT.py ARGUMENTS` runs a program of the user's on every rank instead. Without -np and
+slots there is one rank for each visible GPU (`tools.rank_count`). Ranks are started by mpirun. The exit codes are those
+of docs/runs.md: a lost host, a rank that is stopped or a signal to this process cannot leave it waiting
+(`resilience.supervisor`). With --max_restarts the job starts again (`resilience.restarts`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from hybrid_imagenet.resilience.exit_code import JOB_VARIABLE
 from hybrid_imagenet.resilience.restarts import Policy, Restarts
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.runlog import run_dir as run_directories
+from hybrid_imagenet.tools import rank_count
 from hybrid_imagenet.tools.command_line import Parser
 from hybrid_imagenet.tools.doctor import hosts
 from hybrid_imagenet.training import preflight
@@ -48,15 +50,53 @@ _SCRIPT = re.compile(r"[^-].*\.py")
 _WORD = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+")  # what Open MPI's own shell commands leave as it is
 
 
+_EXAMPLES = """\
+Examples:
+Train on all GPUs of this host:
+  hybrid-imagenet run -- --recipe=mlperf_lars --dataset=tfrecord --data_dir=/data
+Train the handwritten digits on two CPU ranks:
+  hybrid-imagenet run -np 2 -- --flagfile=flags/digits.flags
+Train on two hosts with 8 GPUs each:
+  hybrid-imagenet run -H node1:8,node2:8 -- --recipe=mlperf_lars --dataset=tfrecord --data_dir=/data
+Run your own script on four ranks:
+  hybrid-imagenet run -np 4 train.py --epochs=8
+Print the mpirun command and stop:
+  hybrid-imagenet run -np 4 --dry_run train.py"""
+
+
 def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options before `--`, checked, and the program's flags after it.
 
     Raises:
       UserError: for a wrong command line.
     """
-    parser = Parser("run", "Starts training (-- FLAGS) or a script (FILE ARGUMENTS) on ranks and hosts.")
-    parser.add_argument("-np", type=int, metavar="N", help="number of ranks (default: all slots)")
-    parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and ranks on each (default: this host)")
+    parser = Parser(
+        "run",
+        "Starts the training program, or a script of yours, as several ranks on this host or on several hosts.",
+        usage="%(prog)s [-np N] [-H HOST:SLOTS,...] [options] (-- TRAIN_FLAGS | SCRIPT [ARGS])",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument(
+        "-np",
+        *("-n", "--num_processes", "--num_proc"),
+        dest="np",
+        type=int,
+        metavar="N",
+        help="number of ranks on all hosts together (default: the slots of -H, or one rank for each visible GPU)",
+    )
+    parser.add_argument(
+        "--nproc_per_node",
+        type=_ranks_per_host,
+        metavar="N",
+        help="number of ranks on each host, instead of -np; gpu means one rank for each visible GPU",
+    )
+    parser.add_argument(
+        "-H",
+        "--hosts",
+        metavar="HOST:SLOTS,...",
+        help="hosts with the number of ranks on each; without :SLOTS, one rank for each GPU of the host, or -np "
+        "divided over the hosts (default: this host)",
+    )
     parser.add_argument("--network_interfaces", dest="interface", default="", help="network interface of the ranks")
     parser.add_argument("--ssh_port", type=int, help="port of sshd on the hosts")
     parser.add_argument("--module", default=_MAIN, help="the Python module that is run (%(default)s)")
@@ -105,11 +145,23 @@ def _refuse_flags(own: Sequence[str], after: Sequence[str]) -> None:
         raise UserError(f"{names[first]} is a flag of training, which stands after --: {command}")
 
 
+def _ranks_per_host(text: str) -> int | None:
+    """Reads --nproc_per_node; torchrun's gpu and auto stand for the visible GPUs, which is the default."""
+    if text in ("gpu", "auto"):
+        return None
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number, or gpu")
+    return int(text)
+
+
 def _check(options: argparse.Namespace) -> None:
-    for name, most in (("np", 1 << 16), ("ssh_port", 65535)):
-        value = getattr(options, name)
+    for name, value, most in (
+        ("-np ", options.np, 1 << 16),
+        ("--nproc_per_node=", options.nproc_per_node, 1 << 16),
+        ("--ssh_port=", options.ssh_port, 65535),
+    ):
         if value is not None and not 1 <= value <= most:
-            raise UserError(f"--{name}={value}: give a whole number from 1 to {most}")
+            raise UserError(f"{name}{value}: give a whole number from 1 to {most}")
     for name, text in (("--network_interfaces", options.interface), ("--module", options.module)):
         if text and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,100}", text):
             raise UserError(f"{name} {text}: not a valid name")
@@ -120,11 +172,16 @@ def _check(options: argparse.Namespace) -> None:
     if options.script:
         discovery.by_script(options.script)  # words that no shell could split are refused before anything starts
     if options.script and options.np is None:
-        raise UserError("--host_discovery_script: give the number of ranks at most as -np")
+        raise UserError("--host_discovery_script: set -np to the largest number of ranks")
+    if options.script and options.nproc_per_node is not None:
+        raise UserError(
+            "--host_discovery_script and --nproc_per_node: use one of them, as the script prints HOST:SLOTS"
+        )
     if not 0 <= options.max_restarts <= 1000:
         raise UserError(f"--max_restarts={options.max_restarts}: give a whole number from 0 to 1000")
-    slots = hosts.parse(options.hosts) if options.hosts else {"localhost": options.np or 1}
-    options.np = options.np or sum(slots.values())
+    options.np, slots, options.reason = rank_count.choose(
+        options.np, options.nproc_per_node, options.hosts, options.ssh_port
+    )
     if not options.script and options.np > sum(slots.values()):
         raise UserError(_too_few_slots(options.np, slots))
     options.min_np = 1 if options.min_np is None else options.min_np
@@ -256,6 +313,16 @@ def _run_dir(config: RunConfig) -> Path:
     return run_directories.chosen(config.run_dir, config.recipe, config.dataset, resume=config.resume)
 
 
+def _print_start(options: argparse.Namespace, config: RunConfig | None) -> None:
+    """Prints how many ranks start, why, and where. A script whose ranks the user has counted prints its own lines."""
+    if config is None and not options.reason:
+        return
+    reason = f", {options.reason}" if options.reason else ""
+    what = f": {config.model} on {config.dataset}" if config is not None else ""
+    where = options.script or options.hosts
+    print(f"starting {counted(options.np, 'rank')}{reason} ({where}){what}", file=sys.stderr, flush=True)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code of the job."""
     try:
@@ -274,9 +341,8 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_OK
     if answers:
         return subprocess.run(program, check=False).returncode
-    if config is not None and config.progress != "none":
-        where, what = options.script or options.hosts, f"{config.model} on {config.dataset}"
-        print(f"starting {counted(options.np, 'rank')} ({where}): {what}", file=sys.stderr, flush=True)
+    if config is None or config.progress != "none":
+        _print_start(options, config)
     saves = _run_dir(config) / "checkpoints" if config is not None and options.preempted else None
     before = set(saves.glob("step-*.npz")) if saves else set()
     try:

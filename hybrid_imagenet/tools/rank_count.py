@@ -1,0 +1,105 @@
+"""Decides how many ranks `hybrid-imagenet run` starts on each host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.errors import UserError, counted
+from hybrid_imagenet.tools.doctor import hosts
+
+_UNKNOWN = 0  # slots of a host that was named without them
+_ONE_FOR_EACH_GPU = "one for each visible GPU"
+
+
+class RankCount(NamedTuple):
+    """The ranks of a job.
+
+    Attributes:
+      total: number of ranks.
+      slots: number of ranks that fit on each host, by host.
+      reason: why there are so many, as a clause for a message; "" if the user has set the number.
+    """
+
+    total: int
+    slots: dict[str, int]
+    reason: str = ""
+
+
+def choose(total: int | None, per_host: int | None, host_list: str | None, ssh_port: int | None = None) -> RankCount:
+    """Chooses the ranks of a job from `-np`, `--nproc_per_node` and `-H`.
+
+    Without the first two, a host that was named without slots gets one rank for each of its visible GPUs.
+
+    Args:
+      total: `-np`, or None.
+      per_host: `--nproc_per_node`, or None.
+      host_list: `-H`, as `HOST:SLOTS,...`, or None for this host.
+      ssh_port: port of sshd on the other hosts, which are asked for their GPUs.
+
+    Raises:
+      UserError: if the options contradict each other, or the GPUs of a host cannot be counted.
+    """
+    slots = hosts.parse(host_list, _UNKNOWN) if host_list else {"localhost": _UNKNOWN}
+    if per_host is not None:
+        return _on_each_host(total, per_host, slots)
+    unknown = [name for name, count in slots.items() if count == _UNKNOWN]
+    if not unknown:
+        return RankCount(total or sum(slots.values()), slots)
+    if total is not None:
+        ranks_left = total - sum(slots.values())
+        for position, name in enumerate(unknown):
+            hosts_left = len(unknown) - position
+            slots[name] = max(1, -(-ranks_left // hosts_left))
+            ranks_left -= slots[name]
+        return RankCount(total, slots)
+    reasons = []
+    for name, (count, reason) in zip(unknown, _visible_gpus(unknown, ssh_port), strict=True):
+        slots[name] = count
+        reasons.append(reason)
+    reason = _ONE_FOR_EACH_GPU if _ONE_FOR_EACH_GPU in reasons else reasons[0]
+    return RankCount(sum(slots.values()), slots, reason)
+
+
+def _on_each_host(total: int | None, per_host: int, slots: dict[str, int]) -> RankCount:
+    for name, count in slots.items():
+        if count not in (_UNKNOWN, per_host):
+            raise UserError(
+                f"--nproc_per_node={per_host} and -H {name}:{count} contradict each other. Use one of them."
+            )
+    product = per_host * len(slots)
+    if total not in (None, product):
+        raise UserError(
+            f"-np {total} and --nproc_per_node={per_host} contradict each other: "
+            f"{per_host} on each of {counted(len(slots), 'host')} is {product}. Use one of them."
+        )
+    return RankCount(product, dict.fromkeys(slots, per_host))
+
+
+def _visible_gpus(names: Sequence[str], ssh_port: int | None) -> list[tuple[int, str]]:
+    """Returns the ranks for each host, from its visible GPUs, with the reason."""
+    remote = [name for name in names if not hosts.is_local(name)]
+    answers = hosts.ask_all(remote, {}, ssh_port) if remote else {}
+    found = []
+    for name in names:
+        if name not in answers:
+            found.append(_ranks_for(gpus.count(), gpus.is_built_for_gpus()))
+            continue
+        facts = answers[name]
+        if isinstance(facts, hosts.UnreachableError):
+            raise UserError(
+                f"-H {name}: the GPUs of this host cannot be counted ({facts}). "
+                f"Write the number of its ranks after a colon, as in {name}:8."
+            )
+        found.append(_ranks_for(len(facts["gpus"]), bool((facts["build"] or {}).get("is_cuda_build"))))
+    return found
+
+
+def _ranks_for(gpu_count: int, built_for_gpus: bool) -> tuple[int, str]:
+    if not gpu_count:
+        return 1, "as no GPU is visible and -np is not set"
+    if not built_for_gpus:
+        gpu_text = counted(gpu_count, "visible GPU")
+        return 1, f"as the installed TensorFlow cannot use the {gpu_text} and -np is not set"
+    return gpu_count, _ONE_FOR_EACH_GPU

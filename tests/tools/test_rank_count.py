@@ -1,0 +1,136 @@
+"""How many ranks `hybrid-imagenet run` starts without -np, and what other launchers' options mean to it."""
+
+import shlex
+
+import pytest
+
+from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools import rank_count, run
+from hybrid_imagenet.tools.doctor import hosts
+
+DIGITS = ("--dataset=digits", "--augmentation=digits")
+
+
+@pytest.fixture
+def eight_gpus(monkeypatch):
+    """Makes this host look like one with eight GPUs and a TensorFlow that can use them."""
+    monkeypatch.setattr(gpus, "count", lambda: 8)
+    monkeypatch.setattr(gpus, "is_built_for_gpus", lambda: True)
+
+
+def start_nothing(monkeypatch):
+    """Lets `run.main` go as far as to start ranks, which succeed at once."""
+    monkeypatch.setattr(run, "_run", lambda *_: 0)
+    monkeypatch.setattr(run.preflight, "run", lambda *_, **__: None)
+    monkeypatch.setenv(run.preflight.CHECKED_VARIABLE, "")
+
+
+def answers(**gpu_counts):
+    """Stands in for `hosts.ask_all`: each host reports this number of GPUs, or cannot be reached (None)."""
+
+    def ask_all(names, request, ssh_port):
+        found = {}
+        for name in names:
+            if gpu_counts[name] is None:
+                found[name] = hosts.UnreachableError("ssh failed: no route", "")
+            else:
+                found[name] = {"gpus": [{}] * gpu_counts[name], "build": {"is_cuda_build": True}}
+        return found
+
+    return ask_all
+
+
+def test_run_without_np_starts_one_rank_for_each_of_eight_gpus(eight_gpus, capfd):
+    assert run.main(["--dry_run", "--", *DIGITS]) == 0
+    command = shlex.split(capfd.readouterr().out)
+    first = command.index("-np")
+    assert command[first : first + 4] == ["-np", "8", "-H", "localhost:8"]
+
+
+@pytest.mark.parametrize("words", [["train.py"], ["--", *DIGITS]], ids=["script", "training"])
+def test_run_without_np_prints_how_many_ranks_start_and_why(words, eight_gpus, monkeypatch, tmp_path, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    start_nothing(monkeypatch)
+    assert run.main(words) == 0
+    line = capfd.readouterr().err
+    assert line.startswith("starting 8 ranks, one for each visible GPU (localhost:8)")
+    assert line.count("\n") == 1
+
+
+def test_run_with_np_prints_no_reason(eight_gpus, monkeypatch, capfd):
+    start_nothing(monkeypatch)
+    assert run.main(["-np", "2", "--", *DIGITS]) == 0
+    assert capfd.readouterr().err.startswith("starting 2 ranks (localhost:2): ")
+
+
+@pytest.mark.parametrize(
+    ("words", "total", "slots"),
+    [
+        (["-n", "3"], 3, "localhost:3"),
+        (["--num_processes=3"], 3, "localhost:3"),
+        (["--num-processes", "3"], 3, "localhost:3"),
+        (["--nproc_per_node=3"], 3, "localhost:3"),
+        (["--nproc-per-node=gpu"], 8, "localhost:8"),
+        (["--nproc-per-node=4", "-H", "a,b"], 8, "a:4,b:4"),
+        (["--nproc_per_node=4", "-np", "8", "-H", "a:4,b:4"], 8, "a:4,b:4"),
+        (["-H", "a:4,b:2"], 6, "a:4,b:2"),
+        (["-H", "localhost"], 8, "localhost:8"),
+        (["-np", "4", "-H", "localhost"], 4, "localhost:4"),
+        (["-np", "3", "-H", "a,b"], 3, "a:2,b:1"),
+        (["-np", "4", "-H", "a,b:1"], 4, "a:3,b:1"),
+        (["-np", "1", "-H", "a,b"], 1, "a:1,b:1"),
+    ],
+)
+def test_options_of_run_set_ranks_and_slots(words, total, slots, eight_gpus):
+    options, _ = run.parse_arguments([*words, "--", *DIGITS])
+    assert (options.np, options.hosts) == (total, slots)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--nproc_per_node=4", "-np", "4", "-H", "a,b"], "4 on each of 2 hosts is 8"),
+        (["--nproc_per_node=4", "-H", "a:2"], "-H a:2 contradict each other"),
+        (["--nproc_per_node=cpu"], "cpu: give a whole number, or gpu"),
+        (["--nproc_per_node=0"], "from 1 to"),
+        (["-np", "2", "--nproc_per_node=2", "--host_discovery_script=h"], "use one of them"),
+    ],
+)
+def test_options_of_run_that_contradict_each_other_are_rejected(words, text, eight_gpus):
+    with pytest.raises(UserError, match=text):
+        run.parse_arguments([*words, "--", *DIGITS])
+
+
+def test_choose_asks_other_hosts_named_without_slots_for_their_gpus(eight_gpus, monkeypatch):
+    monkeypatch.setattr(hosts, "ask_all", answers(far=4, cpu=0))
+    found = rank_count.choose(None, None, "localhost,far,cpu,known:2")
+    assert found.slots == {"localhost": 8, "far": 4, "cpu": 1, "known": 2}
+    assert (found.total, found.reason) == (15, "one for each visible GPU")
+
+
+def test_choose_rejects_a_host_whose_gpus_cannot_be_counted(monkeypatch):
+    monkeypatch.setattr(hosts, "ask_all", answers(far=None))
+    with pytest.raises(UserError, match=r"cannot be counted \(ssh failed: no route\).*as in far:8"):
+        rank_count.choose(None, None, "far")
+
+
+@pytest.mark.parametrize(
+    ("gpu_count", "built_for_gpus", "reason"),
+    [(0, True, "no GPU is visible"), (8, False, "cannot use the 8 visible GPUs")],
+)
+def test_choose_starts_one_rank_where_no_gpu_can_be_used(gpu_count, built_for_gpus, reason, monkeypatch):
+    monkeypatch.setattr(gpus, "count", lambda: gpu_count)
+    monkeypatch.setattr(gpus, "is_built_for_gpus", lambda: built_for_gpus)
+    found = rank_count.choose(None, None, None)
+    assert (found.total, found.slots) == (1, {"localhost": 1})
+    assert reason in found.reason
+
+
+def test_help_of_run_shows_the_shape_of_its_command_line(capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "run [-np N] [-H HOST:SLOTS,...] [options] (-- TRAIN_FLAGS | SCRIPT [ARGS])" in text
+    assert "hybrid-imagenet run -np 4 train.py --epochs=8" in text
