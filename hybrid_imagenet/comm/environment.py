@@ -14,14 +14,16 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from hybrid_imagenet.comm import clusters, gpus
+from hybrid_imagenet.comm import clusters, gpus, other_launchers
 from hybrid_imagenet.comm.quiet import import_tensorflow
-from hybrid_imagenet.errors import HostError, UserError
+from hybrid_imagenet.errors import HostError, UserError, counted
 
 # Rank, size, local rank and local size, as mpirun names them.
 _PLACE = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 RANK_VARIABLE = _PLACE[0]
 """Where mpirun tells a process its rank."""
+RANKS_VARIABLE = "HYBRID_IMAGENET_RANKS"
+"""Where `hybrid-imagenet run` tells the ranks how many of them it has started."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of a container
@@ -42,23 +44,35 @@ def placement(environ: Mapping[str, str] | None = None) -> Placement:
     """Reads the variables of mpirun, else TF_CONFIG, else those of srun.
 
     Raises:
-      UserError: if one is missing or is not a number; or if another launcher has started several processes, each of
-        which would train alone.
+      UserError: if one is missing or is not a number; or if another launcher has started several processes, or mpirun
+        does not connect the ranks, so that each would train alone.
     """
     env = os.environ if environ is None else environ
     if RANK_VARIABLE in env or _PLACE[1] in env:
         try:
-            return Placement(*(int(env[name]) for name in _PLACE))
+            place = Placement(*(int(env[name]) for name in _PLACE))
         except (KeyError, ValueError):
             given = ", ".join(f"{name}={env.get(name, '')}" for name in _PLACE)
             raise UserError(f"incomplete launcher variables ({given}): start with hybrid-imagenet run") from None
+        _check_started_ranks(env, place.size)
+        return place
+    _check_started_ranks(env, 1)
     cluster = clusters.read(env)
     if cluster is not None:
         return Placement(cluster.rank, len(cluster.servers), *cluster.local())
-    for name in ("PMI_SIZE", "HOROVOD_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE"):
-        if env.get(name, "1") not in ("", "1"):
-            raise UserError(f"{name}={env[name]}: start several processes with hybrid-imagenet run, or unset {name}")
+    other_launchers.check(env)
     return Placement()
+
+
+def _check_started_ranks(env: Mapping[str, str], connected: int) -> None:
+    """Raises UserError if `hybrid-imagenet run` has started another number of ranks than mpirun connects."""
+    started = env.get(RANKS_VARIABLE, "")
+    if started.isdecimal() and int(started) != connected:
+        raise UserError(
+            f"hybrid-imagenet run has started {counted(int(started), 'rank')}, but mpirun connects {connected} of "
+            "them. Check with hybrid-imagenet doctor that mpirun belongs to the Open MPI of this environment. If this "
+            f"process is no rank of that job, unset {RANKS_VARIABLE}."
+        )
 
 
 def prepare(place: Placement, threads: int | None = None, *, persistent_batch_norm: bool = True) -> int:

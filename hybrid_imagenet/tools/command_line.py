@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybrid_imagenet import comm, files
 from hybrid_imagenet.comm import lost_rank
+from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.config.help import width
 from hybrid_imagenet.errors import (
     EXIT_FAILURE,
@@ -189,7 +190,7 @@ def run(program: Callable[[Sequence[str]], int | None], arguments: Sequence[str]
         code = program(arguments) or 0
     except UserError as error:
         code = error.exit_code
-        rank = comm.placement().rank
+        rank = _place().rank
         if rank == 0 or not isinstance(error, SharedError):
             print(f"error: {f'rank {rank}: ' if rank else ''}{error}", file=sys.stderr)
     except Exception as error:
@@ -201,11 +202,19 @@ def run(program: Callable[[Sequence[str]], int | None], arguments: Sequence[str]
         else:
             code = EXIT_FAILURE
             print(without_secrets(traceback.format_exc()), file=sys.stderr)
-    if code and comm.placement().size > 1:
+    if code and _place().size > 1:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _place() -> Placement:
+    """Returns the place of this process among the ranks; rank 0 of 1 if its launcher is not supported."""
+    try:
+        return comm.placement()
+    except UserError:
+        return Placement()
 
 
 def program(work: Callable[[Sequence[str]], int | None]) -> Callable[[Sequence[str]], int]:

@@ -20,7 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hybrid_imagenet import config as configuration
-from hybrid_imagenet.comm.environment import openmpi_prefix
+from hybrid_imagenet.comm import other_launchers
+from hybrid_imagenet.comm.environment import RANKS_VARIABLE, openmpi_prefix
 from hybrid_imagenet.comm.process import ENGINE_VARIABLE, engine_of
 from hybrid_imagenet.config import RunConfig
 from hybrid_imagenet.config.help import topic
@@ -218,8 +219,9 @@ def launcher(options: argparse.Namespace, program: Sequence[str], slots: Mapping
         for parameter in ("btl_tcp_if_include", "oob_tcp_if_include"):
             command += ["--mca", parameter, options.interface]
     carried = {name for name in os.environ if _CARRIED.fullmatch(name)} | {JOB_VARIABLE}
-    for name in sorted(carried):
+    for name in sorted(carried - {RANKS_VARIABLE}):
         command += ["-x", name]
+    command += ["-x", f"{RANKS_VARIABLE}={ranks}"]
     return [*command, *program]
 
 
@@ -326,6 +328,7 @@ def _print_start(options: argparse.Namespace, config: RunConfig | None) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code of the job."""
     try:
+        other_launchers.check(os.environ)
         options, flags = parse_arguments(arguments)
         program = _program(options, flags)
         stall, answers, config = _what_runs(options, flags)

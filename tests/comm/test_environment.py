@@ -28,14 +28,58 @@ def test_placement():
         environment.placement(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "five"})
 
 
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"PMI_SIZE": "2"}, "PMI_SIZE=2 says that an mpirun with PMI"),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE=2 and PMI_RANK=0 say that an mpirun with PMI"),
+        ({"HOROVOD_SIZE": "2"}, "HOROVOD_SIZE=2"),
+        ({"MV2_COMM_WORLD_SIZE": "2"}, "MVAPICH"),
+        ({"JSM_NAMESPACE_SIZE": "2"}, "jsrun"),
+        (TORCHRUN, "WORLD_SIZE=2 and RANK=0 say that a launcher of PyTorch, such as torchrun, has started"),
+        ({"WORLD_SIZE": "4", "LOCAL_RANK": "1"}, "WORLD_SIZE=4 and LOCAL_RANK=1"),
+        ({"FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "0"}, "FLUX_JOB_SIZE=2 and FLUX_TASK_RANK=0"),
+        ({"PALS_LOCAL_SIZE": "2", "PALS_RANKID": "0"}, "PALS_LOCAL_SIZE=2 and PALS_RANKID=0"),
+        ({"PALS_LOCAL_SIZE": "1", "PALS_RANKID": "1"}, "PALS_RANKID=1"),
+        ({"PMIX_RANK": "1"}, "PMIX_RANK=1"),
+        ({"SM_HOSTS": '["algo-1", "algo-2"]'}, "SM_HOSTS="),
+    ],
+)
+def test_placement_under_another_launcher_is_rejected(environ, named):
+    with pytest.raises(UserError, match="Start the job once, with hybrid-imagenet run") as error:
+        environment.placement(environ)
+    assert named in str(error.value)
+    assert environment.placement(environ | OPEN_MPI).rank == 5
+    assert environment.placement(environ | {"HYBRID_IMAGENET_IGNORE_LAUNCHER": "1"}) == Placement()
+
+
 @pytest.mark.parametrize(
     "environ",
-    [{"PMI_SIZE": "2"}, {"HOROVOD_SIZE": "2"}],
+    [
+        {"PMI_SIZE": "1", "PMI_RANK": "0"},
+        TORCHRUN | {"WORLD_SIZE": "1"},
+        {"WORLD_SIZE": "2"},  # left over in a container, where nothing has numbered this process
+        {"RANK": "3"},
+        {"WORLD_SIZE": "two", "RANK": "0"},
+        {"FLUX_JOB_SIZE": "1", "FLUX_TASK_RANK": "0"},
+        {"PALS_LOCAL_SIZE": "1", "PALS_RANKID": "0"},
+        {"SM_HOSTS": '["algo-1"]'},
+        {"SM_HOSTS": "algo-1,algo-2"},
+    ],
 )
-def test_processes_of_another_launcher_do_not_each_train_alone(environ):
-    with pytest.raises(UserError, match="with hybrid-imagenet run"):
-        environment.placement(environ)
-    assert environment.placement(environ | OPEN_MPI).rank == 5
+def test_placement_of_a_single_process_under_another_launcher_is_rank_0_of_1(environ):
+    assert environment.placement(environ) == Placement()
+
+
+def test_placement_rejects_ranks_that_mpirun_does_not_connect():
+    with pytest.raises(UserError, match="has started 2 ranks, but mpirun connects 1 of them"):
+        environment.placement({"HYBRID_IMAGENET_RANKS": "2"})
+    with pytest.raises(UserError, match="has started 4 ranks, but mpirun connects 8 of them"):
+        environment.placement(OPEN_MPI | {"HYBRID_IMAGENET_RANKS": "4"})
+    assert environment.placement(OPEN_MPI | {"HYBRID_IMAGENET_RANKS": "8"}).size == 8
 
 
 @pytest.mark.parametrize(

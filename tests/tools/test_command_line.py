@@ -65,6 +65,15 @@ def test_a_mistake_on_all_ranks_is_said_by_one(rank, said, capsys, monkeypatch):
     assert capsys.readouterr().err.count("\n") == said
 
 
+def test_a_command_under_another_launcher_prints_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("FLUX_JOB_SIZE", "2")
+    monkeypatch.setenv("FLUX_TASK_RANK", "1")
+    assert command_line.run(lambda words: command_line.start_alone("predict"), []) == 2
+    output = capsys.readouterr().err
+    assert output.startswith("error: FLUX_JOB_SIZE=2 and FLUX_TASK_RANK=1 say that Flux has started several processes")
+    assert output.count("\n") == 1
+
+
 def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(tmp_path):
     for words in (["report", make_run(tmp_path / "run")], ["data", "--help"]):
         reader, writer = os.pipe()

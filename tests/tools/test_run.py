@@ -95,7 +95,7 @@ def test_mpirun_learns_hosts_prefix_interface_and_variables(capfd, monkeypatch):
     assert os.environ["SLURM_TASKS_PER_NODE"] == "2(x3)"  # where Open MPI reads the slots of an allocation
     assert command[command.index("-np") + 1 : command.index("-np") + 4] == ["3", "-H", "a:2,b:1"]
     assert command[command.index("oob_tcp_if_include") + 1] == "eth1"
-    assert {"HYBRID_IMAGENET_JOB", "PATH", *carried} <= set(command)
+    assert {"HYBRID_IMAGENET_JOB", "HYBRID_IMAGENET_RANKS=3", "PATH", *carried} <= set(command)
     assert not {"hf_secret", "s", "http://p"} & set(command)  # names alone: ps shows a command line to everybody
     assert command[-5:] == ["-m", "hybrid_imagenet.main", *DIGITS, "--run_dir=a b;$x"]
 
@@ -130,6 +130,13 @@ def test_hosts_are_told_where_the_environments_own_open_mpi_lies(own, capfd, mon
     assert run.main(["-H", "a:1,b:1", "--dry-run", "--", *DIGITS]) == 0
     command = shlex.split(capfd.readouterr().out)
     assert [command[at + 1] for at, word in enumerate(command) if word == "--prefix"] == [sys.prefix] * own
+
+
+def test_run_under_another_launcher_starts_nothing(monkeypatch, capfd):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert run.main(["-np", "2", "--dry_run", "--", *DIGITS]) == 2
+    assert "WORLD_SIZE=2 and RANK=0" in capfd.readouterr().err
 
 
 def job(manner, folder):
