@@ -99,6 +99,7 @@ class Supervisor:
         accept_new_host_keys: bool = False,
         saves: bool = True,
         places: Sequence[str] = (),
+        is_local: bool = False,
     ):
         """Takes the launcher's words.
 
@@ -109,8 +110,10 @@ class Supervisor:
           accept_new_host_keys: let ssh trust hosts that it does not know yet; a key that has changed is refused.
           saves: the ranks save when they are asked to stop; a program of the user's own does not.
           places: the host of each rank, where these say when they have started.
+          is_local: all ranks run on this host, so no connection to a host can be lost.
         """
         self._saves = saves
+        self._is_local = is_local
         self._command = list(command)
         self._daemons = daemon_options(stall)
         self._ssh = [*ssh_options(stall), *(["-p", str(ssh_port)] if ssh_port else [])]
@@ -263,6 +266,14 @@ class Supervisor:
         if not told and (why := output.why_not_started(by_ssh=by_ssh)):
             print(why, file=sys.stderr)
             return EXIT_USAGE
+        if by_ssh and not (told or output.lost_host) and self._nothing_connected():
+            if not output.explained:
+                print(
+                    f"error: {self._command[0]} ended with exit code {code} before any rank had started. Check it with "
+                    "hybrid-imagenet doctor.",
+                    file=sys.stderr,
+                )
+            return EXIT_FAILURE
         if (by_ssh or output.lost_host) and not told:
             if not output.lost_host:
                 print("error: the connection to a host is lost; start again with --resume", file=sys.stderr)
@@ -271,6 +282,10 @@ class Supervisor:
             name = signal.Signals(-code).name
             print(f"error: the launcher of the ranks was ended by {name}; start again with --resume", file=sys.stderr)
         return code if code >= 0 else 128 - code
+
+    def _nothing_connected(self) -> bool:
+        """Returns whether no host can be lost: all ranks run here, or none of those that announce it has started."""
+        return self._is_local or bool(self._places and not self._arrivals.any)
 
     def _tell_what_was_lost(self, code: int) -> None:
         """Says that a host is lost, or what a rank has said that lost another one."""

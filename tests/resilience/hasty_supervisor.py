@@ -1,4 +1,4 @@
-"""The supervisor with shorter times: SCRIPT SECONDS. The script finds the job's word as $WORD."""
+"""The supervisor with shorter times: SCRIPT SECONDS [local]. The script finds the job's word as $WORD."""
 
 import sys
 import threading
@@ -6,10 +6,10 @@ import time
 
 from hybrid_imagenet.resilience import lasting_output, supervisor
 
-script, orphans = sys.argv[1:]
+script, orphans, *more = sys.argv[1:]
 supervisor._GRACE, supervisor._KILL_AFTER, supervisor._ORPHAN_GRACE = 0.5, 0.5, float(orphans)
 for _ in range(8):  # as libraries have: NumPy's one for each core
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 lasting_output.install(lossy=True)
-job = supervisor.Supervisor(["sh", "-c", "WORD=$HYBRID_IMAGENET_JOB;" + script])
+job = supervisor.Supervisor(["sh", "-c", "WORD=$HYBRID_IMAGENET_JOB;" + script], is_local="local" in more)
 sys.exit(job.run())

@@ -15,8 +15,8 @@ from hybrid_imagenet.resilience.processes import remove_shared_memory
 from tests.support import processes
 
 
-def start(script, *, orphans=0.5):
-    return processes.python("-m", "tests.resilience.hasty_supervisor", script, orphans, start_new_session=True)
+def start(script, *words, orphans=0.5):
+    return processes.python("-m", "tests.resilience.hasty_supervisor", script, orphans, *words, start_new_session=True)
 
 
 def finish(process, seconds=30):
@@ -44,6 +44,20 @@ def finish(process, seconds=30):
 )
 def test_the_exit_code_is_the_ranks(script, code):
     assert finish(start(script))[0] == code
+
+
+@pytest.mark.parametrize(
+    ("script", "lines"),
+    [
+        ("exit 255", ["error: sh ended with exit code 255 before any rank had started. Check it with hybrid-imagenet "
+                      "doctor."]),
+        ("echo 'error: rank 0: no data' >&2; exit 255", ["error: rank 0: no data"]),
+    ],
+)  # fmt: skip
+def test_supervisor_of_ranks_on_this_host_takes_code_255_for_no_lost_host(script, lines):
+    code, _, errors, _ = finish(start(script, "local"))
+    assert code == 1
+    assert errors.splitlines() == lines
 
 
 UNKNOWN = "error: host nowhere: ssh cannot resolve this name: check -H, and that `ssh nowhere true` works"

@@ -91,7 +91,7 @@ def test_mpirun_learns_hosts_prefix_interface_and_variables(capfd, monkeypatch):
     ]
     assert run.main(words) == 0
     command = shlex.split(capfd.readouterr().out)
-    assert command[0] == "mpirun"
+    assert command[0].endswith("/mpirun")
     assert os.environ["SLURM_TASKS_PER_NODE"] == "2(x3)"  # where Open MPI reads the slots of an allocation
     assert command[command.index("-np") + 1 : command.index("-np") + 4] == ["3", "-H", "a:2,b:1"]
     assert command[command.index("oob_tcp_if_include") + 1] == "eth1"

@@ -12,7 +12,7 @@ from typing import Any
 
 from hybrid_imagenet import files
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError
-from hybrid_imagenet.tools import command_line
+from hybrid_imagenet.tools import command_line, mpirun
 from hybrid_imagenet.tools.doctor import hosts, trials
 from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN, Finding, Request, judge
 
@@ -62,10 +62,25 @@ def examine(options: argparse.Namespace) -> tuple[dict[str, Any], list[Finding]]
     if good:
         gpus = any(facts["gpus"] for facts in good.values())
         findings.extend(judge(good, Request(slots, options.interface, data_dir, gpus)))
-        if not options.no_ranks:
+        launcher = check_mpirun()
+        findings.append(launcher)
+        if not options.no_ranks and launcher.level != FAIL:
             attempt = functools.partial(trials.run, interface=options.interface, ssh_port=options.ssh_port)
             findings.extend(trials.examine(good, gpus, attempt))
     return good, findings
+
+
+def check_mpirun() -> Finding:
+    """Judges the mpirun that starts ranks, and the one that a bare horovodrun would take instead."""
+    try:
+        chosen = mpirun.find()
+    except UserError as error:
+        return Finding(FAIL, "mpirun", str(error))
+    other = mpirun.first_on_path()
+    if other is not None and not other.is_supported:
+        message = f"{chosen.name} starts the ranks, but {other.path} is first on PATH and belongs to {other.name}"
+        return Finding(WARN, "mpirun", message, "horovodrun would take that one: run . launch/env.sh in this shell")
+    return Finding(PASS, "mpirun", f"{chosen.name} at {chosen.path}")
 
 
 def render(findings: Sequence[Finding], color: bool) -> str:
