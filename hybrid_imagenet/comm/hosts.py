@@ -30,6 +30,11 @@ def key() -> list[str]:
 
 def interfaces() -> dict[str, str]:
     """Returns the IPv4 address of each of this host's interfaces that has one, loopback left out."""
+    return {name: address for name, address in all_interfaces().items() if not address.startswith("127.")}
+
+
+def all_interfaces() -> dict[str, str]:
+    """Returns the IPv4 address of each of this host's interfaces that has one."""
     import fcntl
     import struct
 
@@ -42,7 +47,7 @@ def interfaces() -> dict[str, str]:
             except OSError:
                 continue  # an interface without an IPv4 address
             found[name] = socket.inet_ntoa(answer[20:24])
-    return {name: address for name, address in found.items() if not address.startswith("127.")}
+    return found
 
 
 def asked_for(found: Mapping[str, str]) -> dict[str, str]:

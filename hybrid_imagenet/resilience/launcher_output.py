@@ -13,6 +13,7 @@ from typing import NamedTuple
 from hybrid_imagenet.comm import lost_rank
 from hybrid_imagenet.comm.quiet import GREETINGS
 from hybrid_imagenet.errors import printable
+from hybrid_imagenet.resilience import mpi_complaints
 
 TAG = re.compile(rb"(\[[\d,]+\]<std(err|out)>: ?)?")  # mpirun's and horovodrun's, before each line of a rank
 # Lines that TensorFlow writes to standard error whatever its log settings, once or twice per rank; and what Open MPI
@@ -86,12 +87,15 @@ class LauncherOutput:
       ended: whether a report says that ranks have ended by themselves, and not well.
       explained: whether a rank has said why it ends.
       lost_rank: what the first rank has said that lost another one; b"" without one.
+      mpi: what Open MPI has written about its start.
     """
 
     def __init__(self) -> None:
         self.killed: Killed | None = None
         self.lost_host, self.unknown_host, self.lost_rank = "", "", b""
         self.ended = self.explained = False
+        self.mpi = mpi_complaints.MpiComplaints()
+        self._in_mpi_block = False
         self._no_program = False  # a host has no Open MPI at the path that it has here
         self._no_login = False  # ssh has said that a host lets it not in
         self._rule = b""  # a line of dashes of which it is not known yet what follows
@@ -129,6 +133,8 @@ class LauncherOutput:
             return False
         if _GREETINGS.search(line) or _LOST.search(own.rstrip()):
             return False
+        if self.mpi.take(own):
+            return False
         self.explained = self.explained or bool(_WHY.match(own))
         self._no_program = self._no_program or bool(_NO_PROGRAM.search(own))
         self._no_login = self._no_login or bool(_NO_LOGIN.search(own))
@@ -141,11 +147,20 @@ class LauncherOutput:
         if lost := _LOST_HOST.search(line):
             self.lost_host = self.lost_host or (lost[lost.lastgroup or 0]).decode(errors="replace")
         if self._left:
-            self._left = 0 if _RULE.fullmatch(line) else self._left - 1
+            is_rule = bool(_RULE.fullmatch(line))
+            self._left = 0 if is_rule else self._left - 1
+            if self._in_mpi_block:
+                self.mpi.take_block_line(line, is_rule=is_rule)
+                self._in_mpi_block = not is_rule
             return b""
         kept, self._rule = self._rule, b""
         if kept and line.startswith(_BEGINNINGS):
             self.ended = self.ended or line.startswith(_BEGINNINGS[2])
+            self._left = _LONGEST
+            return b""
+        if kept and line.startswith(mpi_complaints.BEGINNINGS):
+            self.mpi.begin_block(kept, line)
+            self._in_mpi_block = True
             self._left = _LONGEST
             return b""
         if found:

@@ -196,6 +196,9 @@ class Supervisor:
                 line = b"" if TAG.fullmatch(before) else before + b"\n"
             if line:
                 _print(self._output.passed_on(line))
+            if self._output.mpi.are_fatal and not self._ends:
+                # mpirun may wait forever for the other ranks. Not saved, as no rank has trained.
+                self._ends.append((now, exit_code.End(EXIT_USAGE, False)))
         _print(self._output.rest())
 
     def _push(self) -> None:
@@ -247,6 +250,11 @@ class Supervisor:
             return 128 + REQUESTS.forced
         if REQUESTS.stop and not all(end.saved for end in ends):
             return self._unsaved()
+        if output.mpi.are_fatal and not (output.explained or told):
+            print(output.mpi.summary(), file=sys.stderr)
+            return EXIT_USAGE
+        if not output.explained:
+            _print(output.mpi.text())
         # What the request itself has ended is not named.
         asked = REQUESTS.stop and output.killed and not _BY_SIGNAL.isdisjoint({code, 128 + output.killed.signal})
         if output.killed and not (output.explained or asked or self._forced or EXIT_PREEMPTED in told):

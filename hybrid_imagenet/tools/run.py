@@ -32,7 +32,7 @@ from hybrid_imagenet.resilience.exit_code import JOB_VARIABLE
 from hybrid_imagenet.resilience.restarts import Policy, Restarts
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.runlog import run_dir as run_directories
-from hybrid_imagenet.tools import mpirun, rank_count
+from hybrid_imagenet.tools import host_limits, mpirun, rank_count
 from hybrid_imagenet.tools.command_line import Parser
 from hybrid_imagenet.tools.doctor import hosts
 from hybrid_imagenet.training import preflight
@@ -347,6 +347,12 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_OK
     if answers:
         return subprocess.run(program, check=False).returncode
+    try:
+        if not options.script and any(map(hosts.is_local, hosts.parse(options.hosts))):
+            host_limits.check(options.interface)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     if config is None or config.progress != "none":
         _print_start(options, config)
     saves = _run_dir(config) / "checkpoints" if config is not None and options.preempted else None

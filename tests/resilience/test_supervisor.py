@@ -60,6 +60,53 @@ def test_supervisor_of_ranks_on_this_host_takes_code_255_for_no_lost_host(script
     assert errors.splitlines() == lines
 
 
+MPI_INIT = """\
+[vm:07315] PMIX ERROR: OUT-OF-RESOURCE in file /openmpi-4.1.8/opal/mca/pmix/x/dstore_base.c at line 661
+[vm:07323] OPAL ERROR: Error in file /openmpi-4.1.8/opal/mca/pmix/pmix3x/pmix3x_client.c at line 111
+[vm:07265] [[28831,0],0] ORTE_ERROR_LOG: Data unpack would read past end of buffer in file /x/show_help.c at line 501
+*** An error occurred in MPI_Init_thread
+*** on a NULL communicator
+*** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,
+***    and potentially your MPI job)
+[1,0]<stderr>:[vm:07323] Local abort before MPI_INIT completed completed successfully, but am not able to aggregate
+"""
+NO_NETWORK = f"""\
+[vm:06788] opal_ifinit: unable to find network interfaces.
+[vm:06788] oob_tcp: problems getting address for index 0 (kernel index -1)
+{"-" * 74}
+No network interfaces were found for out-of-band communications. We require
+at least one available network for out-of-band messaging.
+{"-" * 74}
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "end", "reason"),
+    [
+        (MPI_INIT, "exit 1", "OUT-OF-RESOURCE"),
+        (MPI_INIT, "sleep 300", "OUT-OF-RESOURCE"),  # mpirun waits for the other rank
+        (NO_NETWORK, "exit 1", "No network interfaces were found for out-of-band communications"),
+    ],
+)
+def test_supervisor_turns_the_lines_of_an_mpi_that_cannot_begin_into_one(said, end, reason, tmp_path):
+    (tmp_path / "said").write_text(said)
+    code, _, errors, _ = finish(start(f"cat {tmp_path}/said >&2; {end}"))
+    assert code == 2
+    assert errors.startswith(f"error: Open MPI could not start the ranks ({reason}")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "last"), [("exit 0", 0, []), ("echo broken >&2; exit 3", 3, ["broken"])], ids=["good", "fails"]
+)
+def test_supervisor_passes_complaints_on_if_mpi_begins_in_spite_of_them(end, code, last, tmp_path):
+    complaint = MPI_INIT.splitlines()[2]
+    (tmp_path / "said").write_text(f"{complaint}\n")
+    found, _, errors, _ = finish(start(f"cat {tmp_path}/said >&2; {end}"))
+    assert found == code
+    assert sorted(errors.splitlines()) == sorted([complaint, *last])
+
+
 UNKNOWN = "error: host nowhere: ssh cannot resolve this name: check -H, and that `ssh nowhere true` works"
 SHUT = "error: ssh must log in without a password: check with hybrid-imagenet doctor -H"
 

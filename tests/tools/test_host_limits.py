@@ -1,0 +1,46 @@
+"""What keeps Open MPI from beginning on this host, found before it starts."""
+
+import resource
+
+import pytest
+
+from hybrid_imagenet.comm import hosts
+from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.tools import host_limits, run
+
+
+def test_check_passes_here():
+    host_limits.check()
+    host_limits.check("lo")
+    host_limits.check("lo:1")
+
+
+@pytest.mark.parametrize("limit", [0, 4 << 20])
+def test_check_rejects_a_limit_of_file_sizes(limit, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, resource.RLIM_INFINITY))
+    with pytest.raises(UserError, match=f"limits files to {limit >> 10} KiB.*ulimit -f unlimited"):
+        host_limits.check()
+
+
+def test_check_rejects_a_host_without_a_network(monkeypatch):
+    monkeypatch.setattr(hosts, "all_interfaces", dict)
+    with pytest.raises(UserError, match=r"not even loopback.*ip link set lo up"):
+        host_limits.check()
+
+
+def test_check_rejects_an_interface_that_does_not_exist():
+    with pytest.raises(UserError, match=r"--network_interfaces=eth99: this host has no such.*Choose one of .*lo"):
+        host_limits.check("eth99")
+
+
+def test_check_rejects_a_temporary_directory_that_cannot_be_written(monkeypatch):
+    monkeypatch.setenv("TMPDIR", "/proc/none")
+    with pytest.raises(UserError, match=r"TMPDIR=/proc/none cannot be written \(.*Set TMPDIR"):
+        host_limits.check()
+
+
+def test_run_starts_nothing_on_a_host_where_mpi_cannot_begin(monkeypatch, capfd, tmp_path):
+    (tmp_path / "mine.py").touch()
+    monkeypatch.setattr(run, "_run", lambda *_: pytest.fail("ranks were started"))
+    assert run.main(["-np", "2", "--network_interfaces=eth99", str(tmp_path / "mine.py")]) == 2
+    assert capfd.readouterr().err.count("\n") == 1
