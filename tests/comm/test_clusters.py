@@ -34,6 +34,12 @@ SLURM = {
         (tf_config("worker", 1, chief=["c:1"], worker=["a:1", "b:1"]), Placement(2, 3, 0, 1)),
         (tf_config("chief", 0, chief=["c:1"], worker=["a:1"]), Placement(0, 2, 0, 1)),
         (tf_config("worker", 0, worker=["a:1"]), Placement()),  # a single process
+        (tf_config("master", 0, master=["m:1"], worker=["a:1"]), Placement(0, 2, 0, 1)),
+        (tf_config("worker", 0, master=["m:1"], worker=["a:1"]), Placement(1, 2, 0, 1)),
+        (tf_config("master", 0, master=["m:1"]), Placement()),
+        ({"TF_CONFIG": "{}"}, Placement()),
+        ({"TF_CONFIG": '{"cluster": {}, "task": {"type": "worker", "index": 0}}'}, Placement()),
+        (SLURM | {"TF_CONFIG": "{}"}, Placement(3, 5, 1, 2)),
         (SLURM, Placement(3, 5, 1, 2)),
         (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, Placement()),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, Placement()),  # a batch script, outside srun
@@ -59,6 +65,10 @@ def test_ranks_under_srun_agree_on_addresses():
         ("a,b", ["a", "b"]),
         ("n[1-3,7],m2", ["n1", "n2", "n3", "n7", "m2"]),
         ("n[08-10]", ["n08", "n09", "n10"]),
+        ("n[1-2]-ib0", ["n1-ib0", "n2-ib0"]),
+        ("cpn-m[11-12]-[16-17]", ["cpn-m11-16", "cpn-m11-17", "cpn-m12-16", "cpn-m12-17"]),
+        ("n[1-3]r[1-2]", ["n1r1", "n1r2", "n2r1", "n2r2", "n3r1", "n3r2"]),
+        ("a-1,n[1,3-4]-ib0.site,b[2]", ["a-1", "n1-ib0.site", "n3-ib0.site", "n4-ib0.site", "b2"]),
     ],
 )
 def test_lists_of_nodes(text, names):
@@ -73,14 +83,31 @@ def test_lists_of_nodes(text, names):
         {"TF_CONFIG": '{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}'},
         SLURM | {"SLURM_LOCALID": "0"},  # --distribution=cyclic
         tf_config("worker", 2, worker=["a:1", "b:1"]),
-        tf_config("ps", 0, worker=["a:1", "b:1"]),
-        SLURM | {"SLURM_STEP_NODELIST": "n[1-3]r[1-2]"},
+        tf_config("chief", 1, chief=["c:1"], worker=["a:1", "b:1"]),
+        {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'},
+        *(SLURM | {"SLURM_STEP_NODELIST": text} for text in ("n[1-3", "n1]", "n[1-3],", "n[]", "n[3-1]", "n[[1]]", "")),
+        SLURM | {"SLURM_STEP_NODELIST": "n[1-999999999]"},
         SLURM | {"SLURM_STEP_TASKS_PER_NODE": "x"},
         {name: value for name, value in SLURM.items() if name != "SLURM_JOB_ID"},
     ],
 )
 def test_what_cannot_be_read_is_one_line(environ):
     with pytest.raises(UserError, match=r"cannot be read|host by host"):
+        environment.placement(environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "role"),
+    [
+        (tf_config("evaluator", 0, worker=["a:1", "b:1"]), "evaluator"),
+        (tf_config("ps", 0, worker=["a:1", "b:1"], ps=["p:1"]), "ps"),
+        (tf_config("worker", 0, worker=["a:1", "b:1"], ps=["p:1"]), "ps"),  # the same error on every task
+        (tf_config("evaluator", 0, chief=["a:1"], evaluator=["e:1"]), "evaluator"),
+        (tf_config("boss", 0, worker=["a:1", "b:1"]), "boss"),
+    ],
+)
+def test_placement_names_the_role_of_tf_config_that_is_not_supported(environ, role):
+    with pytest.raises(UserError, match=f"the role {role}, which is not supported"):
         environment.placement(environ)
 
 
