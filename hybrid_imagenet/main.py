@@ -32,7 +32,7 @@ if __name__ == "__main__":  # the command `train`, also of a rank; before the im
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet import recipes
 from hybrid_imagenet.comm.environment import placement
-from hybrid_imagenet.config import derived, report
+from hybrid_imagenet.config import derived, report, smaller_batch
 from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.resilience.exit_code import announce
 from hybrid_imagenet.resilience.launcher import follow_launcher, launcher_rank
@@ -99,8 +99,12 @@ def _train(config: configuration.RunConfig) -> int:
         print(without_environment(missing), file=sys.stderr)
         return _leave(EXIT_USAGE)
     except Exception as error:
-        from hybrid_imagenet.comm import lost_rank
+        from hybrid_imagenet.comm import lost_rank, out_of_memory
 
+        if out_of_memory.is_out_of_memory(error):
+            shortage = out_of_memory.shared_error(error, smaller_batch.advice(config))
+            _report(shortage)
+            return _leave(shortage.exit_code)
         if lost_rank.is_loss(error):
             print(UserError(lost_rank.described(error)), file=sys.stderr)
             return _leave(EXIT_STALLED)

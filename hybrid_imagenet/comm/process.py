@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from hybrid_imagenet.comm import lost_rank
+from hybrid_imagenet.comm import lost_rank, out_of_memory
 from hybrid_imagenet.comm.communicator import Communicator
 from hybrid_imagenet.comm.environment import RANK_VARIABLE, Placement, configure_tensorflow, placement, prepare
 from hybrid_imagenet.comm.settings import ENGINES, Settings
@@ -212,6 +212,11 @@ def _in_one_line(otherwise: Hook) -> Hook:
             time.sleep(_FIRST_SPEAKS)
         elif isinstance(error, SharedError):
             print(f"error: {error}", file=sys.stderr, flush=True)
+        elif out_of_memory.is_out_of_memory(error):
+            if local_rank():  # the first rank of the host speaks; the launcher ends this one with it
+                time.sleep(_FIRST_SPEAKS)
+            shortage = out_of_memory.shared_error(error, "Use a smaller batch on each rank.")
+            print(f"error: rank {rank()}: {shortage}", file=sys.stderr, flush=True)
         elif lost_rank.is_loss(error):
             print(UserError(lost_rank.described(error, "")), file=sys.stderr, flush=True)
         else:

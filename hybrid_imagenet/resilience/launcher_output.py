@@ -10,7 +10,7 @@ import re
 import signal
 from typing import NamedTuple
 
-from hybrid_imagenet.comm import lost_rank
+from hybrid_imagenet.comm import lost_rank, out_of_memory
 from hybrid_imagenet.comm.quiet import GREETINGS
 from hybrid_imagenet.errors import printable
 from hybrid_imagenet.resilience import mpi_complaints
@@ -50,6 +50,7 @@ _LOST_HOST = re.compile(
     rb"^\s*Remote daemon: \S+ on node (?P<daemon>\S+)|^Timeout, server (?P<silent>\S+) not responding"
     rb"|^Connection to (?P<closed>\S+) closed by remote host|^ssh: connect to host (?P<absent>\S+) port "
 )
+_ABORTS = (signal.SIGABRT, signal.SIGSEGV)  # how TensorFlow and CUDA end a process that they cannot continue
 _LONGEST = 50  # lines of a block
 _WHY = re.compile(rb"error: |rank \d+: unexpected error")  # how a rank's own words on its end begin
 # ssh's words for a name that it cannot resolve, whatever launcher has called it.
@@ -64,6 +65,7 @@ class Killed(NamedTuple):
     rank: int
     host: str
     signal: int
+    after_gpu_memory_ran_out: bool = False
 
     def __str__(self) -> str:
         """One line for the user."""
@@ -72,7 +74,9 @@ class Killed(NamedTuple):
         except ValueError:  # a real-time one
             name = ""
         by = f"signal {self.signal}{name}"
-        if self.signal == signal.SIGKILL:
+        if self.after_gpu_memory_ran_out:
+            by += " because its GPU ran out of memory; use a smaller --per_gpu_batch, or one rank on each GPU"
+        elif self.signal == signal.SIGKILL:
             by += ", as the kernel does when memory runs out (check dmesg on that host)"
         return f"error: rank {self.rank} on {printable(self.host)} was ended by {by}; start again with --resume"
 
@@ -96,6 +100,7 @@ class LauncherOutput:
         self.ended = self.explained = False
         self.mpi = mpi_complaints.MpiComplaints()
         self._in_mpi_block = False
+        self._gpu_memory_ran_out = False  # a rank's log has said so, which may abort then
         self._no_program = False  # a host has no Open MPI at the path that it has here
         self._no_login = False  # ssh has said that a host lets it not in
         self._rule = b""  # a line of dashes of which it is not known yet what follows
@@ -136,6 +141,7 @@ class LauncherOutput:
         if self.mpi.take(own):
             return False
         self.explained = self.explained or bool(_WHY.match(own))
+        self._gpu_memory_ran_out = self._gpu_memory_ran_out or out_of_memory.is_log_line_of_gpu(own)
         self._no_program = self._no_program or bool(_NO_PROGRAM.search(own))
         self._no_login = self._no_login or bool(_NO_LOGIN.search(own))
         return True
@@ -143,7 +149,10 @@ class LauncherOutput:
     def _outside_reports(self, line: bytes) -> bytes:
         found = _KILLED.search(line)
         if found:
-            self.killed = self.killed or Killed(int(found[1]), found[2].decode(errors="replace"), int(found[3]))
+            aborted = self._gpu_memory_ran_out and int(found[3]) in _ABORTS
+            self.killed = self.killed or Killed(
+                int(found[1]), found[2].decode(errors="replace"), int(found[3]), aborted
+            )
         if lost := _LOST_HOST.search(line):
             self.lost_host = self.lost_host or (lost[lost.lastgroup or 0]).decode(errors="replace")
         if self._left:

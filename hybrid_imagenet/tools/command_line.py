@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybrid_imagenet import comm, files
-from hybrid_imagenet.comm import lost_rank
+from hybrid_imagenet.comm import lost_rank, out_of_memory
 from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.config.help import width
 from hybrid_imagenet.errors import (
@@ -196,7 +196,11 @@ def run(program: Callable[[Sequence[str]], int | None], arguments: Sequence[str]
     except Exception as error:
         if interrupts.interrupted():
             raise KeyboardInterrupt from None
-        if lost_rank.is_loss(error):
+        if out_of_memory.is_out_of_memory(error):
+            shortage = out_of_memory.shared_error(error, "Use a smaller batch.")
+            code = shortage.exit_code
+            print(f"error: {shortage}", file=sys.stderr)
+        elif lost_rank.is_loss(error):
             code = EXIT_STALLED
             print(UserError(lost_rank.described(error)), file=sys.stderr)
         else:

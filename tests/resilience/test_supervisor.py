@@ -183,6 +183,7 @@ mpirun noticed that process rank 3 with PID 0 on node far exited on signal 9 (Ki
 {RULE}
 """
 KILLED = "error: rank 3 on far was ended by signal 9 (SIGKILL), as the kernel does when memory runs out (check"
+NO_GPU_MEMORY = "F0000 00:00:1 cuda_driver.cc:312] failed to create stream: CUDA_ERROR_OUT_OF_MEMORY: out of memory"
 LOSS = f"{lost_rank.LINE} (Connection closed by peer)"
 
 
@@ -195,6 +196,8 @@ LOSS = f"{lost_rank.LINE} (Connection closed by peer)"
         (f"process rank 3 on node far exited on signal 11\n{LOSS}\n", [4], 139,
          ["error: rank 3 on far was ended by signal 11 (SIGSEGV); start again with"]),
         ("process rank 3 on node far exited on signal 35\n", [4], 163, ["error: rank 3 on far was ended by signal 35"]),
+        (f"{NO_GPU_MEMORY}\nprocess rank 3 on node far exited on signal 6\n", [], 134,
+         [NO_GPU_MEMORY, "error: rank 3 on far was ended by signal 6 (SIGABRT) because its GPU ran out of memory"]),
         (f"{LOSS}\n[1,2]<stderr>:{LOSS}\n", [4, 4], 4, [LOSS]),
         (f"rank 1: unexpected error\n{LOSS}\n", [1, 4], 4, ["rank 1: unexpected error"]),
         (f"error: rank 3 on far hung for 20 s\n{REPORT}", [4, 4], 4, ["error: rank 3 on far hung for 20 s"]),

@@ -1,0 +1,26 @@
+"""Advises on flags that need less memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hybrid_imagenet.config import RunConfig
+
+
+def advice(config: RunConfig) -> str:
+    """Returns a sentence with the flags to try after memory ran out: half the batch on each GPU."""
+    if config.batch_schedule:
+        return "Try smaller batches in --batch_schedule."
+    half = config.per_gpu_batch // 2
+    if not half:
+        return "Try a smaller --image_size or --model."
+    flags = f"--per_gpu_batch={half}"
+    is_even = config.per_gpu_batch % 2 == 0
+    # An update then keeps its images. Statistics over all of them would need all micro-batches at once.
+    if is_even and not config.sync_batch_norm:
+        flags += f" --gradient_accumulation_steps={2 * config.gradient_accumulation_steps}"
+    if config.eval_batch is not None and config.eval_batch > half:
+        flags += f" --eval_batch={half}"
+    used = f"{config.per_gpu_batch} images per GPU"
+    return f"It has {used}: try {flags}, and --resume if the run has saved a checkpoint."

@@ -1,0 +1,95 @@
+"""Errors and log lines that say that memory ran out, and the line that becomes of them."""
+
+import sys
+
+import pytest
+import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError
+
+from hybrid_imagenet import train
+from hybrid_imagenet.comm import out_of_memory, process
+from hybrid_imagenet.errors import EXIT_USAGE
+from hybrid_imagenet.tools import command_line
+from tests.support import in_process
+
+ON_GPU = (
+    "OOM when allocating tensor with shape[256,64,112,112] and type half on /job:localhost/replica:0/task:0/"
+    "device:GPU:0 by allocator GPU_0_bfc"
+)
+ON_HOST = ON_GPU.replace("GPU:0 by allocator GPU_0_bfc", "CPU:0 by allocator cpu")
+BY_XLA = "Out of memory while trying to allocate 17179869184 bytes."
+
+
+def exhausted(text=ON_GPU):
+    return tf.errors.ResourceExhaustedError(None, None, text)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        exhausted(),
+        exhausted(ON_HOST),
+        exhausted(BY_XLA),
+        exhausted(f"Collective ops is aborted by: {ON_GPU}"),
+        tf.errors.InternalError(None, None, "cudaSetDevice() on GPU:0 failed. Status: out of memory"),
+        tf.errors.InternalError(None, None, "Dst tensor is not initialized."),
+        tf.errors.UnknownError(None, None, "CUDNN_STATUS_ALLOC_FAILED in cudnnCreate"),
+        RuntimeError("failed call to cuCtxCreate: CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
+        HorovodInternalError("ncclCommInitRank failed: unhandled cuda error: out of memory"),
+    ],
+)
+def test_is_out_of_memory_recognizes_it(error):
+    assert out_of_memory.is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        exhausted("/data/cache; No space left on device"),
+        exhausted("/data/train-00000; Too many open files"),
+        tf.errors.UnavailableError(None, None, f"Collective ops is aborted by: {ON_GPU}"),  # of another rank
+        HorovodInternalError("Horovod has been shut down"),
+        ValueError("out of memory"),
+    ],
+)
+def test_is_out_of_memory_leaves_other_errors(error):
+    assert not out_of_memory.is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "where"),
+    [(ON_GPU, ["gpu"], "GPU"), (BY_XLA, ["gpu"], "GPU"), (BY_XLA, [], "host"), (ON_HOST, ["gpu"], "host")],
+)
+def test_shared_error_says_whose_memory_ran_out(text, gpus, where, monkeypatch):
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
+    error = out_of_memory.shared_error(exhausted(text), "Use less.")
+    assert str(error) == f"The memory of the {where} is too small for this training. Use less."
+
+
+def fails(*_):
+    raise exhausted()
+
+
+def test_training_that_runs_out_of_memory_prints_the_batch_to_try(monkeypatch):
+    monkeypatch.setattr(train, "run", fails)
+    flags = ["--dataset=synthetic", "--progress=none", "--per_gpu_batch=64"]
+    code, _, errors = in_process.call("hybrid_imagenet.main", flags)
+    assert code == EXIT_USAGE
+    assert errors.startswith("error: The memory of the ")
+    assert "64 images per GPU: try --per_gpu_batch=32 --gradient_accumulation_steps=2" in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_command_that_runs_out_of_memory_prints_one_line(capfd):
+    assert command_line.run(fails, []) == EXIT_USAGE
+    output = capfd.readouterr().err
+    assert output.endswith("Use a smaller batch.\n")
+    assert output.count("\n") == 1
+
+
+def test_fit_on_ranks_that_runs_out_of_memory_prints_one_line(capfd, monkeypatch):
+    monkeypatch.setattr(process, "local_rank", lambda: 0)
+    monkeypatch.setattr(process, "rank", lambda: 4)
+    error = exhausted()
+    process._in_one_line(sys.__excepthook__)(type(error), error, None)
+    assert capfd.readouterr().err.startswith("error: rank 4: The memory of the ")
