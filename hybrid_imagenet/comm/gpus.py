@@ -99,6 +99,8 @@ def is_built_for_gpus() -> bool:
 
 def count() -> int:
     """Returns how many GPUs CUDA shows this process; 0 without a driver."""
+    # CUDA reads the order once, in the call below, and `prepare` may come later.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     found = ctypes.c_int(0)
     try:
         driver = ctypes.CDLL(_DRIVER)
