@@ -89,9 +89,13 @@ class HorovodCommunicator(ConnectedRanks):
         """
         place = placement()
         self.collectives = self._host = HorovodCollectives(place.size)
-        self._neighbors = self._group_of_neighbors(settings.neighbors, place.rank, place.size)
         nccl = _set_engine(settings)
-        keys = hosts.gather(hosts.key(), place.size)
+        own_key = hosts.key()
+        gathered = hosts.gather([*own_key, str(settings.neighbors)], place.size)
+        keys = [entry[: len(own_key)] for entry in gathered]
+        # Rank 0's number counts: it alone may know the run that is resumed, and with it the batch.
+        neighbors = int(gathered[0][-1])
+        self._neighbors = self._group_of_neighbors(neighbors, place.rank, place.size)
         itself = nccl and _does_itself(settings, hosts.names(keys))
         if itself:
             os.environ.setdefault("HOROVOD_TORUS_ALLREDUCE", "1")

@@ -154,7 +154,9 @@ class TensorFlowCommunicator(ConnectedRanks):
                 file=sys.stderr,
             )
         self.collectives = TensorFlowCollectives(place.rank, place.size, gpu=True) if nccl else self._host
-        self._neighbors = self._group_of_neighbors(settings.neighbors, place.rank, place.size)
+        # Rank 0's number counts: it alone may know the run that is resumed, and with it the batch.
+        neighbors = self.broadcast_object(settings.neighbors)
+        self._neighbors = self._group_of_neighbors(neighbors, place.rank, place.size)
         self._reduce_by(settings, self.selector(settings), nccl)
 
     def shutdown(self) -> None:

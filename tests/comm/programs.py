@@ -137,6 +137,14 @@ def sets(settings: dict, others: list, hosts_of_ranks: list | None) -> dict:
         return out | {"algorithm": c.statistics()["buckets"][0]["algorithm"]}
 
 
+def neighbors(each: list) -> float:
+    """The sum over this rank's neighbors of 1; `each` is what each rank takes for their number."""
+    c = comm.start(Settings(engine="horovod", neighbors=each[placement().rank]))
+    import tensorflow as tf
+
+    return float(c.allreduce_neighbors(tf.constant(1.0), "ones"))
+
+
 def all_algorithms(engine: str = "horovod") -> dict:
     """Sums of vectors of many lengths by every algorithm and grid.
 

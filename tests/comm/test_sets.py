@@ -39,6 +39,11 @@ def test_ranks_dealt_out_over_hosts_are_neighbors_in_the_grid(pools):
     assert out["algorithm"] == "hierarchical"
 
 
+def test_groups_of_neighbors_are_those_of_rank_0(pools):
+    """It alone may know the run that is resumed, and with it the batch and the groups that normalize together."""
+    assert pools[4].call(programs.neighbors, [2, 1, 4, 1]) == [2.0] * 4
+
+
 @pytest.mark.slow
 def test_three_ranks_on_two_hosts_need_no_sets():
     with ranks.own(3) as pool:
