@@ -22,6 +22,7 @@ class Origin(enum.Enum):
 
     DEFAULT = "default"
     DATA = "default for the dataset"
+    HARDWARE = "default on GPUs"
     BATCH = "MLPerf's table"
     RUN = "the run's config.json"
     RECIPE = "recipe"

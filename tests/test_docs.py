@@ -14,6 +14,9 @@ from PIL import Image
 
 import hybrid_imagenet as hi
 from hybrid_imagenet import __main__, config
+from hybrid_imagenet.comm import gpus
+from hybrid_imagenet.config import derived
+from hybrid_imagenet.config import help as flag_help
 from hybrid_imagenet.tools import evaluate, export, predict, run, runs
 from hybrid_imagenet.tools.data import command as data
 from hybrid_imagenet.tools.doctor import command as doctor
@@ -68,6 +71,48 @@ def test_every_command_parses(page, monkeypatch):
         else:
             assert (ROOT / first).is_file(), line
             config.resolve([word for word in words if word.startswith("--")])
+
+
+FEWEST_GPUS = 8  # examples with fewer ranks are for CPUs
+
+
+def gpu_examples():
+    """Commands with a number of GPUs: where they are, their words, and what is said next to them."""
+    for page in ALL_PAGES:
+        for line in commands(page):
+            yield page.name, shlex.split(line, comments=True), line.partition("#")[2]
+    for title, command in flag_help.EXAMPLES.items():
+        yield "--help", shlex.split(command), title
+
+
+def training(words):
+    """The flags of training in a command, and the ranks that it starts; None for another command."""
+    if words[:3] == ["python", "-m", "hybrid_imagenet.main"] or words[:2] == ["hybrid-imagenet", "train"]:
+        return [word for word in words if word.startswith("--")], 1
+    if words[:2] == ["hybrid-imagenet", "run"] and "--" in words:
+        options, flags = run.parse_arguments(words[2:])
+        return (flags, options.np) if options.module == "hybrid_imagenet.main" and flags else None
+    return None
+
+
+def test_examples_with_gpus_have_the_batch_that_is_stated_next_to_them(monkeypatch):
+    """Pages other than the README must state it; there, as everywhere, a GPU has 256 images unless a flag says so."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(gpus, "in_use", lambda: True)
+    checked = 0
+    for where, words, comment in gpu_examples():
+        found = training(words)
+        if found is None or "FLAGS" in found[0] or "cosine60" in " ".join(found[0]):
+            continue
+        resolved = config.resolve(*found)
+        if resolved.gpus < FEWEST_GPUS and not resolved.print_config_gpus:
+            continue
+        stated = re.search(r"([\d,]+) images per step", comment)
+        assert stated or where == "README.md", (where, words)
+        batch = int(stated[1].replace(",", "")) if stated else 256 * resolved.gpus
+        assert derived.base_batch(resolved) == batch, (where, words)
+        checked += 1
+    assert checked >= 15
 
 
 @pytest.fixture

@@ -112,19 +112,35 @@ def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] =
         Origin.FLAGFILE: parse_arguments([*before, *from_files], _FIRST),
         Origin.COMMAND_LINE: parse_arguments(from_command, _FIRST),
     }
-    recipe_text = given[Origin.COMMAND_LINE].get("recipe", given[Origin.FLAGFILE].get("recipe", Run.recipe))
-    values: dict[str, Any] = dict(recipes.load(recipe_text).overrides)
+    texts = given[Origin.FLAGFILE] | given[Origin.COMMAND_LINE]
+    chosen_by = None
+    if "recipe" not in texts:
+        texts["recipe"], chosen_by = _default_recipe(texts, flagfile=bool(from_files or before))
+    values: dict[str, Any] = dict(recipes.load(texts["recipe"]).overrides)
     origins = dict.fromkeys(values, Origin.RECIPE)
+    if chosen_by is not None:
+        values["recipe"] = texts["recipe"]
+        origins["recipe"] = chosen_by
     for name, value in values.items():
         check_value(name, value, _FIRST[name])
     for origin, texts in given.items():
         for name, text in texts.items():
             values[name] = parse_value(name, text, _FIRST[name])
             origins[name] = origin
-    config = _build(values, origins, ranks)
+    config = defaults.on_hardware(_build(values, origins, ranks))
     config = defaults.of_earlier_run(config, defaults.description(config))
     checks.check(config)
     return defaults.complete(config)
+
+
+def _default_recipe(texts: Mapping[str, str], *, flagfile: bool) -> tuple[str, Origin]:
+    """Returns the recipe for command lines without --recipe; `texts` are the flags that were given."""
+
+    def value(name: str) -> Any:
+        known = _FIRST[name]
+        return parse_value(name, texts[name], known) if name in texts else known.default
+
+    return defaults.recipe(value("dataset"), flagfile=flagfile, resume=value("resume"), run_dir_flag=value("run_dir"))
 
 
 def _build(values: dict[str, Any], origins: dict[str, Origin], ranks: int) -> RunConfig:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet import files
+from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.environment import placement
 from hybrid_imagenet.config import derived
-from hybrid_imagenet.config.flags import CHOICES, OPTIONS
+from hybrid_imagenet.config.flags import CHOICES, GPU_BATCH, OPTIONS, Run
 from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import mlperf
@@ -36,7 +38,62 @@ _LASTING = (
     "eval_offset_epochs",
 )
 """What MLPerf's table gives a run for all of it."""
-_UNASKED = [origin.value for origin in (Origin.DEFAULT, Origin.RECIPE, Origin.RUN)]  # nobody gave the flag itself
+_REPLACEABLE = (Origin.DEFAULT, Origin.RECIPE, Origin.HARDWARE)  # by the value of the run that is resumed
+# What a run has under these origins was not set by anyone.
+_UNASKED = [origin.value for origin in (*_REPLACEABLE, Origin.RUN)]
+
+
+def recipe(dataset: str, *, flagfile: bool, resume: bool, run_dir_flag: str | None) -> tuple[str, Origin]:
+    """Chooses the recipe of a run for which nobody has set --recipe.
+
+    A run that is resumed keeps its recipe. Otherwise a flag file implies hybrid, which is what flag files have always
+    been written for, and without one the dataset decides.
+
+    Args:
+      dataset: --dataset.
+      flagfile: whether a flag file was read.
+      resume: --resume.
+      run_dir_flag: --run_dir.
+
+    Returns:
+      The name of the recipe, and what has set it.
+
+    Raises:
+      UserError: if the config.json of the run that is resumed cannot be read.
+    """
+    by_dataset = Run.recipe if flagfile else registry.of(dataset).recipe
+    origin = Origin.DEFAULT if by_dataset == Run.recipe else Origin.DATA
+    if resume:
+        # Without --run_dir the directory is named after the recipe. Runs that began when hybrid was the default of all
+        # datasets are in a directory of that name.
+        for name in dict.fromkeys((by_dataset, Run.recipe)):
+            path = run_dir.chosen(run_dir_flag, name, dataset, resume=True) / "config.json"
+            earlier = _flags_of(path).get("recipe") if path.exists() else None
+            if isinstance(earlier, str):
+                return earlier, Origin.DEFAULT if earlier == by_dataset == Run.recipe else Origin.RUN
+    return by_dataset, origin
+
+
+def recipe_note(config: RunConfig, classes: int | None) -> str | None:
+    """Returns a line on the recipe if nobody has set it and the data are not ImageNet; None otherwise.
+
+    Args:
+      config: of the run.
+      classes: number of classes of the dataset, None if it is not known yet.
+    """
+    origin = config.origins["recipe"]
+    if origin is Origin.DATA:
+        return (
+            f"No --recipe was set: using {config.recipe}, because the dataset is a {config.dataset} of images. "
+            f"Set --recipe={Run.recipe} for the method of Lu et al."
+        )
+    own_files = registry.of(config.dataset).directory
+    if origin is Origin.DEFAULT and own_files and classes not in (None, mlperf.CLASSES):
+        return (
+            f"No --recipe was set: using {config.recipe}, which is meant for ImageNet on many GPUs. This dataset has "
+            f"{classes} classes. Try --recipe=gradual_warmup."
+        )
+    return None
 
 
 def description(config: RunConfig) -> Mapping[str, Any]:
@@ -50,10 +107,30 @@ def description(config: RunConfig) -> Mapping[str, Any]:
     path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=True) / "config.json"
     if not path.exists():
         return {}
-    found = files.read_json(path)
-    if not isinstance(found.get("flags"), dict):
+    _flags_of(path)
+    return files.read_json(path)
+
+
+def _flags_of(path: Path) -> Mapping[str, Any]:
+    """Returns the flags that a config.json holds; raises UserError if there are none."""
+    found = files.read_json(path).get("flags")
+    if not isinstance(found, dict):
         raise UserError(f"{path}: holds no flags of a run; restore it from a copy")
     return found
+
+
+def on_hardware(config: RunConfig) -> RunConfig:
+    """Returns the configuration with the default of --per_gpu_batch for GPUs, if the run is for GPUs.
+
+    It is if this process would train on one, or if --print_config_gpus asks what a run on GPUs would do. The query
+    loads no TensorFlow.
+    """
+    if config.origins["per_gpu_batch"] is not Origin.DEFAULT:
+        return config
+    assumed = config.print_config_gpus and (config.print_config or config.check_only)
+    if not assumed and not gpus.in_use():
+        return config
+    return config.replace(Origin.HARDWARE, per_gpu_batch=GPU_BATCH)
 
 
 def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
@@ -91,7 +168,7 @@ def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
     kept, notes = {}, {}
     for name, now in config.shown().items():
         origin = config.origins[name]
-        if name not in flags or origin not in (Origin.DEFAULT, Origin.RECIPE):
+        if name not in flags or origin not in _REPLACEABLE:
             continue
         then = flags[name]
         asked = origins.get(name) not in _UNASKED or name == "shuffle_window"  # whose 0 stands for None
@@ -102,14 +179,30 @@ def of_earlier_run(config: RunConfig, earlier: Mapping[str, Any]) -> RunConfig:
             kept[name] = tuple(then) if isinstance(then, list) else then
             check_value(name, kept[name], OPTIONS[name])
         if changed:
-            notes[name] = f"the {origin.value} has {now} in this version, but the run began with {then}"
+            where = "on this machine" if origin is Origin.HARDWARE else "in this version"
+            notes[name] = f"the {origin.value} has {now} {where}, but the run began with {then}"
     return dataclasses.replace(config.replace(Origin.RUN, **kept), dropped={**config.dropped, **notes})
 
 
 def shared(config: RunConfig, broadcast: Callable[[Any], Any]) -> RunConfig:
-    """Returns the configuration with what rank 0 has taken over: its host alone need hold the run's directory."""
-    kept = {name: value for name, value in config.values().items() if config.origins[name] is Origin.RUN}
-    return complete(config.replace(Origin.RUN, **broadcast(kept)))
+    """Returns the configuration with what only rank 0 may know.
+
+    It is what rank 0 has taken over from the run, whose directory need not be on the other hosts, and the batch that
+    follows from rank 0's hardware.
+
+    Raises:
+      UserError: if this rank has chosen another recipe than rank 0, because it does not see the run's directory.
+    """
+    own = {name: value for name, value in config.values().items() if config.origins[name] is Origin.RUN}
+    first = broadcast({"recipe": config.recipe, "per_gpu_batch": config.per_gpu_batch, "run": own})
+    if config.recipe != first["recipe"]:
+        raise UserError(
+            f"--recipe={config.recipe} on this host, but {first['recipe']} on that of rank 0, which has the directory "
+            f"of the run. Add --recipe={first['recipe']} to the command."
+        )
+    if "per_gpu_batch" not in first["run"] and config.per_gpu_batch != first["per_gpu_batch"]:
+        config = config.replace(Origin.HARDWARE, per_gpu_batch=first["per_gpu_batch"])
+    return complete(config.replace(Origin.RUN, **first["run"]))
 
 
 def complete(config: RunConfig) -> RunConfig:

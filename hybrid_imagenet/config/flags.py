@@ -18,12 +18,19 @@ from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Option, option, options_of
 
 
+GPU_BATCH = 256
+"""Default of --per_gpu_batch on GPUs, where smaller batches leave most of a GPU idle."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """Run and results."""
 
     recipe: str = option(
-        "hybrid", "Named set of defaults, one per published method; `list` prints them all.", basic=True
+        "hybrid",
+        "Named set of defaults, one per published method; `list` prints them all. Without this flag and without a flag "
+        f"file, --dataset=folder uses {registry.SOURCES['folder'].recipe}.",
+        basic=True,
     )
     run_dir: str | None = option(None, "Directory for results; default runs/<recipe>-<dataset>.", basic=True)
     print_config: bool = option(
@@ -320,8 +327,9 @@ class Optimization:
     """Batch, optimizer and schedules."""
 
     per_gpu_batch: int = option(
-        256,
-        "Images per GPU and micro-batch: what batch normalization sees.",
+        32,
+        f"Images per GPU and micro-batch: what batch normalization sees. On GPUs the default is {GPU_BATCH}; most "
+        "recipes have the number of their paper.",
         unit="images",
         minimum=1,
         basic=True,

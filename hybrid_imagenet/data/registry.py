@@ -36,6 +36,7 @@ class SourceType:
         is not read from URLs.
       augmentation: what --augmentation=auto means: no flips for characters, shifts by whole pixels for small pictures.
       images: training images, where these are known without a look at the files.
+      recipe: what is trained without --recipe and without a flag file.
     """
 
     module: str
@@ -44,11 +45,12 @@ class SourceType:
     url_window: int | None = None
     augmentation: str = "alexnet"
     images: int | None = None
+    recipe: str = "hybrid"
 
 
 _TFDS = SourceType("tfds", directory=False)
 SOURCES = {
-    "folder": SourceType("folder"),
+    "folder": SourceType("folder", recipe="gradual_warmup"),
     "tfrecord": SourceType("tfrecord"),
     "webdataset": SourceType("webdataset", url_window=16),
     "parquet": SourceType("parquet", url_window=4),

@@ -16,6 +16,8 @@ from hybrid_imagenet.numerics.relative_step import relative_step
 
 TRAIN_IMAGES = 1_281_167
 """Images in ImageNet's training set (ILSVRC 2012)."""
+CLASSES = 1000
+"""Classes of ImageNet (ILSVRC 2012)."""
 TARGET = 0.759
 """Top-1 accuracy, a fraction, to which `Point.epochs` is counted."""
 ETA = 0.001

@@ -14,5 +14,6 @@ RECIPE = Recipe(
     published="less top-1 than gradual warmup + SGD (about 75.1 %)",
     overrides={
         "optimizer": "adabound",
+        "per_gpu_batch": 256,
     },
 )

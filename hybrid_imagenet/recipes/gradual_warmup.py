@@ -13,7 +13,6 @@ RECIPE = Recipe(
         "lr_scaling": "batch",
         "lr_schedule": "step",
         "warmup_epochs": 5.0,
-        "per_gpu_batch": 32,
         "augmentation": "inception",
         "batch_norm": "moving",
     },

@@ -11,7 +11,6 @@ RECIPE = Recipe(
     overrides={
         "optimizer": "lars",
         "lr_schedule": "mlperf",
-        "per_gpu_batch": 32,
         "label_smoothing": 0.1,
         "augmentation": "inception",
         "batch_norm": "moving",

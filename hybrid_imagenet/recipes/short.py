@@ -19,6 +19,7 @@ RECIPE = Recipe(
     published="76.1 % top-1 in 23.8 min, at epoch 27 of 28",
     overrides={
         "optimizer": "sgd",
+        "per_gpu_batch": 256,
         "epochs": 28,
         "lr": 0.256,
         "lr_scaling": "batch",

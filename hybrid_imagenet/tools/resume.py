@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybrid_imagenet import config as configuration
+from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.files import read_json
 from hybrid_imagenet.numerics.schedules import FIXED, PUBLISHED
@@ -51,6 +52,11 @@ def command(
         for name, value in flags.items()
         if origins.get(name) in _GIVEN and name in configuration.OPTIONS and name not in (*_OF_ONE_START, *unused, *new)
     ]
+    if not {"recipe", "flagfile"} & new and origins.get("recipe") not in _GIVEN:
+        # Ranks on other hosts may not see the directory of the run, which has its recipe.
+        recipe = flags.get("recipe")
+        if recipe and recipe != registry.of(str(flags.get("dataset"))).recipe:
+            kept.append(_flag("recipe", recipe))
     if hidden := [word for word in kept if _SECRET in word]:
         raise UserError(f"{hidden[0]}: the password is not stored; give the flag again")
     training = [*kept, *words, f"--run_dir={run}", "--resume"]

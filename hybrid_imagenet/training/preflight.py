@@ -35,12 +35,17 @@ _SHAPE = {"model": "model", "model_width": "width", "stem": "stem"}
 _MOVED = 1e-3  # relative change of a learning rate that is worth a warning
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Findings:
-    """What was checked, a line for each thing, and warnings."""
+    """What was checked, a line for each thing, warnings, and notes on what was chosen.
+
+    `classes` is the number of classes of the dataset, None if it is not known yet.
+    """
 
     checked: list[str]
     warnings: list[str]
+    notes: list[str] = dataclasses.field(default_factory=list)
+    classes: int | None = None
 
 
 def run(config: RunConfig, *, disk: bool = True) -> None:
@@ -50,6 +55,8 @@ def run(config: RunConfig, *, disk: bool = True) -> None:
       UserError: for the first thing that would end the run before it trains.
     """
     found = check(config, disk=disk)
+    for text in found.notes:
+        print(text, file=sys.stderr)
     if config.check_only and placement().rank == 0:
         print("\n".join(found.checked))
     for text in found.warnings:
@@ -65,6 +72,8 @@ def check(config: RunConfig, *, disk: bool = True) -> Findings:
     elif placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
         _check_disk(config, found)
     if placement().rank == 0 and not os.environ.get(CHECKED_VARIABLE):
+        note = defaults.recipe_note(config, found.classes)
+        found.notes.extend([] if note is None else [note])
         found.warnings.extend(_flat_warmup(config) + _beyond_the_end(config))
         for name, note in config.dropped.items():
             if name == "per_gpu_batch" or config.origins.get(name) is Origin.RUN:
@@ -129,6 +138,7 @@ def _check_disk(config: RunConfig, found: Findings) -> None:
     data = registry.look(registry.Request.from_flags(config))
     if data.classes is not None:
         check_classes(config, data.classes)
+        found.classes = data.classes
     if config.check_only and not is_url(config.data_dir or ""):
         check_data(config, training_images(config))  # a run does so once its ranks have started
     classes = "" if data.classes is None else f", {data.classes} classes"
