@@ -70,7 +70,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _print_config(config: configuration.RunConfig) -> int:
     try:
-        print(report.describe(config, preflight.training_images(config)))
+        write = report.describe if config.print_config_all else report.summarize
+        print(write(config, preflight.training_images(config)))
     except UserError as error:
         _report(error)
         return error.exit_code

@@ -32,10 +32,13 @@ from hybrid_imagenet.config.flags import (
 )
 from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError, without_secrets
-from hybrid_imagenet.options import Option, Origin, check_value, parse_arguments, parse_value
+from hybrid_imagenet.options import Option, Origin, check_value, parse_arguments, parse_value, underscored
 
 # What is known of a flag before optimizer, schedule and all-reduce are: those of an option say its bounds.
 _FIRST = {name: COMMON.get(name, Option("", kind=known.kind)) for name, known in OPTIONS.items()}
+
+# --print_config is a boolean, which scripts set without a value. Its third value is a flag of its own.
+_PRINT_ALL = "--print_config=all"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +111,7 @@ def resolve(arguments: Sequence[str], ranks: int = 1, *, before: Sequence[str] =
       UserError: one line that names the flag, its value and the remedy.
     """
     from_files, from_command = split_flagfiles(arguments)
+    from_command = ["--print_config_all" if underscored(word) == _PRINT_ALL else word for word in from_command]
     given = {
         Origin.FLAGFILE: parse_arguments([*before, *from_files], _FIRST),
         Origin.COMMAND_LINE: parse_arguments(from_command, _FIRST),
@@ -151,6 +155,8 @@ def _build(values: dict[str, Any], origins: dict[str, Origin], ranks: int) -> Ru
         if "augmentation" not in origins:
             origins["augmentation"] = Origin.DATA
     origins = dict.fromkeys([*COMMON, *chosen], Origin.DEFAULT) | origins
+    if values.get("print_config_all"):
+        values["print_config"] = True
     config = RunConfig(**values, chosen=chosen, origins=origins, dropped=dropped)
     asked = config.print_config_gpus if config.print_config or config.check_only else None
     return dataclasses.replace(config, gpus=asked or ranks * config.virtual_gpus)

@@ -17,7 +17,6 @@ from hybrid_imagenet.numerics.schedules import SCALINGS, SCHEDULES
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
 from hybrid_imagenet.options import Option, option, options_of
 
-
 GPU_BATCH = 256
 """Default of --per_gpu_batch on GPUs, where smaller batches leave most of a GPU idle."""
 
@@ -34,8 +33,12 @@ class Run:
     )
     run_dir: str | None = option(None, "Directory for results; default runs/<recipe>-<dataset>.", basic=True)
     print_config: bool = option(
-        False, "Print every setting, what set it, and the schedule by epoch; then exit.", basic=True
+        False,
+        "Print the settings that differ from the defaults, what set them, and the epochs in which the schedule "
+        "changes; then exit. --print_config=all prints every setting and every epoch.",
+        basic=True,
     )
+    print_config_all: bool = option(False, "What --print_config=all sets.")
     print_config_gpus: int | None = option(
         None, "Number of GPUs for --print_config and --check_only; default those started.", unit="GPUs", minimum=1
     )

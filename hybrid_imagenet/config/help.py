@@ -21,11 +21,13 @@ EXAMPLES = {
     "Your own images, a directory for each class": (
         "hybrid-imagenet train --dataset=folder --data_dir=photos --val_fraction=0.2"
     ),
-    "Eight GPUs on two hosts: 2,048 images per step": "hybrid-imagenet run -np 8 -H a:4,b:4 -- --dataset=tfrecord --data_dir=/data",
+    "Eight GPUs on two hosts (2,048 images per step)": (
+        "hybrid-imagenet run -np 8 -H a:4,b:4 -- --dataset=tfrecord --data_dir=/data"
+    ),
     "Continue a run that was stopped": (
         "hybrid-imagenet train --flagfile=flags/digits.flags --run_dir=runs/a --resume"
     ),
-    "What a recipe would do on 8 GPUs: 2,048 images per step": (
+    "What a recipe would do on 8 GPUs (2,048 images per step)": (
         "hybrid-imagenet train --recipe=mlperf_lars --print_config --print_config_gpus=8"
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hybrid_imagenet.config import derived, relative_step
@@ -86,27 +87,82 @@ def plan(config: RunConfig, num_examples: int) -> list[EpochPlan]:
     return rows
 
 
+_OF_PRINTING = ("print_config", "print_config_all", "print_config_gpus", "check_only")
+
+
 def describe(config: RunConfig, num_examples: int) -> str:
-    """The settings with what set each one, then learning rate, momentum, batch and steps of each epoch."""
-    texts = {name: shown(value) for name, value in config.values().items()}
-    width, value_width = max(map(len, texts)), max(map(len, texts.values()))
-    lines = [f"{name:<{width}}  {text:<{value_width}}  {_origin(config, name)}" for name, text in texts.items()]
-    lines += [f"{name:<{width}}  not used: {note}" for name, note in config.dropped.items()]
+    """Describes every setting with what set it, then learning rate, momentum, batch and steps of each epoch."""
     rows = plan(config, num_examples)
-    lines += [
-        "",
-        f"{num_examples} training images, {counted(config.gpus, 'GPU')}, {sum(row.steps for row in rows)} steps",
+    table = [_HEADER, *map(_row, rows)]
+    return _text([*_settings(config, list(config.values())), "", *_results(config, num_examples, rows), "", *table])
+
+
+def summarize(config: RunConfig, num_examples: int) -> str:
+    """Describes the settings that are not defaults, and the epochs in which the schedule changes."""
+    names = [
+        name
+        for name in config.values()
+        if name == "recipe" or (config.origins[name] is not Origin.DEFAULT and name not in _OF_PRINTING)
     ]
+    rows = plan(config, num_examples)
+    table = [_HEADER]
+    shown_before = -1
+    for index in boundaries(rows):
+        if index > shown_before + 1:
+            table.append(f"{'...':>5}")
+        table.append(_row(rows[index]))
+        shown_before = index
+    others = len(config.values()) - len(names)
+    more = f"{others} other settings have their defaults. --print_config=all prints them, and every epoch."
+    return _text([*_settings(config, names), "", *_results(config, num_examples, rows), "", *table, "", more])
+
+
+def boundaries(rows: Sequence[EpochPlan]) -> list[int]:
+    """Returns the indices of the epochs in which something changes, with the first and the last.
+
+    It is the phase, the momentum, the batch or the size of images, or whether the learning rate rises, falls or stays.
+    """
+
+    def state(index: int) -> tuple[object, ...]:
+        row = rows[index]
+        following = rows[min(index + 1, len(rows) - 1)]
+        rises = following.learning_rate > row.learning_rate
+        falls = following.learning_rate < row.learning_rate
+        batch = (row.per_gpu_batch, row.accumulation, row.global_batch)
+        return row.phase, row.momentum, *batch, row.image_size, rises, falls
+
+    last = len(rows) - 1
+    return [index for index in range(len(rows)) if index in (0, last) or state(index) != state(index - 1)]
+
+
+def _text(lines: Iterable[str]) -> str:
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _settings(config: RunConfig, names: Sequence[str]) -> list[str]:
+    """Returns a line for each of these settings, and for each that was set but is not used."""
+    values = config.values()
+    texts = {name: shown(values[name]) for name in names}
+    width = max(map(len, [*texts, *config.dropped]))
+    value_width = max(map(len, texts.values()))
+    lines = [f"{name:<{width}}  {text:<{value_width}}  {_origin(config, name)}" for name, text in texts.items()]
+    return lines + [f"{name:<{width}}  not used: {note}" for name, note in config.dropped.items()]
+
+
+def _results(config: RunConfig, num_examples: int, rows: Sequence[EpochPlan]) -> list[str]:
+    """Returns lines on what follows from all settings together, with a warning where that is far from usual."""
+    steps = sum(row.steps for row in rows)
+    lines = [f"{num_examples} training images, {counted(config.gpus, 'GPU')}, {steps} steps"]
     lines += filter(None, [relative_step.line(config), relative_step.forecast(config, num_examples)])
     lines += _worked_out(config)
     lines += [f"warning: {text}" for text in [relative_step.warning(config)] if text]
-    lines.append("")
-    lines.append(
-        f"{'epoch':>5}  {'phase':<8}  {'learning rate':>23}  {'AdaBound bounds':>21}  {'momentum':>8}  "
-        f"{'per GPU':>9}  {'batch':>7}  {'steps':>6}  {'pixels':>6}"
-    )
-    lines += [_row(row) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
+    return lines
+
+
+_HEADER = (
+    f"{'epoch':>5}  {'phase':<8}  {'learning rate':>23}  {'AdaBound bounds':>21}  {'momentum':>8}  "
+    f"{'per GPU':>9}  {'batch':>7}  {'steps':>6}  {'pixels':>6}"
+)
 
 
 def _worked_out(config: RunConfig) -> list[str]:

@@ -20,7 +20,10 @@ from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.run import written
 
 _GIVEN = (Origin.COMMAND_LINE.value, Origin.FLAGFILE.value)  # of what a person has set; the rest follows from it
-_OF_ONE_START = ("run_dir", "resume", "max_steps", "print_config", "print_config_gpus", "check_only")
+_OF_ONE_START = (
+    *("run_dir", "resume", "max_steps"),
+    *("print_config", "print_config_all", "print_config_gpus", "check_only"),
+)
 _SECRET = "***"
 
 

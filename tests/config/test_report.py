@@ -1,6 +1,6 @@
 import pytest
 
-from hybrid_imagenet import config
+from hybrid_imagenet import config, main
 from hybrid_imagenet.config import checks, report
 from hybrid_imagenet.errors import UserError
 
@@ -26,6 +26,62 @@ def test_the_table_gives_rate_momentum_batch_and_steps_of_each_epoch():
     assert rows[0].split() == ["1", "AdaBound", "0.2", "0.06829", "to", "643.09", "0.9000", "32", "64", "23", "224"]
     assert rows[3].split() == ["4", "SGD", "0.4", "0.9000", "64", "128", "11", "224"]
     assert rows[4].split() == ["5", "SGD", "1.44", "0.9000", "64", "x", "4", "512", "3", "224"]
+
+
+def test_summary_has_the_settings_that_something_has_set_and_no_others():
+    resolved = config.resolve(["--recipe=hybrid_p40", "--seed=0", "--print_config", *FLAGS], 2)
+    settings, results, table, more = report.summarize(resolved, 1437).split("\n\n")
+    names = [line.split()[0] for line in settings.splitlines()]
+    given = ["recipe", "epochs", "seed", "precision", "per_gpu_batch", "warmup_epochs"]
+    followed = ["augmentation", "lars_eta"]  # the dataset and the batch set these
+    assert sorted(names) == sorted(given + followed)
+    assert "precision" in settings and "recipe hybrid_p40" in settings
+    assert results.startswith("1437 training images, 2 GPUs, ")
+    assert table.splitlines()[1].split()[0] == "1"
+    others = len(resolved.values()) - len(names)
+    assert more == f"{others} other settings have their defaults. --print_config=all prints them, and every epoch."
+
+
+def test_summary_of_defaults_still_names_the_recipe():
+    first = report.summarize(config.resolve(["--epochs=12"], 2), 1437).splitlines()[0]
+    assert first.split() == ["recipe", "hybrid", "default"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "epochs"),
+    [
+        (["--recipe=hybrid"], [1, 11, 90]),
+        (["--recipe=gradual_warmup"], [1, 6, 30, 31, 60, 61, 80, 81, 90]),
+        (["--recipe=gradual_warmup", "--batch_schedule=40:*2", "--lr_schedule=poly"], [1, 6, 40, 41, 90]),
+        (["--recipe=gradual_warmup", "--lr_schedule=cosine", "--image_size_schedule=0:128,18:224"], [1, 6, 19, 90]),
+        (["--recipe=gradual_warmup", "--epochs=1", "--warmup_epochs=0"], [1]),
+    ],
+)
+def test_summary_shows_the_epochs_in_which_the_schedule_changes(flags, epochs):
+    rows = report.plan(config.resolve(flags, 64), 100_000)
+    assert [rows[index].epoch for index in report.boundaries(rows)] == epochs
+
+
+def test_summary_marks_epochs_that_it_leaves_out():
+    table = report.summarize(config.resolve(["--recipe=hybrid"], 2), 10_000).split("\n\n")[2].splitlines()[1:]
+    assert [line.split()[0] for line in table] == ["1", "...", "11", "...", "90"]
+
+
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        (["--print_config"], "other settings have their defaults"),
+        (["--print_config=true"], "other settings have their defaults"),
+        (["--print-config=all"], "jit_compile"),
+        (["--print_config=all", "--print_config_gpus=4"], "jit_compile"),
+    ],
+)
+def test_print_config_is_brief_unless_all_is_asked_for(words, printed, capsys):
+    assert main.main([*words, "--dataset=digits", "--per_gpu_batch=32"]) == 0
+    output = capsys.readouterr().out
+    assert printed in output
+    assert ("jit_compile" in output) == (printed == "jit_compile")
+    assert "1500 training images" in output
 
 
 @pytest.mark.parametrize("remainder", ["wrap", "drop"])
