@@ -148,7 +148,7 @@ class GpuSpeed:
     """A published training speed of ResNet-50 at 224 pixels.
 
     `gpu` is a key of `GPUS`; `precision` is `fp16` (mixed), `tf32` or `fp32`; `images_per_second` is of one GPU,
-    alone or, with `gpus` above 1, as one of that many.
+    alone or, with `gpus` above 1, as one of that many. `date` is the day of a measurement with this program, if known.
     """
 
     source: str
@@ -157,6 +157,12 @@ class GpuSpeed:
     batch: int
     images_per_second: float
     gpus: int = 1
+    date: str = ""
+
+    @property
+    def described_source(self) -> str:
+        """The source with the date of the measurement."""
+        return f"{self.source}, {self.date}" if self.date else self.source
 
 
 _TENSORFLOW = "NVIDIA DeepLearningExamples, TensorFlow 1 with XLA, 20.06"
@@ -195,6 +201,7 @@ GPU_SPEEDS = (
     GpuSpeed(_MLPERF + " 4.0, NVIDIA, 64 GPUs in 2.505 min", "h100", "fp16", 50, 314_090 / 64, 64),
     GpuSpeed(OWN, "h100", "fp16", 256, 5707),
     GpuSpeed(OWN, "h100", "bf16", 256, 3912),
+    GpuSpeed(OWN, "h200", "fp16", 256, 6956, date="26 November 2026"),
     GpuSpeed(_MLPERF + " 4.0, NVIDIA, 8 GPUs in 12.03 min", "h200", "fp16", 400, 63_599 / 8, 8),
     GpuSpeed(_MLPERF + " 4.0, NVIDIA, 2 hosts of 4", "l40s", "fp16", 200, 14_835 / 8, 8),
 )

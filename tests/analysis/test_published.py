@@ -44,4 +44,4 @@ def test_the_page_of_figures_prints_the_published_speeds():
     for speed in published.GPU_SPEEDS:
         title, rate = published.GPUS[speed.gpu].title, f"{speed.images_per_second:,.0f}"
         row = (title, speed.precision.upper(), speed.batch, rate)
-        assert f"| {' | '.join(map(str, row))} | {speed.gpus} | {speed.source} |" in page
+        assert f"| {' | '.join(map(str, row))} | {speed.gpus} | {speed.described_source} |" in page

@@ -32,7 +32,7 @@ def line(*measured: GpuSpeed) -> Speed:
     first, last = measured[0], measured[-1]
     seconds = [speed.batch / speed.images_per_second for speed in (first, last)]
     if first == last:
-        return Speed(0.0, seconds[0] / first.batch, first.source)
+        return Speed(0.0, seconds[0] / first.batch, first.described_source)
     slope = (seconds[1] - seconds[0]) / (last.batch - first.batch)
     sources = first.source if first.source == last.source else f"{first.source}; {last.source}"
     return Speed(seconds[0] - slope * first.batch, slope, sources)
@@ -97,7 +97,8 @@ _V100 = {
     "fp32": Speed(0.0, 1 / published.LU_SINGLE_V100["fp32", 128], "Lu et al., Table 3.2"),
 }  # fmt: skip
 _P40 = {"fp32": Speed(0.0, 1 / published.LU_SINGLE_P40, "Lu et al., section 3.2.2")}
-_JITTER = 0.012  # of cluster h1
+# Relative wait for the slowest rank, fitted to cluster h1.
+JITTER = 0.012
 
 
 def _mlperf(gpu: str) -> dict[str, Speed]:
@@ -111,10 +112,10 @@ def _mlperf(gpu: str) -> dict[str, Speed]:
 CLUSTERS = {
     # Latency and jitter are fitted to the five efficiencies of Lu et al., Table 3.3 and section 3.2.2.
     "h1": Cluster("Lu et al., cluster 1: 3 x 8 V100, RoCE 40G with GPUDirect", "v100", 3, 8, NVLINK, LINKS["roce40"],
-                  _V100, 256, _JITTER),
+                  _V100, 256, JITTER),
     # 0.62 GB/s is fitted to 91.2 %: without GPUDirect the data goes through the host's memory.
     "h2": Cluster("Lu et al., cluster 2: 6 x 4 P40, RoCE 40G without GPUDirect", "p40", 6, 4, PCIE, Link.of(0.62, _HOP),
-                  _P40, 128, _JITTER),
+                  _P40, 128, JITTER),
     # Table 6 of Mikami et al. has one node of 4 GPUs as its baseline. One latency for all hops, fitted to its four
     # efficiencies: within 3.5 points.
     "abci": Cluster("Mikami et al. on ABCI: 4 V100 a node, 2 x InfiniBand EDR", "v100", 1024, 4, NVLINK,
@@ -122,19 +123,19 @@ CLUSTERS = {
                     32, 0.0),
     # NCSA HAL's 2-GPU run: 90 epochs of 1,281,167 images in 74,211 s.
     "hal": Cluster("NCSA HAL: 16 x 4 V100, InfiniBand EDR", "v100", 16, 4, NVLINK, LINKS["ib-edr"],
-                   {"fp16": Speed(0.0, 2 * 74211 / (90 * 1_281_167), "NCSA HAL, 2 GPUs")}, 208, _JITTER),
+                   {"fp16": Speed(0.0, 2 * 74211 / (90 * 1_281_167), "NCSA HAL, 2 GPUs")}, 208, JITTER),
     # Hosts as NVIDIA's data sheets of the DGX A100, H100 and H200 describe them: eight GPUs, and an adapter for each.
     # L40S hosts differ; four on PCIe 4 and one adapter are assumed.
     "h100": Cluster("8 H100 a host, NVLink 4 with NVLS, 8 x InfiniBand NDR", "h100", 8, 8, INSIDE["nvls"],
                     LINKS["8xib-ndr"], _mlperf("h100"), 256, 0.0),
     "h200": Cluster("8 H200 a host, NVLink 4 with NVLS, 8 x InfiniBand NDR", "h200", 8, 8, INSIDE["nvls"],
-                    LINKS["8xib-ndr"], _mlperf("h200"), 400, _JITTER),
+                    LINKS["8xib-ndr"], _mlperf("h200"), 400, JITTER),
     "a100": Cluster("8 A100 40 GB a host, NVLink 3, 8 x InfiniBand HDR", "a100", 8, 8, INSIDE["nvlink3"],
-                    LINKS["8xib-hdr"], _mlperf("a100"), 204, _JITTER),
+                    LINKS["8xib-hdr"], _mlperf("a100"), 204, JITTER),
     "a100-80": Cluster("8 A100 80 GB a host, NVLink 3, 8 x InfiniBand HDR", "a100-80", 8, 8, INSIDE["nvlink3"],
                        LINKS["8xib-hdr"], _mlperf("a100-80"), 256, 0.0),
     "l40s": Cluster("4 L40S a host, PCIe 4, InfiniBand NDR", "l40s", 8, 4, INSIDE["pcie4"], LINKS["ib-ndr"],
-                    _mlperf("l40s"), 200, _JITTER),
+                    _mlperf("l40s"), 200, JITTER),
 }  # fmt: skip
 
 

@@ -7,12 +7,21 @@ import json
 import math
 from collections.abc import Sequence
 
-from hybrid_imagenet.analysis.published import GPUS, speeds
+from hybrid_imagenet.analysis.published import GPUS, GpuSpeed, speeds
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.options import option, options_of, parse_arguments, parse_value
-from hybrid_imagenet.tools.plan.clusters import CLUSTERS, INSIDE, LINKS, Cluster, line, parse_link
+from hybrid_imagenet.tools.plan.clusters import (
+    CLUSTERS,
+    INSIDE,
+    JITTER,
+    LINKS,
+    Cluster,
+    Speed,
+    line,
+    parse_link,
+)
 from hybrid_imagenet.tools.plan.layers import MODELS, layers_of
 from hybrid_imagenet.tools.plan.predict import Job
 
@@ -26,18 +35,22 @@ class Plan:
     cluster: str = option("h1", "Described cluster; other flags change parts of it.", choices=tuple(CLUSTERS))
     hosts: int | None = option(None, "Hosts.", minimum=1, maximum=1_000_000)
     gpus_per_host: int | None = option(None, "GPUs per host.", minimum=1, maximum=1024)
-    allreduce: str = option("auto", "All-reduce; auto takes the fastest.", choices=("auto", *ALGORITHMS))
+    allreduce: str = option(
+        "auto",
+        "All-reduce; auto takes the ring, or hierarchical where that is clearly faster.",
+        choices=("auto", *ALGORITHMS),
+    )
     model: str = option("resnet50", "Network.", choices=MODELS)
     per_gpu_batch: int | None = option(None, "Images per GPU and step.", minimum=1, maximum=1_000_000)
     precision: str | None = option(None, "Arithmetic on the GPU.", choices=("fp16", "bf16", "fp32"))
     compression: str = option("fp16", "Type in which gradients are sent.", choices=tuple(_WIRE))
     speed: str = option(
-        "published",
-        "Speed of one GPU: published, the cluster's; own, what this program has reached on that GPU; or FILE, the "
-        "report.json of `bench gpu` on yours.",
+        "auto",
+        "Speed of one GPU: own, what this program has reached on that GPU; published, the cluster's; auto, own where "
+        "that is known, else published; or FILE, the report.json of `bench gpu` on yours.",
     )
     images_per_second: float | None = option(
-        None, "Speed of one GPU alone at --per_gpu_batch, in place of --speed.", minimum=1e-3
+        None, "Speed of one GPU alone at --per_gpu_batch; replaces --speed.", minimum=1e-3
     )
     link: str | None = option(None, f"Link of a host: {', '.join(LINKS)}, or such as 25gbit or 3.1GB/s:20us.")
     inside: str | None = option(None, f"Link inside a host: {', '.join(INSIDE)}, or such as 20GB/s:5us.")
@@ -58,12 +71,23 @@ def parse(arguments: Sequence[str]) -> Plan:
 
 @dataclasses.dataclass(frozen=True)
 class OneGpu:
-    """One GPU alone: its name (empty if not known), images per step, seconds of a step, and who measured them."""
+    """The speed of a GPU.
+
+    Attributes:
+      title: its name; empty if not known.
+      batch: images per step.
+      seconds: of a step.
+      source: who measured it.
+      alone: whether it ran alone, so that a job's wait for its slowest rank is not part of `seconds`.
+      choice: which speed --speed=auto has taken and how to take the other one; empty without that flag.
+    """
 
     title: str
     batch: int
     seconds: float
     source: str
+    alone: bool = True
+    choice: str = ""
 
 
 def resolve(plan: Plan) -> tuple[Cluster, OneGpu, Job]:
@@ -86,7 +110,7 @@ def resolve(plan: Plan) -> tuple[Cluster, OneGpu, Job]:
         compute_seconds=alone.seconds,
         batch=alone.batch,
         element_bytes=_WIRE[plan.compression],
-        jitter=cluster.jitter,
+        jitter=max(cluster.jitter, JITTER) if alone.alone else cluster.jitter,
         images_per_epoch=mlperf.TRAIN_IMAGES,
         epochs=plan.epochs,
     )
@@ -94,29 +118,57 @@ def resolve(plan: Plan) -> tuple[Cluster, OneGpu, Job]:
 
 
 def _one_gpu(plan: Plan, cluster: Cluster) -> OneGpu:
-    batch = plan.per_gpu_batch or cluster.batch
     if plan.images_per_second is not None:
+        batch = plan.per_gpu_batch or cluster.batch
         return OneGpu("", batch, batch / plan.images_per_second, "given")
-    if plan.speed not in ("published", "own"):
+    if plan.speed not in ("auto", "published", "own"):
         if plan.precision:
             raise UserError(f"--precision={plan.precision}: --speed={plan.speed} has its own; omit it")
         return read_report(plan.speed, plan.model, plan.per_gpu_batch)
-    precision, title = plan.precision or next(iter(cluster.speeds)), GPUS[cluster.gpu].title
-    if plan.speed == "published":
-        flag, kind, speed = f"precision={precision}", precision, cluster.speeds.get(precision)
-    else:
-        flag, kind = "speed=own", f"{precision} at batch {batch}"
-        measured = speeds(cluster.gpu, precision, own=True)
-        speed = next((line(one) for one in measured if one.batch == batch), None)
-    if speed is None:
+    precision = plan.precision or next(iter(cluster.speeds))
+    measured = [] if plan.speed == "published" else speeds(cluster.gpu, precision, own=True)
+    batch = plan.per_gpu_batch or (measured[0].batch if measured else cluster.batch)
+    own = next((speed for speed in measured if speed.batch == batch), None)
+    if own is not None:
+        return _scaled(plan, cluster, line(own), batch, choice=_chosen_own(plan, cluster, own))
+    title = GPUS[cluster.gpu].title
+    published = cluster.speeds.get(precision)
+    if plan.speed == "own" or published is None:
+        flag = "speed=own" if plan.speed == "own" else f"precision={precision}"
+        kind = f"{precision} at batch {batch}" if plan.speed == "own" else precision
         raise UserError(
             f"--{flag}: none is known for {title} in {kind}; give --images_per_second, or "
             "--speed=FILE with the report.json of hybrid-imagenet bench gpu"
         )
-    # Other networks are taken to run at ResNet-50's operations per second.
+    alone = cluster.jitter > 0  # else the wait for the slowest rank is part of the published speed
+    return _scaled(plan, cluster, published, batch, alone=alone, choice=_chosen_published(plan, title, measured))
+
+
+def _scaled(plan: Plan, cluster: Cluster, speed: Speed, batch: int, *, alone: bool = True, choice: str = "") -> OneGpu:
+    """Returns the speed for the planned network, if all networks run at ResNet-50's operations per second."""
     operations = {name: sum(layer.operations for layer in layers_of(name)) for name in (plan.model, "resnet50")}
     scale = operations[plan.model] / operations["resnet50"]
-    return OneGpu(title, batch, speed.seconds(batch) * scale, speed.source)
+    return OneGpu(GPUS[cluster.gpu].title, batch, speed.seconds(batch) * scale, speed.source, alone, choice)
+
+
+def _chosen_own(plan: Plan, cluster: Cluster, own: GpuSpeed) -> str:
+    """Returns the line on a speed of this program that --speed=auto has taken."""
+    if plan.speed != "auto":
+        return ""
+    others = cluster.speeds.get(own.precision)
+    other = f" --speed=published takes that of others ({others.source})." if others else ""
+    when = f", {own.date}" if own.date else ""
+    return f"speed: what this program has reached on this GPU (synthetic images{when}).{other}"
+
+
+def _chosen_published(plan: Plan, title: str, measured: Sequence[GpuSpeed]) -> str:
+    """Returns the line on a published speed that --speed=auto has taken; `measured` are this program's."""
+    if plan.speed != "auto":
+        return ""
+    if not measured:
+        return f"speed: published by others, as that of this program on a {title} is not known in this precision."
+    batches = " and ".join(f"--per_gpu_batch={speed.batch}" for speed in measured)
+    return f"speed: published by others, as that of this program is known for {batches} only."
 
 
 def read_report(path: str, model: str, batch: int | None) -> OneGpu:
@@ -138,7 +190,8 @@ def read_report(path: str, model: str, batch: int | None) -> OneGpu:
         measured, side = str(row["model"]), int(row["image_size"])
     except OSError as error:
         raise UserError(
-            f"--speed={path}: {error.strerror}; choose published, own, or the report.json of hybrid-imagenet bench gpu"
+            f"--speed={path}: {error.strerror}; choose auto, own, published, or the report.json of hybrid-imagenet "
+            "bench gpu"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"--speed={path}: not a report of hybrid-imagenet bench gpu ({error})") from None
