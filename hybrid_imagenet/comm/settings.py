@@ -40,17 +40,22 @@ class AllReduce:
       constructor: its class, as module:Class, called with `algorithms.Ranks` and the options.
       options: the dataclass of its options.
       cost: the planner's formula of its seconds; None stands for the ring's.
+      one_operation: whether Horovod over NCCL sums a bucket in one operation. It composes the others of operations
+        among sets of ranks, and negotiates those again at each step. A torus with one row per host is `hierarchical`.
     """
 
     constructor: str
     options: type = NoOptions
     cost: Cost | None = None
+    one_operation: bool = False
 
 
 ALGORITHMS = {
-    "ring": AllReduce("hybrid_imagenet.comm.algorithms:Ring", cost=cost_model.by_ring),
+    "ring": AllReduce("hybrid_imagenet.comm.algorithms:Ring", cost=cost_model.by_ring, one_operation=True),
     "torus": AllReduce("hybrid_imagenet.comm.algorithms:Torus", GridOptions, cost_model.by_torus),
-    "hierarchical": AllReduce("hybrid_imagenet.comm.algorithms:Hierarchical", cost=cost_model.by_hierarchical),
+    "hierarchical": AllReduce(
+        "hybrid_imagenet.comm.algorithms:Hierarchical", cost=cost_model.by_hierarchical, one_operation=True
+    ),
     "masters": AllReduce("hybrid_imagenet.comm.algorithms:Masters", GridOptions, cost_model.by_masters),
     "size_switched": AllReduce("hybrid_imagenet.comm.algorithms:SizeSwitched", SizeOptions, cost_model.by_size),
 }

@@ -13,6 +13,9 @@ from hybrid_imagenet.numerics.torus import Grid, nearest_square
 MIB = 2**20
 SWITCH = 256 * 1024  # bytes, as --size_switch_kb has it by default
 FUSION_CHOICES_MB = (64, 32, 16, 8, 4, 2, 1)
+# The model's error is one or two points of efficiency (docs/planning.md). A smaller gain does not justify leaving the
+# ring, which every engine has and which needs no equal hosts.
+MARGIN = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +111,23 @@ def best(job: Job, topology: Topology, candidates: Sequence[Way]) -> Prediction:
     predictions = [predict(job, topology, way) for way in candidates]
     limit = 1.0025 * min(p.step_seconds for p in predictions)
     return next(p for p in predictions if p.step_seconds <= limit)
+
+
+def is_composed(way: Way, topology: Topology) -> bool:
+    """Returns whether Horovod composes it of operations among sets of ranks, whose cost is not in the model."""
+    host_grid = Grid(topology.hosts, topology.local_size)
+    return not (ALGORITHMS[way.algorithm].one_operation or (way.algorithm == "torus" and way.grid == host_grid))
+
+
+def recommend(job: Job, topology: Topology) -> Prediction:
+    """The way to exchange gradients that a run should take: the ring, unless another one is clearly faster.
+
+    Only algorithms that Horovod has in one operation are considered (`is_composed`).
+    """
+    ring = best(job, topology, ways(topology, ["ring"]))
+    others = [name for name, known in ALGORITHMS.items() if known.one_operation and name != "ring"]
+    fastest = best(job, topology, ways(topology, others))
+    return fastest if fastest.step_seconds * (1 + MARGIN) < ring.step_seconds else ring
 
 
 def _grids(ranks: int) -> list[Grid]:
