@@ -21,25 +21,28 @@ _EPS_RULE = "Add eps (MLPerf), or replace smaller denominators by it (Mikami et 
 _VARIANT = "Rates per layer; You et al., LARC's clip, or none."
 
 
-def _momentum(default: float) -> Any:
-    words = "Momentum of SGD and LARS (Goyal et al.; the steps of Lu et al. show none, which is 0)."
-    return option(default, words, minimum=0, maximum=0.9999)
+def _momentum(default: float, text: str) -> Any:
+    return option(default, text, minimum=0, maximum=0.9999)
+
+
+def _weight_decay(text: str) -> Any:
+    return option(0.0, text, minimum=0, basic=True)
 
 
 def _decoupled_decay() -> Any:
     return option(
         False,
-        "Take weight_decay * learning rate / its peak off the weights before each update, in place of decay in the "
+        "Take weight_decay * learning rate / its peak off the weights before each update, instead of decay in the "
         "gradient (Loshchilov and Hutter); the flag --weight_decay is then that of 256 images, and follows the batch.",
     )
 
 
 def _nesterov(flag: str) -> Any:
-    return option(False, "Nesterov's momentum in MLPerf's form.", flag=flag)
+    return option(False, "Use Nesterov's momentum, as MLPerf's reference writes it.", flag=flag)
 
 
 def _beta(default: float, moment: str, flag: str = "") -> Any:
-    return option(default, f"Decay of the {moment} moment.", minimum=0, maximum=0.999999, flag=flag)
+    return option(default, f"Decay of AdaBound's {moment} moment.", minimum=0, maximum=0.999999, flag=flag)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +58,9 @@ class Options:
 
     learning_rate: float = 0.1
     _: dataclasses.KW_ONLY
-    weight_decay: float = option(0.0, "L2 decay, coupled; beside the gradient in LAMB and Muon.", minimum=0, basic=True)
+    weight_decay: float = _weight_decay(
+        "Weight decay as L2 regularization: this times the weights is added to the gradient."
+    )
     decay_all: bool = option(False, "Decay biases and normalization parameters too (Jia et al. leave them out).")
     name: str = ""
 
@@ -64,7 +69,7 @@ class Options:
 class MomentumOptions(Options):
     """Options of an optimizer with momentum."""
 
-    momentum: float = _momentum(0.9)
+    momentum: float = _momentum(0.9, "Momentum of SGD (Goyal et al.).")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +86,7 @@ class LarsOptions(MomentumOptions):
     """Options of `lars`."""
 
     learning_rate: float = 1.0
+    momentum: float = _momentum(0.9, "Momentum of LARS.")
     _: dataclasses.KW_ONLY
     eta: float = option(0.001, "Trust coefficient (Mikami et al. state 0.01, LARC 0.02).", minimum=0, flag="lars_eta")
     eps: float = option(0.0, _EPS, minimum=0, flag="lars_eps")
@@ -98,6 +104,11 @@ class HybridOptions(MomentumOptions):
       adabound_eps: added to sqrt(v).
     """
 
+    momentum: float = _momentum(
+        0.9,
+        "Momentum of SGD with LARS, after the AdaBound warmup (Goyal et al.). The formulas of Lu et al. show none, "
+        "which is 0.",
+    )
     _: dataclasses.KW_ONLY
     adabound_lr: float = option(1e-3, "Learning rate alpha of Adam inside AdaBound.", minimum=0)
     adabound_beta1: float = _beta(0.9, "first")
@@ -158,6 +169,9 @@ class LambOptions(Options):
 
     learning_rate: float = 0.01
     _: dataclasses.KW_ONLY
+    weight_decay: float = _weight_decay(
+        "Weight decay: this times the weights is added to Adam's step, before a layer's step is scaled."
+    )
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-6
@@ -173,8 +187,13 @@ class MuonOptions(MomentumOptions):
     """
 
     learning_rate: float = 0.02
-    momentum: float = _momentum(0.95)
+    momentum: float = _momentum(
+        0.95, "Momentum of Muon: Nesterov's, whose direction is then made orthogonal for kernels."
+    )
     _: dataclasses.KW_ONLY
+    weight_decay: float = _weight_decay(
+        "Weight decay, decoupled: each update takes the learning rate times this part off the weights."
+    )
     nesterov: bool = True
     steps: int = 5
     other_rate: float = option(

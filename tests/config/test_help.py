@@ -6,6 +6,7 @@ import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.config import help as flag_help
+from hybrid_imagenet.config.flags import CHOICES
 from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.tools import run
 
@@ -58,6 +59,38 @@ def test_examples_are_commands_that_parse():
 def test_a_group_or_a_word_shows_its_flags(about, found, other):
     assert found in flags_of(about)
     assert other not in flags_of(about)
+
+
+def help_of(flag, optimizer):
+    """The text of a flag in --help=optimizer that is shown for an optimizer."""
+    entries = flag_help.text("optimizer").split("\n  --")
+    texts = [" ".join(entry.split()) for entry in entries if entry.removeprefix("[no]").startswith(flag)]
+    (found,) = [text for text in texts if optimizer in text.rpartition("(")[2].partition(";")[0].split(", ")]
+    return found
+
+
+# Optimizers that the text of one optimizer must not describe. Hybrid has AdaBound, SGD and LARS in it.
+OTHERS = {
+    "hybrid": ("LAMB", "Muon"),
+    "adabound": ("SGD", "LARS", "LAMB", "Muon"),
+    "sgd": ("AdaBound", "LARS", "LAMB", "Muon"),
+    "lars": ("AdaBound", "SGD", "LAMB", "Muon"),
+    "lamb": ("AdaBound", "SGD", "LARS", "Muon"),
+    "muon": ("AdaBound", "SGD", "LARS", "LAMB"),
+}
+
+
+@pytest.mark.parametrize("optimizer", OTHERS)
+@pytest.mark.parametrize("flag", ["momentum=", "weight_decay="])
+def test_help_of_momentum_and_decay_speaks_of_no_other_optimizer(flag, optimizer):
+    if flag.rstrip("=") not in CHOICES["optimizer"][optimizer]:
+        return
+    text = help_of(flag, optimizer).rpartition("(")[0]
+    assert not [other for other in OTHERS[optimizer] if other in text], text
+
+
+def test_help_of_the_momentum_of_muon_is_its_own():
+    assert help_of("momentum=", "muon").startswith("momentum=float Momentum of Muon: ")
 
 
 def test_a_word_that_is_nowhere_is_answered_with_the_nearest_flag():
