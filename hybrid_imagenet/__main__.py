@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from hybrid_imagenet import __version__
 from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, did_you_mean, without_environment
+from hybrid_imagenet.options import SPELLING
 from hybrid_imagenet.resilience import interrupts, lasting_output
 
 # The module of each command, with main(arguments) -> exit code, and one line for the list of commands.
@@ -35,7 +36,11 @@ def usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
     head = "usage: hybrid-imagenet COMMAND [arguments]   (or: python -m hybrid_imagenet COMMAND ...)"
-    return "\n".join([head, "", *lines, "", "hybrid-imagenet COMMAND --help describes the arguments of a command."])
+    notes = [
+        "hybrid-imagenet COMMAND --help describes the arguments of a command.",
+        SPELLING,
+    ]
+    return "\n".join([head, "", *lines, "", *notes])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

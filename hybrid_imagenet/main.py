@@ -46,6 +46,11 @@ _FIRST_SPEAKS = 5.0  # seconds for the first rank of a host to say what is wrong
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line and returns the exit code (see `hybrid_imagenet.errors`)."""
+    if not arguments:
+        if launcher_rank() == 0:
+            print(flag_help.first_commands("hybrid-imagenet train"), file=sys.stderr)
+        announce(EXIT_USAGE)
+        return EXIT_USAGE
     if "--recipe=list" in arguments:
         print(recipes.table())
         return EXIT_OK

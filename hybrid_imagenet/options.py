@@ -177,6 +177,10 @@ def shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else without_secrets(str(value))
 
 
+SPELLING = "Dashes and underscores mean the same in the names of options: --data-dir is --data_dir."
+"""What the help of every command says about `underscored`."""
+
+
 def underscored(word: str) -> str:
     """A word of a command line with `--flag_name` for `--flag-name`; other words as they are."""
     if not word.startswith("--"):
@@ -186,9 +190,16 @@ def underscored(word: str) -> str:
 
 
 def _with_plain_boolean(word: str, options: Mapping[str, Option]) -> str:
-    """A word of a command line with true or false where it gives a boolean in other words; UserError for none."""
+    """Returns a word with true or false where it gives a boolean in other words, and --noname for --no_name.
+
+    Raises:
+      UserError: for a boolean with a value that means neither.
+    """
     name, equals, text = word.lstrip("-").partition("=")
     known = options.get(name)
+    negated = options.get(name.removeprefix("no_"))
+    if known is None and negated is not None and negated.kind == ValueType(bool) and not equals:
+        return f"--no{name.removeprefix('no_')}"
     if not word.startswith("-") or not equals or known is None or known.kind != ValueType(bool):
         return word
     return f"--{name}={str(_parse_one(name, text, known)).lower()}"
@@ -227,8 +238,8 @@ def _absl_flags(names: tuple[tuple[str, bool], ...]) -> flags.FlagValues:
 def parse_arguments(arguments: Iterable[str], options: Mapping[str, Option]) -> dict[str, str]:
     """Splits `--name=value` arguments with absl's parser into the texts that were given.
 
-    Booleans take absl's forms too: `--name` and `--noname`. `--flag-name` is `--flag_name`. The last of several values
-    counts.
+    Booleans take absl's forms too: `--name` and `--noname`, also written `--no-name`. `--flag-name` is `--flag_name`.
+    The last of several values counts.
 
     Raises:
       UserError: for an unknown flag (with the nearest known name), a flag without a value or a stray word.

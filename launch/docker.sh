@@ -26,7 +26,7 @@ while (($#)); do
     -h | --help) help_of "${BASH_SOURCE[0]}" && exit 0 ;;
     --gpu) target=gpu ;;
     --build) build=1 ;;
-    --dry-run) dry_run=1 ;;
+    --dry[-_]run) dry_run=1 ;;
     --data=*) data=${1#*=} ;;
     --runs=*) runs=${1#*=} ;;
     --) shift && break ;;

@@ -38,10 +38,10 @@ cluster_main() {
     fi
     case $argument in
       -h | --help) help_of "$0" && exit 0 ;;
-      --dry-run) dry_run=1 ;;
+      --dry[-_]run) dry_run=1 ;;
       --slots=*) default_slots=${argument#*=} ;;
-      --ssh-port=*) ssh_port=${argument#*=} ;;
-      --network-interfaces=*) interface=${argument#*=} ;;
+      --ssh[-_]port=*) ssh_port=${argument#*=} ;;
+      --network[-_]interfaces=*) interface=${argument#*=} ;;
       --module=*) module=${argument#*=} ;;
       --) own_flags=0 ;;
       -*=* | --*) flags+=("$argument") ;;

@@ -20,7 +20,7 @@ dry_run=0 flags=()
 for argument in "$@"; do
   case $argument in
     -h | --help) help_of "${BASH_SOURCE[0]}" && exit 0 ;;
-    --dry-run) dry_run=1 ;;
+    --dry[-_]run) dry_run=1 ;;
     *) flags+=("$argument") ;;
   esac
 done

@@ -38,7 +38,7 @@ main() {
   for argument in "$@"; do
     case $argument in
       -h | --help) help_of "${BASH_SOURCE[0]}" && exit 0 ;;
-      --part-mb=*) part_mb=${argument#*=} ;;
+      --part[-_]mb=*) part_mb=${argument#*=} ;;
       --without=*) without=${argument#*=} ;;
       --gpu=*) gpu=${argument#*=} ;;
       --whole) whole=1 ;;

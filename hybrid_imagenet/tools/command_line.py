@@ -28,7 +28,7 @@ from hybrid_imagenet.errors import (
     printable,
     without_secrets,
 )
-from hybrid_imagenet.options import underscored
+from hybrid_imagenet.options import SPELLING, underscored
 from hybrid_imagenet.resilience import interrupts
 
 if TYPE_CHECKING:
@@ -84,6 +84,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises SharedError: every rank reads the same command line, and one says what is wrong with it."""
         raise SharedError(f"{message}; see --help")
+
+    def format_help(self) -> str:
+        """Returns the help of argparse, and how names of options may be spelled."""
+        return f"{super().format_help()}\n{textwrap.fill(SPELLING, width())}\n"
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse, with underscores for dashes inside of the names of options; nothing is changed after `--`."""

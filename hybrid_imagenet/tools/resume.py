@@ -46,7 +46,7 @@ def command(
     if not isinstance(flags, dict):
         raise UserError(f"{run / 'config.json'}: holds no flags of a run; restore it from a copy")
     new = {underscored(word)[2:].partition("=")[0] for word in words}
-    new |= {name.removeprefix("no") for name in new}
+    new |= {name.removeprefix("no").removeprefix("_") for name in new}
     if "run_dir" in new:
         raise UserError("--run_dir: RUN is the directory of the run; copy it to continue elsewhere")
     unused = PUBLISHED if flags.get("lr_schedule") in FIXED else ()  # a flag file may hold for several recipes

@@ -24,8 +24,8 @@ from hybrid_imagenet.comm import other_launchers
 from hybrid_imagenet.comm.environment import RANKS_VARIABLE, openmpi_prefix
 from hybrid_imagenet.comm.process import ENGINE_VARIABLE, engine_of
 from hybrid_imagenet.config import RunConfig
-from hybrid_imagenet.config.help import topic
-from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, UserError, counted, without_secrets
+from hybrid_imagenet.config.help import first_commands, topic
+from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, EXIT_USAGE, UserError, counted, without_secrets
 from hybrid_imagenet.options import underscored
 from hybrid_imagenet.resilience import discovery, supervisor
 from hybrid_imagenet.resilience.exit_code import JOB_VARIABLE
@@ -138,7 +138,8 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[
 
 def _refuse_flags(own: Sequence[str], after: Sequence[str]) -> None:
     """Raises UserError with the corrected command if flags of training stand before --."""
-    known = {"flagfile", *configuration.OPTIONS, *(f"no{name}" for name in configuration.OPTIONS)}
+    negated = (f"{prefix}{name}" for prefix in ("no", "no_") for name in configuration.OPTIONS)
+    known = {"flagfile", *configuration.OPTIONS, *negated}
     names = [underscored(word).partition("=")[0] for word in own]
     first = next((at for at, name in enumerate(names) if name.startswith("--") and name[2:] in known), None)
     if first is not None:
@@ -333,6 +334,10 @@ def main(arguments: Sequence[str]) -> int:
     try:
         other_launchers.check(os.environ)
         options, flags = parse_arguments(arguments)
+        if not flags and not options.program and options.module == _MAIN:
+            own = shlex.join(word for word in arguments if word != "--")
+            print(first_commands(f"hybrid-imagenet run {own} --".replace("  ", " ")), file=sys.stderr)
+            return EXIT_USAGE
         program = _program(options, flags)
         stall, answers, config = _what_runs(options, flags)
         _prepare_environment(options)

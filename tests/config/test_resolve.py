@@ -31,6 +31,11 @@ def test_dashes_stand_for_underscores(tmp_path):
     assert (resolved.zero_last_gamma, resolved.torus_grid) == (False, "1x1")
 
 
+@pytest.mark.parametrize("word", ["--nozero_last_gamma", "--no-zero-last-gamma", "--no_zero_last_gamma"])
+def test_a_boolean_is_negated_with_a_dash_or_without(word):
+    assert config.resolve([word]).zero_last_gamma is False
+
+
 def test_types():
     resolved = config.resolve(["--target_top1=.5,0.6", "--run_dir=", "--stop_at_top1=0.7", "--resume=true"])
     assert resolved.target_top1 == (0.5, 0.6)

@@ -252,3 +252,10 @@ def test_the_environment_asks_for_bash_in_another_shell():
     assert done.stdout == "1\n"
     text = "error: launch/env.sh is for bash and this is another shell: start bash, then . launch/env.sh\n"
     assert done.stderr == text
+
+
+@pytest.mark.parametrize("script", ["launch/local.sh", "launch/docker.sh"])
+def test_scripts_take_dashes_and_underscores(script):
+    outputs = {run("bash", script, option).stdout for option in ("--dry-run", "--dry_run")}
+    assert len(outputs) == 1
+    assert outputs.pop().split()[0] in (sys.executable, "docker")

@@ -1,5 +1,6 @@
 """What all commands share: the layout of help, the words, and both spellings of a flag."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from hybrid_imagenet import __main__ as program
 from hybrid_imagenet.comm.environment import Placement
 from hybrid_imagenet.errors import UserError
+from hybrid_imagenet.options import SPELLING
 from hybrid_imagenet.tools import command_line
 from tests.ranks import ROOT
 from tests.support import fresh
@@ -129,3 +131,19 @@ def test_every_command_has_help_in_that_layout(command, capsys):
     flags = re.findall(r"^  --(\[no\])?([a-z_0-9]+)(=\S+)?$", text, re.M)
     assert flags or command in ("data", "runs", "status", "stop")  # which take words
     assert not re.search(r"^  --[a-z_]+-[a-z]", text, re.M)
+
+
+@pytest.mark.parametrize(
+    "command", sorted(set(program.COMMANDS) - {"bench", "data"})
+)  # these have commands of their own
+def test_help_of_every_command_says_that_dashes_and_underscores_mean_the_same(command, capsys):
+    with contextlib.suppress(SystemExit):
+        program.main([command, "--help"])
+    assert SPELLING in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("words", [["data", "prepare"], ["bench", "input"]])
+def test_help_of_subcommands_says_that_dashes_and_underscores_mean_the_same(words, capsys):
+    with contextlib.suppress(SystemExit):
+        program.main([*words, "--help"])
+    assert SPELLING in " ".join(capsys.readouterr().out.split())

@@ -10,6 +10,7 @@ from hybrid_imagenet.analysis.cost_model import Link, Topology
 from hybrid_imagenet.comm.settings import ALGORITHMS
 from hybrid_imagenet.config.help import entries
 from hybrid_imagenet.errors import counted
+from hybrid_imagenet.options import SPELLING
 from hybrid_imagenet.runlog.summary import duration
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.plan import settings
@@ -36,7 +37,7 @@ _REFERENCE = "to 75.9 %: epochs of MLPerf's reference at the batch; a dash where
 def main(arguments: Sequence[str]) -> None:
     """Runs the planner."""
     helps = {"-h", "--help"} & set(arguments)
-    print("\n".join([_USAGE, *entries(settings.Plan)] if helps else lines(settings.parse(arguments))))
+    print("\n".join([_USAGE, *entries(settings.Plan), "", SPELLING] if helps else lines(settings.parse(arguments))))
 
 
 def lines(plan: settings.Plan) -> list[str]:
