@@ -13,6 +13,7 @@ RECIPE = Recipe(
     hardware="3 x 8 V100, 40 Gbit/s RoCE",
     published="75.6 % top-1 in 53 min (90 epochs); 75 % after 32 epochs",
     overrides={
+        "per_gpu_batch": 256,
         "model": "resnet50_v1",  # [5] of the paper is He et al. 2015
         "adabound_bound_time": "epoch",  # "t is the current epoch"
         "hybrid_bias_correction": False,  # α / √V has no factor for t
