@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.benchmarks import scaling
+from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError, did_you_mean
 from hybrid_imagenet.options import parse_arguments
 from hybrid_imagenet.tools import command_line
@@ -150,8 +151,11 @@ def _study(study: Study, options: argparse.Namespace, extra: tuple[str, ...]) ->
     # Every flag is checked before the first run starts: those of the tuning runs are those of all points.
     trials = tuning.plan(study, pathlib.Path(options.out).absolute(), options.ranks, extra)
     planned = [] if trials else list(_cells(study, options, extra))
-    if _announce(study, options, [(t.arm, t.cell) for t in trials] or [(arm, cell) for arm, _, cell in planned]):
+    runs = [(t.arm, t.cell) for t in trials] or [(arm, cell) for arm, _, cell in planned]
+    if _announce(study, options, runs):
         return True
+    if not options.render:
+        _check_data(study, [cell for arm, cell in runs if _takes(options, arm)])
     tried = _results(study, [(t.arm, f"tuning {t.arm.name}, {t.point.label}", t.cell) for t in trials], options)
     choices = tuning.choose(study, trials, tried)
     study = tuning.reported(study, choices)
@@ -166,6 +170,26 @@ def _study(study: Study, options: argparse.Namespace, extra: tuple[str, ...]) ->
     for path in write(pathlib.Path(options.results or options.out), study, arms, options.seeds, extra, lines):
         _say(str(path))
     return all(len(each.finished) == len(each.by_seed) for each in arms if _takes(options, each.arm))
+
+
+def _check_data(study: Study, cells: Sequence[Cell]) -> None:
+    """Looks for the dataset before the first run starts, so that not every run fails by itself.
+
+    Raises:
+      UserError: if --data_dir is missing, or the files in it are.
+    """
+    ended = (trial_runs.FINISHED, trial_runs.DIVERGED)
+    cell = next((cell for cell in cells if trial_runs.read(cell).status not in ended), None)
+    if cell is None:
+        return
+    # All runs of a study read the same dataset.
+    config = configuration.resolve(cell.flags)
+    if config.data_dir:
+        registry.look(registry.Request.from_flags(config))
+    elif registry.of(config.dataset).directory:
+        raise UserError(
+            f"{study.name} reads its images from a directory. Add `-- --data_dir=DIR` at the end of the command."
+        )
 
 
 def _announce(study: Study, options: argparse.Namespace, runs: Sequence[tuple[Arm, Cell]]) -> bool:

@@ -160,6 +160,25 @@ def test_program_lists_dry_runs_and_refuses(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+def test_program_without_its_dataset_ends_with_one_line_before_any_run(tmp_path, capsys, monkeypatch):
+    study = dataclasses.replace(program.STUDIES["gamma"], base=("--dataset=idx", "--target_top1=0.8"))
+    monkeypatch.setattr(program, "STUDIES", {"gamma": study})
+    out = tmp_path / "out"
+    for words, message in [
+        ([], "gamma reads its images from a directory. Add `-- --data_dir=DIR`"),
+        (["--", f"--data_dir={tmp_path / 'none'}"], "no such directory"),
+        (["--", f"--data_dir={tmp_path}"], "has no train-images-idx3-ubyte"),
+    ]:
+        assert program.main(["gamma", f"--out={out}", *words]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+        assert not out.exists()
+    # Commands can be printed and results be rendered without the images.
+    assert program.main(["gamma", f"--out={out}", "--dry_run"]) == 0
+    assert program.main(["gamma", f"--out={out}", "--render"]) == 1
+
+
 def test_program_renders_what_is_there_and_goes_on(tmp_path, capsys, monkeypatch):
     """Two finished runs, then the rest by a stand-in for the training program; the exit code tells of failures."""
     flags = [f"--out={tmp_path / 'out'}", f"--results={tmp_path / 'docs'}", "--seeds=2"]
