@@ -24,6 +24,7 @@ from studies.batch_norm import BATCH_NORM
 from studies.decay import DECAY, DECAY_2048
 from studies.definitions import STUDIES as OF_PAPERS
 from studies.figure_3_1 import FIGURE_3_1
+from studies.full_form import FULL_FORM, FULL_FORM_SMALL
 from studies.handover import HANDOVER, HANDOVER_256
 from studies.optimizers import OPTIMIZERS_BY_BATCH
 from studies.questions import ACCURACY_BY_BATCH, WARMUP_METHOD
@@ -36,6 +37,7 @@ STUDIES = OF_PAPERS | {
     for study in (
         *(BATCH_NORM, ACCURACY_BY_BATCH, WARMUP_METHOD, OPTIMIZERS_BY_BATCH, DECAY, DECAY_2048, FIGURE_3_1),
         *(HANDOVER, HANDOVER_256, SHORT_PARTS),
+        *(FULL_FORM, FULL_FORM_SMALL),
     )
 }
 

@@ -17,8 +17,8 @@ _PANELS = (("train_top1", "training top-1 accuracy"), ("val_top1", "validation t
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # for the color-blind too
 _LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)))
 
-
-_MOST_CURVES = 6
+# Each curve needs its own color.
+_MOST_CURVES = len(_COLORS)
 _EDGE = 0.002  # of accuracy beside what is shown, at least
 _SHOWN = 0.12  # of accuracy below the best: worse arms stand at the edge, with their number
 
