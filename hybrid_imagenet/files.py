@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,10 @@ from hybrid_imagenet.errors import UserError
 
 T = TypeVar("T")
 _LOCKS = 64  # files may share one, and then wait for each other
+# The description of a run is some kilobytes long. A larger file is another one, whose reading could fill the memory.
+MAX_JSON_BYTES = 16 << 20
+# Values of a run are nested four levels deep at most. Functions that walk through deeper ones could overflow the stack.
+MAX_JSON_DEPTH = 16
 
 
 def at_home(path: str | os.PathLike[str]) -> Path:
@@ -133,6 +138,34 @@ def _fingerprint(path: Path) -> tuple[str, int, int]:
     return str(path.resolve()), status.st_size, status.st_ctime_ns
 
 
+def read_regular(path: Path, max_bytes: int | None = None) -> bytes:
+    """Reads a whole regular file. Never waits for the writer of a FIFO, and reads no device.
+
+    Args:
+      path: the file; a symbolic link is followed.
+      max_bytes: size above which the file is rejected; None for no limit.
+
+    Raises:
+      OSError: if the file cannot be opened or read.
+      UserError: if it is not a regular file, or larger than `max_bytes`.
+    """
+    # Without O_NONBLOCK, opening a FIFO waits until another process opens it for writing.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{path} is not a regular file. Move it away.")
+        if max_bytes is not None and status.st_size > max_bytes:
+            raise UserError(
+                f"{path} has {status.st_size:,} bytes, and at most {max_bytes:,} are read. It is probably another "
+                "file: move it away, or restore it from a copy."
+            )
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read() if max_bytes is None else file.read(max_bytes)
+    finally:
+        os.close(descriptor)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the object in a JSON file that cannot be made again.
 
@@ -140,11 +173,21 @@ def read_json(path: Path) -> dict[str, Any]:
       UserError: if it cannot be read, is empty, cut or something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path, MAX_JSON_BYTES).decode("utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise UserError(f"{path}: is empty, cut or not JSON; restore it from a copy") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: not a JSON object; restore it from a copy")
+    if _is_deeper(content, MAX_JSON_DEPTH):
+        raise UserError(f"{path}: its values are nested too deep for this file; restore it from a copy")
     return content
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Returns whether a JSON value has more levels of lists and objects than allowed."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inner)

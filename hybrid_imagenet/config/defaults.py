@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hybrid_imagenet import files
 from hybrid_imagenet.comm import gpus
 from hybrid_imagenet.comm.environment import placement
-from hybrid_imagenet.config import derived
+from hybrid_imagenet.config import derived, stored
 from hybrid_imagenet.config.flags import CHOICES, GPU_BATCH, OPTIONS, Run
 from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError
@@ -67,8 +67,10 @@ def recipe(dataset: str, *, flagfile: bool, resume: bool, run_dir_flag: str | No
         # Without --run_dir the directory is named after the recipe. Runs that began when hybrid was the default of all
         # datasets are in a directory of that name.
         for name in dict.fromkeys((by_dataset, Run.recipe)):
-            path = run_dir.chosen(run_dir_flag, name, dataset, resume=True) / "config.json"
-            earlier = _flags_of(path).get("recipe") if path.exists() else None
+            directory = run_dir.chosen(run_dir_flag, name, dataset, resume=True)
+            if not (directory / "config.json").exists():
+                continue
+            earlier = stored.read(directory)["flags"].get("recipe")
             if isinstance(earlier, str):
                 return earlier, Origin.DEFAULT if earlier == by_dataset == Run.recipe else Origin.RUN
     return by_dataset, origin
@@ -104,19 +106,8 @@ def description(config: RunConfig) -> Mapping[str, Any]:
     """
     if not config.resume or placement().rank:
         return {}
-    path = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=True) / "config.json"
-    if not path.exists():
-        return {}
-    _flags_of(path)
-    return files.read_json(path)
-
-
-def _flags_of(path: Path) -> Mapping[str, Any]:
-    """Returns the flags that a config.json holds; raises UserError if there are none."""
-    found = files.read_json(path).get("flags")
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: holds no flags of a run; restore it from a copy")
-    return found
+    directory = run_dir.chosen(config.run_dir, config.recipe, config.dataset, resume=True)
+    return stored.read(directory) if (directory / "config.json").exists() else {}
 
 
 def on_hardware(config: RunConfig) -> RunConfig:

@@ -68,6 +68,10 @@ KEYS: Mapping[str, str] = {
 """What each key means. A record may hold other keys too; readers pass over those that they do not know."""
 
 
+# Summaries list the epochs that have no record. A damaged number of epochs must not make that list endless.
+_MAX_EPOCHS = 1_000_000
+
+
 def clean(value: Any) -> Any:
     """Returns the value in the types that JSON has: NumPy scalars become numbers, what is not finite becomes None."""
     if isinstance(value, Mapping):
@@ -125,16 +129,20 @@ class MetricsWriter:
         self._file.close()
 
 
-def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads the records of a file that may still be growing; a torn last line is passed over.
+def read(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> list[dict[str, Any]]:
+    """Reads the records of a file that may still be growing; a torn last line is ignored.
+
+    Args:
+      path: the file.
+      max_bytes: size above which the file is rejected; None for no limit.
 
     Raises:
-      UserError: if there is no such file, or if a line before the last is not a JSON object, or the value of one of
-        `KEYS` is not what it must be.
+      UserError: if there is no such file, it is not a regular file or too large, or if a line before the last is not a
+        JSON object, or the value of one of `KEYS` is not what it must be.
     """
     path = pathlib.Path(path)
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = files.read_regular(path, max_bytes).split(b"\n")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     records = []
@@ -167,10 +175,12 @@ def _check(record: Mapping[str, Any], place: str) -> None:
         elif key == "step" or (key == "epoch" and record.get("kind") != "epoch"):
             good, wanted = type(value) is int and 0 <= value < 2**63, "a whole number"
         elif key == "epoch":
-            good, wanted = _is_number(value) and (value or 0) >= 0, "a number from 0"
+            good = _is_number(value) and 0 <= (value or 0) <= _MAX_EPOCHS
+            wanted = f"a number from 0 to {_MAX_EPOCHS:,}"
         else:
             good, wanted = _is_number(value), "a number"
-        if not good and value is not None:
+        may_be_null = key not in ("kind", "step", "epoch")  # null is a number that was not finite
+        if not good and not (may_be_null and value is None):
             raise UserError(f"{place}: {key} is {json.dumps(value)[:80]}, not {wanted}; correct or remove the line")
 
 

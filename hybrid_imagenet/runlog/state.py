@@ -63,16 +63,19 @@ def next_step(state: str, directory: pathlib.Path) -> str:
 
 def last_write(directory: pathlib.Path) -> float:
     """Returns when the run last wrote a record, or its config.json, in seconds since 1970."""
-    times = [
-        (directory / name).stat().st_mtime for name in ("metrics.jsonl", "config.json") if (directory / name).exists()
-    ]
+    times = []
+    for name in ("metrics.jsonl", "config.json"):
+        with contextlib.suppress(OSError):
+            times.append((directory / name).stat().st_mtime)
     return max(times, default=0.0)
 
 
 def lock_holder(directory: pathlib.Path) -> str | None:
     """Returns `HOST PROCESS` of the run that holds the directory's lock, "" if it wrote none, None if it is free."""
     try:
-        with (directory / "lock").open("rb") as file:
+        # O_NONBLOCK: opening a FIFO would otherwise wait until another process opens it for writing.
+        descriptor = os.open(directory / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

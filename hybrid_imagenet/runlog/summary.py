@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
+import pathlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from hybrid_imagenet import files
 from hybrid_imagenet.analysis import criteria
 from hybrid_imagenet.errors import counted
+from hybrid_imagenet.runlog import json_fields
+from hybrid_imagenet.runlog.json_fields import COUNT, NUMBER, POSITIVE, TEXT, TRUTH, Kind
 from hybrid_imagenet.runlog.jsonl import clean
 
 Record = Mapping[str, Any]
@@ -27,6 +32,63 @@ _CRITERIA = (
 )
 
 _IMAGENET_CLASSES = 1000
+
+_NUMBERS = (
+    "val_top1", "val_top5", "val_loss", "train_loss", "train_top1", "best_val_top1", "best_epoch", "target",
+    "epochs_to_target", "images_per_second", "steady_images_per_second", "wall_seconds",
+    "single_gpu_images_per_second", "scaling_efficiency",
+)  # fmt: skip
+_COUNTS = ("images_per_epoch", "images_dropped", "bad_records", "val_dropped", "num_classes")
+
+
+def _is_goal(value: Any) -> bool:
+    """Returns whether a value is an entry of `targets`, as `target_criteria` makes it."""
+    if not isinstance(value, dict) or not isinstance(value.get("metric"), str):
+        return False
+    numbers = {key: number for key, number in value.items() if key != "metric"}
+    if value.get("target") is None or not all(n is None or POSITIVE.accepts(n) for n in numbers.values()):
+        return False
+    # A target that was reached has a convergence rate, which follows from its epoch.
+    return value.get("epochs") is None or value.get("convergence_rate") is not None
+
+
+_KINDS: Mapping[str, Kind] = {
+    **dict.fromkeys(_NUMBERS, NUMBER),
+    **dict.fromkeys(_COUNTS, COUNT),
+    "val_split": TEXT,
+    "stop": TEXT,
+    "run_dir": TEXT,
+    "epochs": Kind("a number from 0", POSITIVE.accepts, null=False),
+    "epochs_planned": POSITIVE,
+    "steps": Kind("a whole number from 0", COUNT.accepts, null=False),
+    "skipped_steps": COUNT,
+    "world_size": Kind("a whole number above 0", lambda value: json_fields.is_count(value) and value > 0, null=False),
+    "target_asked": TRUTH,
+    "gpus": TRUTH,
+    "lost_epochs": Kind("a list of whole numbers", json_fields.list_of(json_fields.is_count)),
+    "targets": Kind("a list of targets", json_fields.list_of(_is_goal), null=False),
+    "time_by_cause": Kind("numbers by cause", json_fields.object_of(json_fields.is_number)),
+}
+"""What the values of summary.json must be."""
+
+
+def read(directory: pathlib.Path) -> dict[str, Any]:
+    """Reads the summary.json of a run; empty if there is none.
+
+    Args:
+      directory: of the run.
+
+    Raises:
+      UserError: if the file cannot be read, or a value is of a wrong kind.
+    """
+    path = directory / "summary.json"
+    if not os.path.lexists(path):
+        return {}
+    values = files.read_json(path)
+    json_fields.check(values, _KINDS, str(path))
+    if "targets" in values:
+        values["targets"] = [{**dict.fromkeys(_CRITERIA), **goal} for goal in values["targets"]]
+    return values
 
 
 def summarize(
@@ -148,7 +210,7 @@ def target_criteria(
 
 def mean_throughput(epochs: Sequence[Record]) -> float | None:
     """Returns training images per second over all epochs: each epoch's rate weighted with its training seconds."""
-    pairs = [(r["images_per_second"], r.get("train_seconds", 1.0)) for r in epochs if r.get("images_per_second")]
+    pairs = [(r["images_per_second"], r.get("train_seconds") or 1.0) for r in epochs if r.get("images_per_second")]
     total = sum(seconds for _, seconds in pairs)
     return sum(rate * seconds for rate, seconds in pairs) / total if total else None
 

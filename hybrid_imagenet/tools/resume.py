@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybrid_imagenet import config as configuration
+from hybrid_imagenet.config import stored
 from hybrid_imagenet.data import registry
 from hybrid_imagenet.errors import UserError, without_secrets
-from hybrid_imagenet.files import read_json
 from hybrid_imagenet.numerics.schedules import FIXED, PUBLISHED
 from hybrid_imagenet.options import Origin, underscored
 from hybrid_imagenet.tools import command_line
@@ -42,9 +42,7 @@ def command(
     Raises:
       UserError: for flags that cannot be used, --run_dir among them, or a flag whose value was not stored.
     """
-    flags, origins = config.get("flags"), config.get("origins", {})
-    if not isinstance(flags, dict):
-        raise UserError(f"{run / 'config.json'}: holds no flags of a run; restore it from a copy")
+    flags, origins = config["flags"], config.get("origins", {})
     new = {underscored(word)[2:].partition("=")[0] for word in words}
     new |= {name.removeprefix("no").removeprefix("_") for name in new}
     if "run_dir" in new:
@@ -64,10 +62,10 @@ def command(
         raise UserError(f"{hidden[0]}: the password is not stored; give the flag again")
     training = [*kept, *words, f"--run_dir={run}", "--resume"]
     configuration.resolve(training)
-    size = config.get("world_size")
-    before = size if isinstance(size, int) else 1
-    if ranks in (None, before) and not hosts and len(set(config.get("hosts", ()))) > 1:
-        hosts = written(Counter(config["hosts"]))
+    before = int(config.get("world_size", 1))
+    hosts_before = config.get("hosts") or []
+    if ranks in (None, before) and not hosts and len(set(hosts_before)) > 1:
+        hosts = written(Counter(hosts_before))
     if (ranks or before) == 1 and not hosts:
         return ["train", *training]
     where = ["-H", hosts] if hosts else []
@@ -126,7 +124,7 @@ def main(arguments: Sequence[str]) -> None:
             words.append(word)
     flags = [word for word in words if word.startswith("--") and word.partition("=")[0] not in own]
     parsed = parser.parse_args([word for word in words if word not in flags])
-    config = read_json(parsed.run / "config.json")
+    config = stored.read(parsed.run)
     following = command(parsed.run, config, flags, parsed.np, parsed.hosts)
     for line in (*changes(config["flags"], flags), *unknown(config)):
         print(f"changed: {without_secrets(line)}", file=sys.stderr)

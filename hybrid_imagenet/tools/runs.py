@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from hybrid_imagenet.tools.report import findings, load
 from hybrid_imagenet.tools.report.tables import DASH, number, percent, text
 
 _HEAD = ("run", "recipe", "data", "state", "top-1", "epochs", "images/s", "when")
+_DAMAGED = "damaged"
 _RIGHT = ("top-1", "epochs", "images/s")
 _LOOK_SECONDS = 0.5
 
@@ -37,30 +39,56 @@ def main(arguments: Sequence[str]) -> None:
         print(table(("flag", *parsed.diff), rows) if rows else "All flags are the same.")
         return
     directory = pathlib.Path(parsed.directory)
-    found = sorted((path.parent for path in directory.glob("*/config.json")), key=state.last_write)
+    found = _runs_in(directory)
     if not found:
         raise UserError(f"{directory}: no runs there; give the directory that holds them")
-    print(table(_HEAD, [row(path) for path in found]))
+    rows = [row(path) for path in found]
+    if any(line[-1] for line in rows):
+        print(table((*_HEAD, "problem"), rows))
+    else:
+        print(table(_HEAD, [line[:-1] for line in rows]))
+
+
+def _runs_in(directory: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the runs in a directory, the newest last: each directory with a config.json, of whatever kind it is."""
+    try:
+        entries = list(directory.iterdir())
+    except OSError:
+        return []
+    return sorted((path for path in entries if os.path.lexists(path / "config.json")), key=state.last_write)
 
 
 def row(directory: pathlib.Path) -> tuple[str, ...]:
-    """A run in the columns of the table; one that cannot be read has only a state."""
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(state.last_write(directory)))
+    """Returns a run in the columns of the table, and in the last cell why it cannot be read, if so."""
+    when = _date(state.last_write(directory))
     try:
         run = load.load(directory)
-    except UserError:
-        return directory.name, DASH, DASH, state.UNKNOWN, DASH, DASH, DASH, when
-    planned = f"/{run.epochs_planned:g}" if run.epochs_planned else ""
-    return (
-        directory.name,
-        text(run.flags.get("recipe")),
-        text(run.flags.get("dataset")),
-        run.state,
-        percent(run.summary.get("best_val_top1")),
-        f"{run.summary.get('epochs') or 0:g}{planned}",
-        number(run.summary.get("steady_images_per_second")),
-        when,
-    )
+        planned = f"/{run.epochs_planned:g}" if run.epochs_planned else ""
+        return (
+            directory.name,
+            text(run.flags.get("recipe")),
+            text(run.flags.get("dataset")),
+            run.state,
+            percent(run.summary.get("best_val_top1")),
+            f"{run.summary.get('epochs') or 0:g}{planned}",
+            number(run.summary.get("steady_images_per_second")),
+            when,
+            "",
+        )
+    except UserError as error:
+        problem = str(error)
+    except Exception as error:
+        # One run whose damage no check has foreseen must not hide all others.
+        problem = f"{type(error).__name__}: {error}"
+    return directory.name, DASH, DASH, _DAMAGED, DASH, DASH, DASH, when, problem
+
+
+def _date(seconds: float) -> str:
+    """Returns a time in seconds since 1970 as a date of this place; a dash for one that no calendar has."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return DASH
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

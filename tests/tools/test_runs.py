@@ -24,11 +24,12 @@ def test_runs_are_listed_with_state_and_results(tmp_path, capsys):
     (tmp_path / "notes").mkdir()
     assert __main__.main(["runs", str(tmp_path)]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
-    assert head.split() == ["run", "recipe", "data", "state", "top-1", "epochs", "images/s", "when"]
+    assert head.split() == ["run", "recipe", "data", "state", "top-1", "epochs", "images/s", "when", "problem"]
     cells = {row.split()[0]: row.split() for row in rows}
     assert cells["a"][1:8] == ["hybrid", "synthetic", "finished", "78.77", "%", "12/12", "167.9"]
     assert cells["b-longer"][3] == "unknown" and "3/12" in cells["b-longer"]
-    assert cells["broken"][3] == "unknown" and len(cells) == 3
+    assert cells["broken"][3] == "damaged" and len(cells) == 3
+    assert rows[-1].endswith(f"{tmp_path}/broken/config.json: is empty, cut or not JSON; restore it from a copy")
     assert len({row.index(cells[row.split()[0]][3], 5) for row in rows}) == 1  # aligned
     assert __main__.main(["runs", str(tmp_path / "notes")]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'notes'}: no runs there")

@@ -293,7 +293,13 @@ def _missed(run: Run, epochs: float) -> Iterator[Suggestion]:
             yield Suggestion("--label_smoothing=0.1", gap)
         if flags.get("batch_norm") == "last":
             yield Suggestion("--batch_norm=precise", f"{gap}; statistics of one small batch may be the cause")
-    elif train is not None and run.target_asked and train < max(run.targets) and flags.get("lr") and not published:
+    elif (
+        train is not None
+        and run.target_asked
+        and train < max(run.targets, default=0.0)
+        and flags.get("lr")
+        and not published
+    ):
         why = f"the training images themselves are at {percent(train)}: a higher learning rate, or more epochs"
         yield Suggestion(f"--lr={2 * flags['lr']:g}", why)
 

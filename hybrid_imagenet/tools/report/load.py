@@ -5,19 +5,25 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import io
 import os
 import pathlib
+import zipfile
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hybrid_imagenet import files
+from hybrid_imagenet.config import stored
 from hybrid_imagenet.errors import UserError
-from hybrid_imagenet.files import read_json, readable
 from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.runlog import jsonl, state, summary
 
+# A record of a step has less than a kilobyte. A larger file is another one, whose reading could fill the memory.
+_MAX_METRICS_BYTES = 512 << 20
+_MAX_IMAGE_RESULTS_BYTES = 512 << 20  # a validation set of ten million images has 200 MB
 _NOT_ENVIRONMENT = ("flags", "origins", "started", "peak_learning_rate")
 
 
@@ -42,8 +48,8 @@ class Run:
 
     @functools.cached_property
     def images(self) -> dict[str, npt.NDArray[Any]] | None:
-        """The arrays of `Validation.image_results`, where they can be read."""
-        return readable(lambda: dict(np.load(self.path / "image_results.npz", allow_pickle=False)))
+        """The arrays of `Validation.image_results`; None where there are none, or they cannot be read."""
+        return files.readable(lambda: _image_results(self.path / "image_results.npz"))
 
     @property
     def following(self) -> str:
@@ -75,7 +81,7 @@ class Run:
 
     @property
     def epochs_planned(self) -> float | None:
-        """Of --epochs."""
+        """Returns the planned number of epochs (--epochs), or None if it is unknown."""
         return self.flags.get("epochs")
 
     def series(self, key: str, *, by: str = "epoch", steps: bool = False) -> tuple[list[float], list[float]]:
@@ -105,25 +111,29 @@ def load(path: str | os.PathLike[str]) -> Run:
     """Reads a run directory, in whatever state the run is, also before its first record.
 
     Raises:
-      UserError: if there is no run, or a file of it is damaged.
+      UserError: if there is no run, or a file of it is damaged, has values of a wrong kind or is not a regular file.
     """
     directory = pathlib.Path(path)
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory; give the directory of a run")
-    config = read_json(directory / "config.json")
+    config = stored.read(directory)
     metrics = directory / "metrics.jsonl"
-    records = jsonl.read(metrics) if metrics.exists() else []
-    flags = dict(config.get("flags", {}))
+    records = jsonl.read(metrics, max_bytes=_MAX_METRICS_BYTES) if os.path.lexists(metrics) else []
+    flags = dict(config["flags"])
     environment = {key: value for key, value in config.items() if key not in _NOT_ENVIRONMENT}
     if config.get("started"):
         began = datetime.datetime.fromtimestamp(config["started"], datetime.timezone.utc)
         environment["started"] = f"{began:%Y-%m-%d %H:%M} UTC"
-    written = directory / "summary.json"
-    values = read_json(written) if written.exists() else {}
-    if not state.current(values, records) or values.get("epochs_planned") not in (None, flags.get("epochs")):
-        values = {}  # of a session before this one
+    from_records = summary.summarize(
+        records,
+        world_size=int(config.get("world_size", 1)),
+        images_per_epoch=config.get("train_images") or 1,
+        targets=flags.get("target_top1") or (0.75, 0.759),
+    )
+    values = summary.read(directory)
+    of_last_session = state.current(values, records) and values.get("epochs_planned") in (None, flags.get("epochs"))
     host = next(iter(config.get("hosts") or ()), "")
-    name = state.of(directory, records, values, host)
+    name = state.of(directory, records, values if of_last_session else {}, host)
     return Run(
         name=directory.resolve().name,
         path=directory.resolve(),
@@ -131,17 +141,39 @@ def load(path: str | os.PathLike[str]) -> Run:
         environment=environment,
         steps=[r for r in records if r.get("kind") == "step"],
         epochs=[r for r in records if r.get("kind") == "epoch"],
-        summary=values
-        or summary.summarize(
-            records,
-            world_size=int(config.get("world_size", 1)),
-            images_per_epoch=config.get("train_images") or 1,
-            targets=flags.get("target_top1") or (0.75, 0.759),
-        ),
+        # A summary of an older version may lack keys that the records can tell.
+        summary={**from_records, **values} if of_last_session else from_records,
         state=name,
         origins=dict(config.get("origins", {})),
         diverged=records[-1] if name == state.DIVERGED else None,
     )
+
+
+def _image_results(path: pathlib.Path) -> dict[str, npt.NDArray[Any]]:
+    """Reads image_results.npz.
+
+    Raises:
+      Exception: of nearly any kind, if the file is absent, damaged or another file.
+    """
+    content = files.read_regular(path, _MAX_IMAGE_RESULTS_BYTES)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        unpacked_bytes = sum(member.file_size for member in archive.infolist())
+    if unpacked_bytes > _MAX_IMAGE_RESULTS_BYTES:
+        raise ValueError(f"{path} unpacks to {unpacked_bytes} bytes")
+    results = dict(np.load(io.BytesIO(content), allow_pickle=False))
+    images, classes = len(results["label"]), len(results["class_names"])
+    for name in ("label", "predicted"):
+        _check_indices(results[name], images, classes)
+    _check_indices(results["worst"], len(results["worst_files"]), images)
+    if results["probability"].shape != (images,) or results["probability"].dtype.kind != "f":
+        raise ValueError("not a probability for each image")
+    return results
+
+
+def _check_indices(values: npt.NDArray[Any], count: int, limit: int) -> None:
+    """Raises ValueError unless these are `count` whole numbers from 0 to below `limit`."""
+    if values.shape != (count,) or values.dtype.kind != "i" or not np.all((values >= 0) & (values < limit)):
+        raise ValueError(f"not {count} whole numbers below {limit}")
 
 
 def load_all(paths: Sequence[str]) -> list[Run]:

@@ -1,0 +1,93 @@
+"""Checks the values of a JSON object that a person or another program may have changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hybrid_imagenet.errors import UserError
+
+# Larger whole numbers are not exact as floating-point numbers, with which reports calculate.
+_MAX_NUMBER = 1e15
+_MAX_SHOWN_CHARACTERS = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What a value must be.
+
+    Attributes:
+      name: for messages, such as "a number".
+      accepts: whether a value is of this kind.
+      null: whether null is accepted too; a missing value always is, unless `required`.
+      required: whether the value must be there.
+    """
+
+    name: str
+    accepts: Callable[[Any], bool]
+    null: bool = True
+    required: bool = False
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a finite number; true and false are not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and abs(value) <= _MAX_NUMBER
+
+
+def is_count(value: Any) -> bool:
+    """Returns whether a value is a whole number from 0."""
+    return is_number(value) and value >= 0 and float(value).is_integer()
+
+
+def is_text(value: Any) -> bool:
+    """Returns whether a value is a text."""
+    return isinstance(value, str)
+
+
+def list_of(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Returns a function that tells whether a value is a list of accepted values."""
+    return lambda value: isinstance(value, list) and all(map(accepts, value))
+
+
+def object_of(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Returns a function that tells whether a value is an object of accepted values."""
+    return lambda value: isinstance(value, dict) and all(map(accepts, value.values()))
+
+
+NUMBER = Kind("a number", is_number)
+POSITIVE = Kind("a number from 0", lambda value: is_number(value) and value >= 0)
+COUNT = Kind("a whole number from 0", is_count)
+TEXT = Kind("a text", is_text)
+TRUTH = Kind("true or false", lambda value: isinstance(value, bool))
+
+
+def check(values: Mapping[str, Any], kinds: Mapping[str, Kind], place: str) -> None:
+    """Checks the values of an object.
+
+    Args:
+      values: the object; keys without a kind may have any value.
+      kinds: by key.
+      place: of the object, such as the path of its file, for messages.
+
+    Raises:
+      UserError: for the first value that is missing or of another kind.
+    """
+    for key, kind in kinds.items():
+        if key not in values:
+            if kind.required:
+                raise UserError(f"{place} has no {key}. Restore the file from a copy.")
+            continue
+        value = values[key]
+        if not kind.accepts(value) and not (kind.null and value is None):
+            raise UserError(f"{place}: {key} is {shown(value)}, not {kind.name}. Restore the file from a copy.")
+
+
+def shown(value: Any) -> str:
+    """Returns a value as JSON, without the rest of a long one."""
+    text = json.dumps(value)
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."
