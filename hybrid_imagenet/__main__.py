@@ -12,6 +12,9 @@ from hybrid_imagenet.errors import EXIT_OK, EXIT_USAGE, did_you_mean, without_en
 from hybrid_imagenet.options import SPELLING
 from hybrid_imagenet.resilience import interrupts, lasting_output
 
+# Words with which `train` prints something and does not train.
+_PRINTING = ("-h", "--help", "--recipe=list", "--print_config", "--print-config", "--check_only", "--check-only")
+
 # The module of each command, with main(arguments) -> exit code, and one line for the list of commands.
 COMMANDS = {
     "train": ("hybrid_imagenet.main", "train in this process, or as one rank of a job"),
@@ -77,7 +80,7 @@ def process(words: Sequence[str]) -> int:
     sys.path.append("")  # --model=MODULE:FUNCTION may lie in the current directory
     if not words or words[0] not in ("train", "run"):
         lasting_output.install()
-        return interrupts.ended_by_one_line(lambda: main(words))
+        return interrupts.ended_by_one_line(lambda: _main_with_whole_output(words))
     # Until they are taken, also while the program is started again in place.
     signals = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -88,11 +91,24 @@ def process(words: Sequence[str]) -> int:
     command_began()
     if words[0] == "train":
         restart_with_huge_pages()
-    lasting_output.install(lossy=True)
+    # A run must not end because nobody can store what it prints. It writes its results to files.
+    only_prints = any(word.startswith(_PRINTING) for word in words[1:])
+    lasting_output.install(lossy=not only_prints)
     REQUESTS.install()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-    code = main(words)
+    code = _main_with_whole_output(words)
     REQUESTS.ignore()
+    return code
+
+
+def _main_with_whole_output(words: Sequence[str]) -> int:
+    """Runs a command and writes all of its output; a line and exit code 2 if standard output does not take it."""
+    try:
+        code = main(words)
+        sys.stdout.flush()
+    except lasting_output.OutputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     return code
 
 

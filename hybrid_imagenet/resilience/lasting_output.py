@@ -10,6 +10,14 @@ import stat
 import sys
 from typing import Any
 
+from hybrid_imagenet.errors import UserError
+
+_STANDARD_OUTPUT, _STANDARD_ERROR = 1, 2
+
+
+class OutputError(UserError):
+    """Standard output that does not take the results of a command, such as a file on a full disk."""
+
 
 class _Lasting(io.FileIO):
     """A file descriptor for writing that becomes /dev/null when its reader is gone."""
@@ -17,8 +25,17 @@ class _Lasting(io.FileIO):
     def __init__(self, number: int, lossy: bool):
         super().__init__(number, "w", closefd=False)
         self._lossy = lossy
+        self._has_failed = False
 
     def write(self, data: Any) -> int:
+        """Writes the bytes.
+
+        Raises:
+          OutputError: if they cannot be written, once. All that follows is dropped, because Python writes what is
+            left in its buffers when the process ends, which must not fail again.
+        """
+        if self._has_failed:
+            return memoryview(data).nbytes
         try:
             while (written := super().write(data)) is None:  # another process has made it non-blocking
                 select.select([], [self], [])
@@ -29,7 +46,10 @@ class _Lasting(io.FileIO):
                 os.dup2(null, self.fileno())
                 os.close(null)
             elif not self._lossy:
-                raise
+                self._has_failed = True
+                raise OutputError(
+                    f"Cannot write to standard output: {error.strerror}. Redirect it to another place."
+                ) from None
             return memoryview(data).nbytes
 
     def _gone(self, error: OSError) -> bool:
@@ -40,22 +60,29 @@ class _Lasting(io.FileIO):
 def install(*, lossy: bool = False) -> None:
     """Replaces standard output and error by streams that outlive their readers.
 
+    A character that the encoding of a stream does not have is written as an escape sequence. Standard error also drops
+    what cannot be written for another reason, such as a full disk, because there is no place left to report it.
+
     Args:
-      lossy: also drop what cannot be written for another reason, such as a full disk: the output is no result.
+      lossy: standard output drops that too: what the process prints is not its result.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:  # it was closed: it takes the lowest free number, which is its own
             os.open(os.devnull, os.O_RDWR)
-    sys.stdout, sys.stderr = _stream(1, sys.stdout, lossy), _stream(2, sys.stderr, lossy)
+    sys.stdout = _stream(_STANDARD_OUTPUT, sys.stdout, lossy)
+    sys.stderr = _stream(_STANDARD_ERROR, sys.stderr, True)
 
 
 def _stream(number: int, before: Any, lossy: bool) -> io.TextIOWrapper:
+    # Python's own handlers fail: "strict" for any character that the encoding lacks, and "surrogateescape", which the C
+    # locale has, for all of them but bytes of file names that are not valid.
+    errors = getattr(before, "errors", "strict")
     return io.TextIOWrapper(
         io.BufferedWriter(_Lasting(number, lossy)),
         encoding=getattr(before, "encoding", "utf-8"),
-        errors=getattr(before, "errors", "strict").replace("strict", "backslashreplace"),
+        errors="backslashreplace" if errors in ("strict", "surrogateescape") else errors,
         line_buffering=getattr(before, "line_buffering", True),
         write_through=getattr(before, "write_through", False),
     )

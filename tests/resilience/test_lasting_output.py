@@ -46,14 +46,44 @@ def test_what_is_read_is_whole(tmp_path):
     assert done.stdout == done.stderr == b"".join(b"%d\n" % number for number in range(20000))
 
 
-def test_what_a_terminal_cannot_show_is_escaped():
-    line = "from hybrid_imagenet.resilience import lasting_output as o; o.install(); print('d\u00f6g \u2013')"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "latin-1"}
+LANGUAGE_C = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "written"),
+    [
+        ({"PYTHONIOENCODING": "latin-1"}, b"d\xf6g \\u2013\n"),
+        ({"PYTHONIOENCODING": "ascii:strict"}, b"d\\xf6g \\u2013\n"),
+        ({"PYTHONIOENCODING": "ascii:surrogateescape"}, b"d\\xf6g \\u2013\n"),
+        (LANGUAGE_C, b"d\\xf6g \\u2013\n"),
+        ({"PYTHONIOENCODING": "utf-8"}, "d\u00f6g \u2013\n".encode()),
+    ],
+)
+def test_what_a_terminal_cannot_show_is_escaped(variables, written):
+    line = r"from hybrid_imagenet.resilience import lasting_output as o; o.install(); print('d\u00f6g \u2013')"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, env=environment, check=True)
-    assert done.stdout == b"d\xf6g \\u2013\n"
+    assert done.stdout == written
 
 
 @pytest.mark.parametrize("lossy", [True, False], ids=["a log", "a result"])
 def test_a_full_disk_ends_what_prints_results_and_not_what_trains(lossy, tmp_path):
     done, whole = work(tmp_path, "{} >/dev/full", lossy=lossy)
     assert (done.returncode == 75, whole) == (lossy, lossy)
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        ("--version >/dev/full", 1),
+        ("plan >/dev/full", 1),
+        ("train --print_config >/dev/full", 1),
+        ("--version >/dev/full 2>&1", 0),
+    ],
+)
+def test_a_command_whose_output_is_not_taken_ends_with_a_line_and_code_2(words, lines):
+    line = f"{sys.executable} -m hybrid_imagenet {words}"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, cwd=ROOT)
+    full = "error: Cannot write to standard output: No space left on device. Redirect it to another place.\n"
+    assert (done.returncode, done.stderr) == (2, full * lines)
