@@ -51,9 +51,26 @@ def without_secrets(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns the text as it may be shown: without secrets, and with every character escaped that moves a cursor."""
-    text = without_secrets(text)
+    """Returns text of any origin as one line that is safe to print on a terminal.
+
+    Secrets are masked. Characters that move a cursor, change colors or reverse the direction of writing are escaped.
+    Names of files that Python has read as bytes, because the C locale has ASCII alone, become UTF-8 again.
+    """
+    text = without_secrets(_as_utf8(text))
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """Returns text of several lines, each of them as `printable` returns it."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _as_utf8(text: str) -> str:
+    """Decodes the bytes that Python has put into a text as surrogates; what is not UTF-8 stays as it is."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # surrogates of another kind, from a file with invalid JSON strings
+        return text
 
 
 def _one_line(text: str) -> str:

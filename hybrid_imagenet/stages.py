@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from typing import TextIO
 
+from hybrid_imagenet.errors import printable
+
 STARTED_VARIABLE = "HYBRID_IMAGENET_STARTED"
 """Seconds since 1970 at which the command began that has started the ranks."""
 LAUNCHING = "starting the ranks"
@@ -102,7 +104,7 @@ class Stages:
 
     def _write(self, line: str) -> None:
         assert self._stream is not None
-        self._stream.write(line + "\n")
+        self._stream.write(printable(line) + "\n")
         self._stream.flush()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from hybrid_imagenet import config
 from hybrid_imagenet.checkpoints.run_state import RunState
-from hybrid_imagenet.errors import SharedError, UserError, printable, without_secrets
+from hybrid_imagenet.errors import SharedError, UserError, printable, printable_lines, without_secrets
 from hybrid_imagenet.training.recorder import Recording
 
 
@@ -52,6 +52,25 @@ def test_a_message_is_one_printable_line():
 
 def test_what_is_shown_has_no_secrets_either():
     assert printable("https://ann:hunter2@host/a\x1b") == "https://***@host/a\\x1b"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("caf\udcc3\udca9", "caf\u00e9"),  # read in the C locale
+        ("caf\u00e9 \u732b", "caf\u00e9 \u732b"),
+        ("bad\udcff", "bad\\udcff"),
+        ("lone\ud800 caf\udcc3\udca9", "lone\\ud800 caf\\udcc3\\udca9"),
+        ("left\u202eright", "left\\u202eright"),
+        ("a\nb\tc", "a\\nb\\tc"),
+    ],
+)
+def test_printable_names_of_any_bytes_are_readable_or_escaped(text, shown):
+    assert printable(text) == shown
+
+
+def test_printable_lines_newlines_stay():
+    assert printable_lines("a\x1b\nb") == "a\\x1b\nb"
 
 
 def test_the_files_of_a_run_hold_no_secrets(tmp_path, capsys, monkeypatch):

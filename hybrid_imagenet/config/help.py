@@ -49,6 +49,7 @@ _DIGITS = (
 )
 _WIDEST = 100
 _INDENT = " " * 6
+_NO_BREAK = "\0"  # stands for a space at which no line may break
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +66,23 @@ class _Entry:
 
 
 Block = tuple[str, Sequence[_Entry]]  # a title and its flags
+
+
+def filled(text: str, columns: int, indent: str = "") -> str:
+    """Returns a paragraph in lines of at most so many columns.
+
+    A command in backticks stays on one line, so that it can be copied, and so does a word with hyphens.
+    """
+    whole = re.sub(r"`[^`]+`", lambda command: command[0].replace(" ", _NO_BREAK), text)
+    lines = textwrap.fill(
+        whole,
+        columns,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines.replace(_NO_BREAK, " ")
 
 
 def width() -> int:
@@ -90,7 +108,7 @@ def text(about: str = "") -> str:
     """
     groups = _groups()
     if about in ("", "all"):
-        parts = [_USAGE, textwrap.fill(f"{_INTRODUCTION}{SPELLING}", width()), ""]
+        parts = [_USAGE, filled(f"{_INTRODUCTION}{SPELLING}", width()), ""]
         if about:
             return "\n".join([*parts, *_lines(groups.values())])
         basic = [(title, [entry for entry in flags if entry.option.basic]) for title, flags in groups.values()]
@@ -150,7 +168,7 @@ def _groups() -> dict[str, Block]:
 
 
 def _more(groups: Iterable[str]) -> str:
-    return textwrap.fill(
+    return filled(
         f"--help=all lists all {len(config.OPTIONS)} flags. --help=GROUP lists a group: {', '.join(groups)}. "
         "--help=WORD searches names and texts.",
         width(),
@@ -161,7 +179,7 @@ def _lines(blocks: Iterable[Block]) -> list[str]:
     found = []
     for title, flags in blocks:
         if flags:
-            found += [textwrap.fill(title, width()), *map(_described, flags), ""]
+            found += [filled(title, width()), *map(_described, flags), ""]
     return found
 
 
@@ -176,7 +194,7 @@ def _described(entry: _Entry) -> str:
     unit = f", in {opt.unit}" if opt.unit else ""
     owners = f"{', '.join(entry.owners)}; " if entry.owners else ""
     body = f"{opt.help} ({owners}default {shown(opt.default)}{unit})"
-    return f"{_broken(head)}\n{textwrap.fill(body, width(), initial_indent=_INDENT, subsequent_indent=_INDENT)}"
+    return f"{_broken(head)}\n{filled(body, width(), _INDENT)}"
 
 
 def _broken(head: str) -> str:

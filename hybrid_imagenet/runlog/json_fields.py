@@ -80,7 +80,7 @@ def check(values: Mapping[str, Any], kinds: Mapping[str, Kind], place: str) -> N
     for key, kind in kinds.items():
         if key not in values:
             if kind.required:
-                raise UserError(f"{place} has no {key}. Restore the file from a copy.")
+                raise UserError(f"{place}: {key} is missing. Restore the file from a copy.")
             continue
         value = values[key]
         if not kind.accepts(value) and not (kind.null and value is None):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hybrid_imagenet.errors import printable
+from hybrid_imagenet.errors import printable_lines
 from hybrid_imagenet.runlog import summary as summaries
 from hybrid_imagenet.runlog.progress import EpochTable, Status, accuracies
 from hybrid_imagenet.stages import START
@@ -97,7 +97,7 @@ class PlainView:
         if text not in self._told:
             self._told.add(text)
             self._in_table = False
-            self._write("\n".join(map(printable, text.split("\n"))), "yellow")
+            self._write(printable_lines(text), "yellow")
 
     def run_finished(self, summary: Mapping[str, Any] | None = None) -> None:
         """Writes the summary, if there is one."""
@@ -175,7 +175,8 @@ class LiveView(PlainView):
 
         with START.quiet():
             self._console.size = size(self._stream)
-            self._console.print(Text(line, style=style))
+            # Wrapped by the terminal alone: it copies a command as one line, which a newline in the middle would cut.
+            self._console.print(Text(line, style=style), soft_wrap=True)
 
     def _draw(self, *, now: bool = False) -> None:
         if not self._open or (not now and self._clock() - self._last_drawn < _REFRESH_SECONDS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import json
@@ -10,23 +11,21 @@ import math
 import os
 import pathlib
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from hybrid_imagenet import comm, files
 from hybrid_imagenet.comm import lost_rank, out_of_memory
 from hybrid_imagenet.comm.environment import Placement
-from hybrid_imagenet.config.help import width
+from hybrid_imagenet.config.help import filled, width
 from hybrid_imagenet.errors import (
     EXIT_FAILURE,
     EXIT_STALLED,
     SharedError,
     UserError,
     did_you_mean,
-    printable,
-    without_secrets,
+    printable_lines,
 )
 from hybrid_imagenet.options import SPELLING, underscored
 from hybrid_imagenet.resilience import interrupts
@@ -42,8 +41,12 @@ class _Layout(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=6, width=width())
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Fills each line by itself, so that an epilog can hold a list."""
-        return "\n".join(textwrap.fill(line, width, initial_indent=indent) for line in text.splitlines())
+        """Fills each line by itself, so that an epilog can hold a list; an indented one, an example, stays whole."""
+        lines = text.splitlines()
+        return "\n".join(line if line.startswith(" ") else filled(line, width, indent) for line in lines)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return filled(" ".join(text.split()), width).splitlines()
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
@@ -209,9 +212,10 @@ def run(program: Callable[[Sequence[str]], int | None], arguments: Sequence[str]
             print(UserError(lost_rank.described(error)), file=sys.stderr)
         else:
             code = EXIT_FAILURE
-            print(without_secrets(traceback.format_exc()), file=sys.stderr)
+            show(traceback.format_exc(), sys.stderr)
     if code and _place().size > 1:
-        sys.stdout.flush()
+        with contextlib.suppress(UserError):  # standard output takes no more: the code says that this rank has failed
+            sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     return code
@@ -230,5 +234,15 @@ def program(work: Callable[[Sequence[str]], int | None]) -> Callable[[Sequence[s
     return functools.partial(run, work)
 
 
+def show(text: str, stream: TextIO | None = None) -> None:
+    """Prints lines that may quote the names of files, hosts, classes or runs, without what would act on a terminal.
+
+    Args:
+      text: one line or several.
+      stream: standard output if None.
+    """
+    print(printable_lines(text), file=stream, flush=stream is not None)
+
+
 def _warn(message: str) -> None:
-    print(f"warning: {printable(message)}", file=sys.stderr)
+    show(f"warning: {message}", sys.stderr)

@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
     network = command_line.load_network(arguments)
     difference = export(network, export_forms.FORMS[target_path.suffix], target_path)
     title = TITLES[target_path.suffix]
-    print(f"wrote {target_path} ({title}); outputs differ by at most {difference:.1e} of the largest logit")
+    command_line.show(f"wrote {target_path} ({title}); outputs differ by at most {difference:.1e} of the largest logit")
 
 
 def export(network: Trained, form: Form, path: pathlib.Path) -> float:

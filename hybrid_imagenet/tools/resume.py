@@ -13,7 +13,7 @@ from typing import Any
 from hybrid_imagenet import config as configuration
 from hybrid_imagenet.config import stored
 from hybrid_imagenet.data import registry
-from hybrid_imagenet.errors import UserError, without_secrets
+from hybrid_imagenet.errors import UserError
 from hybrid_imagenet.numerics.schedules import FIXED, PUBLISHED
 from hybrid_imagenet.options import Origin, underscored
 from hybrid_imagenet.tools import command_line
@@ -127,9 +127,8 @@ def main(arguments: Sequence[str]) -> None:
     config = stored.read(parsed.run)
     following = command(parsed.run, config, flags, parsed.np, parsed.hosts)
     for line in (*changes(config["flags"], flags), *unknown(config)):
-        print(f"changed: {without_secrets(line)}", file=sys.stderr)
-    shown = without_secrets(shlex.join(["hybrid-imagenet", *following]))
-    print(shown, file=sys.stdout if parsed.dry_run else sys.stderr)
+        command_line.show(f"changed: {line}", sys.stderr)
+    command_line.show(shlex.join(["hybrid-imagenet", *following]), sys.stdout if parsed.dry_run else sys.stderr)
     if not parsed.dry_run:
         sys.stderr.flush()
         os.execv(sys.executable, [sys.executable, "-m", "hybrid_imagenet", *following])

@@ -25,7 +25,7 @@ from hybrid_imagenet.comm.environment import RANKS_VARIABLE, openmpi_prefix
 from hybrid_imagenet.comm.process import ENGINE_VARIABLE, engine_of
 from hybrid_imagenet.config import RunConfig
 from hybrid_imagenet.config.help import first_commands, topic
-from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, EXIT_USAGE, UserError, counted, without_secrets
+from hybrid_imagenet.errors import EXIT_OK, EXIT_PREEMPTED, EXIT_USAGE, UserError, counted
 from hybrid_imagenet.options import underscored
 from hybrid_imagenet.resilience import discovery, supervisor
 from hybrid_imagenet.resilience.exit_code import JOB_VARIABLE
@@ -33,7 +33,7 @@ from hybrid_imagenet.resilience.restarts import Policy, Restarts
 from hybrid_imagenet.resilience.stop_signals import REQUESTS
 from hybrid_imagenet.runlog import run_dir as run_directories
 from hybrid_imagenet.tools import host_limits, mpirun, rank_count
-from hybrid_imagenet.tools.command_line import Parser
+from hybrid_imagenet.tools.command_line import Parser, show
 from hybrid_imagenet.tools.doctor import hosts
 from hybrid_imagenet.training import preflight
 
@@ -326,7 +326,8 @@ def _print_start(options: argparse.Namespace, config: RunConfig | None) -> None:
     reason = f", {options.reason}" if options.reason else ""
     what = f": {config.model} on {config.dataset}" if config is not None else ""
     where = options.script or options.hosts
-    print(f"starting {counted(options.np, 'rank')}{reason} ({where}){what}", file=sys.stderr, flush=True)
+    show(f"starting {counted(options.np, 'rank')}{reason} ({where}){what}", sys.stderr)
+    sys.stderr.flush()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -346,7 +347,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     if options.dry_run:
-        print(without_secrets(shlex.join(command)))
+        show(shlex.join(command))
         return EXIT_OK
     if answers == "done":
         return EXIT_OK

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     if parsed.diff:
         one, other = (load.load(path) for path in parsed.diff)
         rows = [(name, *map(text, values)) for name, values in load.differences([one, other])]
-        print(table(("flag", *parsed.diff), rows) if rows else "All flags are the same.")
+        command_line.show(table(("flag", *parsed.diff), rows) if rows else "All flags are the same.")
         return
     directory = pathlib.Path(parsed.directory)
     found = _runs_in(directory)
@@ -44,9 +44,9 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(f"{directory}: no runs there; give the directory that holds them")
     rows = [row(path) for path in found]
     if any(line[-1] for line in rows):
-        print(table((*_HEAD, "problem"), rows))
+        command_line.show(table((*_HEAD, "problem"), rows))
     else:
-        print(table(_HEAD, [line[:-1] for line in rows]))
+        command_line.show(table(_HEAD, [line[:-1] for line in rows]))
 
 
 def _runs_in(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -109,7 +109,8 @@ def _directory(program: str, description: str, arguments: Sequence[str]) -> path
 @command_line.program
 def status(arguments: Sequence[str]) -> None:
     """Runs `status`."""
-    print(_standing(_directory("status", "Prints the state of a run, and how to continue or stop it.", arguments)))
+    directory = _directory("status", "Prints the state of a run, and how to continue or stop it.", arguments)
+    command_line.show(_standing(directory))
 
 
 @command_line.program
@@ -119,7 +120,7 @@ def stop(arguments: Sequence[str]) -> None:
     state.stop(directory)
     while state.lock_holder(directory) is not None:
         time.sleep(_LOOK_SECONDS)
-    print(_standing(directory))
+    command_line.show(_standing(directory))
 
 
 def _standing(directory: pathlib.Path) -> str:

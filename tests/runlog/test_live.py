@@ -166,6 +166,21 @@ def test_status_area_shows_the_values_and_redraws_in_place(monkeypatch, columns)
     assert "top-1 75.00 %: not reached" in " ".join(stream.getvalue().split())
 
 
+def test_live_view_long_command_stays_one_line(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    stream = io.StringIO()
+    view = live.make_view("live", stream, 5)
+    command = f"next: hybrid-imagenet export runs/{'long-' * 20}name --best --to=network.onnx"
+    view.run_started(INFO)
+    view.advance(1, 0.1)
+    view.message(f"{command} 1")
+    view.run_finished()
+    view.message(f"{command} 2")
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    assert f"{command} 1\n" in shown and f"{command} 2\n" in shown
+
+
 def test_ranks_ask_the_launchers_terminal_for_its_size(monkeypatch):
     monkeypatch.setenv("COLUMNS", "51")
     monkeypatch.setenv("LINES", "22")

@@ -1,6 +1,7 @@
 """What all commands share: the layout of help, the words, and both spellings of a flag."""
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -147,3 +148,44 @@ def test_help_of_subcommands_says_that_dashes_and_underscores_mean_the_same(word
     with contextlib.suppress(SystemExit):
         program.main([*words, "--help"])
     assert SPELLING in " ".join(capsys.readouterr().out.split())
+
+
+def test_help_in_a_narrow_terminal_commands_stay_on_one_line(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "50")
+    example = "  hybrid-imagenet train --dataset=folder --data_dir=photos --val_fraction=0.2"
+    option = "compare with `hybrid-imagenet bench allreduce --sizes=1M,64M` before a long run on many hosts"
+    narrow = command_line.Parser("try", "Tries.", epilog=f"Examples:\n{example}")
+    narrow.add_argument("--ranks", help=option)
+    narrow.print_help()
+    shown = capsys.readouterr().out
+    assert f"\n{example}\n" in shown
+    assert "`hybrid-imagenet bench allreduce --sizes=1M,64M`" in shown
+    assert max(len(line) for line in shown.splitlines() if "--" not in line) <= 50
+
+
+def test_every_command_names_that_hold_control_characters_are_escaped(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = make_run(tmp_path / "a\x1b[2Jred\u202e\n", epochs=3, recipe="\x1b]0;title\x07", finished=False)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"hosts": ["\x1b[31mhost"] * 2}))
+    folder = tmp_path / "photos"
+    (folder / "train" / "cat\x1b[31m").mkdir(parents=True)
+    (folder / "train" / "cat\x1b[31m" / "no\x1bimage.jpg").write_bytes(b"damaged")
+    for words in (
+        ["runs", "."],
+        ["runs", "--diff", run.name, run.name],
+        ["status", run.name],
+        ["stop", run.name],
+        ["report", "--text", run.name],
+        ["report", run.name],
+        ["resume", run.name, "--dry_run"],
+        ["evaluate", run.name, "--dataset=digits"],
+        ["predict", run.name, "a\x1b.png"],
+        ["export", run.name, "--to=x\x1b.onnx"],
+        ["data", "check", "--dataset=folder", f"--data_dir={folder}", "--split=train"],
+        ["train", "--dataset=folder", f"--data_dir={folder}", "--check_only"],
+    ):
+        program.main(words)
+        shown = capsys.readouterr()
+        text = (shown.out + shown.err).replace("\n", "")
+        assert text.isprintable() and text, (words, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 
 from hybrid_imagenet import data, files
@@ -65,11 +66,11 @@ def _prepare(arguments: argparse.Namespace) -> int:
         size = sum(shard["bytes"] for shard in entry["shards"])
         left_out = f", {entry['images_dropped']} of {entry['images_in']} images omitted (see manifest.json)"
         shards = counted(len(entry["shards"]), "shard")
-        print(
+        command_line.show(
             f"{split}: {counted(entry['num_examples'], 'image')} in {shards}, {size} bytes"
             f"{left_out if entry['bad_records'] else ''}"
         )
-    print(f"train with --dataset=tfrecord --data_dir={arguments.to}")
+    command_line.show(f"train with --dataset=tfrecord --data_dir={arguments.to}")
     return EXIT_OK
 
 
@@ -82,7 +83,7 @@ def _check(arguments: argparse.Namespace) -> int:
     faults = 0
     for split in [arguments.split] if arguments.split else data.SPLITS:
         for note in check.check(registry.Request.from_flags(arguments, split), arguments.workers):
-            print(note if note.fault else f"note: {note}", flush=True)
+            command_line.show(str(note) if note.fault else f"note: {note}", sys.stdout)
             faults += note.fault
     print(f"{faults} faults" if faults else "no faults")
     return EXIT_USAGE if faults else EXIT_OK

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybrid_imagenet import files
-from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError
+from hybrid_imagenet.errors import EXIT_FAILURE, EXIT_OK, UserError, printable
 from hybrid_imagenet.tools import command_line, mpirun
 from hybrid_imagenet.tools.doctor import hosts, trials
 from hybrid_imagenet.tools.doctor.checks import FAIL, PASS, WARN, Finding, Request, judge
@@ -89,7 +89,7 @@ def render(findings: Sequence[Finding], color: bool) -> str:
     for finding in findings:
         level = f"\033[{_COLORS[finding.level]}m{finding.level}\033[0m" if color else finding.level
         remedy = f" -> {finding.remedy}" if finding.level != PASS and finding.remedy else ""
-        lines.append(f"{level}  {finding.check}: {finding.message}{remedy}")
+        lines.append(f"{level}  {printable(f'{finding.check}: {finding.message}{remedy}')}")
     counts = {level: sum(f.level == level for f in findings) for level in (PASS, WARN, FAIL)}
     lines.append(", ".join(f"{count} {level}" for level, count in counts.items()))
     return "\n".join(lines)

@@ -27,9 +27,9 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(f"--out={parsed.out}: --text writes nothing; omit --out")
     if parsed.text:
         runs = load.load_all(parsed.runs)
-        print("\n\n".join("\n".join(text(run)) for run in runs))
+        command_line.show("\n\n".join("\n".join(text(run)) for run in runs))
         return
-    print(write(parsed.runs, parsed.out))
+    command_line.show(str(write(parsed.runs, parsed.out)))
 
 
 def text(run: load.Run) -> Iterator[str]:
