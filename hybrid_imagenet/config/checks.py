@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import importlib.machinery
 import importlib.util
 import math
+import sys
 import typing
+from pathlib import Path
 
 from hybrid_imagenet.config.derived import batches, check_groups, sizes
-from hybrid_imagenet.errors import UserError, counted
+from hybrid_imagenet.errors import UserError, counted, did_you_mean
 from hybrid_imagenet.numerics import torus
 from hybrid_imagenet.numerics.schedules import FIXED, PUBLISHED
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
@@ -217,9 +220,10 @@ def own_network(target: str) -> str | None:
     """Returns the file of the module in --model=MODULE:FUNCTION, which is not imported: it may need TensorFlow.
 
     Raises:
-      UserError: if there is no such module.
+      UserError: if there is no such module, or its text shows that it has no such function.
     """
-    first, *rest = target.partition(":")[0].split(".")
+    module, _, function = target.partition(":")
+    first, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(first)
         for name in rest:  # find_spec of a whole name would import the packages above it
@@ -232,7 +236,47 @@ def own_network(target: str) -> str | None:
             f"--model={target}: there is no such module; give MODULE:FUNCTION of a module in this directory or in "
             "PYTHONPATH"
         )
-    return spec.origin
+    file = getattr(spec.loader_state, "filename", None) if spec.origin == "frozen" else spec.origin
+    names = _names_defined_in(file)
+    if names is None and module in sys.modules:
+        names = set(dir(sys.modules[module]))
+    name = function.partition(".")[0]
+    if names is not None and name not in names:
+        raise UserError(
+            f"--model={target}: {module} has no function {name!r}{did_you_mean(name, names)}. Give the name of a "
+            "function that returns a Keras model."
+        )
+    return file
+
+
+def _names_defined_in(file: str | None) -> set[str] | None:
+    """Returns the names that a Python file defines, without running it; None if its text does not tell.
+
+    Raises:
+      UserError: if the file is not valid Python.
+    """
+    if not file or not file.endswith(".py"):
+        return None
+    try:
+        tree = ast.parse(Path(file).read_bytes(), file)
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise UserError(f"{file}{line}: not valid Python ({getattr(error, 'msg', error)}). Correct the file.") from None
+    except OSError:
+        return None
+    names: set[str] = set()
+    # Names inside of functions and classes are found too, which accepts a few that do not exist.
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    # Such modules can have any name.
+    makes_names = {"*", "__getattr__", "globals", "exec", "setattr"}
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return None if makes_names & (names | used) else names
 
 
 RULES = (

@@ -52,7 +52,8 @@ class Parts:
         options = build.host_options(config, tf.config.threading.get_intra_op_parallelism_threads() or 1)
         order = build.sample_order(config, train_source)
         self.data = TrainingData(config, train_source, order, communicator, options)
-        self.model = build.model(config, precision, train_source.num_classes, communicator)
+        with communicator.together():  # the user's function may fail on one rank only, and the others must not wait
+            self.model = build.model(config, precision, train_source.num_classes, communicator)
         self.schedule = derived.schedule(config)
         self.optimizer = build.optimizer(config, precision, self.model, communicator)
         compute = precision.removeprefix("mixed_")

@@ -162,8 +162,48 @@ def test_a_module_of_ones_own_is_found_without_importing_it(target, tmp_path, mo
     folder = tmp_path / "own_package"
     folder.mkdir()
     (folder / "__init__.py").write_text("raise RuntimeError('imported')")
-    (folder / "nets.py").write_text("import no_such_module\n")
+    (folder / "nets.py").write_text("import no_such_module\ndef small(): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert checks.own_network("own_package.nets:small") == str(folder / "nets.py")
     with pytest.raises(UserError, match=f"--model={target}: there is no such module; give MODULE:FUNCTION"):
         checks.own_network(target)
+
+
+@pytest.mark.parametrize(
+    ("text", "function", "message"),
+    [
+        ("def small(): pass", "smal", r"no function 'smal' \(did you mean small\?\)"),
+        ("import keras", "small", "no function 'small'"),
+        ("def small(:", "small", "own_nets.py, line 1: not valid Python"),
+        ("def small(): pass", "", "no function ''"),
+    ],
+)
+def test_own_network_function_that_the_module_lacks_is_an_error(text, function, message, tmp_path, monkeypatch):
+    (tmp_path / "own_nets.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=message):
+        checks.own_network(f"own_nets:{function}")
+
+
+def test_own_network_module_of_python_without_the_function_is_an_error():
+    with pytest.raises(UserError, match="--model=os:nofn: os has no function 'nofn'"):
+        checks.own_network("os:nofn")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class small: pass",
+        "small = lambda: None",
+        "if True:\n    from elsewhere import small",
+        "from elsewhere import other as small",
+        "from elsewhere import *",
+        "globals()['sm' + 'all'] = None",
+        "def __getattr__(name): pass",
+        "try:\n    import small.inside\nexcept ImportError: pass",
+    ],
+)
+def test_own_network_function_that_the_module_may_have_is_accepted(text, tmp_path, monkeypatch):
+    (tmp_path / "own_nets.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert checks.own_network("own_nets:small") == str(tmp_path / "own_nets.py")

@@ -1,5 +1,7 @@
 """Networks of one's own, for `--model=MODULE:FUNCTION`."""
 
+import sys
+
 import keras
 
 BUILT = []  # the newest network with dropout
@@ -66,6 +68,38 @@ def synchronized(num_classes, image_size):
 def regularized(num_classes, image_size):
     """A weight has a loss of its own."""
     return small(num_classes, image_size, kernel_regularizer="l2")
+
+
+def of_another_size(num_classes, image_size):
+    """Ignores `image_size`."""
+    return small(num_classes, 2 * image_size)
+
+
+def gray(num_classes, image_size):
+    """One channel."""
+    return keras.Sequential([keras.Input((image_size, image_size, 1)), keras.layers.Flatten(), keras.layers.Dense(3)])
+
+
+def with_two_inputs(num_classes, image_size):
+    """Two images."""
+    images = [keras.Input((image_size, image_size, 3)) for _ in range(2)]
+    return keras.Model(images, small(num_classes, image_size)(images[0] + images[1]))
+
+
+def of_any_size(num_classes, image_size):
+    """No size."""
+    image = keras.Input((None, None, 3))
+    return keras.Model(image, keras.layers.Dense(num_classes)(keras.layers.GlobalAveragePooling2D()(image)))
+
+
+def exits(num_classes, image_size):
+    """Ends the process as if all were well."""
+    sys.exit(0)
+
+
+def fails(num_classes, image_size):
+    """Has a fault."""
+    raise RuntimeError("no weights")
 
 
 def without_arguments():

@@ -112,12 +112,24 @@ def test_a_network_of_ones_own_trains_and_is_evaluated(tiny_data, tmp_path):
         ("tests.training.own_networks:wrong", r"its output has shape \(None, 4\), not \(None, 3\)"),
         ("tests.training.own_networks:regularized", "regularizers and constraints are not applied"),
         ("tests.training.own_networks:with_softmax", "the layer last gives probabilities, not logits"),
+        (
+            "tests.training.own_networks:of_another_size",
+            r"its input has shape \(None, 32, 32, 3\), not \(None, 16, 16, 3\)\. .*set --image_size=32\.",
+        ),
+        ("tests.training.own_networks:gray", r"its input has shape \(None, 16, 16, 1\); it is called with images of"),
+        ("tests.training.own_networks:with_two_inputs", "it has 2 inputs, not one"),
+        ("tests.training.own_networks:exits", r"it called sys\.exit\(0\) in .*own_networks\.py, line \d+\. Return"),
+        ("tests.training.own_networks:fails", r"RuntimeError in .*own_networks\.py, line \d+: no weights\. Correct"),
         ("tests.training.own_networks:synchronized", "each rank normalizes its own batch; omit synchronized=True"),
     ],
 )
 def test_a_function_that_gives_no_network_is_refused(name, reason):
     with pytest.raises(UserError, match=f"--model={name}: .*{reason}"):
         models.create(name, 3, 16)
+
+
+def test_a_model_for_images_of_any_size_is_a_network():
+    assert models.create("tests.training.own_networks:of_any_size", 3, 16).output_shape == (None, 3)
 
 
 def test_a_model_with_a_call_of_its_own_may_lie_within_the_network():
