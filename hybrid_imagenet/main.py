@@ -19,7 +19,6 @@ from hybrid_imagenet.errors import (
     HostError,
     SharedError,
     UserError,
-    counted,
     without_environment,
     without_secrets,
 )
@@ -90,7 +89,7 @@ def _train(config: configuration.RunConfig) -> int:
     follow_launcher()
     watch_start(START, config.stall_timeout, launcher_rank(), config.ranks)
     if launcher_rank() == 0 and config.progress != "none":
-        START.open(_title(config), sys.stdout, terminal=on_terminal(config.progress, placement().size))
+        START.open(derived.title(config), sys.stdout, terminal=on_terminal(config.progress, placement().size))
     START.begin("loading TensorFlow")
     try:
         communicator = comm.start(derived.communication(config), persistent_batch_norm=config.persistent_batch_norm)
@@ -126,13 +125,6 @@ def _train(config: configuration.RunConfig) -> int:
         announce(EXIT_PREEMPTED)
         return EXIT_PREEMPTED
     return EXIT_OK
-
-
-def _title(config: configuration.RunConfig) -> str:
-    """Names what is started."""
-    virtual = f" x {config.virtual_gpus} virtual GPUs" if config.virtual_gpus > 1 else ""
-    ranks = counted(config.ranks, "rank")
-    return f"{config.model}, {config.dataset}, {ranks}{virtual} x {config.per_gpu_batch} images"
 
 
 def _end_within(seconds: float) -> None:

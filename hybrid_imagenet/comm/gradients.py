@@ -111,7 +111,7 @@ class GradientReducer:
         if self._communicator.rank == 0:
             used = ", ".join(sorted({algorithm.name for algorithm in algorithms}))
             total, packed = sum(bucket.bytes for bucket in buckets) / 2**20, counted(len(buckets), "bucket")
-            _log.info("gradients: %d in %s, %.3g MiB per step, by %s", len(elements), packed, total, used)
+            _log.debug("gradients: %d in %s, %.3g MiB per step, by %s", len(elements), packed, total, used)
         name = f"gradients_{len(self._plans)}_of" if self._plans else "gradients"
         return Plan(tuple(buckets), algorithms, name)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_imagenet.comm.settings import Communication, Settings
 from hybrid_imagenet.config.flags import options_for
-from hybrid_imagenet.errors import SharedError, UserError
+from hybrid_imagenet.errors import SharedError, UserError, counted
 from hybrid_imagenet.numerics import mlperf, schedules, splits, stages
 from hybrid_imagenet.numerics.schedules import REFERENCE_BATCH, peak_rate
 from hybrid_imagenet.optimizers.registry import OPTIMIZERS
@@ -200,3 +200,10 @@ def communication(config: RunConfig) -> Settings:
         neighbors=together if together < config.ranks else 1,
         deterministic=config.deterministic,
     )
+
+
+def title(config: RunConfig) -> str:
+    """Returns what is trained, on how many ranks and with which batch: the title of a run."""
+    virtual = f" x {config.virtual_gpus} virtual GPUs" if config.virtual_gpus > 1 else ""
+    ranks = counted(config.ranks, "rank")
+    return f"{config.model} on {config.dataset}, {ranks}{virtual} x {config.per_gpu_batch} images"

@@ -87,6 +87,7 @@ class Run:
         "How rank 0 shows progress: a live area on a terminal, plain lines elsewhere.",
         choices=("auto", "live", "plain", "none"),
     )
+    verbose: bool = option(False, "Also print how gradients travel between ranks: tensors, buckets, bytes per step.")
     tensorboard: bool = option(False, "Write TensorBoard events to RUN_DIR/tensorboard.", basic=True)
     profile_steps: tuple[int, ...] = option(
         (), "First and last step to profile, as in 10,20: a trace for TensorBoard in RUN_DIR/profile.", minimum=1

@@ -69,28 +69,36 @@ class PlainView:
         self._status.step(record)
         now = self._clock()
         if self._line_seconds is not None and now - self._last_line >= self._line_seconds:
-            self._row(record)
-            self._new_notes()
+            self._row_with_notes(record)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Writes the epoch's row, and below it what is new."""
+        """Writes the epoch's row: above it a phase that is new, below it what else is."""
         self._status.epoch_done(record)
         if self._line_seconds is not None:
-            self._row(record)
-            self._new_notes()
+            self._row_with_notes(record)
 
-    def _row(self, record: Mapping[str, Any]) -> None:
-        self._last_line = self._clock()
+    def _row_with_notes(self, record: Mapping[str, Any]) -> None:
+        self._head()
+        before, after = self._status.notes_before(), self._status.notes_after()
+        self._new_notes(before)
+        self._row(record)
+        self._new_notes(after)
+        self._notes = {**before, **after}
+
+    def _head(self) -> None:
         if not self._in_table:
             self._write(self._table.head())
         self._in_table = True
+
+    def _row(self, record: Mapping[str, Any]) -> None:
+        self._last_line = self._clock()
+        self._head()
         self._write(self._table.row(record))
 
-    def _new_notes(self) -> None:
-        for name, note in self._status.notes().items():
+    def _new_notes(self, notes: Mapping[str, str]) -> None:
+        for name, note in notes.items():
             if note != self._notes.get(name):
-                self._write(f"{'':10} {note}")
-        self._notes = self._status.notes()
+                self._write(f"{'':9} {note}")
 
     def message(self, text: str) -> None:
         """Writes the message unless it was written before; it may quote the names of files."""
@@ -200,7 +208,7 @@ class LiveView(PlainView):
         bars.add_column(justify="right", no_wrap=True)
         left = status.remaining_seconds()
         bars.add_row(
-            f"epoch {status.epoch}/{self._total_epochs:g}",
+            f"epoch {status.epoch}/{summaries.epoch_text(self._total_epochs)}",
             ProgressBar(total=status.ends_at, completed=status.position),
             "" if left is None else f"{summaries.duration(left)} left",
         )
@@ -224,7 +232,7 @@ class LiveView(PlainView):
             ("training", train),
             ("validation", validation),
             ("speed", status.rate_text()),
-            ("phase", status.phase_text()),
+            ("update", status.phase_text()),
             ("target", status.target_text()),
             ("trouble", status.trouble_text()),
         ]

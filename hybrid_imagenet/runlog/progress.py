@@ -8,7 +8,7 @@ from typing import Any
 
 from hybrid_imagenet.errors import counted
 from hybrid_imagenet.optimizers import registry
-from hybrid_imagenet.runlog.summary import duration
+from hybrid_imagenet.runlog.summary import accuracy, epoch_text, running_throughput
 
 _FEW, _MANY = 5, 1000  # classes
 
@@ -61,7 +61,7 @@ class Status:
     def epoch_done(self, record: Mapping[str, Any]) -> None:
         self.values.update(record)
         if self._epochs_here or self._rate is None:
-            self._rate = _running_rate(record) or self._rate
+            self._rate = running_throughput(record) or self._rate
         self._epochs_here += 1
         took = record.get("validation_seconds")
         if took is not None:
@@ -101,8 +101,10 @@ class Status:
         return rate / (single * self.info["world_size"]) if single and rate else None
 
     def target_text(self) -> str | None:
-        """Returns the target and the epoch that met it; None before."""
-        return None if self._met is None else f"top-1 {100 * self.info['target']:.1f} % met in epoch {self._met:g}"
+        """Returns the target and the epoch that reached it; None before."""
+        if self._met is None:
+            return None
+        return f"reached target {accuracy(self.info['target'])} in epoch {epoch_text(self._met)}"
 
     def rate_text(self) -> str | None:
         """Returns images per second in all, per GPU or rank, and the scaling efficiency."""
@@ -115,20 +117,31 @@ class Status:
             text += f" ({rate / size:,.1f} per {'GPU' if self.info.get('gpus', True) else 'rank'})"
         return text if efficiency is None or size == 1 else f"{text}, efficiency {100 * efficiency:.1f} %"
 
-    def notes(self) -> dict[str, str]:
-        """Returns what stands below a row when it is new: the rule of the updates, the target and trouble."""
-        phase = self.values.get("phase")
-        rule = None if phase is None else registry.rule(self.info.get("optimizer", "hybrid"), phase)
-        found = {"phase": rule and f"phase: {rule}", "target": self.target_text(), "trouble": self.trouble_text()}
+    def notes_before(self) -> dict[str, str]:
+        """Returns what is printed above the first row that it holds for: the rule of the updates."""
+        rule = self._rule()
+        return {"phase": f"phase: {rule}"} if rule else {}
+
+    def notes_after(self) -> dict[str, str]:
+        """Returns what is printed below the row that it follows from: the target and trouble."""
+        found = {"target": self.target_text(), "trouble": self.trouble_text()}
         return {name: text for name, text in found.items() if text}
+
+    def _rule(self) -> str | None:
+        """Returns the rule of the updates, if the optimizer has several and the phase is known."""
+        phase = self.values.get("phase")
+        optimizer = self.info.get("optimizer", "hybrid")
+        if phase is None or not registry.OPTIMIZERS[optimizer].bounded_warmup:
+            return None
+        return registry.rule(optimizer, phase)
 
     def phase_text(self) -> str | None:
         """Returns phase, learning rate and, under AdaBound, both bounds."""
         values = self.values
         if values.get("learning_rate") is None:
             return None
-        phase = values.get("phase")
-        text = f"{registry.rule(self.info.get('optimizer', 'hybrid'), phase)}, " if phase is not None else ""
+        phase, rule = values.get("phase"), self._rule()
+        text = f"{rule}, " if rule else ""
         text += f"learning rate {values['learning_rate']:.4g}"
         if phase == 0 and values.get("lower_bound") is not None:
             upper = values.get("upper_bound")
@@ -146,13 +159,6 @@ class Status:
         return ", ".join(parts) or None
 
 
-def _running_rate(record: Mapping[str, Any]) -> float | None:
-    """Returns the images per second of an epoch record, without the step that was compiled."""
-    rate, seconds = record.get("images_per_second"), record.get("train_seconds")
-    running = (seconds or 0.0) - (record.get("train_start_seconds") or 0.0)
-    return rate if not rate or running <= 0 else float(rate * seconds / running)
-
-
 def accuracies(record: Mapping[str, Any], part: str, *, top5: bool = True) -> list[tuple[str, str]]:
     """Returns name and text of the loss, top-1 and (validation only) top-5 of `train` or `val`, as far as known."""
     found = []
@@ -163,8 +169,18 @@ def accuracies(record: Mapping[str, Any], part: str, *, top5: bool = True) -> li
     return found
 
 
-_COLUMNS = (("epoch", 10), ("loss", 7), ("top-1", 8), ("val loss", 8), ("val top-1", 9), ("val top-5", 9),
-            ("images/s", 8), ("left", 11))  # fmt: skip
+# Names and widths. All columns with their separators fit into a terminal of 80.
+_COLUMNS = (
+    ("epoch", 9),
+    ("train loss", 10),
+    ("train top-1", 11),
+    ("val loss", 8),
+    ("val top-1", 9),
+    ("val top-5", 9),
+    ("images/s", 8),
+    ("ETA", 8),
+)
+_SEPARATOR = "|"  # without it the names of neighboring columns, which hold spaces, would read as one
 
 
 class EpochTable:
@@ -175,18 +191,30 @@ class EpochTable:
         self._columns = [column for column in _COLUMNS if status.top5 or column[0] != "val top-5"]
 
     def head(self) -> str:
+        """Returns the names of the columns."""
         return self._line({name: name for name, _ in self._columns})
 
     def row(self, record: Mapping[str, Any]) -> str:
         """Returns a step or an epoch record; a step has a fraction of its epoch and no validation."""
         status = self._status
-        done = f"{record['epoch']:g}" if record.get("kind") == "epoch" else f"{status.position:.2f}"
+        done = epoch_text(record["epoch"]) if record.get("kind") == "epoch" else f"{status.position:.2f}"
         left, rate = status.remaining_seconds(), record.get("images_per_second")
-        cells = {"epoch": f"{done}/{status.total_epochs:g}"} | dict(accuracies(record, "train"))
-        cells |= {f"val {name}": text for name, text in accuracies(record, "val")}
+        cells = {"epoch": f"{done}/{epoch_text(status.total_epochs)}"}
+        for part in ("train", "val"):
+            cells |= {f"{part} {name}": text for name, text in accuracies(record, part)}
         cells["images/s"] = "" if not rate else f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
-        cells["left"] = duration(left) if left else ""
+        cells["ETA"] = clock_text(left) if left else ""
         return self._line(cells)
 
     def _line(self, cells: Mapping[str, str]) -> str:
-        return " ".join(f"{cells.get(name, ''):>{width}}" for name, width in self._columns).rstrip()
+        return _SEPARATOR.join(f"{cells.get(name, ''):>{width}}" for name, width in self._columns).rstrip()
+
+
+def clock_text(seconds: float) -> str:
+    """Returns seconds as 0:45, 12:05, 3:07:00 or 4 d 03 h."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours_of_day = divmod(hours, 24)
+    if days >= 2:
+        return f"{days} d {hours_of_day:02d} h"
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -126,8 +126,7 @@ def summarize(
     finished = _last(epochs, "epoch") or 0
     seconds = wall_seconds if wall_seconds is not None else _last(records, "seconds")
     steady = steady_throughput(epochs)
-    sized = [r for r in epochs if r.get("global_batch") and r.get("per_gpu_batch")]
-    sizes = {r["global_batch"] // (r["per_gpu_batch"] * r.get("accumulation", 1)) for r in sized}
+    sizes = set(map(_gpus, epochs)) - {None}
     if len(sizes | ({workers} if workers and sizes else set())) > 1:
         steady = single_gpu_images_per_second = None  # a resume on another number of GPUs: no speed is that of N
     causes = time_by_cause(epochs, seconds, single_gpu_images_per_second, world_size)
@@ -190,7 +189,7 @@ def target_criteria(
     """
     values: dict[str, Any] = {"metric": metric, "target": target, **dict.fromkeys(_CRITERIA)}
     hit = criteria.first_reaching(epochs, metric, target)
-    if hit is None:
+    if hit is None or not hit.epoch:  # epoch 0, of a damaged record, has no rate
         return values
     values |= {"epochs": hit.epoch, "seconds": hit.seconds, "convergence_rate": 1 / hit.epoch}
     if images_per_second:
@@ -216,9 +215,35 @@ def mean_throughput(epochs: Sequence[Record]) -> float | None:
 
 
 def steady_throughput(epochs: Sequence[Record]) -> float | None:
-    """Returns the median training images per second of the epochs after the first, or of the first if it is alone."""
-    rates = [r["images_per_second"] for r in epochs if r.get("images_per_second")]
+    """Returns the median training images per second of the epochs after the first, or of the first if it is alone.
+
+    The first step of a session, which is compiled, does not count.
+    """
+    rates = [rate for rate in map(running_throughput, epochs) if rate]
     return statistics.median(rates[1:] or rates) if rates else None
+
+
+def running_throughput(record: Record) -> float | None:
+    """Returns the images per second of an epoch record without the step that was compiled; None if unknown."""
+    rate, seconds = record.get("images_per_second"), record.get("train_seconds") or 0.0
+    running = seconds - (record.get("train_start_seconds") or 0.0)
+    return rate if not rate or running <= 0 else float(rate * seconds / running)
+
+
+def last_throughput(epochs: Sequence[Record]) -> float | None:
+    """Returns the steady images per second on the number of GPUs of the last epoch, if a run has had several."""
+    last: list[Record] = []
+    for record in reversed(epochs):
+        if last and _gpus(record) != _gpus(last[0]):
+            break
+        last.insert(0, record)
+    return steady_throughput(last)
+
+
+def _gpus(record: Record) -> int | None:
+    """Returns the number of GPUs, virtual ones too, on which an epoch was trained; None if its record does not tell."""
+    batch, images = record.get("global_batch"), record.get("per_gpu_batch")
+    return int(batch // (images * (record.get("accumulation") or 1))) if batch and images else None
 
 
 def time_by_cause(
@@ -276,7 +301,7 @@ def _last(records: Sequence[Record], key: str) -> Any:
 def lines(summary: Mapping[str, Any]) -> list[str]:
     """Returns the summary in a few lines of text, for the end of a run."""
     split = "on the tuning images: " if summary.get("val_split") == "tuning" else ""
-    best_epoch = f"{summary['best_epoch']:g}" if summary["best_epoch"] else "-"
+    best_epoch = epoch_text(summary["best_epoch"]) if summary["best_epoch"] else "-"
     top5 = f", top-5 {_percent(summary['val_top5'])}" if (summary.get("num_classes") or _IMAGENET_CLASSES) > 5 else ""
     results = (
         f"{split}top-1 {_percent(summary['val_top1'])} (best {_percent(summary['best_val_top1'])} in epoch "
@@ -311,8 +336,8 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
 
 def _epochs(summary: Mapping[str, Any]) -> str:
     done, planned = summary["epochs"], summary.get("epochs_planned")
-    of = f" of {planned:g}" if planned and done < planned else ""
-    return f"{done:g}{of} epoch{'' if max(planned or 0, done) == 1 else 's'}"
+    of = f" of {epoch_text(planned)}" if planned and done < planned else ""
+    return f"{epoch_text(done)}{of} epoch{'' if max(planned or 0, done) == 1 else 's'}"
 
 
 def _means_something(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> bool:
@@ -323,18 +348,30 @@ def _means_something(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> boo
 
 
 def _goal_lines(goal: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
-    name = f"target {goal['metric'].removeprefix('val_').replace('top', 'top-')} {_percent(goal['target'])}"
+    is_top1 = goal["metric"] == "val_top1"
+    target = f"target {'' if is_top1 else 'top-5 '}{accuracy(goal['target'])}"
     if goal["epochs"] is None:
-        best = summary["best_val_top1"] if goal["metric"] == "val_top1" else None
-        below = f"; the best is {100 * (goal['target'] - best):.2f} points below" if best is not None else ""
-        return [f"{name}: not reached{below}"]
-    found = [f"{name}: reached in epoch {goal['epochs']:g}, after {duration(goal['seconds'])}"]
+        best = summary["best_val_top1"] if is_top1 else None
+        below = f": the best is {100 * (goal['target'] - best):.2f} points below" if best is not None else ""
+        return [f"did not reach {target}{below}"]
+    found = [f"reached {target} in epoch {epoch_text(goal['epochs'])}, after {duration(goal['seconds'])}"]
     if summary.get("num_classes") == _IMAGENET_CLASSES and summary.get("gpus"):
         found.append(
             f"  measures of Lu et al.: convergence rate {goal['convergence_rate']:.4f} (1 / epochs), average "
             f"single-GPU training time {duration(goal['actual_average_single_gpu_seconds'])}"
         )
     return found
+
+
+def epoch_text(number: float) -> str:
+    """Returns a number of epochs as it is shown everywhere: 90, 0.85, 12.5."""
+    rounded = round(number, 2)
+    return f"{rounded:.2f}".rstrip("0").rstrip(".") if rounded else f"{number:.1g}"
+
+
+def accuracy(fraction: float) -> str:
+    """Returns a fraction as 97 % or 75.9 %, with as many digits as it takes and no more than two."""
+    return f"{100 * fraction:.2f}".rstrip("0").rstrip(".") + " %"
 
 
 def duration(seconds: float | None) -> str:

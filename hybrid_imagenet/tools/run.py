@@ -324,9 +324,9 @@ def _print_start(options: argparse.Namespace, config: RunConfig | None) -> None:
     if config is None and not options.reason:
         return
     reason = f", {options.reason}" if options.reason else ""
-    what = f": {config.model} on {config.dataset}" if config is not None else ""
     where = options.script or options.hosts
-    show(f"starting {counted(options.np, 'rank')}{reason} ({where}){what}", sys.stderr)
+    # Rank 0 prints the title of the run.
+    show(f"starting {counted(options.np, 'rank')}{reason} ({where}) ...", sys.stderr)
     sys.stderr.flush()
 
 

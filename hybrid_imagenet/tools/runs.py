@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from hybrid_imagenet.errors import UserError, printable
 from hybrid_imagenet.runlog import state
-from hybrid_imagenet.runlog.summary import duration
+from hybrid_imagenet.runlog.summary import duration, epoch_text, last_throughput
 from hybrid_imagenet.tools import command_line
 from hybrid_imagenet.tools.report import findings, load
 from hybrid_imagenet.tools.report.tables import DASH, number, percent, text
@@ -63,15 +63,15 @@ def row(directory: pathlib.Path) -> tuple[str, ...]:
     when = _date(state.last_write(directory))
     try:
         run = load.load(directory)
-        planned = f"/{run.epochs_planned:g}" if run.epochs_planned else ""
+        planned = f"/{epoch_text(run.epochs_planned)}" if run.epochs_planned else ""
         return (
             directory.name,
             text(run.flags.get("recipe")),
             text(run.flags.get("dataset")),
             run.state,
             percent(run.summary.get("best_val_top1")),
-            f"{run.summary.get('epochs') or 0:g}{planned}",
-            number(run.summary.get("steady_images_per_second")),
+            f"{epoch_text(run.summary.get('epochs') or 0)}{planned}",
+            number(run.summary.get("steady_images_per_second") or last_throughput(run.epochs)),
             when,
             "",
         )

@@ -127,6 +127,8 @@ class Loop:
         if self.state.step % self._log_every == 0:
             copies.open(self.state.step)
             sums = ClassificationSums(*copies.read("sums").tolist())
+            if not self._compiled:
+                self._meter.compiled()
             record = {"epoch": epoch + 1, "global_batch": global_batch, "position": position}
             record |= self._meter.record(sums)
         elif not self._compiled:
@@ -190,16 +192,17 @@ class _Meter:
     def record(self, sums: ClassificationSums) -> dict[str, Any]:
         """Returns the values since the last fetch; the fetch that gave `sums` has waited for the device."""
         self.lap()
-        elapsed = max(self._time - self._since, 1e-9)
-        steps = max(self._state.step - self._step, 1)
+        steps = self._state.step - self._step
         values: dict[str, Any] = {
             "step": self._state.step,
             "seconds": self._state.seconds,
-            "images_per_second": (self._state.images - self._images) / elapsed,
-            "step_seconds": elapsed / steps,
-            "data_wait_fraction": self.waited / elapsed,
             **(sums - self._sums).means("train"),
         }
+        if steps:  # else the only step since then is the one that was compiled, whose time tells nothing of others
+            elapsed = max(self._time - self._since, 1e-9)
+            values["images_per_second"] = (self._state.images - self._images) / elapsed
+            values["step_seconds"] = elapsed / steps
+            values["data_wait_fraction"] = self.waited / elapsed
         self._epoch_waited += self.waited
         self._sums = sums
         self._begin_rates()

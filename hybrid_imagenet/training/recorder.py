@@ -18,7 +18,7 @@ from hybrid_imagenet.checkpoints.archive import Checkpoint
 from hybrid_imagenet.checkpoints.run_state import RunState
 from hybrid_imagenet.checkpoints.store import CheckpointStore
 from hybrid_imagenet.config import Origin, RunConfig, derived, relative_step
-from hybrid_imagenet.errors import UserError, counted, without_secrets
+from hybrid_imagenet.errors import UserError, without_secrets
 from hybrid_imagenet.runlog import jsonl, live, run_dir, summary
 from hybrid_imagenet.runlog.tensorboard import TensorBoard
 from hybrid_imagenet.stages import on_terminal
@@ -109,7 +109,8 @@ class Recording:
         """
         log = logging.getLogger("hybrid_imagenet")
         self._level = log.level
-        log.setLevel(logging.INFO if self._rank == 0 else logging.WARNING)
+        shown = logging.DEBUG if self._config.verbose else logging.INFO
+        log.setLevel(shown if self._rank == 0 else logging.WARNING)
         self._handler = _ToView(self.view, self._rank)
         log.addHandler(self._handler)
         if self._directory is None:
@@ -143,11 +144,10 @@ class Recording:
                 f"{self.writer.path} has no records of {len(lost)} of the {state.finished_epochs} finished epochs "
                 f"(the first is {lost[0]}): summary and report are of the others; put the file back to have all"
             )
-        virtual = f"{self._config.virtual_gpus} virtual GPUs x " if self._config.virtual_gpus > 1 else ""
+        title = f"{derived.title(self._config)}, " if self._config.progress == "none" else ""  # else it is printed
         self.view.message(
-            f"{self._config.model}, {self._config.dataset} ({facts['train_images']} training and "
-            f"{facts['validation_images']} validation images), {counted(facts['world_size'], 'rank')} x {virtual}"
-            f"{self._config.per_gpu_batch} images, {facts['precision']}, results in {self._directory.path}"
+            f"{title}{facts['train_images']:,} training and {facts['validation_images']:,} validation images, "
+            f"{facts['precision']}, results in {self._directory.path}"
         )
         warning = relative_step.warning(self._config) if info.get("imagenet") else None
         if warning:

@@ -8,7 +8,7 @@ import termios
 import pytest
 
 from hybrid_imagenet.runlog import live, summary
-from hybrid_imagenet.runlog.progress import Status
+from hybrid_imagenet.runlog.progress import Status, clock_text
 
 INFO = {"world_size": 4, "images_per_epoch": 1000, "single_gpu_images_per_second": 30.0}
 
@@ -28,6 +28,10 @@ def step_record(step, **more):
 def epoch_record(epoch, top1, **more):
     return {"kind": "epoch", "epoch": epoch, "step": 10 * epoch, "train_loss": 1.25, "val_loss": 1.0, "val_top1": top1,
             "val_top5": 0.9, "images_per_second": 100.0, "validation_seconds": 2.0, **more}  # fmt: skip
+
+
+def cells(line):
+    return [cell.strip() for cell in line.split("|")]
 
 
 def test_remaining_time_counts_images_and_validations():
@@ -83,7 +87,7 @@ def test_the_epoch_that_met_the_target_stays_also_after_a_resume():
     status.epoch_done(epoch_record(11, 0.76))
     again = Status({**INFO, "target": 0.75, "epochs": 12, "validated": [(10, 0.7), (11, 0.76), (12, 0.74)]}, 90)
     again.epoch_done(epoch_record(13, 0.77))
-    assert status.target_text() == again.target_text() == "top-1 75.0 % met in epoch 11"
+    assert status.target_text() == again.target_text() == "reached target 75 % in epoch 11"
 
 
 def test_plain_lines_are_limited_but_no_epoch_is_left_out():
@@ -98,18 +102,58 @@ def test_plain_lines_are_limited_but_no_epoch_is_left_out():
             view.epoch(epoch_record(step // 10, 0.5))
     lines = stream.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[0].split("  ")[-1].strip() == "left" and lines.count(lines[0]) == 1
-    epochs = [line for line in lines if re.match(r" +\d/5 ", line)]
-    assert [line.split()[0] for line in epochs] == ["1/5", "2/5", "3/5"]
-    steps = [line for line in lines if re.match(r" +\d\.\d\d/5 ", line)]
+    assert lines.count(lines[0]) == 1
+    names = [name.strip() for name in lines[0].split("|")]
+    columns = ["epoch", "train loss", "train top-1", "val loss", "val top-1", "val top-5", "images/s", "ETA"]
+    assert names == columns
+    epochs = [cells(line) for line in lines if re.match(r" +\d/5\|", line)]
+    assert [row[0] for row in epochs] == ["1/5", "2/5", "3/5"]
+    steps = [cells(line) for line in lines if re.match(r" +\d\.\d\d/5\|", line)]
     assert len(steps) == 3  # at 1 s, then ten seconds after each line
-    assert steps[0].split() == ["0.10/5", "1.5000", "25.00", "%", "100", "49.0", "s"]
-    assert epochs[0].split() == ["1/5", "1.2500", "1.0000", "50.00", "%", "90.00", "%", "100", "48.0", "s"]
-    for name, text in (("loss", "1.2500"), ("val top-1", "50.00 %"), ("val top-5", "90.00 %"), ("images/s", "100")):
-        assert lines[0].index(name) + len(name) == epochs[0].index(text) + len(text)  # under its name
+    assert steps[0] == ["0.10/5", "1.5000", "25.00 %", "", "", "", "100", "0:49"]
+    assert epochs[0] == ["1/5", "1.2500", "", "1.0000", "50.00 %", "90.00 %", "100", "0:48"]
+    places = [[place for place, letter in enumerate(line) if letter == "|"] for line in lines]
+    assert len(set(map(tuple, places))) == 1  # each cell is under its name
 
 
-def test_what_is_new_stands_below_its_row_once_and_the_head_again_after_a_message():
+@pytest.mark.parametrize("epoch", [0.853333, 0.999, 12.5])
+def test_plain_view_epoch_within_an_epoch_has_two_digits_at_most(epoch):
+    stream = io.StringIO()
+    view = live.make_view("plain", stream, 90)
+    view.run_started(INFO)
+    view.epoch(epoch_record(1, 0.5) | {"epoch": epoch})
+    row = stream.getvalue().splitlines()[1]
+    assert cells(row)[0] == {0.853333: "0.85/90", 0.999: "1/90", 12.5: "12.5/90"}[epoch]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0:00"), (59.6, "1:00"), (754, "12:34"), (11220, "3:07:00"), (100000, "27:46:40"), (200000, "2 d 07 h")],
+)
+def test_clock_text_of_seconds(seconds, text):
+    assert clock_text(seconds) == text
+
+
+@pytest.mark.parametrize(("optimizer", "phases"), [("hybrid", 1), ("sgd", 0), ("lars", 0), ("lamb", 0)])
+def test_plain_view_phase_is_printed_only_for_optimizers_with_several(optimizer, phases):
+    stream = io.StringIO()
+    view = live.make_view("plain", stream, 5)
+    view.run_started({**INFO, "optimizer": optimizer})
+    view.epoch(epoch_record(1, 0.5, phase=1.0))
+    assert stream.getvalue().count("phase: ") == phases
+
+
+def test_remaining_time_of_a_session_whose_first_record_is_of_the_compiled_step():
+    status = Status(INFO, total_epochs=5)
+    compiled = step_record(31, phase=1.0)
+    del compiled["images_per_second"]
+    status.step(compiled)
+    assert status.remaining_seconds() is None
+    status.epoch_done(epoch_record(4, 0.5, images_per_second=10.0, train_seconds=100.0, train_start_seconds=90.0))
+    assert status.remaining_seconds() == pytest.approx(10 + 2)
+
+
+def test_phase_stands_above_its_first_row_trouble_below_and_the_head_again_after_a_message():
     stream = io.StringIO()
     view = live.make_view("plain", stream, 5)
     view.run_started({**INFO, "num_classes": 3})
@@ -117,11 +161,13 @@ def test_what_is_new_stands_below_its_row_once_and_the_head_again_after_a_messag
         view.epoch(epoch_record(epoch, 0.5, phase=phase))
     view.message("slow disk")
     view.epoch(epoch_record(4, 0.5, phase=1))
-    lines = [line.split() for line in stream.getvalue().splitlines()]
-    first = ["epoch", "1/5", "phase:", "2/5", "3/5", "phase:", "slow", "epoch", "4/5"]
-    assert [line[0] for line in lines] == first
-    assert (lines[2], lines[5]) == (["phase:", "AdaBound"], ["phase:", "SGD"])
-    assert "top-5" not in lines[0]  # of three classes it tells nothing
+    view.epoch(epoch_record(5, 0.5, phase=1, skipped_steps=2))
+    lines = [cells(line) for line in stream.getvalue().splitlines()]
+    assert [line[0] for line in lines] == [
+        *("epoch", "phase: AdaBound", "1/5", "2/5", "phase: SGD", "3/5"),
+        *("slow disk", "epoch", "4/5", "5/5", "2 steps skipped"),
+    ]
+    assert "val top-5" not in lines[0]  # of three classes it tells nothing
 
 
 @pytest.mark.parametrize("mode", ["plain", "none"])
@@ -163,7 +209,7 @@ def test_status_area_shows_the_values_and_redraws_in_place(monkeypatch, columns)
     assert "from a callback" in stream.getvalue()  # above the area
     view.epoch(epoch_record(1, 0.5))
     view.run_finished(summary.summarize([epoch_record(1, 0.5)], world_size=4, images_per_epoch=1000))
-    assert "top-1 75.00 %: not reached" in " ".join(stream.getvalue().split())
+    assert "did not reach target 75 %" in " ".join(stream.getvalue().split())
 
 
 def test_live_view_long_command_stays_one_line(monkeypatch):

@@ -117,8 +117,8 @@ def test_printed_lines_name_what_counts():
     text = "\n".join(summary.lines(result))
     for part in (
         *("top-1 80.00 %", "after 4 epochs", "2 ranks", "efficiency 80.00 %", "19.0 s"),
-        *("target top-1 75.00 %: reached in epoch 2", "target top-5 93.00 %: reached in epoch 4"),
-        "target top-1 99.00 %: not reached; the best is 19.00 points below",
+        *("reached target 75 % in epoch 2, after", "reached target top-5 93 % in epoch 4, after"),
+        "did not reach target 99 %: the best is 19.00 points below",
     ):
         assert part in text
 
@@ -126,17 +126,24 @@ def test_printed_lines_name_what_counts():
 @pytest.mark.parametrize(
     ("facts", "goals", "measures"),
     [
-        ({"num_classes": 1000, "gpus": True, "target_asked": False}, ["top-1", "top-5"], 2),
-        ({"num_classes": 1000, "gpus": False, "target_asked": False}, ["top-1", "top-5"], 0),
-        ({"num_classes": 10, "gpus": True, "target_asked": True}, ["top-1"], 0),
+        ({"num_classes": 1000, "gpus": True, "target_asked": False}, ["75 %", "top-5 93 %"], 2),
+        ({"num_classes": 1000, "gpus": False, "target_asked": False}, ["75 %", "top-5 93 %"], 0),
+        ({"num_classes": 10, "gpus": True, "target_asked": True}, ["75 %"], 0),
         ({"num_classes": 10, "gpus": False, "target_asked": False}, [], 0),
     ],
 )
 def test_targets_and_measures_are_printed_where_they_mean_something(facts, goals, measures):
     text = summary.lines(summarized(targets=(0.75,), epochs_planned=9, **facts))
-    assert [line.split()[1] for line in text if line.startswith("target")] == goals
+    assert [line.split(" in ")[0] for line in text if "target" in line] == [f"reached target {goal}" for goal in goals]
     assert len([line for line in text if "Lu et al.: convergence rate" in line]) == measures
     assert text[0].endswith("after 4 of 9 epochs")
+
+
+@pytest.mark.parametrize(
+    ("epochs", "text"), [(90, "90"), (0.853333, "0.85"), (12.5, "12.5"), (3.0, "3"), (0, "0"), (0.001, "0.001")]
+)
+def test_epoch_text_has_two_digits_after_the_point_at_most(epochs, text):
+    assert summary.epoch_text(epochs) == text
 
 
 @pytest.mark.parametrize(
@@ -145,6 +152,24 @@ def test_targets_and_measures_are_printed_where_they_mean_something(facts, goals
 )
 def test_durations(seconds, text):
     assert summary.duration(seconds) == text
+
+
+def test_last_throughput_after_a_resume_on_other_gpus_is_that_of_the_last_number():
+    def record(epoch, gpus, rate, **more):
+        sizes = {"per_gpu_batch": 8, "global_batch": 8 * gpus}
+        return {"kind": "epoch", "epoch": epoch, "images_per_second": rate, "train_seconds": 10.0, **sizes, **more}
+
+    rows = [
+        record(1, 1, 50.0),
+        record(2, 1, 60.0),
+        record(3, 2, 10.0, train_start_seconds=9.0),
+        record(4, 2, 110.0),
+        record(5, 2, 120.0),
+    ]
+    assert summarized(rows, workers=2)["steady_images_per_second"] is None
+    assert summary.last_throughput(rows) == 115.0
+    assert summary.last_throughput(rows[:3]) == pytest.approx(100.0)  # without the step that was compiled
+    assert summary.last_throughput([]) is None
 
 
 def test_epochs_without_records_are_counted_and_their_steps_not_given_to_the_next():

@@ -62,7 +62,7 @@ def test_run_without_np_prints_how_many_ranks_start_and_why(words, eight_gpus, m
 def test_run_with_np_prints_no_reason(eight_gpus, monkeypatch, capfd):
     start_nothing(monkeypatch)
     assert run.main(["-np", "2", "--", *DIGITS]) == 0
-    assert capfd.readouterr().err.startswith("starting 2 ranks (localhost:2): ")
+    assert capfd.readouterr().err.startswith("starting 2 ranks (localhost:2) ...")
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_a_real_run_is_stopped_and_resumed(tmp_path, capsys):
     done = subprocess.run(words, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert f"changed: --epochs={epochs} instead of --epochs=5000" in done.stderr
-    assert "val top-1" in done.stdout and f" {epochs}/{epochs} " in done.stdout
+    assert "val top-1" in done.stdout and f" {epochs}/{epochs}|" in done.stdout
     described = json.loads((run / "config.json").read_text())
     assert (described["world_size"], described["flags"]["epochs"], described["flags"]["max_steps"]) == (1, epochs, None)
     assert __main__.main(["runs", str(tmp_path)]) == 0

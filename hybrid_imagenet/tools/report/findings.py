@@ -14,7 +14,7 @@ from hybrid_imagenet.numerics import mlperf
 from hybrid_imagenet.numerics.relative_step import TOLERATED_FACTOR
 from hybrid_imagenet.numerics.schedules import FIXED
 from hybrid_imagenet.runlog import state
-from hybrid_imagenet.runlog.summary import duration
+from hybrid_imagenet.runlog.summary import accuracy, duration, epoch_text
 from hybrid_imagenet.tools.report.load import Run
 
 GOOD, BAD, OPEN = "good", "bad", "open"
@@ -54,25 +54,20 @@ def answers(run: Run) -> Answers:
     return Answers(verdict, outcome, compared, [*_lost_at_handover(run), *_held_back(run)])
 
 
-def percent(fraction: float) -> str:
-    """A fraction as 75.6 %, with as many digits as it takes and no more than two."""
-    return f"{100 * fraction:.2f}".rstrip("0").rstrip(".") + " %"
-
-
 def _outcome(run: Run) -> tuple[str, str]:
     summary = run.summary
     done, planned = summary.get("epochs") or 0, run.epochs_planned
-    of = f" of {planned:g}" if planned else ""
+    of = f" of {epoch_text(planned)}" if planned else ""
     if run.diverged is not None:
         loss = run.diverged.get("train_loss")
         told = f"the loss was {loss:.4g}" if loss is not None else "the loss was not finite"
-        return BAD, f"It diverged at step {run.diverged.get('step')}, after {done:g}{of} epochs: {told}."
+        return BAD, f"It diverged at step {run.diverged.get('step')}, after {epoch_text(done)}{of} epochs: {told}."
     best = summary.get("best_val_top1")
     if best is None:
-        done_words = f"{done:g}{of} epochs" if done else f"{summary.get('steps') or 0} steps"
+        done_words = f"{epoch_text(done)}{of} epochs" if done else f"{summary.get('steps') or 0} steps"
         return OPEN, f"Nothing has been validated after {done_words}, {run.state}."
-    best_words = f"the best top-1 is {percent(best)}, in epoch {summary.get('best_epoch') or 0:g}"
-    ended = "" if done == planned else f" after {done:g}{of} epochs"
+    best_words = f"the best top-1 is {accuracy(best)}, in epoch {epoch_text(summary.get('best_epoch') or 0)}"
+    ended = "" if done == planned else f" after {epoch_text(done)}{of} epochs"
     ended = ended if run.state == state.FINISHED else f" ({run.state}{ended})"
     goals = _goals(run)
     if not goals:
@@ -82,12 +77,13 @@ def _outcome(run: Run) -> tuple[str, str]:
         return verdict, " ".join([f"{best_words[0].upper()}{best_words[1:]}{ended}.", *said])
     missed = [target for target, goal in goals.items() if goal.get("epochs") is None]
     words = [
-        f"Target {percent(target)} top-1 reached in epoch {goal['epochs']:g}{of}, after {duration(goal['seconds'])}"
+        f"Target {accuracy(target)} top-1 reached in epoch {epoch_text(goal['epochs'])}{of}, "
+        f"after {duration(goal['seconds'])}"
         for target, goal in goals.items()
         if target not in missed
     ]
     words += [
-        f"target {percent(target)} top-1 not reached, {100 * (target - best):.2f} points off" for target in missed
+        f"target {accuracy(target)} top-1 not reached, {100 * (target - best):.2f} points off" for target in missed
     ]
     text = "; ".join([*words, best_words]) + ended + "."
     if not missed:
@@ -113,7 +109,7 @@ def overfitting(run: Run) -> str:
     at = losses.index(least)
     if losses[-1] < _WORSE * least or training[-1] >= training[at]:
         return ""
-    where = f"was least in epoch {epochs[at]:g} ({least:.3g})"
+    where = f"was least in epoch {epoch_text(epochs[at])} ({least:.3g})"
     return f"Overfitting: the validation loss {where} and ended at {losses[-1]:.3g}."
 
 
@@ -129,7 +125,7 @@ def _against_reference(run: Run) -> str:
     if epochs is None:
         return f"MLPerf's reference has no point near batch {batch:,}."
     hit = criteria.first_reaching(run.epochs, "val_top1", mlperf.TARGET)
-    own = "has not reached it" if hit is None else f"reached it in epoch {hit.epoch:g}"
+    own = "has not reached it" if hit is None else f"reached it in epoch {epoch_text(hit.epoch)}"
     return f"MLPerf's reference needs {epochs:.1f} epochs to 75.9 % at batch {batch:,}; this run {own}."
 
 
@@ -171,9 +167,10 @@ def _lost_at_handover(run: Run) -> list[str]:
     if found is None:
         return []
     before, after, times = found
-    line = f"After the warmup, in epoch {after['epoch']:g}, updates were {times:.2g} times as large beside the weights"
+    epoch = epoch_text(after["epoch"])
+    line = f"Right after the warmup, in epoch {epoch}, updates grew {times:.2g}-fold relative to the weights"
     if fell(before, after):
-        line += f", and training accuracy fell from {percent(before['train_top1'])} to {percent(after['train_top1'])}"
+        line += f", and training accuracy fell from {accuracy(before['train_top1'])} to {accuracy(after['train_top1'])}"
     return [f"{line}."]
 
 
@@ -272,7 +269,7 @@ def _about_training(run: Run) -> Iterator[Suggestion]:
     if not goals or None in reached:
         yield from _missed(run, epochs)
     elif max(reached) <= _EARLY * epochs and not flags.get("stop_at_top1"):
-        why = f"the target came in epoch {max(reached):g} of {epochs:g}; the run then ends there"
+        why = f"the target came in epoch {epoch_text(max(reached))} of {epoch_text(epochs)}; the run then ends there"
         yield Suggestion(f"--stop_at_top1={max(goals):g}", why)
 
 
@@ -284,9 +281,11 @@ def _missed(run: Run, epochs: float) -> Iterator[Suggestion]:
     if done < epochs:
         flag = next((name for name in ("max_steps", "stop_at_top1") if flags.get(name)), None)
         if flag:
-            yield Suggestion(f"without --{flag}", f"it ended training after {done:g} of {epochs:g} epochs")
+            yield Suggestion(
+                f"without --{flag}", f"training ended after {epoch_text(done)} of {epoch_text(epochs)} epochs"
+            )
     elif summary.get("best_epoch") == done and len(validated) > 1:
-        yield Suggestion(f"--epochs={1.5 * epochs:g}", "validation was still rising in the last epoch")
+        yield Suggestion(f"--epochs={epoch_text(1.5 * epochs)}", "validation was still rising in the last epoch")
     if train is not None and validation is not None and train - validation > _OVERFITTED:
         gap = f"training accuracy is {100 * (train - validation):.1f} points above validation's"
         if not flags.get("label_smoothing"):
@@ -300,7 +299,7 @@ def _missed(run: Run, epochs: float) -> Iterator[Suggestion]:
         and flags.get("lr")
         and not published
     ):
-        why = f"the training images themselves are at {percent(train)}: a higher learning rate, or more epochs"
+        why = f"the training images themselves are at {accuracy(train)}: a higher learning rate, or more epochs"
         yield Suggestion(f"--lr={2 * flags['lr']:g}", why)
 
 

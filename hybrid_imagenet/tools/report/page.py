@@ -8,7 +8,7 @@ import re
 import string
 from collections.abc import Iterable, Sequence
 
-from hybrid_imagenet.runlog.summary import duration
+from hybrid_imagenet.runlog.summary import accuracy, duration
 from hybrid_imagenet.tools.report import classes, figures, findings, svg, tables
 from hybrid_imagenet.tools.report.load import Run
 
@@ -98,7 +98,7 @@ def _best(runs: Sequence[Run]) -> str:
         return "These runs were validated on different images: their accuracies are not comparable."
     top = ranked[0].summary["best_val_top1"]
     text = f"Best top-1: {' and '.join(r.name for r in ranked if r.summary['best_val_top1'] == top)}"
-    text += f" ({findings.percent(top)})."
+    text += f" ({accuracy(top)})."
     hits = [
         (goal["seconds"], goal["target"], run.name)
         for run in runs
@@ -108,7 +108,7 @@ def _best(runs: Sequence[Run]) -> str:
     shared = [target for target in {t for _, t, _ in hits} if sum(t == target for _, t, _ in hits) > 1]
     for target in sorted(shared):
         seconds, _, name = min(hit for hit in hits if hit[1] == target)
-        text += f" First at {findings.percent(target)}: {name}, after {duration(seconds)}."
+        text += f" First at {accuracy(target)}: {name}, after {duration(seconds)}."
     return text
 
 

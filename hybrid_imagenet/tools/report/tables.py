@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybrid_imagenet.analysis import published
-from hybrid_imagenet.runlog.summary import duration
+from hybrid_imagenet.runlog.summary import duration, epoch_text
 from hybrid_imagenet.tools.report import figures, findings
 from hybrid_imagenet.tools.report.load import Run, differences
 
@@ -64,7 +64,7 @@ def _own(run: Run, goal: dict[str, Any]) -> list[str]:
         f"{metric} {percent(goal['target'])}",
         str(summary["world_size"]),
         str(batch) if batch else DASH,
-        "not reached" if epochs is None else f"{epochs:g}",
+        "not reached" if epochs is None else epoch_text(epochs),
         DASH if epochs is None else f"{goal['convergence_rate']:.4f}",
         duration(goal.get("seconds")) if epochs else DASH,
         number(summary.get("steady_images_per_second")),
@@ -107,11 +107,11 @@ def overview(runs: Sequence[Run]) -> str:
                 run.name,
                 run.state,
                 {"tuning": "tuning images", "validation": "validation images"}.get(str(s.get("val_split")), DASH),
-                f"{best} (epoch {s['best_epoch']:g})" if s.get("best_epoch") else best,
+                f"{best} (epoch {epoch_text(s['best_epoch'])})" if s.get("best_epoch") else best,
                 percent(s.get("val_top1")),
                 percent(s.get("val_top5")) if (s.get("num_classes") or _MANY) > _FEW else DASH,
                 _loss(run),
-                f"{s.get('epochs', 0):g}",
+                epoch_text(s.get("epochs", 0)),
                 duration(s.get("wall_seconds")),
                 number(s.get("images_per_second")),
                 str(s.get("world_size", DASH)),

@@ -145,9 +145,11 @@ def test_a_handover_whose_updates_jump_is_named(tmp_path):
         size = 0.01 if record["phase"] == 0 else 0.12
         record["relative_updates"] = {"a": size / 2, "b": size, "c": 2 * size}
     line = findings.answers(run).held_back[0]
-    assert line == "After the warmup, in epoch 5, updates were 12 times as large beside the weights."
+    assert line == "Right after the warmup, in epoch 5, updates grew 12-fold relative to the weights."
     assert "--hybrid_ramp_epochs=2" not in [s.change for s in suggestions(run)]  # nothing was lost
     run.epochs[3]["train_top1"], run.epochs[4]["train_top1"] = 0.45, 0.37
-    assert "beside the weights, and training accuracy fell from 45 % to 37 %." in findings.answers(run).held_back[0]
+    assert (
+        "relative to the weights, and training accuracy fell from 45 % to 37 %." in findings.answers(run).held_back[0]
+    )
     assert suggestions(run)[0].change == "--hybrid_ramp_epochs=2"
     assert suggestions(changed(run, hybrid_ramp_epochs=2))[0].change != "--hybrid_ramp_epochs=2"
