@@ -37,7 +37,7 @@ def text(run: load.Run) -> Iterator[str]:
     found = findings.answers(run)
     yield f"{run.name}: {run.state}"
     yield from filter(None, (found.outcome, found.compared, run.following))
-    yield "What held it back:"
+    yield f"{found.heading}:"
     yield from (f"- {line}" for line in found.held_back)
     changes = findings.suggestions(run)
     if changes:

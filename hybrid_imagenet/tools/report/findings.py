@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import math
 import statistics
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,10 @@ _AT_MOST = 3  # suggestions
 _WORTH, _EVALUATION_WORTH = 0.05, 0.1  # of the time: less is not worth a flag
 _EARLY = 0.7  # of the planned epochs: a target reached by then could have been had for less
 _OVERFITTED = 0.05  # training accuracy above validation's
+# A training loss above both counts as far above that of guessing. Label smoothing and mixing images raise the loss of
+# a network that learns, but not that far.
+_MIN_TIMES_GUESSING = 1.5
+_MIN_NATS_ABOVE_GUESSING = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,22 +44,52 @@ class Answers:
       compared: a run on ImageNet against MLPerf's reference; else empty.
       held_back: a hand-over that lost accuracy, then what took time besides computation, the largest first; shares of
         the run's time.
+      heading: of `held_back`.
     """
 
     verdict: str
     outcome: str
     compared: str
     held_back: list[str]
+    heading: str
 
 
 def answers(run: Run) -> Answers:
     """Judges a run from its records."""
     verdict, outcome = _outcome(run)
     compared = _against_reference(run) if run.imagenet else ""
-    return Answers(verdict, outcome, compared, [*_lost_at_handover(run), *_held_back(run)])
+    lost = _lost_at_handover(run)
+    heading = "Where the time went" if verdict == GOOD and not lost else "What held it back"
+    return Answers(verdict, outcome, compared, [*lost, *_held_back(run)], heading)
 
 
 def _outcome(run: Run) -> tuple[str, str]:
+    """Returns the verdict and how it went. A run whose loss is far above that of guessing is bad, finished or not."""
+    verdict, text = _against_target(run)
+    guessing = None if run.diverged is not None else far_above_guessing(run)
+    if guessing is None:
+        return verdict, text
+    loss, chance = guessing
+    return BAD, f"{text} The training loss is {loss:.3g}, far above the {chance:.3g} of guessing: it does not learn."
+
+
+def far_above_guessing(run: Run) -> tuple[float, float] | None:
+    """Returns the newest training loss and the loss of guessing among the classes, if the first is far above."""
+    classes = run.summary.get("num_classes") or run.environment.get("num_classes") or run.flags.get("num_classes")
+    records = run.epochs or run.steps
+    loss = next((r["train_loss"] for r in reversed(records) if r.get("train_loss") is not None), None)
+    if loss is None or not classes or classes < 2:
+        return None
+    chance = math.log(classes)
+    if run.flags.get("loss") == "sigmoid":
+        if ":" in str(run.flags.get("model")):
+            return None  # it may begin with any scores, of which this loss is the sum over classes
+        chance += 1
+    is_far = loss > _MIN_TIMES_GUESSING * chance and loss > chance + _MIN_NATS_ABOVE_GUESSING
+    return (loss, chance) if is_far else None
+
+
+def _against_target(run: Run) -> tuple[str, str]:
     summary = run.summary
     done, planned = summary.get("epochs") or 0, run.epochs_planned
     of = f" of {epoch_text(planned)}" if planned else ""
@@ -237,11 +272,14 @@ def suggestions(run: Run) -> list[Suggestion]:
 
 def _all(run: Run) -> Iterator[Suggestion]:
     yield from _about_training(run)
+    if run.diverged is None and far_above_guessing(run):
+        return  # the speed of a run that does not learn is of no use
     causes, _ = shares(run)
     for cause, share in sorted(causes.items(), key=lambda pair: -pair[1]):
         yield from _about_time(run, cause, share)
     if run.on_gpus and run.environment.get("precision") == "float32":
-        yield Suggestion("--precision=mixed_float16", "it computed in FP32 on GPUs")
+        why = "it computed in FP32 on GPUs; FP16 is faster, and changes the optimization slightly by its rounding"
+        yield Suggestion("--precision=mixed_float16", why)
     if run.state == state.FINISHED:
         seed = int(run.flags.get("seed") or 0) + 1
         yield Suggestion(f"--seed={seed}", "one run does not tell how far results scatter; repeat it before comparing")
@@ -251,11 +289,15 @@ def _about_training(run: Run) -> Iterator[Suggestion]:
     flags = run.flags
     epochs = float(run.epochs_planned or 0)
     published = flags.get("lr_schedule") in FIXED
-    if run.diverged is not None:
+    guessing = far_above_guessing(run)
+    if run.diverged is not None or guessing is not None:
+        why = "a third of the step"
+        if guessing is not None:
+            why = f"the training loss of {guessing[0]:.3g} is far above the {guessing[1]:.3g} of guessing; {why}"
         rate = "lars_eta" if published else "lr"
         if flags.get("lr_schedule") != "mlperf" and flags.get(rate):
             third = float(f"{flags[rate] / 3:.2g}")
-            yield Suggestion(f"--{rate}={third:g}", "a third of the step")
+            yield Suggestion(f"--{rate}={third:g}", why)
         warmup = 2 * float(flags.get("warmup_epochs") or 0) or 5.0
         if warmup < epochs and not published:
             yield Suggestion(f"--warmup_epochs={warmup:g}", "a longer warmup raises the learning rate more slowly")
@@ -313,12 +355,18 @@ def _about_time(run: Run, cause: str, share: float) -> Iterator[Suggestion]:
             yield Suggestion("--decoder=dali", f"{waits}; decodes on the GPU")
     elif cause == "exposed communication" and share >= _WORTH:
         if flags.get("compression") == "none":
-            yield Suggestion("--compression=fp16", f"{part} went into communication; halves the bytes sent")
+            yield Suggestion(
+                "--compression=fp16",
+                f"{part} went into communication; halves the bytes sent, and rounds gradients to FP16",
+            )
         if run.summary["world_size"] > 2:
             ranks = f"hybrid-imagenet run -np {run.summary['world_size']} --module=hybrid_imagenet.benchmarks"
             yield Suggestion(f"{ranks} -- allreduce", f"{part} went into communication; compares algorithms")
         accumulation = int(flags.get("gradient_accumulation_steps") or 1)
-        why = f"{part} went into communication; half as many exchanges, at twice the batch"
+        why = (
+            f"{part} went into communication; half as many exchanges. This changes the optimization: the batch is "
+            "twice as large, which needs another learning rate"
+        )
         yield Suggestion(f"--gradient_accumulation_steps={2 * accumulation}", why)
     elif cause == "slowest rank" and share >= _WORTH:
         who = slowest(run) or "a rank"

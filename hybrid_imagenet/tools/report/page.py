@@ -56,7 +56,7 @@ def _answers(runs: Sequence[Run]) -> str:
         cards.append(
             f'<article class="answer {found.verdict}">{name}<p class="verdict"><b aria-hidden="true">'
             f"{_SIGNS[found.verdict]}</b> {html.escape(found.outcome)}</p>{compared}"
-            f"<h4>What held it back</h4>{_list(html.escape(line) for line in found.held_back)}{_next(run)}</article>"
+            f"<h4>{found.heading}</h4>{_list(html.escape(line) for line in found.held_back)}{_next(run)}</article>"
         )
     heading = "Did it go well?" if len(runs) == 1 else "Did they go well?"
     return _section(heading, _best(runs), f'<div class="answers">{"".join(cards)}</div>')

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hybrid_imagenet import config
-from hybrid_imagenet.tools.report import findings, load, page
+from hybrid_imagenet.tools.report import command, findings, load, page
 from hybrid_imagenet.tools.report.findings import suggestions
 from tests.tools.report.synthetic import make_run
 
@@ -125,6 +125,63 @@ def test_each_cause_has_its_remedy(tmp_path, cause, flags, expected):
     for suggestion in found:  # every flag is one of the program's, with a value that it takes
         if suggestion.change.startswith("--"):
             config.resolve([suggestion.change])
+
+
+def test_advice_that_changes_the_optimization_says_so(tmp_path):
+    run = changed(load.load(make_run(tmp_path / "run", target_top1=[0.78])), compression="fp16")
+    run.summary["time_by_cause"] = {"exposed communication": 0.5 * run.summary["wall_seconds"]}
+    (accumulation,) = [s for s in suggestions(run) if "accumulation" in s.change]
+    assert "changes the optimization: the batch is twice as large" in accumulation.why
+
+
+@pytest.mark.parametrize("ends", ["finished", "unknown", "no epoch", "target asked"])
+def test_a_loss_far_above_guessing_is_bad_and_its_advice_is_a_lower_learning_rate(ends, tmp_path):
+    target = [0.99] if ends == "target asked" else [0.75]
+    path = make_run(tmp_path / "run", epochs=4, finished=ends == "finished", target_top1=target)
+    run = changed(load.load(path), num_classes=10, lr=0.1, warmup_epochs=2.0)
+    run.origins["target_top1"] = "command line" if ends == "target asked" else "default"
+    run.summary["time_by_cause"] = {"exposed communication": 0.9 * run.summary["wall_seconds"]}
+    if ends == "no epoch":
+        run.epochs.clear()
+        run.summary["best_val_top1"] = None
+    assert findings.far_above_guessing(run) is None
+    for record in (*run.steps, *run.epochs):
+        record["train_loss"] = 24.2
+    found = findings.answers(run)
+    assert found.verdict == findings.BAD and found.heading == "What held it back"
+    assert found.outcome.endswith("The training loss is 24.2, far above the 2.3 of guessing: it does not learn.")
+    first, second = suggestions(run)  # and none about speed
+    assert (first.change, second.change) == ("--lr=0.033", "--warmup_epochs=4")
+    assert first.why == "the training loss of 24.2 is far above the 2.3 of guessing; a third of the step"
+
+
+@pytest.mark.parametrize(
+    ("classes", "loss", "flags", "is_far"),
+    [
+        (10, 3.4, {}, False),
+        (10, 3.6, {}, True),
+        (2, 1.6, {}, False),
+        (2, 1.8, {}, True),
+        (1000, 10.3, {}, False),
+        (1000, 10.4, {}, True),
+        (1000, 11.0, {"loss": "sigmoid"}, False),
+        (1000, 12.0, {"loss": "sigmoid"}, True),
+        (1000, 693.0, {"loss": "sigmoid", "model": "nets:own"}, False),
+        (1, 5.0, {}, False),
+    ],
+)
+def test_far_above_guessing_depends_on_classes_and_loss(classes, loss, flags, is_far, tmp_path):
+    run = changed(load.load(make_run(tmp_path / "run", epochs=1)), num_classes=classes, **flags)
+    run.epochs[-1]["train_loss"] = loss
+    assert bool(findings.far_above_guessing(run)) == is_far
+
+
+@pytest.mark.parametrize(("target", "heading"), [(0.6, "Where the time went"), (0.99, "What held it back")])
+def test_the_heading_of_a_run_that_reached_its_target_blames_nothing(target, heading, tmp_path):
+    run = load.load(make_run(tmp_path / "run", target_top1=[target]))
+    assert findings.answers(run).heading == heading
+    assert f"<h4>{heading}</h4>" in page.build([run], "t")
+    assert f"{heading}:" in command.text(run)
 
 
 def test_of_several_runs_the_best_and_the_first_are_named(runs):

@@ -144,7 +144,7 @@ def test_the_page_says_as_text_what_it_says_first(runs, capsys):
     assert program.main([runs[1], "--text"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "two: finished" and lines[1].startswith("Target 75 % top-1 reached in epoch 10 of 12")
-    assert "What held it back:" in lines and any(line.startswith("- --seed=1: ") for line in lines)
+    assert "Where the time went:" in lines and any(line.startswith("- --seed=1: ") for line in lines)
     assert program.main([*runs, "--text"]) == 0
     assert "\n\ntwo: finished\n" in capsys.readouterr().out
     assert not (load.pathlib.Path(runs[0]) / "report").exists()
