@@ -117,7 +117,9 @@ def text(about: str = "") -> str:
     word = about.lower().lstrip("-").replace("-", "_")
     if word in groups:
         title, flags = groups[word]
-        selector = [_Entry(word, config.COMMON[word])] if word in config.COMMON else []
+        # The group of a choice, such as --optimizer, does not hold the flag itself; a group of that name may.
+        listed = any(entry.name == word for entry in flags)
+        selector = [_Entry(word, config.COMMON[word])] if word in config.COMMON and not listed else []
         return "\n".join(_lines([(title, [*selector, *flags])]))
     found = [(title, [entry for entry in flags if entry.has(word)]) for title, flags in groups.values()]
     if not any(flags for _, flags in found):

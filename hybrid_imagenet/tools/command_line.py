@@ -116,23 +116,27 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"{value}: choose one of {', '.join(known)}{near}")
 
 
+RUN_HELP = "the directory of a run"
+
+
 def add_network(parser: argparse.ArgumentParser) -> None:
-    """Adds the argument that names a network, and what may be said about it."""
+    """Adds the argument that names a network, RUN as in all commands, and what may be said about it."""
     parser.add_argument(
         "checkpoint",
-        metavar="CHECKPOINT",
+        metavar="RUN",
         type=pathlib.Path,
-        help="a checkpoint (step-*.npz), a run's directory (its newest good checkpoint), or weights of torchvision "
-        "(.safetensors, .pth)",
+        help="the directory of a run, of which the latest valid checkpoint is taken. A checkpoint (step-*.npz) or "
+        "weights of torchvision (.safetensors, .pth) are accepted too",
     )
     parser.add_argument(
         "--weights",
         choices=("auto", "ema", "trained"),
         default="auto",
-        help="of a checkpoint: ema (averaged, --ema_decay), trained (of the last step), or auto: ema if there are any",
+        help="which weights of a checkpoint: ema (averaged, --ema_decay), trained (of the last step), or auto: ema if "
+        "there are any",
     )
     parser.add_argument(
-        "--best", action="store_true", help="of a run: the checkpoint with the best validation top-1, not the newest"
+        "--best", action="store_true", help="take the checkpoint with the best validation top-1, not the latest"
     )
     parser.add_argument(
         "--image_size", type=positive, metavar="PIXELS", help="default: as trained; foreign weights: 224"

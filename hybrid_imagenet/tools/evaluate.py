@@ -1,6 +1,6 @@
-"""`hybrid-imagenet evaluate CHECKPOINT --dataset=NAME`: loss, top-1 and top-5 of a trained network.
+"""`hybrid-imagenet evaluate RUN --dataset=NAME`: loss, top-1 and top-5 of a trained network.
 
-Started once, or once per rank (`hybrid-imagenet run --module=hybrid_imagenet.tools.evaluate -- CHECKPOINT ...`): every
+Started once, or once per rank (`hybrid-imagenet run --module=hybrid_imagenet.tools.evaluate -- RUN ...`): every
 image counts exactly once, whatever the number of ranks.
 """
 

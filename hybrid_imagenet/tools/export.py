@@ -1,4 +1,4 @@
-"""`hybrid-imagenet export CHECKPOINT --to=FILE`: converts a trained network and compares the outputs."""
+"""`hybrid-imagenet export RUN --to=FILE`: converts a trained network and compares the outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hybrid-imagenet predict CHECKPOINT IMAGE...`: the most probable classes of images."""
+"""`hybrid-imagenet predict RUN IMAGE...`: the most probable classes of images."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = command_line.Parser(
         "resume", "Continues a run in its directory. Words after RUN are flags of training that win over the run's."
     )
-    parser.add_argument("run", metavar="RUN", type=pathlib.Path, help="the directory of a run")
+    parser.add_argument("run", metavar="RUN", type=pathlib.Path, help=command_line.RUN_HELP)
     parser.add_argument("-np", type=command_line.positive, metavar="N", help="number of ranks (default: the run's)")
     parser.add_argument("-H", "--hosts", default="", metavar="HOST:SLOTS,...", help="hosts (default: the run's)")
     parser.add_argument("--dry_run", action="store_true", help="print the command, run nothing")

@@ -102,7 +102,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _directory(program: str, description: str, arguments: Sequence[str]) -> pathlib.Path:
     """The argument of a command on one run."""
     parser = command_line.Parser(program, description)
-    parser.add_argument("run", metavar="RUN", type=pathlib.Path, help="the directory of a run")
+    parser.add_argument("run", metavar="RUN", type=pathlib.Path, help=command_line.RUN_HELP)
     return pathlib.Path(parser.parse_args(arguments).run)
 
 

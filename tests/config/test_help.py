@@ -156,3 +156,11 @@ def test_lines_fit_the_terminal(columns, monkeypatch):
 )
 def test_how_help_is_asked_for(words, about):
     assert flag_help.topic(words) == about
+
+
+@pytest.mark.parametrize("group", ["", "all", *flag_help._groups()])
+def test_help_of_each_group_lists_no_flag_twice_with_one_text(group):
+    lines = flag_help.text(group).split("\n  --")
+    assert len(lines) == len(set(lines))
+    if group in config.COMMON:
+        assert sum(line.removeprefix("[no]").startswith(f"{group}=") for line in lines) == 1

@@ -189,3 +189,12 @@ def test_every_command_names_that_hold_control_characters_are_escaped(tmp_path, 
         shown = capsys.readouterr()
         text = (shown.out + shown.err).replace("\n", "")
         assert text.isprintable() and text, (words, text)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "export", "report", "status", "stop", "resume"])
+def test_every_command_on_a_run_calls_its_argument_run(command, capsys):
+    with pytest.raises(SystemExit):
+        program.main([command, "--help"])
+    usage, *rest = capsys.readouterr().out.splitlines()
+    assert " RUN" in usage and "CHECKPOINT" not in usage
+    assert "  RUN" in rest and any("directory of a run" in line for line in rest)

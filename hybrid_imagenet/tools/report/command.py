@@ -13,7 +13,7 @@ from hybrid_imagenet.tools.report import classes, findings, load, page
 
 def _parser() -> command_line.Parser:
     parser = command_line.Parser("report", "Writes DIR/index.html, one file that needs no network.")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="the directory of a run, finished or not")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"{command_line.RUN_HELP}, finished or not")
     parser.add_argument("--out", metavar="DIR", help="default: RUN/report for one run, ./report for several")
     parser.add_argument("--text", action="store_true", help="write nothing; print the summary of each run")
     return parser
