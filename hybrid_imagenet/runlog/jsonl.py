@@ -34,7 +34,8 @@ KEYS: Mapping[str, str] = {
     "val_split": "what was validated: `validation`, or `tuning`, the training images that `--tuning_split` keeps apart",
     "train_count": "training images of the epoch that were used, all ranks",
     "train_dropped": "training images of the epoch that others replaced: bad records",
-    "images_per_second": "training images of all GPUs per second, without validation; absent where the only step was compiled",
+    "images_per_second": "training images of all GPUs per second, without validation; absent where the only step was "
+    "compiled",
     "train_seconds": "seconds spent in the epoch's training steps",
     "step_seconds": "mean seconds per step",
     "validation_seconds": "seconds spent in validation",

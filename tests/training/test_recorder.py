@@ -1,6 +1,7 @@
 """Records of a run whose files were damaged between two sessions."""
 
 import json
+import logging
 import shlex
 import shutil
 import types
@@ -140,3 +141,17 @@ def test_a_run_whose_directory_is_deleted_says_so_after_a_validation_too(tmp_pat
     with pytest.raises(UserError, match="run was deleted during the run: nothing more can be recorded"):
         recording.keep_image_results(types.SimpleNamespace(image_results=dict))
     recording.interrupt()
+
+
+@pytest.mark.parametrize("progress", ["plain", "none"])
+@pytest.mark.parametrize("verbose", [True, False])
+def test_start_title_and_buckets_are_printed_where_they_are_asked_for(progress, verbose, tmp_path, capsys):
+    flags = [f"--run_dir={tmp_path / 'run'}", f"--progress={progress}", "--dataset=digits", "--per_gpu_batch=8"]
+    recording = Recording(config.resolve([*flags, *(["--verbose"] if verbose else [])]), 0, 1)
+    recording.start(FACTS, {"world_size": 1, "images_per_epoch": 100}, RunState())
+    logging.getLogger("hybrid_imagenet.comm.gradients").debug("gradients: 3 in 1 bucket")
+    recording.interrupt()
+    first, *rest = capsys.readouterr().out.splitlines()
+    title = "resnet50 on digits, 1 rank x 8 images, " if progress == "none" else ""  # else the start has printed it
+    assert first == f"{title}100 training and 10 validation images, float32, results in {tmp_path / 'run'}"
+    assert ("gradients: 3 in 1 bucket" in rest) == verbose

@@ -117,8 +117,9 @@ def _against_target(run: Run) -> tuple[str, str]:
         for target, goal in goals.items()
         if target not in missed
     ]
+    yet = " yet" if run.state == state.RUNNING else ""
     words += [
-        f"target {accuracy(target)} top-1 not reached, {100 * (target - best):.2f} points off" for target in missed
+        f"target {accuracy(target)} top-1 not reached{yet}, {100 * (target - best):.2f} points off" for target in missed
     ]
     text = "; ".join([*words, best_words]) + ended + "."
     if not missed:

@@ -1,5 +1,6 @@
 """What a report says first: outcome, causes, suggestions."""
 
+import dataclasses
 import json
 
 import pytest
@@ -38,6 +39,12 @@ def test_a_target_that_was_missed_says_by_how_much(tmp_path):
     for record in (run.summary, run.epochs[-1]):
         record["train_top1"] = 1.0
     assert "--label_smoothing=0.1" in [s.change for s in suggestions(run)]
+
+
+def test_a_target_that_a_running_run_has_not_reached_is_not_missed_yet(tmp_path):
+    run = load.load(make_run(tmp_path / "run", epochs=4, finished=False, target_top1=[0.9]))
+    assert "top-1 not reached yet, " in findings.answers(dataclasses.replace(run, state="running")).outcome
+    assert "top-1 not reached, " in findings.answers(dataclasses.replace(run, state="killed")).outcome
 
 
 def test_without_a_target_a_run_is_judged_by_its_curves_and_its_input(tmp_path):
