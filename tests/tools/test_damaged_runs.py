@@ -178,6 +178,20 @@ def test_runs_a_hundred_damaged_runs_are_rows_beside_a_whole_one(tmp_path, capsy
         assert cells[f"{make}-lock"][3] == cells[f"{make}-image_results.npz"][3] == "finished"
 
 
+def test_runs_a_run_whose_damage_no_check_has_foreseen_is_a_row(tmp_path, capsys, monkeypatch):
+    for name in ("one", "other"):
+        whole_run(tmp_path / name)
+
+    def load_all_but_one(path, real=load.load):
+        return {}["gone"] if path.name == "one" else real(path)
+
+    monkeypatch.setattr(load, "load", load_all_but_one)
+    assert __main__.main(["runs", str(tmp_path)]) == 0
+    rows = {row.split()[0]: row for row in capsys.readouterr().out.splitlines()}
+    assert " damaged " in rows["one"] and rows["one"].endswith("KeyError: 'gone'")
+    assert " finished " in rows["other"]
+
+
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("make", [make_fifo, make_device, make_huge], ids=["fifo", "device", "huge"])
 def test_status_and_report_of_a_run_with_no_regular_file_end_promptly(name, make, tmp_path, capsys):
