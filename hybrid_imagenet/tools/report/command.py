@@ -36,7 +36,7 @@ def text(run: load.Run) -> Iterator[str]:
     """Yields what the page says first about a run, as lines of text."""
     found = findings.answers(run)
     yield f"{run.name}: {run.state}"
-    yield from filter(None, (found.outcome, found.compared, run.following))
+    yield from filter(None, (found.outcome, found.compared, found.handover, run.following))
     yield f"{found.heading}:"
     yield from (f"- {line}" for line in found.held_back)
     changes = findings.suggestions(run)

@@ -42,14 +42,16 @@ class Answers:
         overfitting and did not wait for input.
       outcome: how it went, against its target.
       compared: a run on ImageNet against MLPerf's reference; else empty.
-      held_back: a hand-over that lost accuracy, then what took time besides computation, the largest first; shares of
+      handover: of a good run, a sentence on updates that grew after the warmup; else empty.
+      held_back: of others that sentence first; then what took time besides computation, the largest first, as shares of
         the run's time.
-      heading: of `held_back`.
+      heading: of `held_back`. A run that reached its target was not held back.
     """
 
     verdict: str
     outcome: str
     compared: str
+    handover: str
     held_back: list[str]
     heading: str
 
@@ -58,9 +60,11 @@ def answers(run: Run) -> Answers:
     """Judges a run from its records."""
     verdict, outcome = _outcome(run)
     compared = _against_reference(run) if run.imagenet else ""
-    lost = _lost_at_handover(run)
-    heading = "Where the time went" if verdict == GOOD and not lost else "What held it back"
-    return Answers(verdict, outcome, compared, [*lost, *_held_back(run)], heading)
+    handover, times = _handover(run), _held_back(run)
+    if verdict == GOOD:
+        return Answers(verdict, outcome, compared, handover, times, "Where the time went")
+    causes = [handover, *times] if handover else times
+    return Answers(verdict, outcome, compared, "", causes, "What held it back")
 
 
 def _outcome(run: Run) -> tuple[str, str]:
@@ -198,16 +202,17 @@ def jump(run: Run) -> tuple[dict[str, Any], dict[str, Any], float] | None:
     return None
 
 
-def _lost_at_handover(run: Run) -> list[str]:
+def _handover(run: Run) -> str:
+    """Returns a sentence on updates that grew after AdaBound's warmup, and on the accuracy that this cost, if any."""
     found = jump(run)
     if found is None:
-        return []
+        return ""
     before, after, times = found
     epoch = epoch_text(after["epoch"])
     line = f"Right after the warmup, in epoch {epoch}, updates grew {times:.2g}-fold relative to the weights"
     if fell(before, after):
         line += f", and training accuracy fell from {accuracy(before['train_top1'])} to {accuracy(after['train_top1'])}"
-    return [f"{line}."]
+    return f"{line}."
 
 
 def fell(before: dict[str, Any], after: dict[str, Any]) -> bool:

@@ -49,7 +49,7 @@ def _answers(runs: Sequence[Run]) -> str:
     for run in runs:
         found = findings.answers(run)
         name = f"<h3>{html.escape(run.name)}</h3>" if len(runs) > 1 else ""
-        compared = f"<p>{html.escape(found.compared)}</p>" if found.compared else ""
+        compared = "".join(f"<p>{html.escape(text)}</p>" for text in (found.compared, found.handover) if text)
         if run.following:
             what, _, command = run.following.partition(": ")
             compared += f"<p>{what}: <code>{html.escape(command)}</code></p>"

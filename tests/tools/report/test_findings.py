@@ -208,12 +208,13 @@ def test_a_handover_whose_updates_jump_is_named(tmp_path):
     for record in run.epochs:
         size = 0.01 if record["phase"] == 0 else 0.12
         record["relative_updates"] = {"a": size / 2, "b": size, "c": 2 * size}
-    line = findings.answers(run).held_back[0]
+    line = findings.answers(run).handover
     assert line == "Right after the warmup, in epoch 5, updates grew 12-fold relative to the weights."
     assert "--hybrid_ramp_epochs=2" not in [s.change for s in suggestions(run)]  # nothing was lost
     run.epochs[3]["train_top1"], run.epochs[4]["train_top1"] = 0.45, 0.37
-    assert (
-        "relative to the weights, and training accuracy fell from 45 % to 37 %." in findings.answers(run).held_back[0]
-    )
+    assert "relative to the weights, and training accuracy fell from 45 % to 37 %." in findings.answers(run).handover
     assert suggestions(run)[0].change == "--hybrid_ramp_epochs=2"
     assert suggestions(changed(run, hybrid_ramp_epochs=2))[0].change != "--hybrid_ramp_epochs=2"
+    assert f"<p>{findings.answers(run).handover}</p>" in page.build([run], "t")
+    run.summary["targets"][0]["epochs"] = None  # the target was missed: now it comes first among the causes
+    assert findings.answers(run).held_back[0].startswith("Right after the warmup")
