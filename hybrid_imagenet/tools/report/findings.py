@@ -26,6 +26,7 @@ _NOTICED = 0.03  # of the time: less is not called a cause
 _AT_MOST = 3  # suggestions
 _WORTH, _EVALUATION_WORTH = 0.05, 0.1  # of the time: less is not worth a flag
 _EARLY = 0.7  # of the planned epochs: a target reached by then could have been had for less
+_UNSTEADY = 0.02  # validation accuracy at the end below the best
 _OVERFITTED = 0.05  # training accuracy above validation's
 # A training loss above both counts as far above that of guessing. Label smoothing and mixing images raise the loss of
 # a network that learns, but not that far.
@@ -347,6 +348,13 @@ def _missed(run: Run, epochs: float) -> Iterator[Suggestion]:
         and flags.get("lr")
         and not published
     ):
+        best = summary.get("best_val_top1")
+        if validation is not None and best is not None and best - validation > _UNSTEADY:
+            # A higher rate would make it less steady.
+            when = epoch_text(summary.get("best_epoch") or 0)
+            fall = f"fell from {accuracy(best)} in epoch {when} to {accuracy(validation)} at the end"
+            yield Suggestion(f"--lr={flags['lr'] / 2:g}", f"validation accuracy {fall}: a lower rate is steadier")
+            return
         why = f"the training images themselves are at {accuracy(train)}: a higher learning rate, or more epochs"
         yield Suggestion(f"--lr={2 * flags['lr']:g}", why)
 

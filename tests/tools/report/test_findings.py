@@ -47,6 +47,15 @@ def test_a_target_that_a_running_run_has_not_reached_is_not_missed_yet(tmp_path)
     assert "top-1 not reached, " in findings.answers(dataclasses.replace(run, state="killed")).outcome
 
 
+def test_advice_for_a_run_whose_validation_fell_is_no_higher_learning_rate(tmp_path):
+    run = load.load(make_run(tmp_path / "run", target_top1=[0.9]))
+    run.summary.update(best_val_top1=0.85, best_epoch=8)
+    assert suggestions(run)[0].change == "--lr=0.05"
+    assert "fell from 85 % in epoch 8 to 78.77 % at the end" in suggestions(run)[0].why
+    run.summary["best_val_top1"] = 0.8
+    assert suggestions(run)[0].change == "--lr=0.2"
+
+
 def test_without_a_target_a_run_is_judged_by_its_curves_and_its_input(tmp_path):
     run = load.load(make_run(tmp_path / "run"))
     run.origins["target_top1"] = "default"
