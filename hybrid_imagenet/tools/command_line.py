@@ -90,7 +90,7 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Returns the help of argparse, and how names of options may be spelled."""
-        return f"{super().format_help()}\n{textwrap.fill(SPELLING, width())}\n"
+        return f"{super().format_help()}\n{filled(SPELLING, width())}\n"
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse, with underscores for dashes inside of the names of options; nothing is changed after `--`."""
